@@ -1,0 +1,62 @@
+# Defines the imported target sfsdp::libtorch from the folder of an unpacked LibTorch or of a Python torch package.
+# Linked by hand: the TorchConfig.cmake of a CUDA wheel asks for a whole CUDA toolkit, which the CPU library never needs.
+# Order: -DSFSDP_TORCH_DIR, $LIBTORCH, $Torch_DIR, the torch of python3, that of .venv in the repository.
+function(sfsdp_find_torch_dir out)
+  set(candidates "${SFSDP_TORCH_DIR}" "$ENV{LIBTORCH}")
+  foreach(config_dir "${Torch_DIR}" "$ENV{Torch_DIR}")
+    if(config_dir) # <torch>/share/cmake/Torch
+      list(APPEND candidates "${config_dir}/../../.." "${config_dir}")
+    endif()
+  endforeach()
+  foreach(dir IN LISTS candidates)
+    if(dir AND EXISTS "${dir}/lib/libtorch_cpu.so")
+      get_filename_component(dir "${dir}" REALPATH)
+      set(${out} "${dir}" PARENT_SCOPE)
+      return()
+    elseif(dir AND dir STREQUAL "${SFSDP_TORCH_DIR}")
+      message(FATAL_ERROR "SFSDP_TORCH_DIR = ${dir} holds no lib/libtorch_cpu.so; give the folder of LibTorch")
+    endif()
+  endforeach()
+  file(GLOB venv "${PROJECT_SOURCE_DIR}/.venv/bin/python3")
+  foreach(python python3 ${venv})
+    # find_spec does not import torch, which would cost seconds
+    execute_process(
+      COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+      OUTPUT_VARIABLE dir ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status)
+    if(status EQUAL 0 AND EXISTS "${dir}/lib/libtorch_cpu.so")
+      set(${out} "${dir}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  message(FATAL_ERROR "LibTorch not found; run ./setup.sh, give -DSFSDP_TORCH_DIR=<folder that holds lib/libtorch_cpu.so>, "
+                      "or -DSFSDP_WITH_TORCH=OFF for the torch-free core alone")
+endfunction()
+
+if(NOT TARGET sfsdp::libtorch)
+  sfsdp_find_torch_dir(sfsdp_torch_dir)
+  set(SFSDP_TORCH_DIR "${sfsdp_torch_dir}" CACHE PATH "folder of LibTorch: include/, lib/" FORCE)
+  file(READ "${SFSDP_TORCH_DIR}/include/torch/headeronly/version.h" sfsdp_version_text)
+  string(REGEX MATCH "TORCH_VERSION_MAJOR ([0-9]+)" _ "${sfsdp_version_text}")
+  set(sfsdp_torch_version "${CMAKE_MATCH_1}")
+  string(REGEX MATCH "TORCH_VERSION_MINOR ([0-9]+)" _ "${sfsdp_version_text}")
+  string(APPEND sfsdp_torch_version ".${CMAKE_MATCH_1}")
+  if(sfsdp_torch_version VERSION_LESS 2.11 OR sfsdp_torch_version VERSION_GREATER 2.15)
+    message(WARNING "LibTorch ${sfsdp_torch_version} at ${SFSDP_TORCH_DIR} is untested; expected 2.11 to 2.15")
+  endif()
+
+  add_library(sfsdp::libtorch_c10 SHARED IMPORTED)
+  set_target_properties(sfsdp::libtorch_c10 PROPERTIES IMPORTED_LOCATION "${SFSDP_TORCH_DIR}/lib/libc10.so")
+  add_library(sfsdp::libtorch SHARED IMPORTED)
+  set_target_properties(
+    sfsdp::libtorch
+    PROPERTIES IMPORTED_LOCATION "${SFSDP_TORCH_DIR}/lib/libtorch_cpu.so"
+               # imported targets are SYSTEM: no warnings out of LibTorch's headers
+               INTERFACE_INCLUDE_DIRECTORIES
+               "${SFSDP_TORCH_DIR}/include;${SFSDP_TORCH_DIR}/include/torch/csrc/api/include"
+               # without these two LibTorch's own headers hide c10d and its Gloo backend
+               INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+               # what libtorch_cpu.so itself links (OpenMP, CUDA) is found at run time, through its own rpath
+               INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined"
+               INTERFACE_LINK_LIBRARIES sfsdp::libtorch_c10)
+  message(STATUS "LibTorch ${sfsdp_torch_version} at ${SFSDP_TORCH_DIR}")
+endif()

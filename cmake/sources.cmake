@@ -1,0 +1,54 @@
+# Sorts every .cc of the tree into the lists CMakeLists.txt builds from:
+#   SFSDP_CORE_SOURCES  SFSDP_TORCH_SOURCES  SFSDP_TESTING_SOURCES  SFSDP_CORE_TESTS  SFSDP_TORCH_TESTS
+# Folders are globbed, so that a new file needs no edit; an empty or missing folder is no error.
+include(cmake/torch_sources.cmake)
+
+file(GLOB_RECURSE sfsdp_all RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS sfsdp/*.cc)
+file(GLOB_RECURSE SFSDP_CORE_TESTS RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS tests/core/*.cc)
+file(GLOB_RECURSE SFSDP_TORCH_TESTS RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS tests/torch/*.cc)
+file(GLOB sfsdp_torch_named RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${SFSDP_TORCH_FILES})
+list(JOIN SFSDP_TORCH_FOLDERS "|" sfsdp_torch_folders_regex)
+
+set(SFSDP_CORE_SOURCES)
+set(SFSDP_TORCH_SOURCES)
+set(SFSDP_TESTING_SOURCES)
+foreach(file IN LISTS sfsdp_all)
+  string(REGEX REPLACE "_test\\.cc$" ".cc" subject ${file})
+  set(is_torch OFF)
+  if(file MATCHES "^(${sfsdp_torch_folders_regex})/" OR file IN_LIST sfsdp_torch_named OR subject IN_LIST
+                                                                                      sfsdp_torch_named)
+    set(is_torch ON)
+  endif()
+
+  if(file STREQUAL "sfsdp/tools/main.cc" OR file MATCHES "/doctest_main\\.cc$")
+    continue()
+  elseif(file MATCHES "^sfsdp/comm/nccl/" AND NOT file MATCHES "/no_nccl\\.cc$")
+    continue() # needs a CUDA build, which does not exist yet
+  elseif(file MATCHES "^sfsdp/(tools|train)/no_[a-z_]*\\.cc$")
+    # The twin of a torch file: says, in a build without LibTorch, what is missing.
+    if(NOT SFSDP_WITH_TORCH)
+      list(APPEND SFSDP_CORE_SOURCES ${file})
+    endif()
+  elseif(file MATCHES "_test\\.cc$" OR (is_torch AND file MATCHES "^sfsdp/testing/"))
+    if(is_torch)
+      list(APPEND SFSDP_TORCH_TESTS ${file})
+    else()
+      list(APPEND SFSDP_CORE_TESTS ${file})
+    endif()
+  elseif(is_torch)
+    list(APPEND SFSDP_TORCH_SOURCES ${file})
+  elseif(file MATCHES "^sfsdp/testing/")
+    list(APPEND SFSDP_TESTING_SOURCES ${file})
+  else()
+    list(APPEND SFSDP_CORE_SOURCES ${file})
+  endif()
+endforeach()
+
+list(LENGTH SFSDP_TORCH_SOURCES sfsdp_torch_count)
+list(LENGTH SFSDP_TORCH_TESTS sfsdp_torch_test_count)
+math(EXPR sfsdp_torch_units "${sfsdp_torch_count} + ${sfsdp_torch_test_count}")
+if(sfsdp_torch_units GREATER SFSDP_MAX_TORCH_UNITS)
+  message(FATAL_ERROR "${sfsdp_torch_units} translation units include LibTorch (${sfsdp_torch_test_count} of them tests), "
+                      "expected at most ${SFSDP_MAX_TORCH_UNITS}; move code that needs no tensor into the core, or merge "
+                      "small units")
+endif()

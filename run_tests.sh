@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Sets up, builds, lints and tests all this machine can; last line: "N passed, N failed", a count of test cases, checks
+# and scripts of tests/e2e.
+#   ./run_tests.sh             everything
+#   ./run_tests.sh core        the checks and the torch-free tests; needs no LibTorch
+#   ./run_tests.sh <word>      test cases, test files and e2e scripts whose name holds the word
+#   ./run_tests.sh --sanitize  all tests under ASan and UBSan, the torch-free ones under TSan too
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+passed=0 failed=0 failures=()
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # ranks share the cores
+
+finish() {
+  ((${#failures[@]})) && printf 'FAILED: %s\n' "${failures[@]}"
+  echo "$passed passed, $failed failed"
+  ((failed == 0 && passed > 0))
+  exit
+}
+
+fail() { # $1: what; $2: how many
+  failures+=("$1")
+  failed=$((failed + ${2:-1}))
+}
+
+step() { # what must work before anything can be tested
+  "$@" && return
+  fail "$*"
+  finish
+}
+
+check() { # one command, one test
+  echo "== $*"
+  if "$@"; then passed=$((passed + 1)); else fail "$*"; fi
+}
+
+doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
+  local seconds=$1 binary=$2 log status summary
+  shift 2
+  echo "== $binary $*"
+  log=$(mktemp)
+  timeout --kill-after=10 "$seconds" "${launcher[@]}" "$binary" --no-colors=true "$@" 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
+  summary=$(grep '^\[doctest\] test cases:' "$log" | tail -1)
+  rm -f "$log"
+  local good=0 bad=0
+  if [[ $summary =~ ([0-9]+)\ passed\ \|\ +([0-9]+)\ failed ]]; then good=${BASH_REMATCH[1]} bad=${BASH_REMATCH[2]}; fi
+  passed=$((passed + good))
+  if ((bad)); then
+    fail "$binary: $bad test cases" "$bad"
+  elif ((status == 124 || status == 137)); then
+    fail "$binary: stopped after $seconds s"
+  elif ((status)); then
+    fail "$binary: exit status $status"
+  fi
+}
+launcher=()
+
+e2e() { # $1: word in the script's name, or nothing
+  local script
+  for script in tests/e2e/*"$1"*.sh; do
+    [[ -x $script ]] && check timeout --kill-after=10 300 "$script"
+  done
+}
+
+case ${1:-} in
+--sanitize)
+  step ./setup.sh
+  step scripts/build.sh asan
+  export UBSAN_OPTIONS=print_stacktrace=1
+  doctest 600 build/asan/core_tests
+  ASAN_OPTIONS=detect_leaks=0 doctest 1800 build/asan/torch_tests # LibTorch keeps registries until the end
+  step scripts/build.sh tsan
+  # TSan needs its address ranges free, which address randomization on new kernels breaks
+  setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
+  doctest 900 build/tsan/core_tests
+  ;;
+core)
+  step ./setup.sh --no-torch
+  step scripts/build.sh core
+  check scripts/check_format.sh
+  check scripts/check_layers.sh
+  doctest 120 build/core/core_tests
+  ;;
+-*)
+  echo "usage: ./run_tests.sh [core | --sanitize | word]" >&2
+  exit 2
+  ;;
+*)
+  word=${1:-}
+  step ./setup.sh
+  step scripts/build.sh release
+  if [[ -n $word ]]; then
+    for tests in core_tests torch_tests; do
+      doctest 600 "build/release/$tests" "-tc=*$word*"
+      doctest 600 "build/release/$tests" "-sf=*$word*" "-tce=*$word*" # the rest of the files of that name
+    done
+  else
+    check scripts/check_format.sh
+    check scripts/check_layers.sh
+    doctest 120 build/release/core_tests
+    doctest 600 build/release/torch_tests
+  fi
+  e2e "$word"
+  ;;
+esac
+finish

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Checks, over #include lines, the arrows of docs/architecture.md section 2, where LibTorch may enter
+# (cmake/torch_sources.cmake), that sfsdp/testing stays in tests, and the file sizes of docs/style.md section 2.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+torch_units=$(sed -n 's/#.*//; s/^ *\(sfsdp\/[^ )]*\).*/\1/p' cmake/torch_sources.cmake | paste -sd' ')
+
+find sfsdp tests \( -name '*.h' -o -name '*.cc' -o -name '*.def' \) | sort | xargs -r awk -v torch_units="$torch_units" '
+function report(where, expected) { print where ": " expected; bad = 1 }
+
+function check_size() {
+  limit = file ~ /_test\.cc$/ ? 1000 : file ~ /\.cc$/ ? 800 : file ~ /\.h$/ ? 250 : 0
+  if (limit && lines > limit) report(file, lines " lines, expected at most " limit "; split it")
+}
+
+function may_include_torch(f,   i) {
+  if (f !~ /^sfsdp\//) return f ~ /^tests\/torch\//
+  sub(/_test\.cc$|\.h$|\.def$/, ".cc", f)
+  for (i in torch) if (f ~ torch[i]) return 1
+  return 0
+}
+
+BEGIN {
+  # folder -> folders it may include, besides itself
+  core = "base"; allowed["base"] = ""
+  n = split("mesh ir cost plan sim passes parallel", chain, " ")
+  for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
+  allowed["capture"] = core
+  allowed["comm"] = core
+  allowed["exec"] = core " capture comm"
+  allowed["step"] = core " capture comm exec"
+  allowed["models"] = "base" # single-device modules know no mesh, no graph
+  allowed["train"] = core " capture comm exec step models"
+  allowed["tools"] = core " capture comm exec step models train"
+  allowed["testing"] = core " capture comm exec step models train tools"
+  n = split(torch_units, torch, " ")
+  for (i = 1; i <= n; ++i) {
+    gsub(/\./, "\\.", torch[i]); gsub(/\*/, "[^/]*", torch[i])
+    torch[i] = "^" torch[i] (torch[i] ~ /\.cc$/ ? "$" : "/")
+  }
+}
+
+FNR == 1 {
+  if (file != "") check_size()
+  file = FILENAME
+  split(file, part, "/")
+  folder = part[2]
+  is_test = file ~ /^tests\// || file ~ /_test\.cc$/ || folder == "testing"
+  torch_ok = may_include_torch(file)
+  if (file ~ /^sfsdp\// && !(folder in allowed)) report(file, "folder is in no layer; add it to scripts/check_layers.sh")
+}
+{ lines = FNR }
+
+/^[ \t]*#[ \t]*include/ {
+  where = file ":" FNR
+  target = $0
+  sub(/^[^<"]*[<"]/, "", target); sub(/[>"].*/, "", target)
+  if (target ~ /^(torch|ATen|c10|caffe2)\// && !torch_ok)
+    report(where, "includes <" target ">, but is torch-free; see cmake/torch_sources.cmake")
+  if (target ~ /^(CLI|toml\+\+)\// && file ~ /\.h$/) report(where, "includes <" target ">; expected in a .cc only")
+  if (target ~ /^sfsdp\//) {
+    split(target, to, "/")
+    if (to[2] == "testing" && !is_test) report(where, "includes " target "; expected in tests only")
+    else if (!is_test && to[2] != folder && index(" " allowed[folder] " ", " " to[2] " ") == 0)
+      report(where, folder "/ includes " target "; it may include: " (allowed[folder] == "" ? "nothing" : allowed[folder]))
+  }
+}
+
+END {
+  if (file != "") check_size()
+  exit bad
+}'

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Finds or installs what the build needs; prints the folder of LibTorch and writes it to build/torch_dir.
+#   ./setup.sh             compiler, libraries, LibTorch
+#   ./setup.sh --no-torch  the same without LibTorch: enough for the torch-free core
+# LibTorch, first that exists: $LIBTORCH, $Torch_DIR, the torch of python3, of ./.venv; else pip puts torch 2.13.0 into
+# ./.venv. An existing torch is never replaced. Running it again takes well under a second and needs no network.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+say() { echo "setup: $*" >&2; }
+
+packages=(g++ cmake ninja-build ccache doctest-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev)
+optional=(clang-format-14) # scripts/check_format.sh says so when it is missing
+
+missing_packages() {
+  local installed
+  installed=$(dpkg-query -W -f '${Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^install ok installed //p' || true)
+  local package
+  for package in "$@"; do grep -qxF -- "$package" <<<"$installed" || echo "$package"; done
+}
+
+install_packages() { # required ones
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    say "missing packages; as root: apt-get install -y ${missing[*]}"
+    exit 1
+  fi
+  say "installing ${missing[*]}"
+  apt-get update -qq >&2
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${optional[@]}" >&2 ||
+    say "could not install ${optional[*]}: the format check will be left out"
+}
+
+if command -v dpkg-query >/dev/null; then
+  install_packages "${packages[@]}"
+else # another distribution: CMake names a missing library itself
+  for tool in c++ cmake ninja; do
+    command -v "$tool" >/dev/null || { say "no $tool; install what Debian calls ${packages[*]}"; exit 1; }
+  done
+fi
+[[ ${1:-} == --no-torch ]] && exit 0
+
+torch_version() { # "2.13" of the LibTorch in folder $1
+  sed -n 's/^#define TORCH_VERSION_M\(AJOR\|INOR\) \([0-9]*\).*/\2/p' "$1/include/torch/headeronly/version.h" 2>/dev/null |
+    paste -sd.
+}
+is_torch() { [[ -n $1 && -e $1/lib/libtorch_cpu.so ]]; }
+is_tested() { [[ $(torch_version "$1") =~ ^2\.1[1-5]$ ]]; }
+python_torch() { # folder of the torch package of interpreter $1; does not import it, that takes seconds
+  "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' \
+    2>/dev/null || true
+}
+found() {
+  mkdir -p build
+  [[ $(cat build/torch_dir 2>/dev/null) == "$1" ]] || echo "$1" >build/torch_dir
+  echo "$1"
+  exit 0
+}
+
+for variable in LIBTORCH Torch_DIR; do
+  dir=${!variable:-}
+  [[ -n $dir ]] || continue
+  is_torch "$dir" || dir=$dir/../../.. # Torch_DIR is <torch>/share/cmake/Torch
+  is_torch "$dir" || { say "$variable = ${!variable} holds no lib/libtorch_cpu.so"; exit 1; }
+  dir=$(realpath "$dir")
+  is_tested "$dir" || say "LibTorch $(torch_version "$dir") at $dir is untested; expected 2.11 to 2.15"
+  found "$dir"
+done
+for python in python3 .venv/bin/python3; do
+  command -v "$python" >/dev/null || continue
+  dir=$(python_torch "$python")
+  is_torch "$dir" || continue
+  dir=$(realpath "$dir")
+  is_tested "$dir" && found "$dir"
+  say "passing over LibTorch $(torch_version "$dir") at $dir: expected 2.11 to 2.15; set LIBTORCH=$dir to use it anyway"
+  [[ $python == python3 ]] || { say ".venv holds another torch and is left alone; set LIBTORCH, or remove .venv"; exit 1; }
+done
+
+if [[ ! -x .venv/bin/python3 ]]; then
+  command -v python3 >/dev/null || install_packages python3 python3-venv
+  python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+  python3 -m venv .venv
+fi
+say "installing torch 2.13.0 into .venv"
+# 2.13.0+cpu counts as newer than 2.13.0, so pip prefers the small CPU build where it can reach it
+.venv/bin/python3 -m pip install --quiet --retries 2 --timeout 30 \
+  --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0 >&2
+dir=$(python_torch .venv/bin/python3)
+is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
+found "$(realpath "$dir")"

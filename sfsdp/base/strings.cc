@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/base/strings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+namespace sfsdp {
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(separator, begin);
+    parts.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (&part != &parts.front()) text += separator;
+    text += part;
+  }
+  return text;
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+namespace {
+
+// from_chars refuses a leading '+'; people write it.
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_int(std::string_view text) { return parse_number<int64_t>(text); }
+
+std::optional<double> parse_double(std::string_view text) {
+  const auto value = parse_number<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+std::string shortest(double value) {
+  char buffer[64];
+  for (int digits = 1; digits <= 17; ++digits) {  // 17 always suffice
+    std::snprintf(buffer, sizeof(buffer), "%.*g", digits, value);
+    if (std::strtod(buffer, nullptr) == value) break;
+  }
+  const std::string text = buffer;
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+}
+
+namespace {
+
+// Puts a comma before every third digit of the run that ends at `end`.
+void add_commas(std::string& text, size_t end) {
+  const size_t first_digit = text.starts_with('-') ? 1 : 0;
+  for (size_t at = end; at > first_digit + 3;) {
+    at -= 3;
+    text.insert(at, ",");
+  }
+}
+
+}  // namespace
+
+std::string with_commas(int64_t value) {
+  std::string text = std::to_string(value);
+  add_commas(text, text.size());
+  return text;
+}
+
+std::string with_commas(double value, int decimals) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char buffer[400];  // the largest double has 309 digits before the point
+  std::snprintf(buffer, sizeof(buffer), "%.*f", decimals, value);
+  std::string text = buffer;
+  add_commas(text, std::min(text.find('.'), text.size()));
+  return text;
+}
+
+int64_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<int64_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int64_t diagonal = row[0];  // distance of a[0, i-1) and b[0, j-1)
+    row[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int64_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest(std::string_view name, const std::vector<std::string>& candidates) {
+  std::string best;
+  int64_t best_distance = std::numeric_limits<int64_t>::max();
+  for (const std::string& candidate : candidates) {
+    const int64_t distance = edit_distance(name, candidate);
+    if (distance >= best_distance) continue;
+    best_distance = distance;
+    best = candidate;
+  }
+  return best;
+}
+
+}  // namespace sfsdp

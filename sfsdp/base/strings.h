@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Small text helpers: splitting, joining, strict number parsing, and "did you mean".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sfsdp {
+
+// "a,b," by ',' -> "a", "b", "". An empty text is one empty piece.
+std::vector<std::string> split(std::string_view text, char separator);
+std::string join(const std::vector<std::string>& parts, std::string_view separator);
+// Without the blanks, tabs and line ends around it.
+std::string_view trim(std::string_view text);
+
+// The whole text must be the number: no blanks, no suffix, no overflow. 0x, inf and nan are no numbers here.
+std::optional<int64_t> parse_int(std::string_view text);
+std::optional<double> parse_double(std::string_view text);
+
+// Shortest decimal that reads back as the same double, and always looks like a float: "0.0003", "1.0".
+std::string shortest(double value);
+// 1234567 -> "1,234,567"; the second form rounds to `decimals`: 1234.5 -> "1,234.50".
+std::string with_commas(int64_t value);
+std::string with_commas(double value, int decimals);
+
+// Levenshtein: insertions, deletions and replacements that turn a into b.
+int64_t edit_distance(std::string_view a, std::string_view b);
+// The candidate closest to `name`, the first of equals; "" when there is none at all.
+std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
+
+}  // namespace sfsdp

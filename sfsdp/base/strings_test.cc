@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/base/strings.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+
+namespace sfsdp {
+
+TEST_CASE("split keeps empty pieces and join undoes it") {
+  CHECK(split("a,b,", ',') == std::vector<std::string>{"a", "b", ""});
+  CHECK(split("", ',') == std::vector<std::string>{""});
+  for (const char* text : {"", ",", "a", "a,,b", ",a,"}) CHECK(join(split(text, ','), ",") == text);
+}
+
+TEST_CASE("trim takes blanks from both ends only") {
+  CHECK(trim("  a b\t\n") == "a b");
+  CHECK(trim(" \t") == "");
+}
+
+TEST_CASE("numbers are parsed whole or not at all") {
+  CHECK(parse_int("-12") == -12);
+  CHECK(parse_int("+12") == 12);
+  for (const char* text : {"", "1 ", "1e3", "0x10", "1.0", "9223372036854775808", "+-1"}) CHECK_FALSE(parse_int(text));
+  CHECK(parse_double("3e-4") == 3e-4);
+  CHECK(parse_double("1") == 1.0);
+  for (const char* text : {"", "1.0f", "nan", "inf", "1e999", "one"}) CHECK_FALSE(parse_double(text));
+}
+
+TEST_CASE("the shortest form of a double reads back and looks like a float") {
+  CHECK(shortest(3e-4) == "0.0003");
+  CHECK(shortest(1.0) == "1.0");
+  CHECK(shortest(1e-8) == "1e-08");
+  for (double value : {0.1, 1.0 / 3, 8e-4, 1e300, -2.5}) CHECK(parse_double(shortest(value)) == value);
+}
+
+TEST_CASE("commas part groups of three, before the point only") {
+  CHECK(with_commas(int64_t{0}) == "0");
+  CHECK(with_commas(int64_t{999}) == "999");
+  CHECK(with_commas(int64_t{1000}) == "1,000");
+  CHECK(with_commas(int64_t{-123456}) == "-123,456");
+  CHECK(with_commas(int64_t{8030261248}) == "8,030,261,248");
+  CHECK(with_commas(1234.5, 2) == "1,234.50");
+  CHECK(with_commas(999.999, 2) == "1,000.00");
+  CHECK(with_commas(0.126, 2) == "0.13");
+  CHECK(with_commas(1234.0, 0) == "1,234");
+  CHECK(with_commas(-std::numeric_limits<double>::quiet_NaN(), 2) == "nan");
+}
+
+TEST_CASE("edit distance counts insertions, deletions and replacements") {
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("abc", "abc") == 0);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+  CHECK(edit_distance("steps", "stpes") == 2);
+}
+
+TEST_CASE("nearest takes the first of equally close candidates") {
+  CHECK(nearest("stepz", {"seed", "steps", "stepy"}) == "steps");
+  CHECK(nearest("x", {}) == "");
+}
+
+}  // namespace sfsdp

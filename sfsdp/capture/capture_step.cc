@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/capture/capture_step.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/capture/tracer.h"
+
+namespace sfsdp::capture {
+namespace {
+
+// "layers.3.attention.wq.weight" -> "layers.3.attention.wq"
+std::string owner_path(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+at::Tensor meta_like(const StateTensor& s, c10::ScalarType dtype) {
+  return at::empty(s.shape, at::TensorOptions(dtype).device(at::kMeta));
+}
+
+// Every handle to the module's tensor sees the new one, which `set_data` would refuse between cpu and meta.
+void replace(const at::Tensor& target, const at::Tensor& source) {
+  const bool requires_grad = target.requires_grad();
+  target.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
+  if (target.is_floating_point()) target.set_requires_grad(requires_grad);
+}
+
+struct Handle {
+  std::string name;
+  at::Tensor tensor;
+  bool is_buffer;
+};
+
+std::vector<Handle> handles_of(torch::nn::Module& module) {
+  std::vector<Handle> handles;
+  for (const auto& p : module.named_parameters()) handles.push_back({p.key(), p.value(), false});
+  for (const auto& b : module.named_buffers())
+    if (b.value().defined()) handles.push_back({b.key(), b.value(), true});
+  return handles;
+}
+
+// The module's tensors, tied ones once, matched to `state` by name.
+std::vector<at::Tensor> tensors_of(torch::nn::Module& module, const std::vector<StateTensor>& state) {
+  std::unordered_map<std::string, at::Tensor> by_name;
+  for (const Handle& h : handles_of(module)) by_name[h.name] = h.tensor;
+  std::vector<at::Tensor> tensors;
+  for (const StateTensor& s : state) {
+    auto found = by_name.find(s.name);
+    SFSDP_CHECK(found != by_name.end(), "module lost its tensor ", s.name);
+    tensors.push_back(found->second);
+  }
+  return tensors;
+}
+
+class EvalMode {
+ public:
+  EvalMode(torch::nn::Module& module, bool training) : module_(module), was_training_(module.is_training()) {
+    if (!training) module_.eval();
+  }
+  ~EvalMode() {
+    if (was_training_) module_.train();
+  }
+  EvalMode(const EvalMode&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  bool was_training_;
+};
+
+ir::Op* add_state_op(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
+  ir::Op* op = tracer.graph.add(s.is_buffer ? "state" : "param", {}, {{s.name, ir::Type::tensor(dtype, s.shape)}});
+  op->section = ir::Section::Init;
+  op->attrs["name"] = s.name;
+  op->module_path = owner_path(s.name);
+  if (!s.is_buffer) {
+    if (!s.trainable) op->attrs["trainable"] = false;
+    if (dtype_of(s.dtype) != dtype) op->attrs["storage"] = dtype_of(s.dtype);
+  }
+  return op;
+}
+
+Batch declare_batch(Tracer& tracer, const Batch& example, const CaptureOptions& options) {
+  Batch batch;
+  for (size_t i = 0; i < example.size(); ++i) {
+    const at::Tensor& real = example[i];
+    at::Tensor meta = at::empty(real.sizes(), real.options().device(at::kMeta));
+    ir::Op* op = tracer.graph.add("input", {}, {{"batch." + std::to_string(i), type_of(meta)}});
+    op->section = ir::Section::Init;
+    op->attrs["name"] = "batch." + std::to_string(i);
+    tracer.declare(meta, op->result());
+    batch.push_back(meta);
+  }
+  // Mixed precision casts floating inputs at the root, inside the trace.
+  (void)options;
+  return batch;
+}
+
+void check_loss(const LossValue& loss) {
+  if (!loss.value.defined() || loss.value.numel() != 1 || !loss.value.is_floating_point())
+    throw UserError(concat("the loss function returned a tensor of shape ",
+                           loss.value.defined() ? concat(loss.value.sizes()) : "undefined",
+                           "\n  expected one floating number (the mean, or a sum with its count)"));
+}
+
+}  // namespace
+
+std::vector<StateTensor> take_state(torch::nn::Module& module) {
+  std::vector<StateTensor> state;
+  std::unordered_map<c10::TensorImpl*, size_t> seen;
+  for (const Handle& h : handles_of(module)) {
+    auto [place, fresh] = seen.try_emplace(h.tensor.unsafeGetTensorImpl(), state.size());
+    if (!fresh) {
+      state[place->second].other_names.push_back(h.name);
+      continue;
+    }
+    StateTensor s;
+    s.name = h.name;
+    s.shape = h.tensor.sizes().vec();
+    s.dtype = h.tensor.scalar_type();
+    s.is_buffer = h.is_buffer;
+    s.trainable = !h.is_buffer && h.tensor.requires_grad();
+    if (h.tensor.is_meta()) {
+      s.recipe = init_recipe(h.tensor);
+      if (!s.recipe.program)
+        throw UserError(concat("parameter ", s.name, " is a meta tensor that nothing says how to initialise",
+                               "\n  expected a module built by sfsdp::meta_init, or one with real weights"));
+    } else {
+      s.value = h.tensor.detach().contiguous();
+      replace(h.tensor, meta_like(s, s.dtype));
+    }
+    state.push_back(std::move(s));
+  }
+  return state;
+}
+
+CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTensor>& state, const LossFunction& loss,
+                          const Batch& example, const CaptureOptions& options) {
+  std::vector<at::Tensor> tensors = tensors_of(module, state);
+  EvalMode mode(module, options.training);
+  Tracer tracer;
+  std::vector<size_t> trained;
+  std::vector<at::Tensor> leaves;
+  for (size_t i = 0; i < state.size(); ++i) {
+    const StateTensor& s = state[i];
+    const bool cast = options.param_dtype && !s.is_buffer && c10::isFloatingType(s.dtype);
+    const auto dtype = cast ? scalar_type_of(*options.param_dtype) : s.dtype;
+    replace(tensors[i], meta_like(s, dtype));
+    tracer.declare(tensors[i], add_state_op(tracer, s, dtype_of(dtype))->result());
+    if (s.trainable) {
+      trained.push_back(i);
+      leaves.push_back(tensors[i]);
+    }
+  }
+  Batch batch = declare_batch(tracer, example, options);
+
+  LossValue value;
+  std::vector<at::Tensor> gradients;
+  tracer.run([&] {
+    at::AutoGradMode grad_mode(options.training);
+    tracer.section = ir::Section::Fwd;
+    if (options.param_dtype)
+      for (at::Tensor& t : batch)
+        if (t.is_floating_point()) t = t.to(scalar_type_of(*options.param_dtype));
+    value = loss(batch);
+    check_loss(value);
+    tracer.graph.outputs.push_back(tracer.value_of(value.value));
+    if (value.count.defined()) tracer.graph.outputs.push_back(tracer.value_of(value.count));
+    if (!options.training || leaves.empty()) return;
+    tracer.section = ir::Section::Bwd;
+    ir::Op* seed = tracer.graph.add("full", {}, {{"seed", type_of(value.value)}});
+    seed->section = ir::Section::Bwd;
+    seed->attrs["value"] = options.seed_gradient;
+    at::Tensor seed_tensor;
+    {
+      c10::impl::ExcludeDispatchKeyGuard untraced(c10::DispatchKey::Fake);
+      seed_tensor = at::empty(value.value.sizes(), value.value.options());
+    }
+    tracer.declare(seed_tensor, seed->result());
+    gradients = torch::autograd::grad({value.value}, leaves, {seed_tensor}, /*retain_graph=*/false,
+                                      /*create_graph=*/false, /*allow_unused=*/true);
+  });
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;  // unused in this step: not updated, as in eager
+    const StateTensor& s = state[trained[i]];
+    ir::Value* gradient = tracer.value_of(gradients[i]);
+    ir::Op* op = tracer.graph.add("gradient", {gradient}, {{s.name + ".grad", gradient->type()}});
+    op->section = ir::Section::Bwd;
+    op->attrs["param"] = s.name;
+    op->module_path = owner_path(s.name);
+  }
+  for (size_t i = 0; i < state.size() && options.training; ++i) {
+    if (!state[i].is_buffer) continue;
+    ir::Value* before = tracer.graph.find_param(state[i].name)->result();
+    if (ir::Value* after = tracer.value_of(tensors[i]); after != before) tracer.graph.carries.push_back({before, after});
+  }
+  return {std::move(tracer.graph), std::move(tracer.constants)};
+}
+
+}  // namespace sfsdp::capture

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One training step of a module, forward to gradients, as a graph over whole parameters.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/capture/meta_init.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::capture {
+
+// What a loss function returns: the mean, or a sum and how many targets it is over (padding left out); the step then
+// divides by the count of all ranks and micro-batches.
+struct LossValue {
+  at::Tensor value;  // 0-d, floating
+  at::Tensor count;  // 0-d, or undefined: `value` is a mean
+};
+
+using Batch = std::vector<at::Tensor>;
+using LossFunction = std::function<LossValue(const Batch&)>;
+
+// A tensor of the module that lives from step to step.
+struct StateTensor {
+  std::string name;  // path in the module; of a tied parameter the first one
+  std::vector<std::string> other_names;
+  std::vector<int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool is_buffer = false;
+  bool trainable = true;
+  at::Tensor value;   // real weights that the module came with, else undefined
+  InitRecipe recipe;  // else how to make them
+};
+
+// Parameters and buffers of `module` in registration order, tied ones once. Real weights are moved out: the module's
+// tensors become meta tensors. Throws UserError for a meta parameter that nothing says how to initialise.
+std::vector<StateTensor> take_state(torch::nn::Module& module);
+
+struct CaptureOptions {
+  std::optional<ir::DType> param_dtype;  // dtype in which floating parameters and inputs enter the trace
+  double seed_gradient = 1.0;            // d(reported loss)/d(this rank's loss): 1 / (data ranks × micro-batches)
+  bool training = true;                  // false: no backward; the module is in eval mode while traced
+};
+
+struct CapturedStep {
+  ir::Graph graph;  // outputs: value[, count]; one op `gradient param=…` per parameter that got one
+  std::vector<at::Tensor> constants;
+};
+
+// Traces `loss` on meta tensors of the batch's shapes. Throws UserError naming op and module path for what cannot be
+// captured (.item(), shapes from data, an op without a shape function).
+CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTensor>& state, const LossFunction& loss,
+                          const Batch& example, const CaptureOptions& options);
+
+}  // namespace sfsdp::capture

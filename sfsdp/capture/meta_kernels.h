@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Shape functions on meta tensors for the ops that have none in LibTorch's C++ (Python has its own).
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sfsdp::capture {
+
+// Registers each one that the running LibTorch lacks. Also routes scaled_dot_product_attention of meta tensors to the
+// kernel that the target (cpu) will use. Called once, by the first Tracer.
+void register_meta_kernels();
+
+// "aten::relu", …: every op that this file knows, for the test that fuzzes each against the real kernel.
+std::vector<std::string> meta_kernel_names();
+
+}  // namespace sfsdp::capture

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/capture/tensor_type.h"
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::capture {
+namespace {
+
+struct DTypePair {
+  ir::DType ir;
+  c10::ScalarType torch;
+};
+constexpr DTypePair kDTypes[] = {
+    {ir::DType::f64, c10::ScalarType::Double},       {ir::DType::f32, c10::ScalarType::Float},
+    {ir::DType::bf16, c10::ScalarType::BFloat16},    {ir::DType::f16, c10::ScalarType::Half},
+    {ir::DType::f8e4m3, c10::ScalarType::Float8_e4m3fn}, {ir::DType::f8e5m2, c10::ScalarType::Float8_e5m2},
+    {ir::DType::c64, c10::ScalarType::ComplexFloat}, {ir::DType::i64, c10::ScalarType::Long},
+    {ir::DType::i32, c10::ScalarType::Int},          {ir::DType::i16, c10::ScalarType::Short},
+    {ir::DType::i8, c10::ScalarType::Char},          {ir::DType::u8, c10::ScalarType::Byte},
+    {ir::DType::b1, c10::ScalarType::Bool},
+};
+
+// The type with `?` taken off.
+c10::TypePtr required_type(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (auto optional = type->cast<c10::OptionalType>()) return optional->getElementType();
+  return type;
+}
+
+}  // namespace
+
+ir::DType dtype_of(c10::ScalarType type) {
+  for (const DTypePair& pair : kDTypes)
+    if (pair.torch == type) return pair.ir;
+  throw UserError(concat("tensor of dtype ", c10::toString(type),
+                         " in the captured step\n  expected a floating, integer, bool or complex64 dtype; cast it"));
+}
+
+c10::ScalarType scalar_type_of(ir::DType dtype) {
+  for (const DTypePair& pair : kDTypes)
+    if (pair.ir == dtype) return pair.torch;
+  SFSDP_CHECK(false, "dtype without a LibTorch twin: ", ir::to_string(dtype));
+  return c10::ScalarType::Undefined;
+}
+
+ir::Type type_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    ir::Type none;
+    none.kind = ir::Type::Kind::Token;
+    return none;
+  }
+  ir::Type type = ir::Type::tensor(dtype_of(tensor.scalar_type()), tensor.sizes().vec());
+  if (!tensor.is_contiguous()) type.strides = tensor.strides().vec();
+  return type;
+}
+
+bool takes_tensor(const c10::Argument& argument) {
+  return required_type(argument)->kind() == c10::TypeKind::TensorType;
+}
+
+bool takes_tensor_list(const c10::Argument& argument) {
+  auto list = required_type(argument)->cast<c10::ListType>();
+  if (!list) return false;
+  c10::TypePtr element = list->getElementType();
+  if (auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
+  return element->kind() == c10::TypeKind::TensorType;
+}
+
+ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::string& where) {
+  if (value.isNone()) return std::monostate{};
+  if (required_type(argument)->kind() == c10::TypeKind::ScalarTypeType && value.isInt())
+    return dtype_of(static_cast<c10::ScalarType>(value.toInt()));
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  if (value.isIntList()) return value.toIntVector();
+  if (value.isDoubleList()) return value.toDoubleVector();
+  if (value.isBoolList()) {
+    auto list = value.toBoolList();
+    return std::vector<bool>(list.begin(), list.end());
+  }
+  if (value.isList() && value.toListRef().empty()) return std::vector<int64_t>{};
+  throw UserError(concat("argument '", argument.name(), "' of ", where, " is a ", value.tagKind(),
+                         "\n  expected numbers, booleans or strings: other kinds cannot be captured"));
+}
+
+c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument) {
+  const c10::TypeKind kind = required_type(argument)->kind();
+  return std::visit(
+      [&](const auto& v) -> c10::IValue {
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<T, std::monostate>) return {};
+        else if constexpr (std::is_same_v<T, ir::DType>) return static_cast<int64_t>(scalar_type_of(v));
+        else if constexpr (std::is_same_v<T, int64_t>) {
+          if (kind == c10::TypeKind::FloatType) return static_cast<double>(v);
+          return v;
+        } else if constexpr (std::is_same_v<T, std::vector<bool>>) {
+          c10::List<bool> list;
+          for (bool b : v) list.push_back(b);
+          return list;
+        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          SFSDP_CHECK(false, "string list for argument ", argument.name());
+          return {};
+        } else return c10::IValue(v);
+      },
+      attr);
+}
+
+}  // namespace sfsdp::capture

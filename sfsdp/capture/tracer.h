@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   records every LibTorch op that runs below autograd as an op of an ir::Graph.
+// How:    a boxed fallback on kTraceKey; the traced code runs on meta tensors, so nothing is computed.
+// Why not functionalization: reference and reasons in docs/decisions/0001-capture.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::capture {
+
+// Identity of a value: two TensorImpls with equal keys are the same value. Without conj and neg, gradients of complex
+// models are silently wrong (SavedVariable makes new TensorImpls over the same storage).
+struct Geometry {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  bool conj = false, neg = false;
+  auto operator<=>(const Geometry&) const = default;
+};
+
+// One trace into one graph. Not thread-safe: a process traces one step at a time (the constructor waits its turn).
+class Tracer {
+ public:
+  Tracer();
+  ~Tracer();
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+
+  // Runs `body` with recording on and factory calls without a device sent to meta.
+  void run(const std::function<void()>& body);
+
+  // Makes `tensor` (meta) known as `value`, for parameters, buffers and inputs.
+  void declare(const at::Tensor& tensor, ir::Value* value);
+  // The value a tensor stands for now; a view of a tensor that was updated in place is rebuilt here. Throws UserError
+  // for a meta tensor from outside the trace.
+  ir::Value* value_of(const at::Tensor& tensor);
+  // Adds a real tensor as a constant of the graph.
+  ir::Value* constant(const at::Tensor& tensor);
+
+  ir::Graph graph;
+  std::vector<at::Tensor> constants;  // by attr `index` of op "constant"
+  ir::Section section = ir::Section::Fwd;
+
+  // Where ops recorded now stand in the model; empty path: unknown.
+  const std::string& module_path() const { return module_path_; }
+
+  // Called by the fallback.
+  void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  struct StorageState {
+    ir::Value* base = nullptr;   // the value of the whole storage, as it stands now
+    Geometry base_geometry;
+    std::map<Geometry, ir::Value*> views;  // values of this version
+  };
+  struct Call;
+
+  void note_position(ir::Op& op);
+  std::string where(const c10::OperatorHandle& op) const;
+  void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
+  void bind_outputs(const c10::OperatorHandle& op, Call& call, const torch::jit::Stack& stack);
+  void bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors);
+  void bind_mutations(const c10::OperatorHandle& op, Call& call);
+  void write(const at::Tensor& target, ir::Value* value);
+
+  std::unordered_map<c10::StorageImpl*, StorageState> storages_;
+  std::vector<at::Tensor> alive_;  // a freed meta's storage address could come back as another tensor's
+  std::map<int64_t, ir::Op*> forward_ops_;  // autograd sequence number -> the forward op that owns it
+  std::string module_path_;
+  bool recording_ = false;
+};
+
+}  // namespace sfsdp::capture

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/aten_call.h"
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/capture/tensor_type.h"
+
+namespace sfsdp::exec {
+namespace {
+
+// "aten.add.Tensor" -> aten::add, Tensor
+c10::OperatorHandle find(const ir::Op& op) {
+  const size_t first = op.opcode.find('.');
+  const size_t second = op.opcode.find('.', first + 1);
+  const bool overloaded = second != std::string::npos;
+  c10::OperatorName name(
+      op.opcode.substr(0, first) + "::" +
+          op.opcode.substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
+      overloaded ? op.opcode.substr(second + 1) : "");
+  auto handle = c10::Dispatcher::singleton().findSchema(name);
+  if (!handle)
+    throw UserError(concat(op.opcode, ": this LibTorch has no such op",
+                           "\n  expected the LibTorch version that the graph was captured with"));
+  return *handle;
+}
+
+bool elements_optional(const c10::Argument& argument) {
+  auto list = argument.real_type()->cast<c10::ListType>();
+  return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
+}
+
+void flatten(const c10::IValue& value, std::vector<at::Tensor>& out) {
+  if (value.isTensor())
+    out.push_back(value.toTensor());
+  else if (value.isList())
+    for (const c10::IValue& element : value.toListRef()) flatten(element, out);
+  else
+    out.emplace_back();
+}
+
+}  // namespace
+
+AtenCall::AtenCall(const ir::Op& op) : handle_(find(op)) {
+  const auto& schema = handle_.schema();
+  returns_ = schema.returns().size();
+  int next = 0;
+  size_t next_list = 0;
+  for (const c10::Argument& argument : schema.arguments()) {
+    Argument out;
+    if (capture::takes_tensor(argument)) {
+      const bool optional = argument.type()->kind() == c10::TypeKind::OptionalType;
+      out.kind = optional ? Argument::Kind::OptionalTensor : Argument::Kind::Tensor;
+      out.first = next++;
+      out.count = 1;
+    } else if (capture::takes_tensor_list(argument)) {
+      SFSDP_CHECK(next_list < op.operand_lists.size(), op.opcode, " lacks the list ", argument.name());
+      out.kind = elements_optional(argument) ? Argument::Kind::OptionalTensorList : Argument::Kind::TensorList;
+      out.first = op.operand_lists[next_list].first;
+      out.count = op.operand_lists[next_list++].count;
+      next = out.first + out.count;
+    } else if (auto attr = op.attrs.find(argument.name()); attr != op.attrs.end()) {
+      out.constant = capture::ivalue_of(attr->second, argument);
+    } else if (argument.default_value()) {
+      out.constant = *argument.default_value();
+    } else if (argument.name() == "device" || argument.type()->kind() == c10::TypeKind::OptionalType) {
+      out.constant = {};  // None; a factory without a device makes a CPU tensor
+    } else {
+      SFSDP_CHECK(false, op.opcode, " lacks the argument ", argument.name());
+    }
+    arguments_.push_back(std::move(out));
+  }
+  SFSDP_CHECK(next == static_cast<int>(op.operands.size()), op.opcode, " has ", op.operands.size(),
+              " operands, its schema takes ", next);
+}
+
+std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) const {
+  torch::jit::Stack stack;
+  stack.reserve(arguments_.size());
+  const auto at_index = [&](int i) -> const at::Tensor& { return operands[static_cast<size_t>(i)]; };
+  for (const Argument& argument : arguments_) {
+    switch (argument.kind) {
+      case Argument::Kind::Constant:
+        stack.push_back(argument.constant);
+        break;
+      case Argument::Kind::Tensor:
+        stack.emplace_back(at_index(argument.first));
+        break;
+      case Argument::Kind::OptionalTensor:
+        stack.push_back(at_index(argument.first).defined() ? c10::IValue(at_index(argument.first)) : c10::IValue());
+        break;
+      case Argument::Kind::TensorList: {
+        c10::List<at::Tensor> list;
+        for (int i = 0; i < argument.count; ++i) list.push_back(at_index(argument.first + i));
+        stack.emplace_back(std::move(list));
+        break;
+      }
+      case Argument::Kind::OptionalTensorList: {
+        c10::List<std::optional<at::Tensor>> list;
+        for (int i = 0; i < argument.count; ++i) {
+          const at::Tensor& t = at_index(argument.first + i);
+          list.push_back(t.defined() ? std::optional<at::Tensor>(t) : std::nullopt);
+        }
+        stack.emplace_back(std::move(list));
+        break;
+      }
+    }
+  }
+  handle_.callBoxed(stack);
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& value : stack) flatten(value, results);
+  return results;
+}
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Runs an "aten.*" op of a graph through LibTorch's dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <span>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::exec {
+
+// An op with its schema looked up and its constant arguments converted once.
+class AtenCall {
+ public:
+  // Throws UserError when this LibTorch has no such op.
+  explicit AtenCall(const ir::Op& op);
+
+  // `operands` as the op lists them, undefined for absent ones; returns one tensor per result.
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands) const;
+
+ private:
+  struct Argument {
+    enum class Kind { Constant, Tensor, OptionalTensor, TensorList, OptionalTensorList } kind = Kind::Constant;
+    c10::IValue constant;
+    int first = 0, count = 0;  // operands
+  };
+  c10::OperatorHandle handle_;
+  std::vector<Argument> arguments_;
+  size_t returns_ = 0;
+};
+
+}  // namespace sfsdp::exec

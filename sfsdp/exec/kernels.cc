@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/kernels.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/capture/tensor_type.h"
+
+namespace sfsdp::exec {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+std::span<std::byte> bytes_of(const at::Tensor& t) {
+  SFSDP_CHECK(t.is_contiguous(), "collective on a strided tensor ", t.sizes());
+  return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
+}
+
+at::Tensor empty_result(const KernelContext& c, int index = 0) {
+  const ir::Type& type = c.op.result(index)->type();
+  return at::empty(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
+}
+
+comm::CallInfo call_info(const KernelContext& c) { return {"%" + c.op.result()->name(), c.op.module_path}; }
+
+comm::ReduceOp reduce_op(const ir::Op& op) {
+  if (!op.has_attr("op")) return comm::ReduceOp::Sum;
+  const auto& name = op.attr<std::string>("op");
+  return name == "max" ? comm::ReduceOp::Max : name == "min" ? comm::ReduceOp::Min : comm::ReduceOp::Sum;
+}
+
+double number(const ir::Op& op, const char* key) { return op.attr<double>(key); }
+
+Tensors all_gather(const KernelContext& c) {
+  if (!c.group) return {c.operands[0]};
+  at::Tensor out = empty_result(c);
+  c.group->all_gather(bytes_of(c.operands[0].contiguous()), bytes_of(out), call_info(c));
+  return {out};
+}
+
+Tensors reduce_scatter(const KernelContext& c) {
+  if (!c.group) return {c.operands[0]};
+  at::Tensor out = empty_result(c);
+  c.group->reduce_scatter(bytes_of(c.operands[0].contiguous()), bytes_of(out), c.op.result()->type().dtype,
+                          reduce_op(c.op), call_info(c));
+  return {out};
+}
+
+Tensors all_reduce(const KernelContext& c) {
+  if (!c.group) return {c.operands[0]};
+  at::Tensor out = c.operands[0].clone(at::MemoryFormat::Contiguous);
+  c.group->all_reduce(bytes_of(out), c.op.result()->type().dtype, reduce_op(c.op), call_info(c));
+  return {out};
+}
+
+Tensors cast(const KernelContext& c) {
+  return {c.operands[0].to(capture::scalar_type_of(c.op.result()->type().dtype))};
+}
+
+Tensors pad(const KernelContext& c) {
+  const int64_t dim = c.op.attr<int64_t>("dim");
+  const int64_t missing = c.op.attr<int64_t>("size") - c.operands[0].size(dim);
+  if (missing == 0) return {c.operands[0]};
+  auto sizes = c.operands[0].sizes().vec();
+  sizes[static_cast<size_t>(dim)] = missing;
+  return {at::cat({c.operands[0], at::zeros(sizes, c.operands[0].options())}, dim)};
+}
+
+Tensors narrow(const KernelContext& c) {
+  return {c.operands[0].narrow(c.op.attr<int64_t>("dim"), c.op.attr<int64_t>("start"), c.op.attr<int64_t>("length"))};
+}
+
+Tensors identity(const KernelContext& c) { return {c.operands[0]}; }
+
+Tensors full(const KernelContext& c) {
+  at::Tensor out = empty_result(c);
+  out.fill_(number(c.op, "value"));
+  return {out};
+}
+
+Tensors scalar(const KernelContext& c) {
+  const auto dtype = capture::scalar_type_of(c.op.result()->type().dtype);
+  at::Tensor out = std::visit(
+      [&](const auto& v) -> at::Tensor {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(v)>>) return at::scalar_tensor(v, dtype);
+        SFSDP_CHECK(false, "scalar %", c.op.result()->name(), " has no number");
+        return {};
+      },
+      c.op.attrs.at("value"));
+  out.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return {out};
+}
+
+// One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh. A gradient that
+// all ranks of `axis` hold alike counts on the first of them only.
+Tensors sum_squares(const KernelContext& c) {
+  const auto& replicated = c.op.attr<std::vector<bool>>("replicated");
+  at::Tensor out = at::zeros({static_cast<int64_t>(c.operands.size())}, at::kDouble);
+  double* values = out.mutable_data_ptr<double>();
+  for (size_t i = 0; i < c.operands.size(); ++i) {
+    if (replicated[i] && c.group && c.group->rank() != 0) continue;
+    const at::Tensor g = c.operands[i].to(at::kFloat).contiguous();
+    const float* data = g.const_data_ptr<float>();
+    double sum = 0;
+    for (int64_t e = 0; e < g.numel(); ++e) sum += static_cast<double>(data[e]) * static_cast<double>(data[e]);
+    values[i] = sum;
+  }
+  return {out};
+}
+
+// sqrt of the sum; divided by the number of targets where the loss is (sum, count).
+Tensors grad_norm(const KernelContext& c) {
+  const double* values = c.operands[0].const_data_ptr<double>();
+  double sum = 0;
+  for (int64_t i = 0; i < c.operands[0].numel(); ++i) sum += values[i];
+  double norm = std::sqrt(sum);
+  if (c.operands.size() > 1 && c.operands[1].defined()) norm /= c.operands[1].item<double>();
+  return {at::scalar_tensor(norm, at::kDouble)};
+}
+
+// What every gradient is multiplied by: min(1, max_norm / (norm + 1e-6)), and 1 / count where there is one.
+Tensors clip_coefficient(const KernelContext& c) {
+  const double max_norm = number(c.op, "max_norm");
+  const double norm = c.operands[0].item<double>();
+  double coefficient = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  if (c.operands.size() > 1 && c.operands[1].defined()) coefficient /= c.operands[1].item<double>();
+  return {at::scalar_tensor(coefficient, at::kFloat)};
+}
+
+Tensors non_finite(const KernelContext& c) {
+  return {at::scalar_tensor(std::isfinite(c.operands[0].item<double>()) ? 0.0 : 1.0, at::kFloat)};
+}
+
+// Out of place: two parameters may have one and the same gradient tensor.
+Tensors scale(const KernelContext& c) { return {c.operands[0] * c.operands[1]}; }
+
+Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[1])}; }
+
+Tensors mul_scalar(const KernelContext& c) { return {at::mul(c.operands[0], number(c.op, "value"))}; }
+
+// A step that updates nothing is not counted.
+Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
+
+// %p, %m, %v, %g, %step, %non_finite -> the three updated, in their own buffers. torch.optim.AdamW's formula.
+Tensors adamw(const KernelContext& c) {
+  const auto& in = c.operands;
+  at::_fused_adamw_({in[0]}, {in[3]}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr, number(c.op, "beta1"),
+                    number(c.op, "beta2"), number(c.op, "weight_decay"), number(c.op, "eps"), /*amsgrad=*/false,
+                    /*maximize=*/false, std::nullopt, in[5]);
+  return {in[0], in[1], in[2]};
+}
+
+// %p, %momentum, %g, %non_finite -> the two updated. torch.optim.SGD's formula; %momentum is none without momentum.
+Tensors sgd(const KernelContext& c) {
+  const auto& in = c.operands;
+  if (in[3].item<float>() == 0.0f) {
+    at::Tensor direction = in[2];
+    if (const double decay = number(c.op, "weight_decay"); decay != 0) direction = direction.add(in[0], decay);
+    if (in[1].defined()) {
+      in[1].mul_(number(c.op, "momentum")).add_(direction);
+      direction = in[1];
+    }
+    in[0].add_(direction, -c.scalars.lr);
+  }
+  if (c.op.results().size() == 1) return {in[0]};
+  return {in[0], in[1]};
+}
+
+struct Row {
+  std::string_view opcode;
+  Kernel kernel;
+};
+constexpr Row kKernels[] = {
+    {"all_gather", &all_gather},
+    {"reduce_scatter", &reduce_scatter},
+    {"all_reduce", &all_reduce},
+    {"cast", &cast},
+    {"pad", &pad},
+    {"narrow", &narrow},
+    {"gradient", &identity},
+    {"full", &full},
+    {"scalar", &scalar},
+    {"sum_squares", &sum_squares},
+    {"grad_norm", &grad_norm},
+    {"clip_coefficient", &clip_coefficient},
+    {"non_finite", &non_finite},
+    {"scale", &scale},
+    {"div", &div},
+    {"mul_scalar", &mul_scalar},
+    {"step_count", &step_count},
+    {"adamw", &adamw},
+    {"sgd", &sgd},
+};
+
+}  // namespace
+
+Kernel find_kernel(std::string_view opcode) {
+  const auto* row = std::ranges::find(kKernels, opcode, &Row::opcode);
+  return row == std::end(kKernels) ? nullptr : row->kernel;
+}
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The reference kernels of sfsdp's own opcodes (everything that is not "aten.*"), by opcode.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/exec/reference_executor.h"
+
+namespace sfsdp::exec {
+
+// What a kernel may see of its surroundings.
+struct KernelContext {
+  const ir::Op& op;
+  std::span<const at::Tensor> operands;
+  const Groups& groups;
+  const StepScalars& scalars;
+  DataPosition position;
+  comm::Communicator* group = nullptr;  // of attr `axis`, null for an axis of size 1
+};
+
+using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
+
+// nullptr for an opcode that has none here (inputs, accumulate and aten ops are the executor's).
+Kernel find_kernel(std::string_view opcode);
+
+}  // namespace sfsdp::exec

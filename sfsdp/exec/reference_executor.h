@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Runs a graph op by op, in its order, and nothing else: the oracle that faster executors are compared with.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sfsdp/comm/communicator.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::exec {
+
+// Communicators by axis key: "dp_shard", or "dp_replicate,dp_shard" for an ordered list.
+using Groups = std::map<std::string, std::shared_ptr<comm::Communicator>, std::less<>>;
+std::string axis_key(const ir::Attr& axis);
+
+// How random ops draw. Counter: a pure function of (seed, step, micro-batch, op, element), the default. Eager: ATen's
+// ordered generator, so that a captured step can be compared with eager LibTorch bit for bit.
+enum class Rng : uint8_t { Counter, Eager };
+
+// The f64[4] input "step_scalars": everything that a step takes from the host besides its batch.
+struct StepScalars {
+  double lr = 0;
+  double step = 1;  // from 1
+  double seed = 0;
+  double micro_batch = 0;  // set by the executor
+};
+
+// This rank's place among the ranks that read different samples: random ops number their elements with it.
+struct DataPosition {
+  int64_t rank = 0;
+  int64_t size = 1;
+};
+
+struct OpTime {
+  std::string opcode;
+  std::string module_path;
+  int64_t calls = 0;
+  double seconds = 0;
+};
+
+class ReferenceExecutor {
+ public:
+  // The graph and the constants are shared by all executors of one process; they must outlive this one.
+  ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
+                    DataPosition position = {}, Rng rng = Rng::Counter);
+  ~ReferenceExecutor();
+
+  // Parameters, moments, buffers and counters by the name of their param/state op; carried from step to step.
+  std::map<std::string, at::Tensor, std::less<>> state;
+
+  // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
+  std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
+
+  // Peak bytes of values alive at one time in the last run, state included; storages counted once.
+  int64_t peak_bytes() const;
+  // Per op kind, since construction; only collected when `collect_times` is set.
+  bool collect_times = false;
+  std::vector<OpTime> times() const;
+  // Called after each op with its results, for debugging and tests.
+  std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sfsdp::exec

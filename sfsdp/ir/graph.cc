@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/graph.h"
+
+#include <algorithm>
+#include <set>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::ir {
+namespace {
+
+// Value names are [A-Za-z0-9_.]+, so that they need no quotes in the text form.
+std::string to_name(std::string_view hint) {
+  std::string name(hint);
+  for (char& c : name) {
+    const bool legal =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+    if (!legal) c = '_';
+  }
+  return name;
+}
+
+std::string describe(const Op& op) {
+  if (op.results().empty()) return op.opcode;
+  return concat('%', op.result()->name(), " = ", op.opcode);
+}
+
+bool holds_parameter(const Op& op) { return op.is("param") || op.is("state") || op.is("input"); }
+
+}  // namespace
+
+std::string_view to_string(Section section) {
+  switch (section) {
+    case Section::Init: return "init";
+    case Section::Fwd: return "fwd";
+    case Section::Loss: return "loss";
+    case Section::Bwd: return "bwd";
+    case Section::Clip: return "clip";
+    case Section::Opt: return "opt";
+  }
+  SFSDP_CHECK(false, "no such section: ", static_cast<int>(section));
+  return {};
+}
+
+template <class T>
+const T& Op::attr(const std::string& key) const {
+  const auto found = attrs.find(key);
+  SFSDP_CHECK(found != attrs.end(), describe(*this), " has no attribute ", key);
+  const T* value = std::get_if<T>(&found->second);
+  SFSDP_CHECK(value != nullptr, describe(*this), " attribute ", key, " is of another kind: ", found->second);
+  return *value;
+}
+
+template const std::monostate& Op::attr(const std::string&) const;
+template const bool& Op::attr(const std::string&) const;
+template const int64_t& Op::attr(const std::string&) const;
+template const double& Op::attr(const std::string&) const;
+template const std::string& Op::attr(const std::string&) const;
+template const DType& Op::attr(const std::string&) const;
+template const std::vector<int64_t>& Op::attr(const std::string&) const;
+template const std::vector<double>& Op::attr(const std::string&) const;
+template const std::vector<bool>& Op::attr(const std::string&) const;
+template const std::vector<std::string>& Op::attr(const std::string&) const;
+
+Graph Graph::clone() const {
+  Graph copy;
+  copy.mesh = mesh;
+  copy.view = view;
+  copy.next_number_ = next_number_;
+  copy.next_suffix_ = next_suffix_;
+  std::map<const Value*, Value*> new_values;
+  std::map<const Op*, Op*> new_ops;
+  for (const auto& op : ops_) {
+    auto twin = std::make_unique<Op>();
+    twin->opcode = op->opcode;
+    twin->operand_lists = op->operand_lists;
+    twin->attrs = op->attrs;
+    twin->section = op->section;
+    twin->module_path = op->module_path;
+    for (const auto& value : op->results_) {
+      auto result = std::make_unique<Value>();
+      result->name_ = value->name_;
+      result->type_ = value->type_;
+      result->producer_ = twin.get();
+      result->result_index_ = value->result_index_;
+      copy.by_name_.emplace(result->name_, result.get());
+      new_values.emplace(value.get(), result.get());
+      twin->results_.push_back(std::move(result));
+    }
+    new_ops.emplace(op.get(), twin.get());
+    copy.ops_.push_back(std::move(twin));
+  }
+  // Pointers in a second walk: a graph being verified may read a value above its definition.
+  const auto twin_of = [&](Value* value) { return value ? new_values.at(value) : nullptr; };
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (Value* operand : ops_[i]->operands) copy.ops_[i]->operands.push_back(twin_of(operand));
+    if (ops_[i]->bwd_of) copy.ops_[i]->bwd_of = new_ops.at(ops_[i]->bwd_of);
+  }
+  for (Value* output : outputs) copy.outputs.push_back(twin_of(output));
+  for (const Carry& carry : carries) copy.carries.push_back({twin_of(carry.current), twin_of(carry.next)});
+  return copy;
+}
+
+std::string Graph::unique_name(const std::string& hint) {
+  std::string name = to_name(hint);
+  if (name.empty()) {
+    do name = std::to_string(next_number_++);
+    while (by_name_.contains(name));
+    return name;
+  }
+  if (!by_name_.contains(name)) return name;
+  int64_t& suffix = next_suffix_[name];
+  std::string candidate;
+  do candidate = concat(name, '_', ++suffix);
+  while (by_name_.contains(candidate));
+  return candidate;
+}
+
+Op* Graph::add(std::string opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before) {
+  auto op = std::make_unique<Op>();
+  op->opcode = std::move(opcode);
+  op->operands = std::move(operands);
+  for (NewResult& result : results) {
+    auto value = std::make_unique<Value>();
+    value->name_ = unique_name(result.hint);
+    value->type_ = std::move(result.type);
+    value->producer_ = op.get();
+    value->result_index_ = static_cast<int>(op->results_.size());
+    by_name_.emplace(value->name_, value.get());
+    op->results_.push_back(std::move(value));
+  }
+  Op* const added = op.get();
+  auto place = ops_.end();
+  if (before) {
+    place = std::ranges::find_if(ops_, [&](const auto& other) { return other.get() == before; });
+    SFSDP_CHECK(place != ops_.end(), added->opcode, " before an op of another graph");
+  }
+  ops_.insert(place, std::move(op));
+  return added;
+}
+
+Op* Graph::find_param(std::string_view name) const {
+  for (const auto& op : ops_) {
+    if (!holds_parameter(*op)) continue;
+    const auto found = op->attrs.find("name");
+    if (found == op->attrs.end()) continue;
+    const std::string* text = std::get_if<std::string>(&found->second);
+    if (text && *text == name) return op.get();
+  }
+  return nullptr;
+}
+
+Value* Graph::find_value(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+void Graph::rename(Value* value, const std::string& hint) {
+  if (value->name_ == hint) return;
+  by_name_.erase(value->name_);
+  value->name_ = unique_name(hint);
+  by_name_.emplace(value->name_, value);
+}
+
+void Graph::replace_uses(Value* from, Value* to) { replace_uses(std::map<Value*, Value*>{{from, to}}); }
+
+void Graph::replace_uses(const std::map<Value*, Value*>& replacements) {
+  const auto replace = [&](Value*& use) {
+    const auto found = replacements.find(use);
+    if (found != replacements.end()) use = found->second;
+  };
+  for (const auto& op : ops_)
+    for (Value*& operand : op->operands) replace(operand);
+  for (Value*& output : outputs) replace(output);
+  for (Carry& carry : carries) {
+    replace(carry.current);
+    replace(carry.next);
+  }
+}
+
+void Graph::erase(Op* op) { erase(std::vector<Op*>{op}); }
+
+void Graph::erase(const std::vector<Op*>& ops) {
+  const std::set<const Op*> dead(ops.begin(), ops.end());
+  const auto is_dead = [&](const Op* op) { return dead.contains(op); };
+  const auto check_unused = [&](const Value* value, std::string_view reader) {
+    SFSDP_CHECK(!value || !is_dead(value->producer()), "erase of %", value->name(), ", still read by ", reader);
+  };
+  for (const auto& op : ops_) {
+    if (is_dead(op.get())) continue;
+    for (const Value* operand : op->operands) check_unused(operand, describe(*op));
+    // The gradient op stays valid without its note on where it came from.
+    if (op->bwd_of && is_dead(op->bwd_of)) op->bwd_of = nullptr;
+  }
+  for (const Value* output : outputs) check_unused(output, "return");
+  for (const Carry& carry : carries) {
+    check_unused(carry.current, "carry");
+    check_unused(carry.next, "carry");
+  }
+  for (const Op* op : dead)
+    for (const auto& value : op->results_) by_name_.erase(value->name_);
+  const size_t erased = std::erase_if(ops_, [&](const auto& op) { return is_dead(op.get()); });
+  SFSDP_CHECK(erased == dead.size(), "erase of ", dead.size(), " ops, of which only ", erased, " are in the graph");
+}
+
+bool Graph::set_order(const std::vector<Op*>& order) {
+  SFSDP_CHECK(order.size() == ops_.size(), "an order of ", order.size(), " ops for a graph of ", ops_.size());
+  if (std::ranges::equal(order, ops_, {}, {}, [](const auto& op) { return op.get(); })) return false;
+  std::map<const Op*, size_t> index;
+  for (size_t i = 0; i < ops_.size(); ++i) index.emplace(ops_[i].get(), i);
+  std::set<const Op*> seen;
+  for (const Op* op : order) {
+    SFSDP_CHECK(op && index.contains(op), "an op of another graph in the new order");
+    SFSDP_CHECK(seen.insert(op).second, describe(*op), " is twice in the new order");
+  }
+  std::vector<std::unique_ptr<Op>> reordered;
+  reordered.reserve(order.size());
+  for (const Op* op : order) reordered.push_back(std::move(ops_[index.at(op)]));
+  ops_ = std::move(reordered);
+  return true;
+}
+
+std::map<const Value*, std::vector<Op*>> Graph::uses() const {
+  std::map<const Value*, std::vector<Op*>> uses;
+  for (const auto& op : ops_) {
+    for (const Value* operand : op->operands) {
+      if (!operand) continue;
+      std::vector<Op*>& readers = uses[operand];
+      if (readers.empty() || readers.back() != op.get()) readers.push_back(op.get());
+    }
+  }
+  return uses;
+}
+
+}  // namespace sfsdp::ir

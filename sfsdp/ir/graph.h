@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The training step as one flat SSA graph: values, ops with section tags in one total order, carried values.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "sfsdp/ir/type.h"
+#include "sfsdp/mesh/device_mesh.h"
+
+namespace sfsdp::ir {
+
+class Op;
+class Graph;
+
+// One result of one op. Owned by its op.
+class Value {
+ public:
+  const std::string& name() const { return name_; }  // without '%', unique in the graph
+  const Type& type() const { return type_; }
+  void set_type(Type type) { type_ = std::move(type); }
+  Op* producer() const { return producer_; }
+  int result_index() const { return result_index_; }
+
+ private:
+  friend class Graph;
+  std::string name_;
+  Type type_;
+  Op* producer_ = nullptr;
+  int result_index_ = 0;
+};
+
+// An attribute's value. monostate prints as `none`.
+using Attr = std::variant<std::monostate, bool, int64_t, double, std::string, DType, std::vector<int64_t>,
+                          std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+
+enum class Section : uint8_t { Init, Fwd, Loss, Bwd, Clip, Opt };
+std::string_view to_string(Section section);
+
+// One operation. `opcode` is a row of opset.def ("all_gather") or "aten.<name>[.<overload>]" as LibTorch spells it.
+class Op {
+ public:
+  std::string opcode;
+  // Flat, in argument order; nullptr is an absent optional operand (printed `none`).
+  std::vector<Value*> operands;
+  // Operands [first, first + count) are one bracketed list; sorted, disjoint.
+  struct OperandList {
+    int first = 0;
+    int count = 0;
+    bool operator==(const OperandList&) const = default;
+  };
+  std::vector<OperandList> operand_lists;
+  std::map<std::string, Attr> attrs;  // printed alphabetically
+  Section section = Section::Fwd;
+  std::string module_path;  // "layers.3.attention"; printed `at layers.3.attention`
+  const Op* bwd_of = nullptr;  // the forward op whose gradient this op computes; printed `bwd_of=%name-of-result-0`
+
+  std::span<const std::unique_ptr<Value>> results() const { return results_; }
+  Value* result(int index = 0) const { return results_.at(static_cast<size_t>(index)).get(); }
+  bool is(std::string_view name) const { return opcode == name; }
+
+  // Attribute access; throws InternalError naming op and attribute when it is absent or of another kind.
+  template <class T>
+  const T& attr(const std::string& key) const;
+  bool has_attr(const std::string& key) const { return attrs.contains(key); }
+
+ private:
+  friend class Graph;
+  std::vector<std::unique_ptr<Value>> results_;
+};
+
+using sfsdp::MeshAxis;
+
+// Output `next` of one step is what `current` (the result of a param/state op) holds in the next step.
+struct Carry {
+  Value* current = nullptr;
+  Value* next = nullptr;
+};
+
+class Graph {
+ public:
+  Graph() = default;
+  Graph(Graph&&) noexcept = default;
+  Graph& operator=(Graph&&) noexcept = default;
+  Graph clone() const;
+
+  std::vector<MeshAxis> mesh;
+  enum class View : uint8_t { Global, Local };
+  View view = View::Global;
+  // What a step returns, in order: loss, gradient norm, …
+  std::vector<Value*> outputs;
+  std::vector<Carry> carries;
+
+  // The total order. Pointers stay valid until the op is erased.
+  std::span<const std::unique_ptr<Op>> ops() const { return ops_; }
+
+  struct NewResult {
+    std::string hint;  // made unique; "" takes a number
+    Type type;
+  };
+  // Appends at the end, or before `before`.
+  Op* add(std::string opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before = nullptr);
+  Op* find_param(std::string_view name) const;  // param/state/input op with attr name == `name`; nullptr if none
+  Value* find_value(std::string_view name) const;
+  void rename(Value* value, const std::string& hint);
+  void replace_uses(Value* from, Value* to);  // operands, outputs and carries
+  void replace_uses(const std::map<Value*, Value*>& replacements);  // all in one walk
+  void erase(Op* op);  // its results must be unused; a `bwd_of` that names it is cleared
+  void erase(const std::vector<Op*>& ops);  // all in one walk; they may read each other
+  // Replaces the order; `order` is a permutation of ops(). Returns whether it changed.
+  bool set_order(const std::vector<Op*>& order);
+  // Uses per value, computed afresh: value -> ops that read it, in order.
+  std::map<const Value*, std::vector<Op*>> uses() const;
+
+ private:
+  std::string unique_name(const std::string& hint);
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::map<std::string, Value*, std::less<>> by_name_;
+  int64_t next_number_ = 0;
+  std::map<std::string, int64_t> next_suffix_;
+};
+
+std::ostream& operator<<(std::ostream& out, const Attr& attr);
+
+}  // namespace sfsdp::ir

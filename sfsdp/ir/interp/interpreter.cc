@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/interp/interpreter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/ir/interp/collectives.h"
+#include "sfsdp/ir/interp/kernels.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::ir::interp {
+namespace {
+
+bool is_given(const Op& op) { return is_root(op) || op.is("constant"); }
+
+std::string input_name(const Op& op) {
+  return op.is("constant") ? concat("constant.", op.attr<int64_t>("index")) : op.attr<std::string>("name");
+}
+
+class Interpreter {
+ public:
+  Interpreter(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options)
+      : graph_(graph), inputs_(inputs), options_(options), ranks_(static_cast<size_t>(world_size(graph))) {
+    if (inputs.size() != ranks_)
+      throw UserError(concat("inputs for ", inputs.size(), " ranks; the mesh has ", ranks_));
+  }
+
+  RunResult run() {
+    for (const auto& op : graph_.ops()) run_op(*op);
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      RankResult result;
+      for (const Value* output : graph_.outputs) result.outputs.push_back(get(output, rank));
+      for (const Carry& carry : graph_.carries)
+        result.carried.emplace(input_name(*carry.current->producer()), get(carry.next, rank));
+      result_.ranks.push_back(std::move(result));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  const Array& get(const Value* value, size_t rank) const { return values_.at(value)[rank]; }
+
+  void run_op(const Op& op) {
+    if (is_collective(op)) {
+      std::vector<const Array*> operands;
+      for (size_t rank = 0; rank < ranks_; ++rank) operands.push_back(&get(op.operands.at(0), rank));
+      std::vector<Array> results = run_collective(graph_, op, operands);
+      for (Array& array : results) store(*op.result(), std::move(array));
+      return;
+    }
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      std::vector<Array> results = is_given(op) ? std::vector<Array>{given(op, rank)} : run_kernel(op, rank);
+      if (results.size() != op.results().size())
+        throw UserError(concat(op.opcode, " gave ", results.size(), " of ", op.results().size(), " results"));
+      for (size_t i = 0; i < results.size(); ++i) store(*op.result(static_cast<int>(i)), std::move(results[i]));
+    }
+  }
+
+  Array given(const Op& op, size_t rank) const {
+    const std::string name = input_name(op);
+    const auto found = inputs_[rank].find(name);
+    if (found == inputs_[rank].end()) throw UserError(concat("no input ", name, " for rank ", rank));
+    return found->second;
+  }
+
+  std::vector<Array> run_kernel(const Op& op, size_t rank) const {
+    const Kernel kernel = find_kernel(op.opcode);
+    if (!kernel)
+      throw UserError(concat("the interpreter has no kernel for ", op.opcode, ", result %", op.result()->name(),
+                             "\n  add one to sfsdp/ir/interp/kernels.cc, or use another op in this test"));
+    std::vector<const Array*> operands;
+    for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
+    const auto axes = axes_of(op);
+    const int64_t place = axes ? axis_rank(graph_, static_cast<int64_t>(rank), *axes) : 0;
+    return kernel({.op = op, .operands = operands, .lr = options_.lr, .axis_rank = place});
+  }
+
+  void store(const Value& value, Array array) {
+    const Type& type = value.type();
+    if (array.shape != type.shape())
+      throw UserError(concat('%', value.name(), " holds ", array, "\n  expected ", type));
+    array.dtype = type.dtype;
+    const bool rounds = options_.rounding == Rounding::PerOp || !is_floating(type.dtype);
+    for (double& x : array.data) {
+      if (rounds) x = round_to(type.dtype, x);
+      if (std::isfinite(x)) result_.largest = std::max(result_.largest, std::abs(x));
+    }
+    result_.numbers += array.numel();
+    values_[&value].push_back(std::move(array));
+  }
+
+  const Graph& graph_;
+  const std::vector<Inputs>& inputs_;
+  const RunOptions& options_;
+  size_t ranks_;
+  std::map<const Value*, std::vector<Array>> values_;  // one array per rank
+  RunResult result_;
+};
+
+// The coordinates along the axes on which ranks may hold different values.
+std::string place_text(const Graph& graph, const Type& type, int64_t rank) {
+  std::string text;
+  const auto add = [&](const std::vector<std::string>& axes) {
+    for (const std::string& axis : axes) text += concat(' ', axis, '=', coordinate(graph, rank, axis));
+  };
+  for (const Dim& dim : type.dims) add(dim.split);
+  for (const AxisState& state : type.states) add(state.axes);
+  return text;
+}
+
+}  // namespace
+
+RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options) {
+  return Interpreter(graph, inputs, options).run();
+}
+
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed) {
+  std::vector<Inputs> inputs(static_cast<size_t>(world_size(graph)));
+  for (size_t rank = 0; rank < inputs.size(); ++rank)
+    for (const auto& op : graph.ops()) {
+      if (!is_given(*op)) continue;
+      const Type& type = op->result()->type();
+      const std::string name = input_name(*op);
+      const uint64_t key = hash_path(name + place_text(graph, type, static_cast<int64_t>(rank)));
+      inputs[rank].emplace(name, seeded(type, seed ^ key));
+    }
+  return inputs;
+}
+
+}  // namespace sfsdp::ir::interp

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Runs a local-view graph on every rank of its mesh, op by op, all ranks in lockstep: what a graph means.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/interp/array.h"
+
+namespace sfsdp::ir::interp {
+
+// What inputs, params, states (by attribute `name`) and constants ("constant.<index>") hold on one rank.
+using Inputs = std::map<std::string, Array>;
+
+enum class Rounding {
+  PerOp,  // every result is rounded to its dtype, as on a machine
+  None,   // double throughout: what is left is the order of sums
+};
+
+struct RunOptions {
+  Rounding rounding = Rounding::PerOp;
+  double lr = 0.125;
+};
+
+struct RankResult {
+  std::vector<Array> outputs;            // as in graph.outputs
+  std::map<std::string, Array> carried;  // by the name of the param or state: what the next step starts from
+};
+
+struct RunResult {
+  std::vector<RankResult> ranks;
+  double largest = 0;    // absolute value of any number computed, to derive error bounds from
+  int64_t numbers = 0;   // computed in all
+};
+
+// One step with one micro-batch. throws: UserError for an opcode without a kernel, a missing input, a wrong shape
+RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options = {});
+
+// Made-up inputs: ranks hold the same values except along the axes that a type names (split, own, partial).
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed);
+
+}  // namespace sfsdp::ir::interp

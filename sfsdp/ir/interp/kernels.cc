@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/interp/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <sstream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/philox.h"
+
+namespace sfsdp::ir::interp {
+namespace {
+
+using Arrays = std::vector<Array>;
+
+double number(const Op& op, const std::string& key) {
+  const auto found = op.attrs.find(key);
+  SFSDP_CHECK(found != op.attrs.end(), op.opcode, " has no attribute ", key);
+  if (const auto* value = std::get_if<int64_t>(&found->second)) return static_cast<double>(*value);
+  if (const auto* value = std::get_if<bool>(&found->second)) return *value ? 1 : 0;
+  return op.attr<double>(key);
+}
+
+double number_or(const Op& op, const std::string& key, double fallback) {
+  return op.has_attr(key) ? number(op, key) : fallback;
+}
+
+std::vector<int64_t> result_shape(const KernelContext& c) { return c.op.result()->type().shape(); }
+
+size_t wrap_dim(int64_t dim, size_t rank) { return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim); }
+
+// ---- walking over elements ------------------------------------------------------------------------------------------
+
+std::vector<int64_t> index_of(size_t element, const std::vector<int64_t>& shape) {
+  auto rest = static_cast<int64_t>(element);
+  std::vector<int64_t> index(shape.size());
+  for (size_t d = shape.size(); d-- > 0;) {
+    index[d] = rest % shape[d];
+    rest /= shape[d];
+  }
+  return index;
+}
+
+size_t element_of(const std::vector<int64_t>& index, const std::vector<int64_t>& shape) {
+  int64_t element = 0;
+  for (size_t d = 0; d < shape.size(); ++d) element = element * shape[d] + index[d];
+  return static_cast<size_t>(element);
+}
+
+// A result of `shape` whose element at `index` is source.data[element(index)].
+Array gather_elements(const Array& source, const std::vector<int64_t>& shape,
+                      const std::function<std::vector<int64_t>(std::vector<int64_t>)>& source_index) {
+  Array out = Array::zeros(source.dtype, shape);
+  for (size_t i = 0; i < out.data.size(); ++i)
+    out.data[i] = source.data[element_of(source_index(index_of(i, shape)), source.shape)];
+  return out;
+}
+
+Array map(const Array& in, const std::function<double(double)>& f) {
+  Array out = in;
+  for (double& x : out.data) x = f(x);
+  return out;
+}
+
+// NumPy's broadcasting: shapes are aligned at the end, a dimension of 1 repeats.
+double broadcast_element(const Array& in, const std::vector<int64_t>& index) {
+  std::vector<int64_t> own(in.shape.size());
+  for (size_t d = 0; d < own.size(); ++d) {
+    const int64_t position = index[index.size() - own.size() + d];
+    own[d] = in.shape[d] == 1 ? 0 : position;
+  }
+  return in.data[element_of(own, in.shape)];
+}
+
+Arrays zip(const KernelContext& c, const std::function<double(double, double)>& f) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  for (size_t i = 0; i < out.data.size(); ++i) {
+    const auto index = index_of(i, out.shape);
+    out.data[i] = f(broadcast_element(c.in(0), index), broadcast_element(c.in(1), index));
+  }
+  return {out};
+}
+
+// ---- sfsdp's own ----------------------------------------------------------------------------------------------------
+
+Arrays identity(const KernelContext& c) { return {c.in()}; }
+
+Arrays pad(const KernelContext& c) {
+  const Array& in = c.in();
+  Array out = Array::zeros(in.dtype, result_shape(c));
+  for (size_t i = 0; i < in.data.size(); ++i) out.data[element_of(index_of(i, in.shape), out.shape)] = in.data[i];
+  return {out};
+}
+
+Arrays narrow(const KernelContext& c) {
+  const auto dim = static_cast<size_t>(c.op.attr<int64_t>("dim"));
+  const int64_t start = c.op.attr<int64_t>("start");
+  return {gather_elements(c.in(), result_shape(c), [&](std::vector<int64_t> index) {
+    index[dim] += start;
+    return index;
+  })};
+}
+
+Arrays view(const KernelContext& c) {
+  const auto offset = static_cast<size_t>(number_or(c.op, "offset", 0));
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  std::copy_n(c.in().data.begin() + static_cast<std::ptrdiff_t>(offset), out.data.size(), out.data.begin());
+  return {out};
+}
+
+Arrays full(const KernelContext& c) {
+  Array out = Array::zeros(c.op.result()->type().dtype, result_shape(c));
+  std::ranges::fill(out.data, number(c.op, "value"));
+  return {out};
+}
+
+Arrays mul_scalar(const KernelContext& c) {
+  const double value = number(c.op, "value");
+  return {map(c.in(), [&](double x) { return x * value; })};
+}
+
+Arrays sum_squares(const KernelContext& c) {
+  Array out = Array::zeros(DType::f64, result_shape(c));
+  for (size_t i = 0; i < c.operands.size(); ++i) {
+    const bool replicated = c.op.has_attr("replicated") && c.op.attr<std::vector<bool>>("replicated")[i];
+    if (replicated && c.axis_rank != 0) continue;
+    for (const double x : c.in(i).data) out.data[i] += x * x;
+  }
+  return {out};
+}
+
+double count_or_one(const KernelContext& c) { return c.operands.size() > 1 && c.operands[1] ? c.in(1).data[0] : 1; }
+
+Arrays grad_norm(const KernelContext& c) {
+  double sum = 0;
+  for (const double x : c.in().data) sum += x;
+  return {Array::scalar(DType::f64, std::sqrt(sum) / count_or_one(c))};
+}
+
+Arrays clip_coefficient(const KernelContext& c) {
+  const double max_norm = number(c.op, "max_norm");
+  const double clip = max_norm > 0 ? std::min(1.0, max_norm / (c.in().data[0] + 1e-6)) : 1.0;
+  return {Array::scalar(DType::f64, clip / count_or_one(c))};
+}
+
+Arrays non_finite(const KernelContext& c) {
+  return {Array::scalar(DType::f64, std::isfinite(c.in().data[0]) ? 0 : 1)};
+}
+
+Arrays step_count(const KernelContext& c) {
+  return {Array::scalar(c.in().dtype, c.in().data[0] + 1 - c.in(1).data[0])};
+}
+
+// Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, in PyTorch's form.
+Arrays adamw(const KernelContext& c) {
+  Array p = c.in(0), m = c.in(1), v = c.in(2);
+  const Array& g = c.in(3);
+  const double step = c.in(4).data[0];
+  if (c.in(5).data[0] != 0) return {p, m, v};
+  const double beta1 = number(c.op, "beta1"), beta2 = number(c.op, "beta2");
+  const double correction1 = 1 - std::pow(beta1, step), correction2 = 1 - std::pow(beta2, step);
+  for (size_t i = 0; i < p.data.size(); ++i) {
+    p.data[i] *= 1 - c.lr * number(c.op, "weight_decay");
+    m.data[i] = beta1 * m.data[i] + (1 - beta1) * g.data[i];
+    v.data[i] = beta2 * v.data[i] + (1 - beta2) * g.data[i] * g.data[i];
+    p.data[i] -= c.lr * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number(c.op, "eps"));
+  }
+  return {p, m, v};
+}
+
+Arrays sgd(const KernelContext& c) {
+  Array p = c.in(0);
+  Arrays results{p};
+  if (c.operands[1]) results.push_back(c.in(1));
+  if (c.in(3).data[0] != 0) return results;
+  for (size_t i = 0; i < p.data.size(); ++i) {
+    double direction = c.in(2).data[i] + number(c.op, "weight_decay") * p.data[i];
+    if (c.operands[1]) direction = results[1].data[i] = number(c.op, "momentum") * c.in(1).data[i] + direction;
+    results[0].data[i] = p.data[i] - c.lr * direction;
+  }
+  return results;
+}
+
+// A number in [0, 1) per element, from what the op reads and says and from nothing else.
+Array uniform_numbers(const KernelContext& c) {
+  std::ostringstream key;
+  for (const auto& [name, value] : c.op.attrs) key << name << '=' << value << ' ';
+  for (const Array* operand : c.operands)
+    if (operand)
+      for (const double x : operand->data) key << x << ' ';
+  Array out = Array::zeros(DType::f64, result_shape(c));
+  const uint64_t seed = hash_path(key.str());
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = philox4x32(seed, 0, i)[0] * 0x1p-32;
+  return out;
+}
+
+Arrays rand_uniform(const KernelContext& c) { return {uniform_numbers(c)}; }
+
+Arrays rand_normal(const KernelContext& c) {  // Box-Muller, the second half of the numbers unused
+  return {map(uniform_numbers(c), [](double u) { return std::sqrt(-2 * std::log(1 - u)) * std::cos(40 * u); })};
+}
+
+Arrays rand_bernoulli(const KernelContext& c) {
+  const double p = number_or(c.op, "p", 0.5);
+  return {map(uniform_numbers(c), [&](double u) { return u < p ? 1 : 0; })};
+}
+
+// ---- a handful of ATen's --------------------------------------------------------------------------------------------
+
+Arrays mul(const KernelContext& c) {
+  return zip(c, [](double a, double b) { return a * b; });
+}
+Arrays div(const KernelContext& c) {
+  return zip(c, [](double a, double b) { return a / b; });
+}
+Arrays add(const KernelContext& c) {
+  const double alpha = number_or(c.op, "alpha", 1);
+  return zip(c, [&](double a, double b) { return a + alpha * b; });
+}
+Arrays sub(const KernelContext& c) {
+  const double alpha = number_or(c.op, "alpha", 1);
+  return zip(c, [&](double a, double b) { return a - alpha * b; });
+}
+
+Arrays relu(const KernelContext& c) {
+  return {map(c.in(), [](double x) { return x > 0 ? x : 0; })};
+}
+Arrays neg(const KernelContext& c) {
+  return {map(c.in(), [](double x) { return -x; })};
+}
+Arrays silu(const KernelContext& c) {
+  return {map(c.in(), [](double x) { return x / (1 + std::exp(-x)); })};
+}
+
+Arrays mm(const KernelContext& c) {
+  const Array &a = c.in(0), &b = c.in(1);
+  SFSDP_CHECK(a.shape.size() == 2 && b.shape.size() == 2 && a.shape[1] == b.shape[0], "aten.mm of ", a, " and ", b);
+  const auto rows = static_cast<size_t>(a.shape[0]), inner = static_cast<size_t>(a.shape[1]),
+             columns = static_cast<size_t>(b.shape[1]);
+  Array out = Array::zeros(a.dtype, {a.shape[0], b.shape[1]});
+  for (size_t i = 0; i < rows; ++i)
+    for (size_t j = 0; j < columns; ++j)
+      for (size_t k = 0; k < inner; ++k)
+        out.data[i * columns + j] += a.data[i * inner + k] * b.data[k * columns + j];
+  return {out};
+}
+
+Arrays transpose_2d(const KernelContext& c) {
+  if (c.in().shape.size() < 2) return {c.in()};
+  return {gather_elements(c.in(), {c.in().shape[1], c.in().shape[0]}, [](std::vector<int64_t> index) {
+    std::swap(index[0], index[1]);
+    return index;
+  })};
+}
+
+Arrays sum_all(const KernelContext& c) {
+  Array out = Array::scalar(c.in().dtype, 0);
+  for (const double x : c.in().data) out.data[0] += x;
+  return {out};
+}
+
+Arrays sum_dims(const KernelContext& c) {
+  const Array& in = c.in();
+  const auto& dims = c.op.attr<std::vector<int64_t>>("dim");
+  std::vector<bool> summed(in.shape.size(), dims.empty());
+  for (const int64_t dim : dims) summed[wrap_dim(dim, in.shape.size())] = true;
+  std::vector<int64_t> kept = in.shape;  // keepdim's shape: the result's elements stand in the same order
+  for (size_t d = 0; d < kept.size(); ++d)
+    if (summed[d]) kept[d] = 1;
+  Array out = Array::zeros(in.dtype, kept);
+  for (size_t i = 0; i < in.data.size(); ++i) {
+    auto index = index_of(i, in.shape);
+    for (size_t d = 0; d < index.size(); ++d)
+      if (summed[d]) index[d] = 0;
+    out.data[element_of(index, kept)] += in.data[i];
+  }
+  out.shape = result_shape(c);
+  return {out};
+}
+
+Arrays cat(const KernelContext& c) {
+  const size_t dim = wrap_dim(static_cast<int64_t>(number_or(c.op, "dim", 0)), c.in().shape.size());
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  int64_t offset = 0;
+  for (const Array* operand : c.operands) {
+    for (size_t i = 0; i < operand->data.size(); ++i) {
+      auto index = index_of(i, operand->shape);
+      index[dim] += offset;
+      out.data[element_of(index, out.shape)] = operand->data[i];
+    }
+    offset += operand->shape[dim];
+  }
+  return {out};
+}
+
+struct Row {
+  std::string_view opcode;
+  Kernel kernel;
+};
+constexpr Row kKernels[] = {
+    {"cast", &identity},  // the interpreter rounds to the result's dtype
+    {"wait", &identity},
+    {"gradient", &identity},
+    {"accumulate", &identity},  // of one micro-batch
+    {"pad", &pad},
+    {"narrow", &narrow},
+    {"view", &view},
+    {"scalar", &full},
+    {"full", &full},
+    {"scale", &mul},
+    {"div", &div},
+    {"mul_scalar", &mul_scalar},
+    {"sum_squares", &sum_squares},
+    {"grad_norm", &grad_norm},
+    {"clip_coefficient", &clip_coefficient},
+    {"non_finite", &non_finite},
+    {"step_count", &step_count},
+    {"adamw", &adamw},
+    {"sgd", &sgd},
+    {"rand.uniform", &rand_uniform},
+    {"rand.normal", &rand_normal},
+    {"rand.bernoulli", &rand_bernoulli},
+    {"aten.add.Tensor", &add},
+    {"aten.sub.Tensor", &sub},
+    {"aten.mul.Tensor", &mul},
+    {"aten.div.Tensor", &div},
+    {"aten.relu", &relu},
+    {"aten.neg", &neg},
+    {"aten.silu", &silu},
+    {"aten.mm", &mm},
+    {"aten.t", &transpose_2d},
+    {"aten.view", &view},
+    {"aten.sum", &sum_all},
+    {"aten.sum.dim_IntList", &sum_dims},
+    {"aten.cat", &cat},
+};
+
+}  // namespace
+
+Kernel find_kernel(std::string_view opcode) {
+  const auto found = std::ranges::find(kKernels, opcode, &Row::opcode);
+  return found == std::end(kKernels) ? nullptr : found->kernel;
+}
+
+}  // namespace sfsdp::ir::interp

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What each opcode computes on one rank, written to be obviously right. Collectives are in collectives.h.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/interp/array.h"
+
+namespace sfsdp::ir::interp {
+
+struct KernelContext {
+  const Op& op;
+  std::span<const Array* const> operands;  // nullptr: absent
+  double lr;
+  int64_t axis_rank;  // over attribute `axis`, 0 if there is none
+  const Array& in(size_t index = 0) const { return *operands[index]; }
+};
+
+// Results in exact arithmetic (double); the interpreter rounds them to the dtypes of the op's results.
+using Kernel = std::vector<Array> (*)(const KernelContext&);
+
+Kernel find_kernel(std::string_view opcode);  // nullptr: none
+
+}  // namespace sfsdp::ir::interp

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/opset.h"
+
+#include <algorithm>
+#include <array>
+
+#include "sfsdp/ir/shape_rules.h"
+
+namespace sfsdp::ir {
+namespace {
+
+#define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) \
+  OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
+#define SFSDP_COLLECTIVE(name, rule)                                                  \
+  OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
+      OpRow{name ".start", 1, 1, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
+constexpr OpRow kRows[] = {
+#include "sfsdp/ir/opset.def"
+};
+#undef SFSDP_OP
+#undef SFSDP_COLLECTIVE
+
+// Results that are the first operand's memory seen otherwise, by base name. `reshape` may copy, but may not.
+constexpr std::array<std::string_view, 24> kAtenViews = {
+    "alias",   "as_strided", "detach",   "diagonal",      "expand",      "narrow",          "permute",      "reshape",
+    "select",  "slice",      "split",    "split_with_sizes", "squeeze",  "t",               "transpose",    "unbind",
+    "unfold",  "unsqueeze",  "view",     "view_as_complex", "view_as_real", "_unsafe_view", "_reshape_alias", "chunk"};
+
+// These draw from ATen's ordered generator: removing one changes what the next one draws.
+constexpr std::array<std::string_view, 16> kAtenRandom = {
+    "bernoulli", "dropout", "multinomial", "native_dropout", "normal",      "rand",  "rand_like",
+    "randint",   "randn",   "randint_like", "randn_like",    "randperm",    "rrelu_with_noise", "poisson",
+    "uniform", "exponential"};
+
+struct AtenName {
+  std::string_view base;      // "add"
+  std::string_view overload;  // "Tensor" or ""
+};
+
+AtenName split_aten(std::string_view opcode) {
+  std::string_view rest = opcode.substr(std::string_view("aten.").size());
+  const size_t dot = rest.find('.');
+  if (dot == std::string_view::npos) return {rest, ""};
+  return {rest.substr(0, dot), rest.substr(dot + 1)};
+}
+
+bool is_random_aten(const Op& op, const AtenName& name) {
+  if (std::ranges::find(kAtenRandom, name.base) != kAtenRandom.end()) return true;
+  const auto dropout = op.attrs.find("dropout_p");
+  if (dropout == op.attrs.end()) return false;
+  const double* p = std::get_if<double>(&dropout->second);
+  return p && *p > 0;
+}
+
+bool is_pure_aten(const Op& op) {
+  const AtenName name = split_aten(op.opcode);
+  const bool in_place = name.base.ends_with('_') && !name.base.ends_with("__");
+  return !in_place && name.overload != "out" && !name.overload.ends_with("_out") && !is_random_aten(op, name);
+}
+
+bool has_flag(const Op& op, OpFlags flag) {
+  const OpRow* row = find_row(op.opcode);
+  return row && (row->flags & flag) != 0;
+}
+
+}  // namespace
+
+std::span<const OpRow> opset() { return kRows; }
+
+const OpRow* find_row(std::string_view opcode) {
+  const auto found = std::ranges::find(kRows, opcode, &OpRow::name);
+  return found == std::end(kRows) ? nullptr : &*found;
+}
+
+bool is_aten(std::string_view opcode) { return opcode.starts_with("aten.") && opcode.size() > 5; }
+
+bool is_pure(const Op& op) { return is_aten(op.opcode) ? is_pure_aten(op) : has_flag(op, kPure); }
+bool is_root(const Op& op) { return has_flag(op, kRoot); }
+bool is_collective(const Op& op) { return has_flag(op, kCollective); }
+bool is_start(const Op& op) { return has_flag(op, kStart); }
+bool is_wait(const Op& op) { return op.is("wait"); }
+
+bool is_random(const Op& op) {
+  return is_aten(op.opcode) ? is_random_aten(op, split_aten(op.opcode)) : has_flag(op, kRandom);
+}
+
+int aliased_operand(const Op& op) {
+  if (op.operands.empty() || !op.operands[0]) return -1;
+  if (is_aten(op.opcode)) return std::ranges::find(kAtenViews, split_aten(op.opcode).base) != kAtenViews.end() ? 0 : -1;
+  const OpRow* row = find_row(op.opcode);
+  return row && row->alias == Alias::ViewOfFirst ? 0 : -1;
+}
+
+const Value* storage_of(const Value* value) {
+  while (true) {
+    const int aliased = aliased_operand(*value->producer());
+    if (aliased < 0) return value;
+    value = value->producer()->operands[static_cast<size_t>(aliased)];
+  }
+}
+
+std::optional<std::vector<std::string>> axes_of(const Op& op) {
+  const auto found = op.attrs.find("axis");
+  if (found == op.attrs.end()) return std::nullopt;
+  if (const auto* axis = std::get_if<std::string>(&found->second)) return std::vector<std::string>{*axis};
+  if (const auto* axes = std::get_if<std::vector<std::string>>(&found->second)) return *axes;
+  return std::nullopt;
+}
+
+std::optional<int64_t> axis_size(const Graph& graph, std::span<const std::string> axes) {
+  int64_t size = 1;
+  for (const std::string& axis : axes) {
+    const auto found = std::ranges::find(graph.mesh, axis, &MeshAxis::name);
+    if (found == graph.mesh.end()) return std::nullopt;
+    size *= found->size;
+  }
+  return size;
+}
+
+std::vector<int64_t> donated_operands(const Op& op) {
+  const auto found = op.attrs.find("donates");
+  if (found == op.attrs.end()) return {};
+  const auto* indexes = std::get_if<std::vector<int64_t>>(&found->second);
+  return indexes ? *indexes : std::vector<int64_t>();
+}
+
+}  // namespace sfsdp::ir

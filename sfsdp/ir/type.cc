@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/type.h"
+
+#include <array>
+#include <ostream>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::ir {
+namespace {
+
+struct DTypeRow {
+  DType dtype;
+  std::string_view name;
+  int64_t bytes;
+  bool floating;
+};
+
+// In enum order, so that a dtype indexes its row.
+constexpr std::array<DTypeRow, 13> kDTypes = {{{DType::f64, "f64", 8, true},
+                                               {DType::f32, "f32", 4, true},
+                                               {DType::bf16, "bf16", 2, true},
+                                               {DType::f16, "f16", 2, true},
+                                               {DType::f8e4m3, "f8e4m3", 1, true},
+                                               {DType::f8e5m2, "f8e5m2", 1, true},
+                                               {DType::c64, "c64", 8, false},
+                                               {DType::i64, "i64", 8, false},
+                                               {DType::i32, "i32", 4, false},
+                                               {DType::i16, "i16", 2, false},
+                                               {DType::i8, "i8", 1, false},
+                                               {DType::u8, "u8", 1, false},
+                                               {DType::b1, "b1", 1, false}}};
+
+const DTypeRow& row(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  SFSDP_CHECK(index < kDTypes.size() && kDTypes[index].dtype == dtype, "dtype ", index, " has no row");
+  return kDTypes[index];
+}
+
+std::string_view to_string(AxisState::Kind kind) {
+  switch (kind) {
+    case AxisState::Kind::Own: return "own";
+    case AxisState::Kind::Sum: return "sum";
+    case AxisState::Kind::Max: return "max";
+    case AxisState::Kind::Min: return "min";
+  }
+  SFSDP_CHECK(false, "no such kind of axis state: ", static_cast<int>(kind));
+  return {};
+}
+
+void print_dims(std::ostream& out, const std::vector<Dim>& dims) {
+  const char* separator = "";
+  for (const Dim& dim : dims) {
+    out << separator << dim.size;
+    for (const std::string& axis : dim.split) out << '/' << axis;
+    if (dim.padded) out << '~';
+    separator = ", ";
+  }
+}
+
+template <class T>
+void print_list(std::ostream& out, const std::vector<T>& items) {
+  const char* separator = "";
+  for (const T& item : items) {
+    out << separator << item;
+    separator = ", ";
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(DType dtype) { return row(dtype).name; }
+
+std::optional<DType> parse_dtype(std::string_view text) {
+  for (const DTypeRow& candidate : kDTypes)
+    if (candidate.name == text) return candidate.dtype;
+  return std::nullopt;
+}
+
+int64_t size_in_bytes(DType dtype) { return row(dtype).bytes; }
+
+bool is_floating(DType dtype) { return row(dtype).floating; }
+
+Type Type::tensor(DType dtype, const std::vector<int64_t>& shape) {
+  Type type;
+  type.dtype = dtype;
+  for (const int64_t size : shape) type.dims.push_back({.size = size, .split = {}, .padded = false});
+  return type;
+}
+
+std::vector<int64_t> Type::shape() const {
+  std::vector<int64_t> shape;
+  shape.reserve(dims.size());
+  for (const Dim& dim : dims) shape.push_back(dim.size);
+  return shape;
+}
+
+int64_t Type::numel() const {
+  if (kind == Kind::Token) return 0;
+  int64_t count = 1;
+  for (const Dim& dim : dims) count *= dim.size;
+  return count;
+}
+
+int64_t Type::bytes() const { return numel() * size_in_bytes(dtype); }
+
+std::ostream& operator<<(std::ostream& out, const Type& type) {
+  if (type.kind == Type::Kind::Token) return out << "token";
+  if (type.kind == Type::Kind::Async) out << "async ";
+  out << to_string(type.dtype) << '[';
+  print_dims(out, type.dims);
+  out << ']';
+  if (!type.strides.empty()) {
+    out << '{';
+    print_list(out, type.strides);
+    out << '}';
+  }
+  for (const AxisState& state : type.states) {
+    out << ' ' << to_string(state.kind) << '(';
+    print_list(out, state.axes);
+    out << ')';
+  }
+  return out;
+}
+
+}  // namespace sfsdp::ir

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a value is: a dtype and a shape, and on which mesh axes it is split, partial or a rank's own.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sfsdp::ir {
+
+enum class DType : uint8_t { f64, f32, bf16, f16, f8e4m3, f8e5m2, c64, i64, i32, i16, i8, u8, b1 };
+
+// "bf16"; the spelling of the text form.
+std::string_view to_string(DType dtype);
+std::optional<DType> parse_dtype(std::string_view text);
+// Bytes of one element; b1 takes one byte.
+int64_t size_in_bytes(DType dtype);
+bool is_floating(DType dtype);
+
+// How a value differs over the ranks of one mesh axis, where it is not simply the same on all of them.
+struct AxisState {
+  enum class Kind : uint8_t {
+    Own,  // each rank has its own batch's value (activations on data axes)
+    Sum,  // the value is the sum over the ranks (DTensor's Partial(sum))
+    Max,
+    Min,
+  };
+  Kind kind = Kind::Own;
+  std::vector<std::string> axes;
+  bool operator==(const AxisState&) const = default;
+};
+
+// One dimension. `size` is what this view of the graph holds: the rank's own (view local) or the whole (view global).
+// `split` lists the mesh axes that cut it, outer first; `padded` says that the last ranks' rows are padding.
+struct Dim {
+  int64_t size = 0;
+  std::vector<std::string> split;
+  bool padded = false;
+  bool operator==(const Dim&) const = default;
+};
+
+// tensor: bf16[4096/dp_shard, 1024] own(dp_shard); async: a tensor in flight, to be read after `wait`; token: order only.
+struct Type {
+  enum class Kind : uint8_t { Tensor, Async, Token };
+  Kind kind = Kind::Tensor;
+  DType dtype = DType::f32;
+  std::vector<Dim> dims;
+  std::vector<AxisState> states;
+  // In elements; empty means contiguous. Printed as f32[8, 4]{1, 8}.
+  std::vector<int64_t> strides;
+
+  static Type tensor(DType dtype, const std::vector<int64_t>& shape);
+  std::vector<int64_t> shape() const;
+  int64_t numel() const;
+  int64_t bytes() const;
+  bool operator==(const Type&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Type& type);
+
+}  // namespace sfsdp::ir

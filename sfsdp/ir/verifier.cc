@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/verifier.h"
+
+#include <algorithm>
+#include <set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/lexer.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/shape_rules.h"
+
+namespace sfsdp::ir {
+namespace {
+
+std::string name_of(const Op& op) {
+  return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
+}
+
+std::string plural(size_t count, std::string_view noun) { return concat(count, ' ', noun, count == 1 ? "" : "s"); }
+
+// What fwd–bwd repeats per micro-batch, and what runs once behind it.
+bool in_region(Section section) {
+  return section == Section::Fwd || section == Section::Loss || section == Section::Bwd;
+}
+bool behind_region(Section section) { return section == Section::Clip || section == Section::Opt; }
+
+class Verifier {
+ public:
+  Verifier(const Graph& graph, const SourceMap* locations) : graph_(graph), locations_(locations) {}
+
+  std::vector<Diagnostic> verify() {
+    index_values();
+    check_mesh();
+    for (const auto& op : graph_.ops()) {
+      op_ = op.get();
+      // What follows reads through operands and results, so a broken op is not looked into.
+      const bool sound = check_operands(*op) && check_arity(*op);
+      if (sound) {
+        check_attributes(*op);
+        check_flight(*op);
+        check_sections(*op);
+        check_rule(*op);
+        check_donations_read(*op);
+        check_donations_made(*op);
+      }
+      check_types(*op);
+      check_bwd_of(*op);
+      check_root(*op);
+      define(*op, sound);
+    }
+    op_ = nullptr;
+    check_outputs();
+    check_carries();
+    check_all_waited();
+    return std::move(diagnostics_);
+  }
+
+ private:
+  void report(std::string message, std::string detail) {
+    diagnostics_.push_back({location(op_), std::move(message), std::move(detail)});
+  }
+
+  Location location(const Op* op) const {
+    if (!locations_ || !op) return {};
+    const auto found = locations_->find(op);
+    return found == locations_->end() ? Location() : found->second;
+  }
+
+  void index_values() {
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op* op = graph_.ops()[i].get();
+      positions_.emplace(op, i);
+      for (const auto& result : op->results()) {
+        values_.insert(result.get());
+        // Names are the graph's own work, so this is a broken graph and not a mistake in a text.
+        if (graph_.find_value(result->name()) != result.get())
+          report(concat("%", result->name(), " is the name of two values"), "expected unique names");
+      }
+    }
+    for (const Carry& carry : graph_.carries) {
+      if (values_.contains(carry.current)) carried_.insert(carry.current);
+      if (values_.contains(carry.next)) carried_on_.insert(carry.next);
+    }
+  }
+
+  void check_mesh() {
+    std::set<std::string> names;
+    for (const MeshAxis& axis : graph_.mesh) {
+      if (!is_word(axis.name) || !names.insert(axis.name).second)
+        report(concat("mesh axis ", quote(axis.name), " is no name, or named twice"), "expected unique names");
+      if (axis.size < 1) report(concat("mesh axis ", axis.name, " has size ", axis.size), "expected at least 1");
+    }
+  }
+
+  // ---- one op -------------------------------------------------------------------------------------------------------
+
+  bool check_operands(const Op& op) {
+    bool sound = true;
+    for (const Value* operand : op.operands) {
+      if (!operand) continue;
+      if (!values_.contains(operand)) {
+        report(concat(name_of(op), " reads a value of another graph, or an erased one"),
+               "expected a result of an op of this graph");
+        sound = false;
+      } else if (!storage_.contains(operand)) {
+        report(concat(name_of(op), " reads %", operand->name(), " before it is defined"),
+               concat("expected an op above; move ", name_of(*operand->producer()), " up"));
+        sound = false;
+      }
+    }
+    int end = 0;
+    for (const Op::OperandList& list : op.operand_lists) {
+      if (list.first < end || list.count < 0 || list.first + list.count > static_cast<int>(op.operands.size())) {
+        report(concat(name_of(op), " has a broken operand list at ", list.first, ", count ", list.count),
+               "expected sorted, disjoint ranges of the operands");
+        return false;
+      }
+      end = list.first + list.count;
+    }
+    return sound;
+  }
+
+  bool check_arity(const Op& op) {
+    if (is_aten(op.opcode)) return true;  // its schema was checked in capture
+    const OpRow* row = find_row(op.opcode);
+    if (!row) {
+      report_unknown(op);
+      return false;
+    }
+    const int operands = static_cast<int>(op.operands.size());
+    const bool few = operands < row->min_operands;
+    if (few || (row->max_operands != kAny && operands > row->max_operands)) {
+      report(concat(name_of(op), " has ", plural(op.operands.size(), "operand")),
+             concat("expected ", few ? "at least " : "at most ", few ? row->min_operands : row->max_operands));
+      return false;
+    }
+    const int results = static_cast<int>(op.results().size());
+    if (row->results == kAny ? results < 1 : results != row->results) {
+      report(concat(name_of(op), " has ", plural(op.results().size(), "result")),
+             row->results == kAny ? "expected at least 1" : concat("expected ", row->results));
+      return false;
+    }
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      if (op.operands[i] || ((row->flags & kOptional) != 0 && i > 0)) continue;
+      report(concat(name_of(op), " lacks operand ", i), "expected a value, got none");
+      return false;
+    }
+    return true;
+  }
+
+  void report_unknown(const Op& op) {
+    std::vector<std::string> names;
+    for (const OpRow& row : opset()) names.emplace_back(row.name);
+    const std::string nearest = nearest_name(op.opcode, names);
+    report(concat("unknown opcode ", op.opcode.empty() ? "\"\"" : op.opcode),
+           nearest.empty() ? "expected a row of sfsdp/ir/opset.def, or aten.<name>[.<overload>]"
+                           : concat("did you mean ", nearest, '?'));
+  }
+
+  void check_attributes(const Op& op) {
+    for (const auto& [key, value] : op.attrs)
+      if (!is_word(key) || is_reserved_word(key) || key == "bwd_of" || key == "at")
+        report(concat(name_of(op), " has an attribute ", quote(key)), "expected a word the text form can hold");
+  }
+
+  void check_rule(const Op& op) {
+    const OpRow* row = find_row(op.opcode);
+    if (!row) return;
+    std::vector<Diagnostic> found;
+    RuleContext context(graph_, op, found);
+    row->rule(context);
+    for (Diagnostic& diagnostic : found) report(std::move(diagnostic.message), std::move(diagnostic.detail));
+  }
+
+  void check_types(const Op& op) {
+    for (const auto& result : op.results()) {
+      const Type& type = result->type();
+      std::set<std::string> axes;
+      for (const Dim& dim : type.dims) {
+        if (dim.size < 0) report(concat('%', result->name(), " has a negative dimension"), concat("got ", type));
+        for (const std::string& axis : dim.split) check_axis(*result, axis, axes);
+      }
+      for (const AxisState& state : type.states)
+        for (const std::string& axis : state.axes) check_axis(*result, axis, axes);
+      if (!type.strides.empty() && type.strides.size() != type.dims.size())
+        report(concat('%', result->name(), " has ", plural(type.strides.size(), "stride")),
+               concat("expected one per dimension, got ", type));
+    }
+  }
+
+  // On every axis a value is in one state only.
+  void check_axis(const Value& value, const std::string& axis, std::set<std::string>& seen) {
+    if (std::ranges::find(graph_.mesh, axis, &MeshAxis::name) == graph_.mesh.end())
+      report(concat("the type of %", value.name(), " names axis ", axis, ", which the mesh lacks"),
+             concat("expected an axis of the line `graph mesh [...]`, got ", value.type()));
+    if (!seen.insert(axis).second)
+      report(concat("the type of %", value.name(), " names axis ", axis, " twice"),
+             concat("expected one state per axis, got ", value.type()));
+  }
+
+  void check_bwd_of(const Op& op) {
+    if (!op.bwd_of) return;
+    const auto found = positions_.find(op.bwd_of);
+    if (found == positions_.end())
+      return report(concat(name_of(op), " is bwd_of an op that is not in the graph"), "expected an op above");
+    if (op.bwd_of->results().empty())
+      return report(concat(name_of(op), " is bwd_of ", op.bwd_of->opcode), "expected an op with a result to name it");
+    const Section section = op.bwd_of->section;
+    if (found->second >= positions_.at(&op) || (section != Section::Fwd && section != Section::Loss))
+      report(concat(name_of(op), " is bwd_of ", name_of(*op.bwd_of), " in section ", to_string(section)),
+             "expected an op above, in section fwd or loss");
+  }
+
+  void check_root(const Op& op) {
+    if (!is_root(op)) return;
+    if (op.section != Section::Init)
+      report(concat(name_of(op), " stands in section ", to_string(op.section)), "expected it above all sections");
+    const auto found = op.attrs.find("name");
+    const auto* name = found == op.attrs.end() ? nullptr : std::get_if<std::string>(&found->second);
+    if (name && !root_names_.insert(*name).second)
+      report(concat(name_of(op), " is the second with name=", quote_if_needed(*name)),
+             "expected unique names among inputs, params and states");
+  }
+
+  void check_sections(const Op& op) {
+    if (!in_region(op.section)) return;
+    for (const Value* operand : op.operands)
+      if (operand && behind_region(operand->producer()->section))
+        report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",
+                      to_string(operand->producer()->section)),
+               "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step by a carry");
+  }
+
+  // ---- start and wait -----------------------------------------------------------------------------------------------
+
+  void check_flight(const Op& op) {
+    for (const Value* operand : op.operands)
+      if (operand) is_wait(op) ? check_waits(op, *operand) : check_reads(op, *operand);
+    for (const auto& result : op.results()) {
+      const bool async = result->type().kind == Type::Kind::Async;
+      if (is_start(op) && !async)
+        report(concat(name_of(op), " starts what is not async"),
+               concat("expected async ", result->type(), ", got ", result->type()));
+      // A gather that the step before left in flight comes in as an async state.
+      if (async && !is_start(op) && !is_root(op))
+        report(concat(name_of(op), " has an async result"),
+               concat("expected a tensor, got ", result->type(), "; only *.start ops and states are async"));
+      if (async && (is_start(op) || is_root(op))) in_flight_.push_back(result.get());
+    }
+  }
+
+  void check_reads(const Op& op, const Value& operand) {
+    if (operand.type().kind != Type::Kind::Async) return;
+    report(concat(op.opcode, " reads %", operand.name(), " before its wait"),
+           concat("expected a tensor, got ", operand.type(), "; insert %", operand.name(), ".full = wait %",
+                  operand.name()));
+  }
+
+  void check_waits(const Op& op, const Value& operand) {
+    if (operand.type().kind != Type::Kind::Async)
+      report(concat(name_of(op), " waits for %", operand.name(), ", which is not in flight"),
+             concat("expected async, got ", operand.type(), "; read %", operand.name(), " itself"));
+    else if (std::erase(in_flight_, &operand) == 0)
+      report(concat(name_of(op), " waits for %", operand.name(), " a second time"), "expected one wait per start");
+  }
+
+  void check_all_waited() {
+    for (const Value* value : in_flight_) {
+      if (carried_on_.contains(value)) continue;
+      op_ = value->producer();
+      report(concat(name_of(*op_), " is started, but nothing waits for it"),
+             concat("expected a wait, or a carry into the next step; insert %", value->name(), ".full = wait %",
+                    value->name()));
+    }
+  }
+
+  // ---- donated buffers ----------------------------------------------------------------------------------------------
+
+  void check_donations_read(const Op& op) {
+    for (const Value* operand : op.operands)
+      if (operand) check_not_donated(*operand, name_of(op) + " reads");
+  }
+
+  void check_not_donated(const Value& value, const std::string& reader) {
+    const auto found = donated_.find(storage_.at(&value));
+    if (found == donated_.end()) return;
+    report(concat(reader, " %", value.name(), ", whose buffer was given to ", name_of(*found->second)),
+           "expected no read behind the op that donates; read its result, or take the operand out of donates=");
+  }
+
+  void check_donations_made(const Op& op) {
+    if (!op.has_attr("donates")) return;
+    const std::vector<int64_t> indexes = donated_operands(op);
+    if (indexes.empty() || indexes.size() > op.results().size())
+      return report(concat(name_of(op), " has donates=", op.attrs.at("donates")),
+                    concat("expected a list of operand indexes, at most one per result (", op.results().size(), ')'));
+    for (size_t i = 0; i < indexes.size(); ++i) {
+      const int64_t index = indexes[i];
+      const Value* operand = index >= 0 && index < static_cast<int64_t>(op.operands.size())
+                                 ? op.operands[static_cast<size_t>(index)]
+                                 : nullptr;
+      if (!operand) {
+        report(concat(name_of(op), " donates operand ", index), concat("expected an index below ", op.operands.size()));
+        continue;
+      }
+      check_donation(op, *operand, op.result(static_cast<int>(i))->type());
+    }
+  }
+
+  void check_donation(const Op& op, const Value& operand, const Type& result) {
+    if (operand.type().bytes() != result.bytes())
+      report(concat(name_of(op), " donates %", operand.name(), " of ", operand.type().bytes(), " bytes"),
+             concat("expected the ", result.bytes(), " bytes of ", result));
+    const Value* storage = storage_.at(&operand);
+    const Op& owner = *storage->producer();
+    if ((is_root(owner) || owner.is("constant")) && !carried_.contains(storage))
+      report(concat(name_of(op), " donates the buffer of %", storage->name(), ", which the next step reads"),
+             concat("expected a carried value; add: carry %", storage->name(), " = %", op.result()->name()));
+    for (const Value* flight : in_flight_)
+      if (is_start(*flight->producer()) && storage_.at(flight->producer()->operands[0]) == storage)
+        report(concat(name_of(op), " donates %", operand.name(), " while ", name_of(*flight->producer()), " reads it"),
+               "expected the wait above");
+    if (!donated_.emplace(storage, &op).second)
+      report(concat(name_of(op), " donates the buffer of %", storage->name(), " again"), "expected one new owner");
+  }
+
+  // ---- the ends -----------------------------------------------------------------------------------------------------
+
+  // Storages are followed from the top down: storage_of() could run in circles in a graph that is broken.
+  void define(const Op& op, bool sound) {
+    const int aliased = sound ? aliased_operand(op) : -1;
+    for (const auto& result : op.results())
+      storage_.emplace(result.get(), aliased < 0 ? result.get() : storage_.at(op.operands[static_cast<size_t>(aliased)]));
+  }
+
+  void check_outputs() {
+    for (const Value* output : graph_.outputs) {
+      if (!values_.contains(output)) {
+        report("an output is no value of the graph", "expected a result of an op in `return`");
+        continue;
+      }
+      if (output->type().kind == Type::Kind::Async)
+        report(concat("return of %", output->name(), ", which is in flight"), "expected a tensor; insert a wait");
+      check_not_donated(*output, "return reads");
+    }
+  }
+
+  void check_carries() {
+    std::set<const Value*> seen;
+    for (const Carry& carry : graph_.carries) {
+      if (!values_.contains(carry.current) || !values_.contains(carry.next)) {
+        report("a carry of what is no value of the graph", "expected results of ops on both sides");
+        continue;
+      }
+      check_carry(*carry.current, *carry.next);
+      if (!seen.insert(carry.current).second)
+        report(concat('%', carry.current->name(), " is carried twice"), "expected one next value");
+    }
+  }
+
+  void check_carry(const Value& current, const Value& next) {
+    const Op& owner = *current.producer();
+    if (!owner.is("param") && !owner.is("state"))
+      report(concat("carry of %", current.name(), ", a result of ", owner.opcode), "expected a param or a state");
+    const Type &a = current.type(), &b = next.type();
+    if (a.kind != b.kind || a.dtype != b.dtype || a.shape() != b.shape())
+      report(concat("carry %", current.name(), " = %", next.name(), " changes the type"),
+             concat("expected ", a, ", got ", b));
+    if (&current != &next) check_not_donated(next, "carry reads");
+  }
+
+  const Graph& graph_;
+  const SourceMap* locations_;
+  const Op* op_ = nullptr;  // the one being checked
+  std::vector<Diagnostic> diagnostics_;
+  std::map<const Op*, size_t> positions_;
+  std::set<const Value*> values_, carried_, carried_on_;
+  std::vector<const Value*> in_flight_;          // in graph order, as diagnostics walk over it
+  std::map<const Value*, const Value*> storage_;  // of every value defined so far
+  std::map<const Value*, const Op*> donated_;  // storage to the op that took it
+  std::set<std::string> root_names_;
+};
+
+}  // namespace
+
+std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations) {
+  return Verifier(graph, locations).verify();
+}
+
+void verify_or_throw(const Graph& graph, const SourceMap* locations) {
+  const std::vector<Diagnostic> diagnostics = verify(graph, locations);
+  if (!diagnostics.empty()) throw UserError(to_string(diagnostics));
+}
+
+}  // namespace sfsdp::ir

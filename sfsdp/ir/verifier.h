@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whether a graph makes sense. Runs after the parser, and before and after every pass; reports all it finds.
+#pragma once
+
+#include <vector>
+
+#include "sfsdp/ir/diagnostic.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::ir {
+
+// Checks, per op: a known opcode, arity, the row's rule, types over axes of the mesh, roots in section init;
+// over the graph: names, definition before use, start – wait pairs, donated buffers, sections, bwd_of, outputs, carries.
+// `locations`: from parse(), so that diagnostics name file and line.
+std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations = nullptr);
+
+// throws: UserError with all diagnostics
+void verify_or_throw(const Graph& graph, const SourceMap* locations = nullptr);
+
+}  // namespace sfsdp::ir

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/models/init.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace sfsdp::models {
+
+void trunc_normal_(at::Tensor tensor, double mean, double std, double low, double high) {
+  at::NoGradGuard no_grad;
+  const auto cdf = [&](double x) { return (1.0 + std::erf((x - mean) / (std * std::numbers::sqrt2))) / 2.0; };
+  tensor.uniform_(2 * cdf(low) - 1, 2 * cdf(high) - 1);
+  tensor.erfinv_();
+  tensor.mul_(std * std::numbers::sqrt2);
+  tensor.add_(mean);
+  tensor.clamp_(low, high);
+}
+
+}  // namespace sfsdp::models

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/models/llama3/llama3.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/types.h>
+
+#include <cmath>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/models/init.h"
+
+namespace sfsdp::models {
+namespace {
+
+struct Flavor {
+  const char* name;
+  Llama3Args args;
+};
+
+const std::vector<Flavor>& flavors() {
+  static const std::vector<Flavor> kFlavors = [] {
+    const auto make = [](int64_t dim, int64_t layers, int64_t heads, int64_t kv, int64_t multiple, double multiplier,
+                         bool tied) {
+      Llama3Args args;
+      args.dim = dim;
+      args.n_layers = layers;
+      args.n_heads = heads;
+      args.n_kv_heads = kv;
+      args.vocab_size = 128256;
+      args.multiple_of = multiple;
+      args.ffn_dim_multiplier = multiplier;
+      args.tied = tied;
+      return args;
+    };
+    return std::vector<Flavor>{{"debugmodel", Llama3Args{}},
+                               {"1B", make(2048, 16, 32, 8, 256, 1.5, true)},
+                               {"3B", make(3072, 28, 24, 8, 256, 1.0, true)},
+                               {"8B", make(4096, 32, 32, 8, 1024, 1.3, false)},
+                               {"70B", make(8192, 80, 64, 8, 4096, 1.3, false)},
+                               {"405B", make(16384, 126, 128, 8, 4096, 1.2, false)}};
+  }();
+  return kFlavors;
+}
+
+at::Tensor weight_parameter(torch::nn::Module& module, std::vector<int64_t> sizes) {
+  return module.register_parameter("weight", torch::empty(sizes));
+}
+
+void init_linear(const at::Tensor& weight, double std) { trunc_normal_(weight, 0.0, std, -2.0, 2.0); }
+
+// Turns neighbours (2j, 2j + 1) by the position's angle, in float32. x: [B, S, H, E].
+at::Tensor rotate(const at::Tensor& x_BSHE, const at::Tensor& cos, const at::Tensor& sin) {
+  const at::Tensor pairs = x_BSHE.to(at::kFloat).unflatten(-1, {-1, 2});
+  const at::Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
+  const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);  // [S, 1, E/2]
+  return at::stack({even * c - odd * s, even * s + odd * c}, -1).flatten(-2).to(x_BSHE.scalar_type());
+}
+
+}  // namespace
+
+int64_t Llama3Args::ffn_width() const {
+  if (hidden_dim > 0) return hidden_dim;
+  auto width = static_cast<int64_t>(2.0 * 4.0 * static_cast<double>(dim) / 3.0);
+  width = static_cast<int64_t>(ffn_dim_multiplier * static_cast<double>(width));
+  return multiple_of * ((width + multiple_of - 1) / multiple_of);
+}
+
+int64_t Llama3Args::num_parameters() const {
+  const int64_t q = n_heads * head_width(), kv = n_kv_heads * head_width();
+  const int64_t layer = dim * (2 * q + 2 * kv) + 3 * dim * ffn_width() + 2 * dim;
+  return n_layers * layer + dim + vocab_size * dim * (tied ? 1 : 2);
+}
+
+double Llama3Args::flops_per_token(int64_t seq_len) const {
+  const auto matmul = static_cast<double>(num_parameters() - (tied ? 0 : vocab_size * dim));
+  return 6.0 * matmul + 12.0 * static_cast<double>(n_layers * n_heads * head_width() * seq_len);
+}
+
+Llama3Args llama3_args(std::string_view flavor) {
+  std::string known;
+  for (const Flavor& f : flavors()) {
+    if (flavor == f.name) return f.args;
+    known += concat(known.empty() ? "" : ", ", f.name);
+  }
+  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", known));
+}
+
+std::vector<std::string> llama3_flavors() {
+  std::vector<std::string> names;
+  for (const Flavor& f : flavors()) names.emplace_back(f.name);
+  return names;
+}
+
+RMSNormImpl::RMSNormImpl(int64_t dim, double eps)
+    : weight(register_parameter("weight", torch::ones({dim}))), eps_(eps) {}
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x_BSD) { return at::rms_norm(x_BSD, {x_BSD.size(-1)}, weight, eps_); }
+
+LinearMapImpl::LinearMapImpl(int64_t in, int64_t out) : weight(weight_parameter(*this, {out, in})) {}
+
+at::Tensor LinearMapImpl::forward(const at::Tensor& x) { return at::linear(x, weight); }
+
+AttentionImpl::AttentionImpl(const Llama3Args& args, double output_std)
+    : heads_(args.n_heads), kv_heads_(args.n_kv_heads), width_(args.head_width()) {
+  wq_ = register_module("wq", LinearMap(args.dim, heads_ * width_));
+  wk_ = register_module("wk", LinearMap(args.dim, kv_heads_ * width_));
+  wv_ = register_module("wv", LinearMap(args.dim, kv_heads_ * width_));
+  wo_ = register_module("wo", LinearMap(heads_ * width_, args.dim));
+  for (LinearMap* w : {&wq_, &wk_, &wv_}) init_linear((*w)->weight, 0.02);
+  init_linear(wo_->weight, output_std);
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
+  const int64_t B = x_BSD.size(0), S = x_BSD.size(1);
+  const at::Tensor q = rotate(wq_(x_BSD).view({B, S, heads_, width_}), cos_SE, sin_SE).transpose(1, 2);
+  const at::Tensor k = rotate(wk_(x_BSD).view({B, S, kv_heads_, width_}), cos_SE, sin_SE).transpose(1, 2);
+  const at::Tensor v = wv_(x_BSD).view({B, S, kv_heads_, width_}).transpose(1, 2);
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, std::nullopt,
+                                                          /*enable_gqa=*/heads_ != kv_heads_);
+  return wo_(out.transpose(1, 2).reshape({B, S, heads_ * width_}));
+}
+
+FeedForwardImpl::FeedForwardImpl(const Llama3Args& args, double output_std) {
+  w1_ = register_module("w1", LinearMap(args.dim, args.ffn_width()));
+  w2_ = register_module("w2", LinearMap(args.ffn_width(), args.dim));
+  w3_ = register_module("w3", LinearMap(args.dim, args.ffn_width()));
+  init_linear(w1_->weight, 0.02);
+  for (LinearMap* w : {&w2_, &w3_}) init_linear((*w)->weight, output_std);
+}
+
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) { return w2_(at::silu(w1_(x_BSD)) * w3_(x_BSD)); }
+
+Llama3BlockImpl::Llama3BlockImpl(const Llama3Args& args, int64_t layer) {
+  const double depth = static_cast<double>(args.depth_init ? layer + 1 : args.n_layers);
+  const double output_std = 0.02 / std::sqrt(2.0 * depth);
+  attention_ = register_module("attention", Attention(args, output_std));
+  feed_forward_ = register_module("feed_forward", FeedForward(args, output_std));
+  attention_norm_ = register_module("attention_norm", RMSNorm(args.dim, args.norm_eps));
+  ffn_norm_ = register_module("ffn_norm", RMSNorm(args.dim, args.norm_eps));
+}
+
+at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
+  const at::Tensor h = x_BSD + attention_(attention_norm_(x_BSD), cos_SE, sin_SE);
+  return h + feed_forward_(ffn_norm_(h));
+}
+
+Llama3Impl::Llama3Impl(const Llama3Args& args) : args_(args) {
+  if (args.n_heads % args.n_kv_heads != 0)
+    throw UserError(concat("model.args.n_kv_heads = ", args.n_kv_heads, "\n  expected a divisor of n_heads = ",
+                           args.n_heads));
+  if (args.head_width() % 2 != 0)
+    throw UserError(concat("model.args.dim = ", args.dim, " over n_heads = ", args.n_heads, " gives heads of width ",
+                           args.head_width(), "\n  expected an even width: rotary embedding turns pairs"));
+  tok_embeddings_ = register_module("tok_embeddings", LinearMap(args.dim, args.vocab_size));
+  {
+    torch::NoGradGuard no_grad;
+    tok_embeddings_->weight.normal_();
+  }
+  auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+  for (int64_t i = 0; i < args.n_layers; ++i)
+    layers_.push_back(layers->register_module(std::to_string(i), Llama3Block(args, i)));
+  norm_ = register_module("norm", RMSNorm(args.dim, args.norm_eps));
+  if (args.tied) return;
+  output_ = register_module("output", LinearMap(args.dim, args.vocab_size));
+  const double std = 1.0 / std::sqrt(static_cast<double>(args.dim));
+  trunc_normal_(output_->weight, 0.0, std, -3 * std, 3 * std);
+}
+
+std::pair<at::Tensor, at::Tensor> Llama3Impl::rotations(int64_t seq_len) const {
+  const int64_t half = args_.head_width() / 2;
+  const double per_pair = 1.0 / static_cast<double>(half);
+  const auto f32 = at::TensorOptions(at::kFloat);
+  at::Tensor frequency = at::pow(args_.rope_theta, at::arange(half, f32) * -per_pair);
+  if (const auto& s = args_.rope_scaling) {
+    const at::Tensor turns = frequency * (s->original_max_position / (2 * M_PI));
+    const at::Tensor mix = ((turns - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor)).clamp(0.0, 1.0);
+    frequency = frequency * (mix + (1 - mix) / s->factor);
+  }
+  const at::Tensor angles = at::outer(at::arange(seq_len, f32), frequency);
+  return {angles.cos(), angles.sin()};
+}
+
+at::Tensor Llama3Impl::forward(const at::Tensor& tokens_BS) {
+  at::Tensor h = at::embedding(tok_embeddings_->weight, tokens_BS);
+  const auto [cos_SE, sin_SE] = rotations(tokens_BS.size(1));
+  for (Llama3Block& layer : layers_) h = layer(h, cos_SE, sin_SE);
+  h = norm_(h);
+  return at::linear(h, args_.tied ? tok_embeddings_->weight : output_->weight);
+}
+
+}  // namespace sfsdp::models

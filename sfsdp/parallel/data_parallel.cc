@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/data_parallel.h"
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp {
+
+int64_t Strategy::axis_size(const std::string& axis) const {
+  return mesh.has(axis) ? mesh.size(axis) : 1;
+}
+
+int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_size("dp_shard"); }
+
+std::vector<std::string> Strategy::data_axes() const {
+  std::vector<std::string> axes;
+  for (const MeshAxis& a : mesh.axes())
+    if (a.size > 1 && (a.name == "dp_replicate" || a.name == "dp_shard")) axes.push_back(a.name);
+  return axes;
+}
+
+Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
+  Strategy strategy{std::move(mesh), options};
+  for (const MeshAxis& a : strategy.mesh.axes()) {
+    if (a.size < 1)
+      throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size, "\n  expected at least 1"));
+    if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard")
+      throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size,
+                             "\n  expected only dp_replicate and dp_shard above 1: other axes are not supported yet"));
+  }
+  const int64_t shard = strategy.axis_size("dp_shard"), replicate = strategy.axis_size("dp_replicate");
+  if (options.mode == DataParallelMode::FullyShard && replicate > 1)
+    throw UserError(concat("data_parallel: FullyShard on a mesh with dp_replicate = ", replicate,
+                           "\n  expected dp_replicate = 1; use HybridShard"));
+  if (options.mode == DataParallelMode::Replicate && shard > 1)
+    throw UserError(concat("data_parallel: Replicate on a mesh with dp_shard = ", shard,
+                           "\n  expected dp_shard = 1; name the axis dp_replicate, or use FullyShard"));
+  return strategy;
+}
+
+namespace parallel {
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Op;
+using ir::Section;
+using ir::Type;
+using ir::Value;
+
+// How one parameter is stored: `rows` of dimension 0 on each rank, the last ranks' padded.
+struct Storage {
+  bool sharded = false;
+  int64_t global_rows = 0, rows = 0, padded_rows = 0;
+  ir::DType dtype = ir::DType::f32;
+};
+
+Storage storage_of(const Op& param, const Strategy& strategy) {
+  const Type& type = param.result()->type();
+  const int64_t world = strategy.axis_size("dp_shard");
+  Storage s;
+  s.dtype = param.has_attr("storage") ? param.attr<ir::DType>("storage") : type.dtype;
+  s.sharded = strategy.options.mode != DataParallelMode::Replicate && world > 1 && !type.dims.empty() &&
+              type.numel() > 0 && type.numel() >= strategy.options.min_shard_numel;
+  s.global_rows = type.dims.empty() ? 1 : type.dims[0].size;
+  s.rows = s.sharded ? (s.global_rows + world - 1) / world : s.global_rows;
+  s.padded_rows = s.sharded ? s.rows * world : s.global_rows;
+  return s;
+}
+
+Type with_dtype(Type type, ir::DType dtype) {
+  type.dtype = dtype;
+  type.strides.clear();
+  type.states.clear();
+  return type;
+}
+
+Type with_rows(Type type, int64_t rows) {
+  type.strides.clear();
+  if (!type.dims.empty()) type.dims[0] = Dim{rows, {}, false};
+  return type;
+}
+
+// Adds ops one after the other before `before`, all in one section and at one module path.
+struct Chain {
+  Graph& graph;
+  Op* before;
+  Section section;
+  std::string module_path;
+
+  Value* add(const std::string& opcode, Value* operand, Type type, const std::string& hint,
+             std::map<std::string, ir::Attr> attrs = {}) {
+    Op* op = graph.add(opcode, {operand}, {{hint, std::move(type)}}, before);
+    op->section = section;
+    op->module_path = module_path;
+    op->attrs = std::move(attrs);
+    return op->result();
+  }
+  Value* cast(Value* value, ir::DType dtype, const std::string& hint) {
+    if (value->type().dtype == dtype) return value;
+    return add("cast", value, with_dtype(value->type(), dtype), hint);
+  }
+};
+
+// cast -> all_gather -> narrow: the cast comes first, so that the wire carries the compute dtype.
+Value* materialise(Chain chain, Value* stored, const Storage& s, const Type& full) {
+  const std::string name = stored->name();
+  Value* value = chain.cast(stored, full.dtype, name + ".cast");
+  if (!s.sharded) return value;
+  value = chain.add("all_gather", value, with_rows(full, s.padded_rows), name + ".full",
+                    {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+  if (s.padded_rows == s.global_rows) return value;
+  return chain.add("narrow", value, full, name + ".unpad",
+                   {{"dim", int64_t{0}}, {"start", int64_t{0}}, {"length", s.global_rows}});
+}
+
+bool is_backward(const Op& op) { return op.section == Section::Bwd; }
+
+void shard_parameter(Graph& graph, Op* param, const Storage& s, const Strategy& strategy) {
+  Value* stored = param->result();
+  const Type full = stored->type();
+  std::vector<Op*> readers;
+  for (const auto& op : graph.ops())
+    if (std::ranges::find(op->operands, stored) != op->operands.end()) readers.push_back(op.get());
+
+  Type stored_type = with_dtype(full, s.dtype);
+  if (s.sharded) {
+    stored_type = with_rows(stored_type, s.rows);
+    stored_type.dims[0].split = {"dp_shard"};
+    stored_type.dims[0].padded = s.padded_rows != s.global_rows;
+  }
+  stored->set_type(stored_type);
+  param->attrs.erase("storage");
+  if (s.sharded) param->attrs["rows"] = s.global_rows;
+
+  Value* materialised = nullptr;
+  bool in_backward = false;
+  for (Op* reader : readers) {
+    const bool again = strategy.options.reshard_after_forward && s.sharded && is_backward(*reader) && !in_backward;
+    if (!materialised || again) {
+      in_backward = is_backward(*reader);
+      materialised = materialise({graph, reader, reader->section, param->module_path}, stored, s, full);
+    }
+    for (Value*& operand : reader->operands)
+      if (operand == stored) operand = materialised;
+  }
+}
+
+// The op behind `op`, nullptr at the end.
+Op* next_of(const Graph& graph, const Op* op) {
+  const auto ops = graph.ops();
+  for (size_t i = 0; i + 1 < ops.size(); ++i)
+    if (ops[i].get() == op) return ops[i + 1].get();
+  return nullptr;
+}
+
+// cast -> pad -> reduce_scatter per micro-batch into the shard; what is replicated is reduced once per step, after
+// the micro-batches are added up: an all_reduce per micro-batch would move the same bytes k times.
+void reduce_gradient(Graph& graph, Op* gradient, const Storage& s, const Strategy& strategy) {
+  Value* value = gradient->operands[0];
+  const std::string name = gradient->attr<std::string>("param") + ".grad";
+  // Right behind its producer, so that the whole gradient lives no longer than it must.
+  Chain chain{graph, next_of(graph, value->producer()), Section::Bwd, gradient->module_path};
+  const ir::DType reduce_dtype = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
+  value = chain.cast(value, reduce_dtype, name + ".cast");
+  if (s.sharded) {
+    if (s.padded_rows != s.global_rows)
+      value = chain.add("pad", value, with_rows(value->type(), s.padded_rows), name + ".pad",
+                        {{"dim", int64_t{0}}, {"size", s.padded_rows}});
+    value = chain.add("reduce_scatter", value, with_rows(value->type(), s.rows), name + ".rs",
+                      {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+  }
+  value = chain.add("accumulate", value, with_dtype(value->type(), reduce_dtype), name + ".acc");
+  chain.section = Section::Clip;
+  chain.before = gradient;
+  std::vector<std::string> axes;
+  for (const std::string& axis : strategy.data_axes())
+    if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
+  if (!axes.empty()) {
+    const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
+    value = chain.add("all_reduce", value, value->type(), name + ".ar", {{"axis", axis}});
+  }
+  value = chain.cast(value, s.dtype, name + ".stored");
+  gradient->operands[0] = value;
+  gradient->section = Section::Clip;
+  gradient->result()->set_type(value->type());
+  gradient->attrs["replicated"] = !s.sharded;
+}
+
+void mark_inputs(Graph& graph, const Strategy& strategy) {
+  const auto axes = strategy.data_axes();
+  if (axes.empty()) return;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("input") || op->attr<std::string>("name") == "step_scalars") continue;
+    Type type = op->result()->type();
+    type.states = {{ir::AxisState::Kind::Own, axes}};
+    op->result()->set_type(type);
+  }
+}
+
+void check_reduced(const Graph& graph, const Strategy& strategy) {
+  if (strategy.data_ranks() == 1) return;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("gradient")) continue;
+    bool reduced = false;
+    for (const Op* at = op.get(); at && !at->operands.empty(); at = at->operands[0]->producer()) {
+      if (at->is("reduce_scatter") || at->is("all_reduce")) reduced = true;
+      if (reduced) break;
+      if (!at->is("gradient") && !at->is("cast") && !at->is("accumulate") && !at->is("pad")) break;
+    }
+    SFSDP_CHECK(reduced, "gradient of ", op->attr<std::string>("param"), " is not reduced over the data axes");
+  }
+}
+
+}  // namespace
+
+void apply_data_parallel(Graph& graph, const Strategy& strategy) {
+  graph.mesh = strategy.mesh.axes();
+  graph.view = Graph::View::Local;
+  std::vector<Op*> params, gradients;
+  for (const auto& op : graph.ops()) {
+    if (op->is("param")) params.push_back(op.get());
+    if (op->is("gradient")) gradients.push_back(op.get());
+  }
+  std::map<std::string, Storage> storages;
+  for (Op* param : params) storages[param->attr<std::string>("name")] = storage_of(*param, strategy);
+  for (Op* gradient : gradients) {
+    // The gradient's place is the end of the graph, behind all of backward: clip and optimizer follow.
+    reduce_gradient(graph, gradient, storages.at(gradient->attr<std::string>("param")), strategy);
+  }
+  for (Op* param : params) shard_parameter(graph, param, storages.at(param->attr<std::string>("name")), strategy);
+  mark_inputs(graph, strategy);
+  check_reduced(graph, strategy);
+}
+
+}  // namespace parallel
+}  // namespace sfsdp

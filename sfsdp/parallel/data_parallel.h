@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   makes a captured single-device step the program of one data-parallel rank: DDP, FSDP or HSDP.
+// Why:    three placements of one mechanism: a parameter is materialised once per use region (cast, all_gather), its
+//         gradient goes the way back (cast, reduce_scatter, all_reduce).
+// Needs:  a graph from capture::capture_step: full parameters, one `gradient` op per trained parameter.
+// Leaves: every carried value as stored (split or replicated), every gradient reduced over all data axes.
+// Source: SimpleFSDP, arXiv:2411.00284; FSDP2's order of casts and reductions (torch/distributed/fsdp).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/mesh/device_mesh.h"
+
+namespace sfsdp {
+
+enum class DataParallelMode : uint8_t {
+  Replicate,    // DDP: whole parameters on every rank, gradients all-reduced
+  FullyShard,   // FSDP: parameters, gradients and optimizer state cut in dimension 0 over dp_shard
+  HybridShard,  // HSDP: cut over dp_shard, replicated over dp_replicate
+};
+
+struct MixedPrecisionPolicy {
+  std::optional<ir::DType> param_dtype;   // of gathered parameters and of compute; unset: as stored
+  std::optional<ir::DType> reduce_dtype;  // of gradient collectives; unset: the gradient's own
+};
+
+struct DataParallelOptions {
+  DataParallelMode mode = DataParallelMode::FullyShard;
+  MixedPrecisionPolicy mixed_precision = {};
+  // Gather again for backward (true) or keep the gathered parameter from forward.
+  bool reshard_after_forward = true;
+  // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
+  int64_t min_shard_numel = 0;
+};
+
+// A mesh and what the data-parallel axes on it do. Axes named dp_replicate and dp_shard are used; one may be absent.
+struct Strategy {
+  DeviceMesh mesh;
+  DataParallelOptions options;
+
+  int64_t axis_size(const std::string& axis) const;  // 1 when the mesh has no such axis
+  int64_t data_ranks() const;                        // dp_replicate × dp_shard
+  std::vector<std::string> data_axes() const;        // those of size > 1, outer first
+};
+
+// Throws UserError when mode and axes do not fit (HybridShard without dp_replicate, …).
+Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
+
+namespace parallel {
+
+// Rewrites `graph` in place. Collectives of axes of size 1 are not emitted: one rank has none at all.
+void apply_data_parallel(ir::Graph& graph, const Strategy& strategy);
+
+}  // namespace parallel
+}  // namespace sfsdp

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a pass is: an options struct, a function bool(Graph&, const Options&, PassContext&), and a row in registry.cc.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::passes {
+
+// What a pass promises of the numbers that the graph computes.
+enum class Exactness {
+  Exact,          // bit for bit the same
+  ReordersSums,   // the same sums in another order
+};
+
+// What a pass did, counted: a pass that does nothing must be seen to.
+class Metrics {
+ public:
+  void add(const std::string& name, int64_t count) { counts_[name] += count; }
+  int64_t get(const std::string& name) const {
+    const auto found = counts_.find(name);
+    return found == counts_.end() ? 0 : found->second;
+  }
+  const std::map<std::string, int64_t>& counts() const { return counts_; }
+
+ private:
+  std::map<std::string, int64_t> counts_;
+};
+
+struct PassContext {
+  Metrics metrics;
+};
+
+// One field of a pass's options struct, as written on the command line: name=value.
+struct PassOption {
+  std::string name;
+  ir::Attr fallback;  // bool, int64_t, double or string; a value must be of the same kind
+  double min = 0;     // of numbers
+  double max = 0;
+  std::string help;
+};
+
+using OptionValues = std::map<std::string, ir::Attr>;  // every option of the pass, fallbacks filled in
+
+struct PassInfo {
+  std::string name;
+  Exactness exactness = Exactness::Exact;
+  std::string help;
+  std::vector<PassOption> options;
+  bool (*run)(ir::Graph&, const OptionValues&, PassContext&) = nullptr;  // true: changed the graph
+};
+
+}  // namespace sfsdp::passes

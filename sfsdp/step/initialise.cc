@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/step/initialise.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <set>
+#include <unordered_map>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/exec/aten_call.h"
+#include "sfsdp/exec/counter_rng.h"
+#include "sfsdp/exec/kernels.h"
+
+namespace sfsdp::step {
+namespace {
+
+using ir::Op;
+using ir::Value;
+
+constexpr std::array kFactories = {"aten.empty.memory_format", "aten.zeros", "aten.ones", "aten.full"};
+// Each element of the result depends on the same element of the operands alone.
+constexpr std::array kElementwise = {"aten.zero",       "aten.fill.Scalar", "aten.fill.Tensor", "aten.mul.Tensor",
+                                     "aten.mul.Scalar", "aten.add.Tensor",  "aten.add.Scalar",  "aten.sub.Tensor",
+                                     "aten.div.Tensor", "aten.erfinv",      "aten.clamp",       "aten.sqrt",
+                                     "aten.abs",        "aten.neg",         "aten.exp",         "aten.log"};
+constexpr std::array kRandom = {"aten.uniform", "aten.normal_functional", "aten.bernoulli.p"};
+
+template <size_t N>
+bool is_one_of(const Op& op, const std::array<const char*, N>& names) {
+  return std::ranges::any_of(names, [&](const char* name) { return op.is(name); });
+}
+
+// The ops that `value` depends on, in order.
+std::vector<const Op*> slice(const ir::Graph& graph, const Value* value) {
+  std::set<const Op*> needed;
+  std::function<void(const Op*)> visit = [&](const Op* op) {
+    if (!needed.insert(op).second) return;
+    for (const Value* operand : op->operands)
+      if (operand) visit(operand->producer());
+  };
+  visit(value->producer());
+  std::vector<const Op*> ops;
+  for (const auto& op : graph.ops())
+    if (needed.contains(op.get())) ops.push_back(op.get());
+  return ops;
+}
+
+bool is_elementwise(const std::vector<const Op*>& ops, const Value* value) {
+  return std::ranges::all_of(ops, [&](const Op* op) {
+    if (op->is("scalar")) return true;
+    const ir::Type& type = op->result()->type();
+    return (is_one_of(*op, kFactories) || is_one_of(*op, kElementwise) || is_one_of(*op, kRandom)) &&
+           type.shape() == value->type().shape() && type.strides.empty();
+  });
+}
+
+double attr_or(const Op& op, const char* key, double fallback) {
+  auto found = op.attrs.find(key);
+  return found == op.attrs.end() ? fallback : std::get<double>(found->second);
+}
+
+at::Tensor draw(const Op& op, const at::Tensor& like, const exec::RandomStream& stream) {
+  at::Tensor out = at::empty_like(like, at::MemoryFormat::Contiguous);
+  if (op.is("aten.uniform"))
+    exec::fill_uniform(out, attr_or(op, "from", 0), attr_or(op, "to", 1), stream);
+  else if (op.is("aten.normal_functional"))
+    exec::fill_normal(out, attr_or(op, "mean", 0), attr_or(op, "std", 1), stream);
+  else
+    exec::fill_bernoulli(out, attr_or(op, "p", 0.5), stream);
+  return out;
+}
+
+// Runs one op, a factory at the shape of the wanted rows instead of its own.
+at::Tensor run_factory(const Op& op, const std::vector<int64_t>& shape) {
+  ir::Graph scratch;
+  Op* local = scratch.add(op.opcode, {}, {{"", op.result()->type()}});
+  local->attrs = op.attrs;
+  local->attrs["size"] = shape;
+  return exec::AtenCall(*local).run({})[0];
+}
+
+at::Tensor run(const capture::StateTensor& tensor, uint64_t seed, const std::vector<const Op*>& ops,
+               const std::vector<int64_t>* shape, int64_t first_element) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::unordered_map<const Value*, at::Tensor> values;
+  exec::RandomStream stream;
+  stream.key = hash_path(tensor.name) ^ (seed * 0x9E3779B97F4A7C15ull);
+  stream.first_element = first_element;
+  const exec::Groups no_groups;
+  for (const Op* op : ops) {
+    std::vector<at::Tensor> operands;
+    for (const Value* operand : op->operands) operands.push_back(operand ? values.at(operand) : at::Tensor());
+    std::vector<at::Tensor> results;
+    if (is_one_of(*op, kRandom)) {
+      results = {draw(*op, operands[0], stream)};
+      ++stream.stream;
+    } else if (op->is("constant")) {
+      results = {tensor.recipe.program->constants[static_cast<size_t>(op->attr<int64_t>("index"))]};
+    } else if (shape && is_one_of(*op, kFactories)) {
+      results = {run_factory(*op, *shape)};
+    } else if (op->opcode.starts_with("aten.")) {
+      results = exec::AtenCall(*op).run(operands);
+    } else {
+      results = exec::find_kernel(op->opcode)({*op, operands, no_groups, {}, {}, nullptr});
+    }
+    for (size_t i = 0; i < results.size(); ++i) values[op->result(static_cast<int>(i))] = results[i];
+  }
+  return values.at(tensor.recipe.value);
+}
+
+}  // namespace
+
+bool needs_whole_tensor(const capture::StateTensor& tensor) {
+  return tensor.recipe.program &&
+         !is_elementwise(slice(tensor.recipe.program->graph, tensor.recipe.value), tensor.recipe.value);
+}
+
+at::Tensor initialise_rows(const capture::StateTensor& tensor, uint64_t seed, RowRange rows) {
+  const bool whole = tensor.shape.empty() || rows.count == tensor.shape[0];
+  if (tensor.value.defined())
+    return whole ? tensor.value.clone() : tensor.value.narrow(0, rows.first, rows.count).clone();
+  const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
+  if (whole) return run(tensor, seed, ops, nullptr, 0).contiguous();
+  if (!is_elementwise(ops, tensor.recipe.value))
+    return run(tensor, seed, ops, nullptr, 0).narrow(0, rows.first, rows.count).clone();
+  std::vector<int64_t> shape = tensor.shape;
+  shape[0] = rows.count;
+  int64_t row_elements = 1;
+  for (size_t d = 1; d < shape.size(); ++d) row_elements *= shape[d];
+  return run(tensor, seed, ops, &shape, rows.first * row_elements).contiguous();
+}
+
+}  // namespace sfsdp::step

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Clipping and the optimizer as graph-building functions over shards. Torch-free.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/parallel/data_parallel.h"
+
+namespace sfsdp {
+
+// torch.optim.AdamW: decoupled decay of all parameters, moments in f32, bias corrections from the step count.
+struct AdamW {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+};
+
+// torch.optim.SGD without dampening and Nesterov.
+struct SGD {
+  double lr = 1e-3;
+  double momentum = 0;
+  double weight_decay = 0;
+};
+
+using Optimizer = std::variant<AdamW, SGD>;
+
+double learning_rate(const Optimizer& optimizer);
+
+namespace step {
+
+struct UpdateOptions {
+  double max_norm = 0;        // gradients are scaled to this global norm; 0: not clipped (the norm is still computed)
+  int64_t micro_batches = 1;  // per step
+};
+
+// A tensor that the optimizer carries, zero at first.
+struct OptimizerState {
+  std::string name;   // "layers.0.wq.weight.exp_avg"; "optimizer.step" counts updates
+  std::string param;  // empty for the counter
+};
+
+// Appends loss reduction, norm, clipping and update to a graph that data_parallel has made a rank's own. Outputs become
+// loss (mean of the global batch, f32[]), grad_norm (before clipping, f64[]), non_finite (f32[], 1: nothing was
+// updated). Conventions: torch.nn.utils.clip_grad_norm_ with eps 1e-6; the norm counts every parameter once.
+std::vector<OptimizerState> append_update(ir::Graph& graph, const Optimizer& optimizer, const Strategy& strategy,
+                                          const UpdateOptions& options);
+
+// For a graph without backward: the loss, averaged over the ranks, is the only output.
+void append_loss(ir::Graph& graph, const Strategy& strategy, int64_t micro_batches);
+
+}  // namespace step
+}  // namespace sfsdp

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// compile(): module + loss + optimizer + example batch + strategy -> Step, the program of one training step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/capture/capture_step.h"
+#include "sfsdp/capture/meta_init.h"
+#include "sfsdp/comm/communicator.h"
+#include "sfsdp/exec/reference_executor.h"
+#include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/step/optimizer.h"
+
+namespace sfsdp {
+
+using capture::Batch;
+using capture::LossValue;
+
+struct CompileOptions {
+  double max_norm = 0;        // clip gradients to this global norm; 0: off
+  int64_t micro_batches = 1;  // gradient accumulation: batches per step and rank
+  uint64_t seed = 0;          // of initialisation and of random ops
+  exec::Rng rng = exec::Rng::Counter;
+};
+
+struct StepResult {
+  double loss = 0;          // mean of the global batch, with the weights before the update
+  double grad_norm = 0;     // before clipping
+  bool skipped = false;     // the norm was not finite: nothing was updated
+};
+
+// How one parameter, buffer or optimizer tensor is stored on a rank.
+struct StoredTensor {
+  std::string name;
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> local_shape;  // with padding rows
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool sharded = false;  // dimension 0 over dp_shard
+  bool trainable = false;
+  int64_t source = -1;  // index in Program::state, -1 for the optimizer's
+};
+
+// What is the same on all ranks: the module, its captured graphs, the layout of the state. Share one between the ranks
+// of a process; each rank has a Step of its own.
+class Program {
+ public:
+  Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunction loss, Optimizer optimizer,
+          const Batch& example, Strategy strategy, CompileOptions options);
+
+  struct Variant {
+    ir::Graph graph;
+    std::vector<at::Tensor> constants;
+  };
+  // The graph for these batch shapes; captured when first asked for. Thread-safe.
+  const Variant& training(const Batch& example);
+  const Variant& evaluation(const Batch& example);
+
+  const Strategy& strategy() const { return strategy_; }
+  const CompileOptions& options() const { return options_; }
+  const Optimizer& optimizer() const { return optimizer_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  const std::vector<capture::StateTensor>& state() const { return state_; }
+  int64_t num_parameters() const;  // elements, tied ones once
+
+ private:
+  struct Cache;
+  const Variant& variant(const Batch& example, bool training);
+  std::unique_ptr<Variant> build(const Batch& example, bool training);
+  void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
+
+  std::shared_ptr<torch::nn::Module> module_;
+  capture::LossFunction loss_;
+  Optimizer optimizer_;
+  Strategy strategy_;
+  CompileOptions options_;
+  std::vector<capture::StateTensor> state_;
+  std::vector<StoredTensor> tensors_;
+  std::shared_ptr<Cache> cache_;
+};
+
+// One rank's training step: owns this rank's shards.
+class Step {
+ public:
+  // `world` may be null for a strategy of one rank.
+  Step(std::shared_ptr<Program> program, comm::CommWorld* world);
+  ~Step();
+  Step(Step&&) noexcept;
+
+  // One step over options.micro_batches batches (this rank's share of the global batch).
+  StepResult operator()(const std::vector<Batch>& micro_batches);
+  StepResult operator()(const Batch& batch) { return (*this)(std::vector<Batch>{batch}); }
+  // Mean loss of the global batch without dropout, gradients or update; a graph of its own over the same weights.
+  double eval(const Batch& batch);
+
+  double lr = 0;        // used by the next step; starts as the optimizer's
+  int64_t step = 0;     // steps done
+
+  // The whole tensor of a parameter, buffer or optimizer tensor ("<param>.exp_avg"); a collective call.
+  at::Tensor gather(const std::string& name);
+  // This rank's shards without padding, by name; they alias the step's storage.
+  std::map<std::string, at::Tensor> state_dict() const;
+  // Values by name, each either whole or this rank's shard. Throws UserError for unknown names and wrong shapes.
+  void load_state_dict(const std::map<std::string, at::Tensor>& values);
+
+  const Program& program() const { return *program_; }
+  exec::ReferenceExecutor& executor(const Batch& example);  // of the training graph, for tests and debugging
+  int64_t peak_bytes() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Program> program_;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Loss: (model, batch) -> Tensor (a mean) or std::pair<Tensor, Tensor> (sum, count).
+template <class Model, class Loss>
+std::shared_ptr<Program> compile_program(Model model, Loss loss, Optimizer optimizer, const Batch& example,
+                                         Strategy strategy, CompileOptions options = {}) {
+  std::shared_ptr<torch::nn::Module> module;
+  if constexpr (requires { model.ptr(); })
+    module = model.ptr();
+  else
+    module = model;
+  capture::LossFunction function = [model, loss](const Batch& batch) mutable -> LossValue {
+    auto value = loss(model, batch);
+    if constexpr (requires { value.first; })
+      return {value.first, value.second};
+    else
+      return {value, at::Tensor()};
+  };
+  return std::make_shared<Program>(module, std::move(function), optimizer, example, std::move(strategy), options);
+}
+
+template <class Model, class Loss>
+Step compile(Model model, Loss loss, Optimizer optimizer, const Batch& example, Strategy strategy,
+             comm::CommWorld* world = nullptr, CompileOptions options = {}) {
+  return Step(compile_program(model, loss, optimizer, example, std::move(strategy), options), world);
+}
+
+}  // namespace sfsdp

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A captured step on one rank equals eager LibTorch bit for bit.
+#include "sfsdp/step/step.h"
+
+#include <doctest/doctest.h>
+#include <torch/torch.h>
+
+#include "sfsdp/testing/eager_torch.h"
+
+namespace sfsdp {
+namespace {
+
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int64_t hidden = 16, double dropout = 0.0)
+      : up(register_module("up", torch::nn::Linear(8, hidden))),
+        drop(register_module("drop", torch::nn::Dropout(dropout))),
+        down(register_module("down", torch::nn::Linear(hidden, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(drop(torch::relu(up(x)))); }
+  torch::nn::Linear up;
+  torch::nn::Dropout drop;
+  torch::nn::Linear down;
+};
+TORCH_MODULE(Mlp);
+
+template <class Model>
+at::Tensor classification_loss(Model& model, const Batch& batch) {
+  return torch::nn::functional::cross_entropy(model->forward(batch[0]), batch[1]);
+}
+
+Batch classification_batch(int64_t rows, uint64_t seed, std::vector<int64_t> features = {8}, int64_t classes = 4) {
+  torch::manual_seed(seed);
+  features.insert(features.begin(), rows);
+  return {torch::randn(features), torch::randint(classes, {rows}, torch::kLong)};
+}
+
+struct ConvNetImpl : torch::nn::Module {
+  ConvNetImpl()
+      : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 6, 3).padding(1)))),
+        norm(register_module("norm", torch::nn::BatchNorm2d(6))),
+        head(register_module("head", torch::nn::Linear(6 * 4 * 4, 4))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return head(torch::max_pool2d(torch::relu(norm(conv(x))), 2).flatten(1));
+  }
+  torch::nn::Conv2d conv;
+  torch::nn::BatchNorm2d norm;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(ConvNet);
+
+// One block used twice, input and output embedding tied, one frozen and one unused parameter.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl()
+      : embedding(register_module("embedding", torch::nn::Embedding(11, 8))),
+        block(register_module("block", torch::nn::Linear(8, 8))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})))),
+        frozen(register_module("frozen", torch::nn::Linear(8, 8))),
+        unused(register_parameter("unused", torch::ones({3}))),
+        output(register_parameter("output", embedding->weight)) {
+    for (auto& p : frozen->parameters()) p.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    at::Tensor x = embedding(ids);
+    x = x + torch::gelu(block(x));
+    x = x + torch::gelu(block(x));
+    return torch::linear(norm(frozen(x)), output);
+  }
+  torch::nn::Embedding embedding;
+  torch::nn::Linear block;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear frozen;
+  at::Tensor unused, output;
+};
+TORCH_MODULE(Tied);
+
+template <class MakeModel, class MakeBatch>
+void expect_equals_eager(MakeModel make_model, MakeBatch make_batch) {
+  torch::manual_seed(1);
+  auto model = make_model();
+  torch::manual_seed(1);
+  auto eager_model = make_model();
+  using Model = decltype(model);
+  AdamW adamw{.lr = 1e-2, .weight_decay = 0.1};
+  CompileOptions options;
+  options.max_norm = 1.0;
+  options.rng = exec::Rng::Eager;
+  const auto loss = [](Model& m, const Batch& b) { return classification_loss(m, b); };
+  testing::EagerTrainer eager(eager_model.ptr(), adamw, options.max_norm);
+  Step step = compile(model, loss, adamw, make_batch(0), data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr,
+                      options);
+  for (uint64_t k = 0; k < 5; ++k) {
+    const Batch batch = make_batch(k + 1);
+    torch::manual_seed(100 + k);
+    const StepResult expected = eager.step([&] { return loss(eager_model, batch); });
+    torch::manual_seed(100 + k);
+    const StepResult got = step(batch);
+    CHECK(got.loss == expected.loss);
+    CHECK(got.grad_norm == expected.grad_norm);
+    const auto state = step.state_dict();
+    for (const auto& [name, value] : eager.state()) {
+      CAPTURE(name);
+      CAPTURE(k);
+      REQUIRE(state.contains(name));
+      CHECK(at::equal(state.at(name), value));
+    }
+  }
+}
+
+TEST_CASE("a captured MLP equals eager bit for bit over 5 steps") {
+  expect_equals_eager([] { return Mlp(16); }, [](uint64_t k) { return classification_batch(6, k); });
+}
+
+TEST_CASE("dropout draws what eager draws when rng is eager") {
+  expect_equals_eager([] { return Mlp(16, 0.3); }, [](uint64_t k) { return classification_batch(6, k); });
+}
+
+TEST_CASE("a convolutional net with batch norm equals eager, running statistics too") {
+  expect_equals_eager([] { return ConvNet(); }, [](uint64_t k) { return classification_batch(5, k, {2, 8, 8}); });
+}
+
+TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {
+  expect_equals_eager([] { return Tied(); }, [](uint64_t k) {
+    torch::manual_seed(k);
+    return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
+  });
+}
+
+}  // namespace
+}  // namespace sfsdp

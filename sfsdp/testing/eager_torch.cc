@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/eager_torch.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace sfsdp::testing {
+
+EagerTrainer::EagerTrainer(std::shared_ptr<torch::nn::Module> module, AdamW optimizer, double max_norm)
+    : module_(std::move(module)), optimizer_(optimizer), max_norm_(max_norm), count_(at::zeros({}, at::kFloat)) {
+  std::set<c10::TensorImpl*> seen;
+  for (const auto& p : module_->named_parameters()) {
+    if (!seen.insert(p.value().unsafeGetTensorImpl()).second) continue;
+    parameters_.emplace_back(p.key(), p.value());
+  }
+}
+
+StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
+  for (auto& [name, p] : parameters_) p.mutable_grad() = at::Tensor();
+  at::Tensor value = loss();
+  value.backward();
+  at::NoGradGuard no_grad;
+  gradients.clear();
+  double sum = 0;
+  for (auto& [name, p] : parameters_) {
+    if (!p.grad().defined()) continue;
+    gradients[name] = p.grad().clone();
+    // Element by element in row-major order, in double: the convention of the step's own norm.
+    const at::Tensor g = p.grad().contiguous();
+    double squares = 0;
+    for (int64_t i = 0; i < g.numel(); ++i)
+      squares += static_cast<double>(g.const_data_ptr<float>()[i]) * static_cast<double>(g.const_data_ptr<float>()[i]);
+    sum += squares;
+  }
+  const double norm = std::sqrt(sum);
+  const auto coefficient =
+      static_cast<float>(max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0);
+  count_.add_(1);
+  for (auto& [name, p] : parameters_) {
+    if (!p.grad().defined()) continue;
+    at::Tensor& m = moments_[name + ".exp_avg"];
+    at::Tensor& v = moments_[name + ".exp_avg_sq"];
+    if (!m.defined()) {
+      m = at::zeros_like(p);
+      v = at::zeros_like(p);
+    }
+    at::_fused_adamw_({p}, {p.grad() * coefficient}, {m}, {v}, {}, {count_}, optimizer_.lr, optimizer_.beta1,
+                      optimizer_.beta2, optimizer_.weight_decay, optimizer_.eps, /*amsgrad=*/false,
+                      /*maximize=*/false);
+  }
+  return {value.item<double>(), norm, false};
+}
+
+std::map<std::string, at::Tensor> EagerTrainer::state() const {
+  std::map<std::string, at::Tensor> values = moments_;
+  for (const auto& [name, p] : parameters_) values[name] = p.detach();
+  for (const auto& b : module_->named_buffers()) values[b.key()] = b.value();
+  return values;
+}
+
+}  // namespace sfsdp::testing

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/config_resolve.h"
+
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::train {
+
+DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
+  SFSDP_CHECK(world_size >= 1, "world_size ", world_size);
+  const int64_t replicate = parallelism.data_parallel_replicate_degree;
+  int64_t shard = parallelism.data_parallel_shard_degree;
+  if (shard == -1 && world_size % replicate == 0) shard = world_size / replicate;
+  if (shard == -1 || replicate * shard != world_size)
+    throw UserError(
+        concat("error at [parallelism]: data_parallel_replicate_degree ", replicate, " * data_parallel_shard_degree ",
+               parallelism.data_parallel_shard_degree, " on ", world_size,
+               " processes\n  expected degrees that multiply to ", world_size,
+               "; try --parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1"));
+  std::vector<MeshAxis> axes;
+  AxisList data_axes;
+  if (replicate > 1) {
+    axes.push_back({"dp_replicate", replicate});
+    data_axes.push_back("dp_replicate");
+  }
+  axes.push_back({"dp_shard", shard});
+  data_axes.push_back("dp_shard");
+  DeviceMesh mesh(std::move(axes));
+  mesh.add_view("dp", data_axes);
+  return mesh;
+}
+
+BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
+  const int64_t at_once = training.local_batch_size * data_parallel_ranks;
+  const int64_t global = training.global_batch_size == -1 ? at_once : training.global_batch_size;
+  if (global % at_once != 0)
+    throw UserError(concat("error at training.global_batch_size = ", global,
+                           "\n  expected a multiple of local_batch_size ", training.local_batch_size, " * ",
+                           data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
+  return {training.local_batch_size, global, global / at_once};
+}
+
+}  // namespace sfsdp::train
