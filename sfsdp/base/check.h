@@ -18,7 +18,7 @@ class InternalError : public std::logic_error {
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  (void)(out << ... << parts);
   return out.str();
 }
 

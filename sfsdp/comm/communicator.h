@@ -27,7 +27,7 @@ struct CallInfo {
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  virtual int rank() const = 0;         // in this group
+  virtual int rank() const = 0;  // in this group
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;  // "dp_shard"
 
@@ -47,11 +47,16 @@ class Communicator {
 class CommWorld {
  public:
   virtual ~CommWorld() = default;
-  virtual int rank() const = 0;        // global
+  virtual int rank() const = 0;  // global
   virtual int world_size() const = 0;
   // Ranks of the group that this rank belongs to, in group order; `name` is unique per group kind ("dp_shard").
   // Every rank of the world calls this with its own group in the same order.
   virtual std::shared_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) = 0;
+  // How long a call waits for the other ranks, from the next call on: the first step, in which ranks still compile and
+  // load, needs more than those after it.
+  virtual void set_timeout_ms(int64_t timeout_ms) = 0;
+  // Communicator::abort on every group of this rank, those not yet made included: the peers learn of it at once.
+  virtual void abort(const std::string& reason) = 0;
 };
 
 }  // namespace sfsdp::comm

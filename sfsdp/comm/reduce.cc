@@ -133,9 +133,9 @@ void reduce_as(std::span<const std::span<const std::byte>> parts, std::span<std:
 }  // namespace
 
 void reduce(std::span<const std::span<const std::byte>> parts, std::span<std::byte> out, ir::DType dtype, ReduceOp op) {
-  SFSDP_CHECK(!parts.empty());
+  SFSDP_CHECK(!parts.empty(), "nothing to reduce");
   for (const auto& part : parts) SFSDP_CHECK(part.size() == out.size(), part.size(), " and ", out.size(), " bytes");
-  SFSDP_CHECK(out.size() % static_cast<size_t>(ir::size_in_bytes(dtype)) == 0, out.size(), " bytes");
+  check_reducible(out.size(), dtype);
   switch (dtype) {
     case ir::DType::f64: return reduce_as<Same<double>>(parts, out, op);
     case ir::DType::f32: return reduce_as<Same<float>>(parts, out, op);
@@ -143,8 +143,18 @@ void reduce(std::span<const std::span<const std::byte>> parts, std::span<std::by
     case ir::DType::f16: return reduce_as<Float16>(parts, out, op);
     case ir::DType::i64: return reduce_as<Wrapping<int64_t, uint64_t>>(parts, out, op);
     case ir::DType::i32: return reduce_as<Wrapping<int32_t, uint32_t>>(parts, out, op);
-    default: break;
+    default: return;
   }
+}
+
+void check_reducible(size_t bytes, ir::DType dtype) {
+  using ir::DType;
+  for (const DType known : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32})
+    if (dtype == known) {
+      SFSDP_CHECK(bytes % static_cast<size_t>(ir::size_in_bytes(dtype)) == 0, bytes, " bytes of ",
+                  ir::to_string(dtype));
+      return;
+    }
   throw UserError("reduction of " + std::string(ir::to_string(dtype)) +
                   "\n  expected f64, f32, bf16, f16, i64 or i32; cast before the collective");
 }

@@ -17,4 +17,7 @@ namespace sfsdp::comm {
 //   throws: UserError for another dtype
 void reduce(std::span<const std::span<const std::byte>> parts, std::span<std::byte> out, ir::DType dtype, ReduceOp op);
 
+// Throws what reduce would throw, before any rank waits for this one.
+void check_reducible(size_t bytes, ir::DType dtype);
+
 }  // namespace sfsdp::comm

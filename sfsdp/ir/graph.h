@@ -60,7 +60,7 @@ class Op {
   std::vector<OperandList> operand_lists;
   std::map<std::string, Attr> attrs;  // printed alphabetically
   Section section = Section::Fwd;
-  std::string module_path;  // "layers.3.attention"; printed `at layers.3.attention`
+  std::string module_path;     // "layers.3.attention"; printed `at layers.3.attention`
   const Op* bwd_of = nullptr;  // the forward op whose gradient this op computes; printed `bwd_of=%name-of-result-0`
 
   std::span<const std::unique_ptr<Value>> results() const { return results_; }
@@ -111,9 +111,9 @@ class Graph {
   Op* find_param(std::string_view name) const;  // param/state/input op with attr name == `name`; nullptr if none
   Value* find_value(std::string_view name) const;
   void rename(Value* value, const std::string& hint);
-  void replace_uses(Value* from, Value* to);  // operands, outputs and carries
+  void replace_uses(Value* from, Value* to);                        // operands, outputs and carries
   void replace_uses(const std::map<Value*, Value*>& replacements);  // all in one walk
-  void erase(Op* op);  // its results must be unused; a `bwd_of` that names it is cleared
+  void erase(Op* op);                       // its results must be unused; a `bwd_of` that names it is cleared
   void erase(const std::vector<Op*>& ops);  // all in one walk; they may read each other
   // Replaces the order; `order` is a permutation of ops(). Returns whether it changed.
   bool set_order(const std::vector<Op*>& order);

@@ -11,7 +11,7 @@ namespace {
 
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) \
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
-#define SFSDP_COLLECTIVE(name, rule)                                                  \
+#define SFSDP_COLLECTIVE(name, rule)                                                       \
   OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
       OpRow{name ".start", 1, 1, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
 constexpr OpRow kRows[] = {
@@ -22,15 +22,17 @@ constexpr OpRow kRows[] = {
 
 // Results that are the first operand's memory seen otherwise, by base name. `reshape` may copy, but may not.
 constexpr std::array<std::string_view, 24> kAtenViews = {
-    "alias",   "as_strided", "detach",   "diagonal",      "expand",      "narrow",          "permute",      "reshape",
-    "select",  "slice",      "split",    "split_with_sizes", "squeeze",  "t",               "transpose",    "unbind",
-    "unfold",  "unsqueeze",  "view",     "view_as_complex", "view_as_real", "_unsafe_view", "_reshape_alias", "chunk"};
+    "alias",        "as_strided",       "detach",         "diagonal", "expand",
+    "narrow",       "permute",          "reshape",        "select",   "slice",
+    "split",        "split_with_sizes", "squeeze",        "t",        "transpose",
+    "unbind",       "unfold",           "unsqueeze",      "view",     "view_as_complex",
+    "view_as_real", "_unsafe_view",     "_reshape_alias", "chunk"};
 
 // These draw from ATen's ordered generator: removing one changes what the next one draws.
 constexpr std::array<std::string_view, 16> kAtenRandom = {
-    "bernoulli", "dropout", "multinomial", "native_dropout", "normal",      "rand",  "rand_like",
-    "randint",   "randn",   "randint_like", "randn_like",    "randperm",    "rrelu_with_noise", "poisson",
-    "uniform", "exponential"};
+    "bernoulli",        "dropout", "multinomial", "native_dropout", "normal",     "rand",
+    "rand_like",        "randint", "randn",       "randint_like",   "randn_like", "randperm",
+    "rrelu_with_noise", "poisson", "uniform",     "exponential"};
 
 struct AtenName {
   std::string_view base;      // "add"

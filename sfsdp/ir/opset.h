@@ -22,7 +22,7 @@ enum OpFlags : uint32_t {
   kCollective = 4,  // all ranks of the axes must reach it in the same order
   kStart = 8,       // the result is in flight until `wait`
   kRandom = 16,
-  kOptional = 32,   // operands may be absent, except the first
+  kOptional = 32,  // operands may be absent, except the first
 };
 
 enum class CostClass : uint8_t { Free, Pointwise, Reduction, Matmul, Communication };

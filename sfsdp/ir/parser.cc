@@ -18,14 +18,10 @@ using Kind = Token::Kind;
 
 std::string describe(const Token& token) {
   switch (token.kind) {
-    case Kind::End:
-      return "the end of the line";
-    case Kind::Value:
-      return concat('%', token.text);
-    case Kind::String:
-      return quote(token.text);
-    default:
-      return concat('\'', token.text, '\'');
+    case Kind::End: return "the end of the line";
+    case Kind::Value: return concat('%', token.text);
+    case Kind::String: return quote(token.text);
+    default: return concat('\'', token.text, '\'');
   }
 }
 
@@ -338,9 +334,9 @@ class Parser {
     for (const auto& op : result_.graph.ops())
       for (const auto& result : op->results()) names.push_back(result->name());
     const std::string nearest = nearest_name(token.text, names);
-    throw SyntaxError{token.column, concat('%', token.text, " is read, but no line above defines it"),
-                      nearest.empty() ? "move its definition up, or correct the name"
-                                      : concat("did you mean %", nearest, "?")};
+    throw SyntaxError{
+        token.column, concat('%', token.text, " is read, but no line above defines it"),
+        nearest.empty() ? "move its definition up, or correct the name" : concat("did you mean %", nearest, "?")};
   }
 
   Value* parse_operand(Cursor& cursor) {

@@ -117,8 +117,7 @@ void print_op(std::ostream& out, const Op& op) {
     separator = ", ";
   }
   // A path such as 3.attention is no word, and may be quoted; a reserved word may not stay bare only as a value.
-  if (!op.module_path.empty())
-    out << " at " << (is_word(op.module_path) ? op.module_path : quote(op.module_path));
+  if (!op.module_path.empty()) out << " at " << (is_word(op.module_path) ? op.module_path : quote(op.module_path));
 }
 
 void print_header(std::ostream& out, const Graph& graph) {

@@ -61,7 +61,8 @@ std::optional<int64_t> RuleContext::integer(const std::string& key) {
   const auto found = op.attrs.find(key);
   const int64_t* number = found == op.attrs.end() ? nullptr : std::get_if<int64_t>(&found->second);
   if (number) return *number;
-  report(concat("needs ", key, '='), concat("expected an integer, got ", found == op.attrs.end() ? Attr() : found->second));
+  report(concat("needs ", key, '='),
+         concat("expected an integer, got ", found == op.attrs.end() ? Attr() : found->second));
   return std::nullopt;
 }
 
@@ -106,7 +107,8 @@ std::optional<int64_t> RuleContext::ranks() {
            nearest.empty() ? "expected an axis of the line `graph mesh [...]`" : concat("did you mean ", nearest, '?'));
     return std::nullopt;
   }
-  return axis_size(graph, *axes);
+  const auto size = axis_size(graph, *axes);
+  return size && *size > 0 ? size : std::nullopt;  // an axis of size 0 is the verifier's to report, once
 }
 
 void no_rule(RuleContext&) {}
@@ -122,7 +124,9 @@ void rule_param(RuleContext& context) {
 
 void rule_constant(RuleContext& context) { context.integer("index"); }
 
-void rule_cast(RuleContext& context) { context.expect_shape(context.operand().shape(), context.result(), "the result"); }
+void rule_cast(RuleContext& context) {
+  context.expect_shape(context.operand().shape(), context.result(), "the result");
+}
 
 void rule_pad(RuleContext& context) {
   const auto dim = context.dim();
@@ -228,7 +232,7 @@ void rule_scale(RuleContext& context) {
     context.expect_shape(context.operand(0).shape(), context.operand(1), "the second operand");
 }
 
-void rule_scalar(RuleContext& context) { 
+void rule_scalar(RuleContext& context) {
   const auto value = context.op.attrs.find("value");
   if (value == context.op.attrs.end() || !std::holds_alternative<bool>(value->second)) context.need_number("value");
 }

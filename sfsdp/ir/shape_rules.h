@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The rules named in opset.def: what types and attributes an op must have. Called by the verifier, arity already checked
-// and no operand absent but where the row says kOptional.
+// The rules named in opset.def: what types and attributes an op must have. Called by the verifier, arity already
+// checked, no operand absent but where the row says kOptional.
 #pragma once
 
 #include <optional>

@@ -229,7 +229,8 @@ class Verifier {
       if (operand && behind_region(operand->producer()->section))
         report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",
                       to_string(operand->producer()->section)),
-               "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step by a carry");
+               "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step "
+               "by a carry");
   }
 
   // ---- start and wait -----------------------------------------------------------------------------------------------
@@ -331,7 +332,8 @@ class Verifier {
   void define(const Op& op, bool sound) {
     const int aliased = sound ? aliased_operand(op) : -1;
     for (const auto& result : op.results())
-      storage_.emplace(result.get(), aliased < 0 ? result.get() : storage_.at(op.operands[static_cast<size_t>(aliased)]));
+      storage_.emplace(result.get(),
+                       aliased < 0 ? result.get() : storage_.at(op.operands[static_cast<size_t>(aliased)]));
   }
 
   void check_outputs() {
@@ -376,9 +378,9 @@ class Verifier {
   std::vector<Diagnostic> diagnostics_;
   std::map<const Op*, size_t> positions_;
   std::set<const Value*> values_, carried_, carried_on_;
-  std::vector<const Value*> in_flight_;          // in graph order, as diagnostics walk over it
+  std::vector<const Value*> in_flight_;           // in graph order, as diagnostics walk over it
   std::map<const Value*, const Value*> storage_;  // of every value defined so far
-  std::map<const Value*, const Op*> donated_;  // storage to the op that took it
+  std::map<const Value*, const Op*> donated_;     // storage to the op that took it
   std::set<std::string> root_names_;
 };
 

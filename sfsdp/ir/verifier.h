@@ -10,7 +10,8 @@
 namespace sfsdp::ir {
 
 // Checks, per op: a known opcode, arity, the row's rule, types over axes of the mesh, roots in section init;
-// over the graph: names, definition before use, start – wait pairs, donated buffers, sections, bwd_of, outputs, carries.
+// over the graph: names, definition before use, start - wait pairs, donated buffers, sections, bwd_of,
+// outputs, carries.
 // `locations`: from parse(), so that diagnostics name file and line.
 std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations = nullptr);
 

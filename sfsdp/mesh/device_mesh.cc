@@ -33,11 +33,12 @@ void check_new_name(const DeviceMesh& mesh, const std::string& name) {
 
 std::vector<std::string> names_of(const std::vector<MeshAxis>& axes) {
   std::vector<std::string> names;
+  names.reserve(axes.size());
   for (const MeshAxis& axis : axes) names.push_back(axis.name);
   return names;
 }
 
-[[noreturn]] void fail_unknown(const DeviceMesh& mesh, std::string_view name, std::vector<std::string> known) {
+[[noreturn]] void fail_unknown(const DeviceMesh& mesh, std::string_view name, const std::vector<std::string>& known) {
   if (known.empty()) throw UserError(concat("device mesh []: no axis ", name, "\n  it has no axes at all"));
   throw UserError(concat("device mesh ", mesh, ": no axis ", name, "\n  expected one of ", join(known, ", "),
                          "; did you mean ", nearest(name, known), "?"));
@@ -107,7 +108,7 @@ int64_t DeviceMesh::axis_index(std::string_view axis) const {
     if (axes_[i].name == axis) return static_cast<int64_t>(i);
   std::vector<std::string> known = names_of(axes_);
   for (const auto& [view, unused] : views_) known.push_back(view);
-  fail_unknown(*this, axis, std::move(known));
+  fail_unknown(*this, axis, known);
 }
 
 std::vector<int64_t> DeviceMesh::coordinate(int64_t rank) const {

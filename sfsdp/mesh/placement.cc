@@ -99,7 +99,7 @@ std::string to_string(const TensorPlacement& placement, const DeviceMesh& mesh) 
   std::vector<std::string> parts;
   for (size_t i = 0; i < placement.per_axis.size() && i < mesh.axes().size(); ++i)
     parts.push_back(concat(mesh.axes()[i].name, ": ", placement.per_axis[i]));
-  const std::string text = concat('[', join(parts, ", "), ']');
+  std::string text = concat('[', join(parts, ", "), ']');
   if (order_of_cuts(mesh, placement.cut_order) == order_of_cuts(mesh, {})) return text;
   return concat(text, " cut ", join(mesh.resolve(placement.cut_order), ", "));
 }

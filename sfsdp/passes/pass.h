@@ -15,8 +15,8 @@ namespace sfsdp::passes {
 
 // What a pass promises of the numbers that the graph computes.
 enum class Exactness {
-  Exact,          // bit for bit the same
-  ReordersSums,   // the same sums in another order
+  Exact,         // bit for bit the same
+  ReordersSums,  // the same sums in another order
 };
 
 // What a pass did, counted: a pass that does nothing must be seen to.

@@ -116,7 +116,8 @@ class CallParser {
     return true;
   }
   std::string word(std::string_view expected) {
-    if (peek().kind != Token::Kind::Word) fail(text_, concat("got '", peek().text, '\''), concat("expected ", expected));
+    if (peek().kind != Token::Kind::Word)
+      fail(text_, concat("got '", peek().text, '\''), concat("expected ", expected));
     return tokens_[at_++].text;
   }
 

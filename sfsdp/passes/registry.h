@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// All passes by name, and the spelling that `sfsdp opt --pass` and the tests share: "sink_waits max_pending=1, dead_code".
+// All passes by name, and the spelling that `sfsdp opt --pass` and the tests share:
+// "sink_waits max_pending=1, dead_code".
 #pragma once
 
 #include <span>

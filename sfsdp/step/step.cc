@@ -9,7 +9,9 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/ir/printer.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/step/initialise.h"
 
@@ -74,6 +76,22 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
   auto& held = cache_->variants[(training ? "train " : "eval ") + shape_key(example)];
   if (!held) held = build(example, training);
   return *held;
+}
+
+void Program::check_recapture(const Batch& example) {
+  const std::vector<std::string> before = split(ir::print(training(example).graph), '\n');
+  std::vector<std::string> now;
+  {
+    std::lock_guard lock(cache_->mutex);
+    now = split(ir::print(build(example, true)->graph), '\n');
+  }
+  for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
+    const std::string was = i < before.size() ? before[i] : "(nothing)", is = i < now.size() ? now[i] : "(nothing)";
+    if (was != is)
+      throw UserError(concat("the captured step has changed; first difference:\n  was", was, "\n  now", is,
+                             "\n  expected the same graph: a number that varies from step to step must come in the"
+                             " batch as a tensor"));
+  }
 }
 
 std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool training) {

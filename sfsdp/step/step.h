@@ -61,6 +61,9 @@ class Program {
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);
   const Variant& evaluation(const Batch& example);
+  // Captures the training step again. Throws UserError naming the first op that differs: a C++ number that changes from
+  // step to step is frozen in the graph and must become a tensor of the batch.
+  void check_recapture(const Batch& example);
 
   const Strategy& strategy() const { return strategy_; }
   const CompileOptions& options() const { return options_; }

@@ -94,8 +94,7 @@ std::string dedent(std::string_view text) {
 
 std::string check_same_meaning(const Graph& before, const Graph& after, Agreement agreement) {
   const bool exact = agreement == Agreement::Bitwise;
-  const ir::interp::RunOptions options{
-      .rounding = exact ? ir::interp::Rounding::PerOp : ir::interp::Rounding::None};
+  const ir::interp::RunOptions options{.rounding = exact ? ir::interp::Rounding::PerOp : ir::interp::Rounding::None};
   std::string problems;
   for (const uint64_t seed : {1u, 2u, 3u}) {
     const auto inputs = ir::interp::seeded_inputs(before, seed);
@@ -126,9 +125,10 @@ std::string check_pass(std::string_view passes, std::string_view before, std::st
   const std::string got = ir::print(graph);
   if (got != expected) return "the text differs (- expected, + got):\n" + diff(expected, got);
   for (const auto& report : passes::run_passes(graph, calls))
-    if (report.changed) return concat(report.name, " changes the graph again when run again:\n", diff(got, ir::print(graph)));
-  const bool exact = std::ranges::all_of(
-      calls, [](const auto& call) { return call.info->exactness == passes::Exactness::Exact; });
+    if (report.changed)
+      return concat(report.name, " changes the graph again when run again:\n", diff(got, ir::print(graph)));
+  const bool exact =
+      std::ranges::all_of(calls, [](const auto& call) { return call.info->exactness == passes::Exactness::Exact; });
   return check_same_meaning(original, graph, exact ? Agreement::Bitwise : Agreement::UpToOrderOfSums);
 } catch (const std::exception& error) {
   return error.what();

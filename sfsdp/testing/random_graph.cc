@@ -33,9 +33,9 @@ class Dice {
 
 // ---- anything the text form can hold --------------------------------------------------------------------------------
 
-const std::array<std::string, 14> kTexts = {"sum",     "w0",   "layers.0.w", "true", "f32",       "none",    "inf",
-                                            "a \"b\"", "\\\n", "",           "3",    "tab\tµ // x", "at", "\x01\x7f"};
-const std::array<std::string, 8> kOpcodes = {"param",      "all_gather.start", "wait",         "aten.cat",
+const std::array<std::string, 14> kTexts = {"sum",     "w0",   "layers.0.w", "true", "f32",         "none", "inf",
+                                            "a \"b\"", "\\\n", "",           "3",    "tab\tµ // x", "at",   "\x01\x7f"};
+const std::array<std::string, 8> kOpcodes = {"param",       "all_gather.start", "wait",         "aten.cat",
                                              "aten.mm.out", "return_like",      "aten.__and__", "fwd"};
 const std::array<std::string, 9> kHints = {"", "x", "x", "layers.0.w", "a b", "w.full", "3", "none", "f32"};
 const std::array<std::string, 7> kKeys = {"axis", "dim", "alpha", "at_most", "return", "carry", "list"};
@@ -48,8 +48,7 @@ class TextMaker {
   Graph make() {
     const std::array<std::string, 4> names = {"dp_replicate", "dp_shard", "cp", "tp"};
     const int64_t axes = dice_.below(5);
-    for (int64_t i = 0; i < axes; ++i)
-      graph_.mesh.push_back({names[static_cast<size_t>(i)], 1 + dice_.below(9)});
+    for (int64_t i = 0; i < axes; ++i) graph_.mesh.push_back({names[static_cast<size_t>(i)], 1 + dice_.below(9)});
     graph_.view = dice_.one_in(2) ? Graph::View::Global : Graph::View::Local;
     const int64_t ops = dice_.below(24);
     for (int64_t i = 0; i < ops; ++i) add_op();
@@ -88,14 +87,11 @@ class TextMaker {
 
   double number() {
     switch (dice_.below(5)) {
-      case 0:
-        return static_cast<double>(dice_.below(100));  // must not come back as an integer
-      case 1:
-        return std::numeric_limits<double>::denorm_min();
+      case 0: return static_cast<double>(dice_.below(100));  // must not come back as an integer
+      case 1: return std::numeric_limits<double>::denorm_min();
       case 2:
         return dice_.one_in(2) ? std::numeric_limits<double>::infinity() : -std::numeric_limits<double>::infinity();
-      case 3:
-        return std::numeric_limits<double>::quiet_NaN();
+      case 3: return std::numeric_limits<double>::quiet_NaN();
       default: {
         const double any = std::bit_cast<double>(dice_.bits());
         return std::isnan(any) ? -0.0 : any;
@@ -112,26 +108,16 @@ class TextMaker {
 
   Attr attr() {
     switch (dice_.below(10)) {
-      case 0:
-        return std::monostate();
-      case 1:
-        return dice_.one_in(2);
-      case 2:
-        return static_cast<int64_t>(dice_.bits());
-      case 3:
-        return number();
-      case 4:
-        return dice_.pick(kTexts);
-      case 5:
-        return static_cast<DType>(dice_.below(13));
-      case 6:
-        return list<int64_t>([&] { return dice_.below(100) - 50; });
-      case 7:
-        return list<double>([&] { return number(); });
-      case 8:
-        return list<bool>([&] { return dice_.one_in(2); });
-      default:
-        return list<std::string>([&] { return dice_.pick(kTexts); });
+      case 0: return std::monostate();
+      case 1: return dice_.one_in(2);
+      case 2: return static_cast<int64_t>(dice_.bits());
+      case 3: return number();
+      case 4: return dice_.pick(kTexts);
+      case 5: return static_cast<DType>(dice_.below(13));
+      case 6: return list<int64_t>([&] { return dice_.below(100) - 50; });
+      case 7: return list<double>([&] { return number(); });
+      case 8: return list<bool>([&] { return dice_.one_in(2); });
+      default: return list<std::string>([&] { return dice_.pick(kTexts); });
     }
   }
 
@@ -201,7 +187,8 @@ class ProgramMaker {
 
   static Type square() { return Type::tensor(DType::f32, {4, 4}); }
 
-  Value* add(const std::string& opcode, std::vector<Value*> operands, Type type, std::map<std::string, Attr> attrs = {}) {
+  Value* add(const std::string& opcode, std::vector<Value*> operands, Type type,
+             std::map<std::string, Attr> attrs = {}) {
     Op* op = graph_.add(opcode, std::move(operands), {{"", std::move(type)}});
     op->attrs = std::move(attrs);
     op->section = section_;
@@ -209,22 +196,20 @@ class ProgramMaker {
   }
 
   // Few values to choose from, or nothing would be computed twice.
-  Value* operand() { return values_[static_cast<size_t>(dice_.below(std::min<int64_t>(6, static_cast<int64_t>(values_.size()))))]; }
+  Value* operand() {
+    return values_[static_cast<size_t>(dice_.below(std::min<int64_t>(6, static_cast<int64_t>(values_.size()))))];
+  }
 
   void add_op() {
     switch (dice_.below(7)) {
-      case 0:
-        return values_.push_back(add("aten.relu", {operand()}, square()));
+      case 0: return values_.push_back(add("aten.relu", {operand()}, square()));
       case 1:
         return values_.push_back(add("aten.add.Tensor", {operand(), operand()}, square(), {{"alpha", int64_t{1}}}));
-      case 2:
-        return values_.push_back(add("aten.mm", {operand(), operand()}, square()));
-      case 3:
-        return values_.push_back(add("aten.t", {operand()}, square()));
+      case 2: return values_.push_back(add("aten.mm", {operand(), operand()}, square()));
+      case 3: return values_.push_back(add("aten.t", {operand()}, square()));
       case 4:
         return values_.push_back(add("all_reduce", {operand()}, square(), {{"axis", std::string("dp_replicate")}}));
-      case 5:
-        return add_gather();
+      case 5: return add_gather();
       default: {
         Value* low = add("cast", {operand()}, Type::tensor(DType::bf16, {4, 4}));
         return values_.push_back(add("cast", {low}, square()));

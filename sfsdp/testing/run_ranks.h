@@ -2,13 +2,20 @@
 // Runs a test body on n ranks that are threads of this process.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "sfsdp/comm/communicator.h"
 
 namespace sfsdp::testing {
 
-// Rethrows the first error of any rank; the others' waiting collectives are ended.
-void run_ranks(int world_size, const std::function<void(comm::CommWorld&)>& body);
+// Rethrows the first error of any rank: the cause, not the CommErrors of peers whose calls it ended.
+//   timeout_ms: after which a rank that waits for the others gives up
+void run_ranks(int world_size, const std::function<void(comm::CommWorld&)>& body, int64_t timeout_ms = 60000);
+
+// The same on worlds of any kind; rank r's is made on thread r, as some can only be made by all ranks at once.
+using MakeWorld = std::function<std::unique_ptr<comm::CommWorld>(int rank)>;
+void run_ranks_on(int world_size, const MakeWorld& make_world, const std::function<void(comm::CommWorld&)>& body);
 
 }  // namespace sfsdp::testing

@@ -137,8 +137,9 @@ std::vector<std::string> list_headers(const std::string& folder) {
 std::vector<uint8_t> read_headers(const std::string& folder, int64_t max_bytes) {
   std::vector<uint8_t> bytes;
   for (const std::string& name : list_headers(folder)) {
-    std::ifstream file(std::filesystem::path(folder) / name, std::ios::binary);
-    if (!file) fail_to_read(folder + "/" + name, "cannot read this header", "headers that can be read");
+    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    std::ifstream file(path, std::ios::binary);
+    if (!file) fail_to_read(path.string(), "cannot read this header", "headers that can be read");
     bytes.insert(bytes.end(), std::istreambuf_iterator<char>(file), {});
     if (max_bytes > 0 && static_cast<int64_t>(bytes.size()) >= max_bytes) {
       bytes.resize(static_cast<size_t>(max_bytes));

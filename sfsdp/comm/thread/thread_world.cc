@@ -1,248 +1,198 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/thread/thread_world.h"
 
-#include <chrono>
-#include <condition_variable>
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <string>
+#include <utility>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
+#include "sfsdp/comm/board.h"
+#include "sfsdp/comm/chunks.h"
 #include "sfsdp/comm/reduce.h"
 
 namespace sfsdp::comm {
 namespace {
 
-enum class Kind : uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, Barrier };
+using Timeout = std::atomic<int64_t>;
 
-const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"};
-  return kNames[static_cast<size_t>(kind)];
-}
+// What the ranks of a group share. A rank writes its two spans before it enters a call; all read them until they have
+// met behind it.
+struct Group {
+  struct Spans {
+    std::span<const std::byte> in;
+    std::span<std::byte> out;
+  };
 
-// What one rank brings to a collective.
-struct Call {
-  Kind kind = Kind::Barrier;
-  std::span<const std::byte> in;
-  ir::DType dtype = ir::DType::u8;
-  ReduceOp op = ReduceOp::Sum;
-  int root = 0;
-  std::string name;
+  explicit Group(int size) : board(Board::in_process(size)), spans(static_cast<size_t>(size)) {}
 
-  std::string text() const {
-    return concat(name_of(kind), name.empty() ? "" : " ", name, " of ", in.size(), " bytes ", ir::to_string(dtype));
-  }
-  bool same(const Call& other) const {
-    const bool same_bytes = in.size() == other.in.size() || kind == Kind::Broadcast;
-    return kind == other.kind && same_bytes && dtype == other.dtype && op == other.op && root == other.root &&
-           name == other.name;
-  }
+  std::unique_ptr<Board> board;
+  std::vector<Spans> spans;
 };
 
-// The meeting place of one group: calls are posted, then read by all, then cleared by the last to leave.
-class Meeting {
+// All groups of the worlds made together, by name and ranks.
+class Hub {
  public:
-  Meeting(std::string name, std::vector<int> ranks, std::chrono::milliseconds timeout)
-      : name_(std::move(name)), ranks_(std::move(ranks)), timeout_(timeout), calls_(ranks_.size()),
-        sequence_(ranks_.size(), 0) {}
+  explicit Hub(int world_size) : left_(static_cast<size_t>(world_size)) {}
 
-  // Posts this rank's call, waits for the others', runs `work` on all calls, waits until all have finished it.
-  template <class Work>
-  void run(int rank, Call call, Work work) {
-    const auto index = static_cast<size_t>(rank);
-    {
-      std::unique_lock lock(mutex_);
-      ++sequence_[index];
-      calls_[index] = std::move(call);
-      arrive(lock, index);
-      check_same(index);
+  int world_size() const { return static_cast<int>(left_.size()); }
+
+  std::shared_ptr<Group> group(const std::string& name, const std::vector<int>& ranks) {
+    const std::lock_guard lock(mutex_);
+    auto& group = groups_[{name, ranks}];
+    if (group) return group;
+    group = std::make_shared<Group>(static_cast<int>(ranks.size()));
+    if (aborted_by_ >= 0) group->board->abort(aborted_by_, reason_);
+    for (size_t i = 0; i < ranks.size(); ++i)
+      if (left_[static_cast<size_t>(ranks[i])]) group->board->leave(static_cast<int>(i));
+    return group;
+  }
+
+  void abort(int rank, const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (aborted_by_ < 0) {
+      aborted_by_ = rank;
+      reason_ = reason;
     }
-    work(calls_);
-    std::unique_lock lock(mutex_);
-    arrive(lock, index);
-    calls_[index].reset();
-    arrive(lock, index);  // nobody posts anew before all have cleared
+    for (auto& [key, group] : groups_) group->board->abort(rank, reason);
   }
 
-  void abort(const std::string& reason) {
-    std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = reason;
-    changed_.notify_all();
+  void leave(int rank) {
+    const std::lock_guard lock(mutex_);
+    left_[static_cast<size_t>(rank)] = true;
+    for (auto& [key, group] : groups_) {
+      const auto& ranks = key.second;
+      const auto found = std::find(ranks.begin(), ranks.end(), rank);
+      if (found != ranks.end()) group->board->leave(static_cast<int>(found - ranks.begin()));
+    }
   }
-
-  const std::string& name() const { return name_; }
-  int size() const { return static_cast<int>(ranks_.size()); }
 
  private:
-  void arrive(std::unique_lock<std::mutex>& lock, size_t index) {
-    throw_if_failed(index);
-    const int64_t round = round_;
-    if (++arrived_ == size()) {
-      arrived_ = 0;
-      ++round_;
-      changed_.notify_all();
-      return;
-    }
-    const bool met = changed_.wait_for(lock, timeout_, [&] { return round_ != round || !failure_.empty(); });
-    if (met && round_ != round) return;
-    if (!met && failure_.empty()) {
-      failure_ = concat("no answer from ", missing(), " in ", timeout_.count(), " ms; ", "all others wait there");
-      changed_.notify_all();
-    }
-    throw_if_failed(index);
-  }
-
-  std::string missing() const {
-    std::string text;
-    for (size_t r = 0; r < ranks_.size(); ++r)
-      if (!calls_[r])
-        text += concat(text.empty() ? "rank " : ", rank ", ranks_[r], " (it finished sequence ", sequence_[r], ")");
-    return text;
-  }
-
-  void throw_if_failed(size_t index) const {
-    if (failure_.empty()) return;
-    throw CommError(concat("CommError on rank ", ranks_[index], " of ", ranks_.size(), ": ",
-                           calls_[index] ? calls_[index]->text() : "collective", " over ", name_, ", sequence ",
-                           sequence_[index], "\n  ", failure_));
-  }
-
-  void check_same(size_t index) {
-    for (size_t r = 1; r < calls_.size(); ++r)
-      if (!calls_[r]->same(*calls_[0]) && failure_.empty())
-        failure_ = concat("ranks disagree: rank ", ranks_[0], " calls ", calls_[0]->text(), ", rank ", ranks_[r],
-                          " calls ", calls_[r]->text(), "; all ranks must run the same program");
-    if (!failure_.empty()) changed_.notify_all();
-    throw_if_failed(index);
-  }
-
-  std::string name_;
-  std::vector<int> ranks_;  // global numbers, for messages
-  std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::optional<Call>> calls_;
-  std::vector<int64_t> sequence_;
-  int arrived_ = 0;
-  int64_t round_ = 0;
-  std::string failure_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Group>> groups_;
+  std::vector<bool> left_;  // by rank
+  int aborted_by_ = -1;
+  std::string reason_;
 };
+
+void copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
+}
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Meeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
+  ThreadCommunicator(std::shared_ptr<Group> group, CallSite site, std::shared_ptr<const Timeout> timeout_ms)
+      : group_(std::move(group)), site_(std::move(site)), timeout_ms_(std::move(timeout_ms)) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return meeting_->size(); }
-  const std::string& name() const override { return meeting_->name(); }
+  int rank() const override { return site_.rank; }
+  int size() const override { return static_cast<int>(site_.ranks.size()); }
+  const std::string& name() const override { return site_.group; }
 
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
-    SFSDP_CHECK(out.size() == in.size() * static_cast<size_t>(size()), out.size(), " bytes for ", in.size(), " each");
-    meeting_->run(rank_, {Kind::AllGather, in, ir::DType::u8, ReduceOp::Sum, 0, info.name}, [&](const auto& calls) {
-      for (size_t r = 0; r < calls.size(); ++r) copy(calls[r]->in, out.subspan(r * in.size(), in.size()));
-    });
+    const Call call = all_gather_call(in.size(), out.size(), size(), info);
+    enter(call, {in, out});
+    for (size_t r = 0; r < group_->spans.size(); ++r) copy(group_->spans[r].in, out.subspan(r * in.size(), in.size()));
+    finish(call);
   }
 
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
                       const CallInfo& info) override {
-    SFSDP_CHECK(in.size() == out.size() * static_cast<size_t>(size()), in.size(), " bytes into ", out.size(), " each");
-    meeting_->run(rank_, {Kind::ReduceScatter, in, dtype, op, 0, info.name}, [&](const auto& calls) {
-      std::vector<std::span<const std::byte>> parts;
-      for (const auto& call : calls) parts.push_back(call->in.subspan(static_cast<size_t>(rank_) * out.size(), out.size()));
-      reduce(parts, out, dtype, op);
-    });
+    const Call call = reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info);
+    enter(call, {in, out});
+    const size_t begin = static_cast<size_t>(rank()) * out.size();
+    reduce(parts(begin, out.size()), out, dtype, op);
+    finish(call);
   }
 
+  // Each rank reduces its chunk of the elements in place, where only it looks; then all copy the others' chunks.
   void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override {
-    const std::vector<std::byte> mine(data.begin(), data.end());  // peers read it while `data` is written
-    meeting_->run(rank_, {Kind::AllReduce, mine, dtype, op, 0, info.name}, [&](const auto& calls) {
-      std::vector<std::span<const std::byte>> parts;
-      for (const auto& call : calls) parts.push_back(call->in);
-      reduce(parts, data, dtype, op);
-    });
+    const Call call = all_reduce_call(data.size(), dtype, op, info);
+    enter(call, {data, data});
+    const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
+    reduce(parts(chunks.begin(rank()), chunks.size(rank())), chunks.of(data, rank()), dtype, op);
+    group_->board->meet(site_, call, sequence_, *timeout_ms_);
+    for (int r = 0; r < size(); ++r) copy(chunks.of(group_->spans[static_cast<size_t>(r)].in, r), chunks.of(data, r));
+    finish(call);
   }
 
   void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
-    meeting_->run(rank_, {Kind::Broadcast, data, ir::DType::u8, ReduceOp::Sum, root, info.name}, [&](const auto& calls) {
-      if (rank_ == root) return;
-      SFSDP_CHECK(calls[static_cast<size_t>(root)]->in.size() == data.size(), "broadcast of another size");
-      copy(calls[static_cast<size_t>(root)]->in, data);
-    });
+    const Call call = broadcast_call(data.size(), root, size(), info);
+    enter(call, {data, data});
+    copy(group_->spans[static_cast<size_t>(root)].in, data);
+    finish(call);
   }
 
   void barrier(const CallInfo& info) override {
-    meeting_->run(rank_, {Kind::Barrier, {}, ir::DType::u8, ReduceOp::Sum, 0, info.name}, [](const auto&) {});
+    const Call call = barrier_call(info);
+    enter(call, {});
+    finish(call);
   }
 
-  void abort(const std::string& reason) override { meeting_->abort(reason); }
+  void abort(const std::string& reason) override { group_->board->abort(site_.global_rank(), reason); }
 
  private:
-  static void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-    if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
+  void enter(const Call& call, Group::Spans spans) {
+    group_->spans[static_cast<size_t>(rank())] = spans;
+    group_->board->enter(site_, call, ++sequence_, *timeout_ms_);
   }
-  std::shared_ptr<Meeting> meeting_;
-  int rank_;
-};
 
-// All meetings of the worlds made together, by group name and ranks.
-class Hub {
- public:
-  Hub(int world_size, std::chrono::milliseconds timeout) : world_size_(world_size), timeout_(timeout) {}
-
-  std::shared_ptr<Meeting> meeting(const std::string& name, const std::vector<int>& ranks) {
-    std::lock_guard lock(mutex_);
-    auto& held = meetings_[{name, ranks}];
-    if (!held) held = std::make_shared<Meeting>(name, ranks, timeout_);
-    if (!failure_.empty()) held->abort(failure_);
-    return held;
+  // Peers may still read this rank's memory: they all are done before any returns.
+  void finish(const Call& call) {
+    if (call.kind != CallKind::Barrier) group_->board->meet(site_, call, sequence_, *timeout_ms_);
+    group_->board->finish(site_, sequence_);
   }
-  void abort(const std::string& reason) {
-    std::lock_guard lock(mutex_);
-    failure_ = reason;
-    for (auto& [key, meeting] : meetings_) meeting->abort(reason);
-  }
-  int world_size() const { return world_size_; }
 
- private:
-  int world_size_;
-  std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Meeting>> meetings_;
-  std::string failure_;
+  std::vector<std::span<const std::byte>> parts(size_t begin, size_t bytes) const {
+    std::vector<std::span<const std::byte>> parts;
+    for (const auto& spans : group_->spans) parts.push_back(spans.in.subspan(begin, bytes));
+    return parts;
+  }
+
+  std::shared_ptr<Group> group_;
+  CallSite site_;
+  std::shared_ptr<const Timeout> timeout_ms_;  // the world's
+  uint64_t sequence_ = 0;
 };
 
 class ThreadWorld final : public CommWorld {
  public:
-  ThreadWorld(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ThreadWorld(std::shared_ptr<Hub> hub, int rank, int64_t timeout_ms)
+      : hub_(std::move(hub)), rank_(rank), timeout_ms_(std::make_shared<Timeout>(timeout_ms)) {}
+  ~ThreadWorld() override { hub_->leave(rank_); }
+
   int rank() const override { return rank_; }
   int world_size() const override { return hub_->world_size(); }
+
   std::shared_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) override {
-    for (size_t i = 0; i < ranks.size(); ++i)
-      if (ranks[i] == rank_)
-        return std::make_shared<ThreadCommunicator>(hub_->meeting(name, ranks), static_cast<int>(i));
-    SFSDP_CHECK(false, "rank ", rank_, " is not in the group ", name, " that it asks for");
-    return nullptr;
+    auto& made = made_[{name, ranks}];
+    if (!made)
+      made = std::make_shared<ThreadCommunicator>(hub_->group(name, ranks),
+                                                  make_call_site(name, ranks, rank_, world_size()), timeout_ms_);
+    return made;
   }
-  Hub& hub() { return *hub_; }
+
+  void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
+  void abort(const std::string& reason) override { hub_->abort(rank_, reason); }
 
  private:
   std::shared_ptr<Hub> hub_;
   int rank_;
+  std::shared_ptr<Timeout> timeout_ms_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Communicator>> made_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<CommWorld>> make_thread_worlds(int world_size, int64_t timeout_ms) {
-  auto hub = std::make_shared<Hub>(world_size, std::chrono::milliseconds(timeout_ms));
+  constexpr int kMaxRanks = 128;  // threads beyond that only wait
+  SFSDP_CHECK(world_size >= 1 && world_size <= kMaxRanks, "world_size ", world_size);
+  auto hub = std::make_shared<Hub>(world_size);
   std::vector<std::unique_ptr<CommWorld>> worlds;
-  for (int r = 0; r < world_size; ++r) worlds.push_back(std::make_unique<ThreadWorld>(hub, r));
+  for (int r = 0; r < world_size; ++r) worlds.push_back(std::make_unique<ThreadWorld>(hub, r, timeout_ms));
   return worlds;
-}
-
-void abort_thread_worlds(CommWorld& world, const std::string& reason) {
-  dynamic_cast<ThreadWorld&>(world).hub().abort(reason);
 }
 
 }  // namespace sfsdp::comm

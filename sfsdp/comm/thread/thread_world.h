@@ -11,11 +11,9 @@
 
 namespace sfsdp::comm {
 
-// One world per rank; rank r's is for thread r. They may be destroyed in any order.
+// One world per rank, 1 to 128 of them; rank r's is for thread r. They may be destroyed in any order; who still waits
+// for a rank whose world is gone gets a CommError at once.
 //   timeout_ms: how long a rank waits for the others before it throws CommError naming the missing ones
 std::vector<std::unique_ptr<CommWorld>> make_thread_worlds(int world_size, int64_t timeout_ms = 60000);
-
-// Ends all waiting calls of all ranks of the worlds made together with `world`.
-void abort_thread_worlds(CommWorld& world, const std::string& reason);
 
 }  // namespace sfsdp::comm

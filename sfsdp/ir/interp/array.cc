@@ -50,31 +50,20 @@ Array Array::zeros(DType dtype, std::vector<int64_t> shape) {
 
 double round_to(DType dtype, double value) {
   switch (dtype) {
-    case DType::f64:
-      return value;
+    case DType::f64: return value;
     case DType::f32:
     case DType::c64:  // real parts only; no pass looks into complex numbers
       return static_cast<double>(static_cast<float>(value));
-    case DType::bf16:
-      return round_float(value, {7, -126, 0x1.fep127, kInf});
-    case DType::f16:
-      return round_float(value, {10, -14, 65504, kInf});
-    case DType::f8e4m3:
-      return round_float(value, {3, -6, 448, kNan});
-    case DType::f8e5m2:
-      return round_float(value, {2, -14, 57344, kInf});
-    case DType::i64:
-      return round_integer(value, -0x1p53, 0x1p53);
-    case DType::i32:
-      return round_integer(value, -0x1p31, 0x1p31 - 1);
-    case DType::i16:
-      return round_integer(value, -32768, 32767);
-    case DType::i8:
-      return round_integer(value, -128, 127);
-    case DType::u8:
-      return round_integer(value, 0, 255);
-    case DType::b1:
-      return value != 0 ? 1 : 0;
+    case DType::bf16: return round_float(value, {7, -126, 0x1.fep127, kInf});
+    case DType::f16: return round_float(value, {10, -14, 65504, kInf});
+    case DType::f8e4m3: return round_float(value, {3, -6, 448, kNan});
+    case DType::f8e5m2: return round_float(value, {2, -14, 57344, kInf});
+    case DType::i64: return round_integer(value, -0x1p53, 0x1p53);
+    case DType::i32: return round_integer(value, -0x1p31, 0x1p31 - 1);
+    case DType::i16: return round_integer(value, -32768, 32767);
+    case DType::i8: return round_integer(value, -128, 127);
+    case DType::u8: return round_integer(value, 0, 255);
+    case DType::b1: return value != 0 ? 1 : 0;
   }
   return value;
 }

@@ -24,8 +24,7 @@ class Interpreter {
  public:
   Interpreter(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options)
       : graph_(graph), inputs_(inputs), options_(options), ranks_(static_cast<size_t>(world_size(graph))) {
-    if (inputs.size() != ranks_)
-      throw UserError(concat("inputs for ", inputs.size(), " ranks; the mesh has ", ranks_));
+    if (inputs.size() != ranks_) throw UserError(concat("inputs for ", inputs.size(), " ranks; the mesh has ", ranks_));
   }
 
   RunResult run() {

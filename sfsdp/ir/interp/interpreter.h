@@ -31,8 +31,8 @@ struct RankResult {
 
 struct RunResult {
   std::vector<RankResult> ranks;
-  double largest = 0;    // absolute value of any number computed, to derive error bounds from
-  int64_t numbers = 0;   // computed in all
+  double largest = 0;   // absolute value of any number computed, to derive error bounds from
+  int64_t numbers = 0;  // computed in all
 };
 
 // One step with one micro-batch. throws: UserError for an opcode without a kernel, a missing input, a wrong shape

@@ -28,7 +28,9 @@ double number_or(const Op& op, const std::string& key, double fallback) {
 
 std::vector<int64_t> result_shape(const KernelContext& c) { return c.op.result()->type().shape(); }
 
-size_t wrap_dim(int64_t dim, size_t rank) { return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim); }
+size_t wrap_dim(int64_t dim, size_t rank) {
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
+}
 
 // ---- walking over elements ------------------------------------------------------------------------------------------
 
@@ -144,9 +146,7 @@ Arrays clip_coefficient(const KernelContext& c) {
   return {Array::scalar(DType::f64, clip / count_or_one(c))};
 }
 
-Arrays non_finite(const KernelContext& c) {
-  return {Array::scalar(DType::f64, std::isfinite(c.in().data[0]) ? 0 : 1)};
-}
+Arrays non_finite(const KernelContext& c) { return {Array::scalar(DType::f64, std::isfinite(c.in().data[0]) ? 0 : 1)}; }
 
 Arrays step_count(const KernelContext& c) {
   return {Array::scalar(c.in().dtype, c.in().data[0] + 1 - c.in(1).data[0])};
@@ -241,8 +241,7 @@ Arrays mm(const KernelContext& c) {
   Array out = Array::zeros(a.dtype, {a.shape[0], b.shape[1]});
   for (size_t i = 0; i < rows; ++i)
     for (size_t j = 0; j < columns; ++j)
-      for (size_t k = 0; k < inner; ++k)
-        out.data[i * columns + j] += a.data[i * inner + k] * b.data[k * columns + j];
+      for (size_t k = 0; k < inner; ++k) out.data[i * columns + j] += a.data[i * inner + k] * b.data[k * columns + j];
   return {out};
 }
 

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/board.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <new>
+#include <string_view>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often a waiting rank looks whether the others are alive; what they do wakes it at once.
+constexpr int64_t kLookMs = 100;
+
+enum class Failure : uint32_t { None, Cause, Abort };
+
+// Fixed text in shared memory; longer ones are cut.
+template <size_t N>
+struct Text {
+  std::array<char, N> chars{};
+  void set(std::string_view text) {
+    const size_t length = std::min(text.size(), N - 1);
+    std::memcpy(chars.data(), text.data(), length);
+    chars[length] = 0;
+  }
+  std::string get() const { return chars.data(); }
+};
+
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+struct Slot {
+  uint64_t phase = 0;  // arrivals so far: one per enter and per meet
+  uint64_t finished = 0;
+  uint64_t call_hash = 0;
+  Text<192> call;
+  int32_t pid = 0;
+  uint64_t start_ticks = 0;  // tells a process from a later one of the same number
+  bool left = false;
+};
+
+// State letter and start time of a process; 'X' if there is none.
+struct ProcessState {
+  char letter = 'X';
+  uint64_t start_ticks = 0;
+};
+
+ProcessState state_of(int pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(')');  // the name may hold blanks and brackets
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return {};
+  ProcessState state;
+  state.letter = text[name_end + 2];
+  size_t at = name_end + 2;
+  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  if (at != std::string::npos) state.start_ticks = std::strtoull(text.c_str() + at, nullptr, 10);
+  return state;
+}
+
+bool is_dead(const Slot& slot) {
+  if (slot.pid == 0 || slot.pid == getpid()) return false;
+  const ProcessState state = state_of(slot.pid);
+  return state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks;
+}
+
+int64_t elapsed_ms(Clock::time_point since) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
+}
+
+}  // namespace
+
+struct BoardMemory {
+  pthread_mutex_t mutex;
+  int32_t size = 0;
+  int32_t arrived = 0;
+  std::atomic<uint64_t> released = 0;  // the last phase in which all have arrived
+  std::atomic<uint32_t> wakes = 0;     // the futex
+  std::atomic<uint32_t> left = 0;      // ranks
+  std::atomic<Failure> failure = Failure::None;
+  Text<1024> cause;
+
+  Slot* slots() { return reinterpret_cast<Slot*>(this + 1); }
+  static size_t bytes(int size) { return sizeof(BoardMemory) + static_cast<size_t>(size) * sizeof(Slot); }
+  static BoardMemory* make_in(void* place, int size) {
+    auto* memory = new (place) BoardMemory;
+    memory->size = size;
+    for (int r = 0; r < size; ++r) new (memory->slots() + r) Slot;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    const int status = pthread_mutex_init(&memory->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    SFSDP_CHECK(status == 0, std::strerror(status));
+    return memory;
+  }
+};
+static_assert(sizeof(BoardMemory) % alignof(Slot) == 0);
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+
+class Board::Lock {
+ public:
+  explicit Lock(BoardMemory& memory) : memory_(memory) {
+    // A process that died in here has changed a slot at most half; its death is found by those who wait for it.
+    if (pthread_mutex_lock(&memory_.mutex) == EOWNERDEAD) pthread_mutex_consistent(&memory_.mutex);
+  }
+  ~Lock() { pthread_mutex_unlock(&memory_.mutex); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  BoardMemory& memory_;
+};
+
+void Board::Deleter::operator()(BoardMemory* memory) const {
+  if (mapped_bytes > 0) {
+    munmap(memory, mapped_bytes);  // peers may still use the mutex
+    return;
+  }
+  pthread_mutex_destroy(&memory->mutex);
+  ::operator delete(memory);
+}
+
+std::unique_ptr<Board> Board::in_process(int size) {
+  SFSDP_CHECK(size > 0, "size ", size);
+  void* place = ::operator new(BoardMemory::bytes(size));
+  return std::unique_ptr<Board>(new Board({BoardMemory::make_in(place, size), Deleter{}}));
+}
+
+std::unique_ptr<Board> Board::map_file(const std::string& path, int size, int flags) {
+  const auto failed = [&](const char* what) {
+    return CommError(concat("CommError: cannot ", what, " ", path, ": ", std::strerror(errno)));
+  };
+  const int fd = open(path.c_str(), flags | O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) throw failed("open");
+  const size_t bytes = BoardMemory::bytes(size);
+  void* place = MAP_FAILED;
+  const char* what = "allocate";
+  // fallocate, not ftruncate: a full /dev/shm is an error here instead of SIGBUS later
+  if ((flags & O_CREAT) == 0 || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0) {
+    what = "map";
+    place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  const int error = errno;
+  close(fd);
+  errno = error;
+  if (place == MAP_FAILED) throw failed(what);
+  auto* memory = (flags & O_CREAT) != 0 ? BoardMemory::make_in(place, size) : static_cast<BoardMemory*>(place);
+  SFSDP_CHECK(memory->size == size, path, " is a board of ", memory->size, " ranks");
+  return std::unique_ptr<Board>(new Board({memory, Deleter{bytes}}));
+}
+
+std::unique_ptr<Board> Board::create_file(const std::string& path, int size) {
+  return map_file(path, size, O_CREAT | O_EXCL);
+}
+
+std::unique_ptr<Board> Board::open_file(const std::string& path, int size) { return map_file(path, size, 0); }
+
+Board::~Board() = default;
+
+void Board::claim(int rank) {
+  const int pid = getpid();
+  const Lock lock(*memory_);
+  Slot& slot = memory_->slots()[rank];
+  slot.pid = pid;
+  slot.start_ticks = state_of(pid).start_ticks;
+}
+
+void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
+  const std::string text = call.text();
+  Slot& slot = memory_->slots()[site.rank];
+  {
+    const Lock lock(*memory_);
+    slot.call_hash = fnv1a(text);
+    slot.call.set(text);
+  }
+  arrive(site, call, sequence, timeout_ms);
+}
+
+void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
+  arrive(site, call, sequence, timeout_ms);
+}
+
+void Board::finish(const CallSite& site, uint64_t sequence) {
+  const Lock lock(*memory_);
+  memory_->slots()[site.rank].finished = sequence;
+}
+
+void Board::arrive(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
+  uint64_t phase = 0;
+  {
+    const Lock lock(*memory_);
+    phase = ++memory_->slots()[site.rank].phase;
+    if (memory_->failure == Failure::None) {
+      if (++memory_->arrived == memory_->size) {
+        memory_->arrived = 0;
+        const std::string difference = disagreement(site, phase);
+        if (difference.empty())
+          memory_->released = phase;
+        else
+          fail(difference);
+        wake();
+      }
+    }
+  }
+  wait(site, call, sequence, phase, timeout_ms);
+}
+
+void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint64_t phase, int64_t timeout_ms) {
+  const auto begin = Clock::now();
+  while (true) {
+    const uint32_t seen = memory_->wakes;
+    if (memory_->released >= phase) return;
+    if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
+    const int64_t waited_ms = elapsed_ms(begin);
+    if (memory_->left > 0 || waited_ms >= std::min(kLookMs, timeout_ms)) {
+      const Lock lock(*memory_);
+      if (memory_->released >= phase || memory_->failure != Failure::None) continue;
+      std::string cause = lost(site, phase, waited_ms);
+      if (cause.empty() && waited_ms >= timeout_ms) {
+        cause = disagreement(site, phase);
+        if (cause.empty()) cause = silence(site, phase, timeout_ms, "", -1);
+      }
+      if (!cause.empty()) {
+        fail(cause);
+        continue;
+      }
+    }
+    const int64_t sleep_ms = std::clamp<int64_t>(timeout_ms - waited_ms, 1, kLookMs);
+    const timespec duration = {.tv_sec = 0, .tv_nsec = sleep_ms * 1'000'000};
+    syscall(SYS_futex, &memory_->wakes, FUTEX_WAIT, seen, &duration, nullptr, 0);
+  }
+}
+
+// Whether those who have arrived in this phase made the same call; names the first two that did not. Under the lock.
+std::string Board::disagreement(const CallSite& site, uint64_t phase) const {
+  const Slot* first = nullptr;
+  int first_rank = 0;
+  for (int r = 0; r < memory_->size; ++r) {
+    const Slot& slot = memory_->slots()[r];
+    if (slot.phase != phase) continue;
+    const int rank = site.ranks[static_cast<size_t>(r)];
+    if (!first) {
+      first = &slot;
+      first_rank = rank;
+    } else if (slot.call_hash != first->call_hash) {
+      return concat("ranks disagree: rank ", first_rank, " calls ", first->call.get(), ", rank ", rank, " calls ",
+                    slot.call.get(), "; every rank must run the same program: compare the plan hashes in their logs");
+    }
+  }
+  return "";
+}
+
+// The first rank that has not arrived and will not: it has left, or its process is gone. Under the lock.
+std::string Board::lost(const CallSite& site, uint64_t phase, int64_t waited_ms) const {
+  for (int r = 0; r < memory_->size; ++r) {
+    const Slot& slot = memory_->slots()[r];
+    if (slot.phase >= phase) continue;
+    if (slot.left) return silence(site, phase, waited_ms, "it has closed its communicators", r);
+    if (is_dead(slot)) return silence(site, phase, waited_ms, concat("its process ", slot.pid, " is gone"), r);
+  }
+  return "";
+}
+
+// lost_rank: name this rank only, as the others may just be slow; -1: all that have not arrived.
+std::string Board::silence(const CallSite& site, uint64_t phase, int64_t waited_ms, const std::string& why,
+                           int lost_rank) const {
+  std::vector<Silence> silent;
+  uint64_t others_min = UINT64_MAX, others_max = 0;
+  for (int r = 0; r < memory_->size; ++r) {
+    const Slot& slot = memory_->slots()[r];
+    if (lost_rank < 0 ? slot.phase < phase : r == lost_rank) {
+      silent.push_back({site.ranks[static_cast<size_t>(r)], slot.finished});
+    } else {
+      others_min = std::min(others_min, slot.finished);
+      others_max = std::max(others_max, slot.finished);
+    }
+  }
+  return silence_text(silent, others_min, others_max, waited_ms, why);
+}
+
+void Board::fail(const std::string& cause) {
+  if (memory_->failure != Failure::None) return;
+  memory_->cause.set(cause);
+  memory_->failure = Failure::Cause;
+  wake();
+}
+
+void Board::wake() {
+  ++memory_->wakes;
+  syscall(SYS_futex, &memory_->wakes, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void Board::throw_failed(const CallSite& site, const Call& call, uint64_t sequence) const {
+  const std::string text = error_text(site, call, sequence, memory_->cause.get());
+  if (memory_->failure == Failure::Abort) throw AbortedError(text);
+  throw CommError(text);
+}
+
+void Board::throw_failure(const CallSite& site, const Call& call, uint64_t sequence, const std::string& transfer_error,
+                          int64_t grace_ms) {
+  const auto begin = Clock::now();
+  // The kernel closes a dying process's connections some time before it counts as dead.
+  while (memory_->failure == Failure::None) {
+    const uint32_t seen = memory_->wakes;
+    {
+      const Lock lock(*memory_);
+      for (int r = 0; r < memory_->size && memory_->failure == Failure::None; ++r) {
+        const Slot& slot = memory_->slots()[r];
+        if (slot.finished < sequence && (slot.left || is_dead(slot)))
+          fail(silence(site, 0, elapsed_ms(begin),
+                       slot.left ? "it has closed its communicators" : concat("its process ", slot.pid, " is gone"),
+                       r));
+      }
+      if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
+    }
+    const timespec duration = {.tv_sec = 0, .tv_nsec = 10'000'000};
+    if (memory_->failure == Failure::None) syscall(SYS_futex, &memory_->wakes, FUTEX_WAIT, seen, &duration, nullptr, 0);
+  }
+  throw_failed(site, call, sequence);
+}
+
+void Board::abort(int global_rank, const std::string& reason) {
+  const Lock lock(*memory_);
+  if (memory_->failure != Failure::None) return;
+  memory_->cause.set(concat("rank ", global_rank, " aborted: ", reason));
+  memory_->failure = Failure::Abort;
+  wake();
+}
+
+void Board::leave(int rank) {
+  const Lock lock(*memory_);
+  if (memory_->slots()[rank].left) return;
+  memory_->slots()[rank].left = true;
+  ++memory_->left;
+  wake();
+}
+
+}  // namespace sfsdp::comm

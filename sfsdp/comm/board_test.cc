@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/board.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "sfsdp/testing/comm_suite.h"
+
+namespace sfsdp::comm {
+namespace {
+
+using testing::comm_error_of;
+
+std::string board_path() { return "/dev/shm/sfsdp-board-test-" + std::to_string(getpid()); }
+
+// Process `rank` of two enters `calls` calls, then waits for a signal.
+pid_t fork_peer(const std::string& path, int rank, uint64_t calls) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  const auto board = Board::open_file(path, 2);
+  board->claim(rank);
+  const CallSite site{"dp_shard", {0, 1}, rank, 2};
+  for (uint64_t sequence = 1; sequence <= calls; ++sequence) {
+    board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
+    board->finish(site, sequence);
+  }
+  pause();
+  _exit(0);
+}
+
+TEST_CASE("board: a killed process is named by those who wait for it") {
+  const std::string path = board_path();
+  const auto board = Board::create_file(path, 2);
+  board->claim(0);
+  const pid_t peer = fork_peer(path, 1, 2);
+  const CallSite site{"dp_shard", {0, 1}, 0, 2};
+  for (uint64_t sequence = 1; sequence <= 2; ++sequence) {
+    board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
+    board->finish(site, sequence);
+  }
+  std::filesystem::remove(path);
+  kill(peer, SIGKILL);
+  const std::string error = comm_error_of([&] { board->enter(site, barrier_call({"%b", ""}), 3, 60000); });
+  CHECK(error.find(
+            "CommError on rank 0 of 2: barrier %b over dp_shard, sequence 3, 0 bytes\n  no answer from rank 1 in ") ==
+        0);
+  CHECK(error.find(": its process " + std::to_string(peer) + " is gone; it finished sequence ") != std::string::npos);
+  CHECK(error.find(", all others 2; read rank 1's log") != std::string::npos);
+  waitpid(peer, nullptr, 0);
+}
+
+TEST_CASE("board: a file that cannot be made says why") {
+  const std::string error = comm_error_of([] { Board::create_file("/nonexistent/board", 2); });
+  CHECK(error == "CommError: cannot open /nonexistent/board: No such file or directory");
+}
+
+TEST_CASE("silence: several ranks are listed, many are counted") {
+  CHECK(silence_text({{2, 38}}, 40, 40, 30000, "") ==
+        "no answer from rank 2 in 30000 ms; it finished sequence 38, all others 40; read rank 2's log");
+  CHECK(silence_text({{2, 38}, {3, 39}}, 39, 40, 5, "") ==
+        "no answer from ranks 2, 3 in 5 ms; rank 2 finished sequence 38, rank 3 finished sequence 39, the others 39 to "
+        "40; read rank 2's log");
+  const std::string many = silence_text(std::vector<Silence>(20), 1, 1, 5, "");
+  CHECK(many.find(" and 12 more in 5 ms") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace sfsdp::comm

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How an all-reduce cuts its elements among the ranks: equal chunks, the last ones shorter or empty. As every element
+// is summed in rank order, the cut does not show in the result.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace sfsdp::comm {
+
+class ByteChunks {
+ public:
+  ByteChunks(size_t bytes, int64_t element_bytes, int parts) : bytes_(bytes) {
+    const auto element = static_cast<size_t>(element_bytes), n = static_cast<size_t>(parts);
+    chunk_ = (bytes / element + n - 1) / n * element;
+  }
+  size_t begin(int part) const { return std::min(bytes_, static_cast<size_t>(part) * chunk_); }
+  size_t size(int part) const { return begin(part + 1) - begin(part); }
+  template <class Byte>
+  std::span<Byte> of(std::span<Byte> whole, int part) const {
+    return whole.subspan(begin(part), size(part));
+  }
+
+ private:
+  size_t bytes_;
+  size_t chunk_;
+};
+
+}  // namespace sfsdp::comm

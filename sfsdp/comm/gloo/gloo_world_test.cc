@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/gloo/gloo_world.h"
+
+#include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/comm/call.h"
+#include "sfsdp/testing/comm_suite.h"
+#include "sfsdp/testing/run_ranks.h"
+
+namespace sfsdp::comm {
+namespace {
+
+using testing::comm_error_of;
+using testing::Mismatch;
+
+// Holds a port that nobody else gets; `listens`: as a program that serves it.
+class Port {
+ public:
+  enum class Use { Bound, Listens };
+  explicit Port(Use use) : fd_(socket(AF_INET6, SOCK_STREAM, 0)) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_any;
+    socklen_t length = sizeof address;
+    SFSDP_CHECK(bind(fd_, reinterpret_cast<sockaddr*>(&address), length) == 0, "bind");
+    SFSDP_CHECK(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length) == 0, "getsockname");
+    if (use == Use::Listens) SFSDP_CHECK(listen(fd_, 1) == 0, "listen");
+    number_ = ntohs(address.sin6_port);
+  }
+  ~Port() { close(fd_); }
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int fd_;
+  int number_ = 0;
+};
+
+int free_port() { return Port(Port::Use::Bound).number(); }
+
+GlooOptions tcp_options(int world_size) {
+  GlooOptions options;
+  options.world_size = world_size;
+  options.master_port = free_port();
+  options.init_timeout_ms = options.timeout_ms = 60'000;
+  return options;
+}
+
+GlooOptions file_options(int world_size) {
+  static std::atomic<int> count = 0;
+  GlooOptions options = tcp_options(world_size);
+  options.store_file = std::filesystem::temp_directory_path() / concat("sfsdp-gloo-test-", getpid(), "-", count++);
+  return options;
+}
+
+testing::MakeWorld maker(const GlooOptions& options) {
+  return [options](int rank) {
+    GlooOptions own = options;
+    own.rank = rank;
+    return make_gloo_world(own);
+  };
+}
+
+// Ranks are threads here: each has its own connections, so it makes no difference to Gloo.
+void run_gloo(const GlooOptions& options, const std::function<void(CommWorld&)>& body) {
+  testing::run_ranks_on(options.world_size, maker(options), body);
+}
+
+GlooOptions watched_by_store(GlooOptions options) {
+  options.watch = GlooOptions::Watch::Store;
+  return options;
+}
+
+std::vector<int> all_ranks(const CommWorld& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void expect_part(const std::string& text, const std::string& part) {
+  SFSDP_CHECK(text.find(part) != std::string::npos, "expected \"", part, "\" in: ", text);
+}
+
+TEST_CASE("gloo: every collective has the bits of sums in rank order") {
+  for (const int n : {1, 2, 3, 4, 8})
+    run_gloo(n % 2 == 0 ? tcp_options(n) : file_options(n), testing::check_collectives);
+  run_gloo(tcp_options(3), testing::check_large);
+}
+
+TEST_CASE("gloo: groups of some ranks work side by side") {
+  for (const int n : {2, 4}) run_gloo(tcp_options(n), testing::check_groups);
+}
+
+TEST_CASE("gloo: ranks that disagree about a call are named on every rank") {
+  for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
+    run_gloo(file_options(3), [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+}
+
+TEST_CASE("gloo: a rank that does not come is named after the timeout") {
+  run_gloo(tcp_options(3), testing::check_late_peer);
+}
+
+TEST_CASE("gloo across hosts: works without shared memory") {
+  run_gloo(watched_by_store(tcp_options(3)), testing::check_collectives);
+  run_gloo(watched_by_store(file_options(4)), testing::check_groups);
+}
+
+TEST_CASE("gloo across hosts: who disagrees or does not come is named") {
+  run_gloo(watched_by_store(tcp_options(3)), [](CommWorld& world) { testing::check_mismatch(world, Mismatch::Bytes); });
+  run_gloo(watched_by_store(tcp_options(3)), testing::check_late_peer);
+}
+
+TEST_CASE("gloo: an abort ends the calls of the others, with its reason") {
+  for (const auto& options : {tcp_options(3), watched_by_store(tcp_options(3))})
+    run_gloo(options, [](CommWorld& world) {
+      const auto group = world.group("dp_shard", all_ranks(world));
+      group->barrier({"", ""});
+      if (world.rank() == 1) {
+        world.abort("loss is nan");
+        CHECK_THROWS_AS(group->barrier({"", ""}), AbortedError);
+        return;
+      }
+      const auto error = comm_error_of([&] { group->barrier({"%b", ""}); });
+      expect_part(error, concat("CommError on rank ", world.rank(), " of 3: barrier %b over dp_shard, sequence 2"));
+      expect_part(error, "rank 1 aborted: loss is nan");
+    });
+}
+
+TEST_CASE("gloo: a rank that never starts is named") {
+  for (auto options : {tcp_options(4), file_options(4)}) {
+    options.init_timeout_ms = 500;
+    std::array<std::string, 4> errors;
+    std::vector<std::thread> ranks;
+    for (const size_t r : {0U, 1U, 3U})
+      ranks.emplace_back([&, r] { errors[r] = comm_error_of([&] { maker(options)(static_cast<int>(r)); }); });
+    for (auto& rank : ranks) rank.join();
+    // The store goes with rank 0, which may give up first.
+    CHECK(errors[0] ==
+          "CommError on rank 0 of 4: start\n  rank 2 never arrived in 500 ms, 3 of 4 did; read rank 2's log");
+    for (const size_t r : {1U, 3U}) CHECK(errors[r].starts_with(concat("CommError on rank ", r, " of 4: start\n  ")));
+  }
+  auto options = tcp_options(2);
+  options.init_timeout_ms = 500;
+  const auto error = comm_error_of([&] { maker(options)(1); });
+  CHECK(
+      error.starts_with("CommError on rank 1 of 2: start\n  no store answers in 500 ms; expected rank 0 to host it at "
+                        "127.0.0.1:"));
+}
+
+TEST_CASE("gloo: a port in use and a rank started twice are mistakes to cure") {
+  const auto user_error = [](const GlooOptions& options) {
+    try {
+      make_gloo_world(options);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const Port held(Port::Use::Listens);
+  auto options = tcp_options(2);
+  options.master_port = held.number();
+  CHECK(user_error(options).starts_with(concat("port ", held.number(), " is in use on this host\n")));
+  options = file_options(1);
+  const auto first = make_gloo_world(options);
+  CHECK(user_error(options).starts_with("rank 0 of 1 has started twice at /tmp/"));
+}
+
+TEST_CASE("gloo: options from torchrun's environment") {
+  const std::vector<const char*> names = {"RANK",
+                                          "WORLD_SIZE",
+                                          "MASTER_ADDR",
+                                          "MASTER_PORT",
+                                          "TORCHELASTIC_USE_AGENT_STORE",
+                                          "TORCHELASTIC_RUN_ID",
+                                          "TORCHELASTIC_RESTART_COUNT"};
+  std::map<std::string, std::optional<std::string>> before;
+  for (const char* name : names) {
+    const char* value = std::getenv(name);
+    before[name] = value ? std::optional<std::string>(value) : std::nullopt;
+    unsetenv(name);
+  }
+  CHECK_THROWS_WITH_AS(gloo_options_from_env(), doctest::Contains("WORLD_SIZE is not set"), UserError);
+  setenv("WORLD_SIZE", "4", 1);
+  setenv("RANK", "4", 1);
+  CHECK_THROWS_WITH_AS(gloo_options_from_env(),
+                       doctest::Contains("RANK = \"4\"\n  expected a whole number from 0 to 3"), UserError);
+  setenv("RANK", "3", 1);
+  setenv("MASTER_ADDR", "node0", 1);
+  setenv("MASTER_PORT", "29511", 1);
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+  setenv("TORCHELASTIC_RUN_ID", "job7", 1);
+  setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
+  const GlooOptions options = gloo_options_from_env();
+  CHECK(options.rank == 3);
+  CHECK(options.world_size == 4);
+  CHECK(options.master_addr == "node0");
+  CHECK(options.master_port == 29511);
+  CHECK(options.store_host == GlooOptions::StoreHost::Agent);
+  CHECK(options.run_id == "job7/2");
+  for (const auto& [name, value] : before) value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+}
+
+// The ranks of the next test: processes of their own, started with the environment that torchrun sets. Rank 1 is killed
+// in its third call, the others write what they were told into the file.
+TEST_CASE("gloo process: rank 1 dies" * doctest::skip()) {
+  GlooOptions options = gloo_options_from_env();
+  options.init_timeout_ms = options.timeout_ms = 60'000;
+  if (std::getenv("SFSDP_TEST_WATCH")) options.watch = GlooOptions::Watch::Store;
+  const auto world = make_gloo_world(options);
+  const auto group = world->group("dp_shard", all_ranks(*world));
+  std::vector<std::byte> data(1 << 20);
+  for (int i = 0; i < 2; ++i) group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
+  if (world->rank() == 1) kill(getpid(), SIGKILL);
+  const auto error = comm_error_of([&] { group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""}); });
+  std::ofstream(std::getenv("SFSDP_TEST_OUT") + std::to_string(world->rank())) << error;
+}
+
+void check_killed_rank(const std::string& watch) {
+  const std::string out = std::filesystem::temp_directory_path() / concat("sfsdp-gloo-process-", getpid(), "-");
+  std::vector<std::string> environment;
+  for (char** e = environ; *e; ++e) environment.emplace_back(*e);
+  environment.push_back("WORLD_SIZE=3");
+  environment.push_back("MASTER_ADDR=127.0.0.1");
+  environment.push_back(concat("MASTER_PORT=", free_port()));
+  environment.push_back("SFSDP_TEST_OUT=" + out);
+  if (!watch.empty()) environment.push_back("SFSDP_TEST_WATCH=" + watch);
+  std::vector<pid_t> ranks(3);
+  for (int r = 0; r < 3; ++r) {
+    auto own = environment;
+    own.push_back(concat("RANK=", r));
+    std::vector<char*> pointers;
+    for (auto& e : own) pointers.push_back(e.data());
+    pointers.push_back(nullptr);
+    std::array<std::string, 5> words = {"torch_tests", "--no-skip", "-m", "--no-intro",
+                                        "-tc=gloo process: rank 1 dies"};
+    std::vector<char*> arguments;
+    for (auto& w : words) arguments.push_back(w.data());
+    arguments.push_back(nullptr);
+    REQUIRE(posix_spawn(&ranks[static_cast<size_t>(r)], "/proc/self/exe", nullptr, nullptr, arguments.data(),
+                        pointers.data()) == 0);
+  }
+  for (const pid_t rank : ranks) waitpid(rank, nullptr, 0);
+  for (const int r : {0, 2}) {
+    std::stringstream text;
+    text << std::ifstream(out + std::to_string(r)).rdbuf();
+    std::filesystem::remove(out + std::to_string(r));
+    const std::string error = text.str();
+    CAPTURE(error);
+    CHECK(error.starts_with(concat("CommError on rank ", r,
+                                   " of 3: all_reduce %g over dp_shard, sequence 3, 1048576 "
+                                   "bytes\n  no answer from rank 1 in ")));
+    CHECK(error.find("; it finished sequence ") != std::string::npos);
+    CHECK(error.ends_with("; read rank 1's log"));
+    CHECK(error.find(watch.empty() ? " is gone" : "no heartbeat") != std::string::npos);
+  }
+}
+
+TEST_CASE("gloo: a killed process is named by the others") { check_killed_rank(""); }
+TEST_CASE("gloo across hosts: a killed process is named by the others") { check_killed_rank("store"); }
+
+}  // namespace
+}  // namespace sfsdp::comm

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Stands in for a Gloo header that LibTorch includes but does not install; LibTorch's classes hold what is in it only
+// behind pointers.
+#pragma once
+
+#include <chrono>
+
+namespace gloo {
+
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds timeout);
+  std::chrono::milliseconds getTimeout() const;
+};
+
+}  // namespace gloo

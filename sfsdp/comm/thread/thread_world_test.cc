@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/thread/thread_world.h"
+
+#include <doctest/doctest.h>
+
+#include <numeric>
+#include <stdexcept>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/comm/call.h"
+#include "sfsdp/testing/comm_suite.h"
+#include "sfsdp/testing/run_ranks.h"
+
+namespace sfsdp::comm {
+namespace {
+
+using testing::comm_error_of;
+using testing::Mismatch;
+using testing::run_ranks;
+
+std::vector<int> first_ranks(int n) {
+  std::vector<int> ranks(static_cast<size_t>(n));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+TEST_CASE("thread: every collective has the bits of sums in rank order") {
+  for (const int n : {1, 2, 3, 4, 8}) run_ranks(n, testing::check_collectives);
+  run_ranks(3, testing::check_large);
+}
+
+TEST_CASE("thread: 128 ranks reduce together") {
+  run_ranks(128, [](CommWorld& world) {
+    const auto group = world.group("dp_shard", first_ranks(128));
+    std::vector<int64_t> data(300, world.rank());
+    group->all_reduce(std::as_writable_bytes(std::span(data)), ir::DType::i64, ReduceOp::Sum, {"%n", ""});
+    for (const int64_t x : data) SFSDP_CHECK(x == 128 * 127 / 2, "got ", x);
+  });
+}
+
+TEST_CASE("thread: groups of some ranks work side by side") {
+  for (const int n : {2, 4, 8}) run_ranks(n, testing::check_groups);
+}
+
+TEST_CASE("thread: ranks that disagree about a call are named on every rank") {
+  for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
+    for (const int n : {2, 3, 8}) run_ranks(n, [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+}
+
+TEST_CASE("thread: a rank that does not come is named after the timeout") {
+  for (const int n : {2, 3, 8}) run_ranks(n, testing::check_late_peer);
+}
+
+TEST_CASE("thread: who waits for a rank that has left does not wait for the timeout") {
+  run_ranks(3, [](CommWorld& world) {
+    const auto group = world.group("dp_shard", first_ranks(3));
+    group->barrier({"", ""});
+    if (world.rank() == 1) return;
+    const auto error = comm_error_of([&] { group->barrier({"%b", ""}); });
+    SFSDP_CHECK(error.find("no answer from rank 1 in ") != std::string::npos, error);
+    SFSDP_CHECK(error.find("it has closed its communicators; it finished sequence 1") != std::string::npos, error);
+  });
+}
+
+TEST_CASE("thread: a rank's own error is what run_ranks throws, not its peers'") {
+  const auto body = [](CommWorld& world) {
+    const auto group = world.group("dp_shard", first_ranks(4));
+    if (world.rank() == 2) throw std::runtime_error("rank 2 has a reason");
+    group->barrier({"", ""});
+  };
+  CHECK_THROWS_WITH_AS(run_ranks(4, body), "rank 2 has a reason", std::runtime_error);
+}
+
+TEST_CASE("thread: abort ends waiting calls with the reason, also in groups made later") {
+  run_ranks(2, [](CommWorld& world) {
+    const auto group = world.group("dp_shard", {0, 1});
+    if (world.rank() == 0) return world.abort("loss is nan");
+    for (const char* name : {"dp_shard", "tp"}) {
+      const auto error = comm_error_of([&] { world.group(name, {0, 1})->barrier({"", ""}); });
+      SFSDP_CHECK(error.find("rank 0 aborted: loss is nan") != std::string::npos, error);
+    }
+    CHECK_THROWS_AS(group->barrier({"", ""}), AbortedError);
+  });
+}
+
+TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {
+  run_ranks(2, [](CommWorld& world) {
+    const auto group = world.group("dp_shard", {0, 1});
+    std::vector<std::byte> three(3), four(4);
+    CHECK_THROWS_AS(group->all_gather(three, four, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->reduce_scatter(four, three, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_reduce(three, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_reduce(four, ir::DType::u8, ReduceOp::Sum, {"", ""}), UserError);
+    group->barrier({"", ""});
+  });
+}
+
+}  // namespace
+}  // namespace sfsdp::comm

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Expected numbers are worked out by hand.
+#include "sfsdp/ir/interp/interpreter.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/interp/collectives.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/testing/expect_pass.h"
+
+namespace sfsdp::ir::interp {
+namespace {
+
+Graph read(const std::string& mesh, std::string_view body) {
+  Graph graph = parse_or_throw("graph mesh [" + mesh + "] view local\n" + testing::dedent(body));
+  verify_or_throw(graph);
+  return graph;
+}
+
+Array f32(std::vector<int64_t> shape, std::vector<double> data) {
+  return {DType::f32, std::move(shape), std::move(data)};
+}
+
+using Data = std::vector<double>;
+
+// Output 0 of each rank.
+std::vector<Data> outputs(const Graph& graph, const std::vector<Inputs>& inputs) {
+  std::vector<Data> data;
+  for (const RankResult& rank : run(graph, inputs).ranks) data.push_back(rank.outputs.at(0).data);
+  return data;
+}
+
+// One op on %x of two ranks, [1, 2] and [3, 4].
+std::vector<Data> on_two_ranks(const std::string& line) {
+  const Graph graph = read("a=2", "  %x = input name=x : f32[2]\nfwd:\n  " + line + "\n  return %y");
+  return outputs(graph, {{{"x", f32({2}, {1, 2})}}, {{"x", f32({2}, {3, 4})}}});
+}
+
+TEST_CASE("collectives do what their names say") {
+  CHECK(on_two_ranks("%y = all_gather %x axis=a dim=0 : f32[4]") == std::vector<Data>{{1, 2, 3, 4}, {1, 2, 3, 4}});
+  CHECK(on_two_ranks("%y = reduce_scatter %x axis=a dim=0 : f32[1]") == std::vector<Data>{{4}, {6}});
+  CHECK(on_two_ranks("%y = all_reduce %x axis=a : f32[2]") == std::vector<Data>{{4, 6}, {4, 6}});
+  CHECK(on_two_ranks("%y = all_reduce %x axis=a op=max : f32[2]") == std::vector<Data>{{3, 4}, {3, 4}});
+  CHECK(on_two_ranks("%y = all_reduce %x axis=a op=min : f32[2]") == std::vector<Data>{{1, 2}, {1, 2}});
+  CHECK(on_two_ranks("%y = broadcast %x axis=a root=1 : f32[2]") == std::vector<Data>{{3, 4}, {3, 4}});
+  CHECK(on_two_ranks("%s = all_reduce.start %x axis=a : async f32[2]\n  %y = wait %s : f32[2]") ==
+        std::vector<Data>{{4, 6}, {4, 6}});
+}
+
+TEST_CASE("a gather along an inner dimension puts the ranks' columns side by side") {
+  const Graph graph = read("a=2", R"(
+      %x = input name=x : f32[2, 1]
+    fwd:
+      %y = all_gather %x axis=a dim=1 : f32[2, 2]
+      %z = reduce_scatter %y axis=a dim=1 : f32[2, 1]
+      return %y, %z
+  )");
+  const auto result = run(graph, {{{"x", f32({2, 1}, {1, 2})}}, {{"x", f32({2, 1}, {3, 4})}}});
+  CHECK(result.ranks[0].outputs[0].data == Data{1, 3, 2, 4});
+  CHECK(result.ranks[0].outputs[1].data == Data{2, 4});
+  CHECK(result.ranks[1].outputs[1].data == Data{6, 8});
+}
+
+TEST_CASE("axes group ranks row-major, in the order in which they are listed") {
+  Graph graph;
+  graph.mesh = {{"a", 2}, {"b", 3}};
+  CHECK(world_size(graph) == 6);
+  CHECK(coordinate(graph, 4, "a") == 1);
+  CHECK(coordinate(graph, 4, "b") == 1);
+  const std::vector<std::string> a = {"a"}, b = {"b"}, ab = {"a", "b"}, ba = {"b", "a"};
+  CHECK(group_of(graph, 4, a) == std::vector<int64_t>{1, 4});
+  CHECK(group_of(graph, 4, b) == std::vector<int64_t>{3, 4, 5});
+  CHECK(group_of(graph, 4, ab) == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
+  CHECK(group_of(graph, 4, ba) == std::vector<int64_t>{0, 3, 1, 4, 2, 5});
+  CHECK(axis_rank(graph, 4, ba) == 3);
+}
+
+// One op on one rank; `x` is [[1, 2], [3, 4]] and `y` is [10, 20].
+Data on_one_rank(const std::string& line) {
+  const Graph graph =
+      read("", "  %x = input name=x : f32[2, 2]\n  %y = input name=y : f32[2]\nfwd:\n  " + line + "\n  return %z");
+  return outputs(graph, {{{"x", f32({2, 2}, {1, 2, 3, 4})}, {"y", f32({2}, {10, 20})}}})[0];
+}
+
+TEST_CASE("kernels on one rank") {
+  CHECK(on_one_rank("%z = aten.mm %x, %x : f32[2, 2]") == Data{7, 10, 15, 22});
+  CHECK(on_one_rank("%z = aten.t %x : f32[2, 2]") == Data{1, 3, 2, 4});
+  CHECK(on_one_rank("%z = aten.add.Tensor %x, %y alpha=2 : f32[2, 2]") == Data{21, 42, 23, 44});
+  CHECK(on_one_rank("%z = aten.sub.Tensor %x, %y : f32[2, 2]") == Data{-9, -18, -7, -16});
+  CHECK(on_one_rank("%z = aten.mul.Tensor %x, %y : f32[2, 2]") == Data{10, 40, 30, 80});
+  CHECK(on_one_rank("%z = aten.sum %x : f32[]") == Data{10});
+  CHECK(on_one_rank("%z = aten.sum.dim_IntList %x dim=[0] keepdim=false : f32[2]") == Data{4, 6});
+  CHECK(on_one_rank("%z = aten.sum.dim_IntList %x dim=[-1] keepdim=true : f32[2, 1]") == Data{3, 7});
+  CHECK(on_one_rank("%z = aten.cat [%x, %x] dim=1 : f32[2, 4]") == Data{1, 2, 1, 2, 3, 4, 3, 4});
+  CHECK(on_one_rank("%n = aten.neg %y : f32[2]\n  %z = aten.relu %n : f32[2]") == Data{0, 0});
+  CHECK(on_one_rank("%z = pad %x dim=1 size=3 : f32[2, 3]") == Data{1, 2, 0, 3, 4, 0});
+  CHECK(on_one_rank("%z = narrow %x dim=1 length=1 start=1 : f32[2, 1]") == Data{2, 4});
+  CHECK(on_one_rank("%z = view %x offset=1 : f32[3]") == Data{2, 3, 4});
+  CHECK(on_one_rank("%z = mul_scalar %y value=0.5 : f32[2]") == Data{5, 10});
+  CHECK(on_one_rank("%z = full value=3 : f32[2]") == Data{3, 3});
+  CHECK(on_one_rank("%z = sum_squares [%x, %y] : f64[2]") == Data{30, 500});
+  CHECK(on_one_rank("%s = sum_squares [%x, %x] : f64[2]\n  %z = grad_norm %s : f32[]") ==
+        Data{round_to(DType::f32, std::sqrt(60.0))});
+  CHECK(on_one_rank("%n = scalar value=4.0 : f64[]\n  %z = clip_coefficient %n max_norm=8.0 : f32[]") == Data{1});
+  CHECK(on_one_rank("%n = scalar value=inf : f64[]\n  %z = non_finite %n : f32[]") == Data{1});
+  CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") == on_one_rank("%z = rand.uniform seed=1 : f32[2]"));
+  CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") != on_one_rank("%z = rand.uniform seed=2 : f32[2]"));
+}
+
+TEST_CASE("the first step of AdamW moves a parameter by lr against the sign of its gradient") {
+  const Graph graph = read("", R"(
+      %p = param name=p : f32[2]
+      %m = state name=m : f32[2]
+      %v = state name=v : f32[2]
+      %g = input name=g : f32[2]
+      %one = input name=one : f32[]
+      %fine = input name=fine : f32[]
+    opt:
+      %a, %b, %c = adamw %p, %m, %v, %g, %one, %fine beta1=0.5 beta2=0.75 eps=0.0 weight_decay=0.0 : f32[2], f32[2], f32[2]
+      carry %p = %a
+      carry %m = %b
+      carry %v = %c
+  )");
+  const auto step = [&](double non_finite) {
+    const Inputs inputs = {{"p", f32({2}, {1, 1})},  {"m", f32({2}, {0, 0})}, {"v", f32({2}, {0, 0})},
+                           {"g", f32({2}, {2, -4})}, {"one", f32({}, {1})},   {"fine", f32({}, {non_finite})}};
+    return run(graph, {inputs}).ranks[0].carried;
+  };
+  CHECK(step(0).at("p").data == Data{0.875, 1.125});
+  CHECK(step(0).at("m").data == Data{1, -2});
+  CHECK(step(0).at("v").data == Data{1, 4});
+  CHECK(step(1).at("p").data == Data{1, 1});
+  CHECK(step(1).at("v").data == Data{0, 0});
+}
+
+TEST_CASE("SGD with momentum") {
+  const Graph graph = read("", R"(
+      %p = param name=p : f32[1]
+      %m = state name=m : f32[1]
+      %fine = input name=fine : f32[]
+    opt:
+      %a, %b = sgd %p, %m, %p, %fine momentum=0.5 weight_decay=1.0 : f32[1], f32[1]
+      carry %p = %a
+      carry %m = %b
+  )");
+  const auto result = run(graph, {{{"p", f32({1}, {4})}, {"m", f32({1}, {16})}, {"fine", f32({}, {0})}}});
+  CHECK(result.ranks[0].carried.at("m").data == Data{16});  // 0.5 * 16 + (4 + 1.0 * 4)
+  CHECK(result.ranks[0].carried.at("p").data == Data{2});   // 4 - 0.125 * 16
+}
+
+TEST_CASE("a replicated gradient counts once") {
+  const Graph graph = read("a=2", R"(
+      %g = input name=g : f32[1]
+    clip:
+      %s = sum_squares [%g, %g] axis=a replicated=[true, false] : f64[2]
+      return %s
+  )");
+  CHECK(outputs(graph, {{{"g", f32({1}, {3})}}, {{"g", f32({1}, {3})}}}) == std::vector<Data>{{9, 9}, {0, 9}});
+}
+
+TEST_CASE("numbers are rounded to what a dtype holds, ties to even") {
+  CHECK(round_to(DType::bf16, 1 + 0x1p-8) == 1);
+  CHECK(round_to(DType::bf16, 1 + 0x3p-8) == 1 + 0x1p-6);
+  CHECK(round_to(DType::bf16, 0x1.ffp127) == INFINITY);
+  CHECK(round_to(DType::bf16, 0x1p-133) == 0x1p-133);  // the smallest subnormal
+  CHECK(round_to(DType::bf16, 0x1p-134) == 0);
+  CHECK(round_to(DType::f16, 65519) == 65504);
+  CHECK(round_to(DType::f16, 65520) == INFINITY);
+  CHECK(round_to(DType::f16, 0x1p-24) == 0x1p-24);
+  CHECK(round_to(DType::f8e4m3, 448) == 448);
+  CHECK(round_to(DType::f8e4m3, 17) == 16);
+  CHECK(std::isnan(round_to(DType::f8e4m3, 1000)));
+  CHECK(round_to(DType::f8e5m2, -1e9) == -INFINITY);
+  CHECK(round_to(DType::f32, 1 + 0x1p-24) == 1);
+  CHECK(round_to(DType::i8, 300) == 127);
+  CHECK(round_to(DType::i32, -1.9) == -1);
+  CHECK(round_to(DType::b1, 0.1) == 1);
+}
+
+TEST_CASE("results are rounded per op, unless asked not to") {
+  const Graph graph = read("", R"(
+      %x = input name=x : f32[1]
+    fwd:
+      %y = cast %x : bf16[1]
+      return %y
+  )");
+  const std::vector<Inputs> inputs = {{{"x", f32({1}, {1 + 0x1p-8})}}};
+  CHECK(run(graph, inputs).ranks[0].outputs[0].data == Data{1});
+  CHECK(run(graph, inputs, {.rounding = Rounding::None}).ranks[0].outputs[0].data == Data{1 + 0x1p-8});
+}
+
+TEST_CASE("made-up inputs differ over the axes that a type names, and there only") {
+  const Graph graph = read("a=2, b=2", R"(
+      %same = param name=same : f32[8]
+      %split = param name=split : f32[8/b]
+      %own = input name=own : f32[8] own(a, b)
+  )");
+  const auto inputs = seeded_inputs(graph, 1);
+  CHECK(inputs[0].at("same") == inputs[3].at("same"));
+  CHECK(inputs[0].at("split") == inputs[2].at("split"));
+  CHECK(inputs[0].at("split") != inputs[1].at("split"));
+  CHECK(inputs[0].at("own") != inputs[2].at("own"));
+  CHECK(seeded_inputs(graph, 2)[0].at("same") != inputs[0].at("same"));
+}
+
+TEST_CASE("what it cannot run is an error that says so") {
+  const Graph graph = read("", "  %x = input name=x : f32[2]\nfwd:\n  %y = aten.erfinv %x : f32[2]\n  return %y");
+  CHECK_THROWS_WITH_AS(run(graph, seeded_inputs(graph, 1)), doctest::Contains("no kernel for aten.erfinv"), UserError);
+  CHECK_THROWS_WITH_AS(run(graph, {{}}), doctest::Contains("no input x for rank 0"), UserError);
+  CHECK_THROWS_WITH_AS(run(graph, {{{"x", f32({3}, {1, 2, 3})}}}), doctest::Contains("expected f32[2]"), UserError);
+  CHECK_THROWS_WITH_AS(run(graph, {}), doctest::Contains("inputs for 0 ranks"), UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp::ir::interp

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A valid graph, broken in one way at a time: each must be caught, and by the diagnostic meant for it.
+#include "sfsdp/ir/verifier.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/random_graph.h"
+
+namespace sfsdp::ir {
+namespace {
+
+using testing::dedent;
+using testing::expect_diagnostic;
+
+const std::string kStep = dedent(R"(
+  graph mesh [dp_replicate=2, dp_shard=4] view local
+    %w = param name=w : f32[64/dp_shard, 256]
+    %m = state name=w.m : f32[64/dp_shard, 256]
+    %v = state name=w.v : f32[64/dp_shard, 256]
+    %step = state name=step : f32[]
+    %x = input name=x : bf16[8, 256] own(dp_replicate, dp_shard)
+  fwd:
+    %low = cast %w : bf16[64/dp_shard, 256]
+    %ag = all_gather.start %low axis=dp_shard dim=0 : async bf16[256, 256]
+    %w.full = wait %ag : bf16[256, 256]
+    %y = aten.mm %x, %w.full : bf16[8, 256]
+  loss:
+    %loss = aten.sum %y : bf16[]
+  bwd:
+    %dw = aten.mm %x, %y bwd_of=%y : bf16[256, 256]
+    %rs = reduce_scatter %dw axis=dp_shard dim=0 : bf16[64, 256]
+    %acc = accumulate %rs : bf16[64, 256]
+  clip:
+    %ar = all_reduce %acc axis=dp_replicate op=sum : bf16[64, 256]
+    %g = cast %ar : f32[64, 256]
+    %sq = sum_squares [%g] replicated=[false] : f64[1]
+    %sum = all_reduce %sq axis=[dp_replicate, dp_shard] : f64[1]
+    %norm = grad_norm %sum : f64[]
+    %coef = clip_coefficient %norm max_norm=1.0 : f32[]
+    %bad = non_finite %norm : f32[]
+    %clipped = scale %g, %coef : f32[64, 256]
+  opt:
+    %step.new = step_count %step, %bad : f32[]
+    %w.new, %m.new, %v.new = adamw %w, %m, %v, %clipped, %step.new, %bad beta1=0.9 beta2=0.95 donates=[0, 1, 2] eps=1e-08 weight_decay=0.1 : f32[64/dp_shard, 256], f32[64/dp_shard, 256], f32[64/dp_shard, 256]
+    return %loss, %norm
+    carry %w = %w.new
+    carry %m = %m.new
+    carry %v = %v.new
+    carry %step = %step.new
+)");
+
+struct Mutation {
+  const char* from;
+  const char* to;
+  const char* diagnostic;  // part of what must be said
+};
+
+std::string mutate(std::string text, const Mutation& mutation) {
+  const size_t at = text.find(mutation.from);
+  REQUIRE_MESSAGE(at != std::string::npos, std::string(mutation.from));
+  return text.replace(at, std::string_view(mutation.from).size(), mutation.to);
+}
+
+TEST_CASE("a whole step verifies") {
+  const ParseResult parsed = parse(kStep, "step.ir");
+  REQUIRE_MESSAGE(parsed.ok(), to_string(parsed.diagnostics));
+  CHECK(to_string(verify(parsed.graph, &parsed.locations)) == "");
+}
+
+TEST_CASE("each way to break the step is caught") {
+  const Mutation mutations[] = {
+      // opcodes and arity
+      {"= cast %w", "= casst %w", "did you mean cast?"},
+      {"= cast %w", "= frobnicate %w", "unknown opcode frobnicate"},
+      {"accumulate %rs", "accumulate %rs, %rs", "has 2 operands"},
+      {"accumulate %rs", "accumulate", "has 0 operands"},
+      {"accumulate %rs", "accumulate none", "lacks operand 0"},
+      {"%low = cast %w : bf16[64/dp_shard, 256]", "%low, %low2 = cast %w : bf16[64, 256], bf16[64, 256]",
+       "has 2 results"},
+      // rules
+      {"%low = cast %w : bf16[64/dp_shard, 256]", "%low = cast %w : bf16[64/dp_shard, 128]",
+       "cast %low has the wrong shape"},
+      {"async bf16[256, 256]", "async bf16[128, 256]", "expected [256, 256]"},
+      {"async bf16[256, 256]", "async f32[256, 256]", "insert a cast"},
+      {"%rs = reduce_scatter %dw axis=dp_shard dim=0 : bf16[64, 256]",
+       "%rs = reduce_scatter %dw axis=dp_shard dim=0 : bf16[256, 256]", "expected [64, 256]"},
+      {"%low axis=dp_shard dim=0", "%low axis=dp_shard dim=2", "has dim=2"},
+      {"%low axis=dp_shard dim=0", "%low axis=dp_shard", "needs dim="},
+      {"%low axis=dp_shard dim=0", "%low dim=0", "needs axis="},
+      {"%low axis=dp_shard dim=0", "%low axis=dp_shart dim=0", "did you mean dp_shard?"},
+      {"axis=[dp_replicate, dp_shard] : f64", "axis=[dp_shard, dp_shard] : f64", "names mesh axis dp_shard twice"},
+      {"op=sum", "op=mean", "reduces with op=mean"},
+      {"low = cast %w : bf16[64/dp_shard", "low = cast %w : bf16[64/dp_replicate",
+       "a split that does not fit its axes"},
+      {"[%g] replicated=[false] : f64[1]", "[%g, %g] : f64[1]", "expected [2]"},
+      {"replicated=[false]", "replicated=[false, true]", "expected 1 times true or false"},
+      {"max_norm=1.0", "max_norm=one", "needs max_norm="},
+      {"beta1=0.9 ", "", "needs beta1="},
+      {"%clipped, %step.new", "%dw, %step.new", "the gradient"},
+      {"param name=w ", "param ", "needs name="},
+      {"param name=w ", "param name=w trainable=maybe ", "has trainable=maybe"},
+      // types
+      {"f32[64/dp_shard, 256]\n  %m", "f32[64/tp, 256]\n  %m", "names axis tp, which the mesh lacks"},
+      {"own(dp_replicate, dp_shard)", "own(dp_shard) sum(dp_shard)", "names axis dp_shard twice"},
+      {"f32[64/dp_shard, 256]\n", "f32[-64/dp_shard, 256]\n", "has a negative dimension"},
+      {"f32[64/dp_shard, 256]\n", "f32[64/dp_shard, 256]{1}\n", "has 1 stride"},
+      {"dp_shard=4", "dp_shard=0", "mesh axis dp_shard has size 0"},
+      // start and wait
+      {"aten.mm %x, %w.full", "aten.mm %x, %ag", "aten.mm reads %ag before its wait"},
+      {"wait %ag", "wait %low", "which is not in flight"},
+      {"async bf16[256, 256]", "bf16[256, 256]", "starts what is not async"},
+      {"%y = aten.mm", "%again = wait %ag : bf16[256, 256]\n  %y = aten.mm", "a second time"},
+      {"%w.full = wait %ag : bf16[256, 256]\n  %y = aten.mm %x, %w.full", "%y = aten.mm %x, %x",
+       "nothing waits for it"},
+      {"wait %ag : bf16[256, 256]", "wait %ag : bf16[256, 256] sum(dp_shard)", "changes the type of what it waits for"},
+      {"%loss = aten.sum %y : bf16[]", "%loss = aten.sum %y : async bf16[]", "has an async result"},
+      // sections
+      {"name=x : bf16[8, 256] own(dp_replicate, dp_shard)\nfwd:", "name=w : bf16[8, 256]\nfwd:",
+       "the second with name=w"},
+      {"  %x = input name=x", "opt:\n  %x = input name=x", "input %x stands in section opt"},
+      {"bwd:\n", "opt:\n  %early = scalar value=1 : bf16[]\nbwd:\n  %leak = aten.neg %early : bf16[]\n",
+       "in section bwd reads %early of section opt"},
+      {"bwd_of=%y", "bwd_of=%x", "bwd_of input %x in section init"},
+      // donated buffers
+      {"donates=[0, 1, 2]", "donates=[0, 1, 6]", "donates operand 6"},
+      {"donates=[0, 1, 2]", "donates=[0, 1, 2, 3]", "at most one per result (3)"},
+      {"donates=[0, 1, 2]", "donates=yes", "has donates=yes"},
+      {"donates=[0, 1, 2]", "donates=[0, 1, 1]", "donates the buffer of %m again"},
+      {"donates=[0, 1, 2]", "donates=[4, 1, 2]", "donates %step.new of 4 bytes"},
+      {"  return", "    %stale = aten.neg %w : f32[64, 256]\n  return", "whose buffer was given to adamw %w.new"},
+      {"  return", "    %view = aten.t %m : f32[256, 64]\n  return", "reads %m, whose buffer was given"},
+      {"return %loss", "return %w, %loss", "return reads %w"},
+      {"  carry %v = %v.new\n", "", "add: carry %v = "},
+      // the ends
+      {"carry %m = %m.new", "carry %clipped = %m.new", "carry of %clipped, a result of scale"},
+      {"carry %m = %m.new", "carry %w = %m.new", "%w is carried twice"},
+      {"carry %m = %m.new", "carry %m = %step.new", "changes the type"},
+      {"return %loss", "return %ag, %loss", "which is in flight"},
+  };
+  for (const Mutation& mutation : mutations) {
+    const std::string text = mutate(kStep, mutation);
+    expect_diagnostic(text, mutation.diagnostic);
+  }
+}
+
+TEST_CASE("an in-place update may not overtake a gather that still reads its operand") {
+  expect_diagnostic(R"(
+    graph mesh [a=2] view local
+      %w = param name=w : f32[4]
+      %one = state name=one : f32[]
+    opt:
+      %ag = all_gather.start %w axis=a dim=0 : async f32[8]
+      %w.new = scale %w, %one donates=[0] : f32[4]
+      %full = wait %ag : f32[8]
+      return %full
+      carry %w = %w.new
+  )",
+                    "donates %w while all_gather.start %ag reads it");
+}
+
+TEST_CASE("a donation reaches the buffer through views") {
+  expect_diagnostic(R"(
+    graph mesh [] view local
+      %x = input name=x : f32[4]
+      %one = input name=one : f32[]
+    fwd:
+      %a = aten.neg %x : f32[4]
+      %view = view %a : f32[2, 2]
+      %b = scale %a, %one donates=[0] : f32[4]
+      %c = aten.neg %view : f32[2, 2]
+      return %c
+  )",
+                    "reads %view, whose buffer was given to scale %b");
+}
+
+TEST_CASE("a gather may stay in flight over the step boundary") {
+  const ParseResult parsed = parse(dedent(R"(
+    graph mesh [a=2] view local
+      %w = param name=w : f32[4]
+      %flying = state name=flying : async f32[8]
+    fwd:
+      %full = wait %flying : f32[8]
+    opt:
+      %next = all_gather.start %w axis=a dim=0 : async f32[8]
+      return %full
+      carry %flying = %next
+  )"));
+  REQUIRE(parsed.ok());
+  CHECK(to_string(verify(parsed.graph)) == "");
+}
+
+TEST_CASE("pad, narrow, view, broadcast, scalar and constant keep to their rules") {
+  const auto expect = [](const std::string& line, std::string_view diagnostic) {
+    const std::string text = "graph mesh [a=2] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n  " + line;
+    if (!diagnostic.empty()) return expect_diagnostic(text, diagnostic);
+    const ParseResult parsed = parse(text);
+    CHECK_MESSAGE((parsed.ok() && verify(parsed.graph).empty()), line);
+  };
+  expect("%y = pad %x dim=0 size=8 : f32[8, 4]", "");
+  expect("%y = pad %x dim=0 size=5 : f32[5, 4]", "expected at least the operand's 6");
+  expect("%y = pad %x dim=0 size=8 : f32[8, 5]", "expected [8, 4]");
+  expect("%y = pad %x dim=0 size=8 : bf16[8, 4]", "insert a cast");
+  expect("%y = narrow %x dim=1 length=2 start=2 : f32[6, 2]", "");
+  expect("%y = narrow %x dim=1 length=3 start=2 : f32[6, 3]", "expected a range inside dimension 1");
+  expect("%y = narrow %x dim=1 length=2 start=-1 : f32[6, 2]", "expected a range inside dimension 1");
+  expect("%y = view %x : f32[24]", "");
+  expect("%y = view %x : f32[23]", "has 23 elements of 24");
+  expect("%y = view %x offset=20 : f32[4]", "");
+  expect("%y = view %x offset=21 : f32[4]", "expected a range inside the 24 elements");
+  expect("%y = view %x : bf16[24]", "insert a cast");
+  expect("%y = broadcast %x axis=a root=1 : f32[6, 4]", "");
+  expect("%y = broadcast %x axis=a root=2 : f32[6, 4]", "expected an axis rank below 2");
+  expect("%y = reduce_scatter %x axis=a dim=0 : f32[3, 4]", "");
+  expect("%y = scalar value=3 : f32[]", "");
+  expect("%y = scalar : f32[]", "needs value=");
+  expect("%y = constant index=0 : f32[7]", "");
+  expect("%y = constant index=a : f32[7]", "expected an integer, got a");
+  expect("%y = mul_scalar %x value=2.0 : f32[6, 4]", "");
+  expect("%y = gradient %x : f32[6, 4]", "needs param=");
+  expect("%y = sgd %x, none, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "");
+  expect("%y = sgd %x, %x, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "expected 2: the new parameter");
+  expect("%y = sgd none, %x, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "lacks operand 0");
+}
+
+TEST_CASE("what only a pass can break is caught too") {
+  const auto graph = [] { return parse_or_throw(kStep); };
+  const auto says = [](const Graph& broken, std::string_view part) {
+    return to_string(verify(broken)).find(part) != std::string::npos;
+  };
+  {
+    Graph g = graph();
+    std::vector<Op*> order;
+    for (const auto& op : g.ops()) order.push_back(op.get());
+    std::swap(order[5], order[6]);  // %ag above %low
+    g.set_order(order);
+    CHECK(says(g, "reads %low before it is defined"));
+  }
+  {
+    Graph g = graph();
+    const Graph other = graph();
+    g.find_value("y")->producer()->operands[0] = other.find_value("x");
+    CHECK(says(g, "reads a value of another graph"));
+  }
+  {
+    Graph g = graph();
+    const Graph other = graph();
+    g.outputs[0] = other.outputs[0];
+    g.carries[0].next = other.carries[0].next;
+    g.find_value("dw")->producer()->bwd_of = other.find_value("y")->producer();
+    CHECK(says(g, "an output is no value of the graph"));
+    CHECK(says(g, "a carry of what is no value"));
+    CHECK(says(g, "bwd_of an op that is not in the graph"));
+  }
+  {
+    Graph g = graph();
+    g.find_value("y")->producer()->operand_lists = {{1, 1}, {0, 1}};
+    CHECK(says(g, "has a broken operand list"));
+  }
+  {
+    Graph g = graph();
+    g.find_value("y")->producer()->attrs["bwd_of"] = true;
+    CHECK(says(g, "has an attribute \"bwd_of\""));
+  }
+  {
+    Graph g = graph();  // two views that read each other
+    Op* a = g.add("aten.t", {g.find_value("x")}, {{"p", g.find_value("x")->type()}});
+    Op* b = g.add("aten.t", {a->result()}, {{"q", g.find_value("x")->type()}});
+    a->operands[0] = b->result();
+    CHECK(says(g, "reads %q before it is defined"));
+  }
+}
+
+TEST_CASE("a diagnostic points into the file; verify_or_throw throws all of them") {
+  const ParseResult parsed = parse(mutate(kStep, {"= cast %w", "= casst %w", ""}), "step.ir");
+  const auto diagnostics = verify(parsed.graph, &parsed.locations);
+  REQUIRE(diagnostics.size() == 1);
+  CHECK(concat(diagnostics[0]) == "error at step.ir:8:3: unknown opcode casst\n  did you mean cast?");
+  CHECK_THROWS_WITH_AS(verify_or_throw(parsed.graph), "error: unknown opcode casst\n  did you mean cast?", UserError);
+}
+
+TEST_CASE("random programs verify") {
+  for (uint64_t seed = 0; seed < 300; ++seed) CHECK(to_string(verify(testing::random_program(seed))) == "");
+}
+
+TEST_CASE("the rows agree with themselves") {
+  for (const OpRow& row : opset()) {
+    CHECK(find_row(row.name) == &row);  // else two rows have one name
+    CHECK((row.max_operands == kAny || row.max_operands >= row.min_operands));
+    CHECK(((row.flags & kStart) != 0) == row.name.ends_with(".start"));
+    CHECK((row.rule != nullptr));
+  }
+}
+
+TEST_CASE("what an aten op may do is read off its name") {
+  const auto op = [](const char* opcode) {
+    Op made;
+    made.opcode = opcode;
+    return made;
+  };
+  CHECK(is_pure(op("aten.add.Tensor")));
+  CHECK(is_pure(op("aten.__and__.Tensor")));
+  CHECK_FALSE(is_pure(op("aten.add_.Tensor")));
+  CHECK_FALSE(is_pure(op("aten.mm.out")));
+  CHECK_FALSE(is_pure(op("aten.native_dropout")));
+  CHECK_FALSE(is_pure(op("mystery")));
+  Op attention = op("aten._scaled_dot_product_flash_attention_for_cpu");
+  CHECK(is_pure(attention));
+  attention.attrs["dropout_p"] = 0.1;
+  CHECK_FALSE(is_pure(attention));
+}
+
+}  // namespace
+}  // namespace sfsdp::ir

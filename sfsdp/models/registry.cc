@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/models/registry.h"
+
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/models/gpt/gpt.h"
+#include "sfsdp/models/llama3/llama3.h"
+
+namespace sfsdp::models {
+namespace {
+
+// A named place for an argument; numbers convert where nothing is lost.
+struct Slot {
+  std::string name;
+  std::variant<bool*, int64_t*, double*> target;
+};
+
+void assign(const Slot& slot, const Arg& value) {
+  const auto wrong = [&](const char* expected) {
+    throw UserError(concat("model.args.", slot.name, "\n  expected ", expected));
+  };
+  if (auto* flag = std::get_if<bool*>(&slot.target)) {
+    if (!std::holds_alternative<bool>(value)) wrong("true or false");
+    **flag = std::get<bool>(value);
+  } else if (auto* integer = std::get_if<int64_t*>(&slot.target)) {
+    if (!std::holds_alternative<int64_t>(value) || std::get<int64_t>(value) < 0) wrong("a whole number, not negative");
+    **integer = std::get<int64_t>(value);
+  } else {
+    double*& real = std::get<double*>(const_cast<Slot&>(slot).target);
+    if (std::holds_alternative<int64_t>(value))
+      *real = static_cast<double>(std::get<int64_t>(value));
+    else if (std::holds_alternative<double>(value))
+      *real = std::get<double>(value);
+    else
+      wrong("a number");
+  }
+}
+
+void assign_all(const std::vector<Slot>& slots, const ModelSpec& spec) {
+  for (const auto& [name, value] : spec.args) {
+    const Slot* found = nullptr;
+    std::vector<std::string> names;
+    for (const Slot& slot : slots) {
+      names.push_back(slot.name);
+      if (slot.name == name) found = &slot;
+    }
+    if (!found)
+      throw UserError(concat("model.args.", name, ": model ", spec.name, " has no such argument\n  expected one of ",
+                             join(names, ", "), "; the nearest is ", nearest(name, names)));
+    assign(*found, value);
+  }
+}
+
+LanguageModel make_llama3(const ModelSpec& spec) {
+  Llama3Args args = llama3_args(spec.flavor);
+  RopeScaling scaling = args.rope_scaling.value_or(RopeScaling{});
+  bool scaled = args.rope_scaling.has_value();
+  assign_all({{"dim", &args.dim},
+              {"n_layers", &args.n_layers},
+              {"n_heads", &args.n_heads},
+              {"n_kv_heads", &args.n_kv_heads},
+              {"vocab_size", &args.vocab_size},
+              {"multiple_of", &args.multiple_of},
+              {"ffn_dim_multiplier", &args.ffn_dim_multiplier},
+              {"hidden_dim", &args.hidden_dim},
+              {"head_dim", &args.head_dim},
+              {"norm_eps", &args.norm_eps},
+              {"rope_theta", &args.rope_theta},
+              {"rope_scaling", &scaled},
+              {"rope_scaling_factor", &scaling.factor},
+              {"rope_low_freq_factor", &scaling.low_freq_factor},
+              {"rope_high_freq_factor", &scaling.high_freq_factor},
+              {"rope_original_max_position", &scaling.original_max_position},
+              {"tied", &args.tied},
+              {"depth_init", &args.depth_init}},
+             spec);
+  args.rope_scaling = scaled ? std::optional(scaling) : std::nullopt;
+  Llama3 model(args);
+  return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }};
+}
+
+LanguageModel make_gpt(const ModelSpec& spec) {
+  GptArgs args = gpt_args(spec.flavor);
+  assign_all({{"dim", &args.dim},
+              {"n_layers", &args.n_layers},
+              {"n_heads", &args.n_heads},
+              {"vocab_size", &args.vocab_size},
+              {"max_positions", &args.max_positions},
+              {"norm_eps", &args.norm_eps}},
+             spec);
+  Gpt model(args);
+  return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }};
+}
+
+}  // namespace
+
+LanguageModel make_language_model(const ModelSpec& spec) {
+  if (spec.name == "llama3") return make_llama3(spec);
+  if (spec.name == "gpt") return make_gpt(spec);
+  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3 or gpt"));
+}
+
+}  // namespace sfsdp::models

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/comm_suite.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/comm/reduce.h"
+
+namespace sfsdp::testing {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using comm::ReduceOp;
+using ir::DType;
+
+constexpr std::array kDTypes = {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32};
+constexpr std::array kOps = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min};
+constexpr std::array<size_t, 4> kCounts = {0, 1, 7, 1000};
+
+std::vector<int> all_ranks(const comm::CommWorld& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// What a rank contributes: any bits at all, nans and infinities too, so that equal results are equal bits.
+Bytes contribution(int rank, size_t bytes) {
+  uint64_t state = 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(rank + 1) + bytes;
+  Bytes data(bytes);
+  for (std::byte& b : data) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    b = static_cast<std::byte>(state >> 56);
+  }
+  return data;
+}
+
+Bytes slice(const Bytes& data, size_t begin, size_t bytes) {
+  const auto first = data.begin() + static_cast<std::ptrdiff_t>(begin);
+  return {first, first + static_cast<std::ptrdiff_t>(bytes)};
+}
+
+void check_equal(const Bytes& got, const Bytes& expected, const std::string& what) {
+  const auto [g, e] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());
+  SFSDP_CHECK(got == expected, what, ": byte ", g - got.begin(), " of ", got.size(), " differs");
+}
+
+// The sum over the ranks' contributions of `bytes`, cut to [begin, begin + out_bytes).
+Bytes expected_sum(const std::vector<int>& ranks, size_t bytes, size_t begin, size_t out_bytes, DType dtype,
+                   ReduceOp op) {
+  std::vector<Bytes> parts;
+  for (const int r : ranks) parts.push_back(slice(contribution(r, bytes), begin, out_bytes));
+  const std::vector<std::span<const std::byte>> spans(parts.begin(), parts.end());
+  Bytes sum(out_bytes);
+  comm::reduce(spans, sum, dtype, op);
+  return sum;
+}
+
+void check_moves(comm::Communicator& group, const std::vector<int>& ranks, size_t bytes) {
+  const int me = ranks[static_cast<size_t>(group.rank())];
+  const Bytes mine = contribution(me, bytes);
+  Bytes all(bytes * ranks.size()), expected;
+  for (const int r : ranks) {
+    const Bytes theirs = contribution(r, bytes);
+    expected.insert(expected.end(), theirs.begin(), theirs.end());
+  }
+  group.all_gather(mine, all, {"%w.full", "layers.0"});
+  check_equal(all, expected, "all_gather");
+
+  // in place: a rank's part lies in the output already
+  Bytes in_place(bytes * ranks.size());
+  const auto own = std::span(in_place).subspan(static_cast<size_t>(group.rank()) * bytes, bytes);
+  std::copy(mine.begin(), mine.end(), own.begin());
+  group.all_gather(own, in_place, {"%w.full", "layers.1"});
+  check_equal(in_place, expected, "all_gather in place");
+
+  for (int root = 0; root < group.size(); ++root) {
+    Bytes data = mine;
+    group.broadcast(data, root, {"%seed", ""});
+    check_equal(data, contribution(ranks[static_cast<size_t>(root)], bytes), "broadcast");
+  }
+  group.barrier({"", ""});
+}
+
+void check_sums(comm::Communicator& group, const std::vector<int>& ranks, size_t count, DType dtype, ReduceOp op) {
+  const auto me = static_cast<size_t>(group.rank());
+  const size_t chunk = count * static_cast<size_t>(ir::size_in_bytes(dtype)), whole = chunk * ranks.size();
+  const std::string what = concat(ir::to_string(dtype), " of ", count);
+
+  const Bytes in = contribution(ranks[me], whole);
+  Bytes out(chunk);
+  group.reduce_scatter(in, out, dtype, op, {"%w.grad", "layers.0"});
+  check_equal(out, expected_sum(ranks, whole, me * chunk, chunk, dtype, op), "reduce_scatter " + what);
+  check_equal(in, contribution(ranks[me], whole), "input of reduce_scatter " + what);
+
+  Bytes data = contribution(ranks[me], chunk);
+  group.all_reduce(data, dtype, op, {"%norm", ""});
+  check_equal(data, expected_sum(ranks, chunk, 0, chunk, dtype, op), "all_reduce " + what);
+}
+
+}  // namespace
+
+void check_collectives(comm::CommWorld& world) {
+  const auto ranks = all_ranks(world);
+  const auto group = world.group("world", ranks);
+  SFSDP_CHECK(group->rank() == world.rank() && group->size() == world.world_size(), "group of all");
+  for (const size_t count : kCounts) {
+    check_moves(*group, ranks, count);
+    for (const DType dtype : kDTypes)
+      for (const ReduceOp op : kOps) check_sums(*group, ranks, count, dtype, op);
+  }
+}
+
+void check_large(comm::CommWorld& world) {
+  const auto ranks = all_ranks(world);
+  const auto group = world.group("world", ranks);
+  constexpr size_t kElements = 1'500'001;  // 6 MB of f32, no multiple of anything
+  check_moves(*group, ranks, kElements);
+  check_sums(*group, ranks, kElements, DType::f32, ReduceOp::Sum);
+  check_sums(*group, ranks, kElements, DType::bf16, ReduceOp::Sum);
+}
+
+void check_groups(comm::CommWorld& world) {
+  SFSDP_CHECK(world.world_size() % 2 == 0, world.world_size(), " ranks");
+  std::vector<int> shard, replicate;  // neighbours, in reverse; every second rank
+  const int pair = world.rank() / 2 * 2;
+  shard = {pair + 1, pair};
+  for (int r = world.rank() % 2; r < world.world_size(); r += 2) replicate.push_back(r);
+  const auto shard_group = world.group("dp_shard", shard);
+  const auto replicate_group = world.group("dp_replicate", replicate);
+  SFSDP_CHECK(shard_group->name() == "dp_shard" && shard_group->rank() == 1 - world.rank() % 2,
+              "rank in reversed group");
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    check_moves(*shard_group, shard, 100);
+    check_sums(*replicate_group, replicate, 100, DType::f32, ReduceOp::Sum);
+    check_sums(*shard_group, shard, 100, DType::bf16, ReduceOp::Sum);
+  }
+  SFSDP_CHECK(world.group("dp_shard", shard) == shard_group, "a group is made once");
+}
+
+std::string comm_error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  throw InternalError("expected a CommError, got none");
+}
+
+void check_mismatch(comm::CommWorld& world, Mismatch mismatch) {
+  const auto group = world.group("dp_shard", all_ranks(world));
+  group->barrier({"%before", ""});
+  const int last = world.world_size() - 1;
+  const bool other = world.rank() == last;
+  Bytes data(other && mismatch == Mismatch::Bytes ? 128 : 64);
+  const auto error = comm_error_of([&] {
+    if (other && mismatch == Mismatch::Kind) return group->broadcast(data, 0, {"%n", ""});
+    group->all_reduce(data, other && mismatch == Mismatch::DType ? DType::bf16 : DType::f32,
+                      other && mismatch == Mismatch::Op ? ReduceOp::Max : ReduceOp::Sum,
+                      {other && mismatch == Mismatch::Name ? "%m" : "%n", ""});
+  });
+  const auto expect = [&](const std::string& part) {
+    SFSDP_CHECK(error.find(part) != std::string::npos, "expected ", part, " in: ", error);
+  };
+  expect(concat("CommError on rank ", world.rank(), " of ", world.world_size(), ": "));
+  expect("over dp_shard, sequence 2, ");
+  expect("ranks disagree: rank 0 calls all_reduce %n of 64 bytes, f32 sum, ");
+  expect(concat("rank ", last, " calls "));
+}
+
+void check_late_peer(comm::CommWorld& world) {
+  const auto group = world.group("dp_shard", all_ranks(world));
+  for (int i = 0; i < 2; ++i) group->barrier({"%ok", ""});
+  const int last = world.world_size() - 1;
+  const auto elsewhere = world.group("late", all_ranks(world));
+  if (world.rank() == last) return elsewhere->barrier({"%late", ""});  // until the others have given up
+  Bytes data(64);
+  world.set_timeout_ms(200);
+  const auto error = comm_error_of([&] { group->all_reduce(data, DType::f32, ReduceOp::Sum, {"%w.rs", "layers.3"}); });
+  const std::string expected = concat(
+      "CommError on rank ", world.rank(), " of ", world.world_size(),
+      ": all_reduce %w.rs over dp_shard, sequence 3, 64 bytes at layers.3\n  no answer from rank ", last, " in ");
+  SFSDP_CHECK(error.starts_with(expected), "expected ", expected, " ..., got ", error);
+  SFSDP_CHECK(error.find("; it finished sequence 2, all others 2; read rank ") != std::string::npos, error);
+  world.set_timeout_ms(60000);
+  elsewhere->barrier({"%late", ""});
+}
+
+}  // namespace sfsdp::testing

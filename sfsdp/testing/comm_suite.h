@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What every communicator must do, as bodies for run_ranks: the same ones for threads and Gloo, so that their results
+// are the same bits. They throw on the first wrong byte, on whichever rank.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "sfsdp/comm/communicator.h"
+
+namespace sfsdp::testing {
+
+// Every collective on all dtypes and operations, for 0, 1, 7 and 1000 elements, and in place where that is allowed,
+// compared with sums computed one by one in rank order.
+void check_collectives(comm::CommWorld& world);
+// Large transfers, whose messages do not fit into the buffers of a socket.
+void check_large(comm::CommWorld& world);
+// Groups of some of the ranks, in an order of their own, several at a time. Needs an even world_size.
+void check_groups(comm::CommWorld& world);
+// From 2 ranks: the last rank makes another call; all get a CommError that names both.
+enum class Mismatch { Kind, Bytes, DType, Op, Name };
+void check_mismatch(comm::CommWorld& world, Mismatch mismatch);
+// From 2 ranks: the last rank never makes its third call. All others get a CommError that names it and what it finished.
+void check_late_peer(comm::CommWorld& world);
+
+// The message of the CommError that `call` throws; throws if it throws none.
+std::string comm_error_of(const std::function<void()>& call);
+
+}  // namespace sfsdp::testing

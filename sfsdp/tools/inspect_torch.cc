@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <chrono>
+#include <ostream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/tools/inspect.h"
+#include "sfsdp/train/job.h"
+#include "sfsdp/train/plan_summary.h"
+
+namespace sfsdp::tools {
+namespace {
+
+struct Request {
+  int64_t world = 1;
+  bool graph = false;
+  std::vector<std::string> config_args;
+};
+
+Request parse(std::span<const std::string> args) {
+  Request request;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto value = [&] {
+      if (i + 1 == args.size()) throw UserError(concat(args[i], "\n  expected a value behind it"));
+      return args[++i];
+    };
+    if (args[i] == "--config") {
+      request.config_args.insert(request.config_args.begin(), {"--job.config_file", value()});
+    } else if (args[i] == "--world") {
+      const std::string text = value();
+      const auto world = parse_int(text);
+      if (!world || *world < 1) throw UserError(concat("--world ", text, "\n  expected a number of ranks, at least 1"));
+      request.world = *world;
+    } else if (args[i] == "--graph") {
+      request.graph = true;
+    } else {
+      request.config_args.push_back(args[i]);
+    }
+  }
+  return request;
+}
+
+}  // namespace
+
+int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  try {
+    const Request request = parse(args);
+    const train::JobConfig config = train::load_config(request.config_args);
+    const auto start = std::chrono::steady_clock::now();
+    train::CompiledJob job = train::make_job(config, request.world);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const ir::Graph& graph = job.program->training(job.example).graph;
+    if (request.graph) {
+      out << ir::print(graph);
+      return 0;
+    }
+    const auto plan = train::summarise(graph, job.program->options().micro_batches);
+    out << "Model " << config.model.name << " " << config.model.flavor << ": "
+        << with_commas(job.program->num_parameters()) << " parameters, "
+        << with_commas(static_cast<int64_t>(job.model.flops_per_token(config.training.seq_len))) << " flops per token\n"
+        << "Mesh " << to_string(job.program->strategy().mesh) << "\n"
+        << "Captured in " << with_commas(1000 * seconds, 0) << " ms: " << plan.ops << " ops\n"
+        << "Per step: " << train::collectives_text(plan) << "\n"
+        << "State per rank: parameters " << train::bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
+        << train::bytes_text(plan.state_bytes) << "\n";
+    return 0;
+  } catch (const std::exception& error) {
+    err << "error: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace sfsdp::tools

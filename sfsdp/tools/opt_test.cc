@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/opt.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+namespace sfsdp::tools {
+namespace {
+
+struct Run {
+  int status;
+  std::string out, err;
+};
+
+Run run(std::vector<std::string> args) {
+  std::ostringstream out, err;
+  const int status = run_opt(args, out, err);
+  return {status, out.str(), err.str()};
+}
+
+// A file of IR, gone at the end of the test.
+class TextFile {
+ public:
+  explicit TextFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() / ("sfsdp_opt_test_" + std::to_string(::getpid()) + ".ir")) {
+    std::ofstream(path_) << text;
+  }
+  ~TextFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+constexpr const char* kText =
+    "graph mesh [] view local\n"
+    "  %x = input name=x : f32[2]\n"
+    "fwd:\n"
+    "  %y = aten.relu %x : f32[2]\n"
+    "  %z = aten.relu %x : f32[2]\n"
+    "  %d = aten.neg %x : f32[2]\n"
+    "  return %y, %z\n";
+
+TEST_CASE("opt runs passes in order and prints the text") {
+  const TextFile file(kText);
+  const Run result = run({file.path(), "--pass", "merge_duplicates,dead_code", "--metrics"});
+  CHECK(result.status == 0);
+  CHECK(result.out ==
+        "graph mesh [] view local\n"
+        "  %x = input name=x : f32[2]\n"
+        "fwd:\n"
+        "  %y = aten.relu %x : f32[2]\n"
+        "  return %y, %y\n");
+  CHECK(result.err.find("merge_duplicates: changed") == 0);
+  CHECK(result.err.find("dead_code: changed") != std::string::npos);
+}
+
+TEST_CASE("opt without a pass checks and prints") {
+  const TextFile file(kText);
+  CHECK(run({file.path()}).out == kText);
+}
+
+TEST_CASE("opt names what is wrong, by file and line") {
+  const TextFile broken("graph mesh [] view local\n  %x = inptu name=x : f32[2]\n");
+  const Run result = run({broken.path()});
+  CHECK(result.status == 1);
+  CHECK(result.out.empty());
+  CHECK(result.err == "error at " + broken.path() + ":2:3: unknown opcode inptu\n  did you mean input?\n");
+  CHECK(run({"/nowhere/at/all.ir"}).status == 1);
+  const TextFile fine(kText);
+  CHECK(run({fine.path(), "--pass", "dead_cod"}).err.find("did you mean dead_code?") != std::string::npos);
+}
+
+TEST_CASE("opt explains itself") {
+  CHECK(run({"--help"}).status == 0);
+  CHECK(run({"--list"}).out.find("merge_duplicates: ") != std::string::npos);
+  CHECK(run({}).status == 2);
+  CHECK(run({"a", "b"}).status == 2);
+  CHECK(run({"a", "--pass"}).status == 2);
+  CHECK(run({"a", "--frobnicate"}).status == 2);
+}
+
+}  // namespace
+}  // namespace sfsdp::tools

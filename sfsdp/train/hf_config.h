@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reads config.json of a Hugging Face checkpoint, as transformers 4 and 5 write it, into the arguments of our models.
+// What our models do not compute is refused: a config read wrongly trains, only worse.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace sfsdp::train {
+
+// args of "llama3" (LlamaForCausalLM):
+//   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
+//   bool tied, rope_scaling, and if it is true double rope_scaling_factor rope_low_freq_factor rope_high_freq_factor,
+//   int64_t rope_original_max_position
+// args of "gpt" (GPT2LMHeadModel):
+//   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied (always true)
+struct HfConfig {
+  using Value = std::variant<bool, int64_t, double, std::string>;
+  std::string model;
+  std::map<std::string, Value> args;
+  std::string dtype;  // of the saved weights: "bfloat16"; "" if the file does not say
+
+  // The key must be there, of this type.
+  int64_t integer(const std::string& key) const;
+  double number(const std::string& key) const;
+  bool flag(const std::string& key) const;
+};
+
+// Reads DIR/config.json.
+//   throws: UserError naming file, key, expected and got: a key is missing, or holds what our models do not compute
+HfConfig read_hf_config(const std::string& dir);
+// The same from text; `file` is for messages.
+HfConfig parse_hf_config(std::string_view text, const std::string& file);
+
+}  // namespace sfsdp::train

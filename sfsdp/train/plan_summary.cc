@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/plan_summary.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::train {
+namespace {
+
+constexpr std::array kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+
+bool repeats(ir::Section section) {
+  return section == ir::Section::Fwd || section == ir::Section::Loss || section == ir::Section::Bwd;
+}
+
+}  // namespace
+
+PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
+  PlanSummary summary;
+  for (const auto& op : graph.ops()) {
+    ++summary.ops;
+    if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
+    if (op->is("state")) summary.state_bytes += op->result()->type().bytes();
+    if (std::ranges::none_of(kCollectives, [&](const char* name) { return op->is(name); })) continue;
+    CollectiveSum& sum = summary.collectives[op->opcode];
+    const int64_t times = repeats(op->section) ? micro_batches : 1;
+    sum.count += times;
+    sum.bytes += times * std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
+  }
+  return summary;
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[64];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string collectives_text(const PlanSummary& summary) {
+  std::string text;
+  for (const auto& [name, sum] : summary.collectives)
+    text += concat(text.empty() ? "" : ", ", sum.count, " ", name, " (", bytes_text(sum.bytes), ")");
+  return text.empty() ? "no collectives" : text;
+}
+
+}  // namespace sfsdp::train

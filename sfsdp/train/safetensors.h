@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reads safetensors files and Hugging Face checkpoint folders, mapped into memory. Fails closed: a file that breaks any
+// rule of the format is refused before one of its tensors can be seen.
+// Source: safetensors README and tensor.rs; the order of the checks is that of docs/reference fsdp_semantics 6.3.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/ir/type.h"
+
+namespace sfsdp::train {
+
+// One tensor of a file: little endian, C order, packed. `data` lives as long as the SafetensorsFile it came from and may
+// start at any address: copy the bytes, do not cast the pointer.
+struct TensorView {
+  std::string name;
+  std::string dtype_name;          // as in the file: "BF16"
+  std::optional<ir::DType> dtype;  // none for what the format knows and we do not: U16, U32, U64, F4, F6, F8_E8M0, ...
+  std::vector<int64_t> shape;      // rank 0 is one element
+  std::span<const std::byte> data;
+
+  // throws: UserError naming the tensor when it is one of the dtypes we do not compute with.
+  ir::DType known_dtype(const std::string& file) const;
+};
+
+// "BF16" -> bf16. None when we have no such dtype.
+std::optional<ir::DType> dtype_of_safetensors(std::string_view name);
+// bf16 -> "BF16".
+std::string_view safetensors_name(ir::DType dtype);
+
+// A read-only mapping of a regular file. Move-only. Shortening the file while it is mapped is fatal (SIGBUS), as with
+// every mapping: writers must replace files by rename.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);  // throws: UserError; no file, no regular file, no memory
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class SafetensorsFile {
+ public:
+  // throws: UserError naming file, tensor, expected and got.
+  static SafetensorsFile open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their bytes
+  const TensorView* find(std::string_view name) const;
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  SafetensorsFile(std::string path, MappedFile file) : path_(std::move(path)), file_(std::move(file)) {}
+
+  std::string path_;
+  MappedFile file_;
+  std::vector<TensorView> tensors_;
+  std::map<std::string, size_t, std::less<>> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// DIR/model.safetensors, or the files DIR/model.safetensors.index.json lists. Both at once is an error: one is stale.
+// Of several files, only tensors the index lists are seen.
+class SafetensorsCheckpoint {
+ public:
+  // throws: UserError; a listed tensor is missing, a name is in two files, a file name leaves the folder, or the sizes
+  // do not add up to the index's total_size (where it has one).
+  static SafetensorsCheckpoint open(const std::string& dir);
+
+  const TensorView* find(std::string_view name) const;
+  // throws: UserError naming the folder when there is no such tensor.
+  const TensorView& at(std::string_view name) const;
+  std::vector<std::string> names() const;  // sorted
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+  // The path of the file that holds the tensor; "" if none does.
+  std::string file_of(std::string_view name) const;
+
+ private:
+  struct Place {
+    size_t file = 0;
+    const TensorView* tensor = nullptr;  // in files_[file].tensors(), whose storage moving does not change
+  };
+  void open_index(const std::string& index_path);
+
+  std::string dir_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
+}  // namespace sfsdp::train

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <deque>
+#include <optional>
+#include <ostream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/train/job.h"
+#include "sfsdp/train/lr_schedule.h"
+#include "sfsdp/train/metrics.h"
+#include "sfsdp/train/plan_summary.h"
+
+namespace sfsdp::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config) {
+  if (!std::getenv("WORLD_SIZE")) return nullptr;
+  comm::GlooOptions options = comm::gloo_options_from_env();
+  options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
+  options.timeout_ms = config.comm.init_timeout_seconds * 1000;  // until the first step is done
+  if (options.world_size == 1) return nullptr;
+  return comm::make_gloo_world(options);
+}
+
+// All ranks must run the same program: compares hashes of graph and config before the first other collective.
+void check_same_program(const Program& program, const ir::Graph& graph, const JobConfig& config,
+                        comm::CommWorld* world) {
+  if (!world) return;
+  std::vector<int> ranks;
+  for (int r = 0; r < world->world_size(); ++r) ranks.push_back(r);
+  auto group = world->group("world", ranks);
+  const uint64_t mine[2] = {hash_path(ir::print(graph)), hash_path(to_toml(config))};
+  std::vector<uint64_t> all(ranks.size() * 2);
+  group->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), {"program hash", ""});
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (all[2 * r] != mine[0] || all[2 * r + 1] != mine[1])
+      throw UserError(concat("rank ", world->rank(), " and rank ", r, " have different ",
+                             all[2 * r + 1] != mine[1] ? "configurations" : "programs",
+                             "\n  expected the same config file and flags on all ranks; compare their command lines"));
+  (void)program;
+}
+
+class Trainer {
+ public:
+  Trainer(JobConfig config, comm::CommWorld* world, std::ostream& out)
+      : config_(std::move(config)),
+        world_(world),
+        out_(out),
+        job_(make_job(config_, world ? world->world_size() : 1)),
+        dataset_(open_job_dataset(config_, job_.model.vocab_size)),
+        schedule_(schedule_options()) {
+    check_same_program(*job_.program, graph(), config_, world_);
+    step_.emplace(job_.program, world_);
+  }
+
+  void run() {
+    const auto start = Clock::now();
+    banner();
+    std::optional<MetricsFile> file;
+    if (is_first() && config_.metrics.enable_jsonl) file.emplace(config_.job.dump_folder + "/metrics.jsonl");
+    for (int64_t k = 1; k <= config_.training.steps; ++k) {
+      const StepMetrics metrics = train_step(k);
+      if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
+      if (file) file->write(metrics);
+      if (is_first() && (k == 1 || k % config_.metrics.log_freq == 0))
+        out_ << console_line(metrics, color()) << std::endl;
+      if (!std::isfinite(metrics.loss))
+        throw UserError(concat("the loss is ", metrics.loss, " at step ", k,
+                               "\n  expected a finite loss; lower optimizer.lr, raise lr_scheduler.warmup_steps, or look"
+                               " at the data of this step"));
+      if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
+        job_.program->check_recapture(job_.example);
+    }
+    if (is_first()) summary(seconds_since(start));
+  }
+
+ private:
+  LrScheduleOptions schedule_options() const {
+    const auto& s = config_.lr_scheduler;
+    return {config_.optimizer.lr,           s.total_steps.value_or(config_.training.steps), s.warmup_steps, s.decay_ratio,
+            parse_decay_type(s.decay_type), s.min_lr_factor};
+  }
+  bool is_first() const { return !world_ || world_->rank() == 0; }
+  Color color() const {
+    return config_.metrics.disable_color_printing || !isatty(STDOUT_FILENO) ? Color::Off : Color::On;
+  }
+  const ir::Graph& graph() { return job_.program->training(job_.example).graph; }
+  int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
+  int64_t global_batch() const {
+    return config_.training.local_batch_size * data_ranks() * job_.program->options().micro_batches;
+  }
+
+  // Rows `first` … of step k's global batch.
+  Batch read_batch(int64_t k, int64_t first) const {
+    const int64_t rows = config_.training.local_batch_size, length = config_.training.seq_len;
+    std::vector<int32_t> ids(static_cast<size_t>(length + 1));
+    Batch batch = {at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
+    for (int64_t r = 0; r < rows; ++r) {
+      dataset_.read_sample(sample_of_step(k, first + r, global_batch(), dataset_.size()), ids);
+      for (int64_t i = 0; i < length; ++i) {
+        batch[0].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i)];
+        batch[1].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i + 1)];
+      }
+    }
+    return batch;
+  }
+
+  StepMetrics train_step(int64_t k) {
+    const auto start = Clock::now();
+    if (is_first())
+      if (auto notice = wrap_notice(dataset_, k, global_batch())) out_ << *notice << std::endl;
+    const int64_t rank = world_ ? world_->rank() : 0;
+    std::vector<Batch> batches;
+    for (int64_t m = 0; m < job_.program->options().micro_batches; ++m)
+      batches.push_back(read_batch(k, (m * data_ranks() + rank) * config_.training.local_batch_size));
+    step_->lr = schedule_.lr(k);
+    const StepResult result = (*step_)(batches);
+    if (result.skipped && is_first())
+      out_ << "step " << k << ": the gradient norm is not finite, nothing was updated (" << ++skipped_ << " so far)"
+           << std::endl;
+    StepMetrics metrics;
+    metrics.step = k;
+    metrics.loss = result.loss;
+    metrics.grad_norm = result.grad_norm;
+    metrics.lr = step_->lr;
+    metrics.tokens = k * global_batch() * config_.training.seq_len;
+    metrics.step_time_s = seconds_since(start);
+    metrics.tps = static_cast<double>(global_batch() * config_.training.seq_len) / metrics.step_time_s /
+                  static_cast<double>(data_ranks());
+    metrics.memory_gib = static_cast<double>(step_->peak_bytes()) / (1 << 30);
+    metrics.memory_percent = 100.0 * static_cast<double>(step_->peak_bytes()) /
+                             (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
+    set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), std::nullopt);
+    last_losses_.push_back(result.loss);
+    if (last_losses_.size() > 10) last_losses_.pop_front();
+    return metrics;
+  }
+
+  void banner() {
+    if (!is_first()) return;
+    const int64_t micro_batches = job_.program->options().micro_batches;
+    const PlanSummary plan = summarise(graph(), micro_batches);
+    for (const std::string& note : config_.notes) out_ << note << "\n";
+    if (config_.job.print_config) out_ << to_toml(config_);
+    out_ << "Model " << config_.model.name << " " << config_.model.flavor
+         << " size: " << with_commas(job_.program->num_parameters()) << " total parameters\n"
+         << "Mesh " << to_string(job_.program->strategy().mesh) << ", "
+         << (world_ ? "gloo" : "one rank, no communication") << "\n"
+         << "Plan: " << plan.ops << " ops, per step " << collectives_text(plan) << "\n"
+         << "State per rank: parameters " << bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
+         << bytes_text(plan.state_bytes) << "\n"
+         << "Dataset " << dataset_.name() << ": " << with_commas(dataset_.num_tokens()) << " tokens, "
+         << with_commas(dataset_.size()) << " samples\n"
+         << "Trainer is initialized with local batch size " << config_.training.local_batch_size
+         << ", global batch size " << global_batch() << ", gradient accumulation steps " << micro_batches
+         << ", sequence length " << config_.training.seq_len << ", total steps " << config_.training.steps
+         << " (warmup " << config_.lr_scheduler.warmup_steps << ")\n"
+         << "Training starts at step 1" << std::endl;
+  }
+
+  void summary(double seconds) {
+    double mean = 0;
+    for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
+    char text[256];
+    std::snprintf(text, sizeof text,
+                  "Training completed: %lld steps in %.1f s; mean loss of the last %zu steps %.4f, unigram entropy of the"
+                  " data %.4f (%.4f below)",
+                  static_cast<long long>(config_.training.steps), seconds, last_losses_.size(), mean,
+                  dataset_.unigram_entropy(), dataset_.unigram_entropy() - mean);
+    out_ << text << std::endl;
+  }
+
+  JobConfig config_;
+  comm::CommWorld* world_;
+  std::ostream& out_;
+  CompiledJob job_;
+  TokenDataset dataset_;
+  LrSchedule schedule_;
+  std::optional<Step> step_;
+  std::deque<double> last_losses_;
+  int64_t skipped_ = 0;
+};
+
+}  // namespace
+
+int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  const char* rank = std::getenv("RANK");
+  try {
+    const JobConfig config = load_config(args);
+    auto world = make_world(config);
+    try {
+      Trainer(config, world.get(), out).run();
+    } catch (const std::exception& error) {
+      if (world) world->abort(error.what());  // the others need not wait for the timeout
+      throw;
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    err << "error on rank " << (rank ? rank : "0") << ": " << error.what() << std::endl;
+    return 1;
+  }
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The training loop: config in, log lines and metrics out.
+#pragma once
+
+#include <iosfwd>
+#include <span>
+#include <string>
+
+namespace sfsdp::train {
+
+// `sfsdp train --job.config_file F --section.key value …` on this rank; rank and world size from torchrun's environment,
+// one rank without it. Returns the exit code; errors go to `err`, naming the rank.
+int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err);
+
+}  // namespace sfsdp::train
