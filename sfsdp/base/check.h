@@ -26,8 +26,7 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace sfsdp
 
-#define SFSDP_CHECK(condition, ...)                                                                    \
-  do {                                                                                                 \
-    if (!(condition))                                                                                  \
-      ::sfsdp::check_failed(__FILE__, __LINE__, #condition, ::sfsdp::concat(__VA_ARGS__));             \
+#define SFSDP_CHECK(condition, ...)                                                                        \
+  do {                                                                                                     \
+    if (!(condition)) ::sfsdp::check_failed(__FILE__, __LINE__, #condition, ::sfsdp::concat(__VA_ARGS__)); \
   } while (false)

@@ -198,7 +198,8 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
   for (size_t i = 0; i < state.size() && options.training; ++i) {
     if (!state[i].is_buffer) continue;
     ir::Value* before = tracer.graph.find_param(state[i].name)->result();
-    if (ir::Value* after = tracer.value_of(tensors[i]); after != before) tracer.graph.carries.push_back({before, after});
+    if (ir::Value* after = tracer.value_of(tensors[i]); after != before)
+      tracer.graph.carries.push_back({before, after});
   }
   return {std::move(tracer.graph), std::move(tracer.constants)};
 }

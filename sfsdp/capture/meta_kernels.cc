@@ -50,8 +50,8 @@ std::tuple<Tensor, Tensor, Tensor> meta_native_layer_norm(const Tensor& x, at::I
                                                           const OptTensor& weight, const OptTensor& bias, double) {
   (void)bias;
   // bf16 input with float weights keeps float statistics; otherwise statistics have the input's dtype.
-  const bool mixed = at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() &&
-                     weight->scalar_type() == at::kFloat;
+  const bool mixed =
+      at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() && weight->scalar_type() == at::kFloat;
   auto stats = x.options();
   if (mixed) stats = stats.dtype(at::kFloat);
   const auto shape = layer_norm_stat_shape(x, normalized_shape);
@@ -81,9 +81,8 @@ std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm(const Tensor& x, const
 
 std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm_backward(const Tensor&, const Tensor& x,
                                                                    const OptTensor& weight, const OptTensor&,
-                                                                   const OptTensor&, const OptTensor&,
-                                                                   const OptTensor&, bool, double,
-                                                                   std::array<bool, 3> mask) {
+                                                                   const OptTensor&, const OptTensor&, const OptTensor&,
+                                                                   bool, double, std::array<bool, 3> mask) {
   Tensor dx, dweight, dbias;
   auto stats = weight && weight->defined() ? weight->options() : x.options();
   if (mask[0]) dx = at::empty_like(x);
@@ -108,10 +107,9 @@ Tensor meta_convolution(const Tensor& x, const Tensor& weight, const OptTensor&,
 }
 
 std::tuple<Tensor, Tensor, Tensor> meta_convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                             at::OptionalIntArrayRef, at::IntArrayRef,
-                                                             at::IntArrayRef, at::IntArrayRef, bool transposed,
-                                                             at::IntArrayRef, int64_t groups,
-                                                             std::array<bool, 3> mask) {
+                                                             at::OptionalIntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                                                             at::IntArrayRef, bool transposed, at::IntArrayRef,
+                                                             int64_t groups, std::array<bool, 3> mask) {
   (void)transposed, (void)groups;
   Tensor dx, dweight, dbias;
   if (mask[0]) dx = at::empty(x.sizes(), x.options());
@@ -121,7 +119,9 @@ std::tuple<Tensor, Tensor, Tensor> meta_convolution_backward(const Tensor& grad,
 }
 
 // q, k, v: [B, H, S, D]. Outputs and gradients lie as [B, S, H, D] in memory.
-Tensor empty_bshd(const Tensor& like) { return at::empty_like(like.transpose(1, 2), at::MemoryFormat::Contiguous).transpose(1, 2); }
+Tensor empty_bshd(const Tensor& like) {
+  return at::empty_like(like.transpose(1, 2), at::MemoryFormat::Contiguous).transpose(1, 2);
+}
 
 std::tuple<Tensor, Tensor> meta_flash_cpu(const Tensor& q, const Tensor& k, const Tensor& v, double, bool,
                                           const OptTensor&, std::optional<double>) {

@@ -12,12 +12,18 @@ struct DTypePair {
   c10::ScalarType torch;
 };
 constexpr DTypePair kDTypes[] = {
-    {ir::DType::f64, c10::ScalarType::Double},       {ir::DType::f32, c10::ScalarType::Float},
-    {ir::DType::bf16, c10::ScalarType::BFloat16},    {ir::DType::f16, c10::ScalarType::Half},
-    {ir::DType::f8e4m3, c10::ScalarType::Float8_e4m3fn}, {ir::DType::f8e5m2, c10::ScalarType::Float8_e5m2},
-    {ir::DType::c64, c10::ScalarType::ComplexFloat}, {ir::DType::i64, c10::ScalarType::Long},
-    {ir::DType::i32, c10::ScalarType::Int},          {ir::DType::i16, c10::ScalarType::Short},
-    {ir::DType::i8, c10::ScalarType::Char},          {ir::DType::u8, c10::ScalarType::Byte},
+    {ir::DType::f64, c10::ScalarType::Double},
+    {ir::DType::f32, c10::ScalarType::Float},
+    {ir::DType::bf16, c10::ScalarType::BFloat16},
+    {ir::DType::f16, c10::ScalarType::Half},
+    {ir::DType::f8e4m3, c10::ScalarType::Float8_e4m3fn},
+    {ir::DType::f8e5m2, c10::ScalarType::Float8_e5m2},
+    {ir::DType::c64, c10::ScalarType::ComplexFloat},
+    {ir::DType::i64, c10::ScalarType::Long},
+    {ir::DType::i32, c10::ScalarType::Int},
+    {ir::DType::i16, c10::ScalarType::Short},
+    {ir::DType::i8, c10::ScalarType::Char},
+    {ir::DType::u8, c10::ScalarType::Byte},
     {ir::DType::b1, c10::ScalarType::Bool},
 };
 
@@ -91,8 +97,10 @@ c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument) {
   return std::visit(
       [&](const auto& v) -> c10::IValue {
         using T = std::decay_t<decltype(v)>;
-        if constexpr (std::is_same_v<T, std::monostate>) return {};
-        else if constexpr (std::is_same_v<T, ir::DType>) return static_cast<int64_t>(scalar_type_of(v));
+        if constexpr (std::is_same_v<T, std::monostate>)
+          return {};
+        else if constexpr (std::is_same_v<T, ir::DType>)
+          return static_cast<int64_t>(scalar_type_of(v));
         else if constexpr (std::is_same_v<T, int64_t>) {
           if (kind == c10::TypeKind::FloatType) return static_cast<double>(v);
           return v;
@@ -103,7 +111,8 @@ c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument) {
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           SFSDP_CHECK(false, "string list for argument ", argument.name());
           return {};
-        } else return c10::IValue(v);
+        } else
+          return c10::IValue(v);
       },
       attr);
 }

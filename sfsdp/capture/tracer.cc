@@ -41,9 +41,7 @@ void register_fallback() {
   }
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
-      continue;
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     registrations.push_back(dispatcher.registerImpl(name, kTraceKey,
                                                     c10::KernelFunction::makeFromBoxedFunction<&trace_fallback>(),
                                                     std::nullopt, nullptr, "sfsdp trace"));
@@ -353,8 +351,8 @@ void Tracer::write(const at::Tensor& target, ir::Value* value) {
   StorageState& state = storages_.at(target.storage().unsafeGetStorageImpl());
   Geometry geometry = geometry_of(target);
   if (geometry != state.base_geometry) {  // part of a storage: write it into the whole
-    ir::Op* op = graph.add("aten.as_strided_scatter", {state.base, value},
-                           {{state.base->name() + ".set", state.base->type()}});
+    ir::Op* op =
+        graph.add("aten.as_strided_scatter", {state.base, value}, {{state.base->name() + ".set", state.base->type()}});
     op->attrs["size"] = geometry.sizes;
     op->attrs["stride"] = geometry.strides;
     op->attrs["storage_offset"] = geometry.offset;

@@ -59,7 +59,7 @@ class Tracer {
 
  private:
   struct StorageState {
-    ir::Value* base = nullptr;   // the value of the whole storage, as it stands now
+    ir::Value* base = nullptr;  // the value of the whole storage, as it stands now
     Geometry base_geometry;
     std::map<Geometry, ir::Value*> views;  // values of this version
   };
@@ -74,7 +74,7 @@ class Tracer {
   void write(const at::Tensor& target, ir::Value* value);
 
   std::unordered_map<c10::StorageImpl*, StorageState> storages_;
-  std::vector<at::Tensor> alive_;  // a freed meta's storage address could come back as another tensor's
+  std::vector<at::Tensor> alive_;           // a freed meta's storage address could come back as another tensor's
   std::map<int64_t, ir::Op*> forward_ops_;  // autograd sequence number -> the forward op that owns it
   std::string module_path_;
   bool recording_ = false;

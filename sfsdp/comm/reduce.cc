@@ -136,6 +136,10 @@ void reduce(std::span<const std::span<const std::byte>> parts, std::span<std::by
   SFSDP_CHECK(!parts.empty(), "nothing to reduce");
   for (const auto& part : parts) SFSDP_CHECK(part.size() == out.size(), part.size(), " and ", out.size(), " bytes");
   check_reducible(out.size(), dtype);
+  if (parts.size() == 1) {
+    if (!out.empty() && out.data() != parts[0].data()) std::memcpy(out.data(), parts[0].data(), out.size());
+    return;
+  }
   switch (dtype) {
     case ir::DType::f64: return reduce_as<Same<double>>(parts, out, op);
     case ir::DType::f32: return reduce_as<Same<float>>(parts, out, op);

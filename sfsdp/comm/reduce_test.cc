@@ -23,7 +23,7 @@ std::vector<T> reduced(const std::vector<std::vector<T>>& parts, ir::DType dtype
   return out;
 }
 
-uint16_t through_f32(uint16_t x, ir::DType dtype) { return reduced<uint16_t>({{x}}, dtype, ReduceOp::Sum)[0]; }
+uint16_t through_f32(uint16_t x, ir::DType dtype) { return reduced<uint16_t>({{x}, {x}}, dtype, ReduceOp::Max)[0]; }
 
 TEST_CASE("reduce: sums in rank order, which for floats is not the order of size") {
   const std::vector<std::vector<float>> parts = {{1e8F}, {1.0F}, {-1e8F}};

@@ -13,10 +13,9 @@ c10::OperatorHandle find(const ir::Op& op) {
   const size_t first = op.opcode.find('.');
   const size_t second = op.opcode.find('.', first + 1);
   const bool overloaded = second != std::string::npos;
-  c10::OperatorName name(
-      op.opcode.substr(0, first) + "::" +
-          op.opcode.substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
-      overloaded ? op.opcode.substr(second + 1) : "");
+  c10::OperatorName name(op.opcode.substr(0, first) +
+                             "::" + op.opcode.substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
+                         overloaded ? op.opcode.substr(second + 1) : "");
   auto handle = c10::Dispatcher::singleton().findSchema(name);
   if (!handle)
     throw UserError(concat(op.opcode, ": this LibTorch has no such op",
@@ -79,12 +78,8 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
   const auto at_index = [&](int i) -> const at::Tensor& { return operands[static_cast<size_t>(i)]; };
   for (const Argument& argument : arguments_) {
     switch (argument.kind) {
-      case Argument::Kind::Constant:
-        stack.push_back(argument.constant);
-        break;
-      case Argument::Kind::Tensor:
-        stack.emplace_back(at_index(argument.first));
-        break;
+      case Argument::Kind::Constant: stack.push_back(argument.constant); break;
+      case Argument::Kind::Tensor: stack.emplace_back(at_index(argument.first)); break;
       case Argument::Kind::OptionalTensor:
         stack.push_back(at_index(argument.first).defined() ? c10::IValue(at_index(argument.first)) : c10::IValue());
         break;

@@ -135,7 +135,8 @@ struct ReferenceExecutor::Impl {
     if (auto axis = op.attrs.find("axis"); axis != op.attrs.end()) {
       auto group = groups.find(axis_key(axis->second));
       if (group != groups.end() && group->second->size() > 1) step.group = group->second.get();
-      if (group == groups.end()) SFSDP_CHECK(axis_size(axis->second) == 1, "no communicator for ", axis_key(axis->second));
+      if (group == groups.end())
+        SFSDP_CHECK(axis_size(axis->second) == 1, "no communicator for ", axis_key(axis->second));
     }
   }
 
@@ -180,8 +181,7 @@ struct ReferenceExecutor::Impl {
     stream.stream = static_cast<uint64_t>(step.random_stream);
     at::Tensor out = at::empty_like(in[0], at::MemoryFormat::Contiguous);
     // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
-    stream.first_element =
-        (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * out.numel();
+    stream.first_element = (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * out.numel();
     if (step.op->is("aten.bernoulli.p"))
       fill_bernoulli(out, attr_or(*step.op, "p", 0.5), stream);
     else if (step.op->is("aten.uniform"))
@@ -260,7 +260,8 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       if (in_region(step.op->section) || step.batch_input >= 0) run_op(step, micro_batch);
     if (micro_batch + 1 == count) break;
     for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
-      if (in_region(c.next->producer()->section)) m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
+      if (in_region(c.next->producer()->section))
+        m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
   }
   for (Impl::Step& step : m.steps)
     if (step.op->section == ir::Section::Clip || step.op->section == ir::Section::Opt) run_op(step, count - 1);

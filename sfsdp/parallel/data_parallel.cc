@@ -8,9 +8,7 @@
 
 namespace sfsdp {
 
-int64_t Strategy::axis_size(const std::string& axis) const {
-  return mesh.has(axis) ? mesh.size(axis) : 1;
-}
+int64_t Strategy::axis_size(const std::string& axis) const { return mesh.has(axis) ? mesh.size(axis) : 1; }
 
 int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_size("dp_shard"); }
 

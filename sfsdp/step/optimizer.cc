@@ -124,9 +124,9 @@ struct UpdateContext {
     Value* p = param->result();
     Value* m = moment(*param, "exp_avg");
     Value* v = moment(*param, "exp_avg_sq");
-    Op* op = graph.add("adamw", {p, m, v, gradient, step, non_finite},
-                       {{p->name() + ".new", p->type()}, {m->name() + ".new", m->type()},
-                        {v->name() + ".new", v->type()}});
+    Op* op =
+        graph.add("adamw", {p, m, v, gradient, step, non_finite},
+                  {{p->name() + ".new", p->type()}, {m->name() + ".new", m->type()}, {v->name() + ".new", v->type()}});
     op->attrs = {{"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}};
     finish(op, *param, {p, m, v});
   }
@@ -175,8 +175,8 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   for (Op* g : gradients) {
     Value* gradient = g->result();
     if (coefficient)
-      gradient = add(graph, Section::Clip, "scale", {gradient, coefficient}, gradient->type(),
-                     gradient->name() + ".clipped");
+      gradient =
+          add(graph, Section::Clip, "scale", {gradient, coefficient}, gradient->type(), gradient->name() + ".clipped");
     Op* param = graph.find_param(g->attr<std::string>("param"));
     std::visit([&](const auto& o) { context.update(param, gradient, o); }, optimizer);
   }

@@ -35,9 +35,7 @@ Batch tokens(int64_t step, int64_t first, int64_t rows, int64_t seq = 12) {
   return {ids.narrow(1, 0, seq).contiguous(), ids.narrow(1, 1, seq).contiguous()};
 }
 
-const auto llama_loss = [](models::Llama3& m, const Batch& b) {
-  return models::cross_entropy(m->forward(b[0]), b[1]);
-};
+const auto llama_loss = [](models::Llama3& m, const Batch& b) { return models::cross_entropy(m->forward(b[0]), b[1]); };
 
 // Losses, norms and weights of eager training on the whole batch.
 struct Reference {
@@ -77,8 +75,8 @@ void expect_parity(DeviceMesh mesh, DataParallelOptions options, int64_t micro_b
   CompileOptions compile_options;
   compile_options.max_norm = 1.0;
   compile_options.micro_batches = micro_batches;
-  auto program = compile_program(model, llama_loss, kAdamW, tokens(0, 0, rows), data_parallel(mesh, options),
-                                 compile_options);
+  auto program =
+      compile_program(model, llama_loss, kAdamW, tokens(0, 0, rows), data_parallel(mesh, options), compile_options);
   std::mutex mutex;  // doctest's checks are made by one thread at a time
   testing::run_ranks(ranks, [&](comm::CommWorld& world) {
     Step step(program, &world);
@@ -109,8 +107,8 @@ TEST_CASE("FSDP, DDP and HSDP equal eager on 1, 2, 3, 4 and 8 ranks") {
     expect_parity(init_device_mesh({{"dp_replicate", world}}), {.mode = DataParallelMode::Replicate}, 1, reference);
   }
   for (int64_t shard : {2, 4})
-    expect_parity(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", shard}}),
-                  {.mode = DataParallelMode::HybridShard}, 1, reference);
+    expect_parity(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", shard}}), {.mode = DataParallelMode::HybridShard},
+                  1, reference);
 }
 
 TEST_CASE("micro-batches, kept gathers and small replicated parameters change nothing") {

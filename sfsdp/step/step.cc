@@ -106,8 +106,8 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
       if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
   parallel::apply_data_parallel(captured.graph, strategy_);
   if (training) {
-    const auto states = step::append_update(captured.graph, optimizer_, strategy_,
-                                            {options_.max_norm, options_.micro_batches});
+    const auto states =
+        step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.micro_batches});
     if (tensors_.empty()) lay_out(captured.graph, states);
   } else {
     step::append_loss(captured.graph, strategy_, 1);
@@ -123,7 +123,12 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
   for (size_t i = 0; i < state_.size(); ++i) {
     const capture::StateTensor& s = state_[i];
     const ir::Op* op = graph.find_param(s.name);
-    StoredTensor t{s.name, s.shape, op->result()->type().shape(), s.dtype, op->has_attr("rows"), s.trainable,
+    StoredTensor t{s.name,
+                   s.shape,
+                   op->result()->type().shape(),
+                   s.dtype,
+                   op->has_attr("rows"),
+                   s.trainable,
                    static_cast<int64_t>(i)};
     index[t.name] = tensors_.size();
     tensors_.push_back(std::move(t));
@@ -172,8 +177,8 @@ struct Step::Impl {
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
     auto& running = executors[&variant];
     if (!running.executor)
-      running.executor = std::make_unique<exec::ReferenceExecutor>(variant.graph, variant.constants, groups, position,
-                                                                   rng);
+      running.executor =
+          std::make_unique<exec::ReferenceExecutor>(variant.graph, variant.constants, groups, position, rng);
     return *running.executor;
   }
 };

@@ -31,9 +31,9 @@ struct CompileOptions {
 };
 
 struct StepResult {
-  double loss = 0;          // mean of the global batch, with the weights before the update
-  double grad_norm = 0;     // before clipping
-  bool skipped = false;     // the norm was not finite: nothing was updated
+  double loss = 0;       // mean of the global batch, with the weights before the update
+  double grad_norm = 0;  // before clipping
+  bool skipped = false;  // the norm was not finite: nothing was updated
 };
 
 // How one parameter, buffer or optimizer tensor is stored on a rank.
@@ -102,8 +102,8 @@ class Step {
   // Mean loss of the global batch without dropout, gradients or update; a graph of its own over the same weights.
   double eval(const Batch& batch);
 
-  double lr = 0;        // used by the next step; starts as the optimizer's
-  int64_t step = 0;     // steps done
+  double lr = 0;     // used by the next step; starts as the optimizer's
+  int64_t step = 0;  // steps done
 
   // The whole tensor of a parameter, buffer or optimizer tensor ("<param>.exp_avg"); a collective call.
   at::Tensor gather(const std::string& name);

@@ -38,9 +38,7 @@ struct ConvNetImpl : torch::nn::Module {
       : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 6, 3).padding(1)))),
         norm(register_module("norm", torch::nn::BatchNorm2d(6))),
         head(register_module("head", torch::nn::Linear(6 * 4 * 4, 4))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head(torch::max_pool2d(torch::relu(norm(conv(x))), 2).flatten(1));
-  }
+  at::Tensor forward(const at::Tensor& x) { return head(torch::max_pool2d(torch::relu(norm(conv(x))), 2).flatten(1)); }
   torch::nn::Conv2d conv;
   torch::nn::BatchNorm2d norm;
   torch::nn::Linear head;
@@ -85,8 +83,8 @@ void expect_equals_eager(MakeModel make_model, MakeBatch make_batch) {
   options.rng = exec::Rng::Eager;
   const auto loss = [](Model& m, const Batch& b) { return classification_loss(m, b); };
   testing::EagerTrainer eager(eager_model.ptr(), adamw, options.max_norm);
-  Step step = compile(model, loss, adamw, make_batch(0), data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr,
-                      options);
+  Step step =
+      compile(model, loss, adamw, make_batch(0), data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
   for (uint64_t k = 0; k < 5; ++k) {
     const Batch batch = make_batch(k + 1);
     torch::manual_seed(100 + k);
@@ -118,10 +116,11 @@ TEST_CASE("a convolutional net with batch norm equals eager, running statistics 
 }
 
 TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {
-  expect_equals_eager([] { return Tied(); }, [](uint64_t k) {
-    torch::manual_seed(k);
-    return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
-  });
+  expect_equals_eager([] { return Tied(); },
+                      [](uint64_t k) {
+                        torch::manual_seed(k);
+                        return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
+                      });
 }
 
 }  // namespace

@@ -37,8 +37,7 @@ StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
     sum += squares;
   }
   const double norm = std::sqrt(sum);
-  const auto coefficient =
-      static_cast<float>(max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0);
+  const auto coefficient = static_cast<float>(max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0);
   count_.add_(1);
   for (auto& [name, p] : parameters_) {
     if (!p.grad().defined()) continue;

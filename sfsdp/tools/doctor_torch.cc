@@ -40,8 +40,8 @@ int run_doctor(std::ostream& out) {
   const std::string headers = train::libtorch_include_dir();
   const bool key_free = !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(capture::kTraceKey);
   out << "LibTorch     " << TORCH_VERSION << " (C++11 ABI " << _GLIBCXX_USE_CXX11_ABI << ")\n"
-      << "headers      " << (headers.empty() ? "missing: dataset libtorch_headers needs training.dataset_path" : headers)
-      << "\n"
+      << "headers      "
+      << (headers.empty() ? "missing: dataset libtorch_headers needs training.dataset_path" : headers) << "\n"
       << "capture      " << (key_free ? "one fallback" : "one registration per op, the trace key is taken") << "\n"
       << "collectives  gloo, threads\n"
       << "cores        " << std::thread::hardware_concurrency() << "\n"

@@ -29,8 +29,8 @@ namespace sfsdp::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kGraceMs = 5000;       // between SIGTERM and SIGKILL
-constexpr size_t kLastLines = 10;    // of a failed rank's errors, repeated at the end
+constexpr int kGraceMs = 5000;     // between SIGTERM and SIGKILL
+constexpr size_t kLastLines = 10;  // of a failed rank's errors, repeated at the end
 
 struct Request {
   int ranks = 0;
@@ -53,7 +53,8 @@ Request parse(std::span<const std::string> args) {
   for (; i < args.size() && args[i] != "--"; i += 2) {
     const std::string& flag = args[i];
     if (flag != "-n" && flag != "--log-rank" && flag != "--master-port" && flag != "--exec")
-      throw UserError(concat("launch: unknown flag ", flag, "\n  expected -n, --log-rank, --master-port, --exec or --"));
+      throw UserError(
+          concat("launch: unknown flag ", flag, "\n  expected -n, --log-rank, --master-port, --exec or --"));
     if (i + 1 == args.size()) throw UserError(concat("launch: ", flag, "\n  expected a value behind it"));
     const std::string& value = args[i + 1];
     if (flag == "-n") request.ranks = static_cast<int>(number(flag, value, 1, 1024));
@@ -144,7 +145,8 @@ class Launcher {
     Child& child = children_[static_cast<size_t>(rank)];
     int out[2], err[2];
     if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
-      throw UserError(concat("launch: no pipe: ", std::strerror(errno), "\n  raise the limit of open files (ulimit -n)"));
+      throw UserError(
+          concat("launch: no pipe: ", std::strerror(errno), "\n  raise the limit of open files (ulimit -n)"));
     const pid_t parent = getpid();
     child.pid = fork();
     if (child.pid < 0) throw UserError(concat("launch: fork: ", std::strerror(errno)));
@@ -182,8 +184,8 @@ class Launcher {
   }
 
   bool shows(size_t rank) const {
-    return request_.log_ranks.empty() || std::ranges::find(request_.log_ranks, static_cast<int64_t>(rank)) !=
-                                             request_.log_ranks.end();
+    return request_.log_ranks.empty() ||
+           std::ranges::find(request_.log_ranks, static_cast<int64_t>(rank)) != request_.log_ranks.end();
   }
 
   // Waits up to 100 ms for output and hands it on.
@@ -222,10 +224,10 @@ class Launcher {
       if (!failed || ending_) continue;
       pump();  // its last words
       code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      std::string text = concat("launch: rank ", r, " (process ", c.pid, ") ",
-                                WIFEXITED(status) ? concat("exited with code ", code_)
-                                                  : concat("was ended by signal ", WTERMSIG(status), " (",
-                                                           strsignal(WTERMSIG(status)), ")"));
+      std::string text = concat(
+          "launch: rank ", r, " (process ", c.pid, ") ",
+          WIFEXITED(status) ? concat("exited with code ", code_)
+                            : concat("was ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")"));
       if (!c.last_errors.empty()) text += "; its last errors:";
       for (const std::string& line : c.last_errors) text += "\n  " + line;
       end_all(text);
@@ -266,7 +268,8 @@ int run_launch(std::span<const std::string> args, std::ostream& out, std::ostrea
   stop_signal = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
-  struct sigaction old_int {}, old_term {};
+  struct sigaction old_int {
+  }, old_term{};
   sigaction(SIGINT, &action, &old_int);
   sigaction(SIGTERM, &action, &old_term);
   int code = 1;

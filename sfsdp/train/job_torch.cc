@@ -18,8 +18,9 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   const int64_t shard = p.data_parallel_shard_degree > 0 ? p.data_parallel_shard_degree : world_size / replicate;
   if (replicate * shard != world_size)
     throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
-                           ", data_parallel_shard_degree = ", p.data_parallel_shard_degree, "\n  expected a product of ",
-                           world_size, ", the number of ranks; set data_parallel_shard_degree = -1 to fill"));
+                           ", data_parallel_shard_degree = ", p.data_parallel_shard_degree,
+                           "\n  expected a product of ", world_size,
+                           ", the number of ranks; set data_parallel_shard_degree = -1 to fill"));
   DataParallelOptions options;
   options.mode = replicate == 1 ? DataParallelMode::FullyShard
                  : shard == 1   ? DataParallelMode::Replicate

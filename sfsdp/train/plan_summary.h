@@ -17,9 +17,10 @@ struct CollectiveSum {
 
 struct PlanSummary {
   int64_t ops = 0;
-  std::map<std::string, CollectiveSum> collectives;  // by opcode; per step, those in the repeated region × micro-batches
-  int64_t parameter_bytes = 0;                       // stored on this rank
-  int64_t state_bytes = 0;                           // moments, buffers and counters on this rank
+  std::map<std::string, CollectiveSum>
+      collectives;              // by opcode; per step, those in the repeated region × micro-batches
+  int64_t parameter_bytes = 0;  // stored on this rank
+  int64_t state_bytes = 0;      // moments, buffers and counters on this rank
 };
 
 PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches);

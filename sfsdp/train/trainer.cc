@@ -80,9 +80,10 @@ class Trainer {
       if (is_first() && (k == 1 || k % config_.metrics.log_freq == 0))
         out_ << console_line(metrics, color()) << std::endl;
       if (!std::isfinite(metrics.loss))
-        throw UserError(concat("the loss is ", metrics.loss, " at step ", k,
-                               "\n  expected a finite loss; lower optimizer.lr, raise lr_scheduler.warmup_steps, or look"
-                               " at the data of this step"));
+        throw UserError(
+            concat("the loss is ", metrics.loss, " at step ", k,
+                   "\n  expected a finite loss; lower optimizer.lr, raise lr_scheduler.warmup_steps, or look"
+                   " at the data of this step"));
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
     }
@@ -92,8 +93,12 @@ class Trainer {
  private:
   LrScheduleOptions schedule_options() const {
     const auto& s = config_.lr_scheduler;
-    return {config_.optimizer.lr,           s.total_steps.value_or(config_.training.steps), s.warmup_steps, s.decay_ratio,
-            parse_decay_type(s.decay_type), s.min_lr_factor};
+    return {config_.optimizer.lr,
+            s.total_steps.value_or(config_.training.steps),
+            s.warmup_steps,
+            s.decay_ratio,
+            parse_decay_type(s.decay_type),
+            s.min_lr_factor};
   }
   bool is_first() const { return !world_ || world_->rank() == 0; }
   Color color() const {
@@ -143,8 +148,9 @@ class Trainer {
     metrics.tps = static_cast<double>(global_batch() * config_.training.seq_len) / metrics.step_time_s /
                   static_cast<double>(data_ranks());
     metrics.memory_gib = static_cast<double>(step_->peak_bytes()) / (1 << 30);
-    metrics.memory_percent = 100.0 * static_cast<double>(step_->peak_bytes()) /
-                             (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
+    metrics.memory_percent =
+        100.0 * static_cast<double>(step_->peak_bytes()) /
+        (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
     set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), std::nullopt);
     last_losses_.push_back(result.loss);
     if (last_losses_.size() > 10) last_losses_.pop_front();
@@ -177,11 +183,12 @@ class Trainer {
     double mean = 0;
     for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
     char text[256];
-    std::snprintf(text, sizeof text,
-                  "Training completed: %lld steps in %.1f s; mean loss of the last %zu steps %.4f, unigram entropy of the"
-                  " data %.4f (%.4f below)",
-                  static_cast<long long>(config_.training.steps), seconds, last_losses_.size(), mean,
-                  dataset_.unigram_entropy(), dataset_.unigram_entropy() - mean);
+    std::snprintf(
+        text, sizeof text,
+        "Training completed: %lld steps in %.1f s; mean loss of the last %zu steps %.4f, unigram entropy of the"
+        " data %.4f (%.4f below)",
+        static_cast<long long>(config_.training.steps), seconds, last_losses_.size(), mean, dataset_.unigram_entropy(),
+        dataset_.unigram_entropy() - mean);
     out_ << text << std::endl;
   }
 

@@ -198,6 +198,8 @@ class GlooCommunicator final : public Communicator {
   void leave() {
     if (observer_.board) observer_.board->leave(rank());
   }
+  // A call has failed: the peers are going down too.
+  bool is_broken() const { return broken_; }
 
  private:
   template <class Action>
@@ -210,7 +212,11 @@ class GlooCommunicator final : public Communicator {
       enter(call);
       action();
     } catch (const TransferError& error) {
+      broken_ = true;
       throw_failure(call, error);
+    } catch (const CommError&) {
+      broken_ = true;
+      throw;
     }
     if (observer_.board)
       observer_.board->finish(site_, sequence_);
@@ -345,6 +351,7 @@ class GlooCommunicator final : public Communicator {
   std::vector<std::byte> scratch_;
   uint64_t sequence_ = 0;
   Clock::time_point begin_;
+  bool broken_ = false;
   std::mutex failure_mutex_;
   std::string failure_;
 };
@@ -376,9 +383,14 @@ class GlooWorld final : public CommWorld {
   }
 
   ~GlooWorld() override {
-    for (auto& [key, group] : groups_) group->leave();
+    bool broken = false;
+    for (auto& [key, group] : groups_) {
+      group->leave();
+      broken = broken || group->is_broken();
+    }
     try {
-      store_.say_goodbye();
+      // Who is still about to find out why a call has failed may need the store for it.
+      store_.say_goodbye(!broken ? 5000 : heartbeat_ ? 1000 : 0);
     } catch (const std::exception&) {
       // Rank 0 was faster, or is dead: there is nothing left to close.
     }

@@ -190,11 +190,10 @@ void Rendezvous::abort(const std::string& reason) {
 
 std::string Rendezvous::aborted() { return get("aborted"); }
 
-void Rendezvous::say_goodbye() {
+void Rendezvous::say_goodbye(int64_t patience_ms) {
   set("bye/" + std::to_string(impl_->options.rank), "1");
   if (!hosts_store(impl_->options)) return;
-  constexpr milliseconds kPatience(5000);  // the others close at the same time, or have died
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + milliseconds(patience_ms);
   for (int rank = 0; rank < impl_->options.world_size && Clock::now() < deadline;) {
     if (impl_->store->check({"bye/" + std::to_string(rank)}))
       ++rank;

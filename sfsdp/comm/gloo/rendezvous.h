@@ -43,8 +43,8 @@ class Rendezvous {
   // "rank 2 aborted: loss is nan", or "".
   std::string aborted();
 
-  // Lets the other ranks close before the store goes away, if this rank hosts it; gives up after some seconds.
-  void say_goodbye();
+  // If this rank hosts the store, lets the other ranks close before it goes away, as long as its patience lasts.
+  void say_goodbye(int64_t patience_ms);
 
   c10d::Store* store() const;
   std::string place() const;  // "127.0.0.1:29500"

@@ -148,8 +148,8 @@ at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& c
 
 Llama3Impl::Llama3Impl(const Llama3Args& args) : args_(args) {
   if (args.n_heads % args.n_kv_heads != 0)
-    throw UserError(concat("model.args.n_kv_heads = ", args.n_kv_heads, "\n  expected a divisor of n_heads = ",
-                           args.n_heads));
+    throw UserError(
+        concat("model.args.n_kv_heads = ", args.n_kv_heads, "\n  expected a divisor of n_heads = ", args.n_heads));
   if (args.head_width() % 2 != 0)
     throw UserError(concat("model.args.dim = ", args.dim, " over n_heads = ", args.n_heads, " gives heads of width ",
                            args.head_width(), "\n  expected an even width: rotary embedding turns pairs"));

@@ -34,8 +34,8 @@ struct Llama3Args {
   double norm_eps = 1e-5;
   double rope_theta = 500000;
   std::optional<RopeScaling> rope_scaling = RopeScaling{};
-  bool tied = false;        // output is tok_embeddings.weight
-  bool depth_init = true;   // std of wo, w2, w3 falls with the layer number
+  bool tied = false;       // output is tok_embeddings.weight
+  bool depth_init = true;  // std of wo, w2, w3 falls with the layer number
 
   int64_t head_width() const { return head_dim ? head_dim : dim / n_heads; }
   int64_t ffn_width() const;
