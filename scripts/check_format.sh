@@ -15,5 +15,7 @@ if [[ -z $formatter ]]; then
 fi
 mode=(--dry-run -Werror)
 [[ ${1:-} == --fix ]] && mode=(-i)
-find sfsdp tests examples benchmarks cmake \( -name '*.h' -o -name '*.cc' \) -print0 2>/dev/null |
+folders=()
+for folder in sfsdp tests examples; do [[ -d $folder ]] && folders+=("$folder"); done
+find "${folders[@]}" \( -name '*.h' -o -name '*.cc' \) -print0 |
   xargs -0 -r -n 20 -P "$(nproc)" "$formatter" "${mode[@]}" --style=file

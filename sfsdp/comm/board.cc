@@ -45,12 +45,6 @@ struct Text {
   std::string get() const { return chars.data(); }
 };
 
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return hash;
-}
-
 struct Slot {
   uint64_t phase = 0;  // arrivals so far: one per enter and per meet
   uint64_t finished = 0;
@@ -192,10 +186,11 @@ void Board::claim(int rank) {
 
 void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   const std::string text = call.text();
+  const uint64_t hash = call.hash();
   Slot& slot = memory_->slots()[site.rank];
   {
     const Lock lock(*memory_);
-    slot.call_hash = fnv1a(text);
+    slot.call_hash = hash;
     slot.call.set(text);
   }
   arrive(site, call, sequence, timeout_ms);
@@ -268,8 +263,7 @@ std::string Board::disagreement(const CallSite& site, uint64_t phase) const {
       first = &slot;
       first_rank = rank;
     } else if (slot.call_hash != first->call_hash) {
-      return concat("ranks disagree: rank ", first_rank, " calls ", first->call.get(), ", rank ", rank, " calls ",
-                    slot.call.get(), "; every rank must run the same program: compare the plan hashes in their logs");
+      return disagreement_text(first_rank, first->call.get(), rank, slot.call.get());
     }
   }
   return "";

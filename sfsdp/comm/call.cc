@@ -82,10 +82,21 @@ CallSite make_call_site(const std::string& group, const std::vector<int>& ranks,
   return site;
 }
 
+uint64_t Call::hash() const {  // FNV-1a
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text()) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
 std::string error_text(const CallSite& site, const Call& call, uint64_t sequence, const std::string& cause) {
   return concat("CommError on rank ", site.global_rank(), " of ", site.world_size, ": ", name_of(call), " over ",
                 site.group, ", sequence ", sequence, ", ", call.bytes, " bytes",
                 call.info.module_path.empty() ? "" : " at ", call.info.module_path, "\n  ", cause);
+}
+
+std::string disagreement_text(int first_rank, const std::string& first, int rank, const std::string& call) {
+  return concat("ranks disagree: rank ", first_rank, " calls ", first, ", rank ", rank, " calls ", call,
+                "; every rank must run the same program: compare the plan hashes in their logs");
 }
 
 std::string silence_text(const std::vector<Silence>& silent, uint64_t others_min, uint64_t others_max,

@@ -31,6 +31,8 @@ struct Call {
 
   // "reduce_scatter %b3.rs of 16777216 bytes, f32 sum": two ranks make the same call if these are equal.
   std::string text() const;
+  // Of the whole text, which may be cut where it is sent or shared.
+  uint64_t hash() const;
 };
 
 // The calls of Communicator's functions; they check sizes, dtype and root first, so that no peer waits in vain.
@@ -56,6 +58,9 @@ CallSite make_call_site(const std::string& group, const std::vector<int>& ranks,
 
 // "CommError on rank 5 of 8: reduce_scatter %b3.rs over dp_shard, sequence 41, 16777216 bytes\n  " + cause
 std::string error_text(const CallSite& site, const Call& call, uint64_t sequence, const std::string& cause);
+
+// "ranks disagree: rank 0 calls ..., rank 2 calls ...": two ranks of a group, and the texts of their calls.
+std::string disagreement_text(int first_rank, const std::string& first, int rank, const std::string& call);
 
 // What a rank did that did not answer.
 struct Silence {

@@ -43,7 +43,8 @@ class Communicator {
   virtual void abort(const std::string& reason) = 0;
 };
 
-// The communicators of one rank: makes the one for an ordered axis list when first asked (collectively).
+// The communicators of one rank: makes the one for an ordered axis list when first asked (collectively). When it goes,
+// the other ranks are told that this one makes no more calls.
 class CommWorld {
  public:
   virtual ~CommWorld() = default;

@@ -38,6 +38,20 @@ TEST_CASE("reduce: bf16 rounds once, behind the last rank, to nearest even") {
   CHECK(reduced<uint16_t>({{0x3f81}, {0x3b80}}, ir::DType::bf16, ReduceOp::Sum)[0] == 0x3f82);  // the other tie
 }
 
+TEST_CASE("reduce: a bf16 nan stays nan and every other bf16 keeps its bits") {
+  for (uint32_t x = 0; x < 0x10000; ++x) {
+    const auto brain = static_cast<uint16_t>(x);
+    const bool nan = (brain & 0x7fff) > 0x7f80;
+    CAPTURE(brain);
+    REQUIRE(through_f32(brain, ir::DType::bf16) == (nan ? 0x7fc0 : brain));
+  }
+  const auto sum = reduced<uint16_t>({{0x7f80, 0x7f7f}, {0xff80, 0x7f7f}}, ir::DType::bf16, ReduceOp::Sum);
+  CHECK((sum[0] & 0x7fff) == 0x7fc0);  // inf - inf
+  CHECK(sum[1] == 0x7f80);             // twice the largest number
+  for (const ReduceOp op : {ReduceOp::Max, ReduceOp::Min})
+    CHECK(reduced<uint16_t>({{0x3f80}, {0x7fff}, {0x4000}}, ir::DType::bf16, op)[0] == 0x7fc0);
+}
+
 TEST_CASE("reduce: f16 survives the way through f32, all 65536 of them") {
   for (uint32_t x = 0; x < 0x10000; ++x) {
     const auto half = static_cast<uint16_t>(x);

@@ -102,7 +102,8 @@ LanguageModel make_gpt(const ModelSpec& spec) {
 LanguageModel make_language_model(const ModelSpec& spec) {
   if (spec.name == "llama3") return make_llama3(spec);
   if (spec.name == "gpt") return make_gpt(spec);
-  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3 or gpt"));
+  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3 or gpt; the nearest is ",
+                         nearest(spec.name, {"llama3", "gpt"})));
 }
 
 }  // namespace sfsdp::models

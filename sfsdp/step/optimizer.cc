@@ -140,6 +140,9 @@ struct UpdateContext {
     finish(op, *param, m ? std::vector<Value*>{p, m} : std::vector<Value*>{p});
   }
   void finish(Op* op, const Op& param, const std::vector<Value*>& current) {
+    std::vector<int64_t> donated;  // updated in their own buffers
+    for (size_t i = 0; i < current.size(); ++i) donated.push_back(static_cast<int64_t>(i));
+    op->attrs["donates"] = donated;
     op->section = Section::Opt;
     op->module_path = param.module_path;
     for (size_t i = 0; i < current.size(); ++i) carry(current[i], op->result(static_cast<int>(i)));

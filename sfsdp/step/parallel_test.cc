@@ -6,6 +6,9 @@
 #include <cmath>
 #include <mutex>
 
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/step/step.h"
@@ -119,6 +122,40 @@ TEST_CASE("micro-batches, kept gathers and small replicated parameters change no
   expect_parity(init_device_mesh({{"dp_shard", 4}}), {.min_shard_numel = 100}, 1, reference);
   expect_parity(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
                 {.mode = DataParallelMode::HybridShard, .min_shard_numel = 100}, 3, reference);
+}
+
+TEST_CASE("a sharded step's graph is text: it prints, parses back and is verified") {
+  models::Llama3 model = meta_init([] { return models::Llama3(tiny_llama()); });
+  auto program = compile_program(
+      model, llama_loss, kAdamW, tokens(0, 0, 2),
+      data_parallel(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 3}}), {.mode = DataParallelMode::HybridShard}));
+  const std::string text = ir::print(program->training(tokens(0, 0, 2)).graph);
+  const ir::Graph parsed = ir::parse_or_throw(text);
+  CHECK(ir::print(parsed) == text);
+  CHECK(ir::verify(parsed).empty());
+}
+
+TEST_CASE("FSDP gathers each parameter once per use region and reduces each gradient once") {
+  const auto count = [](DeviceMesh mesh, DataParallelOptions options) {
+    models::Llama3 model = meta_init([] { return models::Llama3(tiny_llama()); });
+    auto program = compile_program(model, llama_loss, kAdamW, tokens(0, 0, 2), data_parallel(mesh, options));
+    std::map<std::string, int64_t> counts;
+    for (const auto& op : program->training(tokens(0, 0, 2)).graph.ops())
+      if (op->is("all_gather") || op->is("reduce_scatter") || op->is("all_reduce")) ++counts[op->opcode];
+    return counts;
+  };
+  using Counts = std::map<std::string, int64_t>;
+  constexpr int64_t kParams = 2 * 9 + 3;
+  // The embedding table is not read by backward; two all_reduces: loss and gradient norm.
+  CHECK(count(init_device_mesh({{"dp_shard", 2}}), {}) ==
+        Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}) ==
+        Counts{{"all_gather", kParams}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}) ==
+        Counts{{"all_reduce", kParams + 1}});
+  CHECK(count(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard}) ==
+        Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", kParams + 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_shard", 1}}), {}) == Counts{});
 }
 
 TEST_CASE("every mesh starts from bit-identical weights") {

@@ -12,6 +12,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/step/initialise.h"
 
@@ -112,6 +113,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   } else {
     step::append_loss(captured.graph, strategy_, 1);
   }
+  ir::verify_or_throw(captured.graph);
   auto variant = std::make_unique<Variant>();
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);

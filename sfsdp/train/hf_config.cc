@@ -223,7 +223,6 @@ std::map<std::string, HfConfig::Value> read_gpt2(const Section& top) {
   args["vocab_size"] = top.integer("vocab_size");
   args["max_positions"] = top.integer("n_positions");
   args["norm_eps"] = top.number("layer_norm_epsilon");
-  args["tied"] = true;
   return args;
 }
 
@@ -255,7 +254,10 @@ double HfConfig::number(const std::string& key) const { return argument<double>(
 bool HfConfig::flag(const std::string& key) const { return argument<bool>(*this, key); }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& file) {
-  const JsonValue document = parse_json(text, file);
+  return hf_config_of(parse_json(text, file), file);
+}
+
+HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
   const Section top(document, file, "");
   static constexpr const char* kSupported = "[\"LlamaForCausalLM\"] or [\"GPT2LMHeadModel\"]; no other is supported";
   const JsonValue* list = top.find("architectures");

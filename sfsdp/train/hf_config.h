@@ -11,12 +11,14 @@
 
 namespace sfsdp::train {
 
-// args of "llama3" (LlamaForCausalLM):
+struct JsonValue;
+
+// args are what models::ModelSpec::args of `model` takes. Of "llama3" (LlamaForCausalLM):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
 //   bool tied, rope_scaling, and if it is true double rope_scaling_factor rope_low_freq_factor rope_high_freq_factor,
 //   int64_t rope_original_max_position
-// args of "gpt" (GPT2LMHeadModel):
-//   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied (always true)
+// Of "gpt" (GPT2LMHeadModel):
+//   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; its output is always tied
 struct HfConfig {
   using Value = std::variant<bool, int64_t, double, std::string>;
   std::string model;
@@ -34,5 +36,6 @@ struct HfConfig {
 HfConfig read_hf_config(const std::string& dir);
 // The same from text; `file` is for messages.
 HfConfig parse_hf_config(std::string_view text, const std::string& file);
+HfConfig hf_config_of(const JsonValue& document, const std::string& file);
 
 }  // namespace sfsdp::train

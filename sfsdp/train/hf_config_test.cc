@@ -118,8 +118,7 @@ TEST_CASE("hf_config: GPT-2") {
   CHECK(config.integer("vocab_size") == 50257);
   CHECK(config.integer("max_positions") == 1024);
   CHECK(config.number("norm_eps") == 1e-5);
-  CHECK(config.flag("tied"));
-  CHECK(config.args.size() == 7);
+  CHECK(config.args.size() == 6);
   CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": 3072, \"n_ctx\""), "").integer("dim") == 768);
   CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": null, \"n_ctx\""), "").integer("dim") == 768);
 }

@@ -84,6 +84,12 @@ class Transfers {
     pending_.clear();
   }
 
+  // Behind an error: nothing is written to or read from the caller's memory any more.
+  void drop() {
+    const std::lock_guard lock(mutex_);
+    pending_.clear();
+  }
+
   // From any thread.
   void abort() {
     const std::lock_guard lock(mutex_);
@@ -122,19 +128,19 @@ class Transfers {
 // What a group needs to find out who is missing: a board if its ranks are on one host, else the store.
 struct Observer {
   std::unique_ptr<Board> board;
-  Heartbeat* heartbeat = nullptr;  // the world's
+  std::shared_ptr<Heartbeat> heartbeat;  // the world's
   std::shared_ptr<Progress> progress;
   std::string key;  // of the group in the store
 };
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(CallSite site, c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo, Observer observer, Rendezvous& store,
-                   std::shared_ptr<const Timeout> timeout_ms)
+  GlooCommunicator(CallSite site, c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo, Observer observer,
+                   std::shared_ptr<Rendezvous> store, std::shared_ptr<const Timeout> timeout_ms)
       : site_(std::move(site)),
         transfers_(std::move(gloo)),
         observer_(std::move(observer)),
-        store_(store),
+        store_(std::move(store)),
         timeout_ms_(std::move(timeout_ms)) {}
 
   int rank() const override { return site_.rank; }
@@ -213,6 +219,7 @@ class GlooCommunicator final : public Communicator {
       action();
     } catch (const TransferError& error) {
       broken_ = true;
+      transfers_.drop();
       throw_failure(call, error);
     } catch (const CommError&) {
       broken_ = true;
@@ -236,18 +243,19 @@ class GlooCommunicator final : public Communicator {
 
   // Every rank sends every other what it is about to do.
   void compare(const Call& call) {
-    constexpr size_t kTextBytes = 256;
-    std::array<char, kTextBytes> mine{};
-    const std::string text = call.text();
-    text.copy(mine.data(), kTextBytes - 1);
-    std::vector<char> all(kTextBytes * site_.ranks.size());
-    gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-    for (size_t i = 1; i < site_.ranks.size(); ++i) {
-      const char* theirs = all.data() + i * kTextBytes;
-      if (std::strncmp(theirs, all.data(), kTextBytes) == 0) continue;
+    struct Record {
+      uint64_t hash = 0;
+      std::array<char, 248> text{};
+    };
+    Record mine;
+    mine.hash = call.hash();
+    call.text().copy(mine.text.data(), mine.text.size() - 1);
+    std::vector<Record> all(site_.ranks.size());
+    gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i].hash == all[0].hash) continue;
       const std::string cause =
-          concat("ranks disagree: rank ", site_.ranks[0], " calls ", all.data(), ", rank ", site_.ranks[i], " calls ",
-                 theirs, "; every rank must run the same program: ", "compare the plan hashes in their logs");
+          disagreement_text(site_.ranks[0], all[0].text.data(), site_.ranks[i], all[i].text.data());
       fail(cause);
       throw CommError(error_text(site_, call, sequence_, cause));
     }
@@ -336,17 +344,17 @@ class GlooCommunicator final : public Communicator {
                "); read rank ", site_.ranks[static_cast<size_t>(error.peer)], "'s log");
     fail(cause);
     if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, kGraceMs);
-    const std::string found =
-        find_cause(store_, *observer_.heartbeat, site_, observer_.key, sequence_, waited.count(), cause);
-    const std::string text = error_text(site_, call, sequence_, found);
-    if (found.find(" aborted: ") != std::string::npos) throw AbortedError(text);
+    const FoundCause found =
+        find_cause(*store_, *observer_.heartbeat, site_, observer_.key, sequence_, waited.count(), cause);
+    const std::string text = error_text(site_, call, sequence_, found.text);
+    if (found.kind == FoundCause::Kind::Aborted) throw AbortedError(text);
     throw CommError(text);
   }
 
   CallSite site_;
   Transfers transfers_;
   Observer observer_;
-  Rendezvous& store_;
+  std::shared_ptr<Rendezvous> store_;
   std::shared_ptr<const Timeout> timeout_ms_;
   std::vector<std::byte> scratch_;
   uint64_t sequence_ = 0;
@@ -368,18 +376,18 @@ class GlooWorld final : public CommWorld {
  public:
   explicit GlooWorld(const GlooOptions& options)
       : options_(options),
-        store_(options),
+        store_(std::make_shared<Rendezvous>(options)),
         timeout_ms_(std::make_shared<Timeout>(options.timeout_ms)),
         alone_(make_null_world(options.world_size, options.rank)) {
     std::vector<int> all(static_cast<size_t>(options.world_size));
     std::iota(all.begin(), all.end(), 0);
     const std::string token = concat(getpid(), " ", Clock::now().time_since_epoch().count(), " ", this);
-    if (store_.set_first(concat("taken/", options.rank), token) != token)
+    if (store_->set_first(concat("taken/", options.rank), token) != token)
       throw UserError(concat("rank ", options.rank, " of ", options.world_size, " has started twice at ",
-                             store_.place(),
+                             store_->place(),
                              "\n  expected a RANK of its own for every process, and a new store for every run"));
-    store_.set(concat("host/", options.rank), host_identity());
-    hosts_ = store_.wait_for("host/", all, "start");
+    store_->set(concat("host/", options.rank), host_identity());
+    hosts_ = store_->wait_for("host/", all, "start");
   }
 
   ~GlooWorld() override {
@@ -390,7 +398,7 @@ class GlooWorld final : public CommWorld {
     }
     try {
       // Who is still about to find out why a call has failed may need the store for it.
-      store_.say_goodbye(!broken ? 5000 : heartbeat_ ? 1000 : 0);
+      store_->say_goodbye(!broken ? 5000 : heartbeat_ ? 1000 : 0);
     } catch (const std::exception&) {
       // Rank 0 was faster, or is dead: there is nothing left to close.
     }
@@ -415,7 +423,7 @@ class GlooWorld final : public CommWorld {
     for (auto& [key, group] : groups_) group->abort(reason);
     alone_->abort(reason);
     try {
-      store_.abort(reason);
+      store_->abort(reason);
     } catch (const std::exception&) {
       // Without a store the peers still see the closed connections.
     }
@@ -426,15 +434,15 @@ class GlooWorld final : public CommWorld {
     std::vector<std::string> numbers;
     for (const int r : site.ranks) numbers.push_back(std::to_string(r));
     const std::string key = concat("group/", site.group, ":", join(numbers, ",")), what = "group " + site.group;
-    store_.set(concat(key, "/here/", rank()), "1");
-    store_.wait_for(key + "/here/", site.ranks, what);
+    store_->set(concat(key, "/here/", rank()), "1");
+    store_->wait_for(key + "/here/", site.ranks, what);
     Observer observer;
     observer.key = key;
     if (on_one_host(site) && options_.watch == GlooOptions::Watch::OneHost)
       observer.board = make_board(site, key, what);
     if (!observer.board) {
-      if (!heartbeat_) heartbeat_ = std::make_unique<Heartbeat>(store_.clone(), rank());
-      observer.heartbeat = heartbeat_.get();
+      if (!heartbeat_) heartbeat_ = std::make_shared<Heartbeat>(store_->clone(), rank());
+      observer.heartbeat = heartbeat_;
       observer.progress = heartbeat_->add(key);
     }
     return std::make_shared<GlooCommunicator>(site, connect(site, key), std::move(observer), store_, timeout_ms_);
@@ -455,9 +463,9 @@ class GlooWorld final : public CommWorld {
       if (site.rank == 0) {
         path = new_board_path(rank());
         board = Board::create_file(path, size);
-        store_.set(concat(key, "/board/", rank()), path);
+        store_->set(concat(key, "/board/", rank()), path);
       } else {
-        path = store_.wait_for(key + "/board/", {site.ranks[0]}, what)[0];
+        path = store_->wait_for(key + "/board/", {site.ranks[0]}, what)[0];
         board = Board::open_file(path, size);
       }
       board->claim(site.rank);
@@ -465,10 +473,10 @@ class GlooWorld final : public CommWorld {
       throw;
     } catch (const CommError& error) {
       status = error.what();
-      if (site.rank == 0) store_.set(concat(key, "/board/", rank()), path);  // the others then fail to open it
+      if (site.rank == 0) store_->set(concat(key, "/board/", rank()), path);  // the others then fail to open it
     }
-    store_.set(concat(key, "/mapped/", rank()), status);
-    const auto statuses = store_.wait_for(key + "/mapped/", site.ranks, what);
+    store_->set(concat(key, "/mapped/", rank()), status);
+    const auto statuses = store_->wait_for(key + "/mapped/", site.ranks, what);
     if (site.rank == 0) {
       std::error_code ignored;
       std::filesystem::remove(path, ignored);
@@ -486,24 +494,25 @@ class GlooWorld final : public CommWorld {
                                      ? c10d::ProcessGroupGloo::createDeviceForInterface(options_.interface)
                                  : on_one_host(site) ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
                                                      : c10d::ProcessGroupGloo::createDefaultDevice());
-      auto base = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(store_.store());
+      auto base = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(store_->store());
       auto store = c10::make_intrusive<c10d::PrefixStore>(key + "/gloo", base);
       return c10::make_intrusive<c10d::ProcessGroupGloo>(store, site.rank, static_cast<int>(site.ranks.size()),
                                                          options);
     } catch (const std::exception& error) {
       const std::string text = error.what();
       throw CommError(concat("CommError on rank ", rank(), " of ", world_size(), ": group ", site.group, " at ",
-                             store_.place(), "\n  cannot connect to the other ranks: ", text.substr(0, text.find('\n')),
+                             store_->place(),
+                             "\n  cannot connect to the other ranks: ", text.substr(0, text.find('\n')),
                              "; check GLOO_SOCKET_IFNAME, and the logs of ranks that are gone"));
     }
   }
 
   GlooOptions options_;
-  Rendezvous store_;
+  std::shared_ptr<Rendezvous> store_;
   std::shared_ptr<Timeout> timeout_ms_;
   std::unique_ptr<CommWorld> alone_;
   std::vector<std::string> hosts_;  // by rank
-  std::unique_ptr<Heartbeat> heartbeat_;
+  std::shared_ptr<Heartbeat> heartbeat_;
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<GlooCommunicator>> groups_;
 };
 

@@ -90,13 +90,13 @@ void Heartbeat::run() {
   }
 }
 
-std::string find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& site, const std::string& group,
-                       uint64_t sequence, int64_t waited_ms, const std::string& transfer_error) {
+FoundCause find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& site, const std::string& group,
+                      uint64_t sequence, int64_t waited_ms, const std::string& transfer_error) {
   try {
     heartbeat.beat_now();
     const auto before = read_all(store, site, group);
     std::this_thread::sleep_for(2 * kBeat + kBeat / 2);  // so that who lives has told at least twice
-    if (const std::string aborted = store.aborted(); !aborted.empty()) return aborted;
+    if (const std::string aborted = store.aborted(); !aborted.empty()) return {FoundCause::Kind::Aborted, aborted};
     const auto now = read_all(store, site, group);
     std::vector<Silence> silent;
     uint64_t others_min = UINT64_MAX, others_max = 0;
@@ -113,11 +113,11 @@ std::string find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& 
     }
     const std::string cause =
         silent.empty() ? transfer_error : silence_text(silent, others_min, others_max, waited_ms, why);
-    return store.set_first(concat("failed/", group), cause);
+    return {FoundCause::Kind::Failed, store.set_first(concat("failed/", group), cause)};
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    return concat(transfer_error, "; the store at ", store.place(),
-                  " does not answer either: ", text.substr(0, text.find('\n')));
+    return {FoundCause::Kind::Failed, concat(transfer_error, "; the store at ", store.place(),
+                                             " does not answer either: ", text.substr(0, text.find('\n')))};
   }
 }
 

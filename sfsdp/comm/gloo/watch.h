@@ -48,10 +48,16 @@ class Heartbeat {
   std::thread thread_;
 };
 
+struct FoundCause {
+  enum class Kind : uint8_t { Failed, Aborted };
+  Kind kind = Kind::Failed;
+  std::string text;
+};
+
 // A call of `group` has failed here: why, in words that all its ranks agree on. Takes some heartbeats.
 //   waited_ms:      how long this rank had waited
 //   transfer_error: what the transport said, used if nobody is missing
-std::string find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& site, const std::string& group,
-                       uint64_t sequence, int64_t waited_ms, const std::string& transfer_error);
+FoundCause find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& site, const std::string& group,
+                      uint64_t sequence, int64_t waited_ms, const std::string& transfer_error);
 
 }  // namespace sfsdp::comm

@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 
 namespace sfsdp::models {
 namespace {
@@ -29,6 +30,18 @@ void init_linear(torch::nn::Linear& linear, double std) {
   linear->bias.zero_();
 }
 
+void check_args(const GptArgs& args) {
+  const std::pair<const char*, int64_t> sizes[] = {{"dim", args.dim},
+                                                   {"n_layers", args.n_layers},
+                                                   {"n_heads", args.n_heads},
+                                                   {"vocab_size", args.vocab_size},
+                                                   {"max_positions", args.max_positions}};
+  for (const auto& [name, size] : sizes)
+    if (size < 1) throw UserError(concat("model.args.", name, " = ", size, "\n  expected at least 1"));
+  if (args.dim % args.n_heads != 0)
+    throw UserError(concat("model.args.dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
+}
+
 }  // namespace
 
 int64_t GptArgs::num_parameters() const {
@@ -41,12 +54,10 @@ double GptArgs::flops_per_token(int64_t seq_len) const {
 }
 
 GptArgs gpt_args(std::string_view flavor) {
-  std::string known;
-  for (const Flavor& f : kFlavors) {
+  for (const Flavor& f : kFlavors)
     if (flavor == f.name) return f.args;
-    known += concat(known.empty() ? "" : ", ", f.name);
-  }
-  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", known));
+  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(gpt_flavors(), ", "),
+                         "; the nearest is ", nearest(flavor, gpt_flavors())));
 }
 
 std::vector<std::string> gpt_flavors() {
@@ -83,9 +94,8 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x_BSD) {
   return h + mlp_proj_(at::gelu(c_fc_(ln_2_(h)), "tanh"));
 }
 
-GptImpl::GptImpl(const GptArgs& args) {
-  if (args.dim % args.n_heads != 0)
-    throw UserError(concat("model.args.dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
+GptImpl::GptImpl(const GptArgs& args) : max_positions_(args.max_positions) {
+  check_args(args);
   wte_ = register_module("wte", torch::nn::Embedding(args.vocab_size, args.dim));
   wpe_ = register_module("wpe", torch::nn::Embedding(args.max_positions, args.dim));
   {
@@ -100,6 +110,10 @@ GptImpl::GptImpl(const GptArgs& args) {
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BS) {
+  if (tokens_BS.size(1) > max_positions_)
+    throw UserError(
+        concat("a sequence of ", tokens_BS.size(1), " tokens\n  expected at most ", max_positions_,
+               ", the positions that are learned; lower training.seq_len or raise model.args.max_positions"));
   const at::Tensor positions_S = at::arange(tokens_BS.size(1), at::TensorOptions(at::kLong));
   at::Tensor h = wte_(tokens_BS) + wpe_(positions_S);
   for (GptBlock& block : blocks_) h = block(h);

@@ -24,11 +24,11 @@ struct GptArgs {
   double norm_eps = 1e-5;
 
   int64_t num_parameters() const;
-  // 6 (N - N_positions - …): every matrix product of a token, and attention in full: 6 N_matmul + 12 L D S.
+  // 6 (N - N_positions) + 12 L D S: the tied table is a matrix product, attention counts in full.
   double flops_per_token(int64_t seq_len) const;
 };
 
-// 124M, 355M, 774M, 1.5B. Throws UserError naming these.
+// 124M, 355M, 774M, 1.5B. Throws UserError naming these and the nearest.
 GptArgs gpt_args(std::string_view flavor);
 std::vector<std::string> gpt_flavors();
 
@@ -48,10 +48,11 @@ TORCH_MODULE(GptBlock);
 class GptImpl : public torch::nn::Module {
  public:
   explicit GptImpl(const GptArgs& args);
-  // tokens: [B, S] int64, S at most max_positions; logits: [B, S, V].
+  // tokens: [B, S] int64; logits: [B, S, V]. throws: UserError if S is more than max_positions
   at::Tensor forward(const at::Tensor& tokens_BS);
 
  private:
+  int64_t max_positions_;
   torch::nn::Embedding wte_{nullptr}, wpe_{nullptr};
   std::vector<GptBlock> blocks_;
   torch::nn::LayerNorm ln_f_{nullptr};

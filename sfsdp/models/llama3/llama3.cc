@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/models/init.h"
 
 namespace sfsdp::models {
@@ -58,6 +59,33 @@ at::Tensor rotate(const at::Tensor& x_BSHE, const at::Tensor& cos, const at::Ten
   return at::stack({even * c - odd * s, even * s + odd * c}, -1).flatten(-2).to(x_BSHE.scalar_type());
 }
 
+void check_args(const Llama3Args& args) {
+  const std::pair<const char*, int64_t> sizes[] = {{"dim", args.dim},
+                                                   {"n_layers", args.n_layers},
+                                                   {"n_heads", args.n_heads},
+                                                   {"n_kv_heads", args.n_kv_heads},
+                                                   {"vocab_size", args.vocab_size},
+                                                   {"multiple_of", args.multiple_of}};
+  const auto refuse = [](const char* name, auto got, const auto&... expected) {
+    throw UserError(concat("model.args.", name, " = ", got, "\n  expected ", expected...));
+  };
+  for (const auto& [name, size] : sizes)
+    if (size < 1) refuse(name, size, "at least 1");
+  if (args.ffn_width() < 1) refuse("ffn_dim_multiplier", args.ffn_dim_multiplier, "a feed-forward width of at least 1");
+  if (args.n_heads % args.n_kv_heads != 0)
+    refuse("n_kv_heads", args.n_kv_heads, "a divisor of n_heads = ", args.n_heads);
+  if (args.head_dim == 0 && args.dim % args.n_heads != 0)
+    refuse("dim", args.dim, "a multiple of n_heads = ", args.n_heads, ", or head_dim");
+  if (args.head_width() < 2 || args.head_width() % 2 != 0)
+    refuse("head_dim", args.head_width(), "an even width (dim / n_heads if not given): rotary embedding turns pairs");
+  if (!(args.rope_theta > 0)) refuse("rope_theta", args.rope_theta, "a number above 0");
+  const auto& scaling = args.rope_scaling;
+  if (scaling && !(scaling->factor >= 1)) refuse("rope_scaling_factor", scaling->factor, "at least 1");
+  if (scaling && !(scaling->high_freq_factor > scaling->low_freq_factor))
+    refuse("rope_high_freq_factor", scaling->high_freq_factor,
+           "more than rope_low_freq_factor = ", scaling->low_freq_factor);
+}
+
 }  // namespace
 
 int64_t Llama3Args::ffn_width() const {
@@ -79,12 +107,10 @@ double Llama3Args::flops_per_token(int64_t seq_len) const {
 }
 
 Llama3Args llama3_args(std::string_view flavor) {
-  std::string known;
-  for (const Flavor& f : flavors()) {
+  for (const Flavor& f : flavors())
     if (flavor == f.name) return f.args;
-    known += concat(known.empty() ? "" : ", ", f.name);
-  }
-  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", known));
+  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(llama3_flavors(), ", "),
+                         "; the nearest is ", nearest(flavor, llama3_flavors())));
 }
 
 std::vector<std::string> llama3_flavors() {
@@ -147,12 +173,7 @@ at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& c
 }
 
 Llama3Impl::Llama3Impl(const Llama3Args& args) : args_(args) {
-  if (args.n_heads % args.n_kv_heads != 0)
-    throw UserError(
-        concat("model.args.n_kv_heads = ", args.n_kv_heads, "\n  expected a divisor of n_heads = ", args.n_heads));
-  if (args.head_width() % 2 != 0)
-    throw UserError(concat("model.args.dim = ", args.dim, " over n_heads = ", args.n_heads, " gives heads of width ",
-                           args.head_width(), "\n  expected an even width: rotary embedding turns pairs"));
+  check_args(args);
   tok_embeddings_ = register_module("tok_embeddings", LinearMap(args.dim, args.vocab_size));
   {
     torch::NoGradGuard no_grad;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sfsdp::models {
@@ -44,7 +45,7 @@ struct Llama3Args {
   double flops_per_token(int64_t seq_len) const;
 };
 
-// debugmodel, 1B, 3B, 8B, 70B, 405B. Throws UserError naming these.
+// debugmodel, 1B, 3B, 8B, 70B, 405B. Throws UserError naming these and the nearest.
 Llama3Args llama3_args(std::string_view flavor);
 std::vector<std::string> llama3_flavors();
 
@@ -105,7 +106,7 @@ TORCH_MODULE(Llama3Block);
 
 class Llama3Impl : public torch::nn::Module {
  public:
-  explicit Llama3Impl(const Llama3Args& args);
+  explicit Llama3Impl(const Llama3Args& args);  // throws: UserError for sizes that do not fit together
   // tokens: [B, S] int64; logits: [B, S, V] in the parameters' dtype.
   at::Tensor forward(const at::Tensor& tokens_BS);
   const Llama3Args& args() const { return args_; }

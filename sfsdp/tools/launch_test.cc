@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/launch.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::tools {
+namespace {
+
+struct Result {
+  int code = 0;
+  std::string out, err;
+  double seconds = 0;
+};
+
+Result launch(const std::vector<std::string>& args) {
+  std::ostringstream out, err;
+  const auto begin = std::chrono::steady_clock::now();
+  const int code = run_launch(args, out, err);
+  return {code, out.str(), err.str(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+std::vector<std::string> shell(const std::string& script, std::vector<std::string> flags) {
+  for (const char* arg : {"--exec", "/bin/sh", "--", "-c"}) flags.emplace_back(arg);
+  flags.push_back(script);
+  return flags;
+}
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  auto lines = split(trim(text), '\n');
+  std::ranges::sort(lines);
+  return lines;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+bool within(std::chrono::milliseconds limit, const std::function<bool()>& holds) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+// Nobody may reap an orphan here at once, and a zombie is as gone as it gets.
+bool is_gone(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(stat, text)) return true;
+  const size_t state = text.rfind(')') + 2;
+  return state >= text.size() || text[state] == 'Z' || text[state] == 'X';
+}
+
+// The process ids that the ranks write into a file of their own, one each.
+class PidFiles {
+ public:
+  PidFiles() {
+    std::string name = "/tmp/sfsdp_launch_XXXXXX";
+    REQUIRE(mkdtemp(name.data()));
+    folder_ = name;
+  }
+  ~PidFiles() {
+    for (int rank = 0; rank < 8; ++rank) unlink(path(rank).c_str());
+    rmdir(folder_.c_str());
+  }
+  PidFiles(const PidFiles&) = delete;
+  PidFiles& operator=(const PidFiles&) = delete;
+
+  // Written under another name first, so that nobody reads half a number.
+  std::string write_command(const std::string& what) const {
+    return "echo " + what + " > " + folder_ + "/new$RANK; mv " + folder_ + "/new$RANK " + folder_ + "/$RANK; ";
+  }
+  std::string exists_command(int rank) const { return "while [ ! -e " + path(rank) + " ]; do sleep 0.01; done; "; }
+  pid_t get(int rank) const {
+    pid_t pid = 0;
+    std::ifstream(path(rank)) >> pid;
+    return pid;
+  }
+
+ private:
+  std::string path(int rank) const { return folder_ + "/" + std::to_string(rank); }
+  std::string folder_;
+};
+
+// Runs `body` in a process of its own; the test kills it.
+pid_t fork_launcher(const std::vector<std::string>& args) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    std::ostringstream out, err;
+    _exit(run_launch(args, out, err));
+  }
+  return pid;
+}
+
+TEST_CASE("launch: all ranks succeed, and their lines carry the rank") {
+  const auto result = launch(shell("echo hello; echo oops >&2", {"-n", "3"}));
+  CHECK(result.code == 0);
+  CHECK(sorted_lines(result.out) == std::vector<std::string>{"[rank0]: hello", "[rank1]: hello", "[rank2]: hello"});
+  CHECK(sorted_lines(result.err) == std::vector<std::string>{"[rank0]: oops", "[rank1]: oops", "[rank2]: oops"});
+}
+
+TEST_CASE("launch: --log-rank picks output, but errors of all ranks are shown") {
+  const auto one = launch(shell("echo out $RANK; echo err $RANK >&2", {"-n", "3", "--log-rank", "1,1"}));
+  CHECK(one.out == "out 1\n");
+  CHECK(sorted_lines(one.err) == std::vector<std::string>{"[rank0]: err 0", "[rank1]: err 1", "[rank2]: err 2"});
+  const auto two = launch(shell("echo out $RANK", {"-n", "3", "--log-rank", "2,0"}));
+  CHECK(sorted_lines(two.out) == std::vector<std::string>{"[rank0]: out 0", "[rank2]: out 2"});
+  CHECK(launch(shell("printf 'no line end'", {"-n", "1"})).out == "no line end\n");
+}
+
+TEST_CASE("launch: output of any length arrives whole") {
+  const auto result =
+      launch(shell("i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done", {"-n", "2", "--log-rank", "1"}));
+  const auto lines = split(trim(result.out), '\n');
+  REQUIRE(lines.size() == 20000);
+  for (size_t i = 0; i < lines.size(); ++i) REQUIRE(lines[i] == "line " + std::to_string(i));
+}
+
+TEST_CASE("launch: ranks see torchrun's environment") {
+  unsetenv("OMP_NUM_THREADS");
+  const std::string script =
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; "
+      "test -n \"$TORCHELASTIC_RUN_ID\"";
+  const auto given = launch(shell(script, {"-n", "2", "--master-port", "29511"}));
+  CHECK(given.code == 0);
+  const std::string threads = std::to_string(std::max(1U, std::thread::hardware_concurrency() / 2));
+  CHECK(sorted_lines(given.out) == std::vector<std::string>{"[rank0]: 0 0 2 2 0 127.0.0.1 29511 " + threads,
+                                                            "[rank1]: 1 1 2 2 0 127.0.0.1 29511 " + threads});
+
+  setenv("OMP_NUM_THREADS", "7", 1);
+  const auto chosen = launch(shell("echo $MASTER_PORT $OMP_NUM_THREADS", {"-n", "1"}));
+  unsetenv("OMP_NUM_THREADS");
+  const auto words = split(trim(chosen.out), ' ');
+  REQUIRE(words.size() == 2);
+  CHECK(parse_int(words[0]).value_or(0) > 0);
+  CHECK(words[1] == "7");
+}
+
+TEST_CASE("launch: a rank that fails is named, with its last errors, and ends the others") {
+  const PidFiles pids;
+  const auto result = launch(shell("if [ $RANK = 1 ]; then " + pids.exists_command(0) +
+                                       "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo bad $i >&2; done; exit 3; fi; " +
+                                       "sleep 60 & " + pids.write_command("$!") + "wait",
+                                   {"-n", "2"}));
+  CHECK(result.code == 3);
+  CHECK(result.seconds < 4);
+  CHECK(contains(result.err, "launch: rank 1 of 2 (process "));
+  CHECK(contains(result.err, ") exited with code 3; its last errors:\n  bad 3\n"));
+  CHECK(contains(result.err, "\n  bad 12\n"));
+  CHECK_FALSE(contains(result.err, "\n  bad 2\n"));
+  REQUIRE(pids.get(0) > 0);
+  CHECK(within(std::chrono::seconds(2), [&] { return is_gone(pids.get(0)); }));  // the sleep that rank 0 had started
+}
+
+TEST_CASE("launch: a rank that a signal ends is named with the signal") {
+  const auto result = launch(shell("if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 60", {"-n", "2"}));
+  CHECK(result.code == 128 + SIGSEGV);
+  CHECK(result.seconds < 4);
+  CHECK(contains(result.err, "launch: rank 0 of 2 (process "));
+  CHECK(contains(result.err, "was ended by SIGSEGV (Segmentation fault, signal 11); it wrote no errors"));
+}
+
+TEST_CASE("launch: what a rank leaves running does not keep the launcher waiting") {
+  const PidFiles pids;
+  const auto result = launch(shell("sleep 60 & " + pids.write_command("$!"), {"-n", "1"}));
+  CHECK(result.code == 0);
+  CHECK(result.seconds < 4);
+  CHECK(within(std::chrono::seconds(2), [&] { return is_gone(pids.get(0)); }));
+}
+
+TEST_CASE("launch: a program that does not exist is named") {
+  const auto result = launch({"-n", "1", "--exec", "/no/such/program", "--"});
+  CHECK(result.code == 127);
+  CHECK(contains(result.err, "cannot run /no/such/program: No such file or directory"));
+}
+
+TEST_CASE("launch: signals are forwarded to the ranks") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const PidFiles pids;
+    const pid_t launcher = fork_launcher(shell(pids.write_command("$$") + "exec sleep 60", {"-n", "2"}));
+    REQUIRE(within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; }));
+    kill(launcher, signal);
+    int status = 0;
+    REQUIRE(waitpid(launcher, &status, 0) == launcher);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 128 + signal);
+    for (const int rank : {0, 1}) CHECK(is_gone(pids.get(rank)));
+  }
+}
+
+TEST_CASE("launch: ranks do not outlive a launcher that was killed") {
+  const PidFiles pids;
+  const pid_t launcher = fork_launcher(shell(pids.write_command("$$") + "exec sleep 60", {"-n", "2"}));
+  const bool started = within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; });
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  REQUIRE(started);
+  for (const int rank : {0, 1}) CHECK(within(std::chrono::seconds(2), [&] { return is_gone(pids.get(rank)); }));
+}
+
+TEST_CASE("launch: wrong arguments are refused with what was expected and got") {
+  const auto refused = [](const std::vector<std::string>& args, const std::string& message) {
+    const auto result = launch(args);
+    CHECK(result.code == 2);
+    CHECK(result.err == "error: launch: " + message + "\n");
+  };
+  refused({"-n", "0", "--"}, "-n\n  expected a number from 1 to 1024, got '0'");
+  refused({"-n", "two", "--"}, "-n\n  expected a number from 1 to 1024, got 'two'");
+  refused({"-n", "--"}, "-n\n  expected a value behind it, got none");
+  refused({"--"}, "number of ranks\n  expected -n N, got no -n");
+  refused({"-n", "2"}, "arguments of the ranks\n  expected them behind --, got no --; try -- train …");
+  refused({"-n", "2", "--log-rank", "0,2", "--"}, "--log-rank\n  expected ranks below 2, got 2");
+  refused({"-n", "2", "--log-rank", "0,", "--"}, "--log-rank\n  expected a number from 0 to 1023, got ''");
+  refused({"--master-port", "70000"}, "--master-port\n  expected a number from 1 to 65535, got '70000'");
+  refused({"--log-ranks", "1"},
+          "unknown flag\n  expected -n, --log-rank, --master-port, --exec or --, got '--log-ranks'; did you mean "
+          "--log-rank?");
+}
+
+}  // namespace
+}  // namespace sfsdp::tools

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Each fault ends the run soon, with a message that names rank and cause, and leaves no process behind.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+sfsdp=build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+small=(--job.config_file configs/llama3_debug.toml --training.seq_len 16 --training.local_batch_size 1 --model.args.n_layers 1
+  --training.dataset_max_bytes 100000 --comm.init_timeout_seconds 20 --comm.train_timeout_seconds 10
+  --job.dump_folder "$dir/run")
+failures=0
+expect() {  # name, pattern, exit code of the run; output in $dir/out
+  if [[ $3 -eq 0 ]]; then echo "$1: exit code 0"; failures=$((failures + 1)); fi
+  if ! grep -qE "$2" "$dir/out"; then
+    echo "$1: no line matches $2 in:"; tail -20 "$dir/out"; failures=$((failures + 1))
+  fi
+}
+
+# A rank is killed in the middle of training.
+timeout 90 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
+launcher=$!
+for _ in $(seq 300); do grep -q "step:  2" "$dir/out" && break; sleep 0.1; done
+victim=$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)
+kill -KILL "$victim"
+wait $launcher
+expect "killed rank" "rank [01].*signal 9" $?
+sleep 0.5
+if pgrep -f "$dir/run" >/dev/null; then echo "killed rank: processes are left"; failures=$((failures + 1)); fi
+
+# A rank never arrives.
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29733 timeout 60 $sfsdp train "${small[@]}" \
+  --comm.init_timeout_seconds 2 >"$dir/out" 2>&1
+expect "missing rank" "rank 1 never arrived" $?
+
+# The port is in use.
+python3 -c 'import socket,time
+s=socket.socket(socket.AF_INET6); s.bind(("::",29734)); s.listen(); time.sleep(15)' &
+holder=$!
+sleep 0.5
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29734 timeout 60 $sfsdp train "${small[@]}" \
+  --comm.init_timeout_seconds 3 >"$dir/out" 2>&1
+expect "port in use" "port 29734 is in use" $?
+kill $holder
+
+# Two ranks have different configurations.
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29735 timeout 60 $sfsdp train "${small[@]}" >"$dir/out" 2>&1 &
+first=$!
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29735 timeout 60 $sfsdp train "${small[@]}" \
+  --optimizer.lr 0.5 >"$dir/out1" 2>&1
+wait $first
+expect "different configurations" "rank 0 and rank 1 have different configurations" $?
+
+# The dataset is missing.
+timeout 60 $sfsdp train "${small[@]}" --training.dataset tokens --training.dataset_path "$dir/nothing" >"$dir/out" 2>&1
+expect "missing dataset" "error on rank 0: .*nothing" $?
+
+# The loss is not a number.
+timeout 60 $sfsdp launch -n 2 -- train "${small[@]}" --optimizer.lr 1e38 --lr_scheduler.warmup_steps 0 \
+  --training.steps 20 >"$dir/out" 2>&1
+expect "NaN loss" "error on rank [01]: the loss is (-?nan|inf)" $?
+
+# An unknown key.
+timeout 60 $sfsdp train "${small[@]}" --training.step 3 >"$dir/out" 2>&1
+expect "unknown key" "training.steps" $?
+exit $failures
