@@ -54,47 +54,53 @@ void assign_all(const std::vector<Slot>& slots, const ModelSpec& spec) {
   }
 }
 
+std::map<std::string, Arg> values_of(const std::vector<Slot>& slots) {
+  std::map<std::string, Arg> values;
+  for (const Slot& slot : slots) std::visit([&](auto* target) { values[slot.name] = *target; }, slot.target);
+  return values;
+}
+
 LanguageModel make_llama3(const ModelSpec& spec) {
-  Llama3Args args = llama3_args(spec.flavor);
+  Llama3Args args = spec.flavor.empty() ? Llama3Args{} : llama3_args(spec.flavor);
   RopeScaling scaling = args.rope_scaling.value_or(RopeScaling{});
   bool scaled = args.rope_scaling.has_value();
-  assign_all({{"dim", &args.dim},
-              {"n_layers", &args.n_layers},
-              {"n_heads", &args.n_heads},
-              {"n_kv_heads", &args.n_kv_heads},
-              {"vocab_size", &args.vocab_size},
-              {"multiple_of", &args.multiple_of},
-              {"ffn_dim_multiplier", &args.ffn_dim_multiplier},
-              {"hidden_dim", &args.hidden_dim},
-              {"head_dim", &args.head_dim},
-              {"norm_eps", &args.norm_eps},
-              {"rope_theta", &args.rope_theta},
-              {"rope_scaling", &scaled},
-              {"rope_scaling_factor", &scaling.factor},
-              {"rope_low_freq_factor", &scaling.low_freq_factor},
-              {"rope_high_freq_factor", &scaling.high_freq_factor},
-              {"rope_original_max_position", &scaling.original_max_position},
-              {"tied", &args.tied},
-              {"depth_init", &args.depth_init}},
-             spec);
+  const std::vector<Slot> slots = {{"dim", &args.dim},
+                                   {"n_layers", &args.n_layers},
+                                   {"n_heads", &args.n_heads},
+                                   {"n_kv_heads", &args.n_kv_heads},
+                                   {"vocab_size", &args.vocab_size},
+                                   {"multiple_of", &args.multiple_of},
+                                   {"ffn_dim_multiplier", &args.ffn_dim_multiplier},
+                                   {"hidden_dim", &args.hidden_dim},
+                                   {"head_dim", &args.head_dim},
+                                   {"norm_eps", &args.norm_eps},
+                                   {"rope_theta", &args.rope_theta},
+                                   {"rope_scaling", &scaled},
+                                   {"rope_scaling_factor", &scaling.factor},
+                                   {"rope_low_freq_factor", &scaling.low_freq_factor},
+                                   {"rope_high_freq_factor", &scaling.high_freq_factor},
+                                   {"rope_original_max_position", &scaling.original_max_position},
+                                   {"tied", &args.tied},
+                                   {"depth_init", &args.depth_init}};
+  assign_all(slots, spec);
   args.rope_scaling = scaled ? std::optional(scaling) : std::nullopt;
   Llama3 model(args);
   return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
-          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }};
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }, values_of(slots)};
 }
 
 LanguageModel make_gpt(const ModelSpec& spec) {
-  GptArgs args = gpt_args(spec.flavor);
-  assign_all({{"dim", &args.dim},
-              {"n_layers", &args.n_layers},
-              {"n_heads", &args.n_heads},
-              {"vocab_size", &args.vocab_size},
-              {"max_positions", &args.max_positions},
-              {"norm_eps", &args.norm_eps}},
-             spec);
+  GptArgs args = spec.flavor.empty() ? GptArgs{} : gpt_args(spec.flavor);
+  const std::vector<Slot> slots = {{"dim", &args.dim},
+                                   {"n_layers", &args.n_layers},
+                                   {"n_heads", &args.n_heads},
+                                   {"vocab_size", &args.vocab_size},
+                                   {"max_positions", &args.max_positions},
+                                   {"norm_eps", &args.norm_eps}};
+  assign_all(slots, spec);
   Gpt model(args);
   return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
-          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }};
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }, values_of(slots)};
 }
 
 }  // namespace
@@ -102,8 +108,8 @@ LanguageModel make_gpt(const ModelSpec& spec) {
 LanguageModel make_language_model(const ModelSpec& spec) {
   if (spec.name == "llama3") return make_llama3(spec);
   if (spec.name == "gpt") return make_gpt(spec);
-  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3 or gpt; the nearest is ",
-                         nearest(spec.name, {"llama3", "gpt"})));
+  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3, gpt or hf; the nearest is ",
+                         nearest(spec.name, {"llama3", "gpt", "hf"})));
 }
 
 }  // namespace sfsdp::models

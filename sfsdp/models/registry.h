@@ -19,9 +19,9 @@ namespace sfsdp::models {
 using Arg = std::variant<bool, int64_t, double, std::string>;
 
 struct ModelSpec {
-  std::string name = "llama3";  // llama3, gpt
-  std::string flavor = "debugmodel";
-  std::map<std::string, Arg> args;  // override the flavor's: dim, n_layers, …
+  std::string name = "llama3";        // llama3, gpt
+  std::string flavor = "debugmodel";  // "": the family's smallest, of which args override all that matters
+  std::map<std::string, Arg> args;    // override the flavor's: dim, n_layers, …
 };
 
 // A language model: tokens [B, S] int64 -> logits [B, S, V].
@@ -30,6 +30,7 @@ struct LanguageModel {
   std::function<at::Tensor(const at::Tensor&)> forward;
   int64_t vocab_size = 0;
   std::function<double(int64_t)> flops_per_token;  // by sequence length, forward and backward
+  std::map<std::string, Arg> args;                 // all of the family's, as built
 };
 
 // With real weights, unless it runs under meta_init. Throws UserError naming the nearest model, flavor or argument.

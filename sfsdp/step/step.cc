@@ -13,7 +13,6 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
-#include "sfsdp/mesh/chunk.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -272,6 +271,8 @@ std::map<std::string, at::Tensor> Step::state_dict() const {
   for (const StoredTensor& t : program_->tensors()) values[t.name] = impl_->unpadded(t);
   return values;
 }
+
+Chunk Step::rows_of(const std::string& name) const { return impl_->rows(find_tensor(*program_, name)); }
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
   for (const auto& [name, value] : values) {

@@ -15,6 +15,7 @@
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/comm/communicator.h"
 #include "sfsdp/exec/reference_executor.h"
+#include "sfsdp/mesh/chunk.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/step/optimizer.h"
 
@@ -111,6 +112,8 @@ class Step {
   std::map<std::string, at::Tensor> state_dict() const;
   // Values by name, each either whole or this rank's shard. Throws UserError for unknown names and wrong shapes.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
+  // Which rows of the whole tensor's dimension 0 its tensor in state_dict() holds.
+  Chunk rows_of(const std::string& name) const;
 
   const Program& program() const { return *program_; }
   exec::ReferenceExecutor& executor(const Batch& example);  // of the training graph, for tests and debugging

@@ -42,4 +42,13 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   return {training.local_batch_size, global, global / at_once};
 }
 
+std::string initial_hf_folder(const JobConfig& config) {
+  const Checkpoint& c = config.checkpoint;
+  if (c.initial_load_in_hf) return c.initial_load_path.value_or(config.model.hf_assets_path);
+  if (c.initial_load_path)
+    throw UserError(concat("error at checkpoint.initial_load_path = ", *c.initial_load_path,
+                           "\n  expected initial_load_in_hf = true with it: only Hugging Face folders can be read"));
+  return "";
+}
+
 }  // namespace sfsdp::train

@@ -24,4 +24,8 @@ struct BatchShares {
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
 
+// The folder of Hugging Face weights to start from; "" for weights the model draws itself.
+//   throws: UserError if a folder is named of which we cannot read the format
+std::string initial_hf_folder(const JobConfig& config);
+
 }  // namespace sfsdp::train

@@ -3,27 +3,35 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/train/config.h"
+#include "sfsdp/train/config_resolve.h"
 #include "sfsdp/train/dataset.h"
+#include "sfsdp/train/hf_config.h"
 
 namespace sfsdp::train {
 
 // The mesh and mode that the config asks of `world_size` ranks. Throws UserError where the degrees do not fit.
 Strategy strategy_of(const JobConfig& config, int64_t world_size);
-// Micro-batches per step and rank: global_batch_size / (local_batch_size × data ranks).
-int64_t micro_batches_of(const JobConfig& config, int64_t data_ranks);
 
 struct CompiledJob {
   models::LanguageModel model;
   std::shared_ptr<Program> program;
   Batch example;  // shapes only: one micro-batch of one rank
+  BatchShares shares;
+  std::string hf_folder;              // weights to start from; "": as initialised
+  std::optional<HfConfig> hf_config;  // of that folder
 };
 
 CompiledJob make_job(const JobConfig& config, int64_t world_size);
+
+// Copies the rows of this rank from job.hf_folder into the step. Returns lines for the log.
+std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);
 
 // The dataset; without a path `libtorch_headers` reads the headers of the LibTorch that is loaded.
 TokenDataset open_job_dataset(const JobConfig& config, int64_t vocab_size);

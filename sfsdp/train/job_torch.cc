@@ -3,24 +3,25 @@
 #include <ATen/Version.h>
 #include <dlfcn.h>
 
+#include <cmath>
 #include <filesystem>
+#include <type_traits>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/models/loss.h"
+#include "sfsdp/train/hf_weights.h"
 #include "sfsdp/train/job.h"
+#include "sfsdp/train/safetensors.h"
 
 namespace sfsdp::train {
 
 Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   const auto& p = config.parallelism;
-  const int64_t replicate = p.data_parallel_replicate_degree;
-  const int64_t shard = p.data_parallel_shard_degree > 0 ? p.data_parallel_shard_degree : world_size / replicate;
-  if (replicate * shard != world_size)
-    throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
-                           ", data_parallel_shard_degree = ", p.data_parallel_shard_degree,
-                           "\n  expected a product of ", world_size,
-                           ", the number of ranks; set data_parallel_shard_degree = -1 to fill"));
+  DeviceMesh mesh = make_mesh(p, world_size);
+  const int64_t shard = mesh.size("dp_shard"), replicate = p.data_parallel_replicate_degree;
   DataParallelOptions options;
   options.mode = replicate == 1 ? DataParallelMode::FullyShard
                  : shard == 1   ? DataParallelMode::Replicate
@@ -32,26 +33,52 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
     options.mixed_precision.reduce_dtype =
         config.training.mixed_precision_reduce == "bfloat16" ? ir::DType::bf16 : ir::DType::f32;
   }
-  return data_parallel(init_device_mesh({{"dp_replicate", replicate}, {"dp_shard", shard}}), options);
+  return data_parallel(std::move(mesh), options);
 }
 
-int64_t micro_batches_of(const JobConfig& config, int64_t data_ranks) {
-  const int64_t at_once = config.training.local_batch_size * data_ranks;
-  if (config.training.global_batch_size < 0) return 1;
-  if (config.training.global_batch_size % at_once != 0)
-    throw UserError(concat("training.global_batch_size = ", config.training.global_batch_size,
-                           "\n  expected a multiple of local_batch_size × data-parallel ranks = ", at_once));
-  return config.training.global_batch_size / at_once;
+namespace {
+
+// config.json says what the weights were trained as: a flavor that differs would train, only worse.
+void check_flavor(const JobConfig& config, const std::map<std::string, models::Arg>& built, const HfConfig& hf,
+                  const std::string& folder) {
+  const auto number = [](const auto& value) {
+    return std::visit(
+        [](const auto& v) {
+          if constexpr (std::is_convertible_v<decltype(v), double>) return static_cast<double>(v);
+          return std::nan("");
+        },
+        value);
+  };
+  if (config.model.name != hf.model)
+    throw UserError(concat("model.name = ", config.model.name, ", but ", folder, "/config.json is a ", hf.model,
+                           "\n  expected the same; set model.name = hf to take it from there"));
+  for (const auto& [name, expected] : hf.args) {
+    const double has = number(built.at(name)), wants = number(expected);
+    const bool derived = has == 0 && (name == "hidden_dim" || name == "head_dim");  // the tensors' shapes are checked
+    if (has != wants && !derived)
+      throw UserError(concat("model.args.", name, " = ", has, " of flavor ", config.model.flavor, ", but ", folder,
+                             "/config.json has ", wants,
+                             "\n  expected the same; set model.name = hf to take them all from there"));
+  }
 }
+
+}  // namespace
 
 CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
+  job.hf_folder = initial_hf_folder(config);
+  if (!job.hf_folder.empty()) job.hf_config = read_hf_config(job.hf_folder);
+  if (config.model.name == "hf") {
+    const HfConfig hf = read_hf_config(config.model.hf_assets_path);
+    spec = {hf.model, "", {hf.args.begin(), hf.args.end()}};
+  }
   for (const auto& [name, value] : config.model_args) spec.args[name] = value;
   capture::run_meta_init([&] {
     job.model = models::make_language_model(spec);
     return job.model.module;
   });
+  if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
   const auto shape = std::vector<int64_t>{config.training.local_batch_size, config.training.seq_len};
   // Only shapes and dtypes of the example are read.
   const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
@@ -66,7 +93,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
-  options.micro_batches = micro_batches_of(config, strategy.data_ranks());
+  job.shares = share_batch(config.training, strategy.data_ranks());
+  options.micro_batches = job.shares.accumulation;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   auto forward = job.model.forward;
   capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {
@@ -75,6 +103,17 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   job.program = std::make_shared<Program>(job.model.module, std::move(loss), optimizer, job.example,
                                           std::move(strategy), options);
   return job;
+}
+
+std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {
+  if (job.hf_folder.empty()) return {};
+  const auto checkpoint = SafetensorsCheckpoint::open(job.hf_folder);
+  const std::vector<std::string> unused = load_hf_weights(step, checkpoint, *job.hf_config);
+  std::vector<std::string> lines = {concat("Weights of ", job.hf_folder, ": ", checkpoint.names().size(),
+                                           " tensors in ", checkpoint.files().size(), " files")};
+  if (!unused.empty())
+    lines.push_back(concat("not used of these weights, as the model has no such parameter: ", join(unused, ", ")));
+  return lines;
 }
 
 std::string libtorch_include_dir() {

@@ -64,8 +64,10 @@ class Trainer {
         job_(make_job(config_, world ? world->world_size() : 1)),
         dataset_(open_job_dataset(config_, job_.model.vocab_size)),
         schedule_(schedule_options()) {
+    at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_program(*job_.program, graph(), config_, world_);
     step_.emplace(job_.program, world_);
+    weight_notes_ = load_initial_weights(job_, *step_);
   }
 
   void run() {
@@ -106,9 +108,7 @@ class Trainer {
   }
   const ir::Graph& graph() { return job_.program->training(job_.example).graph; }
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
-  int64_t global_batch() const {
-    return config_.training.local_batch_size * data_ranks() * job_.program->options().micro_batches;
-  }
+  int64_t global_batch() const { return job_.shares.global; }
 
   // Rows `first` … of step k's global batch.
   Batch read_batch(int64_t k, int64_t first) const {
@@ -163,7 +163,9 @@ class Trainer {
     const PlanSummary plan = summarise(graph(), micro_batches);
     for (const std::string& note : config_.notes) out_ << note << "\n";
     if (config_.job.print_config) out_ << to_toml(config_);
-    out_ << "Model " << config_.model.name << " " << config_.model.flavor
+    for (const std::string& note : weight_notes_) out_ << note << "\n";
+    const bool hf = config_.model.name == "hf";
+    out_ << "Model " << config_.model.name << " " << (hf ? config_.model.hf_assets_path : config_.model.flavor)
          << " size: " << with_commas(job_.program->num_parameters()) << " total parameters\n"
          << "Mesh " << to_string(job_.program->strategy().mesh) << ", "
          << (world_ ? "gloo" : "one rank, no communication") << "\n"
@@ -199,6 +201,7 @@ class Trainer {
   TokenDataset dataset_;
   LrSchedule schedule_;
   std::optional<Step> step_;
+  std::vector<std::string> weight_notes_;
   std::deque<double> last_losses_;
   int64_t skipped_ = 0;
 };
