@@ -14,8 +14,8 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/exec/aten_call.h"
-#include "sfsdp/exec/counter_rng.h"
 #include "sfsdp/exec/kernels.h"
+#include "sfsdp/exec/random_ops.h"
 
 namespace sfsdp::exec {
 
@@ -30,15 +30,6 @@ namespace {
 
 bool in_region(ir::Section section) {
   return section == ir::Section::Fwd || section == ir::Section::Loss || section == ir::Section::Bwd;
-}
-
-bool is_random(const std::string& opcode) {
-  return opcode == "aten.bernoulli.p" || opcode == "aten.uniform" || opcode == "aten.normal_functional";
-}
-
-double attr_or(const ir::Op& op, const char* key, double fallback) {
-  auto found = op.attrs.find(key);
-  return found == op.attrs.end() ? fallback : std::get<double>(found->second);
 }
 
 // Bytes of the storages that slots hold, each storage once.
@@ -77,9 +68,8 @@ struct ReferenceExecutor::Impl {
     Kernel kernel = nullptr;
     comm::Communicator* group = nullptr;
     std::vector<int> operands, results, dead_after;
-    int64_t batch_input = -1;   // index in the micro-batch
-    uint64_t random_key = 0;    // of the op's path
-    int64_t random_stream = 0;  // its number among the graph's random ops
+    int64_t batch_input = -1;  // index in the micro-batch
+    bool random = false;
     int64_t time_row = 0;
   };
 
@@ -97,17 +87,14 @@ struct ReferenceExecutor::Impl {
 
   Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r)
       : graph(g), constants(c), groups(std::move(gr)), position(p), rng(r) {
-    int64_t next_input = 0, next_random = 0;
+    int64_t next_input = 0;
     std::map<std::string, int64_t> time_rows;
     for (const auto& op : graph.ops()) {
       Step step;
       step.op = op.get();
       resolve(step);
       if (op->is("input") && op->attr<std::string>("name") != "step_scalars") step.batch_input = next_input++;
-      if (is_random(op->opcode)) {
-        step.random_key = hash_path(op->module_path);
-        step.random_stream = next_random++;
-      }
+      step.random = rng == Rng::Counter && draws_random(*op);
       const auto slot = [&](const ir::Value* value) {
         return value ? slot_of.try_emplace(value, static_cast<int>(slot_of.size())).first->second : -1;
       };
@@ -174,21 +161,16 @@ struct ReferenceExecutor::Impl {
     target = std::move(value);
   }
 
-  std::vector<at::Tensor> run_random(const Step& step, const std::vector<at::Tensor>& in, const StepScalars& s) const {
+  at::Tensor run_random(const ir::Op& op, const std::vector<at::Tensor>& in, const StepScalars& s) const {
+    const std::vector<int64_t> shape = op.result()->type().shape();
     RandomStream stream;
-    stream.key = step.random_key ^ (static_cast<uint64_t>(s.seed) * 0x9E3779B97F4A7C15ull) ^
+    stream.key = hash_path(op.module_path) ^ (static_cast<uint64_t>(s.seed) * 0x9E3779B97F4A7C15ull) ^
                  (static_cast<uint64_t>(s.step) * 0xC2B2AE3D27D4EB4Full);
-    stream.stream = static_cast<uint64_t>(step.random_stream);
-    at::Tensor out = at::empty_like(in[0], at::MemoryFormat::Contiguous);
+    stream.stream = static_cast<uint64_t>(op.attr<int64_t>("stream"));
     // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
-    stream.first_element = (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * out.numel();
-    if (step.op->is("aten.bernoulli.p"))
-      fill_bernoulli(out, attr_or(*step.op, "p", 0.5), stream);
-    else if (step.op->is("aten.uniform"))
-      fill_uniform(out, attr_or(*step.op, "from", 0), attr_or(*step.op, "to", 1), stream);
-    else
-      fill_normal(out, attr_or(*step.op, "mean", 0), attr_or(*step.op, "std", 1), stream);
-    return {out};
+    stream.first_element =
+        (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * c10::multiply_integers(shape);
+    return draw(op, in, shape, stream);
   }
 
   at::Tensor accumulate(const Step& step, const at::Tensor& value, int64_t micro_batch, int64_t count) {
@@ -232,8 +214,8 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = {m.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
     } else if (op.is("accumulate")) {
       results = {m.accumulate(step, operands[0], micro_batch, static_cast<int64_t>(micro_batches.size()))};
-    } else if (m.rng == Rng::Counter && is_random(op.opcode)) {
-      results = m.run_random(step, operands, scalars);
+    } else if (step.random) {
+      results = {m.run_random(op, operands, scalars)};
     } else if (step.aten) {
       results = step.aten->run(operands);
     } else {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "sfsdp/base/check.h"
 
@@ -206,9 +208,9 @@ void Graph::erase(const std::vector<Op*>& ops) {
 bool Graph::set_order(const std::vector<Op*>& order) {
   SFSDP_CHECK(order.size() == ops_.size(), "an order of ", order.size(), " ops for a graph of ", ops_.size());
   if (std::ranges::equal(order, ops_, {}, {}, [](const auto& op) { return op.get(); })) return false;
-  std::map<const Op*, size_t> index;
+  std::unordered_map<const Op*, size_t> index;
   for (size_t i = 0; i < ops_.size(); ++i) index.emplace(ops_[i].get(), i);
-  std::set<const Op*> seen;
+  std::unordered_set<const Op*> seen;
   for (const Op* op : order) {
     SFSDP_CHECK(op && index.contains(op), "an op of another graph in the new order");
     SFSDP_CHECK(seen.insert(op).second, describe(*op), " is twice in the new order");

@@ -2,9 +2,11 @@
 #include "sfsdp/parallel/data_parallel.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/insertions.h"
 
 namespace sfsdp {
 
@@ -83,14 +85,14 @@ Type with_rows(Type type, int64_t rows) {
 
 // Adds ops one after the other before `before`, all in one section and at one module path.
 struct Chain {
-  Graph& graph;
+  ir::Insertions& insertions;
   Op* before;
   Section section;
   std::string module_path;
 
   Value* add(const std::string& opcode, Value* operand, Type type, const std::string& hint,
              std::map<std::string, ir::Attr> attrs = {}) {
-    Op* op = graph.add(opcode, {operand}, {{hint, std::move(type)}}, before);
+    Op* op = insertions.add(opcode, {operand}, {{hint, std::move(type)}}, before);
     op->section = section;
     op->module_path = module_path;
     op->attrs = std::move(attrs);
@@ -116,13 +118,11 @@ Value* materialise(Chain chain, Value* stored, const Storage& s, const Type& ful
 
 bool is_backward(const Op& op) { return op.section == Section::Bwd; }
 
-void shard_parameter(Graph& graph, Op* param, const Storage& s, const Strategy& strategy) {
+// `readers`: the ops that read the parameter, in order.
+void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op*>& readers, const Storage& s,
+                     const Strategy& strategy) {
   Value* stored = param->result();
   const Type full = stored->type();
-  std::vector<Op*> readers;
-  for (const auto& op : graph.ops())
-    if (std::ranges::find(op->operands, stored) != op->operands.end()) readers.push_back(op.get());
-
   Type stored_type = with_dtype(full, s.dtype);
   if (s.sharded) {
     stored_type = with_rows(stored_type, s.rows);
@@ -139,28 +139,20 @@ void shard_parameter(Graph& graph, Op* param, const Storage& s, const Strategy& 
     const bool again = strategy.options.reshard_after_forward && s.sharded && is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
-      materialised = materialise({graph, reader, reader->section, param->module_path}, stored, s, full);
+      materialised = materialise({insertions, reader, reader->section, param->module_path}, stored, s, full);
     }
     for (Value*& operand : reader->operands)
       if (operand == stored) operand = materialised;
   }
 }
 
-// The op behind `op`, nullptr at the end.
-Op* next_of(const Graph& graph, const Op* op) {
-  const auto ops = graph.ops();
-  for (size_t i = 0; i + 1 < ops.size(); ++i)
-    if (ops[i].get() == op) return ops[i + 1].get();
-  return nullptr;
-}
-
 // cast -> pad -> reduce_scatter per micro-batch into the shard; what is replicated is reduced once per step, after
 // the micro-batches are added up: an all_reduce per micro-batch would move the same bytes k times.
-void reduce_gradient(Graph& graph, Op* gradient, const Storage& s, const Strategy& strategy) {
+//   next: the op behind the gradient's producer: the whole gradient is to live no longer than it must
+void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy) {
   Value* value = gradient->operands[0];
   const std::string name = gradient->attr<std::string>("param") + ".grad";
-  // Right behind its producer, so that the whole gradient lives no longer than it must.
-  Chain chain{graph, next_of(graph, value->producer()), Section::Bwd, gradient->module_path};
+  Chain chain{insertions, next, Section::Bwd, gradient->module_path};
   const ir::DType reduce_dtype = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
   value = chain.cast(value, reduce_dtype, name + ".cast");
   if (s.sharded) {
@@ -218,17 +210,27 @@ void apply_data_parallel(Graph& graph, const Strategy& strategy) {
   graph.mesh = strategy.mesh.axes();
   graph.view = Graph::View::Local;
   std::vector<Op*> params, gradients;
+  std::unordered_map<const Op*, Op*> next;
+  Op* previous = nullptr;
   for (const auto& op : graph.ops()) {
     if (op->is("param")) params.push_back(op.get());
     if (op->is("gradient")) gradients.push_back(op.get());
+    next[previous] = op.get();
+    previous = op.get();
   }
+  const auto readers = graph.uses();
   std::map<std::string, Storage> storages;
   for (Op* param : params) storages[param->attr<std::string>("name")] = storage_of(*param, strategy);
-  for (Op* gradient : gradients) {
-    // The gradient's place is the end of the graph, behind all of backward: clip and optimizer follow.
-    reduce_gradient(graph, gradient, storages.at(gradient->attr<std::string>("param")), strategy);
+  ir::Insertions insertions(graph);
+  for (Op* gradient : gradients)
+    reduce_gradient(insertions, gradient, next.at(gradient->operands[0]->producer()),
+                    storages.at(gradient->attr<std::string>("param")), strategy);
+  for (Op* param : params) {
+    const auto found = readers.find(param->result());
+    shard_parameter(insertions, param, found == readers.end() ? std::vector<Op*>{} : found->second,
+                    storages.at(param->attr<std::string>("name")), strategy);
   }
-  for (Op* param : params) shard_parameter(graph, param, storages.at(param->attr<std::string>("name")), strategy);
+  insertions.apply();
   mark_inputs(graph, strategy);
   check_reduced(graph, strategy);
 }

@@ -13,8 +13,8 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/exec/aten_call.h"
-#include "sfsdp/exec/counter_rng.h"
 #include "sfsdp/exec/kernels.h"
+#include "sfsdp/exec/random_ops.h"
 
 namespace sfsdp::step {
 namespace {
@@ -28,7 +28,6 @@ constexpr std::array kElementwise = {"aten.zero",       "aten.fill.Scalar", "ate
                                      "aten.mul.Scalar", "aten.add.Tensor",  "aten.add.Scalar",  "aten.sub.Tensor",
                                      "aten.div.Tensor", "aten.erfinv",      "aten.clamp",       "aten.sqrt",
                                      "aten.abs",        "aten.neg",         "aten.exp",         "aten.log"};
-constexpr std::array kRandom = {"aten.uniform", "aten.normal_functional", "aten.bernoulli.p"};
 
 template <size_t N>
 bool is_one_of(const Op& op, const std::array<const char*, N>& names) {
@@ -54,25 +53,9 @@ bool is_elementwise(const std::vector<const Op*>& ops, const Value* value) {
   return std::ranges::all_of(ops, [&](const Op* op) {
     if (op->is("scalar")) return true;
     const ir::Type& type = op->result()->type();
-    return (is_one_of(*op, kFactories) || is_one_of(*op, kElementwise) || is_one_of(*op, kRandom)) &&
+    return (is_one_of(*op, kFactories) || is_one_of(*op, kElementwise) || exec::draws_random(*op)) &&
            type.shape() == value->type().shape() && type.strides.empty();
   });
-}
-
-double attr_or(const Op& op, const char* key, double fallback) {
-  auto found = op.attrs.find(key);
-  return found == op.attrs.end() ? fallback : std::get<double>(found->second);
-}
-
-at::Tensor draw(const Op& op, const at::Tensor& like, const exec::RandomStream& stream) {
-  at::Tensor out = at::empty_like(like, at::MemoryFormat::Contiguous);
-  if (op.is("aten.uniform"))
-    exec::fill_uniform(out, attr_or(op, "from", 0), attr_or(op, "to", 1), stream);
-  else if (op.is("aten.normal_functional"))
-    exec::fill_normal(out, attr_or(op, "mean", 0), attr_or(op, "std", 1), stream);
-  else
-    exec::fill_bernoulli(out, attr_or(op, "p", 0.5), stream);
-  return out;
 }
 
 // Runs one op, a factory at the shape of the wanted rows instead of its own.
@@ -96,8 +79,9 @@ at::Tensor run(const capture::StateTensor& tensor, uint64_t seed, const std::vec
     std::vector<at::Tensor> operands;
     for (const Value* operand : op->operands) operands.push_back(operand ? values.at(operand) : at::Tensor());
     std::vector<at::Tensor> results;
-    if (is_one_of(*op, kRandom)) {
-      results = {draw(*op, operands[0], stream)};
+    exec::check_drawable(*op);
+    if (exec::draws_random(*op)) {
+      results = {exec::draw(*op, operands, shape ? *shape : op->result()->type().shape(), stream)};
       ++stream.stream;
     } else if (op->is("constant")) {
       results = {tensor.recipe.program->constants[static_cast<size_t>(op->attr<int64_t>("index"))]};

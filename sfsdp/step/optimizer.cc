@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/step/optimizer.h"
 
+#include <map>
+#include <string>
+
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/insertions.h"
 
 namespace sfsdp {
 
@@ -96,8 +100,8 @@ Value* append_norm(Graph& graph, const std::vector<Op*>& gradients, Value* count
   return add(graph, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");
 }
 
-Value* add_state(Graph& graph, const std::string& name, Type type, Op* before) {
-  Op* op = graph.add("state", {}, {{name, std::move(type)}}, before);
+Value* add_state(ir::Insertions& insertions, const std::string& name, Type type, Op* before) {
+  Op* op = insertions.add("state", {}, {{name, std::move(type)}}, before);
   op->section = Section::Init;
   op->attrs["name"] = name;
   return op->result();
@@ -106,6 +110,7 @@ Value* add_state(Graph& graph, const std::string& name, Type type, Op* before) {
 // Builds one parameter's update; returns the optimizer's tensors for it.
 struct UpdateContext {
   Graph& graph;
+  ir::Insertions& insertions;
   Op* first_op;  // state ops go to the head of the graph
   Value* step = nullptr;
   Value* non_finite = nullptr;
@@ -116,7 +121,7 @@ struct UpdateContext {
     Type type = param.result()->type();
     type.dtype = DType::f32;
     states.push_back({name, param.attr<std::string>("name")});
-    return add_state(graph, name, type, first_op);
+    return add_state(insertions, name, type, first_op);
   }
   void carry(Value* current, Value* next) { graph.carries.push_back({current, next}); }
 
@@ -154,8 +159,11 @@ struct UpdateContext {
 std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimizer, const Strategy& strategy,
                                           const UpdateOptions& options) {
   std::vector<Op*> gradients;
-  for (const auto& op : graph.ops())
+  std::map<std::string, Op*> params;
+  for (const auto& op : graph.ops()) {
     if (op->is("gradient")) gradients.push_back(op.get());
+    if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
+  }
   const Loss loss = reduce_loss(graph, strategy, options.micro_batches);
   Value* norm = append_norm(graph, gradients, loss.count, strategy);
   Value* non_finite = add(graph, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
@@ -168,10 +176,11 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   }
   std::vector<OptimizerState> states;
   Op* first_op = graph.ops().front().get();
-  UpdateContext context{graph, first_op, nullptr, non_finite, states};
+  ir::Insertions insertions(graph);
+  UpdateContext context{graph, insertions, first_op, nullptr, non_finite, states};
   if (std::holds_alternative<AdamW>(optimizer)) {
     states.push_back({"optimizer.step", ""});
-    Value* step = add_state(graph, "optimizer.step", Type::tensor(DType::f32, {}), first_op);
+    Value* step = add_state(insertions, "optimizer.step", Type::tensor(DType::f32, {}), first_op);
     context.step = add(graph, Section::Opt, "step_count", {step, non_finite}, step->type(), "optimizer.step.new");
     graph.carries.push_back({step, context.step});
   }
@@ -180,9 +189,10 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
     if (coefficient)
       gradient =
           add(graph, Section::Clip, "scale", {gradient, coefficient}, gradient->type(), gradient->name() + ".clipped");
-    Op* param = graph.find_param(g->attr<std::string>("param"));
+    Op* param = params.at(g->attr<std::string>("param"));
     std::visit([&](const auto& o) { context.update(param, gradient, o); }, optimizer);
   }
+  insertions.apply();
   graph.outputs = {loss.mean, norm, non_finite};
   return states;
 }

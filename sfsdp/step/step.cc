@@ -5,18 +5,23 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <chrono>
+#include <iostream>
 #include <mutex>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // "i64[8, 128] i64[8, 128]": what a captured graph is valid for.
 std::string shape_key(const Batch& batch) {
@@ -73,9 +78,23 @@ const Program::Variant& Program::evaluation(const Batch& example) { return varia
 
 const Program::Variant& Program::variant(const Batch& example, bool training) {
   std::lock_guard lock(cache_->mutex);
-  auto& held = cache_->variants[(training ? "train " : "eval ") + shape_key(example)];
-  if (!held) held = build(example, training);
+  const std::string kind = training ? "training" : "evaluation";
+  auto& held = cache_->variants[concat(kind, " ", shape_key(example))];
+  if (held) return *held;
+  held = build(example, training);
+  const auto compiled =
+      std::ranges::count_if(cache_->variants, [&](const auto& v) { return v.first.starts_with(kind); });
+  if (compiled > 1)
+    say(concat("compiled the ", kind, " step for another batch, ", shape_key(example), "in ",
+               static_cast<int64_t>(held->capture_ms + held->complete_ms), " ms (", compiled, " shapes so far)"));
   return *held;
+}
+
+void Program::say(const std::string& notice) const {
+  if (options_.notify)
+    options_.notify(notice);
+  else
+    std::cerr << "sfsdp: " + notice + "\n";
 }
 
 void Program::check_recapture(const Batch& example) {
@@ -100,7 +119,10 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   capture_options.training = training;
   // A mean is shared out here, once; a (sum, count) is divided by the global count in the clip section.
   capture_options.seed_gradient = 1.0 / static_cast<double>(strategy_.data_ranks() * options_.micro_batches);
+  const auto start = Clock::now();
   auto captured = capture::capture_step(*module_, state_, loss_, example, capture_options);
+  const auto captured_at = Clock::now();
+  if (options_.rng == exec::Rng::Counter) exec::number_random_ops(captured.graph);
   if (captured.graph.outputs.size() > 1)
     for (const auto& op : captured.graph.ops())
       if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
@@ -116,14 +138,19 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   auto variant = std::make_unique<Variant>();
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);
+  variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
+  variant->complete_ms = std::chrono::duration<double, std::milli>(Clock::now() - captured_at).count();
   return variant;
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {
+  std::map<std::string, const ir::Op*> ops;
+  for (const auto& op : graph.ops())
+    if (op->is("param") || op->is("state")) ops[op->attr<std::string>("name")] = op.get();
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < state_.size(); ++i) {
     const capture::StateTensor& s = state_[i];
-    const ir::Op* op = graph.find_param(s.name);
+    const ir::Op* op = ops.at(s.name);
     StoredTensor t{s.name,
                    s.shape,
                    op->result()->type().shape(),

@@ -29,6 +29,9 @@ struct CompileOptions {
   int64_t micro_batches = 1;  // gradient accumulation: batches per step and rank
   uint64_t seed = 0;          // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
+  // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
+  // rank's thread.
+  std::function<void(const std::string&)> notify = {};
 };
 
 struct StepResult {
@@ -58,6 +61,8 @@ class Program {
   struct Variant {
     ir::Graph graph;
     std::vector<at::Tensor> constants;
+    double capture_ms = 0;   // running the model on meta tensors
+    double complete_ms = 0;  // data parallelism, optimizer, verification
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);
@@ -77,6 +82,7 @@ class Program {
   struct Cache;
   const Variant& variant(const Batch& example, bool training);
   std::unique_ptr<Variant> build(const Batch& example, bool training);
+  void say(const std::string& notice) const;
   void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
 
   std::shared_ptr<torch::nn::Module> module_;

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <chrono>
 #include <ostream>
 
 #include "sfsdp/base/check.h"
@@ -48,10 +47,9 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
   try {
     const Request request = parse(args);
     const train::JobConfig config = train::load_config(request.config_args);
-    const auto start = std::chrono::steady_clock::now();
     train::CompiledJob job = train::make_job(config, request.world);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const ir::Graph& graph = job.program->training(job.example).graph;
+    const Program::Variant& variant = job.program->training(job.example);
+    const ir::Graph& graph = variant.graph;
     if (request.graph) {
       out << ir::print(graph);
       return 0;
@@ -61,7 +59,8 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
         << with_commas(job.program->num_parameters()) << " parameters, "
         << with_commas(static_cast<int64_t>(job.model.flops_per_token(config.training.seq_len))) << " flops per token\n"
         << "Mesh " << to_string(job.program->strategy().mesh) << "\n"
-        << "Captured in " << with_commas(1000 * seconds, 0) << " ms: " << plan.ops << " ops\n"
+        << "Captured in " << with_commas(variant.capture_ms, 0) << " ms, sharded and verified in "
+        << with_commas(variant.complete_ms, 0) << " ms: " << plan.ops << " ops\n"
         << "Per step: " << train::collectives_text(plan) << "\n"
         << "State per rank: parameters " << train::bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
         << train::bytes_text(plan.state_bytes) << "\n";

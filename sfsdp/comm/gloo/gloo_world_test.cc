@@ -149,7 +149,7 @@ TEST_CASE("gloo: an abort ends the calls of the others, with its reason") {
 
 TEST_CASE("gloo: a rank that never starts is named") {
   for (auto options : {tcp_options(4), file_options(4)}) {
-    options.init_timeout_ms = 500;
+    options.init_timeout_ms = 1500;
     std::array<std::string, 4> errors;
     std::vector<std::thread> ranks;
     for (const size_t r : {0U, 1U, 3U})
@@ -157,7 +157,7 @@ TEST_CASE("gloo: a rank that never starts is named") {
     for (auto& rank : ranks) rank.join();
     // The store goes with rank 0, which may give up first.
     CHECK(errors[0] ==
-          "CommError on rank 0 of 4: start\n  rank 2 never arrived in 500 ms, 3 of 4 did; read rank 2's log");
+          "CommError on rank 0 of 4: start\n  rank 2 never arrived in 1500 ms, 3 of 4 did; read rank 2's log");
     for (const size_t r : {1U, 3U}) CHECK(errors[r].starts_with(concat("CommError on rank ", r, " of 4: start\n  ")));
   }
   auto options = tcp_options(2);

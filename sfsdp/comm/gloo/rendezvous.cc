@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/gloo/rendezvous.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,7 +54,38 @@ std::string connect_advice(const GlooOptions& options, const std::string& error)
                 first_line(error), ")");
 }
 
+// Whether somebody accepts connections there; says nothing about who.
+bool answers(const GlooOptions& options) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(options.master_port);
+  if (getaddrinfo(options.master_addr.c_str(), port.c_str(), &hints, &found) != 0) return false;
+  bool connected = false;
+  for (const addrinfo* a = found; a && !connected; a = a->ai_next) {
+    const int socket_fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+    if (socket_fd < 0) continue;
+    connected = ::connect(socket_fd, a->ai_addr, a->ai_addrlen) == 0;
+    close(socket_fd);
+  }
+  freeaddrinfo(found);
+  return connected;
+}
+
+// LibTorch's client logs a stack for each attempt that fails and naps up to seconds between them; a rank that starts
+// before the one it looks for is no error.
+void wait_for_store(const GlooOptions& options) {
+  const auto deadline = Clock::now() + milliseconds(options.init_timeout_ms);
+  for (milliseconds nap(1); !answers(options); nap = std::min(2 * nap, milliseconds(50))) {
+    if (Clock::now() >= deadline)
+      throw CommError(where(options, "start") + connect_advice(options, "nobody accepts connections there"));
+    std::this_thread::sleep_for(nap);
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> connect(const GlooOptions& options) {
+  if (options.store_file.empty() && !hosts_store(options)) wait_for_store(options);
   try {
     if (!options.store_file.empty()) {
       auto store = c10::make_intrusive<c10d::FileStore>(options.store_file, options.world_size);

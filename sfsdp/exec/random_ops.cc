@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/random_ops.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <map>
+#include <string>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/capture/tensor_type.h"
+
+namespace sfsdp::exec {
+namespace {
+
+double number_or(const ir::Op& op, const char* key, double fallback) {
+  auto found = op.attrs.find(key);
+  if (found == op.attrs.end()) return fallback;
+  if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
+  return std::get<double>(found->second);
+}
+
+using Fill = void (*)(const ir::Op&, const at::Tensor& out, const std::vector<at::Tensor>& operands,
+                      const RandomStream& stream);
+
+void uniform(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
+  fill_uniform(out, number_or(op, "from", 0), number_or(op, "to", 1), stream);
+}
+void normal(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
+  fill_normal(out, number_or(op, "mean", 0), number_or(op, "std", 1), stream);
+}
+void bernoulli(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
+  fill_bernoulli(out, number_or(op, "p", 0.5), stream);
+}
+void bernoulli_of(const ir::Op&, const at::Tensor& out, const std::vector<at::Tensor>& operands,
+                  const RandomStream& stream) {
+  fill_uniform(out, 0, 1, stream);
+  out.copy_(out.lt(operands[0]));
+}
+
+const std::map<std::string, Fill>& fills() {
+  static const std::map<std::string, Fill> fills = {
+      {"aten.rand", uniform},           {"aten.rand_like", uniform},    {"aten.randn", normal},
+      {"aten.randn_like", normal},      {"aten.uniform", uniform},      {"aten.normal_functional", normal},
+      {"aten.bernoulli", bernoulli_of}, {"aten.bernoulli.p", bernoulli}};
+  return fills;
+}
+
+}  // namespace
+
+bool draws_random(const ir::Op& op) { return fills().contains(op.opcode); }
+
+void check_drawable(const ir::Op& op) {
+  if (!op.opcode.starts_with("aten.") || draws_random(op)) return;
+  // LibTorch marks attention as random because it can drop out; on the CPU it is traced only without.
+  if (op.opcode.starts_with("aten._scaled_dot_product_") && number_or(op, "dropout_p", 0) == 0) return;
+  std::string name = op.opcode.substr(5), overload;
+  if (const size_t dot = name.find('.'); dot != std::string::npos) {
+    overload = name.substr(dot + 1);
+    name.resize(dot);
+  }
+  const auto handle = c10::Dispatcher::singleton().findOp({"aten::" + name, overload});
+  if (!handle || !handle->hasTag(at::Tag::nondeterministic_seeded)) return;
+  throw UserError(concat(op.opcode, op.module_path.empty() ? "" : " at ", op.module_path,
+                         " draws random numbers in the order of calls, which differ from mesh to mesh",
+                         "\n  expected rand, randn, uniform_, normal_, bernoulli or dropout; write it with one of them,"
+                         " or pass the numbers in the batch"));
+}
+
+void number_random_ops(ir::Graph& graph) {
+  std::map<std::string, int64_t> next;
+  for (const auto& op : graph.ops()) {
+    check_drawable(*op);
+    if (draws_random(*op)) op->attrs["stream"] = next[op->module_path]++;
+  }
+}
+
+at::Tensor draw(const ir::Op& op, const std::vector<at::Tensor>& operands, at::IntArrayRef shape,
+                const RandomStream& stream) {
+  at::Tensor out = at::empty(shape, at::TensorOptions(capture::scalar_type_of(op.result()->type().dtype)));
+  fills().at(op.opcode)(op, out, operands, stream);
+  return out;
+}
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A step's state and its other entrances: eval, state_dict, losses with counts, batch shapes, initialisation.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/run_ranks.h"
+
+namespace sfsdp {
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(double dropout = 0.0)
+      : up(register_module("up", torch::nn::Linear(6, 10))),
+        drop(register_module("drop", torch::nn::Dropout(dropout))),
+        down(register_module("down", torch::nn::Linear(10, 3))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(drop(at::relu(up(x)))); }
+  torch::nn::Linear up;
+  torch::nn::Dropout drop;
+  torch::nn::Linear down;
+};
+TORCH_MODULE(Net);
+
+Batch rows_of(int64_t seed, int64_t first, int64_t rows) {
+  at::Tensor x = at::empty({rows, 6}), y = at::empty({rows}, at::kLong);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < 6; ++i)
+      x.mutable_data_ptr<float>()[r * 6 + i] = std::sin(static_cast<float>(seed * 7 + (first + r) * 6 + i));
+    y.mutable_data_ptr<int64_t>()[r] = (seed + first + r) % 3;
+  }
+  return {x, y};
+}
+
+const auto mean_loss = [](Net& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+// Only classes 1 and 2 count, so ranks and micro-batches differ in how many rows they have.
+const auto counted_loss = [](Net& m, const Batch& b) {
+  const at::Tensor counts = b[1].ne(0);
+  const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::None);
+  return std::pair<at::Tensor, at::Tensor>{(each * counts).sum(), counts.sum().to(at::kFloat)};
+};
+
+Strategy shards(int64_t world) { return data_parallel(init_device_mesh({{"dp_shard", world}})); }
+Net meta_net(double dropout = 0.0) {
+  return meta_init([=] { return Net(dropout); });
+}
+
+// Losses of some steps over a global batch of 12, and every tensor at the end.
+struct Run {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> state;
+};
+
+template <class Loss>
+Run train(Net model, Loss loss, Optimizer optimizer, int64_t world, int64_t micro_batches, double max_norm = 0.5) {
+  CompileOptions options;
+  options.micro_batches = micro_batches;
+  options.max_norm = max_norm;
+  options.seed = 7;
+  const int64_t rows = 12 / world / micro_batches;
+  auto program = compile_program(model, loss, optimizer, rows_of(0, 0, rows), shards(world), options);
+  Run run;
+  testing::run_ranks(static_cast<int>(world), [&](comm::CommWorld& comm) {
+    Step step(program, &comm);
+    for (int64_t k = 0; k < 4; ++k) {
+      std::vector<Batch> batches;
+      for (int64_t m = 0; m < micro_batches; ++m) batches.push_back(rows_of(k, (m * world + comm.rank()) * rows, rows));
+      const StepResult result = step(batches);
+      if (comm.rank() != 0) continue;
+      run.losses.push_back(result.loss);
+      run.norms.push_back(result.grad_norm);
+    }
+    for (const StoredTensor& t : program->tensors()) {
+      at::Tensor whole = step.gather(t.name);
+      if (comm.rank() == 0) run.state[t.name] = whole;
+    }
+  });
+  return run;
+}
+
+void check_equal(const Run& got, const Run& expected) {
+  for (size_t k = 0; k < expected.losses.size(); ++k) {
+    CAPTURE(k);
+    CHECK(got.losses[k] == doctest::Approx(expected.losses[k]).epsilon(1e-6));
+    CHECK(got.norms[k] == doctest::Approx(expected.norms[k]).epsilon(1e-5));
+  }
+  for (const auto& [name, value] : expected.state) {
+    CAPTURE(name);
+    CHECK((got.state.at(name) - value).abs().max().item<double>() <= 1e-5);
+  }
+}
+
+TEST_CASE("dropout falls on the same elements whatever the mesh and the micro-batches") {
+  const Run one = train(meta_net(0.4), mean_loss, AdamW{}, 1, 1);
+  const Run without = train(meta_net(0.0), mean_loss, AdamW{}, 1, 1);
+  CHECK(std::abs(one.losses[0] - without.losses[0]) > 1e-4);
+  check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 2, 1), one);
+  check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 4, 1), one);
+  check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 1, 3), one);
+  check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 2, 2), one);
+}
+
+TEST_CASE("noise of a forward is the same on every mesh; ops that draw in call order are refused") {
+  const auto noisy = [](Net& m, const Batch& b) {
+    const at::Tensor noise = at::randn({b[0].size(0), 6}) + at::rand_like(b[0]) + at::bernoulli(at::sigmoid(b[0]));
+    return at::cross_entropy_loss(m->forward(b[0] + 0.1 * noise), b[1]);
+  };
+  const Run one = train(meta_net(), noisy, AdamW{}, 1, 1);
+  check_equal(train(meta_net(), noisy, AdamW{}, 3, 2), one);
+  const auto shuffled = [](Net& m, const Batch& b) {
+    return mean_loss(m, {b[0].index_select(1, at::randperm(6)), b[1]});
+  };
+  CHECK_THROWS_WITH_AS(train(meta_net(), shuffled, AdamW{}, 1, 1), doctest::Contains("aten.randperm"), UserError);
+}
+
+TEST_CASE("a (sum, count) loss is divided by the global count") {
+  const Run one = train(meta_net(), counted_loss, AdamW{}, 1, 1);
+  {  // by hand: the loss of the first step is the mean over what counts
+    Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1), nullptr, {.seed = 7});
+    Net eager;
+    at::NoGradGuard no_grad;
+    for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
+    const auto [sum, count] = counted_loss(eager, rows_of(0, 0, 12));
+    CHECK(one.losses[0] == doctest::Approx((sum / count).item<double>()).epsilon(1e-6));
+  }
+  check_equal(train(meta_net(), counted_loss, AdamW{}, 2, 1), one);
+  check_equal(train(meta_net(), counted_loss, AdamW{}, 4, 1), one);
+  check_equal(train(meta_net(), counted_loss, AdamW{}, 1, 3), one);
+  check_equal(train(meta_net(), counted_loss, AdamW{}, 2, 3), one);
+}
+
+TEST_CASE("SGD with momentum equals torch::optim's rule, and shards") {
+  const SGD sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01};
+  const Run one = train(meta_net(), mean_loss, sgd, 1, 1, 0);
+  Step step = compile(meta_net(), mean_loss, sgd, rows_of(0, 0, 12), shards(1), nullptr, {.seed = 7});
+  Net eager;
+  std::map<std::string, at::Tensor> momentum;
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
+  }
+  for (int64_t k = 0; k < 4; ++k) {
+    eager->zero_grad();
+    mean_loss(eager, rows_of(k, 0, 12)).backward();
+    at::NoGradGuard no_grad;
+    for (auto& p : eager->named_parameters()) {
+      at::Tensor& m = momentum[p.key()];
+      const at::Tensor g = p.value().grad() + 0.01 * p.value();
+      m = m.defined() ? 0.9 * m + g : g.clone();
+      p.value().sub_(0.1 * m);
+    }
+  }
+  for (auto& p : eager->named_parameters()) {
+    CAPTURE(p.key());
+    CHECK((one.state.at(p.key()) - p.value()).abs().max().item<double>() <= 1e-6);
+  }
+  check_equal(train(meta_net(), mean_loss, sgd, 4, 1, 0), one);
+}
+
+TEST_CASE("eval is the loss without dropout, gradients or update, over the weights as they stand") {
+  auto program = compile_program(meta_net(0.5), mean_loss, AdamW{.lr = 0.05}, rows_of(0, 0, 6), shards(2));
+  testing::run_ranks(2, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const Batch mine = rows_of(3, world.rank() * 6, 6);
+    for (int64_t k = 0; k < 2; ++k) {
+      Net eager;
+      {
+        at::NoGradGuard no_grad;
+        for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
+      }
+      eager->eval();
+      const double expected = mean_loss(eager, rows_of(3, 0, 12)).item<double>();
+      const auto before = step.gather("up.weight");
+      CHECK(step.eval(mine) == doctest::Approx(expected).epsilon(1e-6));
+      CHECK(at::equal(step.gather("up.weight"), before));
+      CHECK(step.step == k);
+      step(rows_of(k, world.rank() * 6, 6));
+    }
+  });
+}
+
+TEST_CASE("state_dict of one mesh loads into another, whole or as shards, and training goes on the same") {
+  const auto optimizer = AdamW{.lr = 0.02};
+  auto one = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 12), shards(1));
+  Step first(one, nullptr);
+  first(rows_of(0, 0, 12));
+  first(rows_of(1, 0, 12));
+  std::map<std::string, at::Tensor> saved;
+  for (const auto& [name, value] : first.state_dict()) saved[name] = value.clone();
+  CHECK(saved.contains("up.weight.exp_avg_sq"));
+  CHECK(saved.at("optimizer.step").item<float>() == 2.0f);
+  const double expected = first(rows_of(2, 0, 12)).loss;
+  const at::Tensor weight = first.gather("up.weight");
+
+  auto three = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 4), shards(3), {.seed = 99});
+  testing::run_ranks(3, [&](comm::CommWorld& world) {
+    Step step(three, &world);
+    step.load_state_dict(saved);
+    const double loss = step(rows_of(2, world.rank() * 4, 4)).loss;
+    CHECK(loss == doctest::Approx(expected).epsilon(1e-6));
+    CHECK((step.gather("up.weight") - weight).abs().max().item<double>() <= 1e-6);
+
+    Step other(three, &world);
+    std::map<std::string, at::Tensor> mine;
+    for (const auto& [name, value] : step.state_dict()) mine[name] = value.clone();
+    CHECK(mine.at("up.weight").size(0) == (world.rank() == 2 ? 2 : 4));  // 10 rows over 3: 4, 4, 2
+    other.load_state_dict(mine);
+    CHECK(at::equal(other.gather("up.weight"), step.gather("up.weight")));
+    CHECK(at::equal(other.gather("down.bias.exp_avg"), step.gather("down.bias.exp_avg")));
+  });
+}
+
+TEST_CASE("load_state_dict and gather name what they do not know") {
+  Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1));
+  CHECK_THROWS_WITH_AS(step.load_state_dict({{"up.wieght", at::zeros({10, 6})}}), doctest::Contains("up.wieght"),
+                       UserError);
+  CHECK_THROWS_WITH_AS(step.load_state_dict({{"up.weight", at::zeros({6, 10})}}),
+                       doctest::Contains("expected the whole [10, 6]"), UserError);
+  CHECK_THROWS_WITH_AS(step.gather("nothing"), doctest::Contains("'nothing'"), UserError);
+  CHECK_THROWS_WITH_AS(step(std::vector<Batch>{}), doctest::Contains("expected micro_batches = 1"), UserError);
+}
+
+TEST_CASE("a new batch shape compiles once, and is said") {
+  std::vector<std::string> said;
+  CompileOptions options;
+  options.notify = [&](const std::string& notice) { said.push_back(notice); };
+  Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1), nullptr, options);
+  step(rows_of(0, 0, 12));
+  CHECK(said.empty());
+  step(rows_of(1, 0, 5));
+  step(rows_of(2, 0, 5));
+  step(rows_of(3, 0, 12));
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].find("f32[5, 6]") != std::string::npos);
+  CHECK(step.step == 4);
+}
+
+TEST_CASE("check_recapture finds a number that was frozen into the graph") {
+  double factor = 1.0;
+  const auto loss = [&factor](Net& m, const Batch& b) { return mean_loss(m, b) * factor; };
+  auto program = compile_program(meta_net(), loss, AdamW{}, rows_of(0, 0, 12), shards(1));
+  CHECK_NOTHROW(program->check_recapture(rows_of(0, 0, 12)));
+  factor = 0.5;
+  CHECK_THROWS_WITH_AS(program->check_recapture(rows_of(0, 0, 12)), doctest::Contains("batch as a tensor"), UserError);
+}
+
+TEST_CASE("a module with real weights is taken over and sharded as it is") {
+  torch::manual_seed(3);
+  Net model, copy;
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : copy->named_parameters()) p.value().copy_(*model->named_parameters().find(p.key()));
+  }
+  auto program = compile_program(model, mean_loss, AdamW{}, rows_of(0, 0, 3), shards(4));
+  CHECK(model->up->weight.is_meta());
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    for (auto& p : copy->named_parameters()) CHECK(at::equal(step.gather(p.key()), p.value()));
+  });
+}
+
+struct OrthogonalImpl : torch::nn::Module {
+  OrthogonalImpl() : map(register_module("map", torch::nn::Linear(6, 9))) { torch::nn::init::orthogonal_(map->weight); }
+  at::Tensor forward(const at::Tensor& x) { return map(x); }
+  torch::nn::Linear map;
+};
+TORCH_MODULE(Orthogonal);
+
+TEST_CASE("an initialisation that needs the whole tensor is run whole and cut") {
+  const auto loss = [](Orthogonal& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const auto weight = [&](int64_t world) {
+    auto model = meta_init([] { return Orthogonal(); });
+    auto program = compile_program(model, loss, AdamW{}, rows_of(0, 0, 2), shards(world));
+    at::Tensor whole;
+    testing::run_ranks(static_cast<int>(world), [&](comm::CommWorld& comm) {
+      Step step(program, &comm);
+      at::Tensor mine = step.gather("map.weight");
+      if (comm.rank() == 0) whole = mine;
+    });
+    return whole;
+  };
+  const at::Tensor one = weight(1);
+  CHECK((one.t().matmul(one) - at::eye(6)).abs().max().item<double>() < 1e-5);
+  CHECK(at::equal(weight(2), one));
+  CHECK(at::equal(weight(4), one));
+}
+
+}  // namespace
+}  // namespace sfsdp
