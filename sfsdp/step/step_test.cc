@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 #include <torch/torch.h>
 
+#include "sfsdp/models/gpt/gpt.h"
+#include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
@@ -24,7 +26,7 @@ TORCH_MODULE(Mlp);
 
 template <class Model>
 at::Tensor classification_loss(Model& model, const Batch& batch) {
-  return torch::nn::functional::cross_entropy(model->forward(batch[0]), batch[1]);
+  return torch::nn::functional::cross_entropy(model->forward(batch[0]).flatten(0, -2), batch[1].flatten());
 }
 
 Batch classification_batch(int64_t rows, uint64_t seed, std::vector<int64_t> features = {8}, int64_t classes = 4) {
@@ -90,7 +92,16 @@ void expect_equals_eager(MakeModel make_model, MakeBatch make_batch) {
     torch::manual_seed(100 + k);
     const StepResult expected = eager.step([&] { return loss(eager_model, batch); });
     torch::manual_seed(100 + k);
+    std::map<std::string, at::Tensor> gradients;
+    step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>& results) {
+      if (op.is("gradient")) gradients[op.attr<std::string>("param")] = results[0].clone();
+    };
     const StepResult got = step(batch);
+    CHECK(gradients.size() == eager.gradients.size());
+    for (const auto& [name, value] : eager.gradients) {
+      CAPTURE(name);
+      CHECK(at::equal(gradients.at(name), value));
+    }
     CHECK(got.loss == expected.loss);
     CHECK(got.grad_norm == expected.grad_norm);
     const auto state = step.state_dict();
@@ -121,6 +132,31 @@ TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {
                         torch::manual_seed(k);
                         return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
                       });
+}
+
+Batch token_batch(uint64_t seed) {
+  torch::manual_seed(seed);
+  return {torch::randint(23, {3, 9}, torch::kLong), torch::randint(23, {3, 9}, torch::kLong)};
+}
+
+TEST_CASE("Llama and GPT equal eager bit for bit") {
+  models::Llama3Args llama;
+  llama.dim = 24;
+  llama.n_layers = 2;
+  llama.n_heads = 4;
+  llama.n_kv_heads = 2;
+  llama.vocab_size = 23;
+  llama.hidden_dim = 20;
+  expect_equals_eager([&] { return models::Llama3(llama); }, token_batch);
+  llama.tied = true;
+  expect_equals_eager([&] { return models::Llama3(llama); }, token_batch);
+  models::GptArgs gpt;
+  gpt.dim = 24;
+  gpt.n_layers = 2;
+  gpt.n_heads = 4;
+  gpt.vocab_size = 23;
+  gpt.max_positions = 12;
+  expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
 }
 
 }  // namespace
