@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What FSDP2's own tests hold, beyond parity: see docs/conformance.md, which names these cases.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/run_ranks.h"
+
+namespace sfsdp {
+namespace {
+
+// One block used twice, input and output embedding tied, a frozen layer, an unused parameter, a scalar parameter and a
+// weight that is not contiguous.
+struct OddImpl : torch::nn::Module {
+  OddImpl()
+      : embedding(register_module("embedding", torch::nn::Embedding(11, 6))),
+        block(register_module("block", torch::nn::Linear(6, 6))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})))),
+        frozen(register_module("frozen", torch::nn::Linear(6, 6))),
+        unused(register_parameter("unused", at::ones({3}))),
+        scale(register_parameter("scale", at::full({}, 1.5))),
+        turned(register_parameter("turned", at::linspace(-0.5, 0.5, 30).view({5, 6}).t())),
+        output(register_parameter("output", embedding->weight)) {
+    for (auto& p : frozen->parameters()) p.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    at::Tensor x = embedding(ids);
+    x = x + at::gelu(block(x));
+    x = x + at::gelu(block(x)) * scale;
+    x = x + at::matmul(at::matmul(x, turned), turned.t());
+    return at::linear(norm(frozen(x)), output);
+  }
+  torch::nn::Embedding embedding;
+  torch::nn::Linear block;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear frozen;
+  at::Tensor unused, scale, turned, output;
+};
+TORCH_MODULE(Odd);
+
+constexpr int64_t kRows = 24;
+constexpr AdamW kAdamW{.lr = 5e-3, .weight_decay = 0.1};
+
+Batch ids(int64_t step, int64_t first, int64_t rows) {
+  Batch batch = {at::empty({rows}, at::kLong), at::empty({rows}, at::kLong)};
+  for (int64_t r = 0; r < rows; ++r) {
+    batch[0].mutable_data_ptr<int64_t>()[r] = (3 * step + 5 * (first + r)) % 11;
+    batch[1].mutable_data_ptr<int64_t>()[r] = (step + (first + r) * (first + r)) % 11;
+  }
+  return batch;
+}
+
+const auto odd_loss = [](Odd& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+
+std::shared_ptr<Program> odd_program(Odd model, DeviceMesh mesh, DataParallelOptions options = {},
+                                     int64_t micro_batches = 1) {
+  CompileOptions compile_options;
+  compile_options.max_norm = 1.0;
+  compile_options.micro_batches = micro_batches;
+  const int64_t rows = kRows / mesh.world_size() / micro_batches;
+  return compile_program(model, odd_loss, kAdamW, ids(0, 0, rows), data_parallel(std::move(mesh), options),
+                         compile_options);
+}
+
+using Counts = std::map<std::string, int64_t>;
+
+// Collectives by name that one step of a rank runs.
+Counts run_and_count(const std::shared_ptr<Program>& program, int64_t micro_batches = 1) {
+  const auto ranks = static_cast<int>(program->strategy().mesh.world_size());
+  const int64_t rows = kRows / ranks / micro_batches;
+  Counts counts;
+  testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    if (world.rank() == 0)
+      step.executor(ids(0, 0, rows)).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
+        if (op.is("all_gather") || op.is("reduce_scatter") || op.is("all_reduce")) ++counts[op.opcode];
+      };
+    std::vector<Batch> batches;
+    for (int64_t m = 0; m < micro_batches; ++m) batches.push_back(ids(0, (m * ranks + world.rank()) * rows, rows));
+    step(batches);
+  });
+  return counts;
+}
+
+struct Trained {
+  std::vector<StepResult> results;
+  std::map<std::string, at::Tensor> state;
+};
+
+// Five steps on every rank, `before_step` called before each; what rank 0 saw.
+Trained train(const std::shared_ptr<Program>& program, const std::function<void(Step&, int rank)>& prepare = {}) {
+  const auto ranks = static_cast<int>(program->strategy().mesh.world_size());
+  const int64_t rows = kRows / ranks;
+  Trained trained;
+  testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    if (prepare) prepare(step, world.rank());
+    for (int64_t k = 0; k < 5; ++k) {
+      const StepResult result = step(ids(k, world.rank() * rows, rows));
+      if (world.rank() == 0) trained.results.push_back(result);
+    }
+    for (const StoredTensor& t : program->tensors()) {
+      at::Tensor whole = step.gather(t.name);
+      if (world.rank() == 0) trained.state[t.name] = whole;
+    }
+  });
+  return trained;
+}
+
+TEST_CASE("shared, frozen, unused, scalar and strided parameters equal eager on every mesh") {
+  Odd eager;
+  const auto copy = [&] {
+    torch::manual_seed(5);
+    return Odd();
+  };
+  eager = copy();
+  testing::EagerTrainer trainer(eager.ptr(), kAdamW, 1.0);
+  std::vector<StepResult> expected;
+  for (int64_t k = 0; k < 5; ++k) expected.push_back(trainer.step([&] { return odd_loss(eager, ids(k, 0, kRows)); }));
+  const auto state = trainer.state();
+  const auto check = [&](DeviceMesh mesh, DataParallelMode mode) {
+    CAPTURE(to_string(mesh));
+    const Trained got = train(odd_program(copy(), mesh, {.mode = mode}));
+    for (size_t k = 0; k < expected.size(); ++k) {
+      CHECK(got.results[k].loss == doctest::Approx(expected[k].loss).epsilon(1e-6));
+      CHECK(got.results[k].grad_norm == doctest::Approx(expected[k].grad_norm).epsilon(5e-6));
+    }
+    for (const auto& [name, value] : state) {
+      CAPTURE(name);
+      CHECK((got.state.at(name) - value).abs().max().item<double>() <= 1e-5);
+    }
+    CHECK(got.state.contains("output"));  // tied: stored once, under its first name
+    CHECK_FALSE(got.state.contains("embedding.weight"));
+    CHECK_FALSE(got.state.contains("unused.exp_avg"));  // no gradient, no moments
+    CHECK_FALSE(got.state.contains("frozen.weight.exp_avg"));
+    CHECK(at::equal(got.state.at("unused"), at::ones({3})));
+  };
+  for (int64_t world : {2, 3, 4, 8}) check(init_device_mesh({{"dp_shard", world}}), DataParallelMode::FullyShard);
+  check(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate);
+  check(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard);
+}
+
+TEST_CASE("collectives run as often as the rules say, with frozen, unused and shared parameters and micro-batches") {
+  // Sharded: embedding, block.weight, block.bias, norm.weight, norm.bias, frozen.weight, frozen.bias, turned. Backward
+  // reads block.weight, norm.weight and norm.bias (LayerNorm's kernel takes both), frozen.weight, turned, and the
+  // embedding as output weight. The scalar is replicated; the unused parameter moves nothing.
+  const auto fsdp = [](int64_t world, DataParallelOptions options = {}, int64_t micro_batches = 1) {
+    return run_and_count(odd_program(Odd(), init_device_mesh({{"dp_shard", world}}), options, micro_batches),
+                         micro_batches);
+  };
+  // all_reduce: loss, norm, the scalar's gradient.
+  CHECK(fsdp(2) == Counts{{"all_gather", 8 + 6}, {"reduce_scatter", 6}, {"all_reduce", 3}});
+  CHECK(fsdp(4) == fsdp(2));
+  CHECK(fsdp(2, {.reshard_after_forward = false}) ==
+        Counts{{"all_gather", 8}, {"reduce_scatter", 6}, {"all_reduce", 3}});
+  CHECK(fsdp(2, {}, 3) == Counts{{"all_gather", 3 * 14}, {"reduce_scatter", 3 * 6}, {"all_reduce", 3}});
+  CHECK(fsdp(1).empty());
+  // HSDP: the replicas' all-reduce of each shard once a step, whatever the micro-batches.
+  const auto hsdp = [](int64_t micro_batches) {
+    return run_and_count(odd_program(Odd(), init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                                     {.mode = DataParallelMode::HybridShard}, micro_batches),
+                         micro_batches);
+  };
+  CHECK(hsdp(1) == Counts{{"all_gather", 14}, {"reduce_scatter", 6}, {"all_reduce", 6 + 3}});
+  CHECK(hsdp(3) == Counts{{"all_gather", 3 * 14}, {"reduce_scatter", 3 * 6}, {"all_reduce", 6 + 3}});
+  // DDP: one per trained parameter and the loss; the norm needs none.
+  CHECK(run_and_count(odd_program(Odd(), init_device_mesh({{"dp_replicate", 2}}),
+                                  {.mode = DataParallelMode::Replicate})) == Counts{{"all_reduce", 7 + 1}});
+}
+
+TEST_CASE("delays on some ranks change nothing, bit for bit") {
+  torch::manual_seed(5);
+  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 3}}));
+  const Trained calm = train(program);
+  const Trained delayed = train(program, [](Step& step, int rank) {
+    int64_t count = 0;
+    step.executor(ids(0, 0, kRows / 3)).on_op = [=](const ir::Op&, const std::vector<at::Tensor>&) mutable {
+      if ((++count * (rank + 2)) % 41 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2 + rank));
+    };
+  });
+  for (size_t k = 0; k < calm.results.size(); ++k) CHECK(calm.results[k].loss == delayed.results[k].loss);
+  for (const auto& [name, value] : calm.state) {
+    CAPTURE(name);
+    CHECK(at::equal(value, delayed.state.at(name)));
+  }
+}
+
+TEST_CASE("a step that throws leaves the state as it was; the next one works") {
+  torch::manual_seed(5);
+  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 2}}));
+  const Trained expected = train(program);
+  const Trained got = train(program, [](Step& step, int rank) {
+    Batch bad = ids(0, rank * 12, 12);
+    bad[0].fill_(99);  // no such row of the embedding
+    CHECK_THROWS(step(bad));
+    CHECK(step.step == 0);
+  });
+  for (size_t k = 0; k < expected.results.size(); ++k) CHECK(got.results[k].loss == expected.results[k].loss);
+  for (const auto& [name, value] : expected.state) CHECK(at::equal(value, got.state.at(name)));
+}
+
+TEST_CASE("a rank stores its chunk of each parameter and its moments, and nothing else") {
+  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 4}}));
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const auto state = step.state_dict();
+    for (const StoredTensor& t : program->tensors()) {
+      std::vector<int64_t> expected = t.global_shape;
+      if (t.sharded) expected[0] = chunk_of(expected[0], 4, world.rank()).length;
+      CHECK(state.at(t.name).sizes() == at::IntArrayRef(expected));
+    }
+    CHECK(state.at("unused").numel() == (world.rank() < 3 ? 1 : 0));  // an empty shard
+    CHECK(state.at("scale").numel() == 1);                            // a scalar cannot be cut
+  });
+}
+
+struct OnMetaImpl : torch::nn::Module {
+  OnMetaImpl() : weight(register_parameter("weight", at::empty({4}, at::TensorOptions().device(at::kMeta)))) {}
+  at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  at::Tensor weight;
+};
+TORCH_MODULE(OnMeta);
+
+TEST_CASE("a parameter left on meta is named") {
+  const auto loss = [](OnMeta& m, const Batch& b) { return m->forward(b[0]).sum(); };
+  CHECK_THROWS_WITH_AS(
+      compile(OnMeta(), loss, kAdamW, {at::ones({2, 4})}, data_parallel(init_device_mesh({{"dp_shard", 1}}))),
+      doctest::Contains("parameter weight is a meta tensor"), UserError);
+}
+
+TEST_CASE("the clipped norm is the norm of the whole gradient, clipped once, on every mesh") {
+  const auto norms = [&](DeviceMesh mesh, DataParallelMode mode, double max_norm) {
+    torch::manual_seed(5);
+    CompileOptions options;
+    options.max_norm = max_norm;
+    const int64_t rows = kRows / mesh.world_size();
+    // With beta1 = 0 the first moment is the clipped gradient.
+    auto program = compile_program(Odd(), odd_loss, AdamW{.beta1 = 0}, ids(0, 0, rows),
+                                   data_parallel(mesh, {.mode = mode}), options);
+    const Trained trained = train(program);
+    std::pair<double, double> got = {trained.results.back().grad_norm, 0};
+    for (const auto& [name, value] : trained.state)
+      if (name.ends_with(".exp_avg")) got.second += value.square().sum().item<double>();
+    got.second = std::sqrt(got.second);
+    return got;
+  };
+  for (const double max_norm : {0.0, 0.05, 1e6}) {
+    CAPTURE(max_norm);
+    const auto [norm, clipped] = norms(init_device_mesh({{"dp_shard", 1}}), DataParallelMode::FullyShard, max_norm);
+    CHECK(clipped == doctest::Approx(max_norm == 0.05 ? 0.05 : norm).epsilon(1e-4));
+    const auto same = [&, norm = norm, clipped = clipped](DeviceMesh mesh, DataParallelMode mode) {
+      const auto got = norms(std::move(mesh), mode, max_norm);
+      CHECK(got.first == doctest::Approx(norm).epsilon(1e-5));
+      CHECK(got.second == doctest::Approx(clipped).epsilon(1e-5));
+    };
+    same(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard);
+    same(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate);
+    same(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 4}}), DataParallelMode::HybridShard);
+  }
+}
+
+TEST_CASE("a gradient that is not finite skips the update, on all ranks alike") {
+  torch::manual_seed(5);
+  const auto loss = [](Odd& m, const Batch& b) {  // the second batch tensor makes it infinite on one rank
+    return at::cross_entropy_loss(m->forward(b[0]), b[1]) * b[2].mean();
+  };
+  const auto batch = [](int64_t k, int rank, float factor) {
+    Batch b = ids(k, rank * 12, 12);
+    b.push_back(at::full({12}, factor));
+    return b;
+  };
+  auto program =
+      compile_program(Odd(), loss, kAdamW, batch(0, 0, 1), data_parallel(init_device_mesh({{"dp_shard", 2}})));
+  testing::run_ranks(2, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    CHECK_FALSE(step(batch(0, world.rank(), 1.0f)).skipped);
+    std::map<std::string, at::Tensor> before;
+    for (const auto& [name, value] : step.state_dict()) before[name] = value.clone();
+    CHECK(step(batch(1, world.rank(), world.rank() == 1 ? INFINITY : 1.0f)).skipped);
+    for (const auto& [name, value] : step.state_dict()) CHECK(at::equal(value, before.at(name)));
+    CHECK_FALSE(step(batch(2, world.rank(), 1.0f)).skipped);
+  });
+}
+
+}  // namespace
+}  // namespace sfsdp
