@@ -136,6 +136,29 @@ TEST_CASE("a (sum, count) loss is divided by the global count") {
   check_equal(train(meta_net(), counted_loss, AdamW{}, 2, 3), one);
 }
 
+TEST_CASE("a parameter whose gradient is all zero is updated like any other: decay, and the momentum it has") {
+  const auto loss = [](Net& m, const Batch& b) { return mean_loss(m, b) * b[2].mean(); };
+  const AdamW adamw{.lr = 0.1, .weight_decay = 0.5};
+  const auto batch = [](float factor) {
+    Batch b = rows_of(0, 0, 12);
+    b.push_back(at::full({12}, factor));
+    return b;
+  };
+  Step step = compile(meta_net(), loss, adamw, batch(1), shards(1));
+  const at::Tensor start = step.gather("up.weight").to(at::kDouble);
+  step(batch(0));
+  const at::Tensor decayed = start * (1 - 0.1 * 0.5);
+  CHECK((step.gather("up.weight") - decayed).abs().max().item<double>() <= 1e-7);
+  step(batch(1));
+  const at::Tensor p = step.gather("up.weight").to(at::kDouble), m = step.gather("up.weight.exp_avg").to(at::kDouble),
+                   v = step.gather("up.weight.exp_avg_sq").to(at::kDouble);
+  step(batch(0));  // the third step
+  const at::Tensor moved =
+      p * (1 - 0.1 * 0.5) - 0.1 / (1 - std::pow(adamw.beta1, 3)) * (adamw.beta1 * m) /
+                                ((adamw.beta2 * v).sqrt() / std::sqrt(1 - std::pow(adamw.beta2, 3)) + adamw.eps);
+  CHECK((step.gather("up.weight") - moved).abs().max().item<double>() <= 1e-6);
+}
+
 TEST_CASE("SGD with momentum equals torch::optim's rule, and shards") {
   const SGD sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01};
   const Run one = train(meta_net(), mean_loss, sgd, 1, 1, 0);
