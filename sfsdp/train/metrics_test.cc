@@ -92,7 +92,7 @@ TEST_CASE("colours only wrap the fields") {
   CHECK(colored == console_line(example(), Color::Off));
 }
 
-// trainer.md, section 7: Llama 3's table.
+// TorchTitan, models/llama3: get_nparams_and_flops of its flavors.
 TEST_CASE("flops per token are those of TorchTitan's Llama 3 table") {
   CHECK(flops_per_token({6163712, 2048 * 256, 6, 16, 256}, 2048) == 71585280);
   CHECK(flops_per_token({8030261248, 128256LL * 4096, 32, 32, 4096}, 8192) == 57914449920);

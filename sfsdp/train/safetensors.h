@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Reads safetensors files and Hugging Face checkpoint folders, mapped into memory. Fails closed: a file that breaks any
 // rule of the format is refused before one of its tensors can be seen.
-// Source: safetensors README and tensor.rs; the order of the checks is that of docs/reference fsdp_semantics 6.3.
+// Source: safetensors README and tensor.rs.
 #pragma once
 
 #include <cstddef>
