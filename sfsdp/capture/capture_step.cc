@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/capture/tracer.h"
 
@@ -30,6 +31,15 @@ void replace(const at::Tensor& target, const at::Tensor& source) {
   const bool requires_grad = target.requires_grad();
   target.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
   if (target.is_floating_point()) target.set_requires_grad(requires_grad);
+}
+
+// The module's tensors outside of a trace: an op on one reaches the tracer, which says where the values are.
+at::Tensor guarded_like(const StateTensor& s) {
+  const at::Tensor meta = meta_like(s, s.dtype);
+  at::Tensor guarded = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(meta.storage()),
+                                                                meta.key_set().add(kTraceKey), meta.dtype());
+  guarded.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides());
+  return guarded;
 }
 
 struct Handle {
@@ -72,6 +82,21 @@ class EvalMode {
  private:
   torch::nn::Module& module_;
   bool was_training_;
+};
+
+// Guards the module's tensors again when the trace ends, however it ends.
+class GuardAfterTrace {
+ public:
+  GuardAfterTrace(const std::vector<at::Tensor>& tensors, const std::vector<StateTensor>& state)
+      : tensors_(tensors), state_(state) {}
+  ~GuardAfterTrace() {
+    for (size_t i = 0; i < tensors_.size(); ++i) replace(tensors_[i], guarded_like(state_[i]));
+  }
+  GuardAfterTrace(const GuardAfterTrace&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& tensors_;
+  const std::vector<StateTensor>& state_;
 };
 
 ir::Op* add_state_op(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
@@ -133,8 +158,8 @@ std::vector<StateTensor> take_state(torch::nn::Module& module) {
                                "\n  expected a module built by sfsdp::meta_init, or one with real weights"));
     } else {
       s.value = h.tensor.detach().contiguous();
-      replace(h.tensor, meta_like(s, s.dtype));
     }
+    replace(h.tensor, guarded_like(s));
     state.push_back(std::move(s));
   }
   return state;
@@ -144,6 +169,7 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
                           const Batch& example, const CaptureOptions& options) {
   std::vector<at::Tensor> tensors = tensors_of(module, state);
   EvalMode mode(module, options.training);
+  GuardAfterTrace guard(tensors, state);
   Tracer tracer;
   std::vector<size_t> trained;
   std::vector<at::Tensor> leaves;

@@ -25,8 +25,19 @@ std::mutex& tracer_mutex() {
   return mutex;
 }
 
+// "aten::add.Tensor" -> "aten.add.Tensor"
+std::string opcode_of(const c10::OperatorName& name) {
+  std::string text = name.name;
+  if (size_t colons = text.find("::"); colons != std::string::npos) text.replace(colons, 2, ".");
+  return name.overload_name.empty() ? text : text + "." + name.overload_name;
+}
+
 void trace_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  SFSDP_CHECK(active_tracer != nullptr, op.operator_name(), " reached the trace key outside of a trace");
+  if (!active_tracer)
+    throw UserError(
+        concat(opcode_of(op.operator_name()), " on a parameter or buffer of a compiled module, which no longer",
+               " holds values\n  expected calls of the step instead: step(batch) trains, step.eval(batch) gives"
+               " the loss, step.gather(path) a whole tensor, step.state_dict() this rank's shards"));
   active_tracer->record(op, keys, stack);
 }
 
@@ -77,13 +88,6 @@ std::optional<c10::OperatorName> functional_twin(const c10::OperatorName& name) 
   if (name.name.ends_with('_') && !name.name.ends_with("__"))
     return c10::OperatorName(name.name.substr(0, name.name.size() - 1), name.overload_name);
   return std::nullopt;
-}
-
-// "aten::add.Tensor" -> "aten.add.Tensor"
-std::string opcode_of(const c10::OperatorName& name) {
-  std::string text = name.name;
-  if (size_t colons = text.find("::"); colons != std::string::npos) text.replace(colons, 2, ".");
-  return name.overload_name.empty() ? text : text + "." + name.overload_name;
 }
 
 void collect(const c10::IValue& value, std::vector<at::Tensor>& out) {

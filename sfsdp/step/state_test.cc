@@ -289,6 +289,20 @@ TEST_CASE("a module with real weights is taken over and sharded as it is") {
   });
 }
 
+TEST_CASE("calling the module after compile says where its values are") {
+  Net real, meta = meta_net();
+  for (Net model : {real, meta}) {
+    Step step = compile(model, mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1));
+    for (int64_t rows : {12, 3}) {  // also after a second trace
+      step(rows_of(0, 0, rows));
+      CHECK_THROWS_WITH_AS(model->forward(at::ones({2, 6})), doctest::Contains("step.gather(path)"), UserError);
+      CHECK_THROWS_WITH_AS(model->up->weight.sum(), doctest::Contains("step.state_dict()"), UserError);
+      CHECK(model->up->weight.sizes() == at::IntArrayRef({10, 6}));
+      CHECK(model->up->weight.requires_grad());
+    }
+  }
+}
+
 struct OrthogonalImpl : torch::nn::Module {
   OrthogonalImpl() : map(register_module("map", torch::nn::Linear(6, 9))) { torch::nn::init::orthogonal_(map->weight); }
   at::Tensor forward(const at::Tensor& x) { return map(x); }

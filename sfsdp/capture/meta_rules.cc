@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/capture/meta_rules.h"
+
+#include <ATen/ATen.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/native/TypeProperties.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::capture {
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+// The arguments of a boxed call by name or kind.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, const Stack& stack)
+      : schema_(schema), values_(torch::jit::last(stack, schema.arguments().size())) {}
+
+  std::vector<Tensor> tensors() const {
+    std::vector<Tensor> found;
+    for (const c10::IValue& v : values_)
+      if (v.isTensor() && v.toTensor().defined()) found.push_back(v.toTensor());
+    return found;
+  }
+  const Tensor& first() const { return values_[0].toTensor(); }
+  std::optional<c10::IValue> find(const std::string& name) const {
+    auto index = schema_.argumentIndexWithName(name);
+    if (!index || values_[static_cast<size_t>(*index)].isNone()) return std::nullopt;
+    return values_[static_cast<size_t>(*index)];
+  }
+  bool flag(const std::string& name) const {
+    auto value = find(name);
+    return value && value->toBool();
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  c10::ArrayRef<c10::IValue> values_;
+};
+
+void give(const c10::OperatorHandle& op, Stack* stack, std::vector<Tensor> results) {
+  SFSDP_CHECK(results.size() == op.schema().returns().size(), op.operator_name());
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  for (Tensor& t : results) stack->emplace_back(std::move(t));
+}
+
+// Sizes and strides as LibTorch's own pointwise loop chooses them; nothing is computed.
+Tensor broadcast_all(const std::vector<Tensor>& inputs, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).check_all_same_device(false).allow_cpu_scalars(true);
+  config.declare_static_dtype_and_device(dtype, at::kMeta);
+  config.add_owned_output(Tensor());
+  for (const Tensor& t : inputs) config.add_owned_const_input(t);
+  return config.build().output();
+}
+
+c10::ScalarType promoted(const std::vector<Tensor>& inputs) {
+  at::native::ResultTypeState state;
+  for (const Tensor& t : inputs) state = at::native::update_result_type_state(t, state);
+  return at::native::result_type(state);
+}
+
+void pointwise(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  auto inputs = Arguments(op.schema(), *stack).tensors();
+  give(op, stack, {broadcast_all(inputs, promoted(inputs))});
+}
+
+void pointwise_first(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  auto inputs = Arguments(op.schema(), *stack).tensors();
+  give(op, stack, {broadcast_all(inputs, inputs.front().scalar_type())});
+}
+
+void predicate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  give(op, stack, {broadcast_all(Arguments(op.schema(), *stack).tensors(), at::kBool)});
+}
+
+void in_place(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  give(op, stack, {Arguments(op.schema(), *stack).first()});
+}
+
+void preserve(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const Tensor x = Arguments(op.schema(), *stack).first();
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < op.schema().returns().size(); ++i) results.push_back(at::empty_like(x));
+  give(op, stack, std::move(results));
+}
+
+void contiguous(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const Tensor x = Arguments(op.schema(), *stack).first();
+  give(op, stack, {at::empty(x.sizes(), x.options())});
+}
+
+void per_sample(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const Arguments arguments(op.schema(), *stack);
+  auto inputs = arguments.tensors();
+  inputs.resize(2);  // weights do not shape the result
+  Tensor each = broadcast_all(inputs, promoted(inputs));
+  if (arguments.find("reduction")->toInt() != at::Reduction::None) each = at::empty({}, each.options());
+  give(op, stack, {each});
+}
+
+void number(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const Tensor x = Arguments(op.schema(), *stack).first();
+  give(op, stack, {at::empty({}, x.options())});
+}
+
+void reduce(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const Arguments arguments(op.schema(), *stack);
+  const Tensor x = arguments.first();
+  std::vector<int64_t> dims;
+  if (auto dim = arguments.find("dim")) dims = dim->isInt() ? std::vector{dim->toInt()} : dim->toIntVector();
+  std::vector<bool> reduced(static_cast<size_t>(x.dim()), dims.empty());
+  for (int64_t d : dims)
+    if (x.dim() > 0) reduced[static_cast<size_t>(at::maybe_wrap_dim(d, x.dim()))] = true;
+  std::vector<int64_t> sizes;
+  for (size_t d = 0; d < reduced.size(); ++d) {
+    if (!reduced[d]) sizes.push_back(x.sizes()[d]);
+    if (reduced[d] && arguments.flag("keepdim")) sizes.push_back(1);
+  }
+  auto dtype = x.scalar_type();
+  if (auto wanted = arguments.find("dtype")) dtype = wanted->toScalarType();
+  std::vector<Tensor> results = {at::empty(sizes, x.options().dtype(dtype))};
+  if (op.schema().returns().size() == 2) {
+    const bool indices = op.schema().returns()[1].name() == "indices";
+    results.push_back(at::empty(sizes, x.options().dtype(indices ? at::kLong : dtype)));
+  }
+  give(op, stack, std::move(results));
+}
+
+constexpr MetaRuleRow kRows[] = {
+    {"relu", MetaRule::Preserve},
+    {"abs", MetaRule::PointwiseFirst},
+    {"where.self", MetaRule::Pointwise},
+    {"rsub.Tensor", MetaRule::Pointwise},
+    {"floor_divide", MetaRule::Pointwise},
+    {"hardtanh", MetaRule::PointwiseFirst},
+    {"hardtanh_", MetaRule::InPlace},
+    {"hardtanh_backward", MetaRule::PointwiseFirst},
+    {"hardswish", MetaRule::PointwiseFirst},
+    {"hardswish_", MetaRule::InPlace},
+    {"hardswish_backward", MetaRule::PointwiseFirst},
+    {"mish_backward", MetaRule::PointwiseFirst},
+    {"logit", MetaRule::PointwiseFirst},
+    {"nan_to_num", MetaRule::PointwiseFirst},
+    {"_prelu_kernel", MetaRule::PointwiseFirst},
+    {"logical_and", MetaRule::Predicate},
+    {"logical_or", MetaRule::Predicate},
+    {"logical_xor", MetaRule::Predicate},
+    {"logical_not", MetaRule::Predicate},
+    {"logical_and_", MetaRule::InPlace},
+    {"logical_or_", MetaRule::InPlace},
+    {"logical_xor_", MetaRule::InPlace},
+    {"logical_not_", MetaRule::InPlace},
+    {"isnan", MetaRule::Predicate},
+    {"flip", MetaRule::Preserve},
+    {"roll", MetaRule::Contiguous},
+    {"logcumsumexp", MetaRule::Contiguous},
+    {"mse_loss_backward", MetaRule::Contiguous},
+    {"smooth_l1_loss_backward", MetaRule::Contiguous},
+    {"huber_loss", MetaRule::PerSample},
+    {"huber_loss_backward", MetaRule::Contiguous},
+    {"binary_cross_entropy", MetaRule::PerSample},
+    {"binary_cross_entropy_backward", MetaRule::Contiguous},
+    {"max", MetaRule::Number},
+    {"min", MetaRule::Number},
+    {"median", MetaRule::Number},
+    {"dot", MetaRule::Number},
+    {"trace", MetaRule::Number},
+    {"prod", MetaRule::Reduce},
+    {"nansum", MetaRule::Reduce},
+    {"logsumexp", MetaRule::Reduce},
+    {"std.correction", MetaRule::Reduce},
+    {"var.correction", MetaRule::Reduce},
+    {"std_mean.correction", MetaRule::Reduce},
+    {"var_mean.correction", MetaRule::Reduce},
+    {"median.dim", MetaRule::Reduce},
+    {"kthvalue", MetaRule::Reduce},
+    {"mode", MetaRule::Reduce},
+};
+
+}  // namespace
+
+std::span<const MetaRuleRow> meta_rules() { return kRows; }
+
+void register_rule(torch::Library& meta, const MetaRuleRow& row) {
+  const auto add = [&](torch::CppFunction function) { meta.impl(row.name, std::move(function)); };
+  using torch::CppFunction;
+  switch (row.rule) {
+    case MetaRule::Pointwise: return add(CppFunction::makeFromBoxedFunction<&pointwise>());
+    case MetaRule::PointwiseFirst: return add(CppFunction::makeFromBoxedFunction<&pointwise_first>());
+    case MetaRule::Predicate: return add(CppFunction::makeFromBoxedFunction<&predicate>());
+    case MetaRule::InPlace: return add(CppFunction::makeFromBoxedFunction<&in_place>());
+    case MetaRule::Preserve: return add(CppFunction::makeFromBoxedFunction<&preserve>());
+    case MetaRule::Contiguous: return add(CppFunction::makeFromBoxedFunction<&contiguous>());
+    case MetaRule::PerSample: return add(CppFunction::makeFromBoxedFunction<&per_sample>());
+    case MetaRule::Number: return add(CppFunction::makeFromBoxedFunction<&number>());
+    case MetaRule::Reduce: return add(CppFunction::makeFromBoxedFunction<&reduce>());
+  }
+}
+
+}  // namespace sfsdp::capture
