@@ -79,6 +79,7 @@ core)
   step scripts/build.sh core
   check scripts/check_format.sh
   check scripts/check_layers.sh
+  check scripts/check_tidy.sh core
   doctest 120 build/core/core_tests
   ;;
 -*)
@@ -97,6 +98,7 @@ core)
   else
     check scripts/check_format.sh
     check scripts/check_layers.sh
+    check scripts/check_tidy.sh release
     doctest 120 build/release/core_tests
     doctest 600 build/release/torch_tests
   fi

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 say() { echo "setup: $*" >&2; }
 
 packages=(g++ cmake ninja-build ccache doctest-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev)
-optional=(clang-format-14) # scripts/check_format.sh says so when it is missing
+optional=(clang-format-14 clang-tidy-14) # scripts/check_format.sh and check_tidy.sh say so when they are missing
 
 missing_packages() {
   local installed
@@ -18,29 +18,37 @@ missing_packages() {
   for package in "$@"; do grep -qxF -- "$package" <<<"$installed" || echo "$package"; done
 }
 
-install_packages() { # required ones
-  local missing
-  mapfile -t missing < <(missing_packages "$@")
-  ((${#missing[@]})) || return 0
-  if ((EUID != 0)); then
-    say "missing packages; as root: apt-get install -y ${missing[*]}"
-    exit 1
-  fi
-  say "installing ${missing[*]}"
-  apt-get update -qq >&2
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${optional[@]}" >&2 ||
-    say "could not install ${optional[*]}: the format check will be left out"
-}
+apt_install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2; }
 
-if command -v dpkg-query >/dev/null; then
-  install_packages "${packages[@]}"
-else # another distribution: CMake names a missing library itself
-  for tool in c++ cmake ninja; do
-    command -v "$tool" >/dev/null || { say "no $tool; install what Debian calls ${packages[*]}"; exit 1; }
-  done
-fi
-[[ ${1:-} == --no-torch ]] && exit 0
+require_packages() {
+  local missing
+  if ! command -v dpkg-query >/dev/null; then # another distribution: CMake names a missing library itself
+    local tool
+    for tool in c++ cmake ninja; do
+      command -v "$tool" >/dev/null || { say "no $tool; install what Debian calls $*"; exit 1; }
+    done
+    return
+  fi
+  mapfile -t missing < <(missing_packages "$@")
+  if ((${#missing[@]})); then
+    if ((EUID != 0)); then
+      say "missing packages; as root: apt-get install -y ${missing[*]}"
+      exit 1
+    fi
+    say "installing ${missing[*]}"
+    apt-get update -qq >&2
+    apt_install "${missing[@]}"
+  fi
+  # Tried once: a machine without network must not wait for it on every run.
+  mapfile -t missing < <(missing_packages "${optional[@]}")
+  if ((${#missing[@]} && EUID == 0)) && [[ ! -e build/no_optional_packages ]]; then
+    say "installing ${missing[*]}"
+    apt_install "${missing[@]}" || { apt-get update -qq >&2 && apt_install "${missing[@]}"; } || {
+      say "could not install ${missing[*]}: their checks will be left out"
+      mkdir -p build && touch build/no_optional_packages
+    }
+  fi
+}
 
 torch_version() { # "2.13" of the LibTorch in folder $1
   sed -n 's/^#define TORCH_VERSION_M\(AJOR\|INOR\) \([0-9]*\).*/\2/p' "$1/include/torch/headeronly/version.h" 2>/dev/null |
@@ -49,44 +57,62 @@ torch_version() { # "2.13" of the LibTorch in folder $1
 is_torch() { [[ -n $1 && -e $1/lib/libtorch_cpu.so ]]; }
 is_tested() { [[ $(torch_version "$1") =~ ^2\.1[1-5]$ ]]; }
 python_torch() { # folder of the torch package of interpreter $1; does not import it, that takes seconds
-  "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' \
+  local isolated=() # .venv's own, whatever PYTHONPATH says
+  [[ $1 == .venv/* ]] && isolated=(-I)
+  "$1" "${isolated[@]}" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' \
     2>/dev/null || true
 }
 found() {
   mkdir -p build
   [[ $(cat build/torch_dir 2>/dev/null) == "$1" ]] || echo "$1" >build/torch_dir
   echo "$1"
-  exit 0
 }
 
-for variable in LIBTORCH Torch_DIR; do
-  dir=${!variable:-}
-  [[ -n $dir ]] || continue
-  is_torch "$dir" || dir=$dir/../../.. # Torch_DIR is <torch>/share/cmake/Torch
-  is_torch "$dir" || { say "$variable = ${!variable} holds no lib/libtorch_cpu.so"; exit 1; }
-  dir=$(realpath "$dir")
-  is_tested "$dir" || say "LibTorch $(torch_version "$dir") at $dir is untested; expected 2.11 to 2.15"
-  found "$dir"
-done
-for python in python3 .venv/bin/python3; do
-  command -v "$python" >/dev/null || continue
-  dir=$(python_torch "$python")
-  is_torch "$dir" || continue
-  dir=$(realpath "$dir")
-  is_tested "$dir" && found "$dir"
-  say "passing over LibTorch $(torch_version "$dir") at $dir: expected 2.11 to 2.15; set LIBTORCH=$dir to use it anyway"
-  [[ $python == python3 ]] || { say ".venv holds another torch and is left alone; set LIBTORCH, or remove .venv"; exit 1; }
-done
+find_torch() { # prints the folder, or nothing if pip has to bring one; fails where going on would be wrong
+  local variable dir python
+  for variable in LIBTORCH Torch_DIR; do
+    dir=${!variable:-}
+    [[ -n $dir ]] || continue
+    is_torch "$dir" || dir=$(realpath -m "$dir/../../..") # Torch_DIR is <torch>/share/cmake/Torch
+    is_torch "$dir" || { say "$variable = ${!variable} holds no lib/libtorch_cpu.so"; return 1; }
+    dir=$(realpath "$dir")
+    is_tested "$dir" || say "LibTorch $(torch_version "$dir") at $dir is untested; expected 2.11 to 2.15"
+    echo "$dir"
+    return
+  done
+  for python in python3 .venv/bin/python3; do
+    command -v "$python" >/dev/null || continue
+    dir=$(python_torch "$python")
+    is_torch "$dir" || continue
+    dir=$(realpath "$dir")
+    if is_tested "$dir"; then
+      echo "$dir"
+      return
+    fi
+    say "passing over LibTorch $(torch_version "$dir") at $dir: expected 2.11 to 2.15; set LIBTORCH=$dir to use it anyway"
+    [[ $python == python3 ]] || { say ".venv holds another torch and is left alone; set LIBTORCH, or remove .venv"; return 1; }
+  done
+}
 
-if [[ ! -x .venv/bin/python3 ]]; then
-  command -v python3 >/dev/null || install_packages python3 python3-venv
-  python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
-  python3 -m venv .venv
+if [[ ${1:-} == --no-torch ]]; then
+  require_packages "${packages[@]}"
+  exit 0
 fi
-say "installing torch 2.13.0 into .venv"
-# 2.13.0+cpu counts as newer than 2.13.0, so pip prefers the small CPU build where it can reach it
-.venv/bin/python3 -m pip install --quiet --retries 2 --timeout 30 \
-  --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0 >&2
-dir=$(python_torch .venv/bin/python3)
-is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
-found "$(realpath "$dir")"
+dir=$(find_torch)
+if [[ -z $dir && ! -x .venv/bin/python3 ]]; then # asked for with the others, so that one line names all that is missing
+  command -v python3 >/dev/null || packages+=(python3)
+  python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+fi
+require_packages "${packages[@]}"
+if [[ -z $dir ]]; then
+  [[ -x .venv/bin/python3 ]] || python3 -m venv .venv
+  say "installing torch 2.13.0 into .venv"
+  # 2.13.0+cpu counts as newer than 2.13.0, so pip prefers the small CPU build where it can reach it
+  .venv/bin/python3 -I -m pip install -qq --retries 2 --timeout 30 \
+    --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0 >&2 ||
+    { say "pip could not install torch; unpack a LibTorch by hand and set LIBTORCH to its folder"; exit 1; }
+  dir=$(python_torch .venv/bin/python3)
+  is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
+  dir=$(realpath "$dir")
+fi
+found "$dir"

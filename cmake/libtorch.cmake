@@ -1,8 +1,10 @@
 # Defines the imported target sfsdp::libtorch from the folder of an unpacked LibTorch or of a Python torch package.
 # Linked by hand: the TorchConfig.cmake of a CUDA wheel asks for a whole CUDA toolkit, which the CPU library never needs.
-# Order: -DSFSDP_TORCH_DIR, $LIBTORCH, $Torch_DIR, the torch of python3, that of .venv in the repository.
+# Order: -DSFSDP_TORCH_DIR, what the project's own find_package(Torch) has found, $LIBTORCH, $Torch_DIR, the torch of
+# python3, that of .venv in the project. If there is none, sfsdp_torch_missing says what to do; the includer decides
+# whether that is an error, as find_package(sfsdp QUIET) must not stop a project that can do without.
 function(sfsdp_find_torch_dir out)
-  set(candidates "${SFSDP_TORCH_DIR}" "$ENV{LIBTORCH}")
+  set(candidates "${SFSDP_TORCH_DIR}" "${TORCH_INSTALL_PREFIX}" "$ENV{LIBTORCH}")
   foreach(config_dir "${Torch_DIR}" "$ENV{Torch_DIR}")
     if(config_dir) # <torch>/share/cmake/Torch
       list(APPEND candidates "${config_dir}/../../.." "${config_dir}")
@@ -14,39 +16,53 @@ function(sfsdp_find_torch_dir out)
       set(${out} "${dir}" PARENT_SCOPE)
       return()
     elseif(dir AND dir STREQUAL "${SFSDP_TORCH_DIR}")
-      message(FATAL_ERROR "SFSDP_TORCH_DIR = ${dir} holds no lib/libtorch_cpu.so; give the folder of LibTorch")
+      set(sfsdp_torch_missing "SFSDP_TORCH_DIR = ${dir} holds no lib/libtorch_cpu.so; give the folder of LibTorch"
+          PARENT_SCOPE)
+      return()
     endif()
   endforeach()
   file(GLOB venv "${PROJECT_SOURCE_DIR}/.venv/bin/python3")
   foreach(python python3 ${venv})
+    set(isolated "")
+    if(NOT python STREQUAL python3)
+      set(isolated -I) # .venv's own torch, whatever PYTHONPATH says
+    endif()
     # find_spec does not import torch, which would cost seconds
     execute_process(
-      COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+      COMMAND ${python} ${isolated} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
       OUTPUT_VARIABLE dir ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status)
     if(status EQUAL 0 AND EXISTS "${dir}/lib/libtorch_cpu.so")
       set(${out} "${dir}" PARENT_SCOPE)
       return()
     endif()
   endforeach()
-  message(FATAL_ERROR "LibTorch not found; run ./setup.sh, give -DSFSDP_TORCH_DIR=<folder that holds lib/libtorch_cpu.so>, "
-                      "or -DSFSDP_WITH_TORCH=OFF for the torch-free core alone")
+  set(sfsdp_torch_missing
+      "LibTorch not found; give -DSFSDP_TORCH_DIR=<folder that holds lib/libtorch_cpu.so>, or install torch for python3"
+      PARENT_SCOPE)
 endfunction()
 
+set(sfsdp_torch_missing "")
 if(NOT TARGET sfsdp::libtorch)
   sfsdp_find_torch_dir(sfsdp_torch_dir)
+  if(NOT sfsdp_torch_missing AND NOT EXISTS "${sfsdp_torch_dir}/include/torch/headeronly/version.h")
+    set(sfsdp_torch_missing "LibTorch at ${sfsdp_torch_dir} is too old or has no headers; expected 2.11 to 2.15")
+  endif()
+endif()
+if(NOT TARGET sfsdp::libtorch AND NOT sfsdp_torch_missing)
   set(SFSDP_TORCH_DIR "${sfsdp_torch_dir}" CACHE PATH "folder of LibTorch: include/, lib/" FORCE)
   file(READ "${SFSDP_TORCH_DIR}/include/torch/headeronly/version.h" sfsdp_version_text)
   string(REGEX MATCH "TORCH_VERSION_MAJOR ([0-9]+)" _ "${sfsdp_version_text}")
-  set(sfsdp_torch_version "${CMAKE_MATCH_1}")
+  set(sfsdp_version_major ${CMAKE_MATCH_1})
   string(REGEX MATCH "TORCH_VERSION_MINOR ([0-9]+)" _ "${sfsdp_version_text}")
-  string(APPEND sfsdp_torch_version ".${CMAKE_MATCH_1}")
+  set(sfsdp_torch_version ${sfsdp_version_major}.${CMAKE_MATCH_1} CACHE INTERNAL "of sfsdp::libtorch")
   if(sfsdp_torch_version VERSION_LESS 2.11 OR sfsdp_torch_version VERSION_GREATER 2.15)
     message(WARNING "LibTorch ${sfsdp_torch_version} at ${SFSDP_TORCH_DIR} is untested; expected 2.11 to 2.15")
   endif()
 
-  add_library(sfsdp::libtorch_c10 SHARED IMPORTED)
+  # GLOBAL: a project that has sfsdp as a subfolder links it from outside of that folder
+  add_library(sfsdp::libtorch_c10 SHARED IMPORTED GLOBAL)
   set_target_properties(sfsdp::libtorch_c10 PROPERTIES IMPORTED_LOCATION "${SFSDP_TORCH_DIR}/lib/libc10.so")
-  add_library(sfsdp::libtorch SHARED IMPORTED)
+  add_library(sfsdp::libtorch SHARED IMPORTED GLOBAL)
   set_target_properties(
     sfsdp::libtorch
     PROPERTIES IMPORTED_LOCATION "${SFSDP_TORCH_DIR}/lib/libtorch_cpu.so"

@@ -99,17 +99,47 @@ Tensors scalar(const KernelContext& c) {
 // all ranks of `axis` hold alike counts on the first of them only.
 Tensors sum_squares(const KernelContext& c) {
   const auto& replicated = c.op.attr<std::vector<bool>>("replicated");
-  at::Tensor out = at::zeros({static_cast<int64_t>(c.operands.size())}, at::kDouble);
-  double* values = out.mutable_data_ptr<double>();
+  const auto integers = [&](const char* key) {
+    return c.op.has_attr(key) ? c.op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
+  };
+  const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
+  at::Tensor out = at::zeros(c.op.result()->type().shape(), at::kDouble);
+  double* sums = out.mutable_data_ptr<double>();
+  const int64_t rank = c.group ? c.group->rank() : 0;
+  size_t segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
-    if (replicated[i] && c.group && c.group->rank() != 0) continue;
     const at::Tensor g = c.operands[i].to(at::kFloat).contiguous();
     const float* data = g.const_data_ptr<float>();
-    double sum = 0;
-    for (int64_t e = 0; e < g.numel(); ++e) sum += static_cast<double>(data[e]) * static_cast<double>(data[e]);
-    values[i] = sum;
+    const int64_t parts = segments.empty() ? 0 : segments[i];
+    const int64_t shard = replicated[i] ? 0 : rank * g.numel();  // where this rank's begins in the bucket
+    for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sums) {
+      int64_t begin = 0, end = g.numel();
+      if (parts > 0) {
+        begin = std::clamp(offsets[segment] - shard, int64_t{0}, g.numel());
+        end = std::clamp(offsets[segment] + numels[segment] - shard, int64_t{0}, g.numel());
+        ++segment;
+      }
+      if (replicated[i] && rank != 0) continue;
+      for (int64_t e = begin; e < end; ++e) *sums += static_cast<double>(data[e]) * static_cast<double>(data[e]);
+    }
   }
   return {out};
+}
+
+Tensors pack(const KernelContext& c) {
+  at::Tensor out = at::zeros(c.op.result()->type().shape(), c.operands[0].options());
+  const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
+  for (size_t i = 0; i < c.operands.size(); ++i)
+    out.narrow(0, offsets[i], c.operands[i].numel()).view(c.operands[i].sizes()).copy_(c.operands[i]);
+  return {out};
+}
+
+// A part of a contiguous operand, without a copy.
+Tensors view(const KernelContext& c) {
+  const std::vector<int64_t> shape = c.op.result()->type().shape();
+  const at::Tensor flat = c.operands[0].reshape({-1});
+  if (!c.op.has_attr("offset")) return {flat.view(shape)};
+  return {flat.narrow(0, c.op.attr<int64_t>("offset"), c10::multiply_integers(shape)).view(shape)};
 }
 
 // sqrt of the sum; divided by the number of targets where the loss is (sum, count).
@@ -181,10 +211,12 @@ constexpr Row kKernels[] = {
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
+    {"view", &view},
     {"gradient", &identity},
     {"full", &full},
     {"scalar", &scalar},
     {"sum_squares", &sum_squares},
+    {"pack", &pack},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},

@@ -81,6 +81,15 @@ void RuleContext::need_number(const std::string& key) {
   report(concat("needs ", key, '='), concat("expected a number, got ", got));
 }
 
+std::vector<int64_t> RuleContext::integers(const std::string& key, size_t count) {
+  const auto found = op.attrs.find(key);
+  const auto* list = found == op.attrs.end() ? nullptr : std::get_if<std::vector<int64_t>>(&found->second);
+  if (list && list->size() == count) return *list;
+  report(concat("needs ", key, '='),
+         concat("expected ", count, " integers, got ", found == op.attrs.end() ? Attr() : found->second));
+  return {};
+}
+
 std::optional<size_t> RuleContext::dim() {
   const auto dim = integer("dim");
   if (!dim) return std::nullopt;
@@ -169,6 +178,24 @@ void rule_view(RuleContext& context) {
                    concat("expected a range inside the ", whole, " elements of ", context.operand()));
 }
 
+void rule_pack(RuleContext& context) {
+  const size_t count = context.op.operands.size();
+  const std::vector<int64_t> offsets = context.integers("offsets", count);
+  if (offsets.empty()) return;
+  const Type& result = context.result();
+  int64_t free_from = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Type& operand = context.operand(i);
+    context.expect_dtype(operand.dtype, result.dtype, "the result");
+    if (offsets[i] < free_from)
+      context.report(concat("puts operand ", i, " at offset ", offsets[i]),
+                     concat("expected at least ", free_from, ", the end of the one before"));
+    free_from = offsets[i] + operand.numel();
+  }
+  if (result.dims.size() != 1 || result.numel() < free_from)
+    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", free_from));
+}
+
 void rule_all_gather(RuleContext& context) {
   const auto dim = context.dim();
   const auto ranks = context.ranks();
@@ -249,8 +276,20 @@ void rule_mul_scalar(RuleContext& context) {
 
 void rule_sum_squares(RuleContext& context) {
   const size_t count = context.op.operands.size();
+  auto sums = static_cast<int64_t>(count);
+  if (context.op.has_attr("segments")) {
+    const std::vector<int64_t> segments = context.integers("segments", count);
+    int64_t all = 0;
+    sums = 0;
+    for (const int64_t n : segments) {
+      all += n;
+      sums += std::max<int64_t>(n, 1);
+    }
+    context.integers("offsets", static_cast<size_t>(all));
+    context.integers("numels", static_cast<size_t>(all));
+  }
   context.expect_dtype(DType::f64, context.result().dtype, "the result");
-  context.expect_shape({static_cast<int64_t>(count)}, context.result(), "the result");
+  context.expect_shape({sums}, context.result(), "the result");
   const auto replicated = context.op.attrs.find("replicated");
   if (replicated == context.op.attrs.end()) return;
   const auto* flags = std::get_if<std::vector<bool>>(&replicated->second);

@@ -31,6 +31,8 @@ class RuleContext {
   std::optional<int64_t> integer(const std::string& key);
   std::optional<std::string> text(const std::string& key);
   void need_number(const std::string& key);  // integer or float
+  // A list of integers that must be there; reports and returns an empty one otherwise.
+  std::vector<int64_t> integers(const std::string& key, size_t count);
   // Attribute `dim`, in range of operand 0.
   std::optional<size_t> dim();
   // Product of the sizes of the axes in attribute `axis`.
@@ -48,6 +50,7 @@ void rule_cast(RuleContext& context);
 void rule_pad(RuleContext& context);
 void rule_narrow(RuleContext& context);
 void rule_view(RuleContext& context);
+void rule_pack(RuleContext& context);
 void rule_all_gather(RuleContext& context);
 void rule_reduce_scatter(RuleContext& context);
 void rule_all_reduce(RuleContext& context);

@@ -28,6 +28,11 @@ struct MixedPrecisionPolicy {
   std::optional<ir::DType> reduce_dtype;  // of gradient collectives; unset: the gradient's own
 };
 
+enum class ParameterLayout : uint8_t {
+  Flat,  // the parameters of a unit are one flat buffer, a rank holds a range of it: no copies around collectives
+  Dim0,  // each parameter is cut by itself in dimension 0, as FSDP2's state dict shows it
+};
+
 struct DataParallelOptions {
   DataParallelMode mode = DataParallelMode::FullyShard;
   MixedPrecisionPolicy mixed_precision = {};
@@ -35,6 +40,9 @@ struct DataParallelOptions {
   bool reshard_after_forward = true;
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
+  ParameterLayout layout = ParameterLayout::Flat;
+  // With Flat: which modules' parameters form a unit, as passes/wrap.h has it; "": by the numbers in module paths.
+  std::string units = {};
 };
 
 // A mesh and what the data-parallel axes on it do. Axes named dp_replicate and dp_shard are used; one may be absent.

@@ -8,8 +8,10 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/ir/lexer.h"
+#include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/merge_duplicates.h"
+#include "sfsdp/passes/wrap.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -24,6 +26,16 @@ const T& get(const OptionValues& values, const std::string& name) {
 // One row per pass: its name is the name of its file.
 const std::vector<PassInfo>& rows() {
   static const std::vector<PassInfo> kRows = {
+      {.name = "bucket",
+       .exactness = Exactness::Exact,
+       .help = "one flat shard, one gather, one reduction and one update per unit",
+       .options = {{.name = "alignment",
+                    .fallback = int64_t{256},
+                    .min = 1,
+                    .max = 1 << 20,
+                    .help = "bytes, of each parameter in its bucket and of each rank's shard"}},
+       .run = [](ir::Graph& graph, const OptionValues& values,
+                 PassContext& ctx) { return bucket(graph, {.alignment = get<int64_t>(values, "alignment")}, ctx); }},
       {.name = "dead_code",
        .exactness = Exactness::Exact,
        .help = "removes ops whose results nobody reads",
@@ -39,6 +51,14 @@ const std::vector<PassInfo>& rows() {
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return merge_duplicates(graph, {.across_sections = get<bool>(values, "across_sections")}, ctx);
            }},
+      {.name = "wrap",
+       .exactness = Exactness::Exact,
+       .help = "says which parameters form a unit",
+       .options = {{.name = "units",
+                    .fallback = std::string(),
+                    .help = "module paths, as \"tok_embeddings, layers.*, [norm, output]\"; empty: by module number"}},
+       .run = [](ir::Graph& graph, const OptionValues& values,
+                 PassContext& ctx) { return wrap(graph, {.units = get<std::string>(values, "units")}, ctx); }},
   };
   return kRows;
 }

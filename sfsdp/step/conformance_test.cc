@@ -62,6 +62,8 @@ Batch ids(int64_t step, int64_t first, int64_t rows) {
 
 const auto odd_loss = [](Odd& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
 
+constexpr ParameterLayout kDim0 = ParameterLayout::Dim0;
+
 std::shared_ptr<Program> odd_program(Odd model, DeviceMesh mesh, DataParallelOptions options = {},
                                      int64_t micro_batches = 1) {
   CompileOptions compile_options;
@@ -117,6 +119,23 @@ Trained train(const std::shared_ptr<Program>& program, const std::function<void(
   return trained;
 }
 
+TEST_CASE("flat shards cover each parameter and its moments once") {
+  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 4}}));
+  std::mutex mutex;
+  std::map<std::string, int64_t> covered;
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const auto state = step.state_dict();
+    std::lock_guard lock(mutex);
+    for (const StoredTensor& t : program->tensors()) {
+      const Chunk mine = step.range_of(t.name);
+      CHECK(state.at(t.name).numel() == mine.length);
+      if (t.sharded || world.rank() == 0) covered[t.name] += mine.length;
+    }
+  });
+  for (const StoredTensor& t : program->tensors()) CHECK(covered[t.name] == c10::multiply_integers(t.global_shape));
+}
+
 TEST_CASE("shared, frozen, unused, scalar and strided parameters equal eager on every mesh") {
   Odd eager;
   const auto copy = [&] {
@@ -151,10 +170,12 @@ TEST_CASE("shared, frozen, unused, scalar and strided parameters equal eager on 
 }
 
 TEST_CASE("collectives run as often as the rules say, with frozen, unused and shared parameters and micro-batches") {
+  // layout Dim0: one per parameter.
   // Sharded: embedding, block.weight, block.bias, norm.weight, norm.bias, frozen.weight, frozen.bias, turned. Backward
   // reads block.weight, norm.weight and norm.bias (LayerNorm's kernel takes both), frozen.weight, turned, and the
   // embedding as output weight. The scalar is replicated; the unused parameter moves nothing.
   const auto fsdp = [](int64_t world, DataParallelOptions options = {}, int64_t micro_batches = 1) {
+    options.layout = kDim0;
     return run_and_count(odd_program(Odd(), init_device_mesh({{"dp_shard", world}}), options, micro_batches),
                          micro_batches);
   };
@@ -168,14 +189,32 @@ TEST_CASE("collectives run as often as the rules say, with frozen, unused and sh
   // HSDP: the replicas' all-reduce of each shard once a step, whatever the micro-batches.
   const auto hsdp = [](int64_t micro_batches) {
     return run_and_count(odd_program(Odd(), init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
-                                     {.mode = DataParallelMode::HybridShard}, micro_batches),
+                                     {.mode = DataParallelMode::HybridShard, .layout = kDim0}, micro_batches),
                          micro_batches);
   };
   CHECK(hsdp(1) == Counts{{"all_gather", 14}, {"reduce_scatter", 6}, {"all_reduce", 6 + 3}});
   CHECK(hsdp(3) == Counts{{"all_gather", 3 * 14}, {"reduce_scatter", 3 * 6}, {"all_reduce", 6 + 3}});
   // DDP: one per trained parameter and the loss; the norm needs none.
   CHECK(run_and_count(odd_program(Odd(), init_device_mesh({{"dp_replicate", 2}}),
-                                  {.mode = DataParallelMode::Replicate})) == Counts{{"all_reduce", 7 + 1}});
+                                  {.mode = DataParallelMode::Replicate, .layout = kDim0})) ==
+        Counts{{"all_reduce", 7 + 1}});
+}
+
+TEST_CASE("with flat units a collective serves a unit") {
+  // Units: root (output, unused, turned | scale), embedding's is output's; block, norm, frozen.
+  const auto counts = [](DeviceMesh mesh, DataParallelOptions options, int64_t micro_batches = 1) {
+    options.units = "[output, turned, scale, unused], [block, norm], frozen";
+    return run_and_count(odd_program(Odd(), std::move(mesh), options, micro_batches), micro_batches);
+  };
+  const DeviceMesh two = init_device_mesh({{"dp_shard", 2}});
+  CHECK(counts(two, {}) == Counts{{"all_gather", 3 + 3}, {"reduce_scatter", 2}, {"all_reduce", 3}});
+  CHECK(counts(two, {.reshard_after_forward = false}) ==
+        Counts{{"all_gather", 3}, {"reduce_scatter", 2}, {"all_reduce", 3}});
+  CHECK(counts(two, {}, 3) == Counts{{"all_gather", 3 * 6}, {"reduce_scatter", 3 * 2}, {"all_reduce", 3}});
+  CHECK(counts(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard}) ==
+        Counts{{"all_gather", 6}, {"reduce_scatter", 2}, {"all_reduce", 2 + 3}});
+  CHECK(counts(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}) ==
+        Counts{{"all_reduce", 2 + 1}});
 }
 
 TEST_CASE("delays on some ranks change nothing, bit for bit") {
@@ -210,7 +249,7 @@ TEST_CASE("a step that throws leaves the state as it was; the next one works") {
 }
 
 TEST_CASE("a rank stores its chunk of each parameter and its moments, and nothing else") {
-  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 4}}));
+  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 4}}), {.layout = kDim0});
   testing::run_ranks(4, [&](comm::CommWorld& world) {
     Step step(program, &world);
     const auto state = step.state_dict();

@@ -58,7 +58,7 @@ bool is_elementwise(const std::vector<const Op*>& ops, const Value* value) {
   });
 }
 
-// Runs one op, a factory at the shape of the wanted rows instead of its own.
+// Runs one op, a factory at the shape of the wanted part instead of its own.
 at::Tensor run_factory(const Op& op, const std::vector<int64_t>& shape) {
   ir::Graph scratch;
   Op* local = scratch.add(op.opcode, {}, {{"", op.result()->type()}});
@@ -104,19 +104,16 @@ bool needs_whole_tensor(const capture::StateTensor& tensor) {
          !is_elementwise(slice(tensor.recipe.program->graph, tensor.recipe.value), tensor.recipe.value);
 }
 
-at::Tensor initialise_rows(const capture::StateTensor& tensor, uint64_t seed, RowRange rows) {
-  const bool whole = tensor.shape.empty() || rows.count == tensor.shape[0];
-  if (tensor.value.defined())
-    return whole ? tensor.value.clone() : tensor.value.narrow(0, rows.first, rows.count).clone();
+at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count) {
+  if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count).clone();
   const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
-  if (whole) return run(tensor, seed, ops, nullptr, 0).contiguous();
-  if (!is_elementwise(ops, tensor.recipe.value))
-    return run(tensor, seed, ops, nullptr, 0).narrow(0, rows.first, rows.count).clone();
-  std::vector<int64_t> shape = tensor.shape;
-  shape[0] = rows.count;
-  int64_t row_elements = 1;
-  for (size_t d = 1; d < shape.size(); ++d) row_elements *= shape[d];
-  return run(tensor, seed, ops, &shape, rows.first * row_elements).contiguous();
+  const bool whole = count == c10::multiply_integers(tensor.shape);
+  if (whole || !is_elementwise(ops, tensor.recipe.value)) {
+    const at::Tensor all = run(tensor, seed, ops, nullptr, 0).reshape({-1});
+    return whole ? all : all.narrow(0, first, count).clone();
+  }
+  const std::vector<int64_t> shape = {count};
+  return run(tensor, seed, ops, &shape, first);
 }
 
 }  // namespace sfsdp::step

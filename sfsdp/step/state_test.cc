@@ -222,22 +222,26 @@ TEST_CASE("state_dict of one mesh loads into another, whole or as shards, and tr
   const double expected = first(rows_of(2, 0, 12)).loss;
   const at::Tensor weight = first.gather("up.weight");
 
-  auto three = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 4), shards(3), {.seed = 99});
-  testing::run_ranks(3, [&](comm::CommWorld& world) {
-    Step step(three, &world);
-    step.load_state_dict(saved);
-    const double loss = step(rows_of(2, world.rank() * 4, 4)).loss;
-    CHECK(loss == doctest::Approx(expected).epsilon(1e-6));
-    CHECK((step.gather("up.weight") - weight).abs().max().item<double>() <= 1e-6);
+  for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
+    auto three = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 4),
+                                 data_parallel(init_device_mesh({{"dp_shard", 3}}), {.layout = layout}), {.seed = 99});
+    testing::run_ranks(3, [&](comm::CommWorld& world) {
+      Step step(three, &world);
+      step.load_state_dict(saved);
+      const double loss = step(rows_of(2, world.rank() * 4, 4)).loss;
+      CHECK(loss == doctest::Approx(expected).epsilon(1e-6));
+      CHECK((step.gather("up.weight") - weight).abs().max().item<double>() <= 1e-6);
 
-    Step other(three, &world);
-    std::map<std::string, at::Tensor> mine;
-    for (const auto& [name, value] : step.state_dict()) mine[name] = value.clone();
-    CHECK(mine.at("up.weight").size(0) == (world.rank() == 2 ? 2 : 4));  // 10 rows over 3: 4, 4, 2
-    other.load_state_dict(mine);
-    CHECK(at::equal(other.gather("up.weight"), step.gather("up.weight")));
-    CHECK(at::equal(other.gather("down.bias.exp_avg"), step.gather("down.bias.exp_avg")));
-  });
+      Step other(three, &world);
+      std::map<std::string, at::Tensor> mine;
+      for (const auto& [name, value] : step.state_dict()) mine[name] = value.clone();
+      if (layout == ParameterLayout::Dim0)
+        CHECK(mine.at("up.weight").size(0) == (world.rank() == 2 ? 2 : 4));  // 10 rows over 3: 4, 4, 2
+      other.load_state_dict(mine);
+      CHECK(at::equal(other.gather("up.weight"), step.gather("up.weight")));
+      CHECK(at::equal(other.gather("down.bias.exp_avg"), step.gather("down.bias.exp_avg")));
+    });
+  }
 }
 
 TEST_CASE("load_state_dict and gather name what they do not know") {

@@ -16,6 +16,8 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/wrap.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -70,7 +72,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
   if (options_.micro_batches < 1)
     throw UserError(concat("compile: micro_batches = ", options_.micro_batches, "\n  expected at least 1"));
   state_ = capture::take_state(*module_);
-  training(example);
+  first_graph_ = &training(example).graph;
 }
 
 const Program::Variant& Program::training(const Batch& example) { return variant(example, true); }
@@ -130,9 +132,11 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   if (training) {
     const auto states =
         step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.micro_batches});
+    transform(captured.graph);
     if (tensors_.empty()) lay_out(captured.graph, states);
   } else {
     step::append_loss(captured.graph, strategy_, 1);
+    transform(captured.graph);
   }
   ir::verify_or_throw(captured.graph);
   auto variant = std::make_unique<Variant>();
@@ -143,33 +147,63 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   return variant;
 }
 
+void Program::transform(ir::Graph& graph) {
+  if (strategy_.options.layout == ParameterLayout::Dim0) return;
+  passes::PassContext context;
+  passes::BucketOptions options;
+  if (layout_)
+    options.layout = &*layout_;
+  else
+    passes::wrap(graph, {.units = strategy_.options.units}, context);
+  passes::bucket(graph, options, context);
+  if (!layout_) layout_ = passes::storage_layout_of(graph);
+}
+
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {
-  std::map<std::string, const ir::Op*> ops;
-  for (const auto& op : graph.ops())
-    if (op->is("param") || op->is("state")) ops[op->attr<std::string>("name")] = op.get();
+  std::map<std::string, StoredTensor> places;  // by the name of a parameter or buffer
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param") && !op->is("state")) continue;
+    StoredTensor t;
+    t.buffer = op->attr<std::string>("name");
+    t.shard = op->result()->type().numel();
+    t.sharded = op->has_attr("rows");
+    if (!op->has_attr("members")) {
+      places[t.buffer] = t;
+      continue;
+    }
+    t.sharded = op->attr<int64_t>("size") != t.shard;
+    t.in_bucket = true;
+    const auto& members = op->attr<std::vector<std::string>>("members");
+    for (size_t i = 0; i < members.size(); ++i) {
+      t.offset = op->attr<std::vector<int64_t>>("offsets")[i];
+      places[members[i]] = t;
+    }
+  }
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < state_.size(); ++i) {
     const capture::StateTensor& s = state_[i];
-    const ir::Op* op = ops.at(s.name);
-    StoredTensor t{s.name,
-                   s.shape,
-                   op->result()->type().shape(),
-                   s.dtype,
-                   op->has_attr("rows"),
-                   s.trainable,
-                   static_cast<int64_t>(i)};
+    StoredTensor t = places.at(s.name);
+    t.name = s.name;
+    t.global_shape = s.shape;
+    t.dtype = s.dtype;
+    t.trainable = s.trainable;
+    t.source = static_cast<int64_t>(i);
     index[t.name] = tensors_.size();
     tensors_.push_back(std::move(t));
   }
   for (const step::OptimizerState& s : optimizer_state) {
     StoredTensor t;
-    t.name = s.name;
-    if (!s.param.empty()) {
-      const StoredTensor& param = tensors_[index.at(s.param)];
-      t.global_shape = param.global_shape;
-      t.local_shape = param.local_shape;
-      t.sharded = param.sharded;
+    if (s.param.empty()) {
+      t.buffer = s.name;
+      t.shard = 1;
+    } else {
+      t = tensors_[index.at(s.param)];
+      t.buffer += s.name.substr(s.param.size());  // "layers.3.flat" + ".exp_avg"
+      t.dtype = c10::ScalarType::Float;
+      t.trainable = false;
+      t.source = -1;
     }
+    t.name = s.name;
     tensors_.push_back(std::move(t));
   }
 }
@@ -185,22 +219,35 @@ struct Step::Impl {
   exec::Groups groups;
   exec::DataPosition position;
   int64_t shard_rank = 0, shard_size = 1;
-  std::map<std::string, at::Tensor, std::less<>> state;  // padded local tensors
+  std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   struct Running {
     std::unique_ptr<exec::ReferenceExecutor> executor;
   };
   std::map<const Program::Variant*, Running> executors;
   int64_t peak = 0;
 
-  // Rows of dimension 0 that are this rank's, without padding.
-  Chunk rows(const StoredTensor& t) const {
-    if (t.global_shape.empty()) return {0, 1};
-    if (!t.sharded) return {0, t.global_shape[0]};
-    return chunk_of(t.global_shape[0], shard_size, shard_rank);
+  // Elements of the tensor that this rank holds. Nothing of it may lie here: an empty range at its end.
+  Chunk range(const StoredTensor& t) const {
+    const int64_t numel = c10::multiply_integers(t.global_shape);
+    const int64_t begin = (t.sharded ? shard_rank : 0) * t.shard - t.offset;
+    const int64_t first = std::clamp(begin, int64_t{0}, numel);
+    return {first, std::clamp(begin + t.shard, int64_t{0}, numel) - first};
   }
-  at::Tensor unpadded(const StoredTensor& t) const {
-    const at::Tensor& local = state.at(t.name);
-    return t.global_shape.empty() ? local : local.narrow(0, 0, rows(t).length);
+  // The tensor's part of this rank's buffer, flat.
+  at::Tensor local(const StoredTensor& t) const {
+    const Chunk mine = range(t);
+    const int64_t begin = (t.sharded ? shard_rank : 0) * t.shard;
+    return state.at(t.buffer).view({-1}).narrow(0, mine.length == 0 ? 0 : t.offset + mine.offset - begin, mine.length);
+  }
+  // The same as the user sees it.
+  at::Tensor shaped(const StoredTensor& t) const {
+    const Chunk mine = range(t);
+    const int64_t numel = c10::multiply_integers(t.global_shape);
+    if (mine.length == numel) return local(t).view(t.global_shape);
+    if (t.global_shape.empty() || t.in_bucket) return local(t);
+    std::vector<int64_t> rows = t.global_shape;
+    rows[0] = rows[0] == 0 ? 0 : mine.length / (numel / rows[0]);
+    return local(t).view(rows);
   }
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
     auto& running = executors[&variant];
@@ -222,17 +269,17 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
     impl_->shard_rank = strategy.mesh.axis_rank(rank, "dp_shard");
     impl_->shard_size = strategy.axis_size("dp_shard");
   }
-  for (const StoredTensor& t : program_->tensors()) {
-    at::Tensor local = at::zeros(t.local_shape, at::TensorOptions(t.dtype));
-    if (t.source >= 0) {
-      const Chunk rows = impl_->rows(t);
-      if (rows.length > 0) {
-        const auto& source = program_->state()[static_cast<size_t>(t.source)];
-        at::Tensor values = step::initialise_rows(source, program_->options().seed, {rows.offset, rows.length});
-        (t.global_shape.empty() ? local : local.narrow(0, 0, rows.length)).copy_(values);
-      }
+  for (const auto& op : program_->first_graph().ops())
+    if (op->is("param") || op->is("state")) {
+      const ir::Type& type = op->result()->type();
+      impl_->state[op->attr<std::string>("name")] =
+          at::zeros(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
     }
-    impl_->state[t.name] = local;
+  for (const StoredTensor& t : program_->tensors()) {
+    const Chunk mine = impl_->range(t);
+    if (t.source < 0 || mine.length == 0) continue;
+    const auto& source = program_->state()[static_cast<size_t>(t.source)];
+    impl_->local(t).copy_(step::initialise_range(source, program_->options().seed, mine.offset, mine.length));
   }
 }
 Step::~Step() = default;
@@ -284,35 +331,33 @@ const StoredTensor& find_tensor(const Program& program, const std::string& name)
 
 at::Tensor Step::gather(const std::string& name) {
   const StoredTensor& t = find_tensor(*program_, name);
-  const at::Tensor& local = impl_->state.at(t.name);
-  if (!t.sharded) return local.clone();
-  std::vector<int64_t> padded = t.local_shape;
-  padded[0] *= impl_->shard_size;
-  at::Tensor whole = at::empty(padded, local.options());
-  impl_->groups.at("dp_shard")->all_gather(bytes_of(local.contiguous()), bytes_of(whole), {"gather " + name, ""});
-  return whole.narrow(0, 0, t.global_shape[0]).clone();
+  if (!t.sharded) return impl_->local(t).view(t.global_shape).clone();
+  const at::Tensor& buffer = impl_->state.at(t.buffer);
+  at::Tensor whole = at::empty({t.shard * impl_->shard_size}, buffer.options());
+  impl_->groups.at("dp_shard")->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
+  return whole.narrow(0, t.offset, c10::multiply_integers(t.global_shape)).view(t.global_shape).clone();
 }
 
 std::map<std::string, at::Tensor> Step::state_dict() const {
   std::map<std::string, at::Tensor> values;
-  for (const StoredTensor& t : program_->tensors()) values[t.name] = impl_->unpadded(t);
+  for (const StoredTensor& t : program_->tensors()) values[t.name] = impl_->shaped(t);
   return values;
 }
 
-Chunk Step::rows_of(const std::string& name) const { return impl_->rows(find_tensor(*program_, name)); }
+Chunk Step::range_of(const std::string& name) const { return impl_->range(find_tensor(*program_, name)); }
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
   for (const auto& [name, value] : values) {
     const StoredTensor& t = find_tensor(*program_, name);
-    at::Tensor local = impl_->unpadded(t);
-    if (value.sizes() == local.sizes() && !(t.sharded && value.sizes() == t.global_shape)) {
-      local.copy_(value);
-    } else if (value.sizes() == at::IntArrayRef(t.global_shape)) {
-      const Chunk rows = impl_->rows(t);
-      local.copy_(value.narrow(0, rows.offset, rows.length));
+    at::Tensor mine = impl_->shaped(t);
+    if (value.sizes() == at::IntArrayRef(t.global_shape)) {
+      const Chunk range = impl_->range(t);
+      impl_->local(t).copy_(value.reshape({-1}).narrow(0, range.offset, range.length));
+    } else if (value.sizes() == mine.sizes()) {
+      mine.copy_(value);
     } else {
       throw UserError(concat("load_state_dict: ", name, " has shape ", value.sizes(), "\n  expected the whole ",
-                             at::IntArrayRef(t.global_shape), " or this rank's ", local.sizes()));
+                             at::IntArrayRef(t.global_shape), " or this rank's ", mine.sizes()));
     }
   }
 }

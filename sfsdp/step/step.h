@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "sfsdp/exec/reference_executor.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/passes/storage_layout.h"
 #include "sfsdp/step/optimizer.h"
 
 namespace sfsdp {
@@ -40,15 +42,18 @@ struct StepResult {
   bool skipped = false;  // the norm was not finite: nothing was updated
 };
 
-// How one parameter, buffer or optimizer tensor is stored on a rank.
+// How one parameter, buffer or optimizer tensor is stored: in a flat buffer of the program, alone or with others.
 struct StoredTensor {
   std::string name;
   std::vector<int64_t> global_shape;
-  std::vector<int64_t> local_shape;  // with padding rows
   c10::ScalarType dtype = c10::ScalarType::Float;
-  bool sharded = false;  // dimension 0 over dp_shard
   bool trainable = false;
   int64_t source = -1;  // index in Program::state, -1 for the optimizer's
+  std::string buffer;   // the param or state of the graph that holds it
+  int64_t offset = 0;   // of its first element in the whole buffer
+  int64_t shard = 0;    // elements of the buffer that a rank holds: all of them, or from its place on dp_shard × shard
+  bool sharded = false;
+  bool in_bucket = false;  // with others, or alone in a flat buffer: a rank's part need not be whole rows
 };
 
 // What is the same on all ranks: the module, its captured graphs, the layout of the state. Share one between the ranks
@@ -77,12 +82,15 @@ class Program {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::vector<capture::StateTensor>& state() const { return state_; }
   int64_t num_parameters() const;  // elements, tied ones once
+  // The graph that all state was laid out for.
+  const ir::Graph& first_graph() const { return *first_graph_; }
 
  private:
   struct Cache;
   const Variant& variant(const Batch& example, bool training);
   std::unique_ptr<Variant> build(const Batch& example, bool training);
   void say(const std::string& notice) const;
+  void transform(ir::Graph& graph);
   void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -91,7 +99,9 @@ class Program {
   Strategy strategy_;
   CompileOptions options_;
   std::vector<capture::StateTensor> state_;
+  std::optional<passes::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
+  const ir::Graph* first_graph_ = nullptr;  // in cache_
   std::shared_ptr<Cache> cache_;
 };
 
@@ -114,12 +124,13 @@ class Step {
 
   // The whole tensor of a parameter, buffer or optimizer tensor ("<param>.exp_avg"); a collective call.
   at::Tensor gather(const std::string& name);
-  // This rank's shards without padding, by name; they alias the step's storage.
+  // This rank's part of each tensor, by name, aliasing the step's storage: the whole, rows of dimension 0 (layout
+  // Dim0), or a flat range of elements (layout Flat); see range_of.
   std::map<std::string, at::Tensor> state_dict() const;
-  // Values by name, each either whole or this rank's shard. Throws UserError for unknown names and wrong shapes.
+  // Values by name, each either whole or as state_dict has it. Throws UserError for unknown names and wrong shapes.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
-  // Which rows of the whole tensor's dimension 0 its tensor in state_dict() holds.
-  Chunk rows_of(const std::string& name) const;
+  // Which elements of the whole tensor, in row-major order, its tensor in state_dict() holds.
+  Chunk range_of(const std::string& name) const;
 
   const Program& program() const { return *program_; }
   exec::ReferenceExecutor& executor(const Batch& example);  // of the training graph, for tests and debugging

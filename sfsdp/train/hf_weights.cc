@@ -19,39 +19,33 @@ bool is_saved_constant(const std::string& name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
-// Copies rows (of dimension 0) one by one, each through `source_of(i)`, into a tensor of the file's dtype: the file's
-// bytes need not be aligned.
-template <class SourceOf>
-at::Tensor copy_rows(const TensorView& view, std::vector<int64_t> shape, int64_t row_bytes, c10::ScalarType dtype,
-                     SourceOf source_of) {
-  const int64_t rows = shape.empty() ? 1 : shape[0];
-  at::Tensor out = at::empty(shape, at::TensorOptions(dtype));
+// Elements `range` of a parameter of this shape, in our row-major order, out of the checkpoint's tensor: a flat tensor
+// of the file's dtype. Copied byte by byte, as the file's bytes need not be aligned.
+at::Tensor read_range(const TensorView& view, const HfTensor& place, const std::vector<int64_t>& shape, Chunk range,
+                      c10::ScalarType dtype) {
+  at::Tensor out = at::empty({range.length}, at::TensorOptions(dtype));
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
-  for (int64_t r = 0; r < rows; ++r) {
-    const std::span<const std::byte> from =
-        view.data.subspan(static_cast<size_t>(source_of(r)), static_cast<size_t>(row_bytes));
-    std::memcpy(to + r * row_bytes, from.data(), from.size());
+  const auto copy = [&](int64_t source, int64_t count) {
+    const auto from = view.data.subspan(static_cast<size_t>(source * element), static_cast<size_t>(count * element));
+    std::memcpy(to, from.data(), from.size());
+    to += from.size();
+  };
+  if (place.transform == HfTensor::None) {
+    copy(range.offset, range.length);
+    return out;
+  }
+  const int64_t rows = shape[0], columns = c10::multiply_integers(shape) / std::max<int64_t>(rows, 1);
+  for (int64_t at = range.offset; at < range.offset + range.length;) {
+    const int64_t row = at / columns, column = at % columns;
+    const int64_t count = std::min(columns - column, range.offset + range.length - at);
+    if (place.transform == HfTensor::Transpose)
+      for (int64_t c = column; c < column + count; ++c) copy(c * rows + row, 1);
+    else
+      copy(source_row(place, rows, row) * columns + column, count);
+    at += count;
   }
   return out;
-}
-
-// This rank's rows of a parameter, as the checkpoint holds them.
-at::Tensor read_rows(const TensorView& view, const HfTensor& place, const std::vector<int64_t>& shape, Chunk rows,
-                     c10::ScalarType dtype) {
-  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
-  if (place.transform == HfTensor::Transpose) {
-    const int64_t columns = shape[0];  // ours are their columns
-    return copy_rows(view, {shape[1], rows.length}, rows.length * element, dtype,
-                     [&](int64_t r) { return (r * columns + rows.offset) * element; })
-        .t();
-  }
-  std::vector<int64_t> local = shape;
-  int64_t row_bytes = element;
-  for (size_t d = 1; d < shape.size(); ++d) row_bytes *= shape[d];
-  if (!local.empty()) local[0] = rows.length;
-  return copy_rows(view, local, row_bytes, dtype, [&](int64_t r) {
-    return source_row(place, shape.empty() ? 1 : shape[0], rows.offset + r) * row_bytes;
-  });
 }
 
 }  // namespace
@@ -77,8 +71,9 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
                              at::IntArrayRef(view->shape), "\n  expected ", at::IntArrayRef(expected),
                              ", as config.json says; the two are not of one model"));
     const auto dtype = capture::scalar_type_of(view->known_dtype(checkpoint.file_of(view->name)));
-    const Chunk rows = step.rows_of(t.name);
-    if (rows.length > 0) state.at(t.name).copy_(read_rows(*view, *place, t.global_shape, rows, dtype));
+    const Chunk range = step.range_of(t.name);
+    at::Tensor mine = state.at(t.name);
+    if (range.length > 0) mine.view({-1}).copy_(read_range(*view, *place, t.global_shape, range, dtype));
   }
   return {unused.begin(), unused.end()};
 }

@@ -11,8 +11,8 @@
 
 namespace sfsdp::train {
 
-// Copies this rank's rows of every parameter into the step, converted to the parameter's dtype; no other bytes of the
-// files are read (of a Transpose tensor: this rank's columns). Not a collective call. Optimizer state stays as it is.
+// Copies this rank's part of every parameter into the step, converted to the parameter's dtype; no other bytes of the
+// files are read. Not a collective call. Optimizer state stays as it is.
 //   returns: names of tensors of the checkpoint that the model does not have, sorted, without the constants that old
 //            transformers saved (rotary_emb.inv_freq, attn.bias, attn.masked_bias)
 //   throws: UserError naming folder, tensor, expected and got: one is missing, has another shape, or a dtype we lack

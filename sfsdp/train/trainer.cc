@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -79,7 +80,7 @@ class Trainer {
       const StepMetrics metrics = train_step(k);
       if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
       if (file) file->write(metrics);
-      if (is_first() && (k == 1 || k % config_.metrics.log_freq == 0))
+      if (prints() && (k == 1 || k % config_.metrics.log_freq == 0))
         out_ << console_line(metrics, color()) << std::endl;
       if (!std::isfinite(metrics.loss))
         throw UserError(
@@ -89,7 +90,7 @@ class Trainer {
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
     }
-    if (is_first()) summary(seconds_since(start));
+    if (prints()) summary(seconds_since(start));
   }
 
  private:
@@ -103,6 +104,13 @@ class Trainer {
             s.min_lr_factor};
   }
   bool is_first() const { return !world_ || world_->rank() == 0; }
+  // Rank 0 alone, or the ranks that LOG_RANK lists, as in TorchTitan's run_train.sh.
+  bool prints() const {
+    const char* listed = std::getenv("LOG_RANK");
+    if (!world_ || !listed) return is_first();
+    const std::vector<std::string> ranks = split(listed, ',');
+    return std::ranges::find(ranks, std::to_string(world_->rank())) != ranks.end();
+  }
   Color color() const {
     return config_.metrics.disable_color_printing || !isatty(STDOUT_FILENO) ? Color::Off : Color::On;
   }
@@ -127,7 +135,7 @@ class Trainer {
 
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
-    if (is_first())
+    if (prints())
       if (auto notice = wrap_notice(dataset_, k, global_batch())) out_ << *notice << std::endl;
     const int64_t rank = world_ ? world_->rank() : 0;
     std::vector<Batch> batches;
@@ -135,7 +143,7 @@ class Trainer {
       batches.push_back(read_batch(k, (m * data_ranks() + rank) * config_.training.local_batch_size));
     step_->lr = schedule_.lr(k);
     const StepResult result = (*step_)(batches);
-    if (result.skipped && is_first())
+    if (result.skipped && prints())
       out_ << "step " << k << ": the gradient norm is not finite, nothing was updated (" << ++skipped_ << " so far)"
            << std::endl;
     StepMetrics metrics;
@@ -158,7 +166,7 @@ class Trainer {
   }
 
   void banner() {
-    if (!is_first()) return;
+    if (!prints()) return;
     const int64_t micro_batches = job_.program->options().micro_batches;
     const PlanSummary plan = summarise(graph(), micro_batches);
     for (const std::string& note : config_.notes) out_ << note << "\n";

@@ -398,7 +398,7 @@ class GlooWorld final : public CommWorld {
     }
     try {
       // Who is still about to find out why a call has failed may need the store for it.
-      store_->say_goodbye(!broken ? 5000 : heartbeat_ ? 1000 : 0);
+      store_->say_goodbye(!broken ? 5000 : heartbeat_ ? 3000 : 0);
     } catch (const std::exception&) {
       // Rank 0 was faster, or is dead: there is nothing left to close.
     }

@@ -94,6 +94,7 @@ FoundCause find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& s
                       uint64_t sequence, int64_t waited_ms, const std::string& transfer_error) {
   try {
     heartbeat.beat_now();
+    if (const std::string aborted = store.aborted(); !aborted.empty()) return {FoundCause::Kind::Aborted, aborted};
     const auto before = read_all(store, site, group);
     std::this_thread::sleep_for(2 * kBeat + kBeat / 2);  // so that who lives has told at least twice
     if (const std::string aborted = store.aborted(); !aborted.empty()) return {FoundCause::Kind::Aborted, aborted};

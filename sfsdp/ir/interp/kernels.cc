@@ -122,13 +122,41 @@ Arrays mul_scalar(const KernelContext& c) {
   return {map(c.in(), [&](double x) { return x * value; })};
 }
 
+std::vector<int64_t> integers_or_none(const Op& op, const char* key) {
+  return op.has_attr(key) ? op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
+}
+
 Arrays sum_squares(const KernelContext& c) {
   Array out = Array::zeros(DType::f64, result_shape(c));
+  const auto segments = integers_or_none(c.op, "segments"), offsets = integers_or_none(c.op, "offsets"),
+             numels = integers_or_none(c.op, "numels");
+  size_t sum = 0, segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const bool replicated = c.op.has_attr("replicated") && c.op.attr<std::vector<bool>>("replicated")[i];
-    if (replicated && c.axis_rank != 0) continue;
-    for (const double x : c.in(i).data) out.data[i] += x * x;
+    const std::vector<double>& data = c.in(i).data;
+    const bool counts = !replicated || c.axis_rank == 0;
+    const auto whole = static_cast<int64_t>(data.size());
+    const int64_t parts = segments.empty() ? 0 : segments[i];
+    const int64_t shard = replicated ? 0 : static_cast<int64_t>(c.axis_rank) * whole;  // where this rank's begins
+    for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sum) {
+      int64_t begin = 0, end = whole;
+      if (parts > 0) {
+        begin = std::clamp(offsets[segment] - shard, int64_t{0}, whole);
+        end = std::clamp(offsets[segment] + numels[segment] - shard, int64_t{0}, whole);
+        ++segment;
+      }
+      for (int64_t e = begin; counts && e < end; ++e)
+        out.data[sum] += data[static_cast<size_t>(e)] * data[static_cast<size_t>(e)];
+    }
   }
+  return {out};
+}
+
+Arrays pack(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
+  for (size_t i = 0; i < c.operands.size(); ++i)
+    std::ranges::copy(c.in(i).data, out.data.begin() + static_cast<std::ptrdiff_t>(offsets[i]));
   return {out};
 }
 
@@ -311,6 +339,7 @@ constexpr Row kKernels[] = {
     {"div", &div},
     {"mul_scalar", &mul_scalar},
     {"sum_squares", &sum_squares},
+    {"pack", &pack},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},

@@ -1,0 +1,32 @@
+#include <sfsdp/comm/gloo/gloo_world.h>
+#include <sfsdp/comm/null/null_world.h>
+#include <sfsdp/step/step.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdlib>
+#include <iostream>
+
+struct NetImpl : torch::nn::Module {
+  NetImpl()
+      : up(register_module("up", torch::nn::Linear(64, 256))),
+        down(register_module("down", torch::nn::Linear(256, 10))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Net);
+
+int main() {
+  using namespace sfsdp;
+  const bool launched = std::getenv("WORLD_SIZE");  // by sfsdp launch or torchrun; else this is the only rank
+  auto world = launched ? comm::make_gloo_world(comm::gloo_options_from_env()) : comm::make_null_world(1);
+  auto net = meta_init([] { return Net(); });  // allocates nothing: each rank will only make its shards
+  auto loss = [](Net& m, const Batch& b) { return torch::nn::functional::cross_entropy(m->forward(b[0]), b[1]); };
+
+  torch::manual_seed(world->rank());  // each rank has a batch of its own
+  Batch batch = {torch::randn({32, 64}), torch::randint(10, {32}, torch::kLong)};
+  auto mesh = init_device_mesh({{"dp_shard", world->world_size()}});
+  auto step = compile(net, loss, AdamW{.lr = 1e-2}, batch, data_parallel(mesh), world.get());
+  for (int k = 1; k <= 20; ++k) std::cout << "step " << k << " loss " << step(batch).loss << "\n";  // of all ranks
+  std::cout << "norm of up.weight " << step.gather("up.weight").norm().item<double>() << "\n";
+}

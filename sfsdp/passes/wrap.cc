@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/wrap.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using Path = std::vector<std::string>;
+
+struct Pattern {
+  std::string text;
+  Path path;
+};
+using Group = std::vector<Pattern>;  // one entry of the list: a pattern, or those of a bracket
+
+std::string trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(' ');
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(' ') - first + 1));
+}
+
+[[noreturn]] void fail(const std::string& units, const std::string& message, const std::string& detail) {
+  throw UserError(concat("error in wrap units \"", units, "\": ", message, "\n  ", detail));
+}
+
+std::vector<Group> parse_units(const std::string& units) {
+  std::vector<Group> groups;
+  bool in_bracket = false;
+  std::string word;
+  const auto end_word = [&] {
+    const std::string text = trimmed(word);
+    word.clear();
+    if (text.empty()) fail(units, "an empty pattern", "expected module paths such as layers.*, [norm, output]");
+    groups.back().push_back({text, split(text, '.')});
+  };
+  groups.emplace_back();
+  for (const char c : units) {
+    if (c == '[' && !in_bracket && trimmed(word).empty()) {
+      in_bracket = true;
+    } else if (c == ']' && in_bracket) {
+      in_bracket = false;
+    } else if (c == ',' && in_bracket) {
+      end_word();
+    } else if (c == ',') {
+      end_word();
+      groups.emplace_back();
+    } else if (c == '[' || c == ']') {
+      fail(units, concat("a stray ", c), "expected brackets around whole entries: [norm, output]");
+    } else {
+      word += c;
+    }
+  }
+  if (in_bracket) fail(units, "a bracket is not closed", "expected [norm, output]");
+  end_word();
+  return groups;
+}
+
+// The beginning of `name` that the pattern matches: "layers.3" of "layers.3.norm.weight" for "layers.*".
+std::optional<std::string> matched(const Path& pattern, const Path& name) {
+  if (pattern.size() > name.size()) return std::nullopt;
+  for (size_t i = 0; i < pattern.size(); ++i)
+    if (pattern[i] != "*" && pattern[i] != name[i]) return std::nullopt;
+  return join(Path(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(pattern.size())), ".");
+}
+
+std::vector<std::string> units_by_pattern(const std::vector<Path>& names, const std::string& units) {
+  const std::vector<Group> groups = parse_units(units);
+  std::vector<std::string> result(names.size(), "root");
+  for (const Group& group : groups) {
+    std::string joined;
+    for (const Pattern& pattern : group) joined += (joined.empty() ? "" : "_") + pattern.text;
+    for (const Pattern& pattern : group) {
+      bool any = false;
+      for (size_t i = 0; i < names.size(); ++i) {
+        const auto match = matched(pattern.path, names[i]);
+        if (!match) continue;
+        any = true;
+        if (result[i] == "root") result[i] = group.size() > 1 ? joined : *match;
+      }
+      if (any) continue;
+      std::vector<std::string> modules;
+      for (const Path& name : names) modules.push_back(name[0]);
+      fail(units, concat(pattern.text, " matches no parameter"),
+           concat("expected the path of a module; did you mean ", nearest(pattern.text, modules), "?"));
+    }
+  }
+  return result;
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::vector<std::string> units_by_number(const std::vector<Path>& names) {
+  std::vector<std::string> result(names.size());
+  size_t behind = 0;  // the last numbered one
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto number = std::ranges::find_if(names[i], is_number);
+    if (number == names[i].end()) continue;
+    result[i] = join(Path(names[i].begin(), number + 1), ".");
+    behind = i;
+  }
+  std::string tail;
+  std::set<std::string> in_tail;
+  for (size_t i = behind + 1; i < names.size(); ++i)
+    if (in_tail.insert(names[i][0]).second) tail += (tail.empty() ? "" : "_") + names[i][0];
+  const bool any_number = !result[behind].empty();
+  for (size_t i = 0; i < names.size(); ++i)
+    if (result[i].empty()) result[i] = any_number && i > behind ? tail : names[i][0];
+  return result;
+}
+
+}  // namespace
+
+bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
+  std::vector<ir::Op*> params;
+  std::vector<Path> names;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    params.push_back(op.get());
+    names.push_back(split(op->attr<std::string>("name"), '.'));
+  }
+  if (params.empty()) return false;
+  const auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+  bool changed = false;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ir::Attr unit = units[i];
+    changed |= !params[i]->has_attr("unit") || params[i]->attrs.at("unit") != unit;
+    params[i]->attrs["unit"] = unit;
+  }
+  ctx.metrics.add("units", static_cast<int64_t>(std::set<std::string>(units.begin(), units.end()).size()));
+  ctx.metrics.add("params", static_cast<int64_t>(params.size()));
+  return changed;
+}
+
+}  // namespace sfsdp::passes

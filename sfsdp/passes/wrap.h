@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   says which parameters form a unit: attribute unit= of every param, what FSDP2 calls a parameter group.
+// Why:    the collectives of a unit are merged by the pass bucket; one per parameter is mostly latency.
+// Needs:  params with name=.
+// Leaves: unit= on every param.
+// Source: SimpleFSDP, arXiv:2411.00284, section on manual wrapping; TorchTitan's default groups.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+struct WrapOptions {
+  // Module paths, `*` for one component; each module that matches is a unit, those in one bracket are one together:
+  // "tok_embeddings, layers.*, [norm, output]". Parameters that match nothing form the unit "root". Empty: each module
+  // with a number (layers.3, h.11), each module before the first of them, and all behind the last of them.
+  std::string units;
+};
+
+// Throws UserError for a pattern that cannot be read or matches no parameter.
+bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx);
+
+}  // namespace sfsdp::passes

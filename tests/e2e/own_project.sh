@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# A stranger's CMake project uses sfsdp: what is installed suffices to build and run examples/own_model, which is the
+# example of the README; a project that adds sfsdp as a subfolder configures too; what is missing is named.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+
+# The README shows the two files, nothing left out.
+fenced() { awk -v fence='```'"$1" '$0 == "```" { on = 0 } on; $0 == fence { on = 1 }' README.md; }
+fenced cpp | diff - examples/own_model/main.cpp || fail "README.md: the C++ block is not examples/own_model/main.cpp"
+fenced cmake | diff - examples/own_model/CMakeLists.txt || fail "README.md: the CMake block is not examples/own_model/CMakeLists.txt"
+
+cmake --install build/release --prefix "$dir/prefix" >"$dir/log" || fail "$(cat "$dir/log")"
+# LIBTORCH and Torch_DIR of this shell must not help: the package knows the LibTorch it was built with
+configure() { env -u LIBTORCH -u Torch_DIR cmake -G Ninja -DCMAKE_BUILD_TYPE=Release "$@" >"$dir/log" 2>&1; }
+configure -S examples/own_model -B "$dir/build" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
+cmake --build "$dir/build" >"$dir/log" || fail "$(cat "$dir/log")"
+
+# Two ranks, started by the installed launcher: rank 0's log shows the global loss, which falls to below a tenth.
+"$dir/prefix/bin/sfsdp" launch -n 2 --log-rank 0 --exec "$dir/build/own_model" -- >"$dir/two" || fail "two ranks: exit code $?"
+awk '/^step 1 / { first = $4 } /^step / { last = $4; ++steps } /^norm of up.weight [0-9.]+$/ { norm = 1 }
+     END { exit !(steps == 20 && last < first / 10 && norm) }' "$dir/two" || fail "two ranks: $(cat "$dir/two")"
+"$dir/build/own_model" >"$dir/one" || fail "one rank: exit code $?" # started by hand it is a world of its own
+grep -q '^step 20 loss' "$dir/one" || fail "one rank: $(cat "$dir/one")"
+
+# Headers that users include, each alone in a file: none leans on what another happens to include.
+torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
+for header in step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
+  comm/thread/thread_world.h comm/null/null_world.h; do
+  echo "#include <sfsdp/$header>" |
+    c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$dir/prefix/include" -isystem "$torch/include" \
+      -isystem "$torch/include/torch/csrc/api/include" -x c++ - || fail "sfsdp/$header needs another header before it"
+done
+
+# As a subfolder; only configured, as a build would compile everything again.
+mkdir "$dir/parent"
+cat >"$dir/parent/CMakeLists.txt" <<CMAKE
+cmake_minimum_required(VERSION 3.22)
+project(parent LANGUAGES CXX)
+add_subdirectory("$PWD" sfsdp)
+add_executable(own_model "$PWD/examples/own_model/main.cpp")
+target_link_libraries(own_model PRIVATE sfsdp::sfsdp)
+CMAKE
+configure -S "$dir/parent" -B "$dir/parent/build" -DSFSDP_TORCH_DIR="$torch" || fail "$(cat "$dir/log")"
+ninja -C "$dir/parent/build" -t commands own_model | tail -1 | grep -q 'libsfsdp_torch.*libtorch_cpu' ||
+  fail "as a subfolder: own_model does not link sfsdp and LibTorch"
+ninja -C "$dir/parent/build" -t targets all | grep -q 'core_tests' && fail "as a subfolder: sfsdp builds its tests"
+
+# Nothing usable: one sentence says what to give.
+configure -S examples/own_model -B "$dir/none" -DCMAKE_PREFIX_PATH="$dir/prefix" -DSFSDP_TORCH_DIR="$dir/nothing" &&
+  fail "configured without LibTorch"
+tr -s ' \n' ' ' <"$dir/log" | grep -q 'holds no lib/libtorch_cpu.so; give the folder of LibTorch' || fail "$(cat "$dir/log")"
