@@ -3,31 +3,26 @@
 #include "sfsdp/capture/meta_kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
-#include "sfsdp/base/check.h"
+#include "sfsdp/capture/meta_rules.h"
 
 namespace sfsdp::capture {
 namespace {
 
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
-
-Tensor meta_relu(const Tensor& x) { return at::empty_like(x); }
-
-Tensor meta_where(const Tensor& condition, const Tensor& x, const Tensor& y) {
-  const auto dtype = at::result_type(x, y);
-  // Broadcasting and memory format are those of a pointwise op of all three.
-  return at::add(at::add(at::empty_like(x, x.options().dtype(dtype)), at::empty_like(y, y.options().dtype(dtype))),
-                 at::empty_like(condition, condition.options().dtype(dtype)))
-      .to(dtype);
-}
 
 Tensor meta_index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   auto sizes = x.sizes().vec();
@@ -70,26 +65,76 @@ std::tuple<Tensor, Tensor, Tensor> meta_native_layer_norm_backward(const Tensor&
   return {dx, dweight, dbias};
 }
 
-std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm(const Tensor& x, const OptTensor&, const OptTensor&,
-                                                          const OptTensor&, const OptTensor&, bool training, double,
-                                                          double) {
-  const int64_t channels = training ? x.size(1) : 0;
-  auto stats = x.options();
-  if (at::isReducedFloatingType(x.scalar_type())) stats = stats.dtype(at::kFloat);
-  return {at::empty_like(x), at::empty({channels}, stats), at::empty({channels}, stats)};
+bool is_dense(const Tensor& t) {
+  return t.is_contiguous() || t.is_contiguous(at::MemoryFormat::ChannelsLast) ||
+         t.is_contiguous(at::MemoryFormat::ChannelsLast3d);
+}
+at::MemoryFormat dense_format(const Tensor& t) {
+  if (t.is_contiguous()) return at::MemoryFormat::Contiguous;
+  return t.is_contiguous(at::MemoryFormat::ChannelsLast3d) ? at::MemoryFormat::ChannelsLast3d
+                                                           : at::MemoryFormat::ChannelsLast;
+}
+// The dtype of batch norm's statistics: that of the first parameter there is, so float beside a bf16 input.
+c10::ScalarType statistics_dtype(const Tensor& x, std::initializer_list<OptTensor> parameters) {
+  for (const OptTensor& p : parameters)
+    if (p && p->defined()) return p->scalar_type();
+  return x.scalar_type();
 }
 
-std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm_backward(const Tensor&, const Tensor& x,
-                                                                   const OptTensor& weight, const OptTensor&,
-                                                                   const OptTensor&, const OptTensor&, const OptTensor&,
-                                                                   bool, double, std::array<bool, 3> mask) {
+std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm(const Tensor& x, const OptTensor& weight,
+                                                          const OptTensor& bias, const OptTensor& mean,
+                                                          const OptTensor& var, bool training, double, double) {
+  bool dense = is_dense(x);
+  for (const OptTensor& p : {weight, bias, mean, var})
+    if (p && p->defined()) dense &= p->is_contiguous();
+  const auto stats = x.options().dtype(statistics_dtype(x, {weight, bias, mean, var}));
+  const int64_t channels = training ? x.size(1) : 0;
+  return {at::empty_like(x, dense ? dense_format(x) : at::MemoryFormat::Contiguous), at::empty({channels}, stats),
+          at::empty({channels}, stats)};
+}
+
+// The form with running statistics as arguments of its own, which the functional twin is made of.
+std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm_legit(const Tensor& x, const OptTensor& weight,
+                                                                const OptTensor& bias, Tensor& mean, Tensor& var,
+                                                                bool training, double momentum, double eps) {
+  return meta_native_batch_norm(x, weight, bias, mean, var, training, momentum, eps);
+}
+std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm_no_stats(const Tensor& x, const OptTensor& weight,
+                                                                   const OptTensor& bias, bool training,
+                                                                   double momentum, double eps) {
+  return meta_native_batch_norm(x, weight, bias, std::nullopt, std::nullopt, training, momentum, eps);
+}
+
+std::tuple<Tensor, Tensor, Tensor> meta_native_batch_norm_backward(const Tensor& grad, const Tensor& x,
+                                                                   const OptTensor& weight, const OptTensor& mean,
+                                                                   const OptTensor& var, const OptTensor& save_mean,
+                                                                   const OptTensor& save_invstd, bool, double,
+                                                                   std::array<bool, 3> mask) {
+  const bool dense = is_dense(x) && is_dense(grad) && x.suggest_memory_format() == grad.suggest_memory_format();
+  const auto stats = x.options().dtype(statistics_dtype(x, {weight, mean, var, save_mean, save_invstd}));
   Tensor dx, dweight, dbias;
-  auto stats = weight && weight->defined() ? weight->options() : x.options();
-  if (mask[0]) dx = at::empty_like(x);
+  if (mask[0]) dx = at::empty_like(x, dense ? dense_format(x) : x.suggest_memory_format());
   if (mask[1]) dweight = at::empty({x.size(1)}, stats);
   if (mask[2]) dbias = at::empty({x.size(1)}, stats);
   return {dx, dweight, dbias};
 }
+
+// A convolution is done on images: a line is an image of height 1. Results are channels_last where the input or the
+// weight is; a line's input is first made contiguous, its weight is not. double volumes never are.
+struct ConvolutionLayout {
+  ConvolutionLayout(const Tensor& x, const Tensor& weight) : line(x.dim() == 3) {
+    const auto format_of = [](const Tensor& t) { return t.suggest_memory_format(); };
+    format = line ? format_of(x.contiguous().unsqueeze(2)) : format_of(x);
+    if (format == at::MemoryFormat::Contiguous) format = format_of(line ? weight.unsqueeze(2) : weight);
+    if (x.dim() == 5 && x.scalar_type() == at::kDouble) format = at::MemoryFormat::Contiguous;
+  }
+  Tensor empty(const std::vector<int64_t>& sizes, const at::TensorOptions& options) const {
+    if (!line) return at::empty(sizes, options.memory_format(format));
+    return at::empty({sizes[0], sizes[1], 1, sizes[2]}, options.memory_format(format)).squeeze(2);
+  }
+  bool line;
+  at::MemoryFormat format;
+};
 
 Tensor meta_convolution(const Tensor& x, const Tensor& weight, const OptTensor&, at::IntArrayRef stride,
                         at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
@@ -103,24 +148,24 @@ Tensor meta_convolution(const Tensor& x, const Tensor& weight, const OptTensor&,
     else
       sizes.push_back((x.size(d + 2) + 2 * at_dim(padding) - kernel) / at_dim(stride) + 1);
   }
-  return at::empty(sizes, x.options());
+  return ConvolutionLayout(x, weight).empty(sizes, x.options());
 }
 
 std::tuple<Tensor, Tensor, Tensor> meta_convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                                              at::OptionalIntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                                                             at::IntArrayRef, bool transposed, at::IntArrayRef,
-                                                             int64_t groups, std::array<bool, 3> mask) {
-  (void)transposed, (void)groups;
+                                                             at::IntArrayRef, bool, at::IntArrayRef, int64_t,
+                                                             std::array<bool, 3> mask) {
+  const ConvolutionLayout layout(x, weight);
   Tensor dx, dweight, dbias;
-  if (mask[0]) dx = at::empty(x.sizes(), x.options());
-  if (mask[1]) dweight = at::empty(weight.sizes(), weight.options());
+  if (mask[0]) dx = layout.empty(x.sizes().vec(), x.options());
+  if (mask[1]) dweight = x.numel() == 0 ? at::empty_like(weight) : layout.empty(weight.sizes().vec(), weight.options());
   if (mask[2]) dbias = at::empty({grad.size(1)}, grad.options());
   return {dx, dweight, dbias};
 }
 
-// q, k, v: [B, H, S, D]. Outputs and gradients lie as [B, S, H, D] in memory.
+// q, k, v: [B, H, S, D]; gradients lie as [B, S, H, D] in memory.
 Tensor empty_bshd(const Tensor& like) {
-  return at::empty_like(like.transpose(1, 2), at::MemoryFormat::Contiguous).transpose(1, 2);
+  return at::empty(like.transpose(1, 2).sizes(), like.options()).transpose(1, 2);
 }
 
 std::tuple<Tensor, Tensor> meta_flash_cpu(const Tensor& q, const Tensor& k, const Tensor& v, double, bool,
@@ -128,7 +173,8 @@ std::tuple<Tensor, Tensor> meta_flash_cpu(const Tensor& q, const Tensor& k, cons
   (void)k, (void)v;
   auto lse = q.options();
   if (at::isReducedFloatingType(q.scalar_type())) lse = lse.dtype(at::kFloat);
-  return {empty_bshd(q), at::empty({q.size(0), q.size(2), q.size(1)}, lse).transpose(1, 2)};
+  return {at::empty_like(q.transpose(1, 2)).transpose(1, 2),
+          at::empty({q.size(0), q.size(2), q.size(1)}, lse).transpose(1, 2)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> meta_flash_cpu_backward(const Tensor&, const Tensor& q, const Tensor& k,
@@ -137,31 +183,231 @@ std::tuple<Tensor, Tensor, Tensor> meta_flash_cpu_backward(const Tensor&, const 
   return {empty_bshd(q), empty_bshd(k), empty_bshd(v)};
 }
 
-// Attention of the target cpu: its flash kernel where it applies, else plain products (LibTorch would trace the
-// products always, since it chooses by the device of the tensors, which is meta).
-Tensor attention_for_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& mask, double dropout,
-                         bool causal, std::optional<double> scale, bool enable_gqa) {
-  const bool same_heads = q.size(-3) == k.size(-3) || enable_gqa;
-  const bool flash = q.dim() == 4 && k.dim() == 4 && dropout == 0.0 && same_heads && q.size(3) == v.size(3) &&
-                     q.size(3) == k.size(3) && (!mask || !mask->defined());
-  if (flash)
-    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, std::nullopt, scale));
+// Attention of the target cpu: the kernel that LibTorch would choose for CPU tensors of these shapes. Left alone it
+// chooses by device, and for meta tensors always takes plain products.
+Tensor attention_for_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& mask_or_none,
+                         double dropout, bool causal, std::optional<double> scale, bool enable_gqa) {
+  OptTensor mask = mask_or_none;
+  if (mask && mask->defined() && mask->scalar_type() == at::kBool)  // both kernels add the mask
+    mask = at::where(*mask, at::scalar_tensor(0.0, q.options()),
+                     at::scalar_tensor(-std::numeric_limits<double>::infinity(), q.options()));
+  static const auto choice = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("aten::_fused_sdp_choice", "")
+                                 .typed<decltype(at::_fused_sdp_choice)>();
+  const int64_t kernel =
+      choice.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), q, k, v, mask, dropout, causal, scale, enable_gqa);
+  if (kernel == static_cast<int64_t>(at::SDPBackend::flash_attention))
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, mask, scale));
   return std::get<0>(
       at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, std::nullopt, scale, enable_gqa));
+}
+
+// native_group_norm also exists as a composite of ops that lack shape functions themselves.
+std::tuple<Tensor, Tensor, Tensor> meta_native_group_norm(const Tensor& x, const OptTensor& weight, const OptTensor&,
+                                                          int64_t samples, int64_t, int64_t, int64_t groups, double) {
+  const bool mixed =
+      at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() && weight->scalar_type() == at::kFloat;
+  const auto stats = mixed ? x.options().dtype(at::kFloat) : x.options();
+  return {at::empty_like(x, x.suggest_memory_format()), at::empty({samples, groups}, stats),
+          at::empty({samples, groups}, stats)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> meta_native_group_norm_backward(const Tensor&, const Tensor& x, const Tensor&,
+                                                                   const Tensor&, const OptTensor& weight, int64_t,
+                                                                   int64_t channels, int64_t, int64_t,
+                                                                   std::array<bool, 3> mask) {
+  const auto options = weight && weight->defined() ? weight->options() : x.options();
+  Tensor dx, dweight, dbias;
+  if (mask[0]) dx = at::empty_like(x, x.suggest_memory_format());
+  if (mask[1]) dweight = at::empty({channels}, options);
+  if (mask[2]) dbias = at::empty({channels}, options);
+  return {dx, dweight, dbias};
+}
+
+// The last `tail.size()` sizes replaced; batched images keep channels_last.
+Tensor empty_image(const Tensor& x, std::vector<int64_t> tail) {
+  auto sizes = x.sizes().vec();
+  std::copy(tail.begin(), tail.end(), sizes.end() - static_cast<int64_t>(tail.size()));
+  return at::empty(sizes, x.options().memory_format(x.suggest_memory_format()));
+}
+
+Tensor meta_adaptive_avg_pool2d(const Tensor& x, at::IntArrayRef size) { return empty_image(x, size.vec()); }
+Tensor meta_adaptive_avg_pool3d(const Tensor& x, at::IntArrayRef size) {
+  auto sizes = x.sizes().vec();
+  std::copy(size.begin(), size.end(), sizes.end() - 3);
+  return at::empty(sizes, x.options());
+}
+Tensor meta_image_backward(const Tensor&, const Tensor& x) { return empty_image(x, {}); }
+Tensor meta_volume_backward(const Tensor&, const Tensor& x) { return at::empty(x.sizes(), x.options()); }
+
+// [left, right, top, bottom, …], innermost dimension first.
+std::vector<int64_t> padded_tail(const Tensor& x, at::IntArrayRef padding) {
+  std::vector<int64_t> tail;
+  for (size_t i = padding.size() / 2; i-- > 0;)
+    tail.push_back(x.size(-1 - static_cast<int64_t>(i)) + padding[2 * i] + padding[2 * i + 1]);
+  return tail;
+}
+Tensor meta_reflection_pad2d(const Tensor& x, at::IntArrayRef padding) {
+  return empty_image(x, padded_tail(x, padding));
+}
+Tensor meta_image_pad_backward(const Tensor&, const Tensor& x, at::IntArrayRef) { return empty_image(x, {}); }
+
+Tensor meta_im2col(const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef dilation, at::IntArrayRef padding,
+                   at::IntArrayRef stride) {
+  int64_t columns = 1;
+  for (int64_t d = 0; d < 2; ++d) {
+    const auto i = static_cast<size_t>(d);
+    columns *= (x.size(d - 2) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1;
+  }
+  auto sizes = x.sizes().vec();
+  sizes.pop_back();
+  sizes[sizes.size() - 2] *= kernel[0] * kernel[1];
+  sizes.back() = columns;
+  return at::empty(sizes, x.options());
+}
+
+Tensor meta_col2im(const Tensor& x, at::IntArrayRef output, at::IntArrayRef kernel, at::IntArrayRef, at::IntArrayRef,
+                   at::IntArrayRef) {
+  auto sizes = x.sizes().vec();
+  sizes[sizes.size() - 2] /= kernel[0] * kernel[1];
+  sizes.back() = output[0];
+  sizes.push_back(output[1]);
+  return at::empty(sizes, x.options());
+}
+
+Tensor meta_unfold_backward(const Tensor& grad, at::IntArrayRef sizes, int64_t, int64_t, int64_t) {
+  return at::empty(sizes, grad.options());
+}
+
+Tensor meta_channel_shuffle(const Tensor& x, int64_t) { return empty_image(x, {}); }
+
+// sub with its operands turned round.
+Tensor meta_rsub(const Tensor& x, const Tensor& other, const at::Scalar& alpha) { return at::sub(other, x, alpha); }
+
+// The CPU kernel joins the two parts of each dimension, and cat chooses the strides.
+Tensor meta_roll(const Tensor& x, at::IntArrayRef shifts, at::IntArrayRef dims) {
+  if (x.numel() == 0) return at::empty_like(x);
+  if (dims.empty()) return at::empty(x.sizes(), x.options());
+  Tensor result = x;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const int64_t size = x.size(dims[i]), start = ((size - shifts[i]) % size + size) % size;
+    result = at::cat({result.narrow(dims[i], start, size - start), result.narrow(dims[i], 0, start)}, dims[i]);
+  }
+  return result;
+}
+
+Tensor meta_take(const Tensor& x, const Tensor& index) { return at::empty(index.sizes(), x.options()); }
+
+Tensor meta_bucketize(const Tensor& x, const Tensor&, bool int32, bool) {
+  return at::empty(x.sizes(), x.options().dtype(int32 ? at::kInt : at::kLong));
+}
+Tensor meta_searchsorted(const Tensor& sorted, const Tensor& x, bool int32, bool right, std::optional<std::string_view>,
+                         const OptTensor&) {
+  return meta_bucketize(x, sorted, int32, right);
+}
+
+Tensor meta_addbmm(const Tensor& bias, const Tensor& a, const Tensor& b, const at::Scalar&, const at::Scalar&) {
+  return at::empty({a.size(1), b.size(2)}, bias.options());
+}
+
+Tensor meta_polar(const Tensor& magnitude, const Tensor& angle) {
+  return broadcast_all({magnitude, angle}, at::toComplexType(magnitude.scalar_type()));
+}
+
+std::tuple<Tensor, Tensor> meta_cumulative_extreme(const Tensor& x, int64_t) {
+  return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options().dtype(at::kLong))};
+}
+
+std::tuple<Tensor, Tensor> meta_log_sigmoid_forward(const Tensor& x) {
+  return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
+}
+Tensor meta_log_sigmoid_backward(const Tensor& grad, const Tensor&, const Tensor&) { return at::empty_like(grad); }
+
+Tensor meta_glu_backward(const Tensor&, const Tensor& x, int64_t) { return at::empty(x.sizes(), x.options()); }
+
+std::tuple<Tensor, Tensor> meta_prelu_kernel_backward(const Tensor& grad, const Tensor& x, const Tensor& weight) {
+  const std::vector<Tensor> inputs = {x, weight, grad};
+  return {broadcast_all(inputs, x.scalar_type()), broadcast_all(inputs, x.scalar_type())};
+}
+
+std::tuple<Tensor, Tensor> meta_nll_loss2d_forward(const Tensor& x, const Tensor& target, const OptTensor&,
+                                                   int64_t reduction, int64_t) {
+  const bool none = reduction == at::Reduction::None;
+  return {none ? at::empty(target.sizes(), x.options()) : at::empty({}, x.options()), at::empty({}, x.options())};
+}
+Tensor meta_nll_loss2d_backward(const Tensor&, const Tensor& x, const Tensor&, const OptTensor&, int64_t, int64_t,
+                                const Tensor&) {
+  return at::empty_like(x);
+}
+
+Tensor meta_cdist_forward(const Tensor& a, const Tensor& b, double, std::optional<int64_t>) {
+  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim()) - 2),
+                              b.sizes().slice(0, static_cast<size_t>(b.dim()) - 2));
+  sizes.push_back(a.size(-2));
+  sizes.push_back(b.size(-2));
+  return at::empty(sizes, a.options());
+}
+Tensor meta_cdist_backward(const Tensor&, const Tensor& a, const Tensor& b, double, const Tensor&) {
+  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim()) - 2),
+                              b.sizes().slice(0, static_cast<size_t>(b.dim()) - 2));
+  sizes.push_back(a.size(-2));
+  sizes.push_back(a.size(-1));
+  return at::empty(sizes, a.options());
+}
+
+std::tuple<Tensor, Tensor> meta_weight_norm(const Tensor& v, const Tensor& g, int64_t) {
+  const bool reduced = at::isReducedFloatingType(g.scalar_type());
+  return {at::empty(v.sizes(), v.options()),
+          at::empty(g.sizes(), reduced ? g.options().dtype(at::kFloat) : g.options())};
+}
+std::tuple<Tensor, Tensor> meta_weight_norm_backward(const Tensor&, const Tensor& v, const Tensor& g, const Tensor&,
+                                                     int64_t) {
+  return {at::empty(v.sizes(), v.options()), at::empty(g.sizes(), g.options())};
+}
+
+Tensor meta_safe_softmax(const Tensor& x, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return at::empty_like(at::softmax(x, dim, dtype));
+}
+
+Tensor meta_grid_sampler_2d(const Tensor& x, const Tensor& grid, int64_t, int64_t, bool) {
+  return at::empty({x.size(0), x.size(1), grid.size(1), grid.size(2)}, x.options());
+}
+std::tuple<Tensor, Tensor> meta_grid_sampler_2d_backward(const Tensor&, const Tensor& x, const Tensor& grid, int64_t,
+                                                         int64_t, bool, std::array<bool, 2> mask) {
+  return {mask[0] ? at::empty(x.sizes(), x.options()) : Tensor(), at::empty(grid.sizes(), grid.options())};
+}
+
+Tensor meta_tril_indices(int64_t rows, int64_t columns, int64_t offset, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; ++r) count += std::clamp<int64_t>(r + offset + 1, 0, columns);
+  return at::empty({2, count}, at::TensorOptions(dtype.value_or(at::kLong)).device(at::kMeta));
+}
+Tensor meta_triu_indices(int64_t rows, int64_t columns, int64_t offset, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; ++r) count += columns - std::clamp<int64_t>(r + offset, 0, columns);
+  return at::empty({2, count}, at::TensorOptions(dtype.value_or(at::kLong)).device(at::kMeta));
 }
 
 struct Registrar {
   torch::Library& meta;
   std::vector<std::string>* names;
-  template <class F>
-  void add(const char* name, F* function) {
+  // Whether this LibTorch has the op and no shape function of its own for it.
+  bool lacks(const char* name) {
     names->push_back(std::string("aten::") + name);
     const std::string full = names->back();
     const size_t dot = full.find('.');
     auto op = c10::Dispatcher::singleton().findSchema(
         {full.substr(0, dot), dot == std::string::npos ? "" : full.substr(dot + 1)});
-    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) return;
-    meta.impl(name, function);
+    return op && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  }
+  template <class F>
+  void add(const char* name, F* function) {
+    if (lacks(name)) meta.impl(name, function);
+  }
+  void add(const MetaRuleRow& row) {
+    if (lacks(row.name)) register_rule(meta, row);
   }
 };
 
@@ -173,18 +419,57 @@ void register_meta_kernels() {
   static torch::Library meta(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
   static torch::Library autograd(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);
   Registrar registrar{meta, &registered_names};
-  registrar.add("relu", &meta_relu);
-  registrar.add("where.self", &meta_where);
+  for (const MetaRuleRow& row : meta_rules()) registrar.add(row);
   registrar.add("index_select", &meta_index_select);
   registrar.add("embedding_dense_backward", &meta_embedding_dense_backward);
   registrar.add("native_layer_norm", &meta_native_layer_norm);
   registrar.add("native_layer_norm_backward", &meta_native_layer_norm_backward);
   registrar.add("native_batch_norm", &meta_native_batch_norm);
+  registrar.add("_native_batch_norm_legit", &meta_native_batch_norm_legit);
+  registrar.add("_native_batch_norm_legit.no_stats", &meta_native_batch_norm_no_stats);
   registrar.add("native_batch_norm_backward", &meta_native_batch_norm_backward);
   registrar.add("convolution", &meta_convolution);
   registrar.add("convolution_backward", &meta_convolution_backward);
   registrar.add("_scaled_dot_product_flash_attention_for_cpu", &meta_flash_cpu);
   registrar.add("_scaled_dot_product_flash_attention_for_cpu_backward", &meta_flash_cpu_backward);
+  registrar.add("native_group_norm", &meta_native_group_norm);
+  registrar.add("native_group_norm_backward", &meta_native_group_norm_backward);
+  registrar.add("_adaptive_avg_pool2d", &meta_adaptive_avg_pool2d);
+  registrar.add("_adaptive_avg_pool2d_backward", &meta_image_backward);
+  registrar.add("_adaptive_avg_pool3d", &meta_adaptive_avg_pool3d);
+  registrar.add("_adaptive_avg_pool3d_backward", &meta_volume_backward);
+  registrar.add("reflection_pad2d", &meta_reflection_pad2d);
+  registrar.add("reflection_pad2d_backward", &meta_image_pad_backward);
+  registrar.add("replication_pad2d_backward", &meta_image_pad_backward);
+  registrar.add("replication_pad3d_backward", &meta_image_pad_backward);
+  registrar.add("im2col", &meta_im2col);
+  registrar.add("col2im", &meta_col2im);
+  registrar.add("unfold_backward", &meta_unfold_backward);
+  registrar.add("channel_shuffle", &meta_channel_shuffle);
+  registrar.add("rsub.Tensor", &meta_rsub);
+  registrar.add("roll", &meta_roll);
+  registrar.add("take", &meta_take);
+  registrar.add("bucketize.Tensor", &meta_bucketize);
+  registrar.add("searchsorted.Tensor", &meta_searchsorted);
+  registrar.add("addbmm", &meta_addbmm);
+  registrar.add("polar", &meta_polar);
+  registrar.add("cummax", &meta_cumulative_extreme);
+  registrar.add("cummin", &meta_cumulative_extreme);
+  registrar.add("log_sigmoid_forward", &meta_log_sigmoid_forward);
+  registrar.add("log_sigmoid_backward", &meta_log_sigmoid_backward);
+  registrar.add("glu_backward", &meta_glu_backward);
+  registrar.add("_prelu_kernel_backward", &meta_prelu_kernel_backward);
+  registrar.add("nll_loss2d_forward", &meta_nll_loss2d_forward);
+  registrar.add("nll_loss2d_backward", &meta_nll_loss2d_backward);
+  registrar.add("_cdist_forward", &meta_cdist_forward);
+  registrar.add("_cdist_backward", &meta_cdist_backward);
+  registrar.add("_weight_norm_interface", &meta_weight_norm);
+  registrar.add("_weight_norm_interface_backward", &meta_weight_norm_backward);
+  registrar.add("grid_sampler_2d", &meta_grid_sampler_2d);
+  registrar.add("grid_sampler_2d_backward", &meta_grid_sampler_2d_backward);
+  registrar.add("_safe_softmax", &meta_safe_softmax);
+  registrar.add("tril_indices", &meta_tril_indices);
+  registrar.add("triu_indices", &meta_triu_indices);
   autograd.impl("scaled_dot_product_attention", &attention_for_cpu);
 }
 

@@ -53,16 +53,6 @@ void give(const c10::OperatorHandle& op, Stack* stack, std::vector<Tensor> resul
   for (Tensor& t : results) stack->emplace_back(std::move(t));
 }
 
-// Sizes and strides as LibTorch's own pointwise loop chooses them; nothing is computed.
-Tensor broadcast_all(const std::vector<Tensor>& inputs, c10::ScalarType dtype) {
-  at::TensorIteratorConfig config;
-  config.check_all_same_dtype(false).check_all_same_device(false).allow_cpu_scalars(true);
-  config.declare_static_dtype_and_device(dtype, at::kMeta);
-  config.add_owned_output(Tensor());
-  for (const Tensor& t : inputs) config.add_owned_const_input(t);
-  return config.build().output();
-}
-
 c10::ScalarType promoted(const std::vector<Tensor>& inputs) {
   at::native::ResultTypeState state;
   for (const Tensor& t : inputs) state = at::native::update_result_type_state(t, state);
@@ -87,15 +77,17 @@ void in_place(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   give(op, stack, {Arguments(op.schema(), *stack).first()});
 }
 
+// `self`: of a loss's backward the first tensor is the gradient, which may be one number.
 void preserve(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const Tensor x = Arguments(op.schema(), *stack).first();
+  const Tensor x = Arguments(op.schema(), *stack).find("self")->toTensor();
   std::vector<Tensor> results;
   for (size_t i = 0; i < op.schema().returns().size(); ++i) results.push_back(at::empty_like(x));
   give(op, stack, std::move(results));
 }
 
 void contiguous(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const Tensor x = Arguments(op.schema(), *stack).first();
+  const Arguments arguments(op.schema(), *stack);
+  const Tensor x = arguments.find("self")->toTensor();
   give(op, stack, {at::empty(x.sizes(), x.options())});
 }
 
@@ -108,39 +100,46 @@ void per_sample(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
   give(op, stack, {each});
 }
 
-void number(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const Tensor x = Arguments(op.schema(), *stack).first();
-  give(op, stack, {at::empty({}, x.options())});
-}
-
-void reduce(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const Arguments arguments(op.schema(), *stack);
+std::vector<Tensor> reduced(const c10::OperatorHandle& op, const Stack& stack, c10::ScalarType dtype) {
+  const Arguments arguments(op.schema(), stack);
   const Tensor x = arguments.first();
   std::vector<int64_t> dims;
   if (auto dim = arguments.find("dim")) dims = dim->isInt() ? std::vector{dim->toInt()} : dim->toIntVector();
-  std::vector<bool> reduced(static_cast<size_t>(x.dim()), dims.empty());
+  std::vector<bool> gone(static_cast<size_t>(x.dim()), dims.empty());
   for (int64_t d : dims)
-    if (x.dim() > 0) reduced[static_cast<size_t>(at::maybe_wrap_dim(d, x.dim()))] = true;
+    if (x.dim() > 0) gone[static_cast<size_t>(at::maybe_wrap_dim(d, x.dim()))] = true;
   std::vector<int64_t> sizes;
-  for (size_t d = 0; d < reduced.size(); ++d) {
-    if (!reduced[d]) sizes.push_back(x.sizes()[d]);
-    if (reduced[d] && arguments.flag("keepdim")) sizes.push_back(1);
+  for (size_t d = 0; d < gone.size(); ++d) {
+    if (!gone[d]) sizes.push_back(x.sizes()[d]);
+    if (gone[d] && arguments.flag("keepdim")) sizes.push_back(1);
   }
-  auto dtype = x.scalar_type();
   if (auto wanted = arguments.find("dtype")) dtype = wanted->toScalarType();
   std::vector<Tensor> results = {at::empty(sizes, x.options().dtype(dtype))};
   if (op.schema().returns().size() == 2) {
     const bool indices = op.schema().returns()[1].name() == "indices";
     results.push_back(at::empty(sizes, x.options().dtype(indices ? at::kLong : dtype)));
   }
-  give(op, stack, std::move(results));
+  return results;
+}
+
+void reduce(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  give(op, stack, reduced(op, *stack, Arguments(op.schema(), *stack).first().scalar_type()));
+}
+
+void count(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  give(op, stack, reduced(op, *stack, at::kLong));
+}
+
+void sum(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const auto dtype = Arguments(op.schema(), *stack).first().scalar_type();
+  const bool counts = c10::isIntegralType(dtype, /*includeBool=*/true);
+  give(op, stack, reduced(op, *stack, counts ? at::kLong : dtype));
 }
 
 constexpr MetaRuleRow kRows[] = {
     {"relu", MetaRule::Preserve},
     {"abs", MetaRule::PointwiseFirst},
     {"where.self", MetaRule::Pointwise},
-    {"rsub.Tensor", MetaRule::Pointwise},
     {"floor_divide", MetaRule::Pointwise},
     {"hardtanh", MetaRule::PointwiseFirst},
     {"hardtanh_", MetaRule::InPlace},
@@ -162,21 +161,21 @@ constexpr MetaRuleRow kRows[] = {
     {"logical_not_", MetaRule::InPlace},
     {"isnan", MetaRule::Predicate},
     {"flip", MetaRule::Preserve},
-    {"roll", MetaRule::Contiguous},
+    {"count_nonzero.dim_IntList", MetaRule::Count},
     {"logcumsumexp", MetaRule::Contiguous},
     {"mse_loss_backward", MetaRule::Contiguous},
     {"smooth_l1_loss_backward", MetaRule::Contiguous},
     {"huber_loss", MetaRule::PerSample},
     {"huber_loss_backward", MetaRule::Contiguous},
     {"binary_cross_entropy", MetaRule::PerSample},
-    {"binary_cross_entropy_backward", MetaRule::Contiguous},
-    {"max", MetaRule::Number},
-    {"min", MetaRule::Number},
-    {"median", MetaRule::Number},
-    {"dot", MetaRule::Number},
-    {"trace", MetaRule::Number},
-    {"prod", MetaRule::Reduce},
-    {"nansum", MetaRule::Reduce},
+    {"binary_cross_entropy_backward", MetaRule::Preserve},
+    {"max", MetaRule::Reduce},
+    {"min", MetaRule::Reduce},
+    {"median", MetaRule::Reduce},
+    {"dot", MetaRule::Reduce},
+    {"trace", MetaRule::Sum},
+    {"prod", MetaRule::Sum},
+    {"nansum", MetaRule::Sum},
     {"logsumexp", MetaRule::Reduce},
     {"std.correction", MetaRule::Reduce},
     {"var.correction", MetaRule::Reduce},
@@ -188,6 +187,15 @@ constexpr MetaRuleRow kRows[] = {
 };
 
 }  // namespace
+
+Tensor broadcast_all(const std::vector<Tensor>& inputs, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).check_all_same_device(false).allow_cpu_scalars(true);
+  config.declare_static_dtype_and_device(dtype, at::kMeta);
+  config.add_owned_output(Tensor());
+  for (const Tensor& t : inputs) config.add_owned_const_input(t);
+  return config.build().output();
+}
 
 std::span<const MetaRuleRow> meta_rules() { return kRows; }
 
@@ -202,7 +210,8 @@ void register_rule(torch::Library& meta, const MetaRuleRow& row) {
     case MetaRule::Preserve: return add(CppFunction::makeFromBoxedFunction<&preserve>());
     case MetaRule::Contiguous: return add(CppFunction::makeFromBoxedFunction<&contiguous>());
     case MetaRule::PerSample: return add(CppFunction::makeFromBoxedFunction<&per_sample>());
-    case MetaRule::Number: return add(CppFunction::makeFromBoxedFunction<&number>());
+    case MetaRule::Count: return add(CppFunction::makeFromBoxedFunction<&count>());
+    case MetaRule::Sum: return add(CppFunction::makeFromBoxedFunction<&sum>());
     case MetaRule::Reduce: return add(CppFunction::makeFromBoxedFunction<&reduce>());
   }
 }

@@ -2,7 +2,10 @@
 // Shape functions that many ops share, written once for any schema: one rule per kind of op.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <span>
+#include <vector>
 
 namespace torch {
 class Library;
@@ -15,17 +18,21 @@ enum class MetaRule {
   PointwiseFirst,  // all tensors broadcast; dtype of the first
   Predicate,       // all tensors broadcast; bool
   InPlace,         // returns its first argument
-  Preserve,        // like the first tensor, its dense strides kept
-  Contiguous,      // sizes and dtype of the first tensor, contiguous
+  Preserve,        // like `self`, its dense strides kept
+  Contiguous,      // sizes and dtype of `self`, contiguous
   PerSample,       // a loss: by `reduction`, pointwise over the first two tensors or one number
-  Number,          // one number of the first tensor's dtype
-  Reduce,          // over `dim` (an int, a list, or all), keeping it if `keepdim`
+  Reduce,          // over `dim` (an int, a list, or all), keeping it if `keepdim`; a second result may be indices
+  Sum,             // the same; integers become int64
+  Count,           // the same; int64
 };
 
 struct MetaRuleRow {
   const char* name;  // "relu", "where.self"
   MetaRule rule;
 };
+
+// An empty result with the sizes and strides that LibTorch's pointwise loop chooses for these inputs, in this order.
+at::Tensor broadcast_all(const std::vector<at::Tensor>& inputs, c10::ScalarType dtype);
 
 // Every op that a rule describes.
 std::span<const MetaRuleRow> meta_rules();

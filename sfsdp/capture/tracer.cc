@@ -2,12 +2,15 @@
 #include "sfsdp/capture/tracer.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -63,6 +66,14 @@ Geometry geometry_of(const at::Tensor& t) {
   return {t.sizes().vec(), t.strides().vec(), t.storage_offset(), t.scalar_type(), t.is_conj(), t.is_neg()};
 }
 
+// The stride of a dimension of size 1 addresses nothing.
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d)
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  return true;
+}
+
 bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -90,6 +101,18 @@ std::optional<c10::OperatorName> functional_twin(const c10::OperatorName& name) 
   return std::nullopt;
 }
 
+// LibTorch's words for a null data pointer, which only a tensor without memory has.
+bool touches_memory(const c10::Error& error) {
+  return std::string_view(error.what_without_backtrace()).find("its data is not allocated yet") != std::string::npos;
+}
+
+[[noreturn]] void refuse_memory(const std::string& where) {
+  throw UserError(
+      concat("the memory of a tensor is read or written by the host during capture (data_ptr, accessor,"
+             " at::tensor({…}))",
+             where, "\n  expected ops only; make constants with torch::tensor({…}), or pass them in the batch"));
+}
+
 void collect(const c10::IValue& value, std::vector<at::Tensor>& out) {
   if (value.isTensor()) {
     out.push_back(value.toTensor());
@@ -111,6 +134,7 @@ struct Tracer::Call {
   std::vector<c10::IValue> arguments;
   std::vector<at::Tensor> tensors;  // all tensor arguments
   std::vector<at::Tensor> written;  // those the op updates in place
+  ir::Value* reshaped = nullptr;    // of unsqueeze_, t_, …: what the first argument was before it changed shape
 };
 
 Tracer::Tracer() {
@@ -130,6 +154,10 @@ void Tracer::run(const std::function<void()>& body) {
   recording_ = true;
   try {
     body();
+  } catch (const c10::Error& error) {
+    recording_ = false;
+    if (touches_memory(error)) refuse_memory(at_module());
+    throw;
   } catch (...) {
     recording_ = false;
     throw;
@@ -137,11 +165,21 @@ void Tracer::run(const std::function<void()>& body) {
   recording_ = false;
 }
 
-std::string Tracer::where(const c10::OperatorHandle& op) const {
-  std::string text = opcode_of(op.operator_name());
-  if (!module_path_.empty()) text += " at " + module_path_;
-  return text;
+// In a backward pass, the forward op whose gradient is being computed.
+const ir::Op* Tracer::forward_op() const {
+  auto node = torch::autograd::get_current_node();
+  if (section != ir::Section::Bwd || !node) return nullptr;
+  auto owner = forward_ops_.find(static_cast<int64_t>(node->sequence_nr()));
+  return owner == forward_ops_.end() ? nullptr : owner->second;
 }
+
+std::string Tracer::at_module() const {
+  const ir::Op* forward = forward_op();
+  const std::string& path = forward ? forward->module_path : module_path_;
+  return path.empty() ? "" : " at " + path;
+}
+
+std::string Tracer::where(const c10::OperatorHandle& op) const { return opcode_of(op.operator_name()) + at_module(); }
 
 void Tracer::declare(const at::Tensor& tensor, ir::Value* value) {
   SFSDP_CHECK(tensor.is_meta(), "declared tensor of %", value->name(), " is on ", tensor.device());
@@ -173,23 +211,50 @@ ir::Value* Tracer::constant(const at::Tensor& tensor) {
   return op->result();
 }
 
-ir::Value* Tracer::value_of(const at::Tensor& tensor) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  auto found = storages_.find(storage);
-  if (found == storages_.end()) {
-    if (tensor.is_meta())
-      throw UserError(concat("a meta tensor of shape ", tensor.sizes(), " comes from outside of the captured step",
-                             module_path_.empty() ? "" : " at ", module_path_,
-                             "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
-                             " register it with register_buffer or pass it in the batch"));
-    alive_.push_back(tensor);
-    ir::Value* value = constant(tensor);
-    StorageState& state = storages_[storage];
-    state.base = value;
-    state.base_geometry = geometry_of(tensor);
-    state.views[state.base_geometry] = value;
-    return value;
+// Kernels take tensors of one device. A real one, which is the same in each step, is replaced by a meta tensor.
+at::Tensor Tracer::stand_in(const at::Tensor& real) {
+  auto [place, fresh] = stand_ins_.try_emplace(real.unsafeGetTensorImpl());
+  if (!fresh) return place->second;
+  c10::impl::ExcludeDispatchKeyGuard untraced(kTraceKey);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  alive_.push_back(real);
+  // Views of a constant are rebuilt from the start of its memory.
+  const at::Tensor held = real.storage_offset() == 0 && real.is_non_overlapping_and_dense() ? real : real.clone();
+  at::Tensor meta = at::empty_strided(held.sizes(), held.strides(), held.options().device(at::kMeta));
+  declare(meta, constant(held));
+  place->second = meta;
+  return meta;
+}
+
+// A wrapped number stays: it promotes dtypes in its own way, and kernels take it from any device.
+c10::IValue Tracer::without_real(const c10::IValue& value) {
+  const auto stays = [](const at::Tensor& t) {
+    return !t.defined() || t.is_meta() || t.unsafeGetTensorImpl()->is_wrapped_number();
+  };
+  if (value.isTensor()) return stays(value.toTensor()) ? value : c10::IValue(stand_in(value.toTensor()));
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(stays(t) ? t : stand_in(t));
+    return list;
   }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
+      list.push_back(!t || stays(*t) ? t : stand_in(*t));
+    return list;
+  }
+  return value;
+}
+
+ir::Value* Tracer::value_of(const at::Tensor& tensor) {
+  const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  if (!tensor.is_meta()) return number ? constant(tensor) : value_of(stand_in(tensor));
+  auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == storages_.end())
+    throw UserError(concat("a meta tensor of shape ", tensor.sizes(), " comes from outside of the captured step",
+                           at_module(),
+                           "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
+                           " register it with register_buffer or pass it in the batch"));
   StorageState& state = found->second;
   Geometry geometry = geometry_of(tensor);
   if (auto view = state.views.find(geometry); view != state.views.end()) return view->second;
@@ -209,41 +274,80 @@ void Tracer::redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTraceKey);
   try {
     op.redispatchBoxed(below, stack);
-  } catch (const c10::NotImplementedError&) {
-    throw UserError(concat(where(op), " has no shape function, so it cannot be captured",
-                           "\n  expected an op whose result shapes follow from its input shapes; write one in"
-                           " sfsdp/capture/meta_kernels.cc, or compute it outside of the step"));
+  } catch (const c10::NotImplementedError& error) {
+    refuse(op, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    if (touches_memory(error)) refuse_memory(" in " + where(op));
+    throw UserError(concat(where(op), ": ", error.what_without_backtrace(),
+                           "\n  expected a call that LibTorch accepts; the same forward on real tensors shows it too"));
   }
 }
 
-void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!recording_) return redispatch(op, keys, stack);
-  const auto& schema = op.schema();
-  if (op.operator_name().name == "aten::_local_scalar_dense")
-    throw UserError(concat("a tensor's value is read during capture (.item(), a condition or a size from data)",
-                           module_path_.empty() ? "" : " at ", module_path_,
-                           "\n  expected shapes and branches that do not depend on data; use torch::where, or pass"
-                           " the value in the batch"));
-  Call call;
-  const size_t count = schema.arguments().size();
-  auto arguments = torch::jit::last(*stack, count);
-  bool has_tensor = false, tracked = false;
-  for (size_t i = 0; i < count; ++i) {
-    if (takes_tensor(schema.arguments()[i]) || takes_tensor_list(schema.arguments()[i])) {
-      const size_t first = call.tensors.size();
-      collect(arguments[i], call.tensors);
-      if (writes(schema.arguments()[i]))
-        for (size_t t = first; t < call.tensors.size(); ++t) call.written.push_back(call.tensors[t]);
-    }
+// Says why an op has no shape on meta tensors; `reason` is LibTorch's message. It names the op that failed: the one
+// that the user called, or one that it is made of.
+void Tracer::refuse(const c10::OperatorHandle& op, const std::string& reason) const {
+  std::string made_of;
+  std::optional<c10::OperatorHandle> failed = op;
+  const size_t first = std::min(reason.find("aten::"), reason.size());
+  std::string quoted = reason.substr(first, reason.find_first_of("' \n", first) - first);
+  if (quoted.ends_with(':')) quoted.pop_back();
+  const size_t dot = quoted.find('.');
+  const c10::OperatorName name(quoted.substr(0, dot), dot == std::string::npos ? "" : quoted.substr(dot + 1));
+  if (auto found = c10::Dispatcher::singleton().findOp(name); found && name != op.operator_name()) {
+    failed = found;
+    made_of = " (it calls " + opcode_of(name) + ")";
   }
+  if (failed->hasTag(at::Tag::dynamic_output_shape) || failed->hasTag(at::Tag::data_dependent_output))
+    throw UserError(concat(where(op), made_of, " gives a shape that depends on data, so it cannot be captured",
+                           "\n  expected shapes that follow from input shapes; keep the full shape and mask with"
+                           " torch::where, take a fixed number with topk, or compute it before the step and pass it in"
+                           " the batch"));
+  throw UserError(concat(where(op), made_of, " has no shape function, so it cannot be captured",
+                         "\n  expected an op whose result shapes follow from its input shapes; write it with other"
+                         " ops, compute it before the step and pass it in the batch, or add a shape function to"
+                         " sfsdp/capture/meta_kernels.cc"));
+}
+
+// torch::equal, as torch::nn::MultiheadAttention calls it to find self-attention: known without data for one and the
+// same value and for two shapes.
+std::optional<bool> Tracer::equal_without_data(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  if (value_of(a) == value_of(b)) return true;
+  return std::nullopt;
+}
+
+void Tracer::refuse_read(const c10::OperatorHandle& op, const Call& call) const {
+  std::string read = "a tensor";
+  for (const at::Tensor& t : call.tensors)
+    if (t.defined() && t.is_meta()) read = concat("a tensor of shape ", t.sizes());
+  throw UserError(concat(where(op), " reads the value of ", read,
+                         " during capture (.item(), a condition, a loop bound or a size from data)",
+                         "\n  expected shapes and branches that do not depend on data; use torch::where or a mask, or"
+                         " compute the value before the step and pass it in the batch"));
+}
+
+// What the call takes, as it stands before the op runs. Returns whether the op belongs to the step: it reads a tensor
+// of the step, or makes one without naming a device.
+bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call) {
+  const auto& schema = op.schema();
+  const size_t count = schema.arguments().size();
+  auto arguments = torch::jit::last(stack, count);
+  for (size_t i = 0; i < count; ++i) {
+    if (!takes_tensor(schema.arguments()[i]) && !takes_tensor_list(schema.arguments()[i])) continue;
+    const size_t first = call.tensors.size();
+    collect(arguments[i], call.tensors);
+    if (writes(schema.arguments()[i]))
+      for (size_t t = first; t < call.tensors.size(); ++t) call.written.push_back(call.tensors[t]);
+  }
+  bool has_tensor = false, tracked = false;
   for (const at::Tensor& t : call.tensors) {
     if (!t.defined()) continue;
     has_tensor = true;
-    tracked |= t.is_meta() || storages_.contains(t.storage().unsafeGetStorageImpl());
+    tracked |= t.is_meta();
   }
-  if (!has_tensor) {  // a factory: without a device it belongs to the step
+  if (!has_tensor) {
     for (size_t i = 0; i < count; ++i) {
-      c10::IValue& argument = (*stack)[stack->size() - count + i];
+      c10::IValue& argument = stack[stack.size() - count + i];
       if (schema.arguments()[i].name() == "device" && argument.isNone()) {
         argument = c10::Device(c10::DeviceType::Meta);
         tracked = true;
@@ -252,52 +356,59 @@ void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       }
     }
   }
-  for (size_t i = 0; i < count; ++i) call.arguments.push_back((*stack)[stack->size() - count + i]);
+  for (const at::Tensor& t : call.written)
+    if (tracked && t.defined() && !t.is_meta())
+      throw UserError(concat(where(op), " writes into a tensor of shape ", t.sizes(),
+                             " from outside of the captured step",
+                             "\n  expected a registered buffer, which is kept from step to step; register it with"
+                             " register_buffer"));
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& argument = stack[stack.size() - count + i];
+    if (tracked) argument = without_real(argument);
+    call.arguments.push_back(argument);
+  }
+  return tracked;
+}
+
+void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!recording_) return redispatch(op, keys, stack);
+  Call call;
+  const bool tracked = read_arguments(op, *stack, call);
+  const std::string& name = op.operator_name().name;
+  if (tracked && name == "aten::_local_scalar_dense") refuse_read(op, call);
+  if (tracked && name == "aten::equal") {
+    auto known = equal_without_data(call.tensors[0], call.tensors[1]);
+    if (!known) refuse_read(op, call);
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    stack->emplace_back(*known);
+    return;
+  }
+  const bool reshapes = tracked && op.hasTag(at::Tag::inplace_view);
+  size_t bytes = 0;
+  if (reshapes) {
+    call.reshaped = value_of(call.tensors[0]);
+    bytes = call.tensors[0].storage().nbytes();
+  }
   redispatch(op, keys, stack);
+  if (reshapes && (bytes != call.tensors[0].storage().nbytes() || name == "aten::set_"))
+    throw UserError(concat(where(op), " gives its argument other memory, which cannot be captured",
+                           "\n  expected a tensor made at its final shape"));
   if (tracked) bind_outputs(op, call, *stack);  // else: real tensors only, folded at capture
 }
 
-void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch::jit::Stack& stack) {
-  const auto& schema = op.schema();
-  std::vector<at::Tensor> outputs;
-  const size_t returns = schema.returns().size();
-  for (size_t i = 0; i < returns; ++i) collect(stack[stack.size() - returns + i], outputs);
-
-  // Views that change nothing (detach, view to the same shape) are the value they look at.
-  bool all_known = !outputs.empty() && call.written.empty();
-  for (const at::Tensor& t : outputs) {
-    if (!t.defined()) {
-      all_known = false;
-      break;
-    }
-    auto found = storages_.find(t.storage().unsafeGetStorageImpl());
-    if (found == storages_.end() || !found->second.views.contains(geometry_of(t))) all_known = false;
-  }
-  if (all_known) return;
-
-  c10::OperatorName name = op.operator_name();
-  const bool mutates_hidden = name.name == "aten::native_batch_norm" && call.tensors.size() >= 5 &&
-                              call.tensors[3].defined() && call.arguments[5].toBool();
-  if (mutates_hidden) call.written = {call.tensors[3], call.tensors[4]};
-  std::optional<c10::OperatorHandle> target = op;
-  if (!call.written.empty()) {
-    auto twin = functional_twin(name);
-    target = twin ? c10::Dispatcher::singleton().findSchema(*twin) : std::nullopt;
-    if (!target)
-      throw UserError(concat(where(op), " writes into its argument and has no functional form",
-                             "\n  expected an op such as add_ or copy_; use the op that returns a new tensor"));
-    name = *twin;
-  }
-
+// The operands, lists and attributes of `target`'s call with the recorded arguments.
+ir::Op* Tracer::add_op(const c10::OperatorHandle& target, const Call& call,
+                       const std::vector<ir::Graph::NewResult>& results, const std::string& where) {
   std::vector<ir::Value*> operands;
   std::vector<ir::Op::OperandList> lists;
   std::map<std::string, ir::Attr> attrs;
   const auto operand = [&](const c10::IValue& value) {
     const bool present = value.isTensor() && value.toTensor().defined();
-    operands.push_back(present ? value_of(value.toTensor()) : nullptr);
+    const bool before = operands.empty() && call.reshaped;
+    operands.push_back(before ? call.reshaped : present ? value_of(value.toTensor()) : nullptr);
   };
   for (size_t i = 0; i < call.arguments.size(); ++i) {
-    const c10::Argument& argument = target->schema().arguments()[i];
+    const c10::Argument& argument = target.schema().arguments()[i];
     const c10::IValue& value = call.arguments[i];
     if (takes_tensor(argument)) {
       operand(value);
@@ -311,29 +422,73 @@ void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch
     } else if (argument.default_value() && *argument.default_value() == value) {
       continue;
     } else if (!value.isNone()) {
-      attrs[argument.name()] = attr_of(value, argument, where(op));
+      attrs[argument.name()] = attr_of(value, argument, where);
     }
   }
-  std::vector<ir::Graph::NewResult> results;
-  const size_t own_results = mutates_hidden ? 3 : outputs.size();
-  for (size_t i = 0; i < own_results && i < outputs.size(); ++i) results.push_back({"", type_of(outputs[i])});
-  if (mutates_hidden || name.name == "aten::_native_batch_norm_legit_functional")
-    for (const at::Tensor& t : call.written) results.push_back({"", type_of(t)});
-  ir::Op* recorded = graph.add(opcode_of(name), std::move(operands), std::move(results));
+  ir::Op* recorded = graph.add(opcode_of(target.operator_name()), std::move(operands), results);
   recorded->operand_lists = std::move(lists);
   recorded->attrs = std::move(attrs);
   note_position(*recorded);
+  return recorded;
+}
 
-  if (call.written.empty()) {
-    bind_results(recorded, outputs);
-  } else if (recorded->results().size() > call.written.size()) {  // batch norm: outputs, then the running statistics
-    bind_results(recorded, outputs);
-    for (size_t i = 0; i < call.written.size(); ++i)
-      write(call.written[i], recorded->result(static_cast<int>(outputs.size() + i)));
-  } else {
-    SFSDP_CHECK(recorded->results().size() == call.written.size(), where(op), " updates ", call.written.size());
-    for (size_t i = 0; i < call.written.size(); ++i) write(call.written[i], recorded->result(static_cast<int>(i)));
+// What the functional form of an in-place op returns: its strides are its own choice, not those of the tensor that the
+// in-place op wrote to.
+std::vector<at::Tensor> Tracer::functional_results(const c10::OperatorHandle& twin, const Call& call) const {
+  c10::impl::ExcludeDispatchKeyGuard untraced(kTraceKey);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  torch::jit::Stack stack(call.arguments.begin(), call.arguments.end());
+  try {
+    twin.callBoxed(stack);
+  } catch (const c10::NotImplementedError& error) {
+    refuse(twin, error.what_without_backtrace());
   }
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& value : stack) collect(value, results);
+  return results;
+}
+
+void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> outputs;
+  const size_t returns = op.schema().returns().size();
+  for (size_t i = 0; i < returns; ++i) collect(stack[stack.size() - returns + i], outputs);
+  if (call.reshaped) call.written.clear();  // another look at the same memory
+
+  // Views that change nothing (detach, view to the same shape) are the value they look at.
+  const auto known = [&](const at::Tensor& t) {
+    if (!t.defined()) return false;
+    auto found = storages_.find(t.storage().unsafeGetStorageImpl());
+    return found != storages_.end() && found->second.views.contains(geometry_of(t));
+  };
+  if (!outputs.empty() && call.written.empty() && std::ranges::all_of(outputs, known)) return;
+
+  const bool mutates_hidden = op.operator_name().name == "aten::native_batch_norm" && call.tensors.size() >= 5 &&
+                              call.tensors[3].defined() && call.arguments[5].toBool();
+  if (mutates_hidden) call.written = {call.tensors[3], call.tensors[4]};
+  std::optional<c10::OperatorHandle> target = op;
+  if (!call.written.empty() || call.reshaped) {
+    auto twin = functional_twin(op.operator_name());
+    target = twin ? c10::Dispatcher::singleton().findSchema(*twin) : std::nullopt;
+    if (!target)
+      throw UserError(concat(where(op), " writes into its argument and has no functional form",
+                             "\n  expected an op such as add_ or copy_; use the op that returns a new tensor"));
+  }
+  if (!call.written.empty()) outputs = functional_results(*target, call);
+  std::vector<ir::Graph::NewResult> results;
+  for (const at::Tensor& t : outputs) results.push_back({"", type_of(t)});
+  ir::Op* recorded = add_op(*target, call, results, where(op));
+
+  if (call.written.empty()) return bind_results(recorded, outputs);
+  // In-place ops return what they wrote; batch norm its outputs, then the running statistics.
+  SFSDP_CHECK(outputs.size() >= call.written.size(), where(op), " updates ", call.written.size());
+  const size_t own = outputs.size() - call.written.size();
+  if (own > 0) {
+    std::vector<at::Tensor> made;
+    for (size_t i = 0; i < own; ++i) made.push_back(stack[stack.size() - returns + i].toTensor());
+    bind_results(recorded, made);
+  }
+  for (size_t i = 0; i < call.written.size(); ++i)
+    write(call.written[i], recorded->result(static_cast<int>(own + i)), outputs[own + i]);
 }
 
 void Tracer::bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors) {
@@ -351,10 +506,14 @@ void Tracer::bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors) {
   }
 }
 
-void Tracer::write(const at::Tensor& target, ir::Value* value) {
+// `made` has the strides of `value`. Whatever is not the whole storage, laid out as it was, is written into a copy of
+// it, so that every reader sees the layout that the trace saw.
+void Tracer::write(const at::Tensor& target, ir::Value* value, const at::Tensor& made) {
   StorageState& state = storages_.at(target.storage().unsafeGetStorageImpl());
-  Geometry geometry = geometry_of(target);
-  if (geometry != state.base_geometry) {  // part of a storage: write it into the whole
+  const Geometry geometry = geometry_of(target);
+  if (geometry == state.base_geometry && same_layout(target, made)) {
+    state.base = value;
+  } else {
     ir::Op* op =
         graph.add("aten.as_strided_scatter", {state.base, value}, {{state.base->name() + ".set", state.base->type()}});
     op->attrs["size"] = geometry.sizes;
@@ -362,24 +521,16 @@ void Tracer::write(const at::Tensor& target, ir::Value* value) {
     op->attrs["storage_offset"] = geometry.offset;
     note_position(*op);
     state.base = op->result();
-  } else {
-    state.base = value;
   }
   state.views.clear();  // other views are rebuilt from the new base when they are next read
   state.views[state.base_geometry] = state.base;
-  state.views[geometry] = value;
 }
 
 void Tracer::note_position(ir::Op& op) {
   op.section = section;
   if (section == ir::Section::Bwd) {
-    if (auto node = torch::autograd::get_current_node()) {
-      auto owner = forward_ops_.find(static_cast<int64_t>(node->sequence_nr()));
-      if (owner != forward_ops_.end()) {
-        op.bwd_of = owner->second;
-        op.module_path = owner->second->module_path;
-      }
-    }
+    op.bwd_of = forward_op();
+    if (op.bwd_of) op.module_path = op.bwd_of->module_path;
     return;
   }
   // The C++ frontend has no forward hooks: an op stands where the last parameter that was read lives.

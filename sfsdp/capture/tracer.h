@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -66,14 +67,25 @@ class Tracer {
   struct Call;
 
   void note_position(ir::Op& op);
+  const ir::Op* forward_op() const;
+  std::string at_module() const;
   std::string where(const c10::OperatorHandle& op) const;
+  [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason) const;
+  [[noreturn]] void refuse_read(const c10::OperatorHandle& op, const Call& call) const;
+  std::optional<bool> equal_without_data(const at::Tensor& a, const at::Tensor& b);
   void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
+  bool read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call);
+  at::Tensor stand_in(const at::Tensor& real);
+  c10::IValue without_real(const c10::IValue& value);
+  ir::Op* add_op(const c10::OperatorHandle& target, const Call& call, const std::vector<ir::Graph::NewResult>& results,
+                 const std::string& where);
+  std::vector<at::Tensor> functional_results(const c10::OperatorHandle& twin, const Call& call) const;
   void bind_outputs(const c10::OperatorHandle& op, Call& call, const torch::jit::Stack& stack);
   void bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors);
-  void bind_mutations(const c10::OperatorHandle& op, Call& call);
-  void write(const at::Tensor& target, ir::Value* value);
+  void write(const at::Tensor& target, ir::Value* value, const at::Tensor& made);
 
   std::unordered_map<c10::StorageImpl*, StorageState> storages_;
+  std::unordered_map<c10::TensorImpl*, at::Tensor> stand_ins_;  // of a real tensor, the meta one of its constant
   std::vector<at::Tensor> alive_;           // a freed meta's storage address could come back as another tensor's
   std::map<int64_t, ir::Op*> forward_ops_;  // autograd sequence number -> the forward op that owns it
   std::string module_path_;

@@ -217,6 +217,10 @@ constexpr Row kKernels[] = {
     {"scalar", &scalar},
     {"sum_squares", &sum_squares},
     {"pack", &pack},
+    {"all_gather.start", &all_gather},  // in order, op by op: done when it has started
+    {"reduce_scatter.start", &reduce_scatter},
+    {"all_reduce.start", &all_reduce},
+    {"wait", &identity},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},

@@ -203,7 +203,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     if (step.batch_input >= 0) {
       const auto& batch = micro_batches[static_cast<size_t>(micro_batch)];
       SFSDP_CHECK(static_cast<size_t>(step.batch_input) < batch.size(), "batch has ", batch.size(), " tensors");
-      results = {batch[static_cast<size_t>(step.batch_input)]};
+      results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
     } else if (op.is("input")) {
       results = {at::empty({0}, at::kDouble)};  // kernels read the scalars from their context
     } else if (op.is("param") || op.is("state")) {

@@ -11,6 +11,9 @@
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/merge_duplicates.h"
+#include "sfsdp/passes/prefetch_gathers.h"
+#include "sfsdp/passes/sink_waits.h"
+#include "sfsdp/passes/split_collectives.h"
 #include "sfsdp/passes/wrap.h"
 
 namespace sfsdp::passes {
@@ -51,6 +54,40 @@ const std::vector<PassInfo>& rows() {
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return merge_duplicates(graph, {.across_sections = get<bool>(values, "across_sections")}, ctx);
            }},
+      {.name = "prefetch_gathers",
+       .exactness = Exactness::Exact,
+       .help = "starts each gather under the compute of earlier units",
+       .options = {{.name = "depth", .fallback = int64_t{1}, .max = 1000, .help = "units ahead; 0: none"},
+                   {.name = "forward", .fallback = std::string("before"), .help = "before or after the earlier wait"},
+                   {.name = "backward", .fallback = std::string("after"), .help = "before or after the earlier wait"},
+                   {.name = "max_bytes",
+                    .fallback = int64_t{0},
+                    .max = 1e15,
+                    .help = "of gathers in flight at once, besides one; 0: no bound"}},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return prefetch_gathers(graph,
+                                     {.depth = get<int64_t>(values, "depth"),
+                                      .forward = get<std::string>(values, "forward"),
+                                      .backward = get<std::string>(values, "backward"),
+                                      .max_bytes = get<int64_t>(values, "max_bytes")},
+                                     ctx);
+           }},
+      {.name = "sink_waits",
+       .exactness = Exactness::Exact,
+       .help = "waits for each gradient reduction at the next one",
+       .options = {{.name = "depth", .fallback = int64_t{1}, .max = 1000, .help = "reductions in flight; 0: none"},
+                   {.name = "next", .fallback = std::string("before"), .help = "before or after that start"}},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return sink_waits(graph,
+                               {.depth = get<int64_t>(values, "depth"), .next = get<std::string>(values, "next")}, ctx);
+           }},
+      {.name = "split_collectives",
+       .exactness = Exactness::Exact,
+       .help = "cuts collectives into start and wait",
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return split_collectives(graph, ctx); }},
       {.name = "wrap",
        .exactness = Exactness::Exact,
        .help = "says which parameters form a unit",

@@ -16,8 +16,7 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
-#include "sfsdp/passes/bucket.h"
-#include "sfsdp/passes/wrap.h"
+#include "sfsdp/passes/pipeline.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -148,15 +147,10 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
 }
 
 void Program::transform(ir::Graph& graph) {
-  if (strategy_.options.layout == ParameterLayout::Dim0) return;
-  passes::PassContext context;
-  passes::BucketOptions options;
-  if (layout_)
-    options.layout = &*layout_;
-  else
-    passes::wrap(graph, {.units = strategy_.options.units}, context);
-  passes::bucket(graph, options, context);
-  if (!layout_) layout_ = passes::storage_layout_of(graph);
+  passes::PipelineOptions pipeline = options_.pipeline;
+  pipeline.flat = strategy_.options.layout == ParameterLayout::Flat;
+  pipeline.units = strategy_.options.units;
+  passes::run_pipeline(graph, pipeline, layout_);
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {

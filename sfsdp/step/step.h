@@ -18,6 +18,7 @@
 #include "sfsdp/exec/reference_executor.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/passes/pipeline.h"
 #include "sfsdp/passes/storage_layout.h"
 #include "sfsdp/step/optimizer.h"
 
@@ -31,6 +32,7 @@ struct CompileOptions {
   int64_t micro_batches = 1;  // gradient accumulation: batches per step and rank
   uint64_t seed = 0;          // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
+  passes::PipelineOptions pipeline = {};  // of passes; its storage options are those of the strategy
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
   // rank's thread.
   std::function<void(const std::string&)> notify = {};

@@ -141,7 +141,13 @@ TEST_CASE("dropout draws what eager draws when rng is eager") {
 }
 
 TEST_CASE("a convolutional net with batch norm equals eager, running statistics too") {
-  expect_equals_eager([] { return ConvNet(); }, [](uint64_t k) { return classification_batch(5, k, {2, 8, 8}); });
+  // The gradient of a bias in front of batch norm is rounding error, of which Adam makes whole steps: Dim0 only, whose
+  // AdamW has the very bits.
+  expect_equals_eager([] { return ConvNet(); },
+                      [](uint64_t k) {
+                        return classification_batch(5, k, {2, 8, 8});
+                      },
+                      ParameterLayout::Dim0);
 }
 
 TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {

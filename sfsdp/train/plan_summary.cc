@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <string_view>
 
 #include "sfsdp/base/check.h"
 
 namespace sfsdp::train {
 namespace {
 
-constexpr std::array kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+constexpr std::array<std::string_view, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
 
 bool repeats(ir::Section section) {
   return section == ir::Section::Fwd || section == ir::Section::Loss || section == ir::Section::Bwd;
@@ -24,8 +25,9 @@ PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
     ++summary.ops;
     if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
     if (op->is("state")) summary.state_bytes += op->result()->type().bytes();
-    if (std::ranges::none_of(kCollectives, [&](const char* name) { return op->is(name); })) continue;
-    CollectiveSum& sum = summary.collectives[op->opcode];
+    const std::string kind = op->opcode.substr(0, op->opcode.find('.'));  // without ".start"
+    if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
+    CollectiveSum& sum = summary.collectives[kind];
     const int64_t times = repeats(op->section) ? micro_batches : 1;
     sum.count += times;
     sum.bytes += times * std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());

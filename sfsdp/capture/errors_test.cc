@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What cannot be captured is refused with a message that names the op, the module and a way out.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <string>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/capture/capture_step.h"
+
+namespace sfsdp::capture {
+namespace {
+
+using at::Tensor;
+
+// x -> what `body` makes of x · weight; the parameter gives the ops of `body` the path "blocks.gate".
+struct GateImpl : torch::nn::Module {
+  GateImpl() : weight(register_parameter("weight", at::ones({4}))) {}
+  Tensor weight;
+};
+struct BlocksImpl : torch::nn::Module {
+  BlocksImpl() : gate(register_module("gate", std::make_shared<GateImpl>())) {}
+  std::shared_ptr<GateImpl> gate;
+};
+struct NetImpl : torch::nn::Module {
+  NetImpl() : blocks(register_module("blocks", std::make_shared<BlocksImpl>())) {}
+  std::shared_ptr<BlocksImpl> blocks;
+  Tensor scale = register_parameter("scale", at::ones({}));  // of the root: read last, so ops after it have no path
+};
+
+using Body = std::function<Tensor(const Tensor&)>;
+
+std::string error_of(const Body& body) {
+  auto net = std::make_shared<NetImpl>();
+  const auto state = take_state(*net);
+  const auto loss = [&](const Batch& batch) {
+    return LossValue{body(batch[0] * net->blocks->gate->weight).mean() * net->scale, {}};
+  };
+  try {
+    capture_step(*net, state, loss, {at::ones({3, 4})}, {});
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "captured";
+}
+
+void expect_error(const Body& body, const std::vector<std::string>& parts) {
+  const std::string message = error_of(body);
+  CAPTURE(message);
+  for (const std::string& part : parts) {
+    CAPTURE(part);
+    CHECK(message.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("a body that only computes is captured") {
+  CHECK(error_of([](const Tensor& x) { return at::where(x > 0, x, -x); }) == "captured");
+}
+
+TEST_CASE("reading a value is refused: item, a branch, a loop bound") {
+  const std::vector<std::string> parts = {"aten._local_scalar_dense at blocks.gate", "tensor of shape []",
+                                          ".item(), a condition", "torch::where", "pass it in the batch"};
+  expect_error([](const Tensor& x) { return x * x.sum().item<float>(); }, parts);
+  expect_error([](const Tensor& x) { return x.mean().item<float>() > 0 ? x : -x; }, parts);
+  expect_error([](const Tensor& x) { return at::any(x > 0).is_nonzero() ? x : -x; }, parts);
+  expect_error([](const Tensor& x) { return x.narrow(0, 0, at::argmax(x).item<int64_t>()); }, parts);
+}
+
+TEST_CASE("a shape that depends on data is refused") {
+  const std::vector<std::string> parts = {" at blocks.gate", "shape that depends on data", "torch::where", "topk"};
+  const auto expect = [&](const std::string& op, const Body& body) {
+    auto all = parts;
+    all.push_back(op);
+    expect_error(body, all);
+  };
+  expect("aten.nonzero", [](const Tensor& x) { return at::nonzero(x).to(at::kFloat); });
+  expect("aten.masked_select", [](const Tensor& x) { return at::masked_select(x, x > 0); });
+  expect("aten._unique2", [](const Tensor& x) { return std::get<0>(at::_unique2(x)); });
+  expect("aten.unique_dim", [](const Tensor& x) { return std::get<0>(at::unique_dim(x, 0)); });
+  // Indexing with a mask is nonzero inside.
+  expect("aten.index.Tensor", [](const Tensor& x) { return x.index({x > 0}); });
+  expect("it calls aten.nonzero", [](const Tensor& x) { return x.index({x > 0}); });
+}
+
+TEST_CASE("an op without a shape function is refused, by the name that the user wrote") {
+  expect_error([](const Tensor& x) { return at::multinomial(x.abs(), 1).to(at::kFloat); },
+               {"aten.multinomial at blocks.gate", "no shape function", "pass it in the batch", "meta_kernels.cc"});
+  // A composite: named as the user called it, and the op in it that has none.
+  expect_error([](const Tensor& x) { return at::abs(at::fft_rfft(x)); },
+               {"aten._fft_r2c at blocks.gate", "no shape function"});
+}
+
+TEST_CASE("an op of the backward pass is refused at the module of its forward op") {
+  const auto body = [](const Tensor& x) {
+    const Tensor samples = at::ones({1, 3, 3}).mul(0.5);
+    return std::get<0>(
+        at::fractional_max_pool3d(x.view({1, 3, 4, 1, 1}).expand({1, 3, 4, 3, 3}), {1, 1, 1}, {2, 2, 2}, samples));
+  };
+  expect_error(body, {"aten.fractional_max_pool3d_backward at blocks.gate", "no shape function"});
+}
+
+TEST_CASE("comparing two tensors is refused unless the answer is known without data") {
+  expect_error([](const Tensor& x) { return at::equal(x, x * 2) ? x : -x; },
+               {"aten.equal at blocks.gate", "reads the value", "torch::where"});
+  CHECK(error_of([](const Tensor& x) { return at::equal(x, x) ? x : -x; }) == "captured");
+  CHECK(error_of([](const Tensor& x) { return at::equal(x, x[0]) ? x : -x; }) == "captured");
+}
+
+TEST_CASE("the host cannot reach a traced tensor's memory") {
+  // at::tensor fills a buffer through its data pointer, and in a trace that buffer is meta.
+  expect_error(
+      [](const Tensor& x) {
+        return x * at::tensor({1.0f, 2.0f, 3.0f, 4.0f});
+      },
+      {"memory of a tensor", " at blocks.gate", "torch::tensor"});
+  expect_error([](const Tensor& x) { return x * x.data_ptr<float>()[0]; }, {"memory of a tensor", "data_ptr"});
+}
+
+TEST_CASE("giving a tensor other memory is refused") {
+  expect_error([](const Tensor& x) { return (x.detach() * 2).resize_({30}); },
+               {"aten.resize_ at blocks.gate", "other memory", "final shape"});
+}
+
+TEST_CASE("an in-place op without a functional form is refused") {
+  const auto body = [](const Tensor& x) {
+    Tensor out = at::empty_like(x);
+    at::add_out(out, x.detach(), x.detach());
+    return out;
+  };
+  expect_error(body, {"aten.add.out at blocks.gate", "no functional form", "returns a new tensor"});
+}
+
+TEST_CASE("writing into a tensor from outside of the step is refused, reading it is not") {
+  Tensor table = at::ones({4});
+  expect_error([&](const Tensor& x) { return table.copy_(x[0].detach()) * x; },
+               {"aten.copy_ at blocks.gate", "from outside of the captured step", "register_buffer"});
+  CHECK(error_of([&](const Tensor& x) { return x * table; }) == "captured");
+}
+
+TEST_CASE("what LibTorch refuses is said with op and module path") {
+  expect_error([](const Tensor& x) { return at::mm(x, x); }, {"aten.mm at blocks.gate", "cannot be multiplied"});
+}
+
+TEST_CASE("a meta tensor from outside of the step is refused") {
+  const Tensor stranger = at::empty({4}, at::TensorOptions(at::kMeta));
+  expect_error([&](const Tensor& x) { return x * stranger; },
+               {"a meta tensor of shape [4]", "blocks.gate", "register_buffer"});
+}
+
+TEST_CASE("a loss that is no number is refused") {
+  auto net = std::make_shared<NetImpl>();
+  const auto state = take_state(*net);
+  const auto loss = [&](const Batch& batch) { return LossValue{batch[0] * net->blocks->gate->weight, {}}; };
+  CHECK_THROWS_WITH_AS(capture_step(*net, state, loss, {at::ones({3, 4})}, {}), doctest::Contains("[3, 4]"), UserError);
+}
+
+TEST_CASE("after a refused capture the next one works") {
+  CHECK(error_of([](const Tensor& x) { return x * x.sum().item<float>(); }) != "captured");
+  CHECK(error_of([](const Tensor& x) { return x * x.sum(); }) == "captured");
+}
+
+}  // namespace
+}  // namespace sfsdp::capture

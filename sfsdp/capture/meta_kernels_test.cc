@@ -1,0 +1,835 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Every shape function against the real CPU kernel, on random sizes, strides, dtypes and options.
+#include "sfsdp/capture/meta_kernels.h"
+
+#include <ATen/ATen.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <random>
+#include <sstream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/capture/meta_rules.h"
+#include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/capture/tracer.h"
+
+namespace sfsdp::capture {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
+using Sizes = std::vector<int64_t>;
+
+constexpr int kRounds = 600;
+// The CPU kernel may refuse a round (a dtype, an empty size); that many must remain.
+constexpr int kMinCompared = 150;
+
+// Seeded choices, and tensors of random layout.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  int64_t in(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool chance(int percent) { return in(1, 100) <= percent; }
+  template <class T>
+  T pick(std::initializer_list<T> options) {
+    return *(options.begin() + in(0, static_cast<int64_t>(options.size()) - 1));
+  }
+  at::ScalarType floating() { return pick({at::kFloat, at::kFloat, at::kBFloat16, at::kDouble}); }
+  int64_t size() { return chance(6) ? 0 : chance(20) ? 1 : in(2, 5); }
+  Sizes sizes(int64_t min_dims, int64_t max_dims) {
+    Sizes result(static_cast<size_t>(in(min_dims, max_dims)));
+    for (int64_t& s : result) s = size();
+    return result;
+  }
+
+  Tensor tensor(const Sizes& sizes, at::ScalarType dtype) {
+    Tensor t = layout(sizes, dtype);
+    if (t.is_floating_point())
+      t.uniform_(0.05, 0.95);  // a probability, as some losses need; not zero, which some backwards divide by
+    else
+      t.random_(0, 2);
+    return t;
+  }
+  // The same storage order for all: channels_last, permuted, a slice of something larger, …
+  Tensor layout(const Sizes& sizes, at::ScalarType dtype) {
+    const auto dims = static_cast<int64_t>(sizes.size());
+    const int64_t kind = in(0, 4);
+    if (kind == 0 && dims == 4)
+      return at::empty(sizes, at::TensorOptions(dtype).memory_format(at::MemoryFormat::ChannelsLast));
+    if (kind == 1 && dims > 1) {
+      Sizes order(sizes.size()), back(sizes.size()), permuted;
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), engine_);
+      for (size_t i = 0; i < order.size(); ++i) {
+        permuted.push_back(sizes[static_cast<size_t>(order[i])]);
+        back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+      }
+      return at::empty(permuted, dtype).permute(back);
+    }
+    if (kind == 2 && dims > 0) {
+      const int64_t dim = in(0, dims - 1);
+      Sizes larger = sizes;
+      larger[static_cast<size_t>(dim)] = 2 * sizes[static_cast<size_t>(dim)] + 1;
+      return at::empty(larger, dtype)
+          .slice(dim, 1, larger[static_cast<size_t>(dim)], chance(50) ? 2 : 1)
+          .narrow(dim, 0, sizes[static_cast<size_t>(dim)]);
+    }
+    return at::empty(sizes, dtype);
+  }
+  Tensor broadcastable(const Sizes& sizes, at::ScalarType dtype) {
+    Sizes smaller = sizes;
+    for (int64_t& s : smaller)
+      if (chance(20)) s = 1;
+    if (!smaller.empty() && chance(20)) smaller.erase(smaller.begin());
+    return tensor(smaller, dtype);
+  }
+  Tensor indices(const Sizes& sizes, int64_t end) {
+    return at::empty(sizes, at::kLong).random_(0, std::max<int64_t>(end, 1));
+  }
+  std::optional<Tensor> maybe(const Tensor& t, int percent = 60) {
+    return chance(percent) ? std::optional<Tensor>(t) : std::nullopt;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+using MakeArguments = std::function<Stack(Random&)>;
+
+template <class... Values>
+Stack stack_of(Values&&... values) {
+  Stack stack;
+  (stack.emplace_back(IValue(std::forward<Values>(values))), ...);
+  return stack;
+}
+
+c10::OperatorHandle find_op(const std::string& name) {
+  const size_t dot = name.find('.');
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(),
+                                                        dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+}
+
+template <class... Values>
+std::vector<IValue> call(const char* name, Values&&... values) {
+  Stack stack = stack_of(std::forward<Values>(values)...);
+  find_op(std::string("aten::") + name).callBoxed(stack);
+  return stack;
+}
+
+// Which gradients a backward is asked for.
+c10::List<bool> mask3(Random& random) {
+  c10::List<bool> mask;
+  for (int i = 0; i < 3; ++i) mask.push_back(random.chance(70));
+  return mask;
+}
+
+// --- ops with rules -------------------------------------------------------------------------------------------------
+
+// Arguments from the schema alone; nullopt where an argument's kind needs a fuzzer of its own.
+std::optional<Stack> arguments_by_rule(const std::string& name, MetaRule rule, Random& random) {
+  const c10::FunctionSchema& schema = find_op(name).schema();
+  const bool reduces = rule == MetaRule::Reduce || rule == MetaRule::Sum || rule == MetaRule::Count;
+  const bool vector = name == "aten::dot", matrix = name == "aten::trace";
+  Sizes sizes = random.sizes(vector ? 1 : matrix ? 2 : 0, vector ? 1 : matrix ? 2 : 4);
+  const bool loss = schema.argumentIndexWithName("reduction").has_value();
+  const bool mixes = rule == MetaRule::Pointwise || rule == MetaRule::Predicate;  // dtypes and broadcasting
+  const auto dtype = random.floating();
+  const int64_t reduction = random.in(0, 2);
+  Stack stack;
+  for (const c10::Argument& argument : schema.arguments()) {
+    const std::string& key = argument.name();
+    const auto kind = argument.real_type()->kind();
+    const bool optional = kind == c10::TypeKind::OptionalType;
+    if (kind == c10::TypeKind::TensorType) {
+      const bool condition = key == "condition";
+      if (loss && key == "grad_output" && reduction != at::Reduction::None)
+        stack.emplace_back(random.tensor({}, dtype));
+      else if (mixes)
+        stack.emplace_back(random.broadcastable(sizes, condition           ? at::kBool
+                                                       : random.chance(70) ? dtype
+                                                                           : random.floating()));
+      else
+        stack.emplace_back(random.tensor(
+            sizes, (rule == MetaRule::Sum || rule == MetaRule::Count) && random.chance(30) ? at::kInt : dtype));
+    } else if (key == "reduction") {
+      stack.emplace_back(reduction);
+    } else if (key == "weight") {
+      stack.emplace_back(random.chance(50) ? IValue(random.tensor(sizes, dtype)) : IValue());
+    } else if (key == "dim" && (reduces || name == "aten::logcumsumexp")) {
+      const auto dims = static_cast<int64_t>(std::max<size_t>(sizes.size(), 1));
+      const int64_t dim = random.in(-dims, dims - 1);
+      if (kind == c10::TypeKind::IntType)
+        stack.emplace_back(dim);
+      else
+        stack.emplace_back(optional && random.chance(30) ? IValue() : IValue(Sizes{dim}));
+    } else if (key == "keepdim") {
+      stack.emplace_back(random.chance(50));
+    } else if (key == "dtype") {
+      stack.emplace_back(random.chance(20) ? IValue(at::kDouble) : IValue());
+    } else if (key == "dims") {  // of flip
+      stack.emplace_back(sizes.empty() ? Sizes{} : Sizes{static_cast<int64_t>(sizes.size()) - 1});
+    } else if (key == "k") {
+      stack.emplace_back(int64_t{1});
+    } else if (argument.default_value()) {
+      stack.emplace_back(*argument.default_value());
+    } else if (kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType) {
+      stack.emplace_back(0.5);
+    } else if (optional) {
+      stack.emplace_back();
+    } else {
+      return std::nullopt;
+    }
+  }
+  return stack;
+}
+
+// --- ops with a function of their own ------------------------------------------------------------------------------
+
+Stack index_select(Random& r) {
+  const Sizes sizes = r.sizes(1, 4);
+  const int64_t dim = r.in(0, static_cast<int64_t>(sizes.size()) - 1);
+  return stack_of(r.tensor(sizes, r.floating()), r.chance(50) ? dim : dim - static_cast<int64_t>(sizes.size()),
+                  r.indices({r.size()}, sizes[static_cast<size_t>(dim)]));
+}
+
+Stack embedding_dense_backward(Random& r) {
+  Sizes sizes = r.sizes(1, 3);
+  const int64_t rows = r.in(1, 6);
+  Tensor ids = r.indices(sizes, rows);
+  sizes.push_back(r.in(1, 5));
+  return stack_of(r.tensor(sizes, r.floating()), ids, rows, int64_t{-1}, r.chance(30));
+}
+
+struct LayerNorm {
+  Tensor x;
+  Sizes normalized;
+  std::optional<Tensor> weight, bias;
+};
+LayerNorm layer_norm(Random& r) {
+  LayerNorm n;
+  Sizes sizes = r.sizes(1, 4);
+  const auto dtype = r.floating();
+  const int64_t inner = r.in(1, static_cast<int64_t>(sizes.size()));
+  n.normalized = Sizes(sizes.end() - inner, sizes.end());
+  for (size_t i = sizes.size() - n.normalized.size(); i < sizes.size(); ++i) sizes[i] = std::max<int64_t>(sizes[i], 1);
+  for (int64_t& s : n.normalized) s = std::max<int64_t>(s, 1);
+  n.x = r.tensor(sizes, dtype);
+  const auto affine = dtype == at::kBFloat16 && r.chance(50) ? at::kFloat : dtype;
+  n.weight = r.maybe(r.tensor(n.normalized, affine));
+  n.bias = n.weight ? r.maybe(r.tensor(n.normalized, affine)) : std::nullopt;
+  return n;
+}
+Stack native_layer_norm(Random& r) {
+  const LayerNorm n = layer_norm(r);
+  return stack_of(n.x, n.normalized, n.weight, n.bias, 1e-5);
+}
+Stack native_layer_norm_backward(Random& r) {
+  const LayerNorm n = layer_norm(r);
+  const auto forward = call("native_layer_norm", n.x, n.normalized, n.weight, n.bias, 1e-5);
+  return stack_of(r.tensor(n.x.sizes().vec(), n.x.scalar_type()), n.x, n.normalized, forward[1], forward[2], n.weight,
+                  n.bias, mask3(r));
+}
+
+struct BatchNorm {
+  Tensor x;
+  std::optional<Tensor> weight, bias, mean, var;
+  bool training = true;
+};
+BatchNorm batch_norm(Random& r) {
+  BatchNorm n;
+  Sizes sizes = r.sizes(2, 5);
+  const auto dtype = r.floating();
+  for (int64_t& s : sizes) s = std::max<int64_t>(s, 1);
+  sizes[0] = std::max<int64_t>(sizes[0], 2);  // training needs more than one value per channel
+  n.x = r.tensor(sizes, dtype);
+  const auto affine = dtype == at::kBFloat16 && r.chance(50) ? at::kFloat : dtype;
+  const Sizes channels = {sizes[1]};
+  if (r.chance(60)) {
+    n.weight = at::rand(channels).to(affine);
+    n.bias = at::rand(channels).to(affine);
+  }
+  n.training = r.chance(60);
+  if (!n.training || r.chance(60)) {
+    n.mean = at::rand(channels).to(affine);
+    n.var = at::rand(channels).to(affine);
+  }
+  return n;
+}
+Stack native_batch_norm(Random& r) {
+  const BatchNorm n = batch_norm(r);
+  return stack_of(n.x, n.weight, n.bias, n.mean, n.var, n.training, 0.1, 1e-5);
+}
+Stack native_batch_norm_legit(Random& r) {
+  const BatchNorm n = batch_norm(r);
+  if (!n.mean) return native_batch_norm_legit(r);
+  return stack_of(n.x, n.weight, n.bias, *n.mean, *n.var, n.training, 0.1, 1e-5);
+}
+Stack native_batch_norm_no_stats(Random& r) {
+  const BatchNorm n = batch_norm(r);
+  return stack_of(n.x, n.weight, n.bias, true, 0.1, 1e-5);
+}
+Stack native_batch_norm_backward(Random& r) {
+  const BatchNorm n = batch_norm(r);
+  const auto f = call("native_batch_norm", n.x, n.weight, n.bias, n.mean, n.var, n.training, 0.1, 1e-5);
+  return stack_of(r.tensor(n.x.sizes().vec(), n.x.scalar_type()), n.x, n.weight, n.mean, n.var, f[1], f[2], n.training,
+                  1e-5, mask3(r));
+}
+
+struct GroupNorm {
+  Tensor x;
+  std::optional<Tensor> weight, bias;
+  int64_t samples = 0, channels = 0, pixels = 1, groups = 0;
+};
+GroupNorm group_norm(Random& r) {
+  GroupNorm n;
+  n.groups = r.in(1, 3);
+  Sizes sizes = r.sizes(2, 4);
+  for (int64_t& s : sizes) s = std::max<int64_t>(s, 1);
+  sizes[1] = n.channels = n.groups * r.in(1, 3);
+  n.samples = sizes[0];
+  for (size_t i = 2; i < sizes.size(); ++i) n.pixels *= sizes[i];
+  const auto dtype = r.floating();
+  // torch::group_norm hands on a dense tensor: contiguous, or channels_last.
+  n.x = r.tensor(sizes, dtype);
+  n.x = n.x.contiguous(n.x.suggest_memory_format());
+  const auto affine = dtype == at::kBFloat16 && r.chance(50) ? at::kFloat : dtype;
+  n.weight = r.maybe(at::rand({n.channels}).to(affine));
+  if (n.weight) n.bias = at::rand({n.channels}).to(affine);
+  return n;
+}
+Stack native_group_norm(Random& r) {
+  const GroupNorm n = group_norm(r);
+  return stack_of(n.x, n.weight, n.bias, n.samples, n.channels, n.pixels, n.groups, 1e-5);
+}
+Stack native_group_norm_backward(Random& r) {
+  const GroupNorm n = group_norm(r);
+  const auto f = call("native_group_norm", n.x, n.weight, n.bias, n.samples, n.channels, n.pixels, n.groups, 1e-5);
+  Tensor grad = r.tensor(n.x.sizes().vec(), n.x.scalar_type());
+  auto mask = mask3(r);
+  if (n.x.suggest_memory_format() != at::MemoryFormat::Contiguous)
+    mask.set(0, true);  // LibTorch 2.13 crashes on channels_last without the input's gradient
+  return stack_of(grad.contiguous(n.x.suggest_memory_format()), n.x, f[1], f[2], n.weight, n.samples, n.channels,
+                  n.pixels, n.groups, mask);
+}
+
+struct Convolution {
+  Tensor x, weight;
+  std::optional<Tensor> bias;
+  Sizes stride, padding, dilation, output_padding;
+  bool transposed = false;
+  int64_t groups = 1;
+};
+Convolution convolution(Random& r) {
+  Convolution c;
+  const auto spatial = static_cast<size_t>(r.pick({1, 1, 2, 2, 2, 3}));
+  const auto dtype = r.floating();
+  c.groups = r.pick<int64_t>({1, 1, 2, 3});
+  c.transposed = r.chance(30);
+  const int64_t in = c.groups * r.in(1, 3), out_per_group = r.in(1, 3);
+  Sizes x = {r.in(1, 3), in};
+  Sizes weight = c.transposed ? Sizes{in, out_per_group} : Sizes{out_per_group * c.groups, in / c.groups};
+  for (size_t d = 0; d < spatial; ++d) {
+    x.push_back(r.in(5, 8));
+    weight.push_back(r.in(1, 3));
+    c.stride.push_back(r.in(1, 2));
+    c.padding.push_back(r.in(0, 1));
+    c.dilation.push_back(r.chance(25) ? 2 : 1);
+    c.output_padding.push_back(c.transposed && c.stride.back() == 2 ? r.in(0, 1) : 0);
+  }
+  if (r.chance(5)) x[0] = 0;
+  c.x = r.tensor(x, dtype);
+  c.weight = r.tensor(weight, dtype);
+  if (spatial == 3) {  // whether volumes stay channels_last depends on which of two kernels LibTorch thinks faster
+    c.x = c.x.clone(at::MemoryFormat::Contiguous);
+    c.weight = c.weight.clone(at::MemoryFormat::Contiguous);
+  }
+  c.bias = r.maybe(r.tensor({out_per_group * c.groups}, dtype));
+  return c;
+}
+Stack convolution_forward(Random& r) {
+  const Convolution c = convolution(r);
+  return stack_of(c.x, c.weight, c.bias, c.stride, c.padding, c.dilation, c.transposed, c.output_padding, c.groups);
+}
+Stack convolution_backward(Random& r) {
+  const Convolution c = convolution(r);
+  const Tensor out = call("convolution", c.x, c.weight, c.bias, c.stride, c.padding, c.dilation, c.transposed,
+                          c.output_padding, c.groups)[0]
+                         .toTensor();
+  const IValue bias_sizes = c.bias ? IValue(c.bias->sizes().vec()) : IValue();
+  auto mask = mask3(r);
+  // Asked for the bias's gradient alone, oneDNN gives the weight's as well, which nobody reads.
+  if (!c.bias || !mask.get(1)) mask.set(2, false);
+  return stack_of(r.tensor(out.sizes().vec(), out.scalar_type()), c.x, c.weight, bias_sizes, c.stride, c.padding,
+                  c.dilation, c.transposed, c.output_padding, c.groups, mask);
+}
+
+struct Attention {
+  Tensor q, k, v;
+  std::optional<Tensor> mask;
+  bool causal = false;
+};
+// The flash kernel wants the last dimension dense.
+Attention attention(Random& r) {
+  Attention a;
+  const int64_t batch = r.in(1, 3), kv_heads = r.in(1, 2), heads = kv_heads * r.in(1, 3),
+                size = r.pick<int64_t>({4, 8, 16});
+  const int64_t queries = r.in(1, 6);
+  a.causal = r.chance(40);
+  const int64_t keys = a.causal ? queries : r.in(1, 6);
+  const auto dtype = r.floating();
+  const auto make = [&](int64_t h, int64_t s) {
+    return (r.chance(50) ? at::rand({batch, s, h, size}).transpose(1, 2) : at::rand({batch, h, s, size})).to(dtype);
+  };
+  a.q = make(heads, queries);
+  a.k = make(kv_heads, keys);
+  a.v = make(kv_heads, keys);
+  if (!a.causal && r.chance(40))
+    a.mask = at::rand(r.chance(50) ? Sizes{queries, keys} : Sizes{batch, heads, queries, keys}).to(dtype);
+  return a;
+}
+Stack flash(Random& r) {
+  const Attention a = attention(r);
+  return stack_of(a.q, a.k, a.v, 0.0, a.causal, a.mask, r.chance(50) ? IValue(0.3) : IValue());
+}
+Stack flash_backward(Random& r) {
+  const Attention a = attention(r);
+  const auto f = call("_scaled_dot_product_flash_attention_for_cpu", a.q, a.k, a.v, 0.0, a.causal, a.mask, IValue());
+  Tensor grad = at::rand_like(f[0].toTensor());
+  return stack_of(grad, a.q, a.k, a.v, f[0], f[1], 0.0, a.causal, a.mask, IValue());
+}
+
+Sizes image(Random& r, int64_t spatial = 2) {
+  Sizes sizes;
+  if (r.chance(80)) sizes.push_back(r.in(1, 3));
+  sizes.push_back(r.in(1, 4));
+  for (int64_t d = 0; d < spatial; ++d) sizes.push_back(r.in(4, 7));
+  return sizes;
+}
+MakeArguments adaptive_pool(int64_t spatial, bool backward) {
+  return [=](Random& r) {
+    const Sizes sizes = image(r, spatial);
+    Sizes out;
+    for (int64_t d = 0; d < spatial; ++d) out.push_back(r.in(1, 4));
+    Tensor x = r.tensor(sizes, r.floating());
+    if (!backward) return stack_of(x, out);
+    Sizes pooled = sizes;
+    std::copy(out.begin(), out.end(), pooled.end() - spatial);
+    return stack_of(r.tensor(pooled, x.scalar_type()), x);
+  };
+}
+MakeArguments image_pad(int64_t spatial, bool backward) {
+  return [=](Random& r) {
+    const Sizes sizes = image(r, spatial);
+    Sizes padding, padded = sizes;
+    for (int64_t d = 0; d < spatial; ++d) {
+      padding.push_back(r.in(0, 2));
+      padding.push_back(r.in(0, 2));
+      padded[padded.size() - 1 - static_cast<size_t>(d)] += padding[padding.size() - 2] + padding.back();
+    }
+    Tensor x = r.tensor(sizes, r.floating());
+    if (!backward) return stack_of(x, padding);
+    return stack_of(r.tensor(padded, x.scalar_type()), x, padding);
+  };
+}
+Stack im2col(Random& r) {
+  return stack_of(r.tensor(image(r), r.floating()), Sizes{r.in(1, 3), r.in(1, 3)}, Sizes{1, 1}, Sizes{r.in(0, 1), 0},
+                  Sizes{r.in(1, 2), r.in(1, 2)});
+}
+Stack col2im(Random& r) {
+  const Sizes kernel = {r.in(1, 2), r.in(1, 3)}, output = {r.in(4, 6), r.in(4, 6)}, stride = {r.in(1, 2), 1};
+  const int64_t columns = ((output[0] - kernel[0]) / stride[0] + 1) * (output[1] - kernel[1] + 1);
+  Sizes sizes = {r.in(1, 3) * kernel[0] * kernel[1], columns};
+  if (r.chance(70)) sizes.insert(sizes.begin(), r.in(1, 3));
+  return stack_of(r.tensor(sizes, r.floating()), output, kernel, Sizes{1, 1}, Sizes{0, 0}, stride);
+}
+Stack unfold_backward(Random& r) {
+  Sizes sizes = r.sizes(1, 3);
+  const int64_t dim = r.in(0, static_cast<int64_t>(sizes.size()) - 1), step = r.in(1, 2), size = r.in(1, 3);
+  sizes[static_cast<size_t>(dim)] = r.in(3, 6);
+  Sizes windows = sizes;
+  windows[static_cast<size_t>(dim)] = (sizes[static_cast<size_t>(dim)] - size) / step + 1;
+  windows.push_back(size);
+  return stack_of(r.tensor(windows, r.floating()), sizes, dim, size, step);
+}
+Stack channel_shuffle(Random& r) {
+  Sizes sizes = image(r);
+  if (sizes.size() == 3) sizes.insert(sizes.begin(), 2);
+  const int64_t groups = r.in(1, 3);
+  sizes[1] = groups * r.in(1, 3);
+  return stack_of(r.tensor(sizes, r.floating()), groups);
+}
+Stack rsub(Random& r) {
+  const Sizes sizes = r.sizes(0, 4);
+  return stack_of(r.broadcastable(sizes, r.floating()), r.broadcastable(sizes, r.floating()), 2);
+}
+Stack roll(Random& r) {
+  const Sizes sizes = r.sizes(1, 4);
+  const auto dims = static_cast<int64_t>(sizes.size());
+  if (r.chance(20)) return stack_of(r.tensor(sizes, r.floating()), Sizes{r.in(-3, 3)}, Sizes{});
+  Sizes shifts, rolled;
+  for (int64_t d = 0; d < dims; ++d)
+    if (d == 0 || r.chance(30)) shifts.push_back(r.in(-3, 7)), rolled.push_back(r.chance(50) ? d : d - dims);
+  return stack_of(r.tensor(sizes, r.floating()), shifts, rolled);
+}
+Stack take(Random& r) { return stack_of(r.tensor({3, 4}, r.floating()), r.indices(r.sizes(0, 3), 12)); }
+Stack bucketize(Random& r) {
+  const auto dtype = r.floating();
+  return stack_of(r.tensor(r.sizes(0, 3), dtype), at::arange(5).to(dtype), r.chance(50), r.chance(50));
+}
+Stack searchsorted(Random& r) {
+  const auto dtype = r.floating();
+  return stack_of(at::arange(5).to(dtype), r.tensor(r.sizes(0, 3), dtype), r.chance(50), r.chance(50), IValue(),
+                  IValue());
+}
+Stack addbmm(Random& r) {
+  const auto dtype = r.floating();
+  const int64_t n = r.in(1, 4), m = r.in(1, 4), k = r.in(1, 4), b = r.in(1, 3);
+  return stack_of(r.tensor(r.chance(50) ? Sizes{n, m} : Sizes{m}, dtype), r.tensor({b, n, k}, dtype),
+                  r.tensor({b, k, m}, dtype), 1, 1);
+}
+Stack polar(Random& r) {
+  const auto dtype = r.pick({at::kFloat, at::kDouble});
+  const Sizes sizes = r.sizes(0, 3);
+  return stack_of(r.tensor(sizes, dtype), r.broadcastable(sizes, dtype));
+}
+Stack cumulative(Random& r) {
+  const Sizes sizes = r.sizes(1, 4);
+  return stack_of(r.tensor(sizes, r.floating()), r.in(0, static_cast<int64_t>(sizes.size()) - 1));
+}
+Stack log_sigmoid(Random& r) { return stack_of(r.tensor(r.sizes(0, 4), r.floating())); }
+Stack log_sigmoid_backward(Random& r) {
+  Tensor x = r.tensor(r.sizes(0, 4), r.floating());
+  const auto f = call("log_sigmoid_forward", x);
+  return stack_of(r.tensor(x.sizes().vec(), x.scalar_type()), x, f[1]);
+}
+Stack glu_backward(Random& r) {
+  Sizes sizes = r.sizes(1, 4);
+  const auto dim = static_cast<size_t>(r.in(0, static_cast<int64_t>(sizes.size()) - 1));
+  const auto dtype = r.floating();
+  Tensor grad = r.tensor(sizes, dtype);
+  sizes[dim] *= 2;
+  return stack_of(grad, r.tensor(sizes, dtype), static_cast<int64_t>(dim));
+}
+Stack prelu(Random& r) {
+  const Sizes sizes = r.sizes(2, 4);
+  Sizes weight(sizes.size(), 1);
+  weight[1] = sizes[1];
+  const auto dtype = r.floating();
+  return stack_of(r.tensor(sizes, dtype), at::rand(weight).to(dtype));
+}
+Stack prelu_backward(Random& r) {
+  Stack stack = prelu(r);
+  Tensor x = stack[0].toTensor();
+  stack.insert(stack.begin(), IValue(r.tensor(x.sizes().vec(), x.scalar_type())));
+  return stack;
+}
+Stack nll_loss2d(Random& r) {
+  const int64_t n = r.in(1, 3), c = r.in(1, 4), h = r.in(1, 4), w = r.in(1, 4);
+  const auto dtype = r.floating();
+  return stack_of(r.tensor({n, c, h, w}, dtype), r.indices({n, h, w}, c), r.maybe(at::rand({c}).to(dtype)), r.in(0, 2),
+                  int64_t{-100});
+}
+Stack nll_loss2d_backward(Random& r) {
+  const Stack s = nll_loss2d(r);
+  Stack forward = s;
+  find_op("aten::nll_loss2d_forward").callBoxed(forward);
+  const Tensor out = forward[0].toTensor();
+  return stack_of(r.tensor(out.sizes().vec(), out.scalar_type()), s[0], s[1], s[2], s[3], s[4], forward[1]);
+}
+Stack cdist(Random& r) {
+  const auto dtype = r.pick({at::kFloat, at::kDouble});
+  const int64_t width = r.in(1, 5);
+  const Sizes batch = r.chance(50) ? Sizes{} : Sizes{r.in(1, 3)};
+  const auto points = [&](Sizes sizes) {
+    sizes.push_back(r.in(1, 5));
+    sizes.push_back(width);
+    return r.tensor(sizes, dtype);
+  };
+  return stack_of(points(batch), points(r.chance(70) ? batch : Sizes{}), r.pick({1.0, 2.0, 3.0}),
+                  r.chance(50) ? IValue() : IValue(int64_t{2}));
+}
+Stack cdist_backward(Random& r) {
+  const Stack s = cdist(r);
+  Stack forward = s;
+  find_op("aten::_cdist_forward").callBoxed(forward);
+  const Tensor out = forward[0].toTensor();
+  // torch::cdist's formula hands on contiguous points.
+  return stack_of(r.tensor(out.sizes().vec(), out.scalar_type()), s[0].toTensor().contiguous(),
+                  s[1].toTensor().contiguous(), s[2], out);
+}
+Stack weight_norm(Random& r) {
+  const Sizes sizes = {r.in(1, 5), r.in(1, 5)};
+  const auto dtype = r.floating();
+  const int64_t dim = r.in(0, 1);
+  Sizes g = {1, 1};
+  g[static_cast<size_t>(dim)] = sizes[static_cast<size_t>(dim)];
+  return stack_of(r.tensor(sizes, dtype).contiguous(), at::rand(g).to(dtype),
+                  dim);  // torch::_weight_norm makes it dense
+}
+Stack weight_norm_backward(Random& r) {
+  const Stack s = weight_norm(r);
+  Stack forward = s;
+  find_op("aten::_weight_norm_interface").callBoxed(forward);
+  return stack_of(at::rand_like(forward[0].toTensor()), s[0], s[1], forward[1], s[2]);
+}
+Stack grid_sampler(Random& r) {
+  const auto dtype = r.pick({at::kFloat, at::kDouble});
+  const int64_t n = r.in(1, 3);
+  return stack_of(r.tensor({n, r.in(1, 3), r.in(2, 5), r.in(2, 5)}, dtype),
+                  r.tensor({n, r.in(1, 4), r.in(1, 4), 2}, dtype), r.in(0, 2), r.in(0, 2), r.chance(50));
+}
+Stack grid_sampler_backward(Random& r) {
+  Stack s = grid_sampler(r);
+  const Tensor x = s[0].toTensor(), grid = s[1].toTensor();
+  s.insert(s.begin(), IValue(r.tensor({x.size(0), x.size(1), grid.size(1), grid.size(2)}, x.scalar_type())));
+  c10::List<bool> mask;
+  mask.push_back(r.chance(70));
+  mask.push_back(r.chance(70));
+  s.emplace_back(mask);
+  return s;
+}
+Stack safe_softmax(Random& r) {
+  const Sizes sizes = r.sizes(1, 4);
+  return stack_of(r.tensor(sizes, r.floating()), r.in(-1, static_cast<int64_t>(sizes.size()) - 1),
+                  r.chance(30) ? IValue(at::kFloat) : IValue());
+}
+Stack triangle_indices(Random& r) {
+  return stack_of(r.in(0, 5), r.in(0, 5), r.in(-3, 3), IValue(at::kLong), IValue(), IValue(at::Device(at::kCPU)),
+                  IValue());
+}
+
+const std::map<std::string, MakeArguments>& own_fuzzers() {
+  static const std::map<std::string, MakeArguments> fuzzers = {
+      {"index_select", index_select},
+      {"embedding_dense_backward", embedding_dense_backward},
+      {"native_layer_norm", native_layer_norm},
+      {"native_layer_norm_backward", native_layer_norm_backward},
+      {"native_batch_norm", native_batch_norm},
+      {"_native_batch_norm_legit", native_batch_norm_legit},
+      {"_native_batch_norm_legit.no_stats", native_batch_norm_no_stats},
+      {"native_batch_norm_backward", native_batch_norm_backward},
+      {"native_group_norm", native_group_norm},
+      {"native_group_norm_backward", native_group_norm_backward},
+      {"convolution", convolution_forward},
+      {"convolution_backward", convolution_backward},
+      {"_scaled_dot_product_flash_attention_for_cpu", flash},
+      {"_scaled_dot_product_flash_attention_for_cpu_backward", flash_backward},
+      {"_adaptive_avg_pool2d", adaptive_pool(2, false)},
+      {"_adaptive_avg_pool2d_backward", adaptive_pool(2, true)},
+      {"_adaptive_avg_pool3d", adaptive_pool(3, false)},
+      {"_adaptive_avg_pool3d_backward", adaptive_pool(3, true)},
+      {"reflection_pad2d", image_pad(2, false)},
+      {"reflection_pad2d_backward", image_pad(2, true)},
+      {"replication_pad2d_backward", image_pad(2, true)},
+      {"replication_pad3d_backward", image_pad(3, true)},
+      {"im2col", im2col},
+      {"col2im", col2im},
+      {"unfold_backward", unfold_backward},
+      {"channel_shuffle", channel_shuffle},
+      {"rsub.Tensor", rsub},
+      {"roll", roll},
+      {"take", take},
+      {"bucketize.Tensor", bucketize},
+      {"searchsorted.Tensor", searchsorted},
+      {"addbmm", addbmm},
+      {"polar", polar},
+      {"cummax", cumulative},
+      {"cummin", cumulative},
+      {"log_sigmoid_forward", log_sigmoid},
+      {"log_sigmoid_backward", log_sigmoid_backward},
+      {"glu_backward", glu_backward},
+      {"_prelu_kernel", prelu},
+      {"_prelu_kernel_backward", prelu_backward},
+      {"nll_loss2d_forward", nll_loss2d},
+      {"nll_loss2d_backward", nll_loss2d_backward},
+      {"_cdist_forward", cdist},
+      {"_cdist_backward", cdist_backward},
+      {"_weight_norm_interface", weight_norm},
+      {"_weight_norm_interface_backward", weight_norm_backward},
+      {"grid_sampler_2d", grid_sampler},
+      {"grid_sampler_2d_backward", grid_sampler_backward},
+      {"_safe_softmax", safe_softmax},
+      {"tril_indices", triangle_indices},
+      {"triu_indices", triangle_indices},
+  };
+  return fuzzers;
+}
+
+std::optional<Stack> arguments_of(const std::string& name, Random& random) {
+  const std::string short_name = name.substr(std::string("aten::").size());
+  if (auto own = own_fuzzers().find(short_name); own != own_fuzzers().end()) return own->second(random);
+  for (const MetaRuleRow& row : meta_rules())
+    if (row.name == short_name) return arguments_by_rule(name, row.rule, random);
+  return std::nullopt;
+}
+
+// --- comparison -----------------------------------------------------------------------------------------------------
+
+// The same call on meta tensors: sizes, strides and offsets kept, and which arguments share memory.
+Stack on_meta(const Stack& stack) {
+  std::map<c10::StorageImpl*, Tensor> bases;
+  Stack result;
+  for (const IValue& value : stack) {
+    if (value.isDevice()) {
+      result.emplace_back(at::Device(at::kMeta));
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      const Tensor& t = value.toTensor();
+      auto [base, fresh] = bases.try_emplace(t.storage().unsafeGetStorageImpl());
+      if (fresh)
+        base->second =
+            at::empty({static_cast<int64_t>(t.storage().nbytes() / t.itemsize())}, t.options().device(at::kMeta));
+      result.emplace_back(base->second.as_strided(t.sizes(), t.strides(), t.storage_offset()));
+    } else {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+std::string describe(const IValue& output, const Stack& inputs) {
+  if (!output.isTensor()) return concat(output);
+  const Tensor& t = output.toTensor();
+  if (!t.defined()) return "undefined";
+  std::ostringstream text;
+  text << t.scalar_type() << t.sizes() << " strides";
+  for (int64_t d = 0; d < t.dim(); ++d)  // of one element, or none, a stride addresses nothing
+    text << ' ' << (t.size(d) > 1 && t.numel() > 0 ? t.stride(d) : 0);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].isTensor() && inputs[i].toTensor().defined() && inputs[i].toTensor().is_alias_of(t)) {
+      text << " shares memory with argument " << i;
+      break;
+    }
+  return text.str();
+}
+
+std::string describe_call(const std::string& name, const Stack& stack) {
+  std::ostringstream text;
+  text << name;
+  for (const IValue& value : stack) {
+    if (value.isTensor() && value.toTensor().defined())
+      text << "\n    " << value.toTensor().scalar_type() << value.toTensor().sizes() << value.toTensor().strides();
+    else
+      text << "\n    " << value;
+  }
+  return text.str();
+}
+
+// Whether the CPU kernel took the arguments.
+bool compare(const std::string& name, const Stack& arguments) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::OperatorHandle op = find_op(name);
+  const Stack meta_arguments = on_meta(arguments);
+  const std::string call_text = describe_call(name, arguments);
+  Stack real = arguments, meta = meta_arguments;
+  try {
+    op.callBoxed(real);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  INFO(call_text);
+  try {
+    op.callBoxed(meta);
+  } catch (const c10::Error& error) {
+    FAIL_CHECK(error.what_without_backtrace());
+    return true;
+  }
+  REQUIRE(meta.size() == real.size());
+  for (size_t i = 0; i < real.size(); ++i) {
+    CAPTURE(i);
+    CHECK(describe(meta[i], meta_arguments) == describe(real[i], arguments));
+  }
+  return true;
+}
+
+// LibTorch warns of a variance of one number, and of slow strides.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+TEST_CASE("every shape function gives what the CPU kernel gives") {
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard silence(&quiet);
+  { Tracer registers_the_shape_functions; }
+  REQUIRE(!meta_kernel_names().empty());
+  for (const std::string& name : meta_kernel_names()) {
+    CAPTURE(name);
+    Random random(std::hash<std::string>{}(name));
+    at::manual_seed(1);
+    int compared = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      std::optional<Stack> arguments;
+      try {
+        arguments = arguments_of(name, random);
+      } catch (const c10::Error&) {  // the forward of a backward refused the arguments
+        continue;
+      }
+      REQUIRE_MESSAGE(arguments.has_value(), "no fuzzer for " << name << ": add one to own_fuzzers()");
+      compared += compare(name, *arguments) ? 1 : 0;
+    }
+    CHECK_MESSAGE(compared >= kMinCompared, name << ": the CPU kernel took only " << compared << " of " << kRounds);
+  }
+}
+
+struct AttentionCall {
+  Tensor q, k, v;
+  std::optional<Tensor> mask;
+  double dropout = 0;
+  bool causal = false, gqa = false;
+  Tensor run() const { return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, std::nullopt, gqa); }
+};
+
+// Also what the flash kernel cannot do: 3-d tensors, dropout, another value size, strided features, uneven heads.
+AttentionCall any_attention(Random& r) {
+  const Attention a = attention(r);
+  AttentionCall c{a.q, a.k, a.v, a.mask, r.chance(15) ? 0.5 : 0.0, a.causal, a.q.size(1) != a.k.size(1)};
+  if (r.chance(10)) c.v = at::rand({a.v.size(0), a.v.size(1), a.v.size(2), 6}).to(a.v.scalar_type());
+  if (r.chance(10)) c.q = at::rand({a.q.size(0), a.q.size(1), a.q.size(3), a.q.size(2)}).to(a.q.scalar_type()).mT();
+  if (c.mask && r.chance(50)) c.mask = at::lt(*c.mask, 0.7);
+  if (c.mask && c.mask->is_floating_point() && r.chance(40)) c.mask->set_requires_grad(true);
+  if (!c.gqa && !c.mask && r.chance(20)) c.q = c.q[0], c.k = c.k[0], c.v = c.v[0];
+  if (r.chance(50)) c.q.set_requires_grad(true);
+  return c;
+}
+
+TEST_CASE("attention is traced as the kernel that LibTorch chooses for CPU tensors") {
+  Random random(11);
+  std::map<bool, int> taken;
+  for (int round = 0; round < 150; ++round) {
+    const AttentionCall real = any_attention(random);
+    const auto choice =
+        at::_fused_sdp_choice(real.q, real.k, real.v, real.mask, real.dropout, real.causal, std::nullopt, real.gqa);
+    const bool flash = choice == static_cast<int64_t>(at::SDPBackend::flash_attention);
+    ++taken[flash];
+    AttentionCall traced = real;
+    Tracer tracer;
+    const auto declare = [&](Tensor& t) {
+      const bool requires_grad = t.requires_grad();
+      t = on_meta({t})[0].toTensor().set_requires_grad(requires_grad);
+      tracer.declare(t, tracer.graph.add("input", {}, {{"", type_of(t)}})->result());
+    };
+    declare(traced.q), declare(traced.k), declare(traced.v);
+    if (traced.mask) declare(*traced.mask);
+    Tensor result;
+    tracer.run([&] { result = traced.run(); });
+    const auto& ops = tracer.graph.ops();
+    CHECK(flash == std::ranges::any_of(
+                       ops, [](const auto& op) { return op->is("aten._scaled_dot_product_flash_attention_for_cpu"); }));
+    INFO(describe_call("scaled_dot_product_attention", stack_of(real.q, real.k, real.v, real.mask, real.dropout)));
+    CHECK(describe(result, {}) == describe(real.run(), {}));
+  }
+  CHECK(taken[true] > 20);
+  CHECK(taken[false] > 20);
+}
+
+}  // namespace
+}  // namespace sfsdp::capture

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/pipeline.h"
+
+#include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/prefetch_gathers.h"
+#include "sfsdp/passes/sink_waits.h"
+#include "sfsdp/passes/split_collectives.h"
+#include "sfsdp/passes/wrap.h"
+
+namespace sfsdp::passes {
+
+void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout) {
+  PassContext ctx;
+  if (options.flat) {
+    // Which parameters form a unit.
+    if (!layout) wrap(graph, {.units = options.units}, ctx);
+    // One flat shard, gather, reduction and update per unit.
+    bucket(graph, {.layout = layout ? &*layout : nullptr}, ctx);
+    if (!layout) layout = storage_layout_of(graph);
+  }
+  if (options.reorder) {
+    // Start and wait of each collective, to be moved apart.
+    split_collectives(graph, ctx);
+    // Gathers start under the compute of earlier units.
+    prefetch_gathers(
+        graph,
+        {.depth = options.prefetch_depth, .forward = options.prefetch_forward, .backward = options.prefetch_backward},
+        ctx);
+    // Reductions are waited for at the next one.
+    sink_waits(graph, {.depth = options.sink_depth, .next = options.sink_next}, ctx);
+  }
+}
+
+}  // namespace sfsdp::passes

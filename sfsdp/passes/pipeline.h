@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What happens to a step's graph between capture and plan, in order.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+#include "sfsdp/passes/storage_layout.h"
+
+namespace sfsdp::passes {
+
+struct PipelineOptions {
+  // Storage of parameters in flat units (wrap, bucket); false: each parameter by itself.
+  bool flat = true;
+  std::string units = {};  // of wrap
+  // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits); false: where they are needed.
+  bool reorder = true;
+  int64_t prefetch_depth = 1;
+  std::string prefetch_forward = "before";
+  std::string prefetch_backward = "after";
+  int64_t sink_depth = 1;
+  std::string sink_next = "before";
+};
+
+// Rewrites the graph of one rank as data parallelism and the optimizer left it.
+//   layout: storage that an earlier graph on the same state has decided; decided here, and left here, if it has none
+void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout);
+
+}  // namespace sfsdp::passes

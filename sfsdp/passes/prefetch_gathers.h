@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   moves each gather's start ahead of its neighbours' waits, so that it runs under the compute of earlier units.
+// Why:    a gather that starts where it is needed is all exposed.
+// Needs:  gathers in two halves (split_collectives).
+// Leaves: the i-th gather of a section starts just before, or just behind, the wait of gather i - depth; at most `depth`
+//         gathered units are in flight besides the one in use. Compute, and the order of gathers, stay.
+// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering): forward before the wait, backward behind it, where the
+//         copy out of the last bucket and the reduction share the time. TorchTitan's and AutoParallel's variants differ;
+//         all can be had.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+struct PrefetchGathersOptions {
+  int64_t depth = 1;               // units ahead; 0 leaves all as it is
+  std::string forward = "before";  // the start goes "before" or "after" the wait `depth` gathers earlier
+  std::string backward = "after";
+  int64_t max_bytes = 0;  // of gathers in flight at once, besides one; 0: no bound
+};
+
+bool prefetch_gathers(ir::Graph& graph, const PrefetchGathersOptions& options, PassContext& ctx);
+
+}  // namespace sfsdp::passes

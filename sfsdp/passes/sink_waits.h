@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   moves the waits of gradient reductions down to the next reduction: it runs under the compute between them.
+// Why:    a reduction that is waited for where it starts is all exposed.
+// Needs:  reductions in two halves (split_collectives).
+// Leaves: in backward, the wait of reduction i, with what only adds its result up, stands just before, or just behind,
+//         the start of reduction i + depth; the last `depth` ones at the end of backward.
+// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering); GraphTrainer waits behind the next start.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+struct SinkWaitsOptions {
+  int64_t depth = 1;            // reductions in flight at once; 0 leaves all as it is
+  std::string next = "before";  // the wait goes "before" or "after" the start that is `depth` reductions later
+};
+
+bool sink_waits(ir::Graph& graph, const SinkWaitsOptions& options, PassContext& ctx);
+
+}  // namespace sfsdp::passes
