@@ -22,7 +22,7 @@ std::vector<std::string> Strategy::data_axes() const {
 }
 
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
-  Strategy strategy{std::move(mesh), options};
+  Strategy strategy{std::move(mesh), std::move(options)};
   for (const MeshAxis& a : strategy.mesh.axes()) {
     if (a.size < 1)
       throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size, "\n  expected at least 1"));
@@ -31,10 +31,10 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
                              "\n  expected only dp_replicate and dp_shard above 1: other axes are not supported yet"));
   }
   const int64_t shard = strategy.axis_size("dp_shard"), replicate = strategy.axis_size("dp_replicate");
-  if (options.mode == DataParallelMode::FullyShard && replicate > 1)
+  if (strategy.options.mode == DataParallelMode::FullyShard && replicate > 1)
     throw UserError(concat("data_parallel: FullyShard on a mesh with dp_replicate = ", replicate,
                            "\n  expected dp_replicate = 1; use HybridShard"));
-  if (options.mode == DataParallelMode::Replicate && shard > 1)
+  if (strategy.options.mode == DataParallelMode::Replicate && shard > 1)
     throw UserError(concat("data_parallel: Replicate on a mesh with dp_shard = ", shard,
                            "\n  expected dp_shard = 1; name the axis dp_replicate, or use FullyShard"));
   return strategy;
