@@ -2,55 +2,22 @@
 #include <ostream>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/tools/inspect.h"
+#include "sfsdp/tools/request.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
-namespace {
-
-struct Request {
-  int64_t world = 1;
-  bool graph = false;
-  std::vector<std::string> config_args;
-};
-
-Request parse(std::span<const std::string> args) {
-  Request request;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const auto value = [&] {
-      if (i + 1 == args.size()) throw UserError(concat(args[i], "\n  expected a value behind it"));
-      return args[++i];
-    };
-    if (args[i] == "--config") {
-      request.config_args.insert(request.config_args.begin(), {"--job.config_file", value()});
-    } else if (args[i] == "--world") {
-      const std::string text = value();
-      const auto world = parse_int(text);
-      if (!world || *world < 1) throw UserError(concat("--world ", text, "\n  expected a number of ranks, at least 1"));
-      request.world = *world;
-    } else if (args[i] == "--graph") {
-      request.graph = true;
-    } else {
-      request.config_args.push_back(args[i]);
-    }
-  }
-  return request;
-}
-
-}  // namespace
-
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   try {
-    const Request request = parse(args);
+    const Request request = parse_request(args, {}, {"graph"});
     const train::JobConfig config = train::load_config(request.config_args);
     train::CompiledJob job = train::make_job(config, request.world);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;
-    if (request.graph) {
+    if (request.has("graph")) {
       out << ir::print(graph);
       return 0;
     }

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a collective costs on a topology: latency of a ring plus bytes over the slowest link.
+// Source: the α–β model; NCCL src/graph/tuning.cc for what α is made of.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "sfsdp/cost/machine.h"
+
+namespace sfsdp::cost {
+
+// The ranks of one communicator: `size` of them, each `stride` ranks apart (1 for the innermost mesh axis).
+struct GroupShape {
+  int64_t size = 1;
+  int64_t stride = 1;
+};
+
+// Seconds for one collective whose whole tensor has `bytes`: what an all_gather results in, what a reduce_scatter or an
+// all_reduce begins with. `kind`: all_gather, reduce_scatter, all_reduce, broadcast. 0 for a group of one.
+double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
+
+}  // namespace sfsdp::cost

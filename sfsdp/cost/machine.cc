@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/cost/machine.h"
+
+#include <toml++/toml.h>
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::cost {
+namespace {
+
+// Reads keys of one table and afterwards complains of those it did not ask for.
+class Table {
+ public:
+  Table(const toml::table& table, std::string path, std::string file)
+      : table_(table), path_(std::move(path)), file_(std::move(file)) {}
+
+  std::string text(const std::string& key) {
+    known_.push_back(key);
+    const auto value = table_[key].value<std::string>();
+    if (!value) fail(key, "a text");
+    return *value;
+  }
+  double number(const std::string& key, double low, const double* fallback = nullptr) {
+    known_.push_back(key);
+    if (!table_.contains(key) && fallback) return *fallback;
+    const auto value = table_[key].value<double>();
+    if (!value || !(*value >= low)) fail(key, concat("a number of at least ", low));
+    return *value;
+  }
+  double number(const std::string& key, double low, double fallback) { return number(key, low, &fallback); }
+  int64_t whole(const std::string& key, int64_t fallback) {
+    const double value = number(key, 1, static_cast<double>(fallback));
+    if (value != static_cast<double>(static_cast<int64_t>(value))) fail(key, "a whole number of at least 1");
+    return static_cast<int64_t>(value);
+  }
+  Table table(const std::string& key) {
+    known_.push_back(key);
+    const toml::table* inner = table_[key].as_table();
+    if (!inner) fail(key, "a table");
+    return Table(*inner, path_ + key + ".", file_);
+  }
+  void expect_no_more() const {
+    for (const auto& [key, value] : table_) {
+      const std::string name(key.str());
+      if (std::find(known_.begin(), known_.end(), name) == known_.end())
+        throw UserError(concat("error in ", file_, ": unknown key ", path_, name, "\n  the nearest is ", path_,
+                               nearest(name, known_)));
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
+    std::ostringstream got;
+    if (table_.contains(key))
+      table_[key].visit([&](const auto& value) { got << value; });
+    else
+      got << "nothing";
+    throw UserError(concat("error in ", file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
+  }
+
+  const toml::table& table_;
+  std::string path_, file_;
+  std::vector<std::string> known_;
+};
+
+Link read_link(Table table) {
+  Link link;
+  link.bandwidth = table.number("bandwidth_gb_s", 1e-6) * 1e9;
+  link.base_latency = table.number("base_latency_us", 0) * 1e-6;
+  link.hop_latency = table.number("hop_latency_us", 0) * 1e-6;
+  table.expect_no_more();
+  return link;
+}
+
+}  // namespace
+
+Machine parse_machine(const std::string& toml_text, const std::string& file) {
+  toml::table document;
+  try {
+    document = toml::parse(toml_text, file);
+  } catch (const toml::parse_error& error) {
+    throw UserError(concat("error in ", file, ":", error.source().begin.line, ": ", error.description(),
+                           "\n  expected a machine file as in machines/"));
+  }
+  Table table(document, "", file);
+  Machine m;
+  m.name = table.text("name");
+  m.device = table.text("device");
+  m.peak_bf16 = table.number("peak_bf16_tflops", 1e-6) * 1e12;
+  m.peak_f32 = table.number("peak_f32_tflops", 1e-6) * 1e12;
+  m.matmul_efficiency = table.number("matmul_efficiency", 1e-3, m.matmul_efficiency);
+  m.attention_efficiency = table.number("attention_efficiency", 1e-3, m.attention_efficiency);
+  m.attention_half_length = table.number("attention_half_length", 0, m.attention_half_length);
+  m.tile_m = table.whole("tile_m", m.tile_m);
+  m.tile_n = table.whole("tile_n", m.tile_n);
+  m.multiprocessors = table.whole("multiprocessors", m.multiprocessors);
+  m.half_k = table.number("half_k", 0, m.half_k);
+  m.memory_bandwidth = table.number("memory_bandwidth_gb_s", 1e-3) * 1e9;
+  m.memory_efficiency = table.number("memory_efficiency", 1e-3, m.memory_efficiency);
+  m.memory_bytes = table.number("memory_gib", 1e-3) * (1LL << 30);
+  m.launch = table.number("launch_us", 0) * 1e-6;
+  m.devices_per_node = table.whole("devices_per_node", 1);
+  m.node = read_link(table.table("node"));
+  m.network = read_link(table.table("network"));
+  table.expect_no_more();
+  return m;
+}
+
+Machine load_machine(const std::string& path) {
+  std::ifstream file(path);
+  if (!file)
+    throw UserError(concat("machine file ", path, " cannot be read\n  expected one such as machines/dgx_h100.toml"));
+  std::stringstream text;
+  text << file.rdbuf();
+  return parse_machine(text.str(), path);
+}
+
+}  // namespace sfsdp::cost

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/memory_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::plan {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+
+int64_t rounded_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
+  std::unordered_map<const Value*, size_t> index;
+  std::vector<Buffer> buffers;
+  std::unordered_set<const Value*> outside;  // state, and what replaces it in its own memory
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const Op& op = *graph.ops()[i];
+    const auto at = static_cast<int64_t>(i);
+    for (const Value* operand : op.operands) {
+      if (!operand) continue;
+      const auto found = index.find(ir::storage_of(operand));
+      if (found != index.end()) buffers[found->second].last = at;
+    }
+    const auto donated = ir::donated_operands(op);
+    for (size_t r = 0; r < op.results().size(); ++r) {
+      const Value* value = op.results()[r].get();
+      if (op.is("param") || op.is("state") || op.is("constant") || op.is("scalar")) {
+        outside.insert(value);
+        continue;
+      }
+      if (ir::aliased_operand(op) >= 0) continue;
+      if (r < donated.size()) {  // takes over the operand's memory
+        const Value* from = ir::storage_of(op.operands[static_cast<size_t>(donated[r])]);
+        const auto found = index.find(from);
+        if (found != index.end()) index[value] = found->second;
+        continue;
+      }
+      if (options.in_registers && options.in_registers(value)) continue;
+      index[value] = buffers.size();
+      buffers.push_back({value, rounded_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment), at, at, 0});
+    }
+  }
+  const auto keep = [&](const Value* value) {
+    const auto found = index.find(ir::storage_of(value));
+    if (found != index.end()) buffers[found->second].last = static_cast<int64_t>(graph.ops().size());
+  };
+  for (const Value* output : graph.outputs) keep(output);
+  for (const ir::Carry& carry : graph.carries) keep(carry.next);
+  return buffers;
+}
+
+// Largest first, each at the lowest address that is free for all of its life.
+void assign_offsets(std::vector<Buffer>& buffers) {
+  std::vector<Buffer*> order;
+  for (Buffer& b : buffers) order.push_back(&b);
+  std::ranges::stable_sort(order, std::greater<>(), [](const Buffer* b) { return b->bytes; });
+  std::vector<const Buffer*> placed, overlapping;
+  for (Buffer* b : order) {
+    overlapping.clear();
+    for (const Buffer* other : placed)
+      if (other->first <= b->last && b->first <= other->last) overlapping.push_back(other);
+    std::ranges::sort(overlapping, {}, &Buffer::offset);
+    int64_t offset = 0;
+    for (const Buffer* other : overlapping) {
+      if (other->offset - offset >= b->bytes) break;
+      offset = std::max(offset, other->offset + other->bytes);
+    }
+    b->offset = offset;
+    placed.push_back(b);
+  }
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
+  MemoryPlan plan;
+  plan.buffers = find_buffers(graph, options);
+  assign_offsets(plan.buffers);
+  for (const auto& op : graph.ops())
+    if (op->is("param") || op->is("state"))
+      plan.state_bytes += rounded_up(op->result()->type().bytes(), options.alignment);
+  std::map<int64_t, int64_t> changes;  // of live bytes, by position
+  for (const Buffer& b : plan.buffers) {
+    plan.arena_bytes = std::max(plan.arena_bytes, b.offset + b.bytes);
+    changes[b.first] += b.bytes;
+    changes[b.last + 1] -= b.bytes;
+  }
+  int64_t live = 0;
+  for (const auto& [position, change] : changes) {
+    live += change;
+    if (live > plan.live_bytes) {
+      plan.live_bytes = live;
+      plan.peak_position = position;
+    }
+  }
+  return plan;
+}
+
+std::vector<Share> alive_at(const MemoryPlan& plan, int64_t position,
+                            const std::function<std::string(const Value&)>& name_of) {
+  std::map<std::string, int64_t> sums;
+  for (const Buffer& b : plan.buffers)
+    if (b.first <= position && position <= b.last) sums[name_of(*b.value)] += b.bytes;
+  std::vector<Share> shares;
+  for (const auto& [name, bytes] : sums) shares.push_back({name, bytes});
+  std::ranges::stable_sort(shares, std::greater<>(), &Share::bytes);
+  return shares;
+}
+
+std::string check_memory_plan(const MemoryPlan& plan, int64_t alignment) {
+  // Over time: what is alive, by address.
+  std::vector<const Buffer*> by_first;
+  for (const Buffer& b : plan.buffers) by_first.push_back(&b);
+  std::ranges::stable_sort(by_first, {}, &Buffer::first);
+  std::multimap<int64_t, const Buffer*> ends;   // alive, by last
+  std::map<int64_t, const Buffer*> at_address;  // alive, by offset
+  const auto name = [](const Buffer& b) { return concat('%', b.value->name()); };
+  for (const Buffer* b : by_first) {
+    while (!ends.empty() && ends.begin()->first < b->first) {
+      at_address.erase(ends.begin()->second->offset);
+      ends.erase(ends.begin());
+    }
+    if (b->offset < 0 || b->offset % alignment != 0)
+      return concat(name(*b), " lies at ", b->offset, "\n  expected a multiple of ", alignment);
+    if (b->offset + b->bytes > plan.arena_bytes)
+      return concat(name(*b), " ends at ", b->offset + b->bytes, "\n  expected at most the arena's ", plan.arena_bytes);
+    const auto next = at_address.lower_bound(b->offset);
+    const Buffer* clash = nullptr;
+    if (next != at_address.end() && next->first < b->offset + b->bytes) clash = next->second;
+    if (next != at_address.begin() && std::prev(next)->first + std::prev(next)->second->bytes > b->offset)
+      clash = std::prev(next)->second;
+    if (clash)
+      return concat(name(*b), " and ", name(*clash), " overlap at address ", std::max(b->offset, clash->offset),
+                    " while both are alive\n  expected disjoint addresses");
+    at_address.emplace(b->offset, b);
+    ends.emplace(b->last, b);
+  }
+  return "";
+}
+
+}  // namespace sfsdp::plan

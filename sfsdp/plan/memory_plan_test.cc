@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/memory_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/testing/random_graph.h"
+
+namespace sfsdp::plan {
+namespace {
+
+constexpr const char* kText = R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[64/dp_shard]
+  %x = input name=x : f32[128] own(dp_shard)
+fwd:
+  %s = all_gather.start %w axis=dp_shard dim=0 : async f32[128]
+  %full = wait %s : f32[128]
+  %part = view %full offset=64 : f32[64]
+  %a = aten.neg %part : f32[64]
+  %b = aten.neg %a : f32[64]
+  %c = aten.add.Tensor %b, %a alpha=1 : f32[64]
+  return %c
+)";
+
+TEST_CASE("memory plan: a buffer lives from its op to the last reader of any view; state lies outside") {
+  const ir::Graph graph = ir::parse_or_throw(kText);
+  const MemoryPlan plan = plan_memory(graph);
+  CHECK(plan.state_bytes == 256);
+  std::string got;
+  for (const Buffer& b : plan.buffers)
+    got += b.value->name() + " " + std::to_string(b.bytes) + " " + std::to_string(b.first) + "-" +
+           std::to_string(b.last) + ", ";
+  CHECK(got == "x 512 1-1, s 512 2-5, a 256 5-7, b 256 6-7, c 256 7-8, ");
+  // a dies at c, which is computed from it: three buffers of 256 at once, or the gather and a
+  CHECK(plan.live_bytes == 768);
+  CHECK(plan.peak_position == 5);
+  CHECK(plan.arena_bytes == 768);
+  CHECK(plan.peak() == 1024);
+  const auto shares = alive_at(plan, 5, [](const ir::Value& v) { return v.name(); });
+  REQUIRE(shares.size() == 2);
+  CHECK(shares[0].name == "s");
+  CHECK(check_memory_plan(plan).empty());
+}
+
+TEST_CASE("memory plan: values in registers have no buffer, a donated result has its operand's") {
+  const ir::Graph graph = ir::parse_or_throw(kText);
+  MemoryOptions options;
+  options.in_registers = [](const ir::Value* v) { return v->name() == "b"; };
+  const MemoryPlan plan = plan_memory(graph, options);
+  CHECK(plan.buffers.size() == 4);
+  CHECK(plan.live_bytes == 768);
+}
+
+TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const ir::Graph graph = testing::random_program(seed);
+    MemoryPlan plan = plan_memory(graph);
+    CAPTURE(seed);
+    CHECK(check_memory_plan(plan) == "");
+    CHECK(plan.arena_bytes >= plan.live_bytes);
+    // Any two buffers that are alive together, put to one address, are found.
+    for (size_t i = 0; i < plan.buffers.size(); ++i)
+      for (size_t k = i + 1; k < plan.buffers.size(); ++k) {
+        const Buffer &a = plan.buffers[i], &b = plan.buffers[k];
+        if (a.first > b.last || b.first > a.last) continue;
+        MemoryPlan broken = plan;
+        broken.buffers[k].offset = a.offset;
+        CHECK_FALSE(check_memory_plan(broken).empty());
+      }
+    if (plan.buffers.empty()) continue;
+    MemoryPlan small = plan;
+    --small.arena_bytes;
+    CHECK(check_memory_plan(small).find("arena") != std::string::npos);
+    MemoryPlan misaligned = plan;
+    misaligned.buffers[0].offset += 4;
+    CHECK(check_memory_plan(misaligned).find("multiple of") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp::plan

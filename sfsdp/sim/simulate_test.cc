@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/sim/simulate.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/cost/collective_cost.h"
+#include "sfsdp/ir/parser.h"
+
+namespace sfsdp::sim {
+namespace {
+
+// Round numbers: 1 flop/s of products, 1 byte/s of memory and links, no latency.
+cost::Machine unit_machine() {
+  cost::Machine m;
+  m.peak_bf16 = m.peak_f32 = 1;
+  m.matmul_efficiency = m.attention_efficiency = m.memory_efficiency = 1;
+  m.memory_bandwidth = 1e9;  // products are bound by flops
+  m.devices_per_node = 8;
+  m.node = {1, 0, 0};
+  m.network = {1, 0, 0};
+  return m;
+}
+
+// Two units; a product of 2·4·4·4 = 128 flops each; each gathers 64 bytes, half of which pass one link: 32 s.
+std::string forward(const std::string& order) {
+  std::string text = R"(
+graph mesh [dp_shard=2] view local
+  %a = param name=a : f32[2/dp_shard, 4]
+  %b = param name=b : f32[2/dp_shard, 4]
+  %x = input name=x : f32[4, 4] own(dp_shard)
+fwd:
+)";
+  for (const char c : order) {
+    if (c == 'A') text += "  %as = all_gather.start %a axis=dp_shard dim=0 : async f32[4, 4]\n";
+    if (c == 'B') text += "  %bs = all_gather.start %b axis=dp_shard dim=0 : async f32[4, 4]\n";
+    if (c == 'w') text += "  %aw = wait %as : f32[4, 4]\n";
+    if (c == 'v') text += "  %bw = wait %bs : f32[4, 4]\n";
+    if (c == '1') text += "  %y = aten.mm %x, %aw : f32[4, 4]\n";
+    if (c == '2') text += "  %z = aten.mm %y, %bw : f32[4, 4]\n";
+  }
+  return text + "  return %z\n";
+}
+
+TEST_CASE("simulate: what is exposed is what nothing covers") {
+  const auto run = [](const std::string& order) {
+    const ir::Graph graph = ir::parse_or_throw(forward(order));
+    return simulate(graph, unit_machine());
+  };
+  const Simulation in_order = run("Aw1Bv2");
+  CHECK(in_order.step_seconds == doctest::Approx(2 * 32 + 2 * 128));
+  CHECK(in_order.exposed() == doctest::Approx(64));
+  CHECK(in_order.compute_seconds == doctest::Approx(256));
+  CHECK(in_order.flops == 256);
+  const Simulation ahead = run("ABw1v2");  // the second gather runs behind the first, under the first product
+  CHECK(ahead.step_seconds == doctest::Approx(32 + 2 * 128));
+  CHECK(ahead.exposed() == doctest::Approx(32));
+  CHECK(ahead.communication_seconds.at("all_gather") == doctest::Approx(64));
+  CHECK(ahead.communicated_bytes.at("all_gather") == 128);
+}
+
+TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter waits for the slowest") {
+  const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
+  CHECK(simulate(graph, unit_machine(), {.micro_batches = 3}).step_seconds ==
+        doctest::Approx(3 * simulate(graph, unit_machine()).step_seconds));
+  const double alike = simulate(graph, unit_machine()).step_seconds;
+  const double jittered = simulate(graph, unit_machine(), {.jitter = 0.5, .seed = 3}).step_seconds;
+  CHECK(jittered > alike);
+  CHECK(jittered < alike + 0.5 * 256);
+  CHECK(simulate(graph, unit_machine(), {.jitter = 1e-12}).step_seconds == doctest::Approx(alike));
+}
+
+TEST_CASE("simulate: a fused chain reads and writes what crosses its border") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=1] view local
+  %x = input name=x : f32[1000]
+fwd:
+  %a = aten.neg %x : f32[1000]
+  %b = aten.mul.Tensor %a, %x : f32[1000]
+  %c = aten.neg %b : f32[1000]
+  return %c
+)");
+  cost::Machine m = unit_machine();
+  m.memory_bandwidth = 1;
+  CHECK(simulate(graph, m, {.execution = cost::Execution::Fused}).step_seconds == doctest::Approx(8000));
+  CHECK(simulate(graph, m, {.execution = cost::Execution::Eager}).step_seconds == doctest::Approx(8000 + 12000 + 8000));
+}
+
+TEST_CASE("collective cost: ring bytes, latency by hops, all links of a node to the network") {
+  cost::Machine m = unit_machine();
+  m.node = {100, 5, 2};
+  m.network = {10, 50, 7};
+  CHECK(cost::collective_seconds("all_gather", 800, {1, 1}, m) == 0);
+  CHECK(cost::collective_seconds("all_gather", 800, {8, 1}, m) == doctest::Approx(5 + 7 * 2 + 800 * 7 / 8.0 / 100));
+  CHECK(cost::collective_seconds("all_reduce", 800, {8, 1}, m) ==
+        doctest::Approx(5 + 14 * 2 + 2 * 800 * 7 / 8.0 / 100));
+  // 4 nodes of 8: the network's 8 links carry 3/4 of the bytes; the inside 31/32 of them
+  CHECK(cost::collective_seconds("reduce_scatter", 8000, {32, 1}, m) ==
+        doctest::Approx(50 + 28 * 2 + 3 * 7 + std::max(8000 * 31 / 32.0 / 100, 8000 * 0.75 / (8 * 10))));
+  // one rank of each node: nothing passes inside
+  CHECK(cost::collective_seconds("all_gather", 8000, {4, 8}, m) == doctest::Approx(50 + 3 * 7 + 8000 * 0.75 / 10));
+}
+
+TEST_CASE("machine files are read, and mistakes in them named") {
+  const std::string path = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+  const cost::Machine h100 = cost::load_machine(path);
+  CHECK(h100.peak_bf16 == doctest::Approx(989e12));
+  CHECK(h100.devices_per_node == 8);
+  CHECK(h100.network.bandwidth == doctest::Approx(46e9));
+  CHECK_THROWS_WITH_AS(cost::load_machine("nowhere.toml"), doctest::Contains("nowhere.toml cannot be read"), UserError);
+  CHECK_THROWS_WITH_AS(cost::parse_machine("name = 3", "m.toml"), doctest::Contains("name = 3\n  expected a text"),
+                       UserError);
+  CHECK_THROWS_WITH_AS(cost::parse_machine("name = ", "m.toml"), doctest::Contains("m.toml:1"), UserError);
+}
+
+TEST_CASE("chrome trace: a row per lane, microseconds") {
+  const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
+  const std::string trace = chrome_trace(simulate(graph, unit_machine()));
+  CHECK(trace.find(R"("name":"communication")") != std::string::npos);
+  CHECK(trace.find(R"("ts":3.2e+07,"dur":1.28e+08,"name":"aten.mm %y")") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace sfsdp::sim
