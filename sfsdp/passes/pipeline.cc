@@ -11,6 +11,8 @@ namespace sfsdp::passes {
 
 void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout) {
   PassContext ctx;
+  // What backward computes again instead of reading it.
+  remat(graph, options.remat, ctx);
   if (options.flat) {
     // Which parameters form a unit.
     if (!layout) wrap(graph, {.units = options.units}, ctx);

@@ -8,11 +8,13 @@
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
+#include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/storage_layout.h"
 
 namespace sfsdp::passes {
 
 struct PipelineOptions {
+  RematOptions remat = {};
   // Storage of parameters in flat units (wrap, bucket); false: each parameter by itself.
   bool flat = true;
   std::string units = {};  // of wrap

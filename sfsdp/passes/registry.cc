@@ -12,6 +12,7 @@
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/prefetch_gathers.h"
+#include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/sink_waits.h"
 #include "sfsdp/passes/split_collectives.h"
 #include "sfsdp/passes/wrap.h"
@@ -72,6 +73,23 @@ const std::vector<PassInfo>& rows() {
                                       .backward = get<std::string>(values, "backward"),
                                       .max_bytes = get<int64_t>(values, "max_bytes")},
                                      ctx);
+           }},
+      {.name = "remat",
+       .exactness = Exactness::Exact,
+       .help = "backward computes again what forward would have to keep",
+       .options = {{.name = "mode", .fallback = std::string("none"), .help = "none, full or op"},
+                   {.name = "every", .fallback = int64_t{1}, .min = 1, .max = 1000, .help = "only every k-th block"},
+                   {.name = "mm_again",
+                    .fallback = int64_t{0},
+                    .max = 1000,
+                    .help = "op: every k-th product of a block is computed again too; 0: none"}},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return remat(graph,
+                          {.mode = get<std::string>(values, "mode"),
+                           .every = get<int64_t>(values, "every"),
+                           .mm_again = get<int64_t>(values, "mm_again")},
+                          ctx);
            }},
       {.name = "sink_waits",
        .exactness = Exactness::Exact,

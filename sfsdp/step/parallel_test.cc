@@ -183,7 +183,7 @@ TEST_CASE("micro-batches, kept gathers and small replicated parameters change no
                 {.mode = DataParallelMode::HybridShard, .min_shard_numel = 100}, 3, reference);
 }
 
-TEST_CASE("passes change nothing, bit for bit: units x order x prefetch") {
+TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomputation") {
   const auto run = [](DeviceMesh mesh, DataParallelOptions options, passes::PipelineOptions pipeline) {
     CompileOptions compile_options;
     compile_options.max_norm = 1.0;
@@ -219,7 +219,10 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch") {
         for (const passes::PipelineOptions& pipeline :
              {passes::PipelineOptions{},
               passes::PipelineOptions{.prefetch_depth = 2, .prefetch_forward = "after", .sink_next = "after"},
-              passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9}}) {
+              passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
+              passes::PipelineOptions{.remat = {.mode = "full"}},
+              passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
+              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false}}) {
           const auto reordered = run(mesh, options, pipeline);
           for (size_t k = 0; k < plain.first.size(); ++k) {
             CHECK(reordered.first[k].loss == plain.first[k].loss);

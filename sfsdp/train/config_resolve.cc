@@ -5,6 +5,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 
 namespace sfsdp::train {
 
@@ -40,6 +41,20 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
                            "\n  expected a multiple of local_batch_size ", training.local_batch_size, " * ",
                            data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
   return {training.local_batch_size, global, global / at_once};
+}
+
+passes::RematOptions remat_of(const ActivationCheckpoint& config) {
+  if (config.mode == "none" || config.mode == "full") return {.mode = config.mode};
+  if (config.mode == "memory_budget")
+    throw UserError(
+        "error at activation_checkpoint.mode = memory_budget\n  expected none, full or selective: a budget is"
+        " not supported yet");
+  if (config.selective_ac_option == "op") return {.mode = "op", .mm_again = 2};
+  const auto every = parse_int(config.selective_ac_option);
+  if (!every || *every < 1)
+    throw UserError(concat("error at activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
+                           "\n  expected op, or a number k for every k-th block"));
+  return {.mode = "full", .every = *every};
 }
 
 std::string initial_hf_folder(const JobConfig& config) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/passes/remat.h"
 #include "sfsdp/train/config.h"
 
 namespace sfsdp::train {
@@ -23,6 +24,10 @@ struct BatchShares {
 
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
+
+// What backward computes again.
+//   throws: UserError for memory_budget, and an option that is neither a number nor op
+passes::RematOptions remat_of(const ActivationCheckpoint& config);
 
 // The folder of Hugging Face weights to start from; "" for weights the model draws itself.
 //   throws: UserError if a folder is named of which we cannot read the format

@@ -327,4 +327,21 @@ TEST_CASE("a step's batch is shared evenly over ranks and micro-batches") {
   CHECK_THROWS_WITH_AS(share_batch(training, 4), doctest::Contains("try 8"), UserError);
 }
 
+TEST_CASE("activation_checkpoint says what backward computes again") {
+  const auto of = [](const char* mode, const char* option) {
+    ActivationCheckpoint config;
+    config.mode = mode;
+    config.selective_ac_option = option;
+    return remat_of(config);
+  };
+  CHECK(of("none", "2").mode == "none");
+  CHECK(of("full", "2").every == 1);
+  CHECK(of("selective", "2").mode == "full");
+  CHECK(of("selective", "2").every == 2);
+  CHECK(of("selective", "op").mode == "op");
+  CHECK(of("selective", "op").mm_again == 2);
+  CHECK_THROWS_WITH_AS(of("selective", "0"), doctest::Contains("expected op, or a number"), UserError);
+  CHECK_THROWS_WITH_AS(of("memory_budget", "2"), doctest::Contains("not supported yet"), UserError);
+}
+
 }  // namespace sfsdp::train

@@ -93,6 +93,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
+  options.pipeline.remat = remat_of(config.activation_checkpoint);
   job.shares = share_batch(config.training, strategy.data_ranks());
   options.micro_batches = job.shares.accumulation;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));

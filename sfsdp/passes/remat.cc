@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/remat.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section, ir::Value;
+
+bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section == Section::Loss; }
+
+bool is_given(const Value* value) {
+  const Op& op = *value->producer();
+  return ir::is_root(op) || op.section == Section::Init || op.is("constant") || op.is("scalar");
+}
+
+// A param's own cast, gather and narrow, which make it readable and compute nothing.
+bool is_materialisation(const Op& op) {
+  if (!op.is("cast") && !op.is("all_gather") && !op.is("narrow")) return false;
+  const Op* from = op.operands[0]->producer();
+  return from->is("param") || is_materialisation(*from);
+}
+
+const Op* param_of(const Value* value) {
+  const Op* op = value->producer();
+  while (is_materialisation(*op)) op = op->operands[0]->producer();
+  return op->is("param") ? op : nullptr;
+}
+
+// "layers.3" of "layers.3.attention.wq.weight"; "" where no component is a number.
+std::string block_of(const std::string& name) {
+  const auto path = split(name, '.');
+  for (size_t i = 0; i < path.size(); ++i)
+    if (!path[i].empty() && std::ranges::all_of(path[i], [](char c) { return c >= '0' && c <= '9'; }))
+      return join({path.begin(), path.begin() + static_cast<std::ptrdiff_t>(i) + 1}, ".");
+  return "";
+}
+
+// Ops (first, last] of forward are those of one block.
+struct Block {
+  std::string name;
+  size_t first = 0, last = 0;
+};
+
+// Where blocks begin and end: modules do not say which of their ops come before their first weight is read, so each
+// border is the place between the two blocks' reads across which the fewest bytes of forward are alive.
+class BlockFinder {
+ public:
+  explicit BlockFinder(const Graph& graph) : graph_(graph) {
+    const size_t n = graph.ops().size();
+    std::unordered_map<const Value*, size_t> made;
+    std::unordered_map<const Value*, size_t> last_read;
+    for (size_t i = 0; i < n; ++i) {
+      const Op& op = *graph.ops()[i];
+      if (!is_forward(op) || is_materialisation(op)) continue;
+      for (const Value* operand : op.operands) {
+        if (!operand) continue;
+        if (const Op* param = param_of(operand)) reads_.push_back({i, block_of(param->attr<std::string>("name"))});
+        const Value* storage = ir::storage_of(operand);
+        if (!is_given(storage) && is_forward(*storage->producer()) && !param_of(storage)) last_read[storage] = i;
+      }
+      for (const auto& result : op.results()) made.try_emplace(ir::storage_of(result.get()), i);
+    }
+    std::vector<int64_t> change(n + 1);
+    for (const auto& [storage, last] : last_read) {
+      const size_t first = made.at(storage);
+      if (first >= last) continue;
+      change[first] += storage->type().bytes();
+      change[last] -= storage->type().bytes();
+    }
+    int64_t live = 0;
+    for (size_t i = 0; i < n; ++i) live_behind_.push_back(live += change[i]);
+  }
+
+  std::vector<Block> find() const {
+    std::vector<Block> blocks;
+    for (size_t i = 0; i < reads_.size();) {
+      size_t end = i;
+      while (end + 1 < reads_.size() && reads_[end + 1].block == reads_[i].block) ++end;
+      if (!reads_[i].block.empty()) {
+        const size_t before = i == 0 ? 0 : reads_[i - 1].position;
+        const size_t behind = end + 1 == reads_.size() ? graph_.ops().size() : reads_[end + 1].position;
+        blocks.push_back(
+            {reads_[i].block, cheapest(before, reads_[i].position), cheapest(reads_[end].position, behind)});
+      }
+      i = end + 1;
+    }
+    return blocks;
+  }
+
+ private:
+  struct Read {
+    size_t position;
+    std::string block;
+  };
+
+  // The op in [from, to) behind which the least is alive; the last of equals.
+  size_t cheapest(size_t from, size_t to) const {
+    size_t best = from;
+    for (size_t i = from; i < to; ++i)
+      if (is_forward(*graph_.ops()[i]) && live_behind_[i] <= live_behind_[best]) best = i;
+    return best;
+  }
+
+  const Graph& graph_;
+  std::vector<Read> reads_;           // of parameters by forward, in order
+  std::vector<int64_t> live_behind_;  // bytes of forward values that are made at or before op i and read behind it
+};
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, const RematOptions& options) : graph_(graph), options_(options), insertions_(graph) {
+    const std::vector<Block> blocks = BlockFinder(graph).find();
+    blocks_ = blocks.size();
+    // Where parameters are gathered again for backward, the gathered ones of forward are not kept for repeated ops either.
+    const bool resharded = std::ranges::any_of(graph.ops(), [](const auto& op) {
+      return op->section == Section::Bwd && op->is("all_gather") && is_materialisation(*op);
+    });
+    if (resharded)
+      for (const auto& op : graph.ops())
+        if (is_forward(*op) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (static_cast<int64_t>(b) % options.every != 0) continue;
+      choose(blocks[b]);
+    }
+  }
+
+  bool run(PassContext& ctx) {
+    std::vector<Op*> backward;
+    for (const auto& op : graph_.ops())
+      if (op->section == Section::Bwd) backward.push_back(op.get());
+    for (Op* op : backward)
+      for (Value*& operand : op->operands)
+        if (operand && again_.contains(ir::storage_of(operand))) operand = repeat(operand, op);
+    insertions_.apply();
+    ctx.metrics.add("blocks", static_cast<int64_t>(blocks_));
+    ctx.metrics.add("ops_repeated", static_cast<int64_t>(clones_.size()));
+    ctx.metrics.add("bytes_not_kept", bytes_not_kept_);
+    return !clones_.empty();
+  }
+
+ private:
+  bool is_kept_op(const Op& op) {
+    if (op.opcode.find("scaled_dot_product") != std::string::npos) return true;
+    if (ir::is_collective(op) && !op.is("all_gather")) return true;
+    if (!op.is("aten.mm") && !op.is("aten.addmm") && !op.is("aten.bmm")) return false;
+    return options_.mm_again == 0 || ++products_ % options_.mm_again != 0;
+  }
+
+  // Storages that the block makes for itself alone; mode op keeps some of them.
+  void choose(const Block& block) {
+    products_ = 0;
+    std::unordered_set<const Value*> own;
+    for (size_t i = block.first + 1; i <= block.last; ++i) {
+      const Op& op = *graph_.ops()[i];
+      if (!is_forward(op)) continue;
+      const bool kept = options_.mode == "op" && is_kept_op(op);
+      for (const auto& result : op.results()) {
+        const Value* storage = ir::storage_of(result.get());
+        if (storage == result.get() && !kept) own.insert(storage);
+      }
+    }
+    for (size_t i = block.last + 1; i < graph_.ops().size(); ++i) {  // what later blocks are given is kept
+      const Op& op = *graph_.ops()[i];
+      if (!is_forward(op)) continue;
+      for (const Value* operand : op.operands)
+        if (operand) own.erase(ir::storage_of(operand));
+    }
+    for (const Value* output : graph_.outputs) own.erase(ir::storage_of(output));
+    for (const ir::Carry& carry : graph_.carries) own.erase(ir::storage_of(carry.next));
+    again_.insert(own.begin(), own.end());
+  }
+
+  // The value of a repeated op, which is put before `before` unless it was repeated already.
+  Value* repeat(Value* value, Op* before) {
+    Op* op = value->producer();
+    auto found = clones_.find(op);
+    if (found == clones_.end()) {
+      std::vector<Value*> operands;
+      for (Value* operand : op->operands)
+        operands.push_back(operand && again_.contains(ir::storage_of(operand)) ? repeat(operand, before) : operand);
+      std::vector<Graph::NewResult> results;
+      for (const auto& result : op->results()) results.push_back({result->name() + ".again", result->type()});
+      Op* clone = insertions_.add(op->opcode, std::move(operands), std::move(results), before);
+      clone->operand_lists = op->operand_lists;
+      clone->attrs = op->attrs;
+      clone->section = Section::Bwd;
+      clone->module_path = op->module_path;
+      found = clones_.emplace(op, clone).first;
+      if (ir::aliased_operand(*op) < 0)
+        for (const auto& result : op->results()) bytes_not_kept_ += result->type().bytes();
+    }
+    return found->second->result(value->result_index());
+  }
+
+  Graph& graph_;
+  RematOptions options_;
+  ir::Insertions insertions_;
+  std::unordered_set<const Value*> again_;  // storages of forward that backward makes itself
+  std::unordered_map<Op*, Op*> clones_;
+  size_t blocks_ = 0;
+  int64_t products_ = 0, bytes_not_kept_ = 0;
+};
+
+}  // namespace
+
+bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
+  if (options.mode == "none") return false;
+  if (options.mode != "full" && options.mode != "op")
+    throw UserError(concat("remat mode=", options.mode, "\n  expected none, full or op"));
+  SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
+  return Rewriter(graph, options).run(ctx);
+}
+
+}  // namespace sfsdp::passes
