@@ -69,19 +69,23 @@ std::vector<at::Tensor> tensors_of(torch::nn::Module& module, const std::vector<
   return tensors;
 }
 
+// Puts the module in evaluation mode for a while; submodules that were in it on purpose stay in it.
 class EvalMode {
  public:
-  EvalMode(torch::nn::Module& module, bool training) : module_(module), was_training_(module.is_training()) {
-    if (!training) module_.eval();
+  EvalMode(torch::nn::Module& module, bool training) {
+    if (training) return;
+    was_training_.emplace_back(&module, module.is_training());
+    for (const auto& m : module.modules(/*include_self=*/false)) was_training_.emplace_back(m.get(), m->is_training());
+    module.eval();
   }
   ~EvalMode() {
-    if (was_training_) module_.train();
+    for (const auto& [module, training] : was_training_)
+      module->train(training);  // outer ones first: it sets all below
   }
   EvalMode(const EvalMode&) = delete;
 
  private:
-  torch::nn::Module& module_;
-  bool was_training_;
+  std::vector<std::pair<torch::nn::Module*, bool>> was_training_;
 };
 
 // Guards the module's tensors again when the trace ends, however it ends.

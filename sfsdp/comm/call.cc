@@ -96,7 +96,7 @@ std::string error_text(const CallSite& site, const Call& call, uint64_t sequence
 
 std::string disagreement_text(int first_rank, const std::string& first, int rank, const std::string& call) {
   return concat("ranks disagree: rank ", first_rank, " calls ", first, ", rank ", rank, " calls ", call,
-                "; every rank must run the same program: compare the plan hashes in their logs");
+                "; every rank must run the same program: compare their command lines and config files");
 }
 
 std::string silence_text(const std::vector<Silence>& silent, uint64_t others_min, uint64_t others_max,

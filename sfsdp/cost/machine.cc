@@ -96,6 +96,7 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.peak_f32 = table.number("peak_f32_tflops", 1e-6) * 1e12;
   m.matmul_efficiency = table.number("matmul_efficiency", 1e-3, m.matmul_efficiency);
   m.attention_efficiency = table.number("attention_efficiency", 1e-3, m.attention_efficiency);
+  m.vendor_attention_efficiency = table.number("vendor_attention_efficiency", 1e-3, m.attention_efficiency);
   m.attention_half_length = table.number("attention_half_length", 0, m.attention_half_length);
   m.tile_m = table.whole("tile_m", m.tile_m);
   m.tile_n = table.whole("tile_n", m.tile_n);

@@ -18,16 +18,17 @@ struct Machine {
   std::string name;
   std::string device;  // "H100 SXM 700 W"
   // Device.
-  double peak_bf16 = 0;                // FLOP/s, dense, bf16 and f16
-  double peak_f32 = 0;                 // FLOP/s of f32 products
-  double matmul_efficiency = 0.75;     // of the peak that large products reach
-  double attention_efficiency = 0.5;   // of the bf16 peak that long causal attention reaches, forward
-  double attention_half_length = 500;  // sequence length at which attention reaches half of that
-  int64_t tile_m = 128, tile_n = 256;  // of a product's output per multiprocessor
-  int64_t multiprocessors = 1;         // how many tiles run at once; 1: products are not cut into waves
-  double half_k = 0;                   // depth of a product at which it reaches half of its rate
-  double memory_bandwidth = 0;         // bytes/s, of the data sheet
-  double memory_efficiency = 0.8;      // of it that large pointwise kernels reach
+  double peak_bf16 = 0;                      // FLOP/s, dense, bf16 and f16
+  double peak_f32 = 0;                       // FLOP/s of f32 products
+  double matmul_efficiency = 0.75;           // of the peak that large products reach
+  double attention_efficiency = 0.5;         // of the bf16 peak that long causal attention reaches (FlashAttention-2)
+  double attention_half_length = 300;        // sequence length at which attention reaches half of that
+  double vendor_attention_efficiency = 0.5;  // the same of the vendor's kernel (cuDNN)
+  int64_t tile_m = 128, tile_n = 256;        // of a product's output per multiprocessor
+  int64_t multiprocessors = 1;               // how many tiles run at once; 1: products are not cut into waves
+  double half_k = 0;                         // depth of a product at which it reaches half of its rate
+  double memory_bandwidth = 0;               // bytes/s, of the data sheet
+  double memory_efficiency = 0.8;            // of it that large pointwise kernels reach
   double memory_bytes = 0;
   double launch = 0;  // s per kernel
   // Topology: devices_per_node share `node`; beyond it, `network`.

@@ -33,7 +33,12 @@ comm::ReduceOp reduce_op(const ir::Op& op) {
   return name == "max" ? comm::ReduceOp::Max : name == "min" ? comm::ReduceOp::Min : comm::ReduceOp::Sum;
 }
 
-double number(const ir::Op& op, const char* key) { return op.attr<double>(key); }
+double number(const ir::Op& op, const char* key) {
+  const auto found = op.attrs.find(key);
+  if (found != op.attrs.end())
+    if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
+  return op.attr<double>(key);
+}
 
 Tensors all_gather(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
@@ -98,7 +103,8 @@ Tensors scalar(const KernelContext& c) {
 // One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh. A gradient that
 // all ranks of `axis` hold alike counts on the first of them only.
 Tensors sum_squares(const KernelContext& c) {
-  const auto& replicated = c.op.attr<std::vector<bool>>("replicated");
+  const auto replicated = c.op.has_attr("replicated") ? c.op.attr<std::vector<bool>>("replicated")
+                                                      : std::vector<bool>(c.operands.size(), false);
   const auto integers = [&](const char* key) {
     return c.op.has_attr(key) ? c.op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
   };

@@ -93,7 +93,7 @@ struct ReferenceExecutor::Impl {
       Step step;
       step.op = op.get();
       resolve(step);
-      if (op->is("input") && op->attr<std::string>("name") != "step_scalars") step.batch_input = next_input++;
+      if (op->is("input")) step.batch_input = next_input++;
       step.random = rng == Rng::Counter && draws_random(*op);
       const auto slot = [&](const ir::Value* value) {
         return value ? slot_of.try_emplace(value, static_cast<int>(slot_of.size())).first->second : -1;

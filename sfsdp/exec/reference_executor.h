@@ -25,7 +25,7 @@ std::string axis_key(const ir::Attr& axis);
 // ordered generator, so that a captured step can be compared with eager LibTorch bit for bit.
 enum class Rng : uint8_t { Counter, Eager };
 
-// The f64[4] input "step_scalars": everything that a step takes from the host besides its batch.
+// Everything that a step takes from the host besides its batch.
 struct StepScalars {
   double lr = 0;
   double step = 1;  // from 1

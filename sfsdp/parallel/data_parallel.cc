@@ -183,7 +183,7 @@ void mark_inputs(Graph& graph, const Strategy& strategy) {
   const auto axes = strategy.data_axes();
   if (axes.empty()) return;
   for (const auto& op : graph.ops()) {
-    if (!op->is("input") || op->attr<std::string>("name") == "step_scalars") continue;
+    if (!op->is("input")) continue;
     Type type = op->result()->type();
     type.states = {{ir::AxisState::Kind::Own, axes}};
     op->result()->set_type(type);

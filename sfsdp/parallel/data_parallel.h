@@ -55,7 +55,7 @@ struct Strategy {
   std::vector<std::string> data_axes() const;        // those of size > 1, outer first
 };
 
-// Throws UserError when mode and axes do not fit (HybridShard without dp_replicate, …).
+// Throws UserError when mode and axes do not fit (FullyShard with dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
 
 namespace parallel {

@@ -2,6 +2,7 @@
 #include "sfsdp/passes/pipeline.h"
 
 #include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/sink_waits.h"
 #include "sfsdp/passes/split_collectives.h"
@@ -11,6 +12,8 @@ namespace sfsdp::passes {
 
 void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout) {
   PassContext ctx;
+  // Results that nobody reads, such as statistics of a kernel's that backward does not need.
+  dead_code(graph, ctx);
   // What backward computes again instead of reading it.
   remat(graph, options.remat, ctx);
   if (options.flat) {

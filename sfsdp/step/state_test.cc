@@ -209,6 +209,18 @@ TEST_CASE("eval is the loss without dropout, gradients or update, over the weigh
   });
 }
 
+TEST_CASE("eval leaves submodules in the mode they were in") {
+  Net model = meta_net(0.5);
+  model->drop->eval();  // frozen on purpose
+  Step step = compile(model, mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1));
+  step.eval(rows_of(0, 0, 12));
+  CHECK(model->is_training());
+  CHECK(model->up->is_training());
+  CHECK_FALSE(model->drop->is_training());
+  CHECK_NOTHROW(step(rows_of(0, 0, 5)));  // captured again, still without dropout
+  CHECK_FALSE(model->drop->is_training());
+}
+
 TEST_CASE("state_dict of one mesh loads into another, whole or as shards, and training goes on the same") {
   const auto optimizer = AdamW{.lr = 0.02};
   auto one = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 12), shards(1));

@@ -11,6 +11,10 @@
 
 namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+    out << "usage: sfsdp inspect --config F --world N [--graph] [--section.key value ...]\n";
+    return 0;
+  }
   try {
     const Request request = parse_request(args, {}, {"graph"});
     const train::JobConfig config = train::load_config(request.config_args);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// `sfsdp simulate --config F --machine M --world N [--execution fused|eager] [--jitter x] [--trace out.json] [--json]
-// [--section.key value …]`: what a step of that config would take on that machine.
+// `sfsdp simulate --config F --machine M --world N [--execution fused|eager] [--attention flash|vendor] [--jitter x]
+// [--trace out.json] [--memory depth] [--json] [--section.key value …]`: what a step of that config would take on that
+// machine.
 #pragma once
 
 #include <iosfwd>

@@ -100,12 +100,22 @@ double number_of(const Request& request, const std::string& name, double fallbac
 }  // namespace
 
 int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+    out << "usage: sfsdp simulate --config F --machine M --world N [--execution fused|eager] [--attention "
+           "flash|vendor]\n    [--jitter x] [--seed n] [--trace out.json] [--memory depth] [--json] [--section.key "
+           "value ...]\n";
+    return 0;
+  }
   try {
     const Request request =
-        parse_request(args, {"machine", "execution", "jitter", "seed", "trace", "memory"}, {"json"});
+        parse_request(args, {"machine", "execution", "attention", "jitter", "seed", "trace", "memory"}, {"json"});
     if (!request.has("machine"))
       throw UserError("--machine is missing\n  expected a machine file, such as machines/dgx_h100.toml");
-    const cost::Machine machine = cost::load_machine(request.get("machine", ""));
+    cost::Machine machine = cost::load_machine(request.get("machine", ""));
+    const std::string attention = request.get("attention", "flash");
+    if (attention != "flash" && attention != "vendor")
+      throw UserError(concat("--attention ", attention, "\n  expected flash or vendor"));
+    if (attention == "vendor") machine.attention_efficiency = machine.vendor_attention_efficiency;
     const std::string execution = request.get("execution", "fused");
     if (execution != "fused" && execution != "eager")
       throw UserError(concat("--execution ", execution, "\n  expected fused or eager"));

@@ -30,9 +30,6 @@ struct GlooOptions {
   // checked before a byte moves, a dead rank is seen within 0.1 s. Store: over the store, as groups across hosts do:
   // the first calls of each group are checked, and a rank is silent when it misses two heartbeats of a second.
   enum class Watch : uint8_t { OneHost, Store };
-  // How ranks watch each other. OneHost: by shared memory wherever all ranks of a group are on one host; each call is
-  // compared before a byte moves, a dead rank is seen in 0.1 s. Store: by the store, as groups across hosts always do;
-  // only the first calls of a group are compared, and it takes seconds to tell who is silent.
   Watch watch = Watch::OneHost;
 };
 

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares `sfsdp simulate` with published training runs and prints the table row by row.
+
+  benchmarks/validate_simulator.py [--sfsdp build/release/sfsdp] [--only WORD]
+
+A group is one source: its cluster gets one factor, fitted on one of its rows; the error is that of the others, and the
+mean over the choices of that row is reported. Rows of one configuration are merged to their median first. Groups of
+one row are predicted, but say nothing. No constants per row.
+"""
+import argparse, csv, json, os, statistics, subprocess, sys, tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+
+
+def llama(dim, layers, heads, kv, hidden, vocab):
+    return ["llama3", "8B", dict(dim=dim, n_layers=layers, n_heads=heads, n_kv_heads=kv, hidden_dim=hidden,
+                                 vocab_size=vocab, rope_scaling=False)]
+
+
+def mpt(dim, layers, heads):
+    return ["gpt", "124M", dict(dim=dim, n_layers=layers, n_heads=heads, vocab_size=50368)]
+
+
+MODELS = {
+    "llama3-8b": ["llama3", "8B", {}], "llama3-70b": ["llama3", "70B", {}],
+    "llama2-7b": llama(4096, 32, 32, 32, 11008, 32000), "llama2-13b": llama(5120, 40, 40, 40, 13824, 32000),
+    "llama2-34b": llama(8192, 48, 64, 8, 22016, 32000), "llama2-70b": llama(8192, 80, 64, 8, 28672, 32000),
+    "mpt-760m": mpt(1536, 24, 12), "mpt-1b": mpt(2048, 24, 16), "mpt-3b": mpt(2560, 32, 32),
+    "mpt-7b": mpt(4096, 32, 32), "mpt-13b": mpt(5120, 40, 40), "mpt-30b": mpt(7168, 48, 56),
+}
+RECOMPUTATION = {"none": "none", "full": "full", "full(graph)": "full", "selective": "2", "selective-layer": "2",
+                 "selective-op": "op", "graph-SAC(default policy)": "op", "remat save_qkv_proj (near-full)": "full"}
+
+
+def machine_of(row):
+    if row["source"].startswith("IBM"):
+        return "a100_400g" if row["gpu"].startswith("A100") else "h100_800g"
+    return {"H100-96G": "h100_96g_500w", "H100-SXM": "dgx_h100", "A100-80G": "a100_80g"}[row["gpu"]]
+
+
+def command_of(row, sfsdp, config):
+    name, flavor, args = MODELS[row["model"]]
+    gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
+    command = [sfsdp, "simulate", "--config", config, "--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
+               str(gpus), "--json", "--execution", "eager" if row["compile"] == "N" else "fused",
+               "--attention", "vendor" if row["compile"] == "XLA" else "flash", "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
+               "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
+               "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
+               "--training.mixed_precision_param", "bfloat16"]
+    if name == "gpt":
+        args = {**args, "max_positions": int(row["seq"])}
+        command += ["--training.mixed_precision_reduce", "bfloat16"]
+    for key, value in args.items():
+        command += [f"--model.args.{key}", str(value).lower()]
+    recomputation = RECOMPUTATION[row["ac"]]
+    if recomputation in ("none", "full"):
+        command += ["--activation_checkpoint.mode", recomputation]
+    else:
+        command += ["--activation_checkpoint.mode", "selective",
+                    "--activation_checkpoint.selective_ac_option", recomputation]
+    if "reshard_after_forward=never" in row["notes"]:
+        command += ["--parallelism.fsdp_reshard_after_forward", "never"]
+    return command
+
+
+def merged(rows):
+    """Rows of one source and configuration become one, with their median throughput."""
+    groups = {}
+    for row in rows:
+        key = tuple(row[k] for k in ("source", "model", "gpus", "gpu", "fsdp", "seq", "local_bs", "global_bs", "ac",
+                                     "compile")) + ("never" in row["notes"],)
+        groups.setdefault(key, []).append(row)
+    for same in groups.values():
+        yield {**same[0], "tps_per_gpu": statistics.median(float(r["tps_per_gpu"]) for r in same)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sfsdp", default=f"{ROOT}/build/release/sfsdp")
+    parser.add_argument("--only", default="", help="rows whose source or model holds this word")
+    options = parser.parse_args()
+    with open(f"{HERE}/published_runs.csv") as file:
+        rows = [r for r in csv.DictReader(file) if options.only in r["source"] + " " + r["model"]]
+    by_source = {}
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+        for row in merged(rows):
+            done = subprocess.run(command_of(row, options.sfsdp, config.name), capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
+            row["predicted"] = json.loads(done.stdout)
+            by_source.setdefault(row["source"], []).append(row)
+    errors = []
+    print(f"{'source':38s} {'model':11s} {'gpus':>5s} {'seq':>6s} {'ac':12s} {'tok/s':>7s} {'predicted':>9s} {'factor':>6s}"
+          f" {'error':>6s} {'GiB':>6s} {'pred.':>6s}")
+    for source, group in sorted(by_source.items()):
+        ratios = [float(r["tps_per_gpu"]) / r["predicted"]["tokens_per_second"] for r in group]
+        for i, row in enumerate(group):
+            others = [abs(ratios[k] / ratios[i] - 1) for k in range(len(group)) if k != i]  # row i, fitted on row k
+            error = statistics.mean(others) if others else None
+            if error is not None:
+                errors.append(error)
+            memory = row["predicted"]["state_bytes"] + row["predicted"]["arena_bytes"]
+            print(f"{source[:29] + ' ' + row['gpu']:38s} {row['model']:11s} {row['gpus']:>5s} {row['seq']:>6s} {row['ac'][:12]:12s}"
+                  f" {float(row['tps_per_gpu']):7.0f} {row['predicted']['tokens_per_second']:9.0f} {ratios[i]:6.3f}"
+                  f" {'' if error is None else f'{100 * error:5.1f}%':>6s} {row['mem_gib'] or '':>6s} {memory / 2**30:6.1f}")
+    if errors:
+        errors.sort()
+        print(f"\n{len(errors)} rows: mean error {100 * statistics.mean(errors):.1f} %, 90th percentile"
+              f" {100 * errors[min(len(errors) - 1, int(0.9 * len(errors)))]:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
