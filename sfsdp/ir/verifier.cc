@@ -2,6 +2,7 @@
 #include "sfsdp/ir/verifier.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "sfsdp/base/check.h"
@@ -393,6 +394,48 @@ std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations) {
 void verify_or_throw(const Graph& graph, const SourceMap* locations) {
   const std::vector<Diagnostic> diagnostics = verify(graph, locations);
   if (!diagnostics.empty()) throw UserError(to_string(diagnostics));
+}
+
+std::string compare_collectives(const Graph& mine, const Graph& other) {
+  struct Call {
+    std::string what;  // what must be equal
+    std::string name;  // of its result, to find it
+  };
+  const auto calls_of = [](const Graph& graph) {
+    std::map<std::string, std::vector<Call>> calls;  // by axes
+    for (const auto& op : graph.ops()) {
+      if (!is_collective(*op)) continue;
+      std::string axes;
+      for (const std::string& axis : axes_of(*op).value_or(std::vector<std::string>{}))
+        axes += (axes.empty() ? "" : ",") + axis;
+      Type sent = op->operands[0]->type();
+      sent.states.clear();
+      std::string what = concat(op->opcode.substr(0, op->opcode.find('.')), " of ", sent);
+      for (const char* key : {"op", "root"})
+        if (op->has_attr(key)) what += concat(" ", key, "=", op->attrs.at(key));
+      calls[axes].push_back({what, op->result()->name()});
+    }
+    return calls;
+  };
+  const auto a = calls_of(mine), b = calls_of(other);
+  std::set<std::string> all;
+  for (const auto& [axes, calls] : a) all.insert(axes);
+  for (const auto& [axes, calls] : b) all.insert(axes);
+  for (const std::string& axes : all) {
+    const auto mine_at = a.find(axes), other_at = b.find(axes);
+    const std::vector<Call> none;
+    const auto& left = mine_at == a.end() ? none : mine_at->second;
+    const auto& right = other_at == b.end() ? none : other_at->second;
+    for (size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
+      if (i < left.size() && i < right.size() && left[i].what == right[i].what) continue;
+      const auto text = [&](const std::vector<Call>& calls) {
+        return i < calls.size() ? concat(calls[i].what, " (%", calls[i].name, ")") : std::string("nothing");
+      };
+      return concat("call ", i + 1, " over ", axes, " is ", text(left), " in one program, ", text(right),
+                    " in the other");
+    }
+  }
+  return "";
 }
 
 }  // namespace sfsdp::ir

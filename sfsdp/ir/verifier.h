@@ -2,6 +2,7 @@
 // Whether a graph makes sense. Runs after the parser, and before and after every pass; reports all it finds.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/diagnostic.h"
@@ -17,5 +18,9 @@ std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations = 
 
 // throws: UserError with all diagnostics
 void verify_or_throw(const Graph& graph, const SourceMap* locations = nullptr);
+
+// Whether ranks that run these two programs would meet in every collective: each communicator (an axis list) must see
+// the same calls in the same order, waits aside. "" or the first call that differs, in words.
+std::string compare_collectives(const Graph& mine, const Graph& other);
 
 }  // namespace sfsdp::ir

@@ -314,5 +314,25 @@ TEST_CASE("what an aten op may do is read off its name") {
   CHECK_FALSE(is_pure(attention));
 }
 
+TEST_CASE("compare_collectives: each communicator must see the same calls in the same order") {
+  const auto graph = [](const std::string& body) {
+    return parse_or_throw("graph mesh [dp_replicate=2, dp_shard=2] view local\n  %x = input name=x : f32[4]\nfwd:\n" +
+                          body);
+  };
+  const std::string shard = "  %a = all_reduce %x axis=dp_shard : f32[4]\n",
+                    replicate = "  %b = all_reduce %x axis=dp_replicate : f32[4]\n",
+                    gather = "  %c = all_gather %x axis=dp_shard dim=0 : f32[8]\n",
+                    start = "  %s = all_reduce.start %x axis=dp_shard : async f32[4]\n  %a = wait %s : f32[4]\n";
+  CHECK(compare_collectives(graph(shard + replicate), graph(replicate + shard)).empty());  // two communicators
+  CHECK(compare_collectives(graph(shard), graph(start)).empty());
+  CHECK(compare_collectives(graph(shard + gather), graph(gather + shard)) ==
+        "call 1 over dp_shard is all_reduce of f32[4] (%a) in one program, all_gather of f32[4] (%c) in the other");
+  CHECK(compare_collectives(graph(shard + gather), graph(shard)) ==
+        "call 2 over dp_shard is all_gather of f32[4] (%c) in one program, nothing in the other");
+  CHECK(
+      compare_collectives(graph("  %a = all_reduce %x axis=dp_shard op=max : f32[4]\n"), graph(shard)).find("op=max") !=
+      std::string::npos);
+}
+
 }  // namespace
 }  // namespace sfsdp::ir

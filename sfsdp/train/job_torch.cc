@@ -28,6 +28,8 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
                                 : DataParallelMode::HybridShard;
   options.reshard_after_forward = p.fsdp_reshard_after_forward != "never";
   options.min_shard_numel = p.min_shard_numel;
+  options.layout = p.fsdp_layout == "flat" ? ParameterLayout::Flat : ParameterLayout::Dim0;
+  options.units = p.fsdp_units;
   if (config.training.mixed_precision_param == "bfloat16") {
     options.mixed_precision.param_dtype = ir::DType::bf16;
     options.mixed_precision.reduce_dtype =
@@ -93,6 +95,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
+  options.pipeline.reorder = config.parallelism.fsdp_reorder;
+  options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   job.shares = share_batch(config.training, strategy.data_ranks());
   options.micro_batches = job.shares.accumulation;
