@@ -28,10 +28,10 @@ constexpr DTypePair kDTypes[] = {
 };
 
 // The type with `?` taken off.
-c10::TypePtr required_type(const c10::Argument& argument) {
-  c10::TypePtr type = argument.real_type();
-  if (auto optional = type->cast<c10::OptionalType>()) return optional->getElementType();
-  return type;
+const c10::Type& required_type(const c10::Argument& argument) {
+  const c10::Type& type = *argument.real_type();
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  return optional ? *optional->getElementType() : type;
 }
 
 }  // namespace
@@ -62,20 +62,20 @@ ir::Type type_of(const at::Tensor& tensor) {
 }
 
 bool takes_tensor(const c10::Argument& argument) {
-  return required_type(argument)->kind() == c10::TypeKind::TensorType;
+  return required_type(argument).kind() == c10::TypeKind::TensorType;
 }
 
 bool takes_tensor_list(const c10::Argument& argument) {
-  auto list = required_type(argument)->cast<c10::ListType>();
+  const auto* list = required_type(argument).castRaw<c10::ListType>();
   if (!list) return false;
-  c10::TypePtr element = list->getElementType();
-  if (auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
-  return element->kind() == c10::TypeKind::TensorType;
+  const c10::Type& element = *list->getElementType();
+  const auto* optional = element.castRaw<c10::OptionalType>();
+  return (optional ? *optional->getElementType() : element).kind() == c10::TypeKind::TensorType;
 }
 
-ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::string& where) {
+ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::function<std::string()>& where) {
   if (value.isNone()) return std::monostate{};
-  if (required_type(argument)->kind() == c10::TypeKind::ScalarTypeType && value.isInt())
+  if (required_type(argument).kind() == c10::TypeKind::ScalarTypeType && value.isInt())
     return dtype_of(static_cast<c10::ScalarType>(value.toInt()));
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();
@@ -88,12 +88,12 @@ ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const 
     return std::vector<bool>(list.begin(), list.end());
   }
   if (value.isList() && value.toListRef().empty()) return std::vector<int64_t>{};
-  throw UserError(concat("argument '", argument.name(), "' of ", where, " is a ", value.tagKind(),
+  throw UserError(concat("argument '", argument.name(), "' of ", where(), " is a ", value.tagKind(),
                          "\n  expected numbers, booleans or strings: other kinds cannot be captured"));
 }
 
 c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument) {
-  const c10::TypeKind kind = required_type(argument)->kind();
+  const c10::TypeKind kind = required_type(argument).kind();
   return std::visit(
       [&](const auto& v) -> c10::IValue {
         using T = std::decay_t<decltype(v)>;

@@ -6,6 +6,9 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
+#include <string>
+
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::capture {
@@ -16,8 +19,8 @@ c10::ScalarType scalar_type_of(ir::DType dtype);
 // dtype, sizes and, unless contiguous, strides.
 ir::Type type_of(const at::Tensor& tensor);
 
-// A non-tensor argument as an attribute. `where` names the op in the error for a kind that no attribute has.
-ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::string& where);
+// A non-tensor argument as an attribute. `where` names the op, for the error of a kind that no attribute has.
+ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::function<std::string()>& where);
 // The inverse, for a call with `argument`'s type.
 c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument);
 

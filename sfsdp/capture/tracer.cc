@@ -63,7 +63,20 @@ void register_fallback() {
 }
 
 Geometry geometry_of(const at::Tensor& t) {
-  return {t.sizes().vec(), t.strides().vec(), t.storage_offset(), t.scalar_type(), t.is_conj(), t.is_neg()};
+  Geometry geometry;
+  geometry.sizes.append(t.sizes().begin(), t.sizes().end());
+  geometry.strides.append(t.strides().begin(), t.strides().end());
+  geometry.offset = t.storage_offset();
+  geometry.dtype = t.scalar_type();
+  geometry.conj = t.is_conj();
+  geometry.neg = t.is_neg();
+  return geometry;
+}
+
+void set_strided(ir::Op& op, const at::Tensor& like) {
+  op.attrs["size"] = like.sizes().vec();
+  op.attrs["stride"] = like.strides().vec();
+  op.attrs["storage_offset"] = like.storage_offset();
 }
 
 // The stride of a dimension of size 1 addresses nothing.
@@ -129,6 +142,18 @@ void collect(const c10::IValue& value, std::vector<at::Tensor>& out) {
 
 }  // namespace
 
+// What the recorder asks of an op's schema, asked once: reading its types for every call took a fifth of a trace.
+struct Tracer::Signature {
+  enum class Kind : uint8_t { Tensor, TensorList, Other };
+  struct Parameter {
+    Kind kind = Kind::Other;
+    bool written = false;
+    bool device = false;
+  };
+  std::string opcode;
+  std::vector<Parameter> parameters;
+};
+
 // The arguments of one call, as they were before it ran.
 struct Tracer::Call {
   std::vector<c10::IValue> arguments;
@@ -187,7 +212,7 @@ void Tracer::declare(const at::Tensor& tensor, ir::Value* value) {
   state.base = value;
   state.base_geometry = geometry_of(tensor);
   state.views.clear();
-  state.views[state.base_geometry] = value;
+  state.set_view(state.base_geometry, value);
   alive_.push_back(tensor);
 }
 
@@ -227,23 +252,40 @@ at::Tensor Tracer::stand_in(const at::Tensor& real) {
 }
 
 // A wrapped number stays: it promotes dtypes in its own way, and kernels take it from any device.
-c10::IValue Tracer::without_real(const c10::IValue& value) {
+void Tracer::replace_real(c10::IValue& value) {
   const auto stays = [](const at::Tensor& t) {
     return !t.defined() || t.is_meta() || t.unsafeGetTensorImpl()->is_wrapped_number();
   };
-  if (value.isTensor()) return stays(value.toTensor()) ? value : c10::IValue(stand_in(value.toTensor()));
-  if (value.isTensorList()) {
+  if (value.isTensor()) {
+    if (!stays(value.toTensor())) value = stand_in(value.toTensor());
+  } else if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& t : value.toTensorVector()) list.push_back(stays(t) ? t : stand_in(t));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
+    value = std::move(list);
+  } else if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
     for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
-      list.push_back(!t || stays(*t) ? t : stand_in(*t));
-    return list;
+      if (!t || stays(*t))
+        list.push_back(t);
+      else
+        list.push_back(stand_in(*t));
+    value = std::move(list);
   }
-  return value;
+}
+
+ir::Value* Tracer::StorageState::view(const Geometry& geometry) const {
+  for (const auto& [known, value] : views)
+    if (known == geometry) return value;
+  return nullptr;
+}
+
+void Tracer::StorageState::set_view(const Geometry& geometry, ir::Value* value) {
+  for (auto& [known, old] : views)
+    if (known == geometry) {
+      old = value;
+      return;
+    }
+  views.emplace_back(geometry, value);
 }
 
 ir::Value* Tracer::value_of(const at::Tensor& tensor) {
@@ -256,16 +298,14 @@ ir::Value* Tracer::value_of(const at::Tensor& tensor) {
                            "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
                            " register it with register_buffer or pass it in the batch"));
   StorageState& state = found->second;
-  Geometry geometry = geometry_of(tensor);
-  if (auto view = state.views.find(geometry); view != state.views.end()) return view->second;
+  const Geometry geometry = geometry_of(tensor);
+  if (ir::Value* view = state.view(geometry)) return view;
   SFSDP_CHECK(geometry.dtype == state.base_geometry.dtype && !geometry.conj && !geometry.neg,
               "cannot rebuild a view of another dtype of %", state.base->name());
   ir::Op* op = graph.add("aten.as_strided", {state.base}, {{state.base->name() + ".view", type_of(tensor)}});
-  op->attrs["size"] = geometry.sizes;
-  op->attrs["stride"] = geometry.strides;
-  op->attrs["storage_offset"] = geometry.offset;
+  set_strided(*op, tensor);
   note_position(*op);
-  state.views[geometry] = op->result();
+  state.set_view(geometry, op->result());
   return op->result();
 }
 
@@ -326,34 +366,47 @@ void Tracer::refuse_read(const c10::OperatorHandle& op, const Call& call) const 
                          " compute the value before the step and pass it in the batch"));
 }
 
+const Tracer::Signature& Tracer::signature_of(const c10::OperatorHandle& op) {
+  auto [place, fresh] = signatures_.try_emplace(&op.operator_name());
+  Signature& signature = place->second;
+  if (!fresh) return signature;
+  signature.opcode = opcode_of(op.operator_name());
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    using Kind = Signature::Kind;
+    const Kind kind = takes_tensor(argument)        ? Kind::Tensor
+                      : takes_tensor_list(argument) ? Kind::TensorList
+                                                    : Kind::Other;
+    signature.parameters.push_back({kind, writes(argument), argument.name() == "device"});
+  }
+  return signature;
+}
+
 // What the call takes, as it stands before the op runs. Returns whether the op belongs to the step: it reads a tensor
 // of the step, or makes one without naming a device.
 bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call) {
-  const auto& schema = op.schema();
-  const size_t count = schema.arguments().size();
-  auto arguments = torch::jit::last(stack, count);
+  const auto& parameters = signature_of(op).parameters;
+  const size_t count = parameters.size();
+  const size_t base = stack.size() - count;
   for (size_t i = 0; i < count; ++i) {
-    if (!takes_tensor(schema.arguments()[i]) && !takes_tensor_list(schema.arguments()[i])) continue;
+    if (parameters[i].kind == Signature::Kind::Other) continue;
     const size_t first = call.tensors.size();
-    collect(arguments[i], call.tensors);
-    if (writes(schema.arguments()[i]))
+    collect(stack[base + i], call.tensors);
+    if (parameters[i].written)
       for (size_t t = first; t < call.tensors.size(); ++t) call.written.push_back(call.tensors[t]);
   }
-  bool has_tensor = false, tracked = false;
+  bool has_tensor = false, has_real = false, tracked = false;
   for (const at::Tensor& t : call.tensors) {
     if (!t.defined()) continue;
     has_tensor = true;
-    tracked |= t.is_meta();
+    (t.is_meta() ? tracked : has_real) = true;
   }
-  if (!has_tensor) {
-    for (size_t i = 0; i < count; ++i) {
-      c10::IValue& argument = stack[stack.size() - count + i];
-      if (schema.arguments()[i].name() == "device" && argument.isNone()) {
-        argument = c10::Device(c10::DeviceType::Meta);
-        tracked = true;
-      } else if (argument.isDevice() && argument.toDevice().is_meta()) {
-        tracked = true;
-      }
+  for (size_t i = 0; i < count && !has_tensor; ++i) {
+    c10::IValue& argument = stack[base + i];
+    if (parameters[i].device && argument.isNone()) {
+      argument = c10::Device(c10::DeviceType::Meta);
+      tracked = true;
+    } else if (argument.isDevice() && argument.toDevice().is_meta()) {
+      tracked = true;
     }
   }
   for (const at::Tensor& t : call.written)
@@ -362,11 +415,8 @@ bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& st
                              " from outside of the captured step",
                              "\n  expected a registered buffer, which is kept from step to step; register it with"
                              " register_buffer"));
-  for (size_t i = 0; i < count; ++i) {
-    c10::IValue& argument = stack[stack.size() - count + i];
-    if (tracked) argument = without_real(argument);
-    call.arguments.push_back(argument);
-  }
+  for (size_t i = 0; i < count && tracked && has_real; ++i) replace_real(stack[base + i]);
+  call.arguments.assign(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
   return tracked;
 }
 
@@ -396,9 +446,10 @@ void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (tracked) bind_outputs(op, call, *stack);  // else: real tensors only, folded at capture
 }
 
-// The operands, lists and attributes of `target`'s call with the recorded arguments.
-ir::Op* Tracer::add_op(const c10::OperatorHandle& target, const Call& call,
-                       const std::vector<ir::Graph::NewResult>& results, const std::string& where) {
+// The operands, lists and attributes of `target`'s call with the recorded arguments; `called` is what the user called.
+ir::Op* Tracer::add_op(const c10::OperatorHandle& called, const c10::OperatorHandle& target, const Call& call,
+                       std::vector<ir::Graph::NewResult> results) {
+  const Signature& signature = signature_of(target);
   std::vector<ir::Value*> operands;
   std::vector<ir::Op::OperandList> lists;
   std::map<std::string, ir::Attr> attrs;
@@ -410,9 +461,9 @@ ir::Op* Tracer::add_op(const c10::OperatorHandle& target, const Call& call,
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     const c10::Argument& argument = target.schema().arguments()[i];
     const c10::IValue& value = call.arguments[i];
-    if (takes_tensor(argument)) {
+    if (signature.parameters[i].kind == Signature::Kind::Tensor) {
       operand(value);
-    } else if (takes_tensor_list(argument)) {
+    } else if (signature.parameters[i].kind == Signature::Kind::TensorList) {
       const int first = static_cast<int>(operands.size());
       if (!value.isNone())
         for (const c10::IValue& element : value.toListRef()) operand(element);
@@ -422,10 +473,10 @@ ir::Op* Tracer::add_op(const c10::OperatorHandle& target, const Call& call,
     } else if (argument.default_value() && *argument.default_value() == value) {
       continue;
     } else if (!value.isNone()) {
-      attrs[argument.name()] = attr_of(value, argument, where);
+      attrs[argument.name()] = attr_of(value, argument, [&] { return where(called); });
     }
   }
-  ir::Op* recorded = graph.add(opcode_of(target.operator_name()), std::move(operands), results);
+  ir::Op* recorded = graph.add(signature.opcode, std::move(operands), std::move(results));
   recorded->operand_lists = std::move(lists);
   recorded->attrs = std::move(attrs);
   note_position(*recorded);
@@ -458,7 +509,7 @@ void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch
   const auto known = [&](const at::Tensor& t) {
     if (!t.defined()) return false;
     auto found = storages_.find(t.storage().unsafeGetStorageImpl());
-    return found != storages_.end() && found->second.views.contains(geometry_of(t));
+    return found != storages_.end() && found->second.view(geometry_of(t)) != nullptr;
   };
   if (!outputs.empty() && call.written.empty() && std::ranges::all_of(outputs, known)) return;
 
@@ -476,7 +527,7 @@ void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch
   if (!call.written.empty()) outputs = functional_results(*target, call);
   std::vector<ir::Graph::NewResult> results;
   for (const at::Tensor& t : outputs) results.push_back({"", type_of(t)});
-  ir::Op* recorded = add_op(*target, call, results, where(op));
+  ir::Op* recorded = add_op(op, *target, call, std::move(results));
 
   if (call.written.empty()) return bind_results(recorded, outputs);
   // In-place ops return what they wrote; batch norm its outputs, then the running statistics.
@@ -502,7 +553,7 @@ void Tracer::bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors) {
       state.base_geometry = geometry_of(t);
       alive_.push_back(t);
     }
-    state.views[geometry_of(t)] = value;
+    state.set_view(geometry_of(t), value);
   }
 }
 
@@ -516,14 +567,12 @@ void Tracer::write(const at::Tensor& target, ir::Value* value, const at::Tensor&
   } else {
     ir::Op* op =
         graph.add("aten.as_strided_scatter", {state.base, value}, {{state.base->name() + ".set", state.base->type()}});
-    op->attrs["size"] = geometry.sizes;
-    op->attrs["stride"] = geometry.strides;
-    op->attrs["storage_offset"] = geometry.offset;
+    set_strided(*op, target);
     note_position(*op);
     state.base = op->result();
   }
   state.views.clear();  // other views are rebuilt from the new base when they are next read
-  state.views[state.base_geometry] = state.base;
+  state.set_view(state.base_geometry, state.base);
 }
 
 void Tracer::note_position(ir::Op& op) {

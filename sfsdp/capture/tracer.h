@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 
 #include <functional>
 #include <map>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -22,11 +24,11 @@ namespace sfsdp::capture {
 // Identity of a value: two TensorImpls with equal keys are the same value. Without conj and neg, gradients of complex
 // models are silently wrong (SavedVariable makes new TensorImpls over the same storage).
 struct Geometry {
-  std::vector<int64_t> sizes, strides;
+  c10::SmallVector<int64_t, 5> sizes, strides;
   int64_t offset = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool conj = false, neg = false;
-  auto operator<=>(const Geometry&) const = default;
+  bool operator==(const Geometry&) const = default;
 };
 
 // One trace into one graph. Not thread-safe: a process traces one step at a time (the constructor waits its turn).
@@ -52,9 +54,6 @@ class Tracer {
   std::vector<at::Tensor> constants;  // by attr `index` of op "constant"
   ir::Section section = ir::Section::Fwd;
 
-  // Where ops recorded now stand in the model; empty path: unknown.
-  const std::string& module_path() const { return module_path_; }
-
   // Called by the fallback.
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
@@ -62,9 +61,12 @@ class Tracer {
   struct StorageState {
     ir::Value* base = nullptr;  // the value of the whole storage, as it stands now
     Geometry base_geometry;
-    std::map<Geometry, ir::Value*> views;  // values of this version
+    std::vector<std::pair<Geometry, ir::Value*>> views;  // values of this version; seldom more than three
+    ir::Value* view(const Geometry& geometry) const;     // nullptr: none
+    void set_view(const Geometry& geometry, ir::Value* value);
   };
   struct Call;
+  struct Signature;
 
   void note_position(ir::Op& op);
   const ir::Op* forward_op() const;
@@ -74,16 +76,18 @@ class Tracer {
   [[noreturn]] void refuse_read(const c10::OperatorHandle& op, const Call& call) const;
   std::optional<bool> equal_without_data(const at::Tensor& a, const at::Tensor& b);
   void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
+  const Signature& signature_of(const c10::OperatorHandle& op);
   bool read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call);
   at::Tensor stand_in(const at::Tensor& real);
-  c10::IValue without_real(const c10::IValue& value);
-  ir::Op* add_op(const c10::OperatorHandle& target, const Call& call, const std::vector<ir::Graph::NewResult>& results,
-                 const std::string& where);
+  void replace_real(c10::IValue& value);
+  ir::Op* add_op(const c10::OperatorHandle& called, const c10::OperatorHandle& target, const Call& call,
+                 std::vector<ir::Graph::NewResult> results);
   std::vector<at::Tensor> functional_results(const c10::OperatorHandle& twin, const Call& call) const;
   void bind_outputs(const c10::OperatorHandle& op, Call& call, const torch::jit::Stack& stack);
   void bind_results(ir::Op* op, const std::vector<at::Tensor>& tensors);
   void write(const at::Tensor& target, ir::Value* value, const at::Tensor& made);
 
+  std::unordered_map<const c10::OperatorName*, Signature> signatures_;  // by the name that the dispatcher holds
   std::unordered_map<c10::StorageImpl*, StorageState> storages_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> stand_ins_;  // of a real tensor, the meta one of its constant
   std::vector<at::Tensor> alive_;           // a freed meta's storage address could come back as another tensor's
