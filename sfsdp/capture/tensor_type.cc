@@ -61,9 +61,7 @@ ir::Type type_of(const at::Tensor& tensor) {
   return type;
 }
 
-bool takes_tensor(const c10::Argument& argument) {
-  return required_type(argument).kind() == c10::TypeKind::TensorType;
-}
+bool takes_tensor(const c10::Argument& argument) { return required_type(argument).kind() == c10::TypeKind::TensorType; }
 
 bool takes_tensor_list(const c10::Argument& argument) {
   const auto* list = required_type(argument).castRaw<c10::ListType>();

@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -31,13 +32,6 @@ comm::ReduceOp reduce_op(const ir::Op& op) {
   if (!op.has_attr("op")) return comm::ReduceOp::Sum;
   const auto& name = op.attr<std::string>("op");
   return name == "max" ? comm::ReduceOp::Max : name == "min" ? comm::ReduceOp::Min : comm::ReduceOp::Sum;
-}
-
-double number(const ir::Op& op, const char* key) {
-  const auto found = op.attrs.find(key);
-  if (found != op.attrs.end())
-    if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
-  return op.attr<double>(key);
 }
 
 Tensors all_gather(const KernelContext& c) {
@@ -83,7 +77,7 @@ Tensors identity(const KernelContext& c) { return {c.operands[0]}; }
 
 Tensors full(const KernelContext& c) {
   at::Tensor out = empty_result(c);
-  out.fill_(number(c.op, "value"));
+  out.fill_(ir::number_of(c.op, "value"));
   return {out};
 }
 
@@ -160,7 +154,7 @@ Tensors grad_norm(const KernelContext& c) {
 
 // What every gradient is multiplied by: min(1, max_norm / (norm + 1e-6)), and 1 / count where there is one.
 Tensors clip_coefficient(const KernelContext& c) {
-  const double max_norm = number(c.op, "max_norm");
+  const double max_norm = ir::number_of(c.op, "max_norm");
   const double norm = c.operands[0].item<double>();
   double coefficient = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
   if (c.operands.size() > 1 && c.operands[1].defined()) coefficient /= c.operands[1].item<double>();
@@ -176,7 +170,7 @@ Tensors scale(const KernelContext& c) { return {c.operands[0] * c.operands[1]}; 
 
 Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[1])}; }
 
-Tensors mul_scalar(const KernelContext& c) { return {at::mul(c.operands[0], number(c.op, "value"))}; }
+Tensors mul_scalar(const KernelContext& c) { return {at::mul(c.operands[0], ir::number_of(c.op, "value"))}; }
 
 // A step that updates nothing is not counted.
 Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
@@ -184,8 +178,9 @@ Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.op
 // %p, %m, %v, %g, %step, %non_finite -> the three updated, in their own buffers. torch.optim.AdamW's formula.
 Tensors adamw(const KernelContext& c) {
   const auto& in = c.operands;
-  at::_fused_adamw_({in[0]}, {in[3]}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr, number(c.op, "beta1"),
-                    number(c.op, "beta2"), number(c.op, "weight_decay"), number(c.op, "eps"), /*amsgrad=*/false,
+  at::_fused_adamw_({in[0]}, {in[3]}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr, ir::number_of(c.op, "beta1"),
+                    ir::number_of(c.op, "beta2"), ir::number_of(c.op, "weight_decay"), ir::number_of(c.op, "eps"),
+                    /*amsgrad=*/false,
                     /*maximize=*/false, std::nullopt, in[5]);
   return {in[0], in[1], in[2]};
 }
@@ -195,9 +190,9 @@ Tensors sgd(const KernelContext& c) {
   const auto& in = c.operands;
   if (in[3].item<float>() == 0.0f) {
     at::Tensor direction = in[2];
-    if (const double decay = number(c.op, "weight_decay"); decay != 0) direction = direction.add(in[0], decay);
+    if (const double decay = ir::number_of(c.op, "weight_decay"); decay != 0) direction = direction.add(in[0], decay);
     if (in[1].defined()) {
-      in[1].mul_(number(c.op, "momentum")).add_(direction);
+      in[1].mul_(ir::number_of(c.op, "momentum")).add_(direction);
       direction = in[1];
     }
     in[0].add_(direction, -c.scalars.lr);

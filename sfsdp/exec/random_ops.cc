@@ -10,28 +10,22 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::exec {
 namespace {
-
-double number_or(const ir::Op& op, const char* key, double fallback) {
-  auto found = op.attrs.find(key);
-  if (found == op.attrs.end()) return fallback;
-  if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
-  return std::get<double>(found->second);
-}
 
 using Fill = void (*)(const ir::Op&, const at::Tensor& out, const std::vector<at::Tensor>& operands,
                       const RandomStream& stream);
 
 void uniform(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
-  fill_uniform(out, number_or(op, "from", 0), number_or(op, "to", 1), stream);
+  fill_uniform(out, ir::number_of(op, "from", 0), ir::number_of(op, "to", 1), stream);
 }
 void normal(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
-  fill_normal(out, number_or(op, "mean", 0), number_or(op, "std", 1), stream);
+  fill_normal(out, ir::number_of(op, "mean", 0), ir::number_of(op, "std", 1), stream);
 }
 void bernoulli(const ir::Op& op, const at::Tensor& out, const std::vector<at::Tensor>&, const RandomStream& stream) {
-  fill_bernoulli(out, number_or(op, "p", 0.5), stream);
+  fill_bernoulli(out, ir::number_of(op, "p", 0.5), stream);
 }
 void bernoulli_of(const ir::Op&, const at::Tensor& out, const std::vector<at::Tensor>& operands,
                   const RandomStream& stream) {
@@ -54,7 +48,7 @@ bool draws_random(const ir::Op& op) { return fills().contains(op.opcode); }
 void check_drawable(const ir::Op& op) {
   if (!op.opcode.starts_with("aten.") || draws_random(op)) return;
   // LibTorch marks attention as random because it can drop out; on the CPU it is traced only without.
-  if (op.opcode.starts_with("aten._scaled_dot_product_") && number_or(op, "dropout_p", 0) == 0) return;
+  if (op.opcode.starts_with("aten._scaled_dot_product_") && ir::number_of(op, "dropout_p", 0) == 0) return;
   std::string name = op.opcode.substr(5), overload;
   if (const size_t dot = name.find('.'); dot != std::string::npos) {
     overload = name.substr(dot + 1);

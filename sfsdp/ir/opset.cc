@@ -101,6 +101,8 @@ const Value* storage_of(const Value* value) {
   }
 }
 
+std::string_view collective_kind(const Op& op) { return std::string_view(op.opcode).substr(0, op.opcode.find('.')); }
+
 std::optional<std::vector<std::string>> axes_of(const Op& op) {
   const auto found = op.attrs.find("axis");
   if (found == op.attrs.end()) return std::nullopt;
@@ -117,6 +119,18 @@ std::optional<int64_t> axis_size(const Graph& graph, std::span<const std::string
     size *= found->size;
   }
   return size;
+}
+
+double number_of(const Op& op, const std::string& key) {
+  if (const auto found = op.attrs.find(key); found != op.attrs.end()) {
+    if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
+    if (const auto* flag = std::get_if<bool>(&found->second)) return *flag ? 1 : 0;
+  }
+  return op.attr<double>(key);
+}
+
+double number_of(const Op& op, const std::string& key, double fallback) {
+  return op.has_attr(key) ? number_of(op, key) : fallback;
 }
 
 std::vector<int64_t> donated_operands(const Op& op) {

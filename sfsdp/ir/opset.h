@@ -50,6 +50,8 @@ bool is_collective(const Op& op);
 bool is_start(const Op& op);
 bool is_wait(const Op& op);
 bool is_random(const Op& op);
+// "all_gather" of all_gather and of all_gather.start; of other ops what stands before the first dot.
+std::string_view collective_kind(const Op& op);
 // The operand whose memory the results share, as a view does; -1: the results are memory of their own.
 int aliased_operand(const Op& op);
 // Where the memory of a value comes from, through all views.
@@ -59,6 +61,10 @@ const Value* storage_of(const Value* value);
 std::optional<std::vector<std::string>> axes_of(const Op& op);
 // The number of ranks over these axes; nullopt if the mesh lacks one of them.
 std::optional<int64_t> axis_size(const Graph& graph, std::span<const std::string> axes);
+
+// A number attribute, whole or not. Throws InternalError where it is absent or no number.
+double number_of(const Op& op, const std::string& key);
+double number_of(const Op& op, const std::string& key, double fallback);
 
 // The `donates` attribute: entry k is the operand whose buffer result k takes over. The operand's value is lost.
 std::vector<int64_t> donated_operands(const Op& op);

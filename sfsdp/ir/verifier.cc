@@ -410,7 +410,7 @@ std::string compare_collectives(const Graph& mine, const Graph& other) {
         axes += (axes.empty() ? "" : ",") + axis;
       Type sent = op->operands[0]->type();
       sent.states.clear();
-      std::string what = concat(op->opcode.substr(0, op->opcode.find('.')), " of ", sent);
+      std::string what = concat(collective_kind(*op), " of ", sent);
       for (const char* key : {"op", "root"})
         if (op->has_attr(key)) what += concat(" ", key, "=", op->attrs.at(key));
       calls[axes].push_back({what, op->result()->name()});

@@ -27,7 +27,9 @@ inline Chunk chunk_of(int64_t n, int64_t world, int64_t index) {
   return {offset, std::min(full, n - offset)};
 }
 
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
+
 // n rounded up so that every rank's chunk has the same length: what a collective of equal pieces sends.
-constexpr int64_t padded_length(int64_t n, int64_t world) { return ceil_div(n, world) * world; }
+constexpr int64_t padded_length(int64_t n, int64_t world) { return round_up(n, world); }
 
 }  // namespace sfsdp

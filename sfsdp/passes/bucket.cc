@@ -13,6 +13,8 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/insertions.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/passes/param_reads.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -166,8 +168,6 @@ std::string key_of(const Member& m) {
   }
   return key.str();
 }
-
-int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Bucket {
   std::string name;
@@ -438,10 +438,10 @@ std::vector<Bucket> form_buckets(const Graph& graph, const Reader& reader, const
     int64_t end = 0;
     for (const Member& m : b.members) {
       b.offsets.push_back(end);
-      end = rounded_up(end + m.whole.numel(), alignment);
+      end = round_up(end + m.whole.numel(), alignment);
     }
     const bool sharded = first.param->has_attr("rows");
-    b.whole = rounded_up(end, sharded ? ranks * alignment : alignment);
+    b.whole = round_up(end, sharded ? ranks * alignment : alignment);
     b.shard = sharded ? b.whole / ranks : b.whole;
   }
   return buckets;
@@ -481,14 +481,12 @@ std::vector<Bucket> buckets_of_layout(const Graph& graph, const Reader& reader, 
 }
 
 void check_bucketed(const Graph& graph) {
-  std::map<std::pair<const Value*, Section>, int> gathers;
+  std::map<std::pair<const Op*, Section>, int> gathers;
   for (const auto& op : graph.ops()) {
     if (op->is("param")) SFSDP_CHECK(op->has_attr("members"), "param ", op->result()->name(), " is in no bucket");
     if (!op->is("all_gather")) continue;
-    const Value* from = op->operands[0];
-    while (from->producer()->is("cast")) from = from->producer()->operands[0];
-    if (from->producer()->is("param"))
-      SFSDP_CHECK(++gathers[std::make_pair(from, op->section)] == 1, "bucket ", from->name(),
+    if (const Op* param = param_of(op->result()))
+      SFSDP_CHECK(++gathers[std::make_pair(param, op->section)] == 1, "bucket ", param->result()->name(),
                   " is gathered twice in section ", ir::to_string(op->section));
   }
 }

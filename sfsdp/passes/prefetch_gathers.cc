@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
@@ -59,8 +58,7 @@ bool is_before(const std::string& section, const std::string& variant) {
 bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassContext& ctx) {
   const std::map<Section, bool> before = {{Section::Fwd, is_before("forward", options.forward)},
                                           {Section::Bwd, is_before("backward", options.backward)}};
-  std::unordered_map<const Op*, std::vector<Op*>> moved_before, moved_behind;
-  std::unordered_set<const Op*> moved;
+  ir::Moves moves(graph);
   for (const auto& [section, goes_before] : before) {
     const std::vector<Gather> gathers = find_gathers(graph, section);
     size_t oldest = 0;  // gathers oldest … i - 1 may be in flight when gather i starts
@@ -76,25 +74,14 @@ bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassC
         ctx.metrics.add("held_back_by_bytes", 1);
       }
       if (oldest == i) continue;
-      auto& place = goes_before ? moved_before[gathers[oldest].wait] : moved_behind[gathers[oldest].wait];
-      place.insert(place.end(), gathers[i].start.begin(), gathers[i].start.end());
-      moved.insert(gathers[i].start.begin(), gathers[i].start.end());
+      if (goes_before)
+        moves.before(gathers[oldest].wait, gathers[i].start);
+      else
+        moves.behind(gathers[oldest].wait, gathers[i].start);
       ctx.metrics.add("prefetched", 1);
     }
   }
-  std::vector<Op*> order;
-  const auto put = [&](const auto& places, const Op* at) {
-    if (const auto found = places.find(at); found != places.end())
-      order.insert(order.end(), found->second.begin(), found->second.end());
-  };
-  for (const auto& op : graph.ops()) {
-    if (moved.contains(op.get())) continue;
-    put(moved_before, op.get());
-    order.push_back(op.get());
-    put(moved_behind, op.get());
-  }
-  SFSDP_CHECK(order.size() == graph.ops().size(), "a start was moved to a wait that moved itself");
-  return graph.set_order(order);
+  return moves.apply();
 }
 
 }  // namespace sfsdp::passes

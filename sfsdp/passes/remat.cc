@@ -9,9 +9,9 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/insertions.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/param_reads.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -23,28 +23,6 @@ bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section 
 bool is_given(const Value* value) {
   const Op& op = *value->producer();
   return ir::is_root(op) || op.section == Section::Init || op.is("constant") || op.is("scalar");
-}
-
-// A param's own cast, gather and narrow, which make it readable and compute nothing.
-bool is_materialisation(const Op& op) {
-  if (!op.is("cast") && !op.is("all_gather") && !op.is("narrow")) return false;
-  const Op* from = op.operands[0]->producer();
-  return from->is("param") || is_materialisation(*from);
-}
-
-const Op* param_of(const Value* value) {
-  const Op* op = value->producer();
-  while (is_materialisation(*op)) op = op->operands[0]->producer();
-  return op->is("param") ? op : nullptr;
-}
-
-// "layers.3" of "layers.3.attention.wq.weight"; "" where no component is a number.
-std::string block_of(const std::string& name) {
-  const auto path = split(name, '.');
-  for (size_t i = 0; i < path.size(); ++i)
-    if (!path[i].empty() && std::ranges::all_of(path[i], [](char c) { return c >= '0' && c <= '9'; }))
-      return join({path.begin(), path.begin() + static_cast<std::ptrdiff_t>(i) + 1}, ".");
-  return "";
 }
 
 // Ops (first, last] of forward are those of one block.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/sink_waits.h"
 
-#include <unordered_map>
-#include <unordered_set>
+#include <algorithm>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
@@ -52,35 +52,26 @@ bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx)
     throw UserError(concat("sink_waits next=", options.next, "\n  expected before or after"));
   if (options.depth == 0) return false;
   const std::vector<Reduction> reductions = find_reductions(graph);
-  const Op* last = nullptr;  // of backward
-  for (const auto& op : graph.ops())
-    if (op->section == Section::Bwd) last = op.get();
-  std::unordered_map<const Op*, std::vector<Op*>> before, behind;
-  std::unordered_set<const Op*> moved;
+  const size_t depth = static_cast<size_t>(options.depth);
+  const size_t inside = reductions.size() - std::min(depth, reductions.size());  // the others are waited for at the end
+  ir::Moves moves(graph);
+  for (size_t i = 0; i < inside; ++i) {
+    const Op* next = reductions[i + depth].start;
+    if (options.next == "before")
+      moves.before(next, reductions[i].wait);
+    else
+      moves.behind(next, reductions[i].wait);
+  }
   std::vector<Op*> at_end;
-  for (size_t i = 0; i < reductions.size(); ++i) {
-    const size_t next = i + static_cast<size_t>(options.depth);
-    auto& place = next >= reductions.size()  ? at_end
-                  : options.next == "before" ? before[reductions[next].start]
-                                             : behind[reductions[next].start];
-    place.insert(place.end(), reductions[i].wait.begin(), reductions[i].wait.end());
-    moved.insert(reductions[i].wait.begin(), reductions[i].wait.end());
-    ctx.metrics.add("waits", 1);
-  }
-  std::vector<Op*> order;
-  const auto put = [&](const auto& places, const Op* at) {
-    if (const auto found = places.find(at); found != places.end())
-      order.insert(order.end(), found->second.begin(), found->second.end());
-  };
-  for (const auto& op : graph.ops()) {
-    if (!moved.contains(op.get())) {
-      put(before, op.get());
-      order.push_back(op.get());
-      put(behind, op.get());
-    }
-    if (op.get() == last) order.insert(order.end(), at_end.begin(), at_end.end());
-  }
-  return graph.set_order(order);
+  for (size_t i = inside; i < reductions.size(); ++i)
+    at_end.insert(at_end.end(), reductions[i].wait.begin(), reductions[i].wait.end());
+  const Op* last = nullptr;  // of backward, and not moved
+  for (const auto& op : graph.ops())
+    if (op->section == Section::Bwd && !moves.contains(op.get()) && std::ranges::find(at_end, op.get()) == at_end.end())
+      last = op.get();
+  if (last) moves.behind(last, at_end);
+  ctx.metrics.add("waits", static_cast<int64_t>(reductions.size()));
+  return moves.apply();
 }
 
 }  // namespace sfsdp::passes

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/passes/param_reads.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -95,18 +96,12 @@ std::vector<std::string> units_by_pattern(const std::vector<Path>& names, const 
   return result;
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
-
 std::vector<std::string> units_by_number(const std::vector<Path>& names) {
   std::vector<std::string> result(names.size());
   size_t behind = 0;  // the last numbered one
   for (size_t i = 0; i < names.size(); ++i) {
-    const auto number = std::ranges::find_if(names[i], is_number);
-    if (number == names[i].end()) continue;
-    result[i] = join(Path(names[i].begin(), number + 1), ".");
-    behind = i;
+    result[i] = block_of(join(names[i], "."));
+    if (!result[i].empty()) behind = i;
   }
   std::string tail;
   std::set<std::string> in_tail;

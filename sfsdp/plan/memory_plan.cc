@@ -8,13 +8,12 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/chunk.h"
 
 namespace sfsdp::plan {
 namespace {
 
 using ir::Graph, ir::Op, ir::Value;
-
-int64_t rounded_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
 std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
@@ -44,7 +43,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
       }
       if (options.in_registers && options.in_registers(value)) continue;
       index[value] = buffers.size();
-      buffers.push_back({value, rounded_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment), at, at, 0});
+      buffers.push_back({value, round_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment), at, at, 0});
     }
   }
   const auto keep = [&](const Value* value) {
@@ -85,7 +84,7 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   assign_offsets(plan.buffers);
   for (const auto& op : graph.ops())
     if (op->is("param") || op->is("state"))
-      plan.state_bytes += rounded_up(op->result()->type().bytes(), options.alignment);
+      plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
   std::map<int64_t, int64_t> changes;  // of live bytes, by position
   for (const Buffer& b : plan.buffers) {
     plan.arena_bytes = std::max(plan.arena_bytes, b.offset + b.bytes);

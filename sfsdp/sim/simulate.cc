@@ -26,8 +26,6 @@ struct Task {
   int axes = -1;        // index of its axis list
 };
 
-std::string kind_of(const Op& op) { return op.opcode.substr(0, op.opcode.find('.')); }
-
 double bytes_of(const Op& op) {
   return static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
 }
@@ -66,7 +64,7 @@ class Simulator {
       task.op = &op;
       if (ir::is_collective(op)) {
         task.kind = ir::is_start(op) ? Task::Start : Task::Blocking;
-        task.what = kind_of(op);
+        task.what = ir::collective_kind(op);
         const auto axes = ir::axes_of(op).value_or(std::vector<std::string>{});
         task.seconds = cost::collective_seconds(task.what, bytes_of(op), shape_of(graph, axes), machine);
         task.axes = axes_index(axes);
@@ -76,7 +74,7 @@ class Simulator {
         const auto start = starts.find(op.operands[0]->producer());
         if (start == starts.end()) continue;  // carried over from the step before
         task.kind = Task::Wait;
-        task.what = kind_of(*op.operands[0]->producer());
+        task.what = ir::collective_kind(*op.operands[0]->producer());
         task.collective = start->second;
       } else if (const int k = kernels_.kernel_of[i]; k >= 0 && !begun[static_cast<size_t>(k)]) {
         // A fused kernel runs where its first op stands.

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/run_ranks.h"
@@ -85,7 +86,7 @@ Counts run_and_count(const std::shared_ptr<Program>& program, int64_t micro_batc
     Step step(program, &world);
     if (world.rank() == 0)
       step.executor(ids(0, 0, rows)).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
-        const std::string kind = op.opcode.substr(0, op.opcode.find('.'));  // without ".start"
+        const std::string kind(ir::collective_kind(op));
         if (kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce") ++counts[kind];
       };
     std::vector<Batch> batches;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -346,7 +347,7 @@ TEST_CASE("FSDP gathers each parameter once per use region and reduces each grad
     auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, options));
     std::map<std::string, int64_t> counts;
     for (const auto& op : program->training(tokens(0, 0, 2)).graph.ops()) {
-      const std::string kind = op->opcode.substr(0, op->opcode.find('.'));  // without ".start"
+      const std::string kind(ir::collective_kind(*op));
       if (kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce") ++counts[kind];
     }
     return counts;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -69,21 +70,9 @@ bool is_gone(pid_t pid) {
 // The process ids that the ranks write into a file of their own, one each.
 class PidFiles {
  public:
-  PidFiles() {
-    std::string name = "/tmp/sfsdp_launch_XXXXXX";
-    REQUIRE(mkdtemp(name.data()));
-    folder_ = name;
-  }
-  ~PidFiles() {
-    for (int rank = 0; rank < 8; ++rank) unlink(path(rank).c_str());
-    rmdir(folder_.c_str());
-  }
-  PidFiles(const PidFiles&) = delete;
-  PidFiles& operator=(const PidFiles&) = delete;
-
   // Written under another name first, so that nobody reads half a number.
   std::string write_command(const std::string& what) const {
-    return "echo " + what + " > " + folder_ + "/new$RANK; mv " + folder_ + "/new$RANK " + folder_ + "/$RANK; ";
+    return "echo " + what + " > " + folder_ / "new$RANK; mv " + folder_ / "new$RANK " + folder_ / "$RANK; ";
   }
   std::string exists_command(int rank) const { return "while [ ! -e " + path(rank) + " ]; do sleep 0.01; done; "; }
   pid_t get(int rank) const {
@@ -93,8 +82,8 @@ class PidFiles {
   }
 
  private:
-  std::string path(int rank) const { return folder_ + "/" + std::to_string(rank); }
-  std::string folder_;
+  std::string path(int rank) const { return folder_ / std::to_string(rank); }
+  testing::TemporaryFolder folder_;
 };
 
 // Runs `body` in a process of its own; the test kills it.

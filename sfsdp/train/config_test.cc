@@ -4,13 +4,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/config_fields.h"
 #include "sfsdp/train/config_resolve.h"
 
@@ -23,23 +22,10 @@ namespace fs = std::filesystem;
 JobConfig from_flags(std::vector<std::string> flags) { return load_config(flags); }
 
 // A job.toml in a folder of its own, gone with this object.
-class TomlFile {
- public:
-  explicit TomlFile(const std::string& text) {
-    std::string pattern = (fs::temp_directory_path() / "sfsdp_config_XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    folder_ = pattern;
-    path = (folder_ / "job.toml").string();
-    std::ofstream(path) << text;
-  }
-  ~TomlFile() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
+struct TomlFile {
+  explicit TomlFile(const std::string& text) : path(folder.write("job.toml", text)) {}
+  testing::TemporaryFolder folder;
   std::string path;
-
- private:
-  fs::path folder_;
 };
 
 JobConfig from_toml(const std::string& text, std::vector<std::string> flags = {}) {

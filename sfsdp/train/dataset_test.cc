@@ -2,45 +2,18 @@
 #include "sfsdp/train/dataset.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::train {
 
 namespace {
-
-namespace fs = std::filesystem;
-
-// A folder of its own for each test case, gone at its end.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string pattern = (fs::temp_directory_path() / "sfsdp_dataset_XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  std::string write(const std::string& name, const std::string& bytes) const {
-    fs::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return (path_ / name).string();
-  }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 std::string little_endian(const std::vector<uint32_t>& ids, int width) {
   std::string bytes;
@@ -72,7 +45,7 @@ TokenDataset tokens(const std::string& path, int64_t seq_len, int64_t vocab = 70
 
 // conventions.md, Tokens: "sample i = tokens[i*L .. i*L+L] inclusive, L+1 ids ... Neighbours share one id".
 TEST_CASE("sample i of a tokens file starts at i*L and shares its last id with the next sample") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(14), 2)), 4);
   CHECK(dataset.num_tokens() == 14);
   CHECK(sample(dataset, 0) == Ids{0, 1, 2, 3, 4});
@@ -82,7 +55,7 @@ TEST_CASE("sample i of a tokens file starts at i*L and shares its last id with t
 
 // "there are N = floor((T-1)/L) samples; what is left over at the end is not read".
 TEST_CASE("a file of T tokens has floor((T-1)/L) samples") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   for (uint32_t t = 5; t <= 20; ++t) {
     const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(t), 2)), 4);
     CHECK(dataset.size() == (t - 1) / 4);
@@ -92,7 +65,7 @@ TEST_CASE("a file of T tokens has floor((T-1)/L) samples") {
 
 // "flat: little-endian uint16 (or uint32, training.token_dtype) token ids, no header".
 TEST_CASE("ids are little-endian, of two or four bytes") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   CHECK(sample(tokens(folder.write("two.bin", std::string("\x01\x02\xff\x00\x34\x12", 6)), 2), 0) ==
         Ids{513, 255, 4660});
   const std::string wide = folder.write("four.bin", little_endian({1, 65536, 100000}, 4));
@@ -114,7 +87,7 @@ TEST_CASE("step k reads samples ((k-1)*B + j) mod N") {
 
 // "after sample N-1 comes sample 0 again (said once in the log)".
 TEST_CASE("the wrap is said at exactly one step: the first that reads sample 0 again") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(25), 2)), 4);  // N = 6
   for (int64_t batch = 1; batch <= 20; ++batch) {
     std::vector<int64_t> said;
@@ -129,7 +102,7 @@ TEST_CASE("the wrap is said at exactly one step: the first that reads sample 0 a
 }
 
 TEST_CASE("an id outside the vocabulary is refused with its position") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = folder.write("t.bin", little_endian({1, 2, 3, 4, 50257, 6, 7}, 2));
   const TokenDataset dataset = tokens(path, 3, 50257);
   CHECK_THROWS_WITH_AS(sample(dataset, 1), doctest::Contains("token 50257 at position 4"), UserError);
@@ -137,7 +110,7 @@ TEST_CASE("an id outside the vocabulary is refused with its position") {
 }
 
 TEST_CASE("files that are no data say which file and what to do") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string missing = folder.path() + "/none.bin";
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains((missing + ": No such file").c_str()), UserError);
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains("set --training.dataset_path"), UserError);
@@ -153,7 +126,7 @@ TEST_CASE("files that are no data say which file and what to do") {
 }
 
 TEST_CASE("unigram entropy is that of the frequencies of single ids") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string even = folder.write("even.bin", little_endian({0, 1, 2, 3, 0, 1, 2, 3}, 2));
   CHECK(tokens(even, 3).unigram_entropy() == doctest::Approx(std::log(4.0)));
   const std::string odd = folder.write("odd.bin", little_endian({7, 7, 7, 9}, 2));
@@ -162,7 +135,7 @@ TEST_CASE("unigram entropy is that of the frequencies of single ids") {
 }
 
 TEST_CASE("libtorch_headers concatenates headers by path and nothing else") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("b.h", "3456");
   folder.write("a/z.hpp", "12");
   folder.write("a/a.h", "0");
@@ -178,7 +151,7 @@ TEST_CASE("libtorch_headers concatenates headers by path and nothing else") {
 }
 
 TEST_CASE("libtorch_headers gives each sample once, in an order that the seed alone decides") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   std::string text;
   for (int i = 0; i <= 200; ++i) text += static_cast<char>(i);
   folder.write("a.h", text);
@@ -199,7 +172,7 @@ TEST_CASE("libtorch_headers gives each sample once, in an order that the seed al
 }
 
 TEST_CASE("libtorch_headers without headers says so") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("a.cc", "int x;");
   const auto open = [](const std::string& path) {
     return open_dataset({.name = "libtorch_headers", .path = path, .seq_len = 2});

@@ -2,19 +2,15 @@
 #include "sfsdp/train/hf_config.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::train {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // Llama 3.1 8B, as transformers 4 writes it.
 const std::string kLlama4 = R"({
@@ -188,13 +184,10 @@ TEST_CASE("hf_config: what our models do not compute is refused, saying what is 
 }
 
 TEST_CASE("hf_config: is read from the folder, and a missing one is named") {
-  std::string folder = (fs::temp_directory_path() / "sfsdp_hf_config_XXXXXX").string();
-  REQUIRE(::mkdtemp(folder.data()) != nullptr);
-  CHECK_THROWS_WITH_AS(read_hf_config(folder), doctest::Contains("config.json"), UserError);
-  std::ofstream(folder + "/config.json") << kGpt2;
-  CHECK(read_hf_config(folder).model == "gpt");
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
+  const testing::TemporaryFolder folder;
+  CHECK_THROWS_WITH_AS(read_hf_config(folder.path()), doctest::Contains("config.json"), UserError);
+  folder.write("config.json", kGpt2);
+  CHECK(read_hf_config(folder.path()).model == "gpt");
 }
 
 }  // namespace sfsdp::train

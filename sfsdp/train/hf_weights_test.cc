@@ -19,6 +19,7 @@
 #include "sfsdp/models/loss.h"
 #include "sfsdp/models/registry.h"
 #include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/hf_names.h"
 #include "sfsdp/train/json_text.h"
 #include "tests/fixtures/fixture.h"
@@ -27,22 +28,6 @@ namespace sfsdp::train {
 namespace {
 
 using testing::Fixture;
-
-// A folder that is removed with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "sfsdp_hf_XXXXXX").string();
-    REQUIRE(mkdtemp(path.data()));
-    path_ = path;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& file) const { return path_ + "/" + file; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 struct Model {
   models::LanguageModel model;
@@ -213,7 +198,7 @@ void expect_equals_pytorch(const Fixture& fixture, const std::string& folder, De
 
 void expect_all_forms_equal_pytorch(const std::string& name) {
   const Fixture fixture = testing::read_fixture(name);
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
   const auto expect = [&](DeviceMesh mesh, DataParallelOptions options, int64_t micro_batches = 1) {
     expect_equals_pytorch(fixture, folder.path(), std::move(mesh), options, micro_batches, {});
@@ -272,7 +257,7 @@ TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, what
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
     const auto& t = fixture.training;
-    const TemporaryFolder folder;
+    const testing::TemporaryFolder folder;
     write(folder / "config.json", config_json(name));
     // Sharded, as large checkpoints are: every other tensor in a second file.
     std::vector<std::pair<std::string, at::Tensor>> files[2];
@@ -320,7 +305,7 @@ TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, what
 TEST_CASE("hf_weights: rows are converted, unknown tensors are named, old names are found") {
   const Fixture fixture = testing::read_fixture("gpt2");
   const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   auto tensors = initial_weights(fixture);
   for (auto& [name, value] : tensors) {
     name = name.substr(std::string("transformer.").size());
@@ -340,7 +325,7 @@ TEST_CASE("hf_weights: a missing tensor, and a wrong shape are errors that name 
   const Fixture fixture = testing::read_fixture("llama");
   const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
   const auto load = [&](const std::function<void(std::pair<std::string, at::Tensor>&)>& change) {
-    const TemporaryFolder folder;
+    const testing::TemporaryFolder folder;
     auto tensors = initial_weights(fixture);
     for (auto& tensor : tensors)
       if (tensor.first == "model.layers.1.mlp.down_proj.weight") change(tensor);
@@ -366,7 +351,7 @@ TEST_CASE("hf_weights: GPT-2 equals PyTorch") { expect_all_forms_equal_pytorch("
 TEST_CASE("hf_weights: bfloat16 parameters with float32 reduction equal FSDP2's MixedPrecisionPolicy") {
   const MixedPrecisionPolicy policy{ir::DType::bf16, ir::DType::f32};
   const Fixture fixture = testing::read_fixture("llama_bf16_fsdp2");
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
   expect_equals_pytorch(fixture, folder.path(), init_device_mesh({{"dp_shard", 2}}), {.mixed_precision = policy}, 1,
                         {.loss = 2e-3, .grad_norm = 1e-2, .gradient = 0x1p-7});

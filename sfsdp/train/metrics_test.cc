@@ -2,7 +2,6 @@
 #include "sfsdp/train/metrics.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::train {
 
@@ -41,17 +41,8 @@ std::string read_file(const std::string& path) {
 }
 
 struct ScratchFile {
-  ScratchFile() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "sfsdp_metrics_XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    folder = pattern;
-    path = folder + "/outputs/metrics.jsonl";
-  }
-  ~ScratchFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder, ignored);
-  }
-  std::string folder, path;
+  testing::TemporaryFolder folder;
+  std::string path = folder / "outputs/metrics.jsonl";
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::train {
 namespace {
@@ -25,7 +26,7 @@ PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
     ++summary.ops;
     if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
     if (op->is("state")) summary.state_bytes += op->result()->type().bytes();
-    const std::string kind = op->opcode.substr(0, op->opcode.find('.'));  // without ".start"
+    const std::string kind(ir::collective_kind(*op));
     if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
     CollectiveSum& sum = summary.collectives[kind];
     const int64_t times = repeats(op->section) ? micro_batches : 1;

@@ -3,44 +3,21 @@
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::train {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// A folder of its own for each test case, gone at its end.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string pattern = (fs::temp_directory_path() / "sfsdp_safetensors_XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return (path_ / name).string();
-  }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 std::string length_prefix(uint64_t length) {
   std::string bytes(8, '\0');
@@ -88,7 +65,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 }  // namespace
 
 TEST_CASE("safetensors: the format's own vectors are read") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   SUBCASE("no tensors") {
     const std::string bytes = file_of("{}      ");
     CHECK(bytes[0] == 8);
@@ -119,7 +96,7 @@ TEST_CASE("safetensors: the format's own vectors are read") {
 }
 
 TEST_CASE("safetensors: empty tensors, rank 0, metadata and entries out of order are legal") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string header = "{" + entry("late", 4, 12, "[2]") + ",\"__metadata__\":{\"format\":\"pt\"}," +
                              entry("scalar", 0, 4, "[]") + "," + entry("empty", 4, 4, "[0,3]") + "," +
                              entry("\\u00e9\\n", 12, 14, "[1]", "BF16") + "}";
@@ -137,7 +114,7 @@ TEST_CASE("safetensors: empty tensors, rank 0, metadata and entries out of order
 }
 
 TEST_CASE("safetensors: every dtype of ours has a name and a size that agree with the format") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   for (const auto dtype :
        {ir::DType::f64, ir::DType::f32, ir::DType::bf16, ir::DType::f16, ir::DType::f8e4m3, ir::DType::f8e5m2,
         ir::DType::c64, ir::DType::i64, ir::DType::i32, ir::DType::i16, ir::DType::i8, ir::DType::u8, ir::DType::b1}) {
@@ -153,7 +130,7 @@ TEST_CASE("safetensors: every dtype of ours has a name and a size that agree wit
 }
 
 TEST_CASE("safetensors: a dtype of the format that we lack can be listed, not used") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const auto file = SafetensorsFile::open(folder.write(
       "f", file_of("{" + entry("half", 0, 1, "[2]", "F4") + "," + entry("u", 1, 5, "[2]", "U16") + "}", "12345")));
   CHECK(file.find("half")->dtype == std::nullopt);
@@ -245,7 +222,7 @@ TEST_CASE("safetensors: malformed files are refused, naming the file and the rea
       {"long name", file_of("{" + entry(std::string(4097, 'n'), 0, 4, "[1]") + "}", "1234"), "at most 4096"},
       {"deep nesting", file_of("{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}"), "too deep"},
   };
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   for (const auto& bad : cases) {
     CAPTURE(std::string(bad.what));
     const std::string path = folder.write("bad.safetensors", bad.bytes);
@@ -258,7 +235,7 @@ TEST_CASE("safetensors: malformed files are refused, naming the file and the rea
 }
 
 TEST_CASE("safetensors: what is no regular file is refused without waiting for it") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   CHECK(contains(message_of(folder.path() + "/none"), "cannot be opened"));
   CHECK(contains(message_of(folder.path()), "no regular file"));
   REQUIRE(::mkfifo((folder.path() + "/fifo").c_str(), 0600) == 0);
@@ -266,7 +243,7 @@ TEST_CASE("safetensors: what is no regular file is refused without waiting for i
 }
 
 TEST_CASE("safetensors: 2000 mutations of a good file open or are refused") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string good =
       file_of("{\"__metadata__\":{\"format\":\"pt\"}," + entry("layers.0.w", 0, 24, "[2,3]") + "," +
                   entry("b", 24, 28, "[2]", "BF16") + "," + entry("e", 28, 28, "[0]") + "}  ",
@@ -313,7 +290,7 @@ TEST_CASE("safetensors: 2000 mutations of a good file open or are refused") {
 }
 
 TEST_CASE("safetensors: a checkpoint is one file or an index with its files") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string one = file_of("{" + entry("a", 0, 4, "[1]") + "}", floats({1}));
   SUBCASE("one file") {
     folder.write("model.safetensors", one);
@@ -349,7 +326,7 @@ TEST_CASE("safetensors: a checkpoint is one file or an index with its files") {
 }
 
 TEST_CASE("safetensors: a checkpoint that is not whole, or leaves its folder, is refused") {
-  const ScratchFolder folder;
+  const testing::TemporaryFolder folder;
   folder.write("x", file_of("{" + entry("a", 0, 4, "[1]") + "}", floats({1})));
   folder.write("y", file_of("{" + entry("a", 0, 4, "[1]") + "," + entry("b", 4, 8, "[1]") + "}", floats({1, 2})));
   folder.write("cut", file_of("{" + entry("c", 0, 4, "[1]") + "}", "123"));

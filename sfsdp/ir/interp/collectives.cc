@@ -54,7 +54,7 @@ Array reduce(const std::vector<const Array*>& parts, const Op& op) {
 }
 
 Array run_on_rank(const Op& op, const std::vector<const Array*>& parts, size_t place) {
-  const std::string kind = op.opcode.substr(0, op.opcode.find('.'));  // without ".start"
+  const std::string_view kind = collective_kind(op);
   if (kind == "broadcast") return *parts[static_cast<size_t>(op.attr<int64_t>("root"))];
   if (kind == "all_reduce") return reduce(parts, op);
   const auto dim = static_cast<size_t>(op.attr<int64_t>("dim"));

@@ -8,23 +8,12 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir::interp {
 namespace {
 
 using Arrays = std::vector<Array>;
-
-double number(const Op& op, const std::string& key) {
-  const auto found = op.attrs.find(key);
-  SFSDP_CHECK(found != op.attrs.end(), op.opcode, " has no attribute ", key);
-  if (const auto* value = std::get_if<int64_t>(&found->second)) return static_cast<double>(*value);
-  if (const auto* value = std::get_if<bool>(&found->second)) return *value ? 1 : 0;
-  return op.attr<double>(key);
-}
-
-double number_or(const Op& op, const std::string& key, double fallback) {
-  return op.has_attr(key) ? number(op, key) : fallback;
-}
 
 std::vector<int64_t> result_shape(const KernelContext& c) { return c.op.result()->type().shape(); }
 
@@ -105,7 +94,7 @@ Arrays narrow(const KernelContext& c) {
 }
 
 Arrays view(const KernelContext& c) {
-  const auto offset = static_cast<size_t>(number_or(c.op, "offset", 0));
+  const auto offset = static_cast<size_t>(number_of(c.op, "offset", 0));
   Array out = Array::zeros(c.in().dtype, result_shape(c));
   std::copy_n(c.in().data.begin() + static_cast<std::ptrdiff_t>(offset), out.data.size(), out.data.begin());
   return {out};
@@ -113,12 +102,12 @@ Arrays view(const KernelContext& c) {
 
 Arrays full(const KernelContext& c) {
   Array out = Array::zeros(c.op.result()->type().dtype, result_shape(c));
-  std::ranges::fill(out.data, number(c.op, "value"));
+  std::ranges::fill(out.data, number_of(c.op, "value"));
   return {out};
 }
 
 Arrays mul_scalar(const KernelContext& c) {
-  const double value = number(c.op, "value");
+  const double value = number_of(c.op, "value");
   return {map(c.in(), [&](double x) { return x * value; })};
 }
 
@@ -169,7 +158,7 @@ Arrays grad_norm(const KernelContext& c) {
 }
 
 Arrays clip_coefficient(const KernelContext& c) {
-  const double max_norm = number(c.op, "max_norm");
+  const double max_norm = number_of(c.op, "max_norm");
   const double clip = max_norm > 0 ? std::min(1.0, max_norm / (c.in().data[0] + 1e-6)) : 1.0;
   return {Array::scalar(DType::f64, clip / count_or_one(c))};
 }
@@ -186,13 +175,13 @@ Arrays adamw(const KernelContext& c) {
   const Array& g = c.in(3);
   const double step = c.in(4).data[0];
   if (c.in(5).data[0] != 0) return {p, m, v};
-  const double beta1 = number(c.op, "beta1"), beta2 = number(c.op, "beta2");
+  const double beta1 = number_of(c.op, "beta1"), beta2 = number_of(c.op, "beta2");
   const double correction1 = 1 - std::pow(beta1, step), correction2 = 1 - std::pow(beta2, step);
   for (size_t i = 0; i < p.data.size(); ++i) {
-    p.data[i] *= 1 - c.lr * number(c.op, "weight_decay");
+    p.data[i] *= 1 - c.lr * number_of(c.op, "weight_decay");
     m.data[i] = beta1 * m.data[i] + (1 - beta1) * g.data[i];
     v.data[i] = beta2 * v.data[i] + (1 - beta2) * g.data[i] * g.data[i];
-    p.data[i] -= c.lr * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number(c.op, "eps"));
+    p.data[i] -= c.lr * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number_of(c.op, "eps"));
   }
   return {p, m, v};
 }
@@ -203,8 +192,8 @@ Arrays sgd(const KernelContext& c) {
   if (c.operands[1]) results.push_back(c.in(1));
   if (c.in(3).data[0] != 0) return results;
   for (size_t i = 0; i < p.data.size(); ++i) {
-    double direction = c.in(2).data[i] + number(c.op, "weight_decay") * p.data[i];
-    if (c.operands[1]) direction = results[1].data[i] = number(c.op, "momentum") * c.in(1).data[i] + direction;
+    double direction = c.in(2).data[i] + number_of(c.op, "weight_decay") * p.data[i];
+    if (c.operands[1]) direction = results[1].data[i] = number_of(c.op, "momentum") * c.in(1).data[i] + direction;
     results[0].data[i] = p.data[i] - c.lr * direction;
   }
   return results;
@@ -230,7 +219,7 @@ Arrays rand_normal(const KernelContext& c) {  // Box-Muller, the second half of 
 }
 
 Arrays rand_bernoulli(const KernelContext& c) {
-  const double p = number_or(c.op, "p", 0.5);
+  const double p = number_of(c.op, "p", 0.5);
   return {map(uniform_numbers(c), [&](double u) { return u < p ? 1 : 0; })};
 }
 
@@ -243,11 +232,11 @@ Arrays div(const KernelContext& c) {
   return zip(c, [](double a, double b) { return a / b; });
 }
 Arrays add(const KernelContext& c) {
-  const double alpha = number_or(c.op, "alpha", 1);
+  const double alpha = number_of(c.op, "alpha", 1);
   return zip(c, [&](double a, double b) { return a + alpha * b; });
 }
 Arrays sub(const KernelContext& c) {
-  const double alpha = number_or(c.op, "alpha", 1);
+  const double alpha = number_of(c.op, "alpha", 1);
   return zip(c, [&](double a, double b) { return a - alpha * b; });
 }
 
@@ -307,7 +296,7 @@ Arrays sum_dims(const KernelContext& c) {
 }
 
 Arrays cat(const KernelContext& c) {
-  const size_t dim = wrap_dim(static_cast<int64_t>(number_or(c.op, "dim", 0)), c.in().shape.size());
+  const size_t dim = wrap_dim(static_cast<int64_t>(number_of(c.op, "dim", 0)), c.in().shape.size());
   Array out = Array::zeros(c.in().dtype, result_shape(c));
   int64_t offset = 0;
   for (const Array* operand : c.operands) {

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ops moved before or behind others in one walk.
+#pragma once
+
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::ir {
+
+class Moves {
+ public:
+  explicit Moves(Graph& graph) : graph_(graph) {}
+
+  // Moves `ops`, in their order, to `place`, behind what was moved there already. `place` must not be moved itself.
+  void before(const Op* place, std::span<Op* const> ops);
+  void behind(const Op* place, std::span<Op* const> ops);
+  bool contains(const Op* op) const { return moved_.contains(op); }
+  // Returns whether the order changed.
+  bool apply();
+
+ private:
+  using Places = std::unordered_map<const Op*, std::vector<Op*>>;
+  void add(Places& places, const Op* place, std::span<Op* const> ops);
+
+  Graph& graph_;
+  Places before_, behind_;
+  std::unordered_set<const Op*> moved_;
+};
+
+}  // namespace sfsdp::ir

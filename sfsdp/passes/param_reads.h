@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How passes see that a value is a parameter, and which block of the model it belongs to.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::passes {
+
+// Whether the op is a parameter's own cast, gather or narrow, which make it readable and compute nothing.
+bool is_materialisation(const ir::Op& op);
+
+// The param op that `value` is, or is materialised from; nullptr for all other values.
+const ir::Op* param_of(const ir::Value* value);
+
+// "layers.3" of "layers.3.attention.wq.weight": the path through its first number; "" where no component is one.
+std::string block_of(const std::string& name);
+
+}  // namespace sfsdp::passes
