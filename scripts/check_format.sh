@@ -2,13 +2,8 @@
 # Fails if a C++ file is not as .clang-format wants it; --fix rewrites. Pinned to clang-format 14: versions disagree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-formatter=
-for candidate in clang-format-14 clang-format; do
-  if command -v "$candidate" >/dev/null && "$candidate" --version | grep -q 'version 14\.'; then
-    formatter=$candidate
-    break
-  fi
-done
+source scripts/find_llvm_tool.sh
+formatter=$(find_llvm_tool clang-format)
 if [[ -z $formatter ]]; then
   echo "format not checked: no clang-format 14; install clang-format-14"
   exit 0

@@ -7,13 +7,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build/${1:-release}
-tidy=
-for candidate in clang-tidy-14 clang-tidy; do
-  if command -v "$candidate" >/dev/null && "$candidate" --version | grep -q 'version 14\.'; then
-    tidy=$candidate
-    break
-  fi
-done
+source scripts/find_llvm_tool.sh
+tidy=$(find_llvm_tool clang-tidy)
 if [[ -z $tidy ]]; then
   echo "tidy not checked: no clang-tidy 14; install clang-tidy-14"
   exit 0

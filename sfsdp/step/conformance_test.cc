@@ -96,29 +96,12 @@ Counts run_and_count(const std::shared_ptr<Program>& program, int64_t micro_batc
   return counts;
 }
 
-struct Trained {
-  std::vector<StepResult> results;
-  std::map<std::string, at::Tensor> state;
-};
+using testing::Trained;
 
-// Five steps on every rank, `before_step` called before each; what rank 0 saw.
 Trained train(const std::shared_ptr<Program>& program, const std::function<void(Step&, int rank)>& prepare = {}) {
-  const auto ranks = static_cast<int>(program->strategy().mesh.world_size());
-  const int64_t rows = kRows / ranks;
-  Trained trained;
-  testing::run_ranks(ranks, [&](comm::CommWorld& world) {
-    Step step(program, &world);
-    if (prepare) prepare(step, world.rank());
-    for (int64_t k = 0; k < 5; ++k) {
-      const StepResult result = step(ids(k, world.rank() * rows, rows));
-      if (world.rank() == 0) trained.results.push_back(result);
-    }
-    for (const StoredTensor& t : program->tensors()) {
-      at::Tensor whole = step.gather(t.name);
-      if (world.rank() == 0) trained.state[t.name] = whole;
-    }
-  });
-  return trained;
+  const int64_t rows = kRows / program->strategy().mesh.world_size();
+  const auto batches = [&](int64_t step, int64_t rank) { return std::vector<Batch>{ids(step, rank * rows, rows)}; };
+  return testing::train_on_ranks(program, 5, batches, prepare);
 }
 
 TEST_CASE("flat shards cover each parameter and its moments once") {

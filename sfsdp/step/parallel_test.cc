@@ -73,10 +73,7 @@ Reference eager_reference(Make make, int64_t steps) {
   Step one = compile(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch),
                      data_parallel(init_device_mesh({{"dp_shard", 1}})));
   auto eager = make();
-  {
-    at::NoGradGuard no_grad;
-    for (auto& p : eager->named_parameters()) p.value().copy_(one.gather(p.key()));
-  }
+  testing::copy_weights(one, *eager);
   testing::EagerTrainer trainer(eager.ptr(), kAdamW, 1.0);
   Reference reference;
   for (int64_t k = 0; k < steps; ++k) {
@@ -189,23 +186,11 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
     CompileOptions compile_options;
     compile_options.max_norm = 1.0;
     compile_options.pipeline = std::move(pipeline);
-    const auto ranks = static_cast<int>(mesh.world_size());
-    const int64_t rows = kGlobalBatch / ranks;
+    const int64_t rows = kGlobalBatch / mesh.world_size();
     auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
                                    data_parallel(mesh, std::move(options)), compile_options);
-    std::pair<std::vector<StepResult>, std::map<std::string, at::Tensor>> out;
-    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
-      Step step(program, &world);
-      for (int64_t k = 0; k < 4; ++k) {
-        const StepResult result = step(tokens(k, world.rank() * rows, rows));
-        if (world.rank() == 0) out.first.push_back(result);
-      }
-      for (const StoredTensor& t : program->tensors()) {
-        at::Tensor whole = step.gather(t.name);
-        if (world.rank() == 0) out.second[t.name] = whole;
-      }
-    });
-    return out;
+    return testing::train_on_ranks(
+        program, 4, [&](int64_t step, int64_t rank) { return std::vector<Batch>{tokens(step, rank * rows, rows)}; });
   };
   for (const auto& [mesh, mode] :
        {std::pair(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard),
@@ -225,13 +210,13 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
               passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
               passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false}}) {
           const auto reordered = run(mesh, options, pipeline);
-          for (size_t k = 0; k < plain.first.size(); ++k) {
-            CHECK(reordered.first[k].loss == plain.first[k].loss);
-            CHECK(reordered.first[k].grad_norm == plain.first[k].grad_norm);
+          for (size_t k = 0; k < plain.results.size(); ++k) {
+            CHECK(reordered.results[k].loss == plain.results[k].loss);
+            CHECK(reordered.results[k].grad_norm == plain.results[k].grad_norm);
           }
-          for (const auto& [name, value] : plain.second) {
+          for (const auto& [name, value] : plain.state) {
             CAPTURE(name);
-            CHECK(at::equal(reordered.second.at(name), value));
+            CHECK(at::equal(reordered.state.at(name), value));
           }
         }
       }
@@ -271,14 +256,7 @@ void expect_batch_norm_of_ddp(DeviceMesh mesh, DataParallelMode mode) {
   auto program = compile_program(meta_init([] { return ConvNet(); }), loss, kAdamW, images(0, 0, rows),
                                  data_parallel(mesh, {.mode = mode}), compile_options);
   std::vector<ConvNet> replicas(ranks);
-  std::map<std::string, at::Tensor> initial;
-  testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
-    Step step(program, &world);
-    for (const StoredTensor& t : program->tensors()) {
-      at::Tensor whole = step.gather(t.name);
-      if (world.rank() == 0) initial[t.name] = whole;
-    }
-  });
+  const auto initial = testing::train_on_ranks(program, 0, {}).state;
   {
     at::NoGradGuard no_grad;
     for (auto& p : replicas[0]->named_parameters()) p.value().copy_(initial.at(p.key()));
@@ -370,15 +348,7 @@ TEST_CASE("every mesh starts from bit-identical weights") {
   const auto weights = [](DeviceMesh mesh, DataParallelMode mode) {
     models::Llama3 model = meta_init(make_llama);
     auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, {.mode = mode}));
-    std::map<std::string, at::Tensor> values;
-    testing::run_ranks(static_cast<int>(mesh.world_size()), [&](comm::CommWorld& world) {
-      Step step(program, &world);
-      for (const StoredTensor& t : program->tensors()) {
-        at::Tensor whole = step.gather(t.name);
-        if (world.rank() == 0) values[t.name] = whole;
-      }
-    });
-    return values;
+    return testing::train_on_ranks(program, 0, {}).state;
   };
   const auto one = weights(init_device_mesh({{"dp_shard", 1}}), DataParallelMode::FullyShard);
   CHECK(one.at("layers.0.attention.wq.weight").abs().max().item<float>() > 0.01f);

@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/run_ranks.h"
 
 namespace sfsdp {
@@ -52,44 +53,29 @@ Net meta_net(double dropout = 0.0) {
   return meta_init([=] { return Net(dropout); });
 }
 
-// Losses of some steps over a global batch of 12, and every tensor at the end.
-struct Run {
-  std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> state;
-};
+using testing::Trained;
 
+// Four steps over a global batch of 12.
 template <class Loss>
-Run train(Net model, Loss loss, Optimizer optimizer, int64_t world, int64_t micro_batches, double max_norm = 0.5) {
+Trained train(Net model, Loss loss, Optimizer optimizer, int64_t world, int64_t micro_batches, double max_norm = 0.5) {
   CompileOptions options;
   options.micro_batches = micro_batches;
   options.max_norm = max_norm;
   options.seed = 7;
   const int64_t rows = 12 / world / micro_batches;
   auto program = compile_program(model, loss, optimizer, rows_of(0, 0, rows), shards(world), options);
-  Run run;
-  testing::run_ranks(static_cast<int>(world), [&](comm::CommWorld& comm) {
-    Step step(program, &comm);
-    for (int64_t k = 0; k < 4; ++k) {
-      std::vector<Batch> batches;
-      for (int64_t m = 0; m < micro_batches; ++m) batches.push_back(rows_of(k, (m * world + comm.rank()) * rows, rows));
-      const StepResult result = step(batches);
-      if (comm.rank() != 0) continue;
-      run.losses.push_back(result.loss);
-      run.norms.push_back(result.grad_norm);
-    }
-    for (const StoredTensor& t : program->tensors()) {
-      at::Tensor whole = step.gather(t.name);
-      if (comm.rank() == 0) run.state[t.name] = whole;
-    }
+  return testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) {
+    std::vector<Batch> batches;
+    for (int64_t m = 0; m < micro_batches; ++m) batches.push_back(rows_of(step, (m * world + rank) * rows, rows));
+    return batches;
   });
-  return run;
 }
 
-void check_equal(const Run& got, const Run& expected) {
-  for (size_t k = 0; k < expected.losses.size(); ++k) {
+void check_equal(const Trained& got, const Trained& expected) {
+  for (size_t k = 0; k < expected.results.size(); ++k) {
     CAPTURE(k);
-    CHECK(got.losses[k] == doctest::Approx(expected.losses[k]).epsilon(1e-6));
-    CHECK(got.norms[k] == doctest::Approx(expected.norms[k]).epsilon(1e-5));
+    CHECK(got.results[k].loss == doctest::Approx(expected.results[k].loss).epsilon(1e-6));
+    CHECK(got.results[k].grad_norm == doctest::Approx(expected.results[k].grad_norm).epsilon(1e-5));
   }
   for (const auto& [name, value] : expected.state) {
     CAPTURE(name);
@@ -98,9 +84,9 @@ void check_equal(const Run& got, const Run& expected) {
 }
 
 TEST_CASE("dropout falls on the same elements whatever the mesh and the micro-batches") {
-  const Run one = train(meta_net(0.4), mean_loss, AdamW{}, 1, 1);
-  const Run without = train(meta_net(0.0), mean_loss, AdamW{}, 1, 1);
-  CHECK(std::abs(one.losses[0] - without.losses[0]) > 1e-4);
+  const Trained one = train(meta_net(0.4), mean_loss, AdamW{}, 1, 1);
+  const Trained without = train(meta_net(0.0), mean_loss, AdamW{}, 1, 1);
+  CHECK(std::abs(one.results[0].loss - without.results[0].loss) > 1e-4);
   check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 2, 1), one);
   check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 4, 1), one);
   check_equal(train(meta_net(0.4), mean_loss, AdamW{}, 1, 3), one);
@@ -112,7 +98,7 @@ TEST_CASE("noise of a forward is the same on every mesh; ops that draw in call o
     const at::Tensor noise = at::randn({b[0].size(0), 6}) + at::rand_like(b[0]) + at::bernoulli(at::sigmoid(b[0]));
     return at::cross_entropy_loss(m->forward(b[0] + 0.1 * noise), b[1]);
   };
-  const Run one = train(meta_net(), noisy, AdamW{}, 1, 1);
+  const Trained one = train(meta_net(), noisy, AdamW{}, 1, 1);
   check_equal(train(meta_net(), noisy, AdamW{}, 3, 2), one);
   const auto shuffled = [](Net& m, const Batch& b) {
     return mean_loss(m, {b[0].index_select(1, at::randperm(6)), b[1]});
@@ -121,14 +107,14 @@ TEST_CASE("noise of a forward is the same on every mesh; ops that draw in call o
 }
 
 TEST_CASE("a (sum, count) loss is divided by the global count") {
-  const Run one = train(meta_net(), counted_loss, AdamW{}, 1, 1);
+  const Trained one = train(meta_net(), counted_loss, AdamW{}, 1, 1);
   {  // by hand: the loss of the first step is the mean over what counts
     Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1), nullptr, {.seed = 7});
     Net eager;
+    testing::copy_weights(step, *eager);
     at::NoGradGuard no_grad;
-    for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
     const auto [sum, count] = counted_loss(eager, rows_of(0, 0, 12));
-    CHECK(one.losses[0] == doctest::Approx((sum / count).item<double>()).epsilon(1e-6));
+    CHECK(one.results[0].loss == doctest::Approx((sum / count).item<double>()).epsilon(1e-6));
   }
   check_equal(train(meta_net(), counted_loss, AdamW{}, 2, 1), one);
   check_equal(train(meta_net(), counted_loss, AdamW{}, 4, 1), one);
@@ -161,14 +147,11 @@ TEST_CASE("a parameter whose gradient is all zero is updated like any other: dec
 
 TEST_CASE("SGD with momentum equals torch::optim's rule, and shards") {
   const SGD sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01};
-  const Run one = train(meta_net(), mean_loss, sgd, 1, 1, 0);
+  const Trained one = train(meta_net(), mean_loss, sgd, 1, 1, 0);
   Step step = compile(meta_net(), mean_loss, sgd, rows_of(0, 0, 12), shards(1), nullptr, {.seed = 7});
   Net eager;
   std::map<std::string, at::Tensor> momentum;
-  {
-    at::NoGradGuard no_grad;
-    for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
-  }
+  testing::copy_weights(step, *eager);
   for (int64_t k = 0; k < 4; ++k) {
     eager->zero_grad();
     mean_loss(eager, rows_of(k, 0, 12)).backward();
@@ -194,10 +177,7 @@ TEST_CASE("eval is the loss without dropout, gradients or update, over the weigh
     const Batch mine = rows_of(3, world.rank() * 6, 6);
     for (int64_t k = 0; k < 2; ++k) {
       Net eager;
-      {
-        at::NoGradGuard no_grad;
-        for (auto& p : eager->named_parameters()) p.value().copy_(step.gather(p.key()));
-      }
+      testing::copy_weights(step, *eager);
       eager->eval();
       const double expected = mean_loss(eager, rows_of(3, 0, 12)).item<double>();
       const auto before = step.gather("up.weight");

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <set>
 
+#include "sfsdp/testing/run_ranks.h"
+
 namespace sfsdp::testing {
 
 EagerTrainer::EagerTrainer(std::shared_ptr<torch::nn::Module> module, AdamW optimizer, double max_norm)
@@ -59,6 +61,34 @@ std::map<std::string, at::Tensor> EagerTrainer::state() const {
   for (const auto& [name, p] : parameters_) values[name] = p.detach();
   for (const auto& b : module_->named_buffers()) values[b.key()] = b.value();
   return values;
+}
+
+void copy_weights(Step& step, torch::nn::Module& eager) {
+  at::NoGradGuard no_grad;
+  for (auto& p : eager.named_parameters()) p.value().copy_(step.gather(p.key()));
+}
+
+std::map<std::string, at::Tensor> gather_all(Step& step) {
+  std::map<std::string, at::Tensor> values;
+  for (const StoredTensor& t : step.program().tensors()) values[t.name] = step.gather(t.name);
+  return values;
+}
+
+Trained train_on_ranks(const std::shared_ptr<Program>& program, int64_t steps,
+                       const std::function<std::vector<Batch>(int64_t step, int64_t rank)>& batches,
+                       const std::function<void(Step&, int rank)>& prepare) {
+  Trained trained;
+  run_ranks(static_cast<int>(program->strategy().mesh.world_size()), [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    if (prepare) prepare(step, world.rank());
+    for (int64_t k = 0; k < steps; ++k) {
+      const StepResult result = step(batches(k, world.rank()));
+      if (world.rank() == 0) trained.results.push_back(result);
+    }
+    auto state = gather_all(step);
+    if (world.rank() == 0) trained.state = std::move(state);
+  });
+  return trained;
 }
 
 }  // namespace sfsdp::testing

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Plain eager LibTorch training with this project's conventions: what captured steps are compared with.
+// Plain eager LibTorch training with this project's conventions, and captured training on several ranks: what is
+// compared with what.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -32,5 +33,22 @@ class EagerTrainer {
   std::map<std::string, at::Tensor> moments_;
   at::Tensor count_;
 };
+
+// Gives the parameters of a real module the step's values. Collective.
+void copy_weights(Step& step, torch::nn::Module& eager);
+
+// Every parameter and moment of the step, whole, by name. Collective.
+std::map<std::string, at::Tensor> gather_all(Step& step);
+
+// What rank 0 saw of some steps on all ranks of the program's mesh.
+struct Trained {
+  std::vector<StepResult> results;
+  std::map<std::string, at::Tensor> state;  // at the end
+};
+//   batches: of a step and a rank, its micro-batches
+//   prepare: called on each rank before the first step
+Trained train_on_ranks(const std::shared_ptr<Program>& program, int64_t steps,
+                       const std::function<std::vector<Batch>(int64_t step, int64_t rank)>& batches,
+                       const std::function<void(Step&, int rank)>& prepare = {});
 
 }  // namespace sfsdp::testing
