@@ -11,6 +11,6 @@ fi
 mode=(--dry-run -Werror)
 [[ ${1:-} == --fix ]] && mode=(-i)
 folders=()
-for folder in sfsdp tests examples; do [[ -d $folder ]] && folders+=("$folder"); done
+for folder in sfsdp tests examples benchmarks; do [[ -d $folder ]] && folders+=("$folder"); done
 find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.cpp' \) -print0 |
   xargs -0 -r -n 20 -P "$(nproc)" "$formatter" "${mode[@]}" --style=file
