@@ -14,6 +14,7 @@
 #include "sfsdp/ir/insertions.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/passes/param_flow.h"
 #include "sfsdp/passes/param_reads.h"
 
 namespace sfsdp::passes {
@@ -21,135 +22,10 @@ namespace {
 
 using ir::Attr, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
 
-// One use region of a parameter: the value that its readers read, and the ops that make it out of what is stored.
-struct Use {
-  Section section = Section::Fwd;
-  Value* value = nullptr;
-  std::vector<Op*> chain;  // cast, all_gather, narrow; empty: the stored value is read as it is
-  std::vector<Op*> readers;
-};
-
-// The way of a gradient from its producer to the update, in order: casts and pad before the collective, then what
-// follows; `gradient` and `scale` are not in it.
-struct GradientPath {
-  Value* raw = nullptr;
-  std::vector<Op*> ops;
-  Op* gradient = nullptr;
-  Op* scale = nullptr;
-};
-
-struct Member {
-  Op* param = nullptr;
-  std::string name, unit;
-  Type whole;  // the parameter as readers see it
-  std::vector<Use> uses;
-  std::optional<GradientPath> path;
-  Op* update = nullptr;
-  std::vector<Op*> moments;  // state ops of the update, in operand order
-};
-
-class Reader {
- public:
-  explicit Reader(const Graph& graph) : uses_(graph.uses()) {
-    for (const auto& op : graph.ops()) {
-      position_.emplace(op.get(), position_.size());
-      if (op->is("gradient")) gradients_.emplace(op->attr<std::string>("param"), op.get());
-    }
-  }
-
-  size_t position(const Op* op) const { return position_.at(op); }
-
-  Member read(Op* param) const {
-    Member m;
-    m.param = param;
-    m.name = param->attr<std::string>("name");
-    m.whole = param->result()->type();
-    if (param->has_attr("rows")) m.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), {}, false};
-    for (Op* reader : readers(param->result())) {
-      if (is_update(*reader)) {
-        m.update = reader;
-      } else if (reader->is("all_gather") || reader->is("cast")) {
-        m.uses.push_back(follow(reader));
-      } else {
-        add_plain_use(m, reader);
-      }
-    }
-    for (const Use& use : m.uses) m.whole = use.value->type();
-    if (const auto found = gradients_.find(m.name); found != gradients_.end()) m.path = path_to(found->second);
-    if (m.update)
-      for (const size_t i : {1, 2})
-        if (Value* v = m.update->operands[i]; v && v->producer()->is("state") && is_moment(*m.update, i))
-          m.moments.push_back(v->producer());
-    return m;
-  }
-
- private:
-  static bool is_update(const Op& op) { return op.is("adamw") || op.is("sgd"); }
-  static bool is_moment(const Op& update, size_t operand) { return update.is("adamw") || operand == 1; }
-
-  const std::vector<Op*>& readers(const Value* value) const {
-    static const std::vector<Op*> none;
-    const auto found = uses_.find(value);
-    return found == uses_.end() ? none : found->second;
-  }
-
-  // From the first op of a materialisation to the value that is read.
-  Use follow(Op* op) const {
-    Use use;
-    use.section = op->section;
-    while (true) {
-      use.chain.push_back(op);
-      use.value = op->result();
-      const auto& next = readers(use.value);
-      if (next.size() != 1) break;
-      const bool more =
-          (op->is("cast") && next[0]->is("all_gather")) || (op->is("all_gather") && next[0]->is("narrow"));
-      if (!more) break;
-      op = next[0];
-    }
-    use.readers = readers(use.value);
-    return use;
-  }
-
-  void add_plain_use(Member& m, Op* reader) const {
-    for (Use& use : m.uses)
-      if (use.chain.empty() && use.section == reader->section) {
-        use.readers.push_back(reader);
-        return;
-      }
-    Use use;
-    use.section = reader->section;
-    use.value = m.param->result();
-    use.readers = {reader};
-    m.uses.push_back(use);
-  }
-
-  GradientPath path_to(Op* gradient) const {
-    GradientPath path;
-    path.gradient = gradient;
-    path.raw = gradient->operands[0];
-    while (true) {
-      Op* op = path.raw->producer();
-      const bool ours =
-          op->is("cast") || op->is("pad") || op->is("reduce_scatter") || op->is("accumulate") || op->is("all_reduce");
-      if (!ours || readers(op->result()).size() != 1) break;
-      path.ops.insert(path.ops.begin(), op);
-      path.raw = op->operands[0];
-    }
-    for (Op* reader : readers(gradient->result()))
-      if (reader->is("scale")) path.scale = reader;
-    return path;
-  }
-
-  std::map<const Value*, std::vector<Op*>> uses_;
-  std::unordered_map<const Op*, size_t> position_;
-  std::map<std::string, Op*> gradients_;
-};
-
 bool is_packed(const Op& op) { return op.is("cast") || op.is("pad"); }
 
-// Members of equal keys have the same collectives and the same update.
-std::string key_of(const Member& m) {
+// Parameters of equal keys have the same collectives and the same update.
+std::string key_of(const ParamFlow& m) {
   std::ostringstream key;
   const Type& stored = m.param->result()->type();
   key << m.unit << '|' << ir::to_string(stored.dtype) << '|' << ir::to_string(m.whole.dtype) << '|'
@@ -171,7 +47,7 @@ std::string key_of(const Member& m) {
 
 struct Bucket {
   std::string name;
-  std::vector<Member> members;
+  std::vector<ParamFlow> members;
   std::vector<int64_t> offsets;
   int64_t whole = 0, shard = 0;  // elements
   Value* stored = nullptr;
@@ -179,7 +55,7 @@ struct Bucket {
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const Reader& reader, std::vector<Op*> order)
+  Rewriter(Graph& graph, const ParamReader& reader, std::vector<Op*> order)
       : graph_(graph), reader_(reader), order_(std::move(order)), insertions_(graph) {}
 
   void rewrite(Bucket& b) {
@@ -187,7 +63,7 @@ class Rewriter {
     for (const Section section : {Section::Fwd, Section::Loss, Section::Bwd}) materialise(b, section);
     Value* gradient = reduce(b);
     if (b.members[0].update) update(b, gradient);
-    for (Member& m : b.members) erased_.push_back(m.param);
+    for (ParamFlow& m : b.members) erased_.push_back(m.param);
   }
 
   void finish() {
@@ -225,7 +101,7 @@ class Rewriter {
     Op* op = add("param", {}, {{b.name, type}}, b.members[0].param, *like);
     std::vector<std::string> names;
     std::vector<int64_t> numels;
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       names.push_back(m.name);
       numels.push_back(m.whole.numel());
     }
@@ -238,9 +114,9 @@ class Rewriter {
   // One gather where the first member of the region was gathered; each member a view of it.
   void materialise(Bucket& b, Section section) {
     std::vector<Op*> starts;
-    const Use* like = nullptr;
-    for (Member& m : b.members)
-      for (Use& use : m.uses)
+    const ParamUse* like = nullptr;
+    for (ParamFlow& m : b.members)
+      for (ParamUse& use : m.uses)
         if (use.section == section) {
           starts.push_back(use.chain.empty() ? first_of(use.readers) : use.chain[0]);
           if (!like || use.chain.size() > like->chain.size()) like = &use;
@@ -259,7 +135,7 @@ class Rewriter {
       flat = made->result();
     }
     for (size_t i = 0; i < b.members.size(); ++i)
-      for (Use& use : b.members[i].uses) {
+      for (ParamUse& use : b.members[i].uses) {
         if (use.section != section) continue;
         Op* const at = use.chain.empty() ? first_of(use.readers) : use.chain[0];
         Op* part = add("view", {flat}, {{b.members[i].name + ".part", use.value->type()}}, at, *at);
@@ -282,7 +158,7 @@ class Rewriter {
     const Op* last = nullptr;
     size_t packed = 0;  // ops of the representative path before the collective
     const GradientPath& like = *b.members[0].path;
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       Value* value = m.path->raw;
       std::vector<Op*> ops = m.path->ops;
       size_t i = 0;
@@ -318,7 +194,7 @@ class Rewriter {
     }
     Op* flat = add("gradient", {value}, {{b.name + ".grad", value->type()}}, head, *head);
     flat->attrs = {{"param", b.name}};
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       flat_gradient_of[m.path->gradient->result()] = flat->result();
       erased_.push_back(m.path->gradient);
     }
@@ -328,7 +204,7 @@ class Rewriter {
 
   void update(Bucket& b, Value* gradient) {
     std::vector<Op*> updates, scales;
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       updates.push_back(m.update);
       if (m.path->scale) scales.push_back(m.path->scale);
     }
@@ -357,7 +233,7 @@ class Rewriter {
     Op* made = add(like.opcode, operands, results, first_of(updates), like);
     made->attrs = like.attrs;
     for (size_t k = 0; k < current.size(); ++k) new_carries_.push_back({current[k], made->result(static_cast<int>(k))});
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       erased_.push_back(m.update);
       dead_carries_.push_back(m.param->result());
       if (m.path->scale) erased_.push_back(m.path->scale);
@@ -401,7 +277,7 @@ class Rewriter {
   }
 
   Graph& graph_;
-  const Reader& reader_;
+  const ParamReader& reader_;
   std::vector<Op*> order_;
   ir::Insertions insertions_;
   std::string unit_;
@@ -411,7 +287,7 @@ class Rewriter {
   std::vector<ir::Carry> new_carries_;
 };
 
-std::vector<Bucket> form_buckets(const Graph& graph, const Reader& reader, const BucketOptions& options) {
+std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, const BucketOptions& options) {
   int64_t ranks = 1;
   for (const ir::MeshAxis& axis : graph.mesh)
     if (axis.name == "dp_shard") ranks = axis.size;
@@ -420,7 +296,7 @@ std::vector<Bucket> form_buckets(const Graph& graph, const Reader& reader, const
   std::map<std::string, int> in_unit;
   for (const auto& op : graph.ops()) {
     if (!op->is("param") || op->has_attr("members")) continue;
-    Member m = reader.read(op.get());
+    ParamFlow m = reader.read(op.get());
     SFSDP_CHECK(op->has_attr("unit"), "param ", m.name, " has no unit; run wrap first");
     m.unit = op->attr<std::string>("unit");
     const auto [place, fresh] = by_key.emplace(key_of(m), buckets.size());
@@ -431,12 +307,12 @@ std::vector<Bucket> form_buckets(const Graph& graph, const Reader& reader, const
     buckets[place->second].members.push_back(std::move(m));
   }
   for (Bucket& b : buckets) {
-    const Member& first = b.members[0];
+    const ParamFlow& first = b.members[0];
     const int64_t smallest =
         std::min(ir::size_in_bytes(first.param->result()->type().dtype), ir::size_in_bytes(first.whole.dtype));
     const int64_t alignment = std::max<int64_t>(options.alignment / smallest, 1);
     int64_t end = 0;
-    for (const Member& m : b.members) {
+    for (const ParamFlow& m : b.members) {
       b.offsets.push_back(end);
       end = round_up(end + m.whole.numel(), alignment);
     }
@@ -447,7 +323,7 @@ std::vector<Bucket> form_buckets(const Graph& graph, const Reader& reader, const
   return buckets;
 }
 
-std::vector<Bucket> buckets_of_layout(const Graph& graph, const Reader& reader, const StorageLayout& layout) {
+std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& reader, const StorageLayout& layout) {
   std::map<std::string, Op*> params;
   for (const auto& op : graph.ops())
     if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
@@ -462,14 +338,14 @@ std::vector<Bucket> buckets_of_layout(const Graph& graph, const Reader& reader, 
     for (size_t i = 0; i < row.members.size(); ++i) {
       const auto found = params.find(row.members[i]);
       SFSDP_CHECK(found != params.end(), "the layout has parameter ", row.members[i], ", the graph has not");
-      Member m = reader.read(found->second);
+      ParamFlow m = reader.read(found->second);
       m.unit = row.name.substr(0, row.name.rfind('.'));
       SFSDP_CHECK(m.whole.numel() == row.numels[i], m.name, " has ", m.whole.numel(), " elements, ", row.numels[i],
                   " in the layout");
       b.members.push_back(std::move(m));
     }
     members += row.members.size();
-    for (const Member& m : b.members)
+    for (const ParamFlow& m : b.members)
       if (m.path.has_value() != b.members[0].path.has_value())
         throw UserError(concat("parameter ", (m.path ? b.members[0] : m).name, " has no gradient for this batch, but ",
                                (m.path ? m : b.members[0]).name, ", stored with it, has one",
@@ -494,7 +370,7 @@ void check_bucketed(const Graph& graph) {
 }  // namespace
 
 bool bucket(Graph& graph, const BucketOptions& options, PassContext& ctx) {
-  const Reader reader(graph);
+  const ParamReader reader(graph);
   std::vector<Bucket> buckets =
       options.layout ? buckets_of_layout(graph, reader, *options.layout) : form_buckets(graph, reader, options);
   if (buckets.empty()) return false;
@@ -504,7 +380,7 @@ bool bucket(Graph& graph, const BucketOptions& options, PassContext& ctx) {
   for (Bucket& b : buckets) {
     rewriter.rewrite(b);
     ctx.metrics.add("params_merged", static_cast<int64_t>(b.members.size()));
-    for (const Member& m : b.members) ctx.metrics.add("elements", m.whole.numel());
+    for (const ParamFlow& m : b.members) ctx.metrics.add("elements", m.whole.numel());
     ctx.metrics.add("elements_of_padding", b.whole);
   }
   rewriter.finish();

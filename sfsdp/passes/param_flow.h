@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How one parameter goes through a step: where it is read, how its gradient comes back, what updates it.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::passes {
+
+// One use region of a parameter: the value that its readers read, and the ops that make it out of what is stored.
+struct ParamUse {
+  ir::Section section = ir::Section::Fwd;
+  ir::Value* value = nullptr;
+  std::vector<ir::Op*> chain;  // cast, all_gather, narrow; empty: the stored value is read as it is
+  std::vector<ir::Op*> readers;
+};
+
+// The way of a gradient from its producer to the update, in order: casts and pad before the collective, then what
+// follows; `gradient` and `scale` are not in it.
+struct GradientPath {
+  ir::Value* raw = nullptr;
+  std::vector<ir::Op*> ops;
+  ir::Op* gradient = nullptr;
+  ir::Op* scale = nullptr;
+};
+
+struct ParamFlow {
+  ir::Op* param = nullptr;
+  std::string name, unit;
+  ir::Type whole;  // the parameter as readers see it
+  std::vector<ParamUse> uses;
+  std::optional<GradientPath> path;
+  ir::Op* update = nullptr;
+  std::vector<ir::Op*> moments;  // state ops of the update, in operand order
+};
+
+// Reads flows off a graph as data parallelism and the optimizer left it, before units are stored flat. The graph must
+// not change meanwhile.
+class ParamReader {
+ public:
+  explicit ParamReader(const ir::Graph& graph);
+  ParamFlow read(ir::Op* param) const;
+  size_t position(const ir::Op* op) const { return position_.at(op); }
+
+ private:
+  const std::vector<ir::Op*>& readers(const ir::Value* value) const;
+  ParamUse follow(ir::Op* op) const;
+  void add_plain_use(ParamFlow& flow, ir::Op* reader) const;
+  GradientPath path_to(ir::Op* gradient) const;
+
+  std::map<const ir::Value*, std::vector<ir::Op*>> uses_;
+  std::unordered_map<const ir::Op*, size_t> position_;
+  std::map<std::string, ir::Op*> gradients_;
+};
+
+}  // namespace sfsdp::passes
