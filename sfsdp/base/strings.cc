@@ -96,6 +96,22 @@ std::string with_commas(double value, int decimals) {
   return text;
 }
 
+std::string json_quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {  // JSON allows 0x7f as it is, TOML does not
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04x", static_cast<unsigned>(byte));
+      quoted += escape;
+      continue;
+    }
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
 int64_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<int64_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);

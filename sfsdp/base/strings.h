@@ -26,6 +26,10 @@ std::string shortest(double value);
 std::string with_commas(int64_t value);
 std::string with_commas(double value, int decimals);
 
+// In double quotes as JSON writes a string; TOML reads it too. Escapes quotes, backslashes and control characters; all
+// else passes through, so the result is UTF-8 where `text` is.
+std::string json_quoted(std::string_view text);
+
 // Levenshtein: insertions, deletions and replacements that turn a into b.
 int64_t edit_distance(std::string_view a, std::string_view b);
 // The candidate closest to `name`, the first of equals; "" when there is none at all.

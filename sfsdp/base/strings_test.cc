@@ -47,6 +47,14 @@ TEST_CASE("commas part groups of three, before the point only") {
   CHECK(with_commas(-std::numeric_limits<double>::quiet_NaN(), 2) == "nan");
 }
 
+TEST_CASE("a JSON string escapes what JSON must, and passes the rest through") {
+  CHECK(json_quoted("") == R"("")");
+  CHECK(json_quoted(R"(a "b" \c)") == R"("a \"b\" \\c")");
+  CHECK(json_quoted("line\n\ttab\x01\x7f") == R"("line\u000a\u0009tab\u0001\u007f")");
+  CHECK(json_quoted(std::string_view("a\0b", 3)) == R"("a\u0000b")");
+  CHECK(json_quoted("λ·µ") == "\"λ·µ\"");
+}
+
 TEST_CASE("edit distance counts insertions, deletions and replacements") {
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("abc", "abc") == 0);

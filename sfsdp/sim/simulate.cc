@@ -116,6 +116,7 @@ class Simulator {
     for (size_t r = 0; r < compute.size(); ++r) out_.step_seconds = std::max({out_.step_seconds, compute[r], lane[r]});
     for (const auto& op : graph_.ops())
       out_.flops += cost::flops_of(*op) * static_cast<double>(repeats(op->section) ? options_.micro_batches : 1);
+    out_.kernels = std::move(kernels_);
     return std::move(out_);
   }
 
@@ -176,15 +177,6 @@ class Simulator {
   Simulation out_;
 };
 
-std::string json_text(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
 }  // namespace
 
 double Simulation::exposed() const {
@@ -206,8 +198,8 @@ std::string chrome_trace(const Simulation& simulation) {
     const std::string name =
         e.op->results().empty() ? e.op->opcode : concat(e.op->opcode, " %", e.op->result()->name());
     row(concat(R"({"ph":"X","pid":0,"tid":)", static_cast<int>(e.lane), ",\"ts\":", e.begin * 1e6,
-               ",\"dur\":", (e.end - e.begin) * 1e6, ",\"name\":", json_text(name), ",\"cat\":\"",
-               ir::to_string(e.op->section), "\",\"args\":{\"module\":", json_text(e.op->module_path), "}}"));
+               ",\"dur\":", (e.end - e.begin) * 1e6, ",\"name\":", json_quoted(name), ",\"cat\":\"",
+               ir::to_string(e.op->section), "\",\"args\":{\"module\":", json_quoted(e.op->module_path), "}}"));
   }
   return text + "\n]}\n";
 }

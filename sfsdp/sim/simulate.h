@@ -42,6 +42,7 @@ struct Simulation {
   std::map<std::string, double> communicated_bytes;
   double flops = 0;           // of rank 0, counted in the graph: recomputation included
   std::vector<Event> events;  // of rank 0, by begin within a lane
+  cost::KernelTable kernels;  // what runs as one
   double exposed() const;
 };
 

@@ -5,6 +5,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/collective_cost.h"
+#include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::sim {
@@ -68,6 +69,29 @@ TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter wait
   CHECK(jittered > alike);
   CHECK(jittered < alike + 0.5 * 256);
   CHECK(simulate(graph, unit_machine(), {.jitter = 1e-12}).step_seconds == doctest::Approx(alike));
+}
+
+TEST_CASE("registers hold what one kernel alone makes and reads") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=1] view local
+  %x = input name=x : f32[4, 4]
+fwd:
+  %a = aten.neg %x : f32[4, 4]
+  %b = aten.exp %a : f32[4, 4]
+  %c = aten.neg %b : f32[4, 4]
+  %d = aten.mm %b, %c : f32[4, 4]
+  return %d
+)");
+  const auto inside = [&](cost::Execution execution) {
+    std::string names;
+    const auto values =
+        cost::values_in_registers(graph, simulate(graph, unit_machine(), {.execution = execution}).kernels);
+    for (const auto& op : graph.ops())
+      if (values.contains(op->result())) names += op->result()->name();
+    return names;
+  };
+  CHECK(inside(cost::Execution::Fused) == "a");  // the product reads b and c
+  CHECK(inside(cost::Execution::Eager) == "");
 }
 
 TEST_CASE("simulate: a fused chain reads and writes what crosses its border") {

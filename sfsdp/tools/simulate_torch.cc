@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <fstream>
 #include <ostream>
-#include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/registers.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/request.h"
@@ -25,23 +25,6 @@ std::string fixed(double value, int digits) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;
-}
-
-// Values that a fused kernel makes and reads itself.
-std::function<bool(const ir::Value*)> in_registers(const ir::Graph& graph, const cost::KernelTable& kernels) {
-  auto kernel_of_op = std::make_shared<std::unordered_map<const ir::Op*, int>>();
-  for (size_t i = 0; i < graph.ops().size(); ++i) (*kernel_of_op)[graph.ops()[i].get()] = kernels.kernel_of[i];
-  auto uses = std::make_shared<std::map<const ir::Value*, std::vector<ir::Op*>>>(graph.uses());
-  auto outside = std::make_shared<std::map<const ir::Value*, bool>>();
-  for (const ir::Value* v : graph.outputs) (*outside)[v] = true;
-  for (const ir::Carry& c : graph.carries) (*outside)[c.next] = true;
-  return [=](const ir::Value* value) {
-    const int kernel = kernel_of_op->at(value->producer());
-    const auto readers = uses->find(value);
-    if (kernel < 0 || readers == uses->end() || outside->contains(value)) return false;
-    return std::ranges::all_of(readers->second,
-                               [&](const ir::Op* reader) { return kernel_of_op->at(reader) == kernel; });
-  };
 }
 
 struct Report {
@@ -132,8 +115,8 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
     Report report;
     report.simulation = sim::simulate(graph, machine, options);
     plan::MemoryOptions memory;
-    if (options.execution == cost::Execution::Fused)
-      memory.in_registers = in_registers(graph, cost::form_kernels(graph, machine, options.execution));
+    const auto in_registers = cost::values_in_registers(graph, report.simulation.kernels);
+    memory.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
     report.memory = plan::plan_memory(graph, memory);
     if (const std::string wrong = plan::check_memory_plan(report.memory); !wrong.empty()) throw InternalError(wrong);
     const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);

@@ -248,9 +248,9 @@ std::string to_toml(const JobConfig& config) {
       if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
       if constexpr (std::is_same_v<T, int64_t>) return std::to_string(value);
       if constexpr (std::is_same_v<T, double>) return shortest(value);
-      if constexpr (std::is_same_v<T, std::string>) return quoted(value);
+      if constexpr (std::is_same_v<T, std::string>) return json_quoted(value);
     };
-    text += concat(quoted(key), " = ", std::visit(print, arg), '\n');
+    text += concat(json_quoted(key), " = ", std::visit(print, arg), '\n');
   }
   return text;
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <type_traits>
 #include <utility>
 
@@ -169,11 +168,11 @@ std::string literal_of(const T& value) {
   if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
   if constexpr (std::is_same_v<T, int64_t>) return std::to_string(value);
   if constexpr (std::is_same_v<T, double>) return shortest(value);
-  if constexpr (std::is_same_v<T, std::string>) return quoted(value);
+  if constexpr (std::is_same_v<T, std::string>) return json_quoted(value);
   if constexpr (std::is_same_v<T, TomlTable>) return "a table";
   if constexpr (std::is_same_v<T, StringList>) {
     StringList parts;
-    for (const std::string& part : value) parts.push_back(quoted(part));
+    for (const std::string& part : value) parts.push_back(json_quoted(part));
     return concat('[', join(parts, ", "), ']');
   }
 }
@@ -287,21 +286,6 @@ std::string literal(const Field& field, const JobConfig& config) {
       return *pointer ? literal_of(**pointer) : "";
   };
   return std::visit(print, slot_of(field, config));
-}
-
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f) {
-      result += c;
-      continue;
-    }
-    char escape[8];
-    std::snprintf(escape, sizeof(escape), "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    result += escape;
-  }
-  return result + '"';
 }
 
 }  // namespace sfsdp::train

@@ -65,6 +65,5 @@ void assign_text(const Field& field, JobConfig& config, const std::string& text,
 
 // The value as TOML, e.g. "linear" in quotes; "" for an unset optional.
 std::string literal(const Field& field, const JobConfig& config);
-std::string quoted(const std::string& text);
 
 }  // namespace sfsdp::train

@@ -253,7 +253,7 @@ TEST_CASE("every key that is used changes the configuration") {
     std::string value = type == "INT" ? "3" : type == "FLOAT" ? "0.625" : "other";
     if (!field.rule.choices.empty()) {
       const std::string now = literal(field, JobConfig());
-      value = quoted(field.rule.choices.front()) == now ? field.rule.choices.back() : field.rule.choices.front();
+      value = json_quoted(field.rule.choices.front()) == now ? field.rule.choices.back() : field.rule.choices.front();
     }
     std::vector<std::string> flags{"--" + field.path()};
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
