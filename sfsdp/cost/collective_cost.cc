@@ -7,8 +7,8 @@
 
 namespace sfsdp::cost {
 
-double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine) {
-  if (group.size <= 1) return 0;
+CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine) {
+  if (group.size <= 1) return {};
   const int64_t in_node = std::clamp(machine.devices_per_node / group.stride, int64_t{1}, group.size);
   const int64_t nodes = (group.size + in_node - 1) / in_node;
   const auto n = static_cast<double>(group.size), k = static_cast<double>(nodes), g = static_cast<double>(in_node);
@@ -25,7 +25,11 @@ double collective_seconds(std::string_view kind, double bytes, GroupShape group,
   } else {
     SFSDP_CHECK(kind == "all_gather" || kind == "reduce_scatter" || kind == "broadcast", "collective ", kind);
   }
-  return latency + std::max(inside, outside);
+  return {latency, inside, outside};
+}
+
+double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine) {
+  return collective_cost(kind, bytes, group, machine).seconds();
 }
 
 }  // namespace sfsdp::cost

@@ -3,6 +3,7 @@
 // Source: the α–β model; NCCL src/graph/tuning.cc for what α is made of.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -16,8 +17,17 @@ struct GroupShape {
   int64_t stride = 1;
 };
 
-// Seconds for one collective whose whole tensor has `bytes`: what an all_gather results in, what a reduce_scatter or an
+// What a collective that has all links to itself spends, in seconds: its data passes the links inside the nodes and the
+// network between them at the same time.
+struct CollectiveCost {
+  double latency = 0, node = 0, network = 0;
+  double transfer() const { return std::max(node, network); }
+  double seconds() const { return latency + transfer(); }
+};
+
+// Of one collective whose whole tensor has `bytes`: what an all_gather results in, what a reduce_scatter or an
 // all_reduce begins with. `kind`: all_gather, reduce_scatter, all_reduce, broadcast. 0 for a group of one.
+CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 
 }  // namespace sfsdp::cost

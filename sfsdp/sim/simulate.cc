@@ -2,178 +2,287 @@
 #include "sfsdp/sim/simulate.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <deque>
+#include <numeric>
+#include <queue>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/cost/collective_cost.h"
-#include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/sim/links.h"
+#include "sfsdp/sim/program.h"
 
 namespace sfsdp::sim {
 namespace {
 
-using ir::Graph, ir::Op, ir::Section;
-
-// What the simulation does with one op, the same on every rank.
-struct Task {
-  enum Kind : uint8_t { Nothing, Kernel, Start, Wait, Blocking } kind = Nothing;
-  const Op* op = nullptr;
-  double seconds = 0;
-  int collective = -1;  // of Start, Wait and Blocking: index among the starts
-  std::string what;     // all_gather, …
-  int axes = -1;        // index of its axis list
+// One collective of one group of ranks.
+struct Turn {
+  size_t collective = 0;
+  size_t arrived = 0;
+  double ready = 0;  // when the last of its ranks came
+  double begin = 0, end = -1;
+  size_t left = 0;  // ranks that have yet to wait for it
 };
 
-double bytes_of(const Op& op) {
-  return static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
-}
+// One communicator of one group of ranks: its turns one behind the other. Those that every rank has waited for are gone.
+struct Group {
+  std::vector<size_t> ranks;
+  std::deque<Turn> turns;
+  int64_t first = 0;  // number of turns[0]
+  int64_t next = 0;   // the turn that is to begin, or is under way
+  bool under_way = false;
+  double free_at = 0;  // when the turn before `next` ended
+};
 
-// The ranks of a collective by their stride: those of the innermost axis it names.
-cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& axes) {
-  cost::GroupShape shape;
-  int64_t stride = 1;
-  bool inner = true;
-  for (size_t i = graph.mesh.size(); i-- > 0;) {  // inner axes first
-    const ir::MeshAxis& axis = graph.mesh[i];
-    if (std::ranges::find(axes, axis.name) != axes.end()) {
-      shape.size *= axis.size;
-      if (inner) shape.stride = stride;
-      inner = false;
-    }
-    stride *= axis.size;
-  }
-  return shape;
-}
+struct Rank {
+  double now = 0, slowness = 1;
+  size_t pass = 0, task = 0;   // where it stands
+  int64_t waits_for = -1;      // number of the turn; -1: for none
+  size_t waits_on = 0;         // its communicator
+  std::vector<size_t> groups;  // by communicator
+};
 
-bool repeats(Section section) { return section == Section::Fwd || section == Section::Loss || section == Section::Bwd; }
+// Two kinds of event: a turn's latency is over and its data begins to move; its data has arrived.
+struct Moment {
+  double at = 0;
+  uint64_t order = 0;  // of equal times the first that was planned
+  bool moves = false;
+  size_t communicator = 0, group = 0;  // of a turn that begins to move
+  Links::Finish finish;
+  bool operator>(const Moment& other) const { return std::tie(at, order) > std::tie(other.at, other.order); }
+};
 
 class Simulator {
  public:
-  Simulator(const Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
-      : graph_(graph),
-        options_(options),
-        mesh_(graph.mesh),
-        kernels_(cost::form_kernels(graph, machine, options.execution)) {
-    std::unordered_map<const Op*, int> starts;
-    std::vector<bool> begun(kernels_.kernels.size(), false);
-    for (size_t i = 0; i < graph.ops().size(); ++i) {
-      const Op& op = *graph.ops()[i];
-      Task task;
-      task.op = &op;
-      if (ir::is_collective(op)) {
-        task.kind = ir::is_start(op) ? Task::Start : Task::Blocking;
-        task.what = ir::collective_kind(op);
-        const auto axes = ir::axes_of(op).value_or(std::vector<std::string>{});
-        task.seconds = cost::collective_seconds(task.what, bytes_of(op), shape_of(graph, axes), machine);
-        task.axes = axes_index(axes);
-        task.collective = static_cast<int>(starts.size());
-        starts.emplace(&op, task.collective);
-      } else if (ir::is_wait(op)) {
-        const auto start = starts.find(op.operands[0]->producer());
-        if (start == starts.end()) continue;  // carried over from the step before
-        task.kind = Task::Wait;
-        task.what = ir::collective_kind(*op.operands[0]->producer());
-        task.collective = start->second;
-      } else if (const int k = kernels_.kernel_of[i]; k >= 0 && !begun[static_cast<size_t>(k)]) {
-        // A fused kernel runs where its first op stands.
-        begun[static_cast<size_t>(k)] = true;
-        task.kind = Task::Kernel;
-        task.seconds = kernels_.kernels[static_cast<size_t>(k)].seconds;
-      }
-      if (task.kind != Task::Nothing) tasks_.push_back(std::move(task));
+  Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
+      : options_(options),
+        program_(make_program(graph, machine, options.execution)),
+        ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
+                   ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
+                   : 1),
+        links_(ranks_.size()) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const auto words = philox4x32(options.seed, 0, r);
+      ranks_[r].slowness = 1 + options.jitter * static_cast<double>(words[0]) * 0x1p-32;
     }
-    collectives_ = starts.size();
+    out_.lanes = {"compute"};
+    for (const auto& axes : program_.communicators) {
+      out_.lanes.push_back(axes.empty() ? "one rank" : join(axes, ","));
+      add_groups(DeviceMesh(graph.mesh), axes);
+    }
+    passes_ = {Part::Head};
+    passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches), Part::Body);
+    passes_.push_back(Part::Tail);
+    for (const auto& op : graph.ops())
+      out_.flops +=
+          cost::flops_of(*op) * static_cast<double>(part_of(op->section) == Part::Body ? options.micro_batches : 1);
   }
 
   Simulation run() {
-    const int64_t ranks = options_.jitter > 0 ? mesh_.world_size() : 1;
-    std::vector<double> compute(static_cast<size_t>(ranks)), lane(compute), slowness(compute);
-    for (size_t r = 0; r < slowness.size(); ++r) {
-      const auto words = philox4x32(options_.seed, 0, r);
-      slowness[r] = 1 + options_.jitter * static_cast<double>(words[0]) * 0x1p-32;
+    for (size_t r = 0; r < ranks_.size(); ++r) advance(r);
+    while (!moments_.empty()) {
+      const Moment moment = moments_.top();
+      moments_.pop();
+      if (moment.moves)
+        begin_transfer(moment);
+      else if (links_.is_current(moment.finish))
+        end_transfer(moment.finish);
     }
-    std::vector<std::vector<double>> done(collectives_, std::vector<double>(compute.size()));
-    const auto pass = [&](auto in_pass) {
-      for (const Task& task : tasks_) {
-        if (!in_pass(*task.op)) continue;
-        switch (task.kind) {
-          case Task::Kernel: run_kernel(task, compute, slowness); break;
-          case Task::Start: run_collective(task, compute, lane, done[static_cast<size_t>(task.collective)]); break;
-          case Task::Wait: wait(task, compute, done[static_cast<size_t>(task.collective)]); break;
-          case Task::Blocking:
-            run_collective(task, compute, lane, done[static_cast<size_t>(task.collective)]);
-            wait(task, compute, done[static_cast<size_t>(task.collective)]);
-            break;
-          case Task::Nothing: break;
-        }
-      }
-    };
-    pass([](const Op& op) { return op.section == Section::Init; });
-    for (int64_t m = 0; m < options_.micro_batches; ++m) pass([](const Op& op) { return repeats(op.section); });
-    pass([](const Op& op) { return op.section != Section::Init && !repeats(op.section); });
-    for (size_t r = 0; r < compute.size(); ++r) out_.step_seconds = std::max({out_.step_seconds, compute[r], lane[r]});
-    for (const auto& op : graph_.ops())
-      out_.flops += cost::flops_of(*op) * static_cast<double>(repeats(op->section) ? options_.micro_batches : 1);
-    out_.kernels = std::move(kernels_);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      SFSDP_CHECK(ranks_[r].pass == passes_.size(), "rank ", r, " waits for ever, in pass ", ranks_[r].pass,
+                  " at task ", ranks_[r].task);
+      out_.step_seconds = std::max(out_.step_seconds, ranks_[r].now);
+    }
+    out_.micro_batches = options_.micro_batches;
+    out_.kernels = std::move(program_.kernels);
     return std::move(out_);
   }
 
  private:
-  int axes_index(const std::vector<std::string>& axes) {
-    const auto found = std::ranges::find(axis_lists_, axes);
-    if (found != axis_lists_.end()) return static_cast<int>(found - axis_lists_.begin());
-    axis_lists_.push_back(axes);
-    std::vector<std::vector<size_t>> groups;  // each once
-    std::vector<int> group_of(static_cast<size_t>(mesh_.world_size()), -1);
-    if (options_.jitter > 0)
-      for (int64_t r = 0; r < mesh_.world_size(); ++r) {
-        if (group_of[static_cast<size_t>(r)] >= 0) continue;
-        groups.emplace_back();
-        for (const int64_t member : mesh_.ranks_of_group(r, axes)) {
-          group_of[static_cast<size_t>(member)] = static_cast<int>(groups.size()) - 1;
-          groups.back().push_back(static_cast<size_t>(member));
-        }
-      }
-    else
-      groups = {{0}};
-    groups_.push_back(std::move(groups));
-    return static_cast<int>(axis_lists_.size()) - 1;
-  }
-
-  void run_kernel(const Task& task, std::vector<double>& compute, const std::vector<double>& slowness) {
-    out_.events.push_back({task.op, Lane::Compute, compute[0], compute[0] + task.seconds * slowness[0]});
-    out_.compute_seconds += task.seconds * slowness[0];
-    for (size_t r = 0; r < compute.size(); ++r) compute[r] += task.seconds * slowness[r];
-  }
-
-  // Begins when the last of a group has come: its compute is there, and its communication lane is free.
-  void run_collective(const Task& task, const std::vector<double>& compute, std::vector<double>& lane,
-                      std::vector<double>& done) {
-    for (const auto& group : groups_[static_cast<size_t>(task.axes)]) {
-      double begin = 0;
-      for (const size_t r : group) begin = std::max({begin, compute[r], lane[r]});
-      for (const size_t r : group) done[r] = lane[r] = begin + task.seconds;
+  void add_groups(const DeviceMesh& mesh, const std::vector<std::string>& axes) {
+    std::vector<Group>& groups = groups_.emplace_back();
+    if (ranks_.size() == 1) {
+      groups.emplace_back().ranks = {0};
+      ranks_[0].groups.push_back(0);
+      return;
     }
-    out_.events.push_back({task.op, Lane::Communication, done[0] - task.seconds, done[0]});
-    out_.communication_seconds[task.what] += task.seconds;
-    out_.communicated_bytes[task.what] += bytes_of(*task.op);
+    for (const auto& members : mesh.groups(axes)) {
+      Group& group = groups.emplace_back();
+      for (const int64_t r : members) {
+        group.ranks.push_back(static_cast<size_t>(r));
+        ranks_[static_cast<size_t>(r)].groups.push_back(groups.size() - 1);
+      }
+    }
   }
 
-  void wait(const Task& task, std::vector<double>& compute, const std::vector<double>& done) {
-    out_.exposed_seconds[task.what] += std::max(0.0, done[0] - compute[0]);
-    for (size_t r = 0; r < compute.size(); ++r) compute[r] = std::max(compute[r], done[r]);
+  // The number of a collective's turn on its communicator, as a rank in pass `pass` means it.
+  int64_t turn_of(const Collective& c, size_t pass) const {
+    const auto turns = [&](Part part) { return program_.turns[static_cast<size_t>(part)][c.communicator]; };
+    if (c.part == Part::Head) return c.turn;
+    if (c.part == Part::Tail) return turns(Part::Head) + options_.micro_batches * turns(Part::Body) + c.turn;
+    const auto micro_batch = std::min(static_cast<int64_t>(pass), options_.micro_batches) - 1;
+    return turns(Part::Head) + micro_batch * turns(Part::Body) + c.turn;
   }
 
-  const Graph& graph_;
+  // Runs the program of a rank until it ends or has to wait. What it starts lies in its own future, so no event that is
+  // still to come can be earlier.
+  void advance(size_t r) {
+    Rank& rank = ranks_[r];
+    for (; rank.pass < passes_.size(); ++rank.pass, rank.task = 0) {
+      const std::vector<Task>& tasks = program_.tasks[static_cast<size_t>(passes_[rank.pass])];
+      for (; rank.task < tasks.size(); ++rank.task) {
+        const Task& task = tasks[rank.task];
+        if (task.kind == Task::Compute)
+          compute(r, task);
+        else if (task.kind == Task::Start)
+          start(r, task);
+        else if (!wait(r, task))
+          return;
+      }
+    }
+  }
+
+  void compute(size_t r, const Task& task) {
+    Rank& rank = ranks_[r];
+    if (r == 0) {
+      double offset = 0;
+      for (size_t i = task.first; i < task.first + task.count; ++i) {
+        const cost::Kernel& kernel = program_.kernels.kernels[program_.order[i]];
+        const double begin = rank.now + offset * rank.slowness;
+        offset += kernel.seconds;
+        out_.events.push_back({.op = kernel.ops[0],
+                               .position = program_.kernel_position[program_.order[i]],
+                               .begin = begin,
+                               .end = rank.now + offset * rank.slowness,
+                               .bytes = kernel.bytes});
+      }
+      out_.compute_seconds += task.seconds * rank.slowness;
+    }
+    rank.now += task.seconds * rank.slowness;
+  }
+
+  void start(size_t r, const Task& task) {
+    const Rank& rank = ranks_[r];
+    const Collective& c = program_.collectives[task.collective];
+    Group& group = groups_[c.communicator][rank.groups[c.communicator]];
+    const int64_t number = turn_of(c, rank.pass);
+    while (group.first + static_cast<int64_t>(group.turns.size()) <= number)
+      group.turns.push_back({.collective = task.collective, .left = group.ranks.size()});
+    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    SFSDP_CHECK(turn.collective == task.collective, "turn ", number, " of ", out_.lanes[1 + c.communicator], " is ",
+                c.op->opcode, " and another");
+    turn.ready = std::max(turn.ready, rank.now);
+    ++turn.arrived;
+    if (r == 0) record(Event::Start, 0, c, rank.now, rank.now, number);
+    if (number == group.next) begin_turn(c.communicator, rank.groups[c.communicator]);
+  }
+
+  // false: not yet
+  bool wait(size_t r, const Task& task) {
+    Rank& rank = ranks_[r];
+    const Collective& c = program_.collectives[task.collective];
+    Group& group = groups_[c.communicator][rank.groups[c.communicator]];
+    const int64_t number = turn_of(c, rank.pass);
+    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    if (turn.end < 0) {
+      rank.waits_for = number;
+      rank.waits_on = c.communicator;
+      return false;
+    }
+    rank.waits_for = -1;
+    const double end = std::max(rank.now, turn.end);
+    if (r == 0) {
+      out_.exposed_seconds[c.kind] += end - rank.now;
+      record(Event::Wait, 0, c, rank.now, end, number);
+      out_.events.back().position = task.position;
+    }
+    rank.now = end;
+    --turn.left;
+    while (!group.turns.empty() && group.turns.front().left == 0 && group.turns.front().end >= 0) {
+      group.turns.pop_front();
+      ++group.first;
+    }
+    return true;
+  }
+
+  // Begins the next turn of a group if all its ranks have come.
+  void begin_turn(size_t communicator, size_t g) {
+    Group& group = groups_[communicator][g];
+    const auto index = static_cast<size_t>(group.next - group.first);
+    if (group.under_way || index >= group.turns.size()) return;
+    Turn& turn = group.turns[index];
+    if (turn.arrived < group.ranks.size()) return;
+    group.under_way = true;
+    turn.begin = std::max(turn.ready, group.free_at);
+    moments_.push({.at = turn.begin + program_.collectives[turn.collective].cost.latency,
+                   .order = ++planned_,
+                   .moves = true,
+                   .communicator = communicator,
+                   .group = g,
+                   .finish = {}});
+  }
+
+  void begin_transfer(const Moment& moment) {
+    const Group& group = groups_[moment.communicator][moment.group];
+    const Turn& turn = group.turns[static_cast<size_t>(group.next - group.first)];
+    const size_t transfer = links_.begin(group.ranks, program_.collectives[turn.collective].cost, moment.at, changed_);
+    if (transfer_of_.size() <= transfer) transfer_of_.resize(transfer + 1);
+    transfer_of_[transfer] = {moment.communicator, moment.group};
+    plan_changed();
+  }
+
+  void end_transfer(const Links::Finish& finish) {
+    const auto [communicator, g] = transfer_of_[finish.transfer];
+    links_.end(finish.transfer, finish.at, changed_);
+    plan_changed();
+    Group& group = groups_[communicator][g];
+    const int64_t number = group.next++;
+    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    const Collective& c = program_.collectives[turn.collective];
+    turn.end = group.free_at = finish.at;
+    group.under_way = false;
+    if (group.ranks[0] == 0) {
+      record(Event::Collective, 1 + communicator, c, turn.begin, turn.end, number);
+      out_.communication_seconds[c.kind] += turn.end - turn.begin;
+      out_.contention_seconds[c.kind] += std::max(0.0, turn.end - turn.begin - c.cost.seconds());
+      out_.communicated_bytes[c.kind] += c.bytes;
+    }
+    out_.step_seconds = std::max(out_.step_seconds, finish.at);
+    begin_turn(communicator, g);
+    for (const size_t r : group.ranks)
+      if (ranks_[r].waits_for == number && ranks_[r].waits_on == communicator) advance(r);
+  }
+
+  void plan_changed() {
+    for (const Links::Finish& finish : changed_)
+      moments_.push({.at = finish.at, .order = ++planned_, .finish = finish});
+    changed_.clear();
+  }
+
+  void record(Event::Kind kind, size_t lane, const Collective& c, double begin, double end, int64_t number) {
+    out_.events.push_back(
+        {.kind = kind,
+         .lane = lane,
+         .op = c.op,
+         .position = c.position,
+         .begin = begin,
+         .end = end,
+         .bytes = c.bytes,
+         .flow = number * static_cast<int64_t>(program_.communicators.size()) + static_cast<int64_t>(c.communicator)});
+  }
+
   SimulateOptions options_;
-  DeviceMesh mesh_;
-  cost::KernelTable kernels_;
-  std::vector<Task> tasks_;
-  size_t collectives_ = 0;
-  std::vector<std::vector<std::string>> axis_lists_;
-  std::vector<std::vector<std::vector<size_t>>> groups_;  // by axis list
+  RankProgram program_;
+  std::vector<Part> passes_;
+  std::vector<Rank> ranks_;
+  std::vector<std::vector<Group>> groups_;  // by communicator
+  Links links_;
+  std::priority_queue<Moment, std::vector<Moment>, std::greater<>> moments_;
+  uint64_t planned_ = 0;
+  std::vector<Links::Finish> changed_;
+  std::vector<std::pair<size_t, size_t>> transfer_of_;  // by handle of links_: communicator and group
   Simulation out_;
 };
 
@@ -185,23 +294,8 @@ double Simulation::exposed() const {
   return sum;
 }
 
-Simulation simulate(const Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
+Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
   return Simulator(graph, machine, options).run();
-}
-
-std::string chrome_trace(const Simulation& simulation) {
-  std::string text = R"({"displayTimeUnit":"ms","traceEvents":[)";
-  const auto row = [&](const std::string& event) { text += (text.back() == '[' ? "\n" : ",\n") + event; };
-  for (const auto& [tid, name] : {std::pair(0, "compute"), std::pair(1, "communication")})
-    row(concat(R"({"ph":"M","pid":0,"tid":)", tid, R"(,"name":"thread_name","args":{"name":")", name, "\"}}"));
-  for (const Event& e : simulation.events) {
-    const std::string name =
-        e.op->results().empty() ? e.op->opcode : concat(e.op->opcode, " %", e.op->result()->name());
-    row(concat(R"({"ph":"X","pid":0,"tid":)", static_cast<int>(e.lane), ",\"ts\":", e.begin * 1e6,
-               ",\"dur\":", (e.end - e.begin) * 1e6, ",\"name\":", json_quoted(name), ",\"cat\":\"",
-               ir::to_string(e.op->section), "\",\"args\":{\"module\":", json_quoted(e.op->module_path), "}}"));
-  }
-  return text + "\n]}\n";
 }
 
 }  // namespace sfsdp::sim

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Runs a step's graph on a described machine: an event simulation over lanes. One compute lane per rank runs kernels in
-// the graph's order; collectives run on a communication lane, in the order of their starts, each when all its ranks have
-// come; a wait holds the compute lane until its collective is done.
+// the graph's order; each communicator has a lane for its collectives, in the order of their starts, each when all its
+// ranks have come; collectives of several communicators that pass one link at once share its bandwidth; a wait holds the
+// compute lane until its collective is done.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -16,39 +16,52 @@
 
 namespace sfsdp::sim {
 
+// How many timelines stand for the ranks.
+enum class Timelines : uint8_t {
+  Collapsed,  // one, where all ranks are alike; one each under jitter
+  PerRank,
+};
+
 struct SimulateOptions {
   cost::Execution execution = cost::Execution::Fused;
   int64_t micro_batches = 1;
-  // Straggling: each kernel of rank r takes 1 + jitter · u longer, u in [0, 1) drawn from (seed, r). 0: all ranks alike,
-  // and one timeline stands for them.
+  // Straggling: each kernel of rank r takes 1 + jitter · u longer, u in [0, 1) drawn from (seed, r). 0: all ranks alike.
   double jitter = 0;
   uint64_t seed = 0;
+  Timelines timelines = Timelines::Collapsed;
 };
-
-enum class Lane : uint8_t { Compute, Communication };
 
 // What one rank does on one lane. Seconds from the step's begin.
 struct Event {
-  const ir::Op* op = nullptr;  // a kernel's first op, or a collective
-  Lane lane = Lane::Compute;
+  enum Kind : uint8_t {
+    Kernel,
+    Start,       // on the compute lane, takes no time
+    Collective,  // on its communicator's lane
+    Wait,        // on the compute lane, from when it is reached to when it is over: exposed communication
+  } kind = Kernel;
+  size_t lane = 0;             // of Simulation::lanes
+  const ir::Op* op = nullptr;  // a kernel's first op
+  int64_t position = 0;        // of that op in the graph
   double begin = 0, end = 0;
+  double bytes = 0;   // that a kernel moves to and from memory, a collective between ranks
+  int64_t flow = -1;  // the same for a start, its collective and its wait
 };
 
 struct Simulation {
   double step_seconds = 0;     // of the slowest rank
   double compute_seconds = 0;  // kernels, of rank 0
-  // By kind: all_gather, reduce_scatter, all_reduce. Exposed: what the compute lane of rank 0 waited for.
-  std::map<std::string, double> communication_seconds, exposed_seconds;
+  // By kind: all_gather, reduce_scatter, all_reduce. Communication: from when all ranks have come to the end; contention:
+  // what of that is due to links shared with other communicators; exposed: what the compute lane waited for. Of rank 0.
+  std::map<std::string, double> communication_seconds, contention_seconds, exposed_seconds;
   std::map<std::string, double> communicated_bytes;
-  double flops = 0;           // of rank 0, counted in the graph: recomputation included
-  std::vector<Event> events;  // of rank 0, by begin within a lane
+  double flops = 0;                // of rank 0, counted in the graph: recomputation included
+  std::vector<std::string> lanes;  // "compute", then the axes of each communicator: "dp_shard"
+  std::vector<Event> events;       // of rank 0, by begin within a lane
+  int64_t micro_batches = 1;
   cost::KernelTable kernels;  // what runs as one
   double exposed() const;
 };
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options = {});
-
-// Chrome's trace format, for Perfetto: a row per lane, arrows from a collective to its wait.
-std::string chrome_trace(const Simulation& simulation);
 
 }  // namespace sfsdp::sim

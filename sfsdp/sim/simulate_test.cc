@@ -7,6 +7,7 @@
 #include "sfsdp/cost/collective_cost.h"
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/sim/trace.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -140,8 +141,8 @@ TEST_CASE("machine files are read, and mistakes in them named") {
 TEST_CASE("chrome trace: a row per lane, microseconds") {
   const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
   const std::string trace = chrome_trace(simulate(graph, unit_machine()));
-  CHECK(trace.find(R"("name":"communication")") != std::string::npos);
-  CHECK(trace.find(R"("ts":3.2e+07,"dur":1.28e+08,"name":"aten.mm %y")") != std::string::npos);
+  CHECK(trace.find(R"("args":{"name":"dp_shard"})") != std::string::npos);
+  CHECK(trace.find(R"("ts":32000000.000000,"dur":128000000.000000,"name":"aten.mm %y")") != std::string::npos);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
+#include "sfsdp/sim/trace.h"
 #include "sfsdp/tools/request.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/sim/program.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::sim {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section;
+
+double bytes_of(const Op& op) {
+  return static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
+}
+
+// The ranks of a collective by their stride: those of the innermost axis it names.
+cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& axes) {
+  cost::GroupShape shape;
+  int64_t stride = 1;
+  bool inner = true;
+  for (size_t i = graph.mesh.size(); i-- > 0;) {  // inner axes first
+    const ir::MeshAxis& axis = graph.mesh[i];
+    if (std::ranges::find(axes, axis.name) != axes.end()) {
+      shape.size *= axis.size;
+      if (inner) shape.stride = stride;
+      inner = false;
+    }
+    stride *= axis.size;
+  }
+  return shape;
+}
+
+class Maker {
+ public:
+  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution)
+      : graph_(graph), machine_(machine) {
+    out_.kernels = cost::form_kernels(graph, machine, execution);
+    out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
+  }
+
+  RankProgram make() {
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op& op = *graph_.ops()[i];
+      const auto position = static_cast<int64_t>(i);
+      if (ir::is_collective(op)) {
+        start(op, position);
+        if (!ir::is_start(op)) wait(op, &op, position);
+      } else if (ir::is_wait(op)) {
+        wait(op, op.operands[0]->producer(), position);
+      } else if (const int k = out_.kernels.kernel_of[i]; k >= 0) {
+        compute(op, static_cast<size_t>(k), position);
+      }
+    }
+    // A stretch is a range of `order`; the parts' own lists are put one behind the other.
+    for (size_t p = 0; p < kParts; ++p) {
+      for (Task& task : out_.tasks[p])
+        if (task.kind == Task::Compute) task.first += out_.order.size();
+      out_.order.insert(out_.order.end(), order_[p].begin(), order_[p].end());
+    }
+    return std::move(out_);
+  }
+
+ private:
+  // A fused kernel runs where its first op stands.
+  void compute(const Op& op, size_t kernel, int64_t position) {
+    if (out_.kernel_position[kernel] >= 0) return;
+    out_.kernel_position[kernel] = position;
+    const auto part = static_cast<size_t>(part_of(op.section));
+    std::vector<Task>& tasks = out_.tasks[part];
+    if (tasks.empty() || tasks.back().kind != Task::Compute)
+      tasks.push_back({.kind = Task::Compute, .first = order_[part].size()});
+    order_[part].push_back(kernel);
+    ++tasks.back().count;
+    tasks.back().seconds += out_.kernels.kernels[kernel].seconds;
+  }
+
+  void start(const Op& op, int64_t position) {
+    const auto axes = ir::axes_of(op).value_or(std::vector<std::string>{});
+    Collective c;
+    c.op = &op;
+    c.position = position;
+    c.part = part_of(op.section);
+    c.kind = op.opcode.substr(0, op.opcode.find('.'));
+    c.bytes = bytes_of(op);
+    c.cost = cost::collective_cost(c.kind, c.bytes, shape_of(graph_, axes), machine_);
+    c.communicator = communicator_of(axes);
+    c.turn = out_.turns[static_cast<size_t>(c.part)][c.communicator]++;
+    collective_of_.emplace(&op, out_.collectives.size());
+    out_.tasks[static_cast<size_t>(c.part)].push_back(
+        {.kind = Task::Start, .collective = out_.collectives.size(), .position = position});
+    out_.collectives.push_back(std::move(c));
+  }
+
+  void wait(const Op& op, const Op* started, int64_t position) {
+    const auto found = collective_of_.find(started);
+    if (found == collective_of_.end()) return;  // in flight since the step before
+    out_.tasks[static_cast<size_t>(part_of(op.section))].push_back(
+        {.kind = Task::Wait, .collective = found->second, .position = position});
+  }
+
+  size_t communicator_of(const std::vector<std::string>& axes) {
+    const auto found = std::ranges::find(out_.communicators, axes);
+    const auto index = static_cast<size_t>(found - out_.communicators.begin());
+    if (found == out_.communicators.end()) {
+      out_.communicators.push_back(axes);
+      for (auto& turns : out_.turns) turns.push_back(0);
+    }
+    return index;
+  }
+
+  const Graph& graph_;
+  const cost::Machine& machine_;
+  RankProgram out_;
+  std::array<std::vector<size_t>, kParts> order_;
+  std::unordered_map<const Op*, size_t> collective_of_;
+};
+
+}  // namespace
+
+Part part_of(Section section) {
+  switch (section) {
+    case Section::Init: return Part::Head;
+    case Section::Fwd:
+    case Section::Loss:
+    case Section::Bwd: return Part::Body;
+    case Section::Clip:
+    case Section::Opt: return Part::Tail;
+  }
+  return Part::Tail;
+}
+
+RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
+  return Maker(graph, machine, execution).make();
+}
+
+}  // namespace sfsdp::sim

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What one rank does in a step, in order: stretches of kernels, starts of collectives, waits for them. Every rank has the
+// same program; the simulation runs it on each.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/cost/collective_cost.h"
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::sim {
+
+// A step is Head once, Body once per micro-batch (forward, loss, backward), Tail once.
+enum class Part : uint8_t { Head, Body, Tail };
+inline constexpr size_t kParts = 3;
+Part part_of(ir::Section section);
+
+struct Collective {
+  const ir::Op* op = nullptr;
+  int64_t position = 0;  // in the graph
+  Part part = Part::Body;
+  std::string kind;  // all_gather, …
+  double bytes = 0;  // of the larger side: what a gather makes, what a reduction reads
+  cost::CollectiveCost cost;
+  size_t communicator = 0;
+  int64_t turn = 0;  // how many of its part come before it on its communicator
+};
+
+struct Task {
+  enum Kind : uint8_t { Compute, Start, Wait } kind = Compute;
+  size_t first = 0, count = 0;  // Compute: kernels in `order`
+  double seconds = 0;           // Compute: of all of them
+  size_t collective = 0;        // Start, Wait
+  int64_t position = 0;         // Start, Wait: of the op in the graph
+};
+
+struct RankProgram {
+  cost::KernelTable kernels;
+  std::vector<size_t> order;             // kernels as they run, one part behind the other
+  std::vector<int64_t> kernel_position;  // by kernel: where in the graph it runs
+  std::vector<Collective> collectives;
+  std::vector<std::vector<std::string>> communicators;  // their axes
+  std::array<std::vector<int64_t>, kParts> turns;       // by part and communicator: collectives in one pass
+  std::array<std::vector<Task>, kParts> tasks;
+};
+
+RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution);
+
+}  // namespace sfsdp::sim

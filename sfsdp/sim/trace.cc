@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/sim/trace.h"
+
+#include <array>
+#include <cstdio>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::sim {
+namespace {
+
+// Microseconds to a picosecond: a step of minutes keeps events in order that a shorter form would let overlap.
+std::string microseconds(double seconds) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.6f", seconds * 1e6);
+  return text.data();
+}
+
+std::string name_of(const Event& e) {
+  const std::string op = e.op->results().empty() ? e.op->opcode : concat(e.op->opcode, " %", e.op->result()->name());
+  return e.kind == Event::Wait ? "wait " + op : e.kind == Event::Start ? "start " + op : op;
+}
+
+}  // namespace
+
+std::string chrome_trace(const Simulation& simulation) {
+  std::string text = R"({"displayTimeUnit":"ms","traceEvents":[)";
+  const auto row = [&](const std::string& event) { text += (text.back() == '[' ? "\n" : ",\n") + event; };
+  for (size_t lane = 0; lane < simulation.lanes.size(); ++lane)
+    row(concat(R"({"ph":"M","pid":0,"tid":)", lane, R"(,"name":"thread_name","args":{"name":)",
+               json_quoted(simulation.lanes[lane]), "}}"));
+  for (const Event& e : simulation.events) {
+    const std::string where = concat(R"(,"pid":0,"tid":)", e.lane, R"(,"ts":)");
+    row(concat(R"({"ph":"X")", where, microseconds(e.begin), R"(,"dur":)", microseconds(e.end - e.begin), R"(,"name":)",
+               json_quoted(name_of(e)), R"(,"cat":")", ir::to_string(e.op->section), R"(","args":{"module":)",
+               json_quoted(e.op->module_path), R"(,"bytes":)", static_cast<int64_t>(e.bytes), "}}"));
+    if (e.flow < 0) continue;
+    const char* phase = e.kind == Event::Start ? "s" : e.kind == Event::Collective ? "t" : "f";
+    row(concat(R"({"ph":")", phase, R"(","bp":"e")", where, microseconds(e.kind == Event::Wait ? e.end : e.begin),
+               R"(,"id":)", e.flow, R"(,"name":"collective","cat":"collective"})"));
+  }
+  return text + "\n]}\n";
+}
+
+}  // namespace sfsdp::sim
