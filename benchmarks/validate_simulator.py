@@ -44,8 +44,8 @@ def command_of(row, sfsdp, config):
     name, flavor, args = MODELS[row["model"]]
     gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
     command = [sfsdp, "simulate", "--config", config, "--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
-               str(gpus), "--json", "--execution", "eager" if row["compile"] == "N" else "fused",
-               "--attention", "vendor" if row["compile"] == "XLA" else "flash", "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
+               str(gpus), "--json", "--simulate.execution", "eager" if row["compile"] == "N" else "fused",
+               "--simulate.attention", "vendor" if row["compile"] == "XLA" else "flash", "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
                "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
                "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
                "--training.mixed_precision_param", "bfloat16"]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/sim/trace.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -37,8 +38,10 @@ std::string chrome_trace(const Simulation& simulation) {
                json_quoted(e.op->module_path), R"(,"bytes":)", static_cast<int64_t>(e.bytes), "}}"));
     if (e.flow < 0) continue;
     const char* phase = e.kind == Event::Start ? "s" : e.kind == Event::Collective ? "t" : "f";
-    row(concat(R"({"ph":")", phase, R"(","bp":"e")", where, microseconds(e.kind == Event::Wait ? e.end : e.begin),
-               R"(,"id":)", e.flow, R"(,"name":"collective","cat":"collective"})"));
+    // An arrow's end belongs to the slice around it, and the end of a slice is no part of it: a nanosecond before.
+    const double at = e.kind == Event::Wait ? std::max(e.begin, e.end - 1e-9) : e.begin;
+    row(concat(R"({"ph":")", phase, R"(","bp":"e")", where, microseconds(at), R"(,"id":)", e.flow,
+               R"(,"name":"collective","cat":"collective"})"));
   }
   return text + "\n]}\n";
 }

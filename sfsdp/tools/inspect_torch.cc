@@ -12,7 +12,8 @@
 namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << "usage: sfsdp inspect --config F --world N [--graph] [--section.key value ...]\n";
+    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph] [--section.key "
+           "value ...]\n";
     return 0;
   }
   try {

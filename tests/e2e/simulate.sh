@@ -9,8 +9,11 @@ fail() { echo "$*"; exit 1; }
 simulate() { build/release/sfsdp simulate --config configs/llama3_8b.toml --machine machines/dgx_h100.toml "$@"; }
 
 for world in 8 64 512; do simulate --world $world --json >"$dir/$world.json"; done
-simulate --world 8 --json --execution eager >"$dir/eager.json"
-simulate --world 8 --json --jitter 0.2 >"$dir/jitter.json"
+simulate --world 8 --json --simulate.execution eager >"$dir/eager.json"
+simulate --world 8 --json --simulate.jitter 0.2 >"$dir/jitter.json"
+simulate --world 64 --json --parallelism.data_parallel_replicate_degree 8 >"$dir/hsdp.json"
+simulate --mesh dp_replicate=8,dp_shard=8 --json --simulate.timelines per_rank >"$dir/per_rank.json"
+cmp "$dir/hsdp.json" "$dir/per_rank.json" || fail "a timeline per rank gives other numbers: $(cat "$dir/hsdp.json" "$dir/per_rank.json")"
 simulate --world 8 --trace "$dir/trace.json" >"$dir/text"
 grep -q '^Step .* tokens/s per device, MFU ' "$dir/text" || fail "$(cat "$dir/text")"
 python3 - "$dir" <<'PY'
@@ -29,13 +32,25 @@ assert eager["step_seconds"] > one["step_seconds"] and eager["live_bytes"] > one
 assert one["step_seconds"] < jitter["step_seconds"] < 1.25 * one["step_seconds"]
 assert most["communication_seconds"]["all_gather"] > many["communication_seconds"]["all_gather"]
 events = read("trace")["traceEvents"]
-lanes = {e["tid"] for e in events if e["ph"] == "X"}
-assert lanes == {0, 1} and all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"compute", "dp_shard"}
+spans = [e for e in events if e["ph"] == "X"]
+lanes = {e["tid"] for e in spans}
+assert lanes == {0, 1} and all(e["dur"] >= 0 for e in spans)
+flows = {}  # an arrow begins at a start, passes its collective, ends where the wait for it is over
+for e in events:
+    if e["ph"] in "stf":
+        flows.setdefault(e["id"], {})[e["ph"]] = e
+assert len(flows) == sum(e["tid"] == 1 for e in spans) > 60
+for flow in flows.values():
+    assert set(flow) == {"s", "t", "f"} and flow["s"]["ts"] <= flow["t"]["ts"] <= flow["f"]["ts"], flow
+    assert [flow[p]["tid"] for p in "stf"] == [0, 1, 0]
 for lane in lanes:  # nothing overlaps within a lane
-    spans = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == lane)
-    assert all(a + d <= b + 1 for (a, d), (b, _) in zip(spans, spans[1:]))
+    times = sorted((e["ts"], e["dur"]) for e in spans if e["tid"] == lane)
+    assert all(a + d <= b + 1e-3 for (a, d), (b, _) in zip(times, times[1:]))
 PY
+simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
+grep -q 'the nearest is dp_shard' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
 grep -q 'nowhere.toml cannot be read' "$dir/text" || fail "$(cat "$dir/text")"
-simulate --execution sideways >"$dir/text" 2>&1 && fail "a wrong execution is accepted"
-grep -q 'expected fused or eager' "$dir/text" || fail "$(cat "$dir/text")"
+simulate --simulate.execution sideways >"$dir/text" 2>&1 && fail "a wrong execution is accepted"
+grep -q 'expected fused or eager; the nearest is' "$dir/text" || fail "$(cat "$dir/text")"

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What `sfsdp simulate` found, as text and as JSON.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+
+namespace sfsdp::tools {
+
+struct SimulateReport {
+  std::string model, mesh, execution;
+  cost::Machine machine;
+  int64_t world = 1;
+  sim::Simulation simulation;
+  plan::MemoryPlan memory;
+  double tokens_per_second = 0;  // per device
+  double mfu = 0;                // of the machine's bf16 peak, by kMfuFormula
+  bool fits() const { return static_cast<double>(memory.peak()) <= machine.memory_bytes; }
+};
+
+inline constexpr const char* kMfuFormula = "6 N + 12 L H S flops a token, of the bf16 peak";
+
+void print_report(std::ostream& out, const SimulateReport& report);
+// One object, one line.
+void print_report_json(std::ostream& out, const SimulateReport& report);
+
+}  // namespace sfsdp::tools
