@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/offsets.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -55,50 +56,18 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   return buffers;
 }
 
-// Largest first, each at the lowest address that is free for all of its life.
-void assign_offsets(std::vector<Buffer>& buffers) {
-  std::vector<Buffer*> order;
-  for (Buffer& b : buffers) order.push_back(&b);
-  std::ranges::stable_sort(order, std::greater<>(), [](const Buffer* b) { return b->bytes; });
-  std::vector<const Buffer*> placed, overlapping;
-  for (Buffer* b : order) {
-    overlapping.clear();
-    for (const Buffer* other : placed)
-      if (other->first <= b->last && b->first <= other->last) overlapping.push_back(other);
-    std::ranges::sort(overlapping, {}, &Buffer::offset);
-    int64_t offset = 0;
-    for (const Buffer* other : overlapping) {
-      if (other->offset - offset >= b->bytes) break;
-      offset = std::max(offset, other->offset + other->bytes);
-    }
-    b->offset = offset;
-    placed.push_back(b);
-  }
-}
-
 }  // namespace
 
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   plan.buffers = find_buffers(graph, options);
-  assign_offsets(plan.buffers);
+  plan.arena_bytes = assign_offsets(plan.buffers);
+  const Peak peak = live_peak(plan.buffers);
+  plan.live_bytes = peak.bytes;
+  plan.peak_position = peak.position;
   for (const auto& op : graph.ops())
     if (op->is("param") || op->is("state"))
       plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
-  std::map<int64_t, int64_t> changes;  // of live bytes, by position
-  for (const Buffer& b : plan.buffers) {
-    plan.arena_bytes = std::max(plan.arena_bytes, b.offset + b.bytes);
-    changes[b.first] += b.bytes;
-    changes[b.last + 1] -= b.bytes;
-  }
-  int64_t live = 0;
-  for (const auto& [position, change] : changes) {
-    live += change;
-    if (live > plan.live_bytes) {
-      plan.live_bytes = live;
-      plan.peak_position = position;
-    }
-  }
   return plan;
 }
 

@@ -82,7 +82,7 @@ class Maker {
     c.op = &op;
     c.position = position;
     c.part = part_of(op.section);
-    c.kind = op.opcode.substr(0, op.opcode.find('.'));
+    c.kind = ir::collective_kind(op);
     c.bytes = bytes_of(op);
     c.cost = cost::collective_cost(c.kind, c.bytes, shape_of(graph_, axes), machine_);
     c.communicator = communicator_of(axes);

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/offsets.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <list>
+#include <map>
+#include <vector>
+
+namespace sfsdp::plan {
+namespace {
+
+// Which of the buffers that fit is taken: the one with most of lifetime^life · bytes^size, those above a share of the
+// peak before all others.
+struct Order {
+  int life, size;
+  double large;  // share of the peak; 0: none comes first
+};
+
+// Each is the best of them for some model, batch and recomputation in docs/benchmarks.md; the first is optimal for
+// nested lifetimes.
+constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
+
+// By products, which are rounded alike everywhere; std::pow is not.
+double power(double base, int exponent) { return exponent == 0 ? 1 : base * power(base, exponent - 1); }
+
+class Skyline {
+ public:
+  // by_first: the buffers, in order of `first`
+  Skyline(std::span<const Buffer> by_first, const Order& order, int64_t peak) : buffers_(by_first) {
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+    for (const Buffer& b : by_first) {
+      const auto life = static_cast<double>(b.last - b.first + 1), bytes = static_cast<double>(b.bytes);
+      const bool large = order.large > 0 && bytes > order.large * static_cast<double>(peak);
+      worth_.push_back({large, power(life, order.life) * power(bytes, order.size), b.bytes});
+      begin = std::min(begin, b.first);
+      end = std::max(end, b.last);
+    }
+    stretches_.push_back({begin, end, 0});
+    offsets_.assign(by_first.size(), -1);
+  }
+
+  // Bytes of the arena; gives up where that would be `bound` or more.
+  int64_t place(int64_t bound) {
+    int64_t arena = 0;
+    for (size_t placed = 0; placed < buffers_.size();) {
+      const auto lowest = std::ranges::min_element(stretches_, {}, &Stretch::height);
+      const size_t chosen = best_within(*lowest);
+      if (chosen == buffers_.size()) {
+        raise(lowest);
+        continue;
+      }
+      offsets_[chosen] = lowest->height;
+      arena = std::max(arena, lowest->height + buffers_[chosen].bytes);
+      if (arena >= bound) return bound;
+      put(lowest, buffers_[chosen]);
+      ++placed;
+    }
+    return arena;
+  }
+
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+ private:
+  struct Stretch {
+    int64_t first, last;  // positions
+    int64_t height;       // the lowest address that is free in all of them
+  };
+  using Place = std::list<Stretch>::iterator;
+  struct Worth {
+    bool large;
+    double product;
+    int64_t bytes;
+    auto operator<=>(const Worth&) const = default;
+  };
+
+  size_t best_within(const Stretch& stretch) const {
+    size_t best = buffers_.size();
+    const auto from = std::ranges::lower_bound(buffers_, stretch.first, {}, &Buffer::first);
+    for (auto i = static_cast<size_t>(from - buffers_.begin()); i < buffers_.size(); ++i) {
+      if (buffers_[i].first > stretch.last) break;
+      if (offsets_[i] >= 0 || buffers_[i].last > stretch.last) continue;
+      if (best == buffers_.size() || worth_[best] < worth_[i]) best = i;
+    }
+    return best;
+  }
+
+  void raise(Place lowest) {
+    int64_t height = std::numeric_limits<int64_t>::max();
+    if (lowest != stretches_.begin()) height = std::prev(lowest)->height;
+    if (std::next(lowest) != stretches_.end()) height = std::min(height, std::next(lowest)->height);
+    lowest->height = height;
+    merge(lowest);
+  }
+
+  void put(Place place, const Buffer& b) {
+    if (place->first < b.first) stretches_.insert(place, {place->first, b.first - 1, place->height});
+    if (b.last < place->last) stretches_.insert(std::next(place), {b.last + 1, place->last, place->height});
+    *place = {b.first, b.last, place->height + b.bytes};
+    merge(place);
+  }
+
+  // With neighbours of the same height.
+  void merge(Place place) {
+    const Place next = std::next(place);
+    if (next != stretches_.end() && next->height == place->height) {
+      place->last = next->last;
+      stretches_.erase(next);
+    }
+    if (place != stretches_.begin() && std::prev(place)->height == place->height) {
+      place->first = std::prev(place)->first;
+      stretches_.erase(std::prev(place));
+    }
+  }
+
+  std::span<const Buffer> buffers_;
+  std::vector<Worth> worth_;
+  std::list<Stretch> stretches_;  // side by side, all of time
+  std::vector<int64_t> offsets_;  // -1: not placed yet
+};
+
+}  // namespace
+
+Peak live_peak(std::span<const Buffer> buffers) {
+  std::map<int64_t, int64_t> changes;  // of live bytes, by position
+  for (const Buffer& b : buffers) {
+    changes[b.first] += b.bytes;
+    changes[b.last + 1] -= b.bytes;
+  }
+  Peak peak;
+  int64_t live = 0;
+  for (const auto& [position, change] : changes) {
+    live += change;
+    if (live > peak.bytes) peak = {live, position};
+  }
+  return peak;
+}
+
+int64_t assign_offsets(std::span<Buffer> buffers) {
+  const int64_t peak = live_peak(buffers).bytes;
+  std::vector<size_t> index(buffers.size());
+  for (size_t i = 0; i < index.size(); ++i) index[i] = i;
+  std::ranges::stable_sort(index, {}, [&](size_t i) { return buffers[i].first; });
+  std::vector<Buffer> by_first;
+  for (const size_t i : index) by_first.push_back(buffers[i]);
+
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (const Order& order : kOrders) {
+    Skyline skyline(by_first, order, peak);
+    const int64_t arena = skyline.place(smallest);
+    if (arena == smallest) continue;
+    smallest = arena;
+    for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = skyline.offsets()[k];
+    if (smallest == peak) break;
+  }
+  return buffers.empty() ? 0 : smallest;
+}
+
+}  // namespace sfsdp::plan
