@@ -16,6 +16,7 @@
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/param_flow.h"
 #include "sfsdp/passes/param_reads.h"
+#include "sfsdp/passes/schedule_attrs.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -108,6 +109,7 @@ class Rewriter {
     op->attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
                  {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
     if (like->has_attr("trainable")) op->attrs["trainable"] = like->attrs.at("trainable");
+    op->attrs.merge(unit_attrs(*like));
     b.stored = op->result();
   }
 

@@ -17,86 +17,13 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/passes/wrap.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/sharded_step.h"
 
 namespace sfsdp::passes {
 namespace {
 
-struct Param {
-  std::string name;
-  int64_t rows = 0, columns = 0;
-};
-
-// A step as data parallelism and the optimizer leave it: each parameter is gathered in forward and in backward, its
-// gradient reduced and clipped, the parameter updated.
-std::string step_text(int64_t world, const std::vector<Param>& params, bool bf16 = false) {
-  std::string head = concat("graph mesh [dp_shard=", world, "] view local\n  %step = state name=step : f32[]\n");
-  std::string fwd = "fwd:\n  %loss0 = full value=0.0 : f32[]\n", bwd = "bwd:\n", clip = "clip:\n", opt = "opt:\n";
-  std::string carries = "  carry %step = %step.new\n", squares, flags;
-  std::string loss = "%loss0";
-  const char* compute = bf16 ? "bf16" : "f32";
-  for (const Param& p : params) {
-    const int64_t rows = ceil_div(p.rows, world), padded = rows * world;
-    const bool uneven = padded != p.rows;
-    const std::string shard = concat("[", rows, "/dp_shard", uneven ? "~" : "", ", ", p.columns, "]"),
-                      plain = concat("[", rows, ", ", p.columns, "]"),
-                      whole = concat("[", p.rows, ", ", p.columns, "]"),
-                      all = concat("[", padded, ", ", p.columns, "]");
-    head += concat("  %", p.name, ".exp_avg = state name=", p.name, ".exp_avg : f32", shard, "\n");
-    head += concat("  %", p.name, ".exp_avg_sq = state name=", p.name, ".exp_avg_sq : f32", shard, "\n");
-    head += concat("  %", p.name, " = param name=", p.name, " rows=", p.rows, " : f32", shard, "\n");
-    const auto gather = [&](const std::string& suffix) {
-      std::string from = p.name, text;
-      if (bf16) {
-        text += concat("  %", p.name, suffix, ".c = cast %", p.name, " : bf16", shard, "\n");
-        from = p.name + suffix + ".c";
-      }
-      text += concat("  %", p.name, suffix, uneven ? ".all" : "", " = all_gather %", from,
-                     " axis=dp_shard dim=0 : ", compute, all, "\n");
-      if (uneven)
-        text += concat("  %", p.name, suffix, " = narrow %", p.name, suffix, ".all dim=0 length=", p.rows,
-                       " start=0 : ", compute, whole, "\n");
-      return text;
-    };
-    fwd += gather(".f");
-    fwd += concat("  %", p.name, ".sq = aten.mul.Tensor %", p.name, ".f, %", p.name, ".f : ", compute, whole, "\n");
-    if (bf16) fwd += concat("  %", p.name, ".sqf = cast %", p.name, ".sq : f32", whole, "\n");
-    fwd += concat("  %", p.name, ".sum = aten.sum %", p.name, bf16 ? ".sqf" : ".sq", " : f32[]\n");
-    fwd += concat("  %", p.name, ".loss = aten.add.Tensor ", loss, ", %", p.name, ".sum alpha=1 : f32[]\n");
-    loss = concat("%", p.name, ".loss");
-    bwd += gather(".b");
-    bwd += concat("  %", p.name, ".g = mul_scalar %", p.name, ".b value=0.25 : ", compute, whole, "\n");
-    std::string gradient = p.name + ".g";
-    if (bf16) {
-      bwd += concat("  %", p.name, ".gf = cast %", gradient, " : f32", whole, "\n");
-      gradient = p.name + ".gf";
-    }
-    if (uneven) {
-      bwd += concat("  %", p.name, ".gp = pad %", gradient, " dim=0 size=", padded, " : f32", all, "\n");
-      gradient = p.name + ".gp";
-    }
-    bwd += concat("  %", p.name, ".rs = reduce_scatter %", gradient, " axis=dp_shard dim=0 : f32", plain, "\n");
-    bwd += concat("  %", p.name, ".acc = accumulate %", p.name, ".rs : f32", plain, "\n");
-    clip += concat("  %", p.name, ".grad = gradient %", p.name, ".acc param=", p.name, " : f32", plain, "\n");
-    squares += concat(squares.empty() ? "" : ", ", "%", p.name, ".grad");
-    flags += squares.find(',') == std::string::npos && flags.empty() ? "false" : ", false";
-    opt += concat("  %", p.name, ".scaled = scale %", p.name, ".grad, %c : f32", plain, "\n");
-    opt += concat("  %", p.name, ".new, %", p.name, ".m, %", p.name, ".v = adamw %", p.name, ", %", p.name,
-                  ".exp_avg, %", p.name, ".exp_avg_sq, %", p.name,
-                  ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 weight_decay=0.125 : f32",
-                  shard, ", f32", shard, ", f32", shard, "\n");
-    carries += concat("  carry %", p.name, " = %", p.name, ".new\n  carry %", p.name, ".exp_avg = %", p.name,
-                      ".m\n  carry %", p.name, ".exp_avg_sq = %", p.name, ".v\n");
-  }
-  const auto n = params.size();
-  clip += concat("  %sq = sum_squares [", squares, "] axis=dp_shard replicated=[", flags, "] : f64[", n, "]\n",
-                 "  %sq.all = all_reduce %sq axis=dp_shard : f64[", n, "]\n",
-                 "  %norm = grad_norm %sq.all : f64[]\n  %nf = non_finite %norm : f32[]\n",
-                 "  %c = clip_coefficient %norm max_norm=1.0 : f32[]\n");
-  opt = "opt:\n  %step.new = step_count %step, %nf : f32[]\n" + opt.substr(5);
-  return concat(head, fwd, bwd, clip, opt, "  return ", loss, ", %norm\n", carries);
-}
-
 using ir::interp::Array, ir::interp::Inputs;
+using testing::Param, testing::sharded_step_text;
 
 // The whole tensor, out of the rows that the ranks hold.
 std::vector<double> whole_of(const Param& p, const std::vector<Array>& shards) {
@@ -110,7 +37,7 @@ std::vector<double> whole_of(const Param& p, const std::vector<Array>& shards) {
 void expect_same_meaning(int64_t world, const std::vector<Param>& params, bool bf16, const std::string& passes) {
   CAPTURE(world);
   CAPTURE(bf16);
-  const ir::Graph before = ir::parse_or_throw(step_text(world, params, bf16));
+  const ir::Graph before = ir::parse_or_throw(sharded_step_text(world, params, bf16));
   ir::Graph after = before.clone();
   const auto reports = run_passes(after, parse_passes(passes));
   CHECK(reports.back().changed);
@@ -175,7 +102,8 @@ TEST_CASE("bucket: storage is flat, the step computes the same bits") {
 }
 
 TEST_CASE("bucket: one gather per unit and region, one packed reduction, one update; each parameter a view") {
-  ir::Graph graph = ir::parse_or_throw(step_text(2, {{"layers.0.w", 4, 2}, {"layers.0.v", 3, 2}, {"head.w", 2, 2}}));
+  ir::Graph graph =
+      ir::parse_or_throw(sharded_step_text(2, {{"layers.0.w", 4, 2}, {"layers.0.v", 3, 2}, {"head.w", 2, 2}}));
   const auto reports = run_passes(graph, parse_passes("wrap, bucket alignment=16"));
   CHECK(reports[1].metrics.get("buckets") == 2);
   CHECK(reports[1].metrics.get("params_merged") == 3);
@@ -212,7 +140,7 @@ TEST_CASE("bucket: each parameter and each shard begins where alignment asks") {
   for (const int64_t world : {2, 3, 8})
     for (const bool bf16 : {false, true}) {
       ir::Graph graph =
-          ir::parse_or_throw(step_text(world, {{"l.0.a", 5, 7}, {"l.0.b", 64, 1}, {"l.0.c", 3, 3}}, bf16));
+          ir::parse_or_throw(sharded_step_text(world, {{"l.0.a", 5, 7}, {"l.0.b", 64, 1}, {"l.0.c", 3, 3}}, bf16));
       run_passes(graph, parse_passes("wrap, bucket"));
       for (const BucketLayout& b : storage_layout_of(graph)) {
         const int64_t element = bf16 ? 2 : 4;  // as gathered: the smaller
@@ -231,13 +159,13 @@ TEST_CASE("bucket: each parameter and each shard begins where alignment asks") {
 
 TEST_CASE("wrap: modules with numbers are units, what stands behind them is one, patterns and brackets choose others") {
   const auto units = [](const std::string& patterns) {
-    ir::Graph graph = ir::parse_or_throw(step_text(2, {{"wte.w", 2, 2},
-                                                       {"wpe.w", 2, 2},
-                                                       {"h.0.a.w", 2, 2},
-                                                       {"h.0.b.w", 2, 2},
-                                                       {"h.10.a.w", 2, 2},
-                                                       {"ln.w", 2, 2},
-                                                       {"out.w", 2, 2}}));
+    ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"wte.w", 2, 2},
+                                                               {"wpe.w", 2, 2},
+                                                               {"h.0.a.w", 2, 2},
+                                                               {"h.0.b.w", 2, 2},
+                                                               {"h.10.a.w", 2, 2},
+                                                               {"ln.w", 2, 2},
+                                                               {"out.w", 2, 2}}));
     PassContext context;
     const bool first = wrap(graph, {.units = patterns}, context), again = wrap(graph, {.units = patterns}, context);
     CHECK(first);
@@ -257,7 +185,7 @@ TEST_CASE("wrap: modules with numbers are units, what stands behind them is one,
 }
 
 TEST_CASE("bucket: without wrap it says what to run first") {
-  ir::Graph graph = ir::parse_or_throw(step_text(2, {{"w", 2, 2}}));
+  ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"w", 2, 2}}));
   PassContext context;
   CHECK_THROWS_WITH_AS(bucket(graph, {}, context), doctest::Contains("run wrap first"), InternalError);
 }

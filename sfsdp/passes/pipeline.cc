@@ -4,6 +4,7 @@
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/prefetch_gathers.h"
+#include "sfsdp/passes/reshard.h"
 #include "sfsdp/passes/sink_waits.h"
 #include "sfsdp/passes/split_collectives.h"
 #include "sfsdp/passes/wrap.h"
@@ -18,7 +19,19 @@ void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optiona
   remat(graph, options.remat, ctx);
   if (options.flat) {
     // Which parameters form a unit.
-    if (!layout) wrap(graph, {.units = options.units}, ctx);
+    if (!layout) {
+      std::optional<cost::Machine> machine;
+      if (!options.machine.empty()) machine = cost::load_machine(options.machine);
+      wrap(graph,
+           {.units = options.units,
+            .mode = options.wrap,
+            .machine = machine ? &*machine : nullptr,
+            .memory_bytes = static_cast<int64_t>(options.memory_gib * 1073741824.0),
+            .micro_batches = options.micro_batches,
+            .choose_reshard = options.choose_reshard},
+           ctx);
+    }
+    reshard(graph, ctx);
     // One flat shard, gather, reduction and update per unit.
     bucket(graph, {.layout = layout ? &*layout : nullptr}, ctx);
     if (!layout) layout = storage_layout_of(graph);

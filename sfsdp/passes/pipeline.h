@@ -17,7 +17,14 @@ struct PipelineOptions {
   RematOptions remat = {};
   // Storage of parameters in flat units (wrap, bucket); false: each parameter by itself.
   bool flat = true;
-  std::string units = {};  // of wrap
+  // Of wrap: "manual", "auto" or "search"; the last two count costs on a machine (a file's path).
+  std::string wrap = "manual";
+  std::string units = {};
+  std::string machine = {};
+  double memory_gib = 0;  // that a rank may use; 0: all of the machine's
+  int64_t micro_batches = 1;
+  // Auto and search decide which units stay gathered between forward and backward (pass reshard).
+  bool choose_reshard = false;
   // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits); false: where they are needed.
   bool reorder = true;
   int64_t prefetch_depth = 1;

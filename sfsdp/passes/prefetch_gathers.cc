@@ -9,6 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/schedule_attrs.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -19,6 +20,7 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 struct Gather {
   std::vector<Op*> start;  // in order, the collective last
   Op* wait = nullptr;
+  const Op* param = nullptr;  // that is gathered; nullptr: something else that is given to the graph
   int64_t bytes = 0;
 };
 
@@ -41,6 +43,8 @@ std::vector<Gather> find_gathers(const Graph& graph, Section section) {
     const auto readers = uses.find(op->result());
     if (readers == uses.end() || readers->second.size() != 1 || !ir::is_wait(*readers->second[0])) continue;
     g.wait = readers->second[0];
+    const Op* given = g.start[0]->operands[0]->producer();
+    if (given->is("param")) g.param = given;
     g.bytes = op->result()->type().bytes();
     gathers.push_back(std::move(g));
   }
@@ -61,23 +65,24 @@ bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassC
   ir::Moves moves(graph);
   for (const auto& [section, goes_before] : before) {
     const std::vector<Gather> gathers = find_gathers(graph, section);
-    size_t oldest = 0;  // gathers oldest … i - 1 may be in flight when gather i starts
     for (size_t i = 0; i < gathers.size(); ++i) {
-      oldest = std::max(oldest, i - std::min(i, static_cast<size_t>(options.depth)));
+      const std::string name(section == Section::Fwd ? "forward" : "backward");
+      const auto depth = static_cast<size_t>(schedule_attr(gathers[i].param, name + "_depth", options.depth));
+      size_t target = i - std::min(i, depth);
       const auto in_flight = [&] {
         int64_t bytes = 0;
-        for (size_t k = oldest + 1; k <= i; ++k) bytes += gathers[k].bytes;
+        for (size_t k = target + 1; k <= i; ++k) bytes += gathers[k].bytes;
         return bytes;
       };
-      while (options.max_bytes > 0 && oldest < i && in_flight() > options.max_bytes) {
-        ++oldest;
+      while (options.max_bytes > 0 && target < i && in_flight() > options.max_bytes) {
+        ++target;
         ctx.metrics.add("held_back_by_bytes", 1);
       }
-      if (oldest == i) continue;
-      if (goes_before)
-        moves.before(gathers[oldest].wait, gathers[i].start);
+      if (target == i) continue;
+      if (schedule_attr(gathers[i].param, name + "_before", goes_before))
+        moves.before(gathers[target].wait, gathers[i].start);
       else
-        moves.behind(gathers[oldest].wait, gathers[i].start);
+        moves.behind(gathers[target].wait, gathers[i].start);
       ctx.metrics.add("prefetched", 1);
     }
   }

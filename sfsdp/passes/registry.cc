@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -13,6 +14,7 @@
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/remat.h"
+#include "sfsdp/passes/reshard.h"
 #include "sfsdp/passes/sink_waits.h"
 #include "sfsdp/passes/split_collectives.h"
 #include "sfsdp/passes/wrap.h"
@@ -25,6 +27,19 @@ using ir::Token;
 template <class T>
 const T& get(const OptionValues& values, const std::string& name) {
   return std::get<T>(values.at(name));
+}
+
+bool run_wrap(ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+  WrapOptions options;
+  options.units = get<std::string>(values, "units");
+  options.mode = get<std::string>(values, "mode");
+  std::optional<cost::Machine> machine;
+  if (const auto& file = get<std::string>(values, "machine"); !file.empty())
+    options.machine = &machine.emplace(cost::load_machine(file));
+  options.memory_bytes = static_cast<int64_t>(get<double>(values, "memory_gib") * 1073741824.0);
+  options.micro_batches = get<int64_t>(values, "micro_batches");
+  options.choose_reshard = get<bool>(values, "keep");
+  return wrap(graph, options, ctx);
 }
 
 // One row per pass: its name is the name of its file.
@@ -91,6 +106,11 @@ const std::vector<PassInfo>& rows() {
                            .mm_again = get<int64_t>(values, "mm_again")},
                           ctx);
            }},
+      {.name = "reshard",
+       .exactness = Exactness::Exact,
+       .help = "drops the second gather of params with keep=true",
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return reshard(graph, ctx); }},
       {.name = "sink_waits",
        .exactness = Exactness::Exact,
        .help = "waits for each gradient reduction at the next one",
@@ -111,9 +131,13 @@ const std::vector<PassInfo>& rows() {
        .help = "says which parameters form a unit",
        .options = {{.name = "units",
                     .fallback = std::string(),
-                    .help = "module paths, as \"tok_embeddings, layers.*, [norm, output]\"; empty: by module number"}},
-       .run = [](ir::Graph& graph, const OptionValues& values,
-                 PassContext& ctx) { return wrap(graph, {.units = get<std::string>(values, "units")}, ctx); }},
+                    .help = "module paths, as \"tok_embeddings, layers.*, [norm, output]\"; empty: by module number"},
+                   {.name = "mode", .fallback = std::string("manual"), .help = "manual, auto or search"},
+                   {.name = "machine", .fallback = std::string(), .help = "of auto and search: a machine file"},
+                   {.name = "memory_gib", .fallback = 0.0, .max = 1e6, .help = "that a rank may use; 0: all it has"},
+                   {.name = "micro_batches", .fallback = int64_t{1}, .min = 1, .max = 1e9, .help = "of a step"},
+                   {.name = "keep", .fallback = false, .help = "units may stay gathered until backward"}},
+       .run = run_wrap},
   };
   return kRows;
 }

@@ -8,6 +8,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/schedule_attrs.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -18,6 +19,7 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 struct Reduction {
   Op* start = nullptr;
   std::vector<Op*> wait;
+  const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
 };
 
 std::vector<Reduction> find_reductions(const Graph& graph) {
@@ -39,7 +41,10 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
     bool needed = false;
     if (const auto readers = uses.find(value); readers != uses.end())
-      for (const Op* reader : readers->second) needed |= reader->section == Section::Bwd;
+      for (const Op* reader : readers->second) {
+        needed |= reader->section == Section::Bwd;
+        if (reader->is("gradient")) r.param = graph.find_param(reader->attr<std::string>("param"));
+      }
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }
   return reductions;
@@ -52,19 +57,18 @@ bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx)
     throw UserError(concat("sink_waits next=", options.next, "\n  expected before or after"));
   if (options.depth == 0) return false;
   const std::vector<Reduction> reductions = find_reductions(graph);
-  const size_t depth = static_cast<size_t>(options.depth);
-  const size_t inside = reductions.size() - std::min(depth, reductions.size());  // the others are waited for at the end
   ir::Moves moves(graph);
-  for (size_t i = 0; i < inside; ++i) {
-    const Op* next = reductions[i + depth].start;
-    if (options.next == "before")
-      moves.before(next, reductions[i].wait);
-    else
-      moves.behind(next, reductions[i].wait);
-  }
   std::vector<Op*> at_end;
-  for (size_t i = inside; i < reductions.size(); ++i)
-    at_end.insert(at_end.end(), reductions[i].wait.begin(), reductions[i].wait.end());
+  for (size_t i = 0; i < reductions.size(); ++i) {
+    const Reduction& r = reductions[i];
+    const size_t next = i + static_cast<size_t>(schedule_attr(r.param, "sink_depth", options.depth));
+    if (next >= reductions.size())
+      at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());
+    else if (schedule_attr(r.param, "sink_before", options.next == "before"))
+      moves.before(reductions[next].start, r.wait);
+    else
+      moves.behind(reductions[next].start, r.wait);
+  }
   const Op* last = nullptr;  // of backward, and not moved
   for (const auto& op : graph.ops())
     if (op->section == Section::Bwd && !moves.contains(op.get()) && std::ranges::find(at_end, op.get()) == at_end.end())

@@ -2,14 +2,19 @@
 #include "sfsdp/passes/wrap.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/passes/choose_units.h"
 #include "sfsdp/passes/param_reads.h"
+#include "sfsdp/passes/schedule_attrs.h"
+#include "sfsdp/passes/step_profile.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -113,6 +118,63 @@ std::vector<std::string> units_by_number(const std::vector<Path>& names) {
   return result;
 }
 
+// Units in the profile's order by what they are named for every param.
+std::vector<std::string> in_profile_order(const StepProfile& profile, const std::vector<ir::Op*>& params,
+                                          const std::vector<std::string>& units) {
+  std::map<std::string, std::string> unit_of;
+  for (size_t i = 0; i < params.size(); ++i) unit_of[params[i]->attr<std::string>("name")] = units[i];
+  std::vector<std::string> ordered;
+  for (const ParamProfile& p : profile.params) ordered.push_back(unit_of.at(p.name));
+  return ordered;
+}
+
+// The last unit is the first that backward reads: kept gathered, then those before it, as long as all fits.
+void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budget) {
+  for (size_t u = schedule.size(); u-- > 0;) {
+    schedule[u].keep = true;
+    if (predict(profile, schedule).peak_bytes <= budget) continue;
+    schedule[u].keep = false;
+    break;
+  }
+}
+
+std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const std::vector<std::string>& named,
+                                       const ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
+  if (options.mode != "auto" && options.mode != "search")
+    throw UserError(concat("wrap mode=", options.mode, "\n  expected manual, auto or search"));
+  if (!options.machine)
+    throw UserError(concat("wrap mode=", options.mode, " has no machine to count costs on",
+                           "\n  expected a machine file, such as machines/dgx_h100.toml"));
+  const StepProfile profile = profile_step(graph, *options.machine, cost::Execution::Fused, options.micro_batches);
+  const int64_t budget =
+      options.memory_bytes > 0 ? options.memory_bytes : static_cast<int64_t>(options.machine->memory_bytes);
+  Schedule schedule = greedy_units(profile, budget);
+  if (options.choose_reshard) keep_what_fits(profile, schedule, budget);
+  if (options.mode == "search") {
+    const Schedule manual = named_units(profile, in_profile_order(profile, params, named));
+    schedule =
+        search_units(profile, {manual, schedule}, {.budget_bytes = budget, .choose_reshard = options.choose_reshard});
+  }
+  const Prediction prediction = predict(profile, schedule);
+  ctx.metrics.add("predicted_step_us", static_cast<int64_t>(prediction.seconds * 1e6));
+  ctx.metrics.add("predicted_exposed_us", static_cast<int64_t>(prediction.exposed * 1e6));
+  ctx.metrics.add("predicted_peak_mib", prediction.peak_bytes >> 20);
+  std::map<std::string, std::pair<std::string, const UnitChoice*>> choice_of;
+  for (const UnitChoice& unit : schedule) {
+    const std::string& first = profile.params[unit.first].name;
+    for (size_t i = unit.first; i < unit.end; ++i) choice_of[profile.params[i].name] = {first, &unit};
+  }
+  std::vector<std::string> units;
+  for (ir::Op* param : params) {
+    const auto& [name, unit] = choice_of.at(param->attr<std::string>("name"));
+    units.push_back(name);
+    param->attrs["reason"] = unit->reason;
+    if (unit->keep) param->attrs["keep"] = true;
+    if (options.mode == "search") write_schedule(*param, *unit);
+  }
+  return units;
+}
+
 }  // namespace
 
 bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
@@ -124,7 +186,8 @@ bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
     names.push_back(split(op->attr<std::string>("name"), '.'));
   }
   if (params.empty()) return false;
-  const auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+  auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+  if (options.mode != "manual") units = units_by_cost(params, units, graph, options, ctx);
   bool changed = false;
   for (size_t i = 0; i < params.size(); ++i) {
     const ir::Attr unit = units[i];

@@ -12,7 +12,6 @@
 #include "sfsdp/plan/offsets.h"
 
 namespace sfsdp::plan {
-namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
@@ -28,6 +27,9 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
       const auto found = index.find(ir::storage_of(operand));
       if (found != index.end()) buffers[found->second].last = at;
     }
+    if (ir::is_wait(op))  // what a collective sends is read until it is done
+      for (const Value* sent : op.operands[0]->producer()->operands)
+        if (const auto found = index.find(ir::storage_of(sent)); found != index.end()) buffers[found->second].last = at;
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
@@ -55,8 +57,6 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   for (const ir::Carry& carry : graph.carries) keep(carry.next);
   return buffers;
 }
-
-}  // namespace
 
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;

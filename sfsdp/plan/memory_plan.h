@@ -36,6 +36,8 @@ struct MemoryOptions {
   std::function<bool(const ir::Value*)> in_registers = {};
 };
 
+// What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
+std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 
 // Buffers alive at `position`, largest first, summed by a name that the caller gives each.

@@ -84,8 +84,8 @@ class Maker {
     c.part = part_of(op.section);
     c.kind = ir::collective_kind(op);
     c.bytes = bytes_of(op);
-    c.cost = cost::collective_cost(c.kind, c.bytes, shape_of(graph_, axes), machine_);
     c.communicator = communicator_of(axes);
+    c.cost = cost::collective_cost(c.kind, c.bytes, out_.groups[c.communicator], machine_);
     c.turn = out_.turns[static_cast<size_t>(c.part)][c.communicator]++;
     collective_of_.emplace(&op, out_.collectives.size());
     out_.tasks[static_cast<size_t>(c.part)].push_back(
@@ -105,6 +105,7 @@ class Maker {
     const auto index = static_cast<size_t>(found - out_.communicators.begin());
     if (found == out_.communicators.end()) {
       out_.communicators.push_back(axes);
+      out_.groups.push_back(shape_of(graph_, axes));
       for (auto& turns : out_.turns) turns.push_back(0);
     }
     return index;

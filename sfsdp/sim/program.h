@@ -45,6 +45,7 @@ struct RankProgram {
   std::vector<int64_t> kernel_position;  // by kernel: where in the graph it runs
   std::vector<Collective> collectives;
   std::vector<std::vector<std::string>> communicators;  // their axes
+  std::vector<cost::GroupShape> groups;                 // by communicator: its ranks
   std::array<std::vector<int64_t>, kParts> turns;       // by part and communicator: collectives in one pass
   std::array<std::vector<Task>, kParts> tasks;
 };

@@ -150,6 +150,7 @@ void Program::transform(ir::Graph& graph) {
   passes::PipelineOptions pipeline = options_.pipeline;
   pipeline.flat = strategy_.options.layout == ParameterLayout::Flat;
   pipeline.units = strategy_.options.units;
+  pipeline.micro_batches = options_.micro_batches;
   passes::run_pipeline(graph, pipeline, layout_);
 }
 

@@ -96,6 +96,10 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   CompileOptions options;
   options.max_norm = config.training.max_norm;
   options.pipeline.reorder = config.parallelism.fsdp_reorder;
+  options.pipeline.wrap = config.parallelism.fsdp_wrap;
+  options.pipeline.machine = config.parallelism.fsdp_machine;
+  options.pipeline.memory_gib = config.parallelism.fsdp_memory_gib;
+  options.pipeline.choose_reshard = config.parallelism.fsdp_reshard_after_forward == "auto";
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   job.shares = share_batch(config.training, strategy.data_ranks());

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Times a schedule on a profile: what sim::simulate does with the graph that the passes make of it, for one rank and
+// one communicator.
+#include <algorithm>
+#include <limits>
+
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/passes/step_profile.h"
+
+namespace sfsdp::passes {
+namespace {
+
+// The parameters of one unit and kind: what has one gather and one reduction.
+struct Bucket {
+  const UnitChoice* unit = nullptr;
+  const KindProfile* kind = nullptr;
+  int64_t elements = 0;
+  int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
+  double cast = 0, gather = 0, pack = 0, reduce = 0;  // seconds
+  double gather_done = 0, reduce_done = 0;
+  int64_t gather_begin = 0;  // position of its start, in the section at hand
+};
+
+// Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction.
+constexpr int64_t kMoments = 4, kPack = 1, kStart = 2;
+
+int64_t lower(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
+
+class Predictor {
+ public:
+  Predictor(const StepProfile& profile, const Schedule& schedule) : profile_(profile) {
+    for (const UnitChoice& unit : schedule) add_buckets(unit);
+    for (Bucket& b : buckets_) price(b);
+    for (Bucket& b : buckets_) {
+      if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
+      const bool again = !b.unit->keep || b.fwd_first < 0;
+      if (b.kind->gathered > 0 && b.bwd_first >= 0 && again) backward_.push_back(&b);
+      if (!b.kind->reduction.empty() && b.gradient >= 0) reductions_.push_back(&b);
+    }
+    std::ranges::stable_sort(forward_, {}, &Bucket::fwd_first);
+    std::ranges::stable_sort(backward_, {}, &Bucket::bwd_first);
+    std::ranges::stable_sort(reductions_, {}, &Bucket::gradient);
+  }
+
+  Prediction run(bool with_memory) {
+    for (int64_t m = 0; m < profile_.micro_batches; ++m) {
+      at_ = profile_.body_begin;
+      run_forward();
+      run_backward();
+    }
+    now_ += profile_.tail_seconds;
+    for (const Bucket& b : buckets_) now_ += tail_of(b);
+    Prediction out;
+    out.seconds = now_;
+    out.exposed = exposed_;
+    if (with_memory) out.peak_bytes = profile_.state_bytes + peak();
+    return out;
+  }
+
+ private:
+  void add_buckets(const UnitChoice& unit) {
+    const size_t begin = buckets_.size();
+    for (size_t i = unit.first; i < unit.end; ++i) {
+      const ParamProfile& p = profile_.params[i];
+      const KindProfile* kind = &profile_.kinds[p.kind];
+      size_t at = begin;
+      while (at < buckets_.size() && buckets_[at].kind != kind) ++at;
+      if (at == buckets_.size()) buckets_.push_back({.unit = &unit, .kind = kind});
+      Bucket& b = buckets_[at];
+      b.elements += p.elements;
+      b.fwd_first = lower(b.fwd_first, p.fwd_first);
+      b.bwd_first = lower(b.bwd_first, p.bwd_first);
+      b.fwd_last = std::max(b.fwd_last, p.fwd_last);
+      b.bwd_last = std::max(b.bwd_last, p.bwd_last);
+      b.gradient = std::max(b.gradient, p.gradient);
+    }
+  }
+
+  double memory_seconds(double bytes) const {
+    return profile_.machine.launch + bytes / (profile_.machine.memory_bandwidth * profile_.machine.memory_efficiency);
+  }
+
+  void price(Bucket& b) const {
+    const KindProfile& k = *b.kind;
+    b.elements = round_up(b.elements, k.multiple);
+    const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.multiple);
+    if (k.gathered > 0)
+      b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
+    if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
+    if (!k.reduction.empty()) {
+      b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
+      b.pack = memory_seconds(2 * n * k.reduced);
+    }
+  }
+
+  // Of each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
+  // there too.
+  double tail_of(const Bucket& b) const {
+    double seconds = &b == buckets_.data() ? 0 : 2 * profile_.machine.launch;
+    if (b.kind->replicas) {
+      const double mine = static_cast<double>(b.elements / b.kind->multiple) * b.kind->reduced;
+      seconds += cost::collective_seconds("all_reduce", mine, b.kind->replica_group, profile_.machine);
+    }
+    return seconds;
+  }
+
+  void advance(int64_t to) {
+    if (to <= at_) return;
+    now_ += profile_.seconds_between(at_, to);
+    at_ = to;
+  }
+  void start_gather(Bucket& b) {
+    now_ += b.cast;
+    lane_ = std::max(lane_, now_) + b.gather;
+    b.gather_done = lane_;
+    b.gather_begin = at_ * kMoments;
+  }
+  void wait_for(double done) {
+    exposed_ += std::max(0.0, done - now_);
+    now_ = std::max(now_, done);
+  }
+
+  // Gathers of a section as the pass prefetch_gathers places them: by the gather at whose wait each starts.
+  struct Placed {
+    std::vector<std::vector<Bucket*>> before, behind;
+    std::vector<bool> moved;
+  };
+  static Placed place(const std::vector<Bucket*>& gathers, bool forward) {
+    Placed placed{std::vector<std::vector<Bucket*>>(gathers.size()), std::vector<std::vector<Bucket*>>(gathers.size()),
+                  std::vector<bool>(gathers.size())};
+    for (size_t i = 0; i < gathers.size(); ++i) {
+      const UnitChoice& unit = *gathers[i]->unit;
+      const auto depth = static_cast<size_t>(forward ? unit.forward_depth : unit.backward_depth);
+      const size_t target = i - std::min(i, depth);
+      if (target == i) continue;
+      placed.moved[i] = true;
+      (forward ? unit.forward_before : unit.backward_before) ? placed.before[target].push_back(gathers[i])
+                                                             : placed.behind[target].push_back(gathers[i]);
+    }
+    return placed;
+  }
+  void run_gather(const Placed& placed, const std::vector<Bucket*>& gathers, size_t i) {
+    if (!placed.moved[i]) start_gather(*gathers[i]);
+    for (Bucket* b : placed.before[i]) start_gather(*b);
+    wait_for(gathers[i]->gather_done);
+    for (Bucket* b : placed.behind[i]) start_gather(*b);
+  }
+
+  void run_forward() {
+    const Placed placed = place(forward_, true);
+    for (size_t i = 0; i < forward_.size(); ++i) {
+      advance(forward_[i]->fwd_first);
+      run_gather(placed, forward_, i);
+    }
+    advance(profile_.backward_begin);
+    for (Bucket* b : forward_)
+      hold(b->gather_begin, kMoments * (b->unit->keep ? std::max(b->fwd_last, b->bwd_last) : b->fwd_last),
+           gathered_bytes(*b));
+  }
+
+  void run_backward() {
+    const Placed placed = place(backward_, false);
+    size_t next = 0;
+    std::vector<std::vector<Bucket*>> before(reductions_.size()), behind(reductions_.size());
+    std::vector<Bucket*> at_end;
+    for (size_t i = 0; i < reductions_.size(); ++i) {
+      const UnitChoice& unit = *reductions_[i]->unit;
+      const size_t target = i + static_cast<size_t>(unit.sink_depth);
+      if (unit.sink_depth == 0) continue;
+      (target >= reductions_.size() ? at_end
+       : unit.sink_before           ? before[target]
+                                    : behind[target])
+          .push_back(reductions_[i]);
+    }
+    const auto gathers_up_to = [&](int64_t position) {
+      for (; next < backward_.size() && backward_[next]->bwd_first <= position; ++next) {
+        advance(backward_[next]->bwd_first);
+        run_gather(placed, backward_, next);
+      }
+    };
+    const auto finish = [&](Bucket* b) {
+      wait_for(b->reduce_done);
+      hold(b->gradient * kMoments + kPack, std::max(b->gradient * kMoments + kStart, at_ * kMoments - 1),
+           static_cast<int64_t>(static_cast<double>(b->elements) * b->kind->reduced));
+    };
+    for (size_t i = 0; i < reductions_.size(); ++i) {
+      Bucket& b = *reductions_[i];
+      gathers_up_to(b.gradient + 1);
+      advance(b.gradient + 1);
+      now_ += b.pack;
+      for (Bucket* done : before[i]) finish(done);
+      lane_ = std::max(lane_, now_) + b.reduce;
+      b.reduce_done = lane_;
+      for (Bucket* done : behind[i]) finish(done);
+      if (b.unit->sink_depth == 0) finish(&b);
+    }
+    gathers_up_to(std::numeric_limits<int64_t>::max());
+    advance(profile_.body_end);
+    for (Bucket* b : at_end) finish(b);
+    for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
+  }
+
+  static int64_t gathered_bytes(const Bucket& b) {
+    return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->gathered);
+  }
+
+  void hold(int64_t first, int64_t last, int64_t bytes) {
+    if (last < first || bytes == 0) return;
+    changes_.emplace_back(first, bytes);
+    changes_.emplace_back(last + 1, -bytes);
+  }
+
+  // Most bytes alive: what the profile says is alive anyway, and what the buckets hold. Of one micro-batch.
+  int64_t peak() {
+    changes_.resize(changes_.size() / static_cast<size_t>(profile_.micro_batches));
+    const int64_t end = (static_cast<int64_t>(profile_.live[0].size()) - 2) * kMoments;
+    int64_t largest = 0;  // clipped gradient, which the update reads
+    for (const Bucket& b : buckets_) {
+      if (b.kind->reduction.empty() || b.gradient < 0) continue;
+      const auto shard = static_cast<int64_t>(static_cast<double>(b.elements / b.kind->multiple) * b.kind->reduced);
+      hold(b.gradient * kMoments + kStart, end, shard);  // until the update
+      largest = std::max(largest, shard);
+      for (size_t i = b.unit->first; i < b.unit->end; ++i)
+        if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
+          hold(p.gradient * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
+    }
+    hold(profile_.body_end * kMoments, end, largest);
+    std::ranges::sort(changes_);
+    int64_t held = 0, most = 0, from = 0;
+    for (size_t i = 0; i < changes_.size();) {
+      const int64_t position = changes_[i].first;
+      most = std::max(most, held + most_live(from, position - 1));
+      for (; i < changes_.size() && changes_[i].first == position; ++i) held += changes_[i].second;
+      from = position;
+    }
+    return std::max(most, held + most_live(from, end));
+  }
+  int64_t most_live(int64_t first, int64_t last) const {  // of moments
+    return last < first ? 0 : profile_.most_live(first / kMoments, last / kMoments);
+  }
+
+  const StepProfile& profile_;
+  std::vector<Bucket> buckets_;
+  std::vector<Bucket*> forward_, backward_, reductions_;
+  std::vector<std::pair<int64_t, int64_t>> changes_;  // of held bytes, by position
+  double now_ = 0, lane_ = 0, exposed_ = 0;
+  int64_t at_ = 0;
+};
+
+}  // namespace
+
+Prediction predict(const StepProfile& profile, const Schedule& schedule) {
+  return Predictor(profile, schedule).run(true);
+}
+
+double predict_seconds(const StepProfile& profile, const Schedule& schedule) {
+  return Predictor(profile, schedule).run(false).seconds;
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/passes/choose_units.h"
+
+namespace sfsdp::passes {
+namespace {
+
+constexpr double kWorthwhile = 1e-9;  // relative gain below which nothing changes
+
+class Search {
+ public:
+  Search(const StepProfile& profile, const SearchOptions& options)
+      : profile_(profile), options_(options), left_(options.evaluations) {}
+
+  Schedule run(const std::vector<Schedule>& starts) {
+    SFSDP_CHECK(!starts.empty() && !profile_.params.empty(), "nothing to search");
+    std::vector<Scored> scored;
+    for (const Schedule& start : with_cuts(starts))
+      for (const bool keep_all : {false, true}) {
+        if (keep_all && !options_.choose_reshard) continue;
+        Schedule schedule = start;
+        if (keep_all)
+          for (UnitChoice& unit : schedule) unit.keep = true;
+        scored.push_back({std::move(schedule), {}});
+        scored.back().prediction = predict(profile_, scored.back().schedule);
+        --left_;
+      }
+    std::ranges::stable_sort(scored,
+                             [&](const Scored& a, const Scored& b) { return better(a.prediction, b.prediction); });
+    std::optional<Scored> best;
+    constexpr size_t kClimbs = 3;
+    const int64_t share = left_ / static_cast<int64_t>(kClimbs);
+    for (size_t i = 0; i < std::min(kClimbs, scored.size()); ++i) {
+      left_ = share;
+      climb(scored[i]);
+      if (!best || better(scored[i].prediction, best->prediction)) best = scored[i];
+    }
+    for (UnitChoice& unit : best->schedule)
+      if (unit.reason.empty() || unit.reason == "named") unit.reason = "search: no other border found is faster";
+    return best->schedule;
+  }
+
+ private:
+  struct Scored {
+    Schedule schedule;
+    Prediction prediction;
+  };
+
+  bool fits(const Prediction& p) const { return p.peak_bytes <= options_.budget_bytes; }
+  bool better(const Prediction& a, const Prediction& b) const {
+    if (fits(a) != fits(b)) return fits(a);
+    if (!fits(a) && a.peak_bytes != b.peak_bytes) return a.peak_bytes < b.peak_bytes;
+    return a.seconds < b.seconds * (1 - kWorthwhile);
+  }
+
+  // The starts, and cuts into units of about equal compute.
+  std::vector<Schedule> with_cuts(std::vector<Schedule> starts) const {
+    const size_t n = profile_.params.size();
+    for (size_t units = 1; units <= n; units = std::max(units + 1, units * 3 / 2)) {
+      Schedule schedule;
+      size_t first = 0;
+      for (size_t u = 0; u < units && first < n; ++u) {
+        size_t end = std::max(first + 1, n * (u + 1) / units);
+        schedule.push_back({.first = first, .end = end, .reason = ""});
+        first = end;
+      }
+      starts.push_back(std::move(schedule));
+    }
+    return starts;
+  }
+
+  // Takes `candidate` for the current one if it is better.
+  bool take(Scored& now, Schedule candidate) {
+    if (left_-- <= 0) return false;
+    // Time first, which most candidates lose by.
+    if (fits(now.prediction) && predict_seconds(profile_, candidate) >= now.prediction.seconds * (1 - kWorthwhile))
+      return false;
+    const Prediction p = predict(profile_, candidate);
+    if (!better(p, now.prediction)) return false;
+    now = {std::move(candidate), p};
+    return true;
+  }
+
+  using Change = std::function<void(UnitChoice&)>;
+  std::vector<Change> changes() const {
+    std::vector<Change> all = {
+        [](UnitChoice& u) { u.forward_before = !u.forward_before; },
+        [](UnitChoice& u) { u.backward_before = !u.backward_before; },
+        [](UnitChoice& u) { u.sink_before = !u.sink_before; },
+        [](UnitChoice& u) { ++u.forward_depth; },
+        [](UnitChoice& u) { ++u.backward_depth; },
+        [](UnitChoice& u) { ++u.sink_depth; },
+        [](UnitChoice& u) { u.forward_depth = std::max<int64_t>(u.forward_depth - 1, 0); },
+        [](UnitChoice& u) { u.backward_depth = std::max<int64_t>(u.backward_depth - 1, 0); },
+        [](UnitChoice& u) { u.sink_depth = std::max<int64_t>(u.sink_depth - 1, 1); },
+    };
+    if (options_.choose_reshard) all.push_back([](UnitChoice& u) { u.keep = !u.keep; });
+    return all;
+  }
+
+  void climb(Scored& now) {
+    bool improved = true;
+    while (improved && left_ > 0) {
+      improved = false;
+      for (const Change& change : changes()) {  // of all units at once
+        Schedule candidate = now.schedule;
+        for (UnitChoice& unit : candidate) change(unit);
+        improved |= take(now, std::move(candidate));
+      }
+      for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
+        for (const Change& change : changes()) {
+          Schedule candidate = now.schedule;
+          change(candidate[u]);
+          improved |= take(now, std::move(candidate));
+        }
+      }
+      improved |= move_borders(now);
+    }
+  }
+
+  bool move_borders(Scored& now) {
+    bool improved = false;
+    for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
+      if (u + 1 < now.schedule.size()) {
+        Schedule merged = now.schedule;
+        merged[u].end = merged[u + 1].end;
+        merged.erase(merged.begin() + static_cast<std::ptrdiff_t>(u) + 1);
+        improved |= take(now, std::move(merged));
+      }
+      if (u + 1 < now.schedule.size())
+        for (const int64_t by : {1, -1, 4, -4}) {
+          Schedule moved = now.schedule;
+          const int64_t border = static_cast<int64_t>(moved[u].end) + by;
+          if (border <= static_cast<int64_t>(moved[u].first) || border >= static_cast<int64_t>(moved[u + 1].end))
+            continue;
+          moved[u].end = moved[u + 1].first = static_cast<size_t>(border);
+          improved |= take(now, std::move(moved));
+        }
+      const UnitChoice unit = now.schedule[u];
+      const size_t length = unit.end - unit.first;
+      const size_t step = std::max<size_t>(length / 8, 1);
+      for (size_t cut = unit.first + step; cut < unit.end; cut += step) {
+        Schedule split = now.schedule;
+        UnitChoice rest = split[u];
+        rest.first = split[u].end = cut;
+        split.insert(split.begin() + static_cast<std::ptrdiff_t>(u) + 1, rest);
+        if (take(now, std::move(split))) {
+          improved = true;
+          break;
+        }
+      }
+    }
+    return improved;
+  }
+
+  const StepProfile& profile_;
+  SearchOptions options_;
+  int64_t left_;  // evaluations that may still be made
+};
+
+}  // namespace
+
+Schedule search_units(const StepProfile& profile, const std::vector<Schedule>& starts, const SearchOptions& options) {
+  return Search(profile, options).run(starts);
+}
+
+}  // namespace sfsdp::passes

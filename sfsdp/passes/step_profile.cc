@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/step_profile.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/cost/registers.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/param_reads.h"
+#include "sfsdp/passes/split_collectives.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/program.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section, ir::Value;
+
+bool is_forward(Section section) { return section == Section::Fwd || section == Section::Loss; }
+
+// The param that a value was gathered, cast or waited for from; nullptr for others.
+const Op* flat_of(const Value* value) {
+  const Op* op = value->producer();
+  while (op->is("cast") || op->is("wait") || op->is("all_gather.start")) op = op->operands[0]->producer();
+  return op->is("param") && op->has_attr("members") ? op : nullptr;
+}
+
+// Kernels and buffers that buckets bring with them: they are counted by bucket.
+bool belongs_to_bucket(const Op& op) {
+  if (op.is("pack") || op.is("reduce_scatter.start")) return true;
+  if (op.is("accumulate") || op.is("scale")) return op.operands[0]->type().dims.size() == 1;
+  if (op.is("all_reduce.start")) return op.operands[0]->producer()->is("pack");
+  if (op.is("cast") || op.is("all_gather.start") || op.is("wait")) return flat_of(op.result()) != nullptr;
+  return false;
+}
+
+class Profiler {
+ public:
+  Profiler(const Graph& whole, const cost::Machine& machine, cost::Execution execution, int64_t micro_batches)
+      : graph_(one_unit(whole)), program_(sim::make_program(graph_, machine, execution)) {
+    out_.machine = machine;
+    out_.micro_batches = micro_batches;
+  }
+
+  StepProfile run() {
+    read_kinds();
+    read_positions();
+    read_clock();
+    read_live();
+    std::ranges::stable_sort(out_.params, {}, [](const ParamProfile& p) {
+      return p.fwd_first < 0 ? std::numeric_limits<int64_t>::max() : p.fwd_first;
+    });
+    return std::move(out_);
+  }
+
+ private:
+  static Graph one_unit(const Graph& whole) {
+    Graph graph = whole.clone();
+    PassContext ignored;
+    for (const auto& op : graph.ops())
+      if (op->is("param")) op->attrs["unit"] = std::string("all");
+    bucket(graph, {}, ignored);
+    split_collectives(graph, ignored);
+    return graph;
+  }
+
+  void read_kinds() {
+    int64_t ranks = 1;
+    for (const ir::MeshAxis& axis : graph_.mesh)
+      if (axis.name == "dp_shard") ranks = axis.size;
+    for (const auto& op : graph_.ops()) {
+      if (!op->is("param")) continue;
+      const auto& members = op->attr<std::vector<std::string>>("members");
+      const auto& offsets = op->attr<std::vector<int64_t>>("offsets");
+      const int64_t size = op->attr<int64_t>("size");
+      KindProfile kind;
+      kind.stored = static_cast<double>(ir::size_in_bytes(op->result()->type().dtype));
+      kind.multiple = size == op->result()->type().numel() ? 1 : ranks;
+      kind_of_[op.get()] = out_.kinds.size();
+      first_of_.push_back(out_.params.size());
+      for (size_t i = 0; i < members.size(); ++i) {
+        ParamProfile p;
+        p.name = members[i];
+        p.kind = out_.kinds.size();
+        p.elements =
+            (i + 1 < members.size() ? offsets[i + 1] : offsets[i] + op->attr<std::vector<int64_t>>("numels")[i]) -
+            offsets[i];
+        out_.params.push_back(p);
+      }
+      out_.kinds.push_back(kind);
+    }
+    read_gradients();
+    for (const sim::Collective& c : program_.collectives) {
+      const Op& op = *c.op;
+      const Value* sent = op.operands[0];
+      if (const Op* flat = op.is("all_gather.start") ? flat_of(op.result()) : nullptr) {
+        KindProfile& kind = out_.kinds[kind_of_.at(flat)];
+        kind.gathered = static_cast<double>(ir::size_in_bytes(op.result()->type().dtype));
+        kind.casts = sent->producer()->is("cast");
+        kind.gather_group = program_.groups[c.communicator];
+      } else if (sent->producer()->is("pack")) {
+        KindProfile& kind = out_.kinds[gradient_kind_.at(&op)];
+        kind.reduction = c.kind;
+        kind.reduced = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
+        kind.reduce_group = program_.groups[c.communicator];
+      } else if (c.part == sim::Part::Tail && gradient_kind_.contains(&op)) {
+        KindProfile& kind = out_.kinds[gradient_kind_.at(&op)];
+        kind.replicas = true;
+        kind.replica_group = program_.groups[c.communicator];
+        if (kind.reduced == 0) kind.reduced = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
+      }
+    }
+  }
+
+  // Which kind's gradient an op between pack and update holds.
+  void read_gradients() {
+    std::map<std::string, size_t> kind_of_name;
+    for (const auto& [flat, index] : kind_of_) kind_of_name[flat->attr<std::string>("name")] = index;
+    for (const auto& op : graph_.ops()) {
+      if (!op->is("gradient")) continue;
+      const auto kind = kind_of_name.find(op->attr<std::string>("param"));
+      if (kind == kind_of_name.end()) continue;
+      const Op* from = op->operands[0]->producer();
+      while (from->is("wait") || from->is("accumulate") || from->is("cast") || ir::is_collective(*from)) {
+        gradient_kind_[from] = kind->second;
+        from = from->operands[0]->producer();
+      }
+      gradient_kind_[from] = kind->second;
+    }
+  }
+
+  void read_positions() {
+    std::unordered_map<const Value*, size_t> param_of_view;
+    std::unordered_map<const Value*, int64_t> made;
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op& op = *graph_.ops()[i];
+      const auto at = static_cast<int64_t>(i);
+      for (const auto& result : op.results()) made[result.get()] = at;
+      if (op.section != Section::Init && out_.body_begin == 0) out_.body_begin = at;
+      if (op.section == Section::Bwd && out_.backward_begin == 0) out_.backward_begin = at;
+      if (op.section == Section::Bwd || is_forward(op.section)) out_.body_end = at + 1;
+      if (op.is("view"))
+        if (const Op* flat = flat_of(op.operands[0])) {
+          const auto& offsets = flat->attr<std::vector<int64_t>>("offsets");
+          const auto place = std::ranges::find(offsets, op.attr<int64_t>("offset"));
+          const size_t index = first_of_[kind_of_.at(flat)] + static_cast<size_t>(place - offsets.begin());
+          param_of_view[op.result()] = index;
+          note_read(out_.params[index], op.section, at);
+        }
+      if (op.is("pack")) {
+        const size_t first = first_of_[gradient_kind_.at(&op)];
+        for (size_t k = 0; k < op.operands.size(); ++k) {
+          ParamProfile& p = out_.params[first + k];
+          p.gradient = made.at(op.operands[k]);
+          p.gradient_bytes = op.operands[k]->type().bytes();
+          raw_.insert(ir::storage_of(op.operands[k]));
+        }
+        continue;
+      }
+      for (const Value* operand : op.operands) {
+        const auto found = operand ? param_of_view.find(operand) : param_of_view.end();
+        if (found == param_of_view.end()) continue;
+        if (ir::aliased_operand(op) >= 0)
+          for (const auto& result : op.results()) param_of_view[result.get()] = found->second;
+        else
+          note_read(out_.params[found->second], op.section, at);
+      }
+    }
+  }
+
+  static void note_read(ParamProfile& p, Section section, int64_t at) {
+    auto& first = is_forward(section) ? p.fwd_first : p.bwd_first;
+    auto& last = is_forward(section) ? p.fwd_last : p.bwd_last;
+    if (first < 0) first = at;
+    last = at;
+  }
+
+  void read_clock() {
+    std::vector<double> at(graph_.ops().size() + 1);
+    for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
+      const cost::Kernel& kernel = program_.kernels.kernels[k];
+      if (std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); })) continue;
+      if (sim::part_of(kernel.ops[0]->section) == sim::Part::Body)
+        at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds;
+      else
+        out_.tail_seconds += kernel.seconds;
+    }
+    out_.clock.assign(at.size() + 1, 0);
+    for (size_t i = 0; i < at.size(); ++i) out_.clock[i + 1] = out_.clock[i] + at[i];
+    for (const sim::Collective& c : program_.collectives)
+      if (c.part == sim::Part::Tail && !gradient_kind_.contains(c.op)) out_.tail_seconds += c.cost.seconds();
+  }
+
+  void read_live() {
+    plan::MemoryOptions options;
+    const auto in_registers = cost::values_in_registers(graph_, program_.kernels);
+    options.in_registers = [&](const Value* value) { return in_registers.contains(value); };
+    std::vector<int64_t> live(graph_.ops().size() + 2);
+    for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {
+      if (belongs_to_bucket(*b.value->producer())) continue;
+      if (raw_.contains(b.value)) continue;
+      live[static_cast<size_t>(b.first)] += b.bytes;
+      live[static_cast<size_t>(b.last) + 1] -= b.bytes;
+    }
+    for (size_t i = 1; i < live.size(); ++i) live[i] += live[i - 1];
+    out_.live.push_back(std::move(live));
+    for (size_t width = 1; 2 * width <= out_.live[0].size(); width *= 2) {
+      const auto& narrow = out_.live.back();
+      std::vector<int64_t> wide(narrow.size() - width);
+      for (size_t i = 0; i < wide.size(); ++i) wide[i] = std::max(narrow[i], narrow[i + width]);
+      out_.live.push_back(std::move(wide));
+    }
+    for (const auto& op : graph_.ops())
+      if (op->is("param") || op->is("state")) out_.state_bytes += op->result()->type().bytes();
+  }
+
+  Graph graph_;
+  sim::RankProgram program_;
+  StepProfile out_;
+  std::unordered_map<const Op*, size_t> kind_of_;  // of a flat param
+  std::vector<size_t> first_of_;                   // by kind: its first entry in params
+  std::unordered_map<const Op*, size_t> gradient_kind_;
+  std::unordered_set<const Value*> raw_;  // storages of gradients before they are packed
+};
+
+}  // namespace
+
+double StepProfile::seconds_between(int64_t from, int64_t to) const {
+  return clock[static_cast<size_t>(to)] - clock[static_cast<size_t>(from)];
+}
+
+int64_t StepProfile::most_live(int64_t first, int64_t last) const {
+  if (last < first) return 0;
+  const auto level = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(last - first + 1)) - 1);
+  const auto width = int64_t{1} << level;
+  return std::max(live[level][static_cast<size_t>(first)], live[level][static_cast<size_t>(last - width + 1)]);
+}
+
+StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
+                         int64_t micro_batches) {
+  return Profiler(graph, machine, execution, micro_batches).run();
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A step boiled down to what the choice of units depends on: when each parameter is read and its gradient made, on a
+// clock of compute alone, and what is alive meanwhile. A schedule is then timed in microseconds instead of rewriting
+// and simulating the graph; the tests compare both.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/cost/collective_cost.h"
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::passes {
+
+// Parameters of one kind may share a bucket: the same dtypes, collectives and update.
+struct KindProfile {
+  int64_t multiple = 1;  // a bucket's elements are rounded up to it
+  double stored = 0;     // bytes an element, as stored, gathered (0: never gathered) and reduced (0: not trained)
+  double gathered = 0, reduced = 0;
+  bool casts = false;  // shards are cast before they are sent
+  cost::GroupShape gather_group, reduce_group, replica_group;
+  std::string reduction;  // of backward: reduce_scatter, all_reduce; "": none
+  bool replicas = false;  // reduced over replicas too, behind backward
+};
+
+// Positions are those of ops in the graph with all parameters in one unit; -1: never.
+struct ParamProfile {
+  std::string name;
+  size_t kind = 0;
+  int64_t elements = 0;  // rounded up to the alignment within a bucket
+  int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1;
+  int64_t gradient = -1;  // where it is made
+  int64_t gradient_bytes = 0;
+};
+
+struct StepProfile {
+  std::vector<ParamProfile> params;  // in the order in which forward reads them first
+  std::vector<KindProfile> kinds;
+  std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
+  int64_t body_begin = 0, backward_begin = 0, body_end = 0;
+  double tail_seconds = 0;                 // kernels and scalar collectives behind backward
+  std::vector<std::vector<int64_t>> live;  // most bytes alive in [p, p + 2^k), those of buckets left out
+  int64_t state_bytes = 0;
+  int64_t micro_batches = 1;
+  cost::Machine machine;
+
+  double seconds_between(int64_t from, int64_t to) const;  // of forward or backward, whichever a param's reads span
+  int64_t most_live(int64_t first, int64_t last) const;    // over [first, last]
+};
+
+// One unit: parameters [first, end) of the profile.
+struct UnitChoice {
+  size_t first = 0, end = 0;
+  bool keep = false;  // gathered once for forward and backward
+  // Gathers start `depth` gathers ahead, before or after that one's wait; a reduction is waited for at the start of the
+  // one `sink` later, before or after it.
+  int64_t forward_depth = 1, backward_depth = 1, sink_depth = 1;
+  bool forward_before = true, backward_before = false, sink_before = true;
+  std::string reason;  // why it ends where it ends
+};
+using Schedule = std::vector<UnitChoice>;
+
+struct Prediction {
+  double seconds = 0, exposed = 0;  // of the step; of it, waiting for collectives
+  int64_t peak_bytes = 0;           // state included
+};
+
+//   graph: as data parallelism, the optimizer and remat left it, each parameter by itself
+// Throws UserError where parameters are stored otherwise already.
+StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
+                         int64_t micro_batches);
+
+Prediction predict(const StepProfile& profile, const Schedule& schedule);
+// Prediction::seconds alone, in a third of the time.
+double predict_seconds(const StepProfile& profile, const Schedule& schedule);
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/sharded_step.h"
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/mesh/chunk.h"
+
+namespace sfsdp::testing {
+
+std::string sharded_step_text(int64_t world, const std::vector<Param>& params, bool bf16) {
+  std::string head = concat("graph mesh [dp_shard=", world, "] view local\n  %step = state name=step : f32[]\n");
+  std::string fwd = "fwd:\n  %loss0 = full value=0.0 : f32[]\n", bwd = "bwd:\n", clip = "clip:\n", opt = "opt:\n";
+  std::string carries = "  carry %step = %step.new\n", squares, flags;
+  std::string loss = "%loss0";
+  const char* compute = bf16 ? "bf16" : "f32";
+  for (const Param& p : params) {
+    const int64_t rows = ceil_div(p.rows, world), padded = rows * world;
+    const bool uneven = padded != p.rows;
+    const std::string shard = concat("[", rows, "/dp_shard", uneven ? "~" : "", ", ", p.columns, "]"),
+                      plain = concat("[", rows, ", ", p.columns, "]"),
+                      whole = concat("[", p.rows, ", ", p.columns, "]"),
+                      all = concat("[", padded, ", ", p.columns, "]");
+    head += concat("  %", p.name, ".exp_avg = state name=", p.name, ".exp_avg : f32", shard, "\n");
+    head += concat("  %", p.name, ".exp_avg_sq = state name=", p.name, ".exp_avg_sq : f32", shard, "\n");
+    head += concat("  %", p.name, " = param name=", p.name, " rows=", p.rows, " : f32", shard, "\n");
+    const auto gather = [&](const std::string& suffix) {
+      std::string from = p.name, text;
+      if (bf16) {
+        text += concat("  %", p.name, suffix, ".c = cast %", p.name, " : bf16", shard, "\n");
+        from = p.name + suffix + ".c";
+      }
+      text += concat("  %", p.name, suffix, uneven ? ".all" : "", " = all_gather %", from,
+                     " axis=dp_shard dim=0 : ", compute, all, "\n");
+      if (uneven)
+        text += concat("  %", p.name, suffix, " = narrow %", p.name, suffix, ".all dim=0 length=", p.rows,
+                       " start=0 : ", compute, whole, "\n");
+      return text;
+    };
+    fwd += gather(".f");
+    fwd += concat("  %", p.name, ".sq = aten.mul.Tensor %", p.name, ".f, %", p.name, ".f : ", compute, whole, "\n");
+    if (bf16) fwd += concat("  %", p.name, ".sqf = cast %", p.name, ".sq : f32", whole, "\n");
+    fwd += concat("  %", p.name, ".sum = aten.sum %", p.name, bf16 ? ".sqf" : ".sq", " : f32[]\n");
+    fwd += concat("  %", p.name, ".loss = aten.add.Tensor ", loss, ", %", p.name, ".sum alpha=1 : f32[]\n");
+    loss = concat("%", p.name, ".loss");
+    bwd += gather(".b");
+    bwd += concat("  %", p.name, ".g = mul_scalar %", p.name, ".b value=0.25 : ", compute, whole, "\n");
+    std::string gradient = p.name + ".g";
+    if (bf16) {
+      bwd += concat("  %", p.name, ".gf = cast %", gradient, " : f32", whole, "\n");
+      gradient = p.name + ".gf";
+    }
+    if (uneven) {
+      bwd += concat("  %", p.name, ".gp = pad %", gradient, " dim=0 size=", padded, " : f32", all, "\n");
+      gradient = p.name + ".gp";
+    }
+    bwd += concat("  %", p.name, ".rs = reduce_scatter %", gradient, " axis=dp_shard dim=0 : f32", plain, "\n");
+    bwd += concat("  %", p.name, ".acc = accumulate %", p.name, ".rs : f32", plain, "\n");
+    clip += concat("  %", p.name, ".grad = gradient %", p.name, ".acc param=", p.name, " : f32", plain, "\n");
+    squares += concat(squares.empty() ? "" : ", ", "%", p.name, ".grad");
+    flags += squares.find(',') == std::string::npos && flags.empty() ? "false" : ", false";
+    opt += concat("  %", p.name, ".scaled = scale %", p.name, ".grad, %c : f32", plain, "\n");
+    opt += concat("  %", p.name, ".new, %", p.name, ".m, %", p.name, ".v = adamw %", p.name, ", %", p.name,
+                  ".exp_avg, %", p.name, ".exp_avg_sq, %", p.name,
+                  ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 weight_decay=0.125 : f32",
+                  shard, ", f32", shard, ", f32", shard, "\n");
+    carries += concat("  carry %", p.name, " = %", p.name, ".new\n  carry %", p.name, ".exp_avg = %", p.name,
+                      ".m\n  carry %", p.name, ".exp_avg_sq = %", p.name, ".v\n");
+  }
+  const auto n = params.size();
+  clip += concat("  %sq = sum_squares [", squares, "] axis=dp_shard replicated=[", flags, "] : f64[", n, "]\n",
+                 "  %sq.all = all_reduce %sq axis=dp_shard : f64[", n, "]\n",
+                 "  %norm = grad_norm %sq.all : f64[]\n  %nf = non_finite %norm : f32[]\n",
+                 "  %c = clip_coefficient %norm max_norm=1.0 : f32[]\n");
+  opt = "opt:\n  %step.new = step_count %step, %nf : f32[]\n" + opt.substr(5);
+  return concat(head, fwd, bwd, clip, opt, "  return ", loss, ", %norm\n", carries);
+}
+
+}  // namespace sfsdp::testing
