@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compares `sfsdp simulate` with published training runs and prints the table row by row.
 
-  benchmarks/validate_simulator.py [--sfsdp build/release/sfsdp] [--only WORD]
+  benchmarks/validate_simulator.py [--sfsdp build/release/sfsdp] [--only WORD] [--runs FILE.csv]
 
 A group is one source: its cluster gets one factor, fitted on one of its rows; the error is that of the others, and the
 mean over the choices of that row is reported. Rows of one configuration are merged to their median first. Groups of
@@ -27,8 +27,9 @@ MODELS = {
     "llama3-8b": ["llama3", "8B", {}], "llama3-70b": ["llama3", "70B", {}],
     "llama2-7b": llama(4096, 32, 32, 32, 11008, 32000), "llama2-13b": llama(5120, 40, 40, 40, 13824, 32000),
     "llama2-34b": llama(8192, 48, 64, 8, 22016, 32000), "llama2-70b": llama(8192, 80, 64, 8, 28672, 32000),
-    "mpt-760m": mpt(1536, 24, 12), "mpt-1b": mpt(2048, 24, 16), "mpt-3b": mpt(2560, 32, 32),
-    "mpt-7b": mpt(4096, 32, 32), "mpt-13b": mpt(5120, 40, 40), "mpt-30b": mpt(7168, 48, 56),
+    "mpt-125m": mpt(768, 12, 12), "mpt-350m": mpt(1024, 24, 16), "mpt-760m": mpt(1536, 24, 12),
+    "mpt-1b": mpt(2048, 24, 16), "mpt-3b": mpt(2560, 32, 20), "mpt-7b": mpt(4096, 32, 32),
+    "mpt-13b": mpt(5120, 40, 40), "mpt-30b": mpt(7168, 48, 56), "mpt-70b": mpt(8192, 80, 64),
 }
 RECOMPUTATION = {"none": "none", "full": "full", "full(graph)": "full", "selective": "2", "selective-layer": "2",
                  "selective-op": "op", "graph-SAC(default policy)": "op", "remat save_qkv_proj (near-full)": "full"}
@@ -37,32 +38,69 @@ RECOMPUTATION = {"none": "none", "full": "full", "full(graph)": "full", "selecti
 def machine_of(row):
     if row["source"].startswith("IBM"):
         return "a100_400g" if row["gpu"].startswith("A100") else "h100_800g"
-    return {"H100-96G": "h100_96g_500w", "H100-SXM": "dgx_h100", "A100-80G": "a100_80g"}[row["gpu"]]
+    if row["source"].startswith("NVIDIA"):
+        return "dgx_h100"
+    return {"H100-96G": "h100_96g_500w", "H100-SXM": "h100_cloud", "A100-80G": "a100_80g"}[row["gpu"]]
 
 
-def command_of(row, sfsdp, config):
+def execution_of(row):
+    """What ran the step: XLA and traced graphs as our plan; torch.compile with Inductor; aot_eager generates no code."""
+    if row["compile"] == "N" or "aot_eager" in row["notes"]:
+        return "eager"
+    return "compile" if row["compile"] == "Y" else "fused"
+
+
+def attention_of(row):
+    """MaxText uses cuDNN's; llm-foundry's MPT configurations of these runs say attn_impl: triton."""
+    if row["compile"] == "XLA":
+        return "vendor"
+    return "triton" if row["model"].startswith("mpt") else "flash"
+
+
+def recomputation_of(row):
+    """Options to try, first to last, until one fits into the memory.
+
+    fms-fsdp recomputes a share of the blocks, as large as the memory wants, and publishes no share.
+    """
+    if row["source"].startswith("IBM") and row["ac"] == "selective":
+        return ["4", "3", "2", "full"]
+    return [RECOMPUTATION[row["ac"]]]
+
+
+def command_of(row, sfsdp, config, recomputation):
     name, flavor, args = MODELS[row["model"]]
     gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
     command = [sfsdp, "simulate", "--config", config, "--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
-               str(gpus), "--json", "--simulate.execution", "eager" if row["compile"] == "N" else "fused",
-               "--simulate.attention", "vendor" if row["compile"] == "XLA" else "flash", "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
+               str(gpus), "--json", "--simulate.execution", execution_of(row), "--simulate.attention", attention_of(row),
+               "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
                "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
                "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
                "--training.mixed_precision_param", "bfloat16"]
     if name == "gpt":
         args = {**args, "max_positions": int(row["seq"])}
+    if name == "gpt" or row["source"].startswith("IBM"):  # llm-foundry and fms-fsdp reduce in bf16
         command += ["--training.mixed_precision_reduce", "bfloat16"]
     for key, value in args.items():
         command += [f"--model.args.{key}", str(value).lower()]
-    recomputation = RECOMPUTATION[row["ac"]]
     if recomputation in ("none", "full"):
         command += ["--activation_checkpoint.mode", recomputation]
     else:
         command += ["--activation_checkpoint.mode", "selective",
                     "--activation_checkpoint.selective_ac_option", recomputation]
-    if "reshard_after_forward=never" in row["notes"]:
+    if "reshard_after_forward=never" in row["notes"] or "SHARD_GRAD_OP" in row["notes"]:
         command += ["--parallelism.fsdp_reshard_after_forward", "never"]
     return command
+
+
+def predict(row, sfsdp, config):
+    for recomputation in recomputation_of(row):
+        done = subprocess.run(command_of(row, sfsdp, config, recomputation), capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
+        prediction = json.loads(done.stdout)
+        if prediction["fits"]:
+            break
+    return {**prediction, "recomputation": recomputation}
 
 
 def merged(rows):
@@ -80,16 +118,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sfsdp", default=f"{ROOT}/build/release/sfsdp")
     parser.add_argument("--only", default="", help="rows whose source or model holds this word")
+    parser.add_argument("--runs", default=f"{HERE}/published_runs.csv", help="a table of the same columns")
     options = parser.parse_args()
-    with open(f"{HERE}/published_runs.csv") as file:
+    with open(options.runs) as file:
         rows = [r for r in csv.DictReader(file) if options.only in r["source"] + " " + r["model"]]
     by_source = {}
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         for row in merged(rows):
-            done = subprocess.run(command_of(row, options.sfsdp, config.name), capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
-            row["predicted"] = json.loads(done.stdout)
+            row["predicted"] = predict(row, options.sfsdp, config.name)
             by_source.setdefault(row["source"], []).append(row)
     errors = []
     print(f"{'source':38s} {'model':11s} {'gpus':>5s} {'seq':>6s} {'ac':12s} {'tok/s':>7s} {'predicted':>9s} {'factor':>6s}"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a collective costs on a topology: latency of a ring plus bytes over the slowest link.
-// Source: the α–β model; NCCL src/graph/tuning.cc for what α is made of.
+// What a collective costs on a topology: latency of its steps plus bytes over the slowest link, under the fastest of
+// NCCL's protocols and algorithms. Small messages thus reach less bandwidth than large ones, without a step between.
+// Source: the α–β model; NCCL src/graph/tuning.cc for protocols, algorithms and their ratios.
 #pragma once
 
 #include <algorithm>
@@ -29,5 +30,8 @@ struct CollectiveCost {
 // all_reduce begins with. `kind`: all_gather, reduce_scatter, all_reduce, broadcast. 0 for a group of one.
 CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
+
+// How much longer a kernel takes while such a collective runs: 1 + the overlap_slowdown of the farthest link used.
+double overlap_slowdown(GroupShape group, const Machine& machine);
 
 }  // namespace sfsdp::cost

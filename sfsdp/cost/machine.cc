@@ -74,6 +74,8 @@ Link read_link(Table table) {
   link.bandwidth = table.number("bandwidth_gb_s", 1e-6) * 1e9;
   link.base_latency = table.number("base_latency_us", 0) * 1e-6;
   link.hop_latency = table.number("hop_latency_us", 0) * 1e-6;
+  link.overlap_slowdown = table.number("overlap_slowdown", 0, 0.0);
+  link.congestion = table.number("congestion", 0, 0.0);
   table.expect_no_more();
   return link;
 }
@@ -97,6 +99,7 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.matmul_efficiency = table.number("matmul_efficiency", 1e-3, m.matmul_efficiency);
   m.attention_efficiency = table.number("attention_efficiency", 1e-3, m.attention_efficiency);
   m.vendor_attention_efficiency = table.number("vendor_attention_efficiency", 1e-3, m.attention_efficiency);
+  m.triton_attention_efficiency = table.number("triton_attention_efficiency", 1e-3, m.attention_efficiency);
   m.attention_half_length = table.number("attention_half_length", 0, m.attention_half_length);
   m.tile_m = table.whole("tile_m", m.tile_m);
   m.tile_n = table.whole("tile_n", m.tile_n);
@@ -106,11 +109,21 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.memory_efficiency = table.number("memory_efficiency", 1e-3, m.memory_efficiency);
   m.memory_bytes = table.number("memory_gib", 1e-3) * (1LL << 30);
   m.launch = table.number("launch_us", 0) * 1e-6;
+  m.dispatch = table.number("dispatch_us", 0, 0.0) * 1e-6;
   m.devices_per_node = table.whole("devices_per_node", 1);
   m.node = read_link(table.table("node"));
   m.network = read_link(table.table("network"));
   table.expect_no_more();
   return m;
+}
+
+void choose_attention(Machine& machine, const std::string& kernel, const std::string& key) {
+  if (kernel == "vendor")
+    machine.attention_efficiency = machine.vendor_attention_efficiency;
+  else if (kernel == "triton")
+    machine.attention_efficiency = machine.triton_attention_efficiency;
+  else if (kernel != "flash")
+    throw UserError(concat(key, " ", kernel, "\n  expected flash, vendor or triton"));
 }
 
 Machine load_machine(const std::string& path) {

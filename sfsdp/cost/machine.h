@@ -7,34 +7,43 @@
 
 namespace sfsdp::cost {
 
-// Links of one reach. A ring of n ranks costs base_latency + (n - 1) · hop_latency and moves bytes at `bandwidth`.
+// Links of one reach. A ring of n ranks costs base_latency + (n - 1) · hop_latency and moves bytes at `bandwidth`
+// (NCCL's Simple protocol; collective_cost.cc knows the others).
 struct Link {
-  double bandwidth = 0;     // bytes/s per device, each way, as large collectives reach it
-  double base_latency = 0;  // s per collective
-  double hop_latency = 0;   // s per step of a ring
+  double bandwidth = 0;         // bytes/s per device, each way, as large collectives reach it between two nodes
+  double base_latency = 0;      // s per collective
+  double hop_latency = 0;       // s per step of a ring
+  double overlap_slowdown = 0;  // share by which a kernel is slower while a collective runs on these links: NCCL's
+                                // kernels hold multiprocessors and memory bandwidth
+  double congestion = 0;        // network: of k nodes each reaches bandwidth / (1 + congestion · log2 k)
 };
 
 struct Machine {
   std::string name;
   std::string device;  // "H100 SXM 700 W"
   // Device.
-  double peak_bf16 = 0;                      // FLOP/s, dense, bf16 and f16
-  double peak_f32 = 0;                       // FLOP/s of f32 products
-  double matmul_efficiency = 0.75;           // of the peak that large products reach
-  double attention_efficiency = 0.5;         // of the bf16 peak that long causal attention reaches (FlashAttention-2)
-  double attention_half_length = 300;        // sequence length at which attention reaches half of that
-  double vendor_attention_efficiency = 0.5;  // the same of the vendor's kernel (cuDNN)
-  int64_t tile_m = 128, tile_n = 256;        // of a product's output per multiprocessor
-  int64_t multiprocessors = 1;               // how many tiles run at once; 1: products are not cut into waves
-  double half_k = 0;                         // depth of a product at which it reaches half of its rate
-  double memory_bandwidth = 0;               // bytes/s, of the data sheet
-  double memory_efficiency = 0.8;            // of it that large pointwise kernels reach
+  double peak_bf16 = 0;                       // FLOP/s, dense, bf16 and f16
+  double peak_f32 = 0;                        // FLOP/s of f32 products
+  double matmul_efficiency = 0.75;            // of the peak that large products reach
+  double attention_efficiency = 0.5;          // of the bf16 peak that long causal attention reaches (FlashAttention-2)
+  double attention_half_length = 300;         // sequence length at which attention reaches half of that
+  double vendor_attention_efficiency = 0.5;   // the same of the vendor's kernel (cuDNN)
+  double triton_attention_efficiency = 0.25;  // the same of FlashAttention's algorithm in Triton, before version 2
+  int64_t tile_m = 128, tile_n = 256;         // of a product's output per multiprocessor
+  int64_t multiprocessors = 1;                // how many tiles run at once; 1: products are not cut into waves
+  double half_k = 0;                          // depth of a product at which it reaches half of its rate
+  double memory_bandwidth = 0;                // bytes/s, of the data sheet
+  double memory_efficiency = 0.8;             // of it that large pointwise kernels reach
   double memory_bytes = 0;
-  double launch = 0;  // s per kernel
+  double launch = 0;    // s per kernel
+  double dispatch = 0;  // s of the host per op that it issues (PyTorch from Python)
   // Topology: devices_per_node share `node`; beyond it, `network`.
   int64_t devices_per_node = 1;
   Link node, network;
 };
+
+// "flash", "vendor" or "triton": makes that kernel's efficiency the machine's. throws: UserError naming them
+void choose_attention(Machine& machine, const std::string& kernel, const std::string& key);
 
 // throws: UserError naming file, key, expected and got
 Machine load_machine(const std::string& path);

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
@@ -15,70 +17,7 @@ namespace {
 
 using ir::Op, ir::Type, ir::Value;
 
-enum class Class : uint8_t { Free, Product, Attention, Fusible, Alone, Collective };
-
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-bool is_product(const Op& op) {
-  return op.is("aten.mm") || op.is("aten.addmm") || op.is("aten.bmm") || op.is("aten.baddbmm");
-}
-
-Class class_of(const Op& op) {
-  if (ir::is_collective(op)) return Class::Collective;
-  if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
-  if (op.is("constant") || op.is("scalar")) return Class::Free;
-  if (is_product(op) || contains(op.opcode, "convolution")) return Class::Product;
-  if (contains(op.opcode, "scaled_dot_product")) return Class::Attention;
-  // Kernels of their own: gathers and scatters by index, the optimizer, packing into buckets.
-  for (const char* alone : {"embedding", "index", "scatter", "gather", "sort", "topk"})
-    if (contains(op.opcode, alone)) return Class::Alone;
-  if (op.is("adamw") || op.is("sgd") || op.is("pack") || op.is("sum_squares")) return Class::Alone;
-  return Class::Fusible;
-}
-
-// Batch, rows, columns, depth of a product.
-struct ProductShape {
-  double batch = 1, m = 1, n = 1, k = 1;
-};
-
-ProductShape shape_of(const Op& op) {
-  ProductShape s;
-  const Type& out = op.result()->type();
-  if (contains(op.opcode, "convolution")) {  // as one product: output elements × weight elements of one output channel
-    const auto weight = op.operands[1]->type().shape();
-    s.m = static_cast<double>(out.numel());
-    for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
-    return s;
-  }
-  const size_t first = op.is("aten.addmm") || op.is("aten.baddbmm") ? 1 : 0;
-  const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();
-  const size_t rank = a.size();
-  if (rank == 3) s.batch = static_cast<double>(a[0]);
-  s.m = static_cast<double>(a[rank - 2]);
-  s.k = static_cast<double>(a[rank - 1]);
-  s.n = static_cast<double>(b[rank - 1]);
-  return s;
-}
-
-struct AttentionShape {
-  double pairs = 0;  // batch × heads × query positions × key positions
-  double width = 0, length = 0;
-  bool causal = false, backward = false;
-};
-
-AttentionShape attention_of(const Op& op) {
-  AttentionShape s;
-  s.backward = contains(op.opcode, "backward");
-  const size_t q = s.backward ? 1 : 0;
-  const auto query = op.operands[q]->type().shape(), key = op.operands[q + 1]->type().shape();
-  SFSDP_CHECK(query.size() == 4 && key.size() == 4, op.opcode, " of ", query.size(), " dimensions");
-  s.pairs = static_cast<double>(query[0] * query[1] * query[2] * key[2]);
-  s.width = static_cast<double>(query[3]);
-  s.length = static_cast<double>(key[2]);
-  const auto causal = op.attrs.find("is_causal");
-  s.causal = causal != op.attrs.end() && std::get<bool>(causal->second);
-  return s;
-}
+using Readers = std::unordered_map<const Value*, std::vector<const Op*>>;
 
 double peak_of(const Op& op, const Machine& m) {
   const ir::DType dtype = op.result()->type().dtype;
@@ -86,7 +25,7 @@ double peak_of(const Op& op, const Machine& m) {
 }
 
 double product_seconds(const Op& op, const Machine& machine) {
-  const ProductShape s = shape_of(op);
+  const ProductShape s = product_shape(op);
   double rate = peak_of(op, machine) * machine.matmul_efficiency;
   if (machine.half_k > 0) rate *= s.k / (s.k + machine.half_k);
   if (machine.multiprocessors > 1) {  // the last wave of tiles leaves multiprocessors idle
@@ -98,16 +37,31 @@ double product_seconds(const Op& op, const Machine& machine) {
   return flops_of(op) / rate;
 }
 
+// A pair of positions costs width multiply-adds per product and one exponential, whatever the width: narrow heads are
+// slower per flop. FlashAttention's published curves: width 64 reaches 0.77 of width 128's rate (FlashAttention-3, long
+// causal sequences), and width 256 hardly more than 128.
 double attention_seconds(const Op& op, const Machine& machine) {
-  const AttentionShape s = attention_of(op);
-  const double rate =
-      peak_of(op, machine) * machine.attention_efficiency * s.length / (s.length + machine.attention_half_length);
+  const AttentionShape s = attention_shape(op);
+  constexpr double kFullWidth = 128, kExponential = 54;  // in multiply-adds
+  const double width = std::min(s.width, kFullWidth);
+  const double narrow = width / (width + kExponential) * (kFullWidth + kExponential) / kFullWidth;
+  const double rate = peak_of(op, machine) * machine.attention_efficiency * narrow * s.length /
+                      (s.length + machine.attention_half_length);
   return flops_of(op) / rate;
 }
 
+// Bytes that `op` reads of `operand`: all of it, but of what is picked by index as much as is picked.
+double bytes_read(const Op& op, const Value& operand) {
+  const auto all = static_cast<double>(std::min(operand.type().bytes(), ir::storage_of(&operand)->type().bytes()));
+  const bool picks = op.is("aten.embedding") || op.is("aten.nll_loss_forward") || op.is("aten.gather");
+  if (!picks || &operand != op.operands[0]) return all;
+  // An element of a row is a memory sector of 32 bytes.
+  const double sectors = 32.0 * static_cast<double>(op.operands[1]->type().numel());
+  return std::min(all, std::max(sectors, static_cast<double>(op.result()->type().bytes())));
+}
+
 // Bytes that cross the border of a group of ops: each outside value read once, each value that is read outside written.
-double border_bytes(const std::vector<const Op*>& ops,
-                    const std::unordered_map<const Value*, std::vector<const Op*>>& readers) {
+double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
   const std::unordered_set<const Op*> inside(ops.begin(), ops.end());
   std::set<const Value*> read;
   double bytes = 0;
@@ -116,7 +70,7 @@ double border_bytes(const std::vector<const Op*>& ops,
       if (!operand) continue;
       const Value* from = ir::storage_of(operand);
       if (inside.contains(from->producer()) || !read.insert(from).second) continue;
-      bytes += static_cast<double>(std::min(operand->type().bytes(), from->type().bytes()));
+      bytes += bytes_read(*op, *operand);
     }
     for (const auto& result : op->results()) {
       const auto found = readers.find(result.get());
@@ -129,66 +83,156 @@ double border_bytes(const std::vector<const Op*>& ops,
   return bytes;
 }
 
-}  // namespace
-
-double flops_of(const Op& op) {
-  switch (class_of(op)) {
-    case Class::Product: {
-      const ProductShape s = shape_of(op);
-      return 2 * s.batch * s.m * s.n * s.k;
-    }
-    case Class::Attention: {
-      // Two products of every pair forward, five backward; the masked half is not computed.
-      const AttentionShape s = attention_of(op);
-      return (s.backward ? 10.0 : 4.0) * s.pairs * s.width * (s.causal ? 0.5 : 1.0);
-    }
-    default: return 0;
-  }
-}
-
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
-  KernelTable table;
-  table.kernel_of.assign(graph.ops().size(), -1);
-  // By storage: who reads a value, through views.
-  std::unordered_map<const Value*, std::vector<const Op*>> readers;
+// By storage: who reads a value, through views; nullptr: the world outside.
+Readers readers_of(const ir::Graph& graph) {
+  Readers readers;
   for (const auto& op : graph.ops())
     if (class_of(*op) != Class::Free)
       for (const Value* operand : op->operands)
         if (operand) readers[ir::storage_of(operand)].push_back(op.get());
   for (const Value* output : graph.outputs) readers[ir::storage_of(output)].push_back(nullptr);
   for (const ir::Carry& carry : graph.carries) readers[ir::storage_of(carry.next)].push_back(nullptr);
+  return readers;
+}
 
-  int open = -1;  // the group that the next fusible op may join
-  ir::Section section = ir::Section::Init;
-  for (size_t i = 0; i < graph.ops().size(); ++i) {
-    const Op& op = *graph.ops()[i];
-    const Class kind = class_of(op);
-    // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
-    if (kind == Class::Collective || ir::is_wait(op)) open = -1;
-    if (kind == Class::Free || kind == Class::Collective) continue;
-    const bool fuses = kind == Class::Fusible && execution == Execution::Fused;
-    if (!fuses || op.section != section) open = -1;
-    section = op.section;
-    if (open < 0) {
-      open = static_cast<int>(table.kernels.size());
-      table.kernels.emplace_back();
-    }
-    table.kernel_of[i] = open;
-    table.kernels[static_cast<size_t>(open)].ops.push_back(&op);
-    if (!fuses) open = -1;
+// layers.3 of layers.3.attention.wq; nothing of a module that is in no numbered block.
+std::string_view block_of(std::string_view path) {
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const std::string_view part = path.substr(begin, end - begin);
+    if (part.find_first_not_of("0123456789") == std::string_view::npos) return path.substr(0, end);
+    begin = end + 1;
   }
-  for (Kernel& kernel : table.kernels) {
-    const Op& op = *kernel.ops[0];
-    kernel.bytes = border_bytes(kernel.ops, readers);
+  return {};
+}
+
+// Ops that multiply complex numbers as pairs of reals (rotary embeddings): eager models have one kernel for it.
+std::unordered_set<const Op*> complex_products(const ir::Graph& graph) {
+  std::unordered_set<const Op*> found;
+  for (const auto& op : graph.ops()) {
+    if (class_of(*op) != Class::Fusible || op->is("aten._to_copy") || op->is("cast")) continue;
+    for (const Value* operand : op->operands) {
+      if (!operand) continue;
+      const Op* from = operand->producer();
+      const bool half = from->is("aten.select.int") && from->operands[0]->type().shape().back() == 2;
+      if (half || found.contains(from)) found.insert(op.get());
+    }
+  }
+  return found;
+}
+
+// Casts that only a pack reads: the copy into the reduction's buffer casts on its way.
+std::unordered_set<const Op*> packed_casts(const ir::Graph& graph, const Readers& readers) {
+  std::unordered_set<const Op*> found;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("cast")) continue;
+    const auto all = readers.find(op->result());
+    if (all == readers.end()) continue;
+    if (std::ranges::all_of(all->second, [](const Op* reader) { return reader && reader->is("pack"); }))
+      found.insert(op.get());
+  }
+  return found;
+}
+
+bool is_gathered(const Op& op) {
+  return op.is("all_gather") || (ir::is_wait(op) && op.operands[0]->producer()->is("all_gather.start"));
+}
+
+class Former {
+ public:
+  Former(const ir::Graph& graph, const Machine& machine, Execution execution)
+      : graph_(graph), machine_(machine), execution_(execution), readers_(readers_of(graph)) {
+    casts_ = packed_casts(graph, readers_);
+    if (execution == Execution::Eager) complex_ = complex_products(graph);
+  }
+
+  KernelTable form() {
+    table_.kernel_of.assign(graph_.ops().size(), -1);
+    for (size_t i = 0; i < graph_.ops().size(); ++i) table_.kernel_of[i] = place(*graph_.ops()[i]);
+    for (Kernel& kernel : table_.kernels) time(kernel);
+    return std::move(table_);
+  }
+
+ private:
+  // The kernel that op begins or joins.
+  int place(const Op& op) {
+    const Class kind = class_of(op);
+    ++dispatched_;
+    // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
+    if (kind == Class::Collective || ir::is_wait(op)) open_ = -1;
+    if (execution_ != Execution::Fused && is_gathered(op)) return begin(op);
+    if (kind == Class::Free || kind == Class::Collective || casts_.contains(&op)) return -1;
+    const bool joins = kind == Class::Fusible && is_fused(op);
+    const std::string_view block = execution_ == Execution::Compile ? block_of(op.module_path) : std::string_view();
+    if (!joins || op.section != section_ || block != block_) open_ = -1;
+    section_ = op.section;
+    block_ = block;
+    const int kernel = open_ < 0 ? begin(op) : open_;
+    if (kernel == open_) table_.kernels[static_cast<size_t>(kernel)].ops.push_back(&op);
+    open_ = joins ? kernel : -1;
+    return kernel;
+  }
+
+  bool is_fused(const Op& op) const {
+    switch (execution_) {
+      case Execution::Fused: return true;
+      case Execution::Compile: return !block_of(op.module_path).empty();
+      case Execution::Eager: return complex_.contains(&op);
+    }
+    return false;
+  }
+
+  int begin(const Op& op) {
+    Kernel kernel;
+    if (op.is("pack"))
+      for (const Value* operand : op.operands)
+        if (operand && casts_.contains(operand->producer())) kernel.ops.push_back(operand->producer());
+    kernel.ops.push_back(&op);
+    // A compiled block issues its kernels without dispatching each op; a plan is issued as a whole.
+    if (execution_ == Execution::Eager) kernel.host = machine_.dispatch * dispatched_;
+    if (execution_ == Execution::Compile) kernel.host = machine_.dispatch;
+    dispatched_ = 0;
+    table_.kernels.push_back(std::move(kernel));
+    return static_cast<int>(table_.kernels.size()) - 1;
+  }
+
+  void time(Kernel& kernel) const {
+    const Op& op = *kernel.ops.back();
+    // Copied out of the buffer into the parameters.
+    kernel.bytes =
+        is_gathered(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
     kernel.flops = flops_of(op);
     const Class kind = class_of(op);
-    const double compute = kind == Class::Product     ? product_seconds(op, machine)
-                           : kind == Class::Attention ? attention_seconds(op, machine)
+    const double compute = kind == Class::Product     ? product_seconds(op, machine_)
+                           : kind == Class::Attention ? attention_seconds(op, machine_)
                                                       : 0;
     kernel.seconds =
-        machine.launch + std::max(compute, kernel.bytes / (machine.memory_bandwidth * machine.memory_efficiency));
+        machine_.launch + std::max(compute, kernel.bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
   }
-  return table;
+
+  const ir::Graph& graph_;
+  const Machine& machine_;
+  const Execution execution_;
+  const Readers readers_;
+  std::unordered_set<const Op*> casts_, complex_;
+  KernelTable table_;
+  int open_ = -1;          // the group that the next op may join
+  double dispatched_ = 0;  // ops since the last kernel
+  ir::Section section_ = ir::Section::Init;
+  std::string_view block_;
+};
+
+}  // namespace
+
+Execution parse_execution(const std::string& text, const std::string& key) {
+  if (text == "eager") return Execution::Eager;
+  if (text == "compile") return Execution::Compile;
+  if (text == "fused") return Execution::Fused;
+  throw UserError(concat(key, " ", text, "\n  expected fused, compile or eager"));
+}
+
+KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
+  return Former(graph, machine, execution).form();
 }
 
 }  // namespace sfsdp::cost

@@ -4,33 +4,41 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::cost {
 
+// Who runs the graph. Eager and Compile are PyTorch's FSDP2, for comparison: a gathered unit is copied out into its
+// parameters, and the host issues the kernels, which the device may have to wait for.
 enum class Execution : uint8_t {
-  Eager,  // a kernel per op
-  Fused,  // chains of pointwise ops and reductions are one kernel
+  Eager,    // a kernel per op
+  Compile,  // chains of pointwise ops and reductions within one block (layers.3) are one kernel; outside blocks as Eager
+  Fused,    // our plan: chains are one kernel wherever they stand, parameters are views, the step is issued as a whole
 };
+
+// "eager", "compile" or "fused"; throws UserError naming them. `key` is what the text was given as.
+Execution parse_execution(const std::string& text, const std::string& key);
 
 struct Kernel {
   std::vector<const ir::Op*> ops;  // in order; views and what moves no data are in none
   double flops = 0;
   double bytes = 0;
-  double seconds = 0;
+  double seconds = 0;  // on the device
+  double host = 0;     // s that the host is busy before the device may begin
 };
 
 struct KernelTable {
   std::vector<Kernel> kernels;
-  std::vector<int> kernel_of;  // by position of the op in the graph; -1: costs nothing or is a collective
+  // By position of the op in the graph; -1: costs nothing, is a collective, or runs inside a later kernel. The wait of
+  // a gather has a kernel where the gathered unit is copied out.
+  std::vector<int> kernel_of;
 };
 
 KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
-
-// Floating point operations of one op: products and attention; 0 for all else.
-double flops_of(const ir::Op& op);
 
 }  // namespace sfsdp::cost

@@ -106,12 +106,21 @@ class Predictor {
 
   void advance(int64_t to) {
     if (to <= at_) return;
-    now_ += profile_.seconds_between(at_, to);
+    compute(profile_.seconds_between(at_, to));
     at_ = to;
   }
+  // Kernels are slower while a collective runs beside them.
+  void compute(double alone) {
+    const double shared = std::max(0.0, lane_ - now_);
+    now_ += alone * slowdown_ <= shared ? alone * slowdown_ : alone + shared * (1 - 1 / slowdown_);
+  }
+  void start(double seconds, cost::GroupShape group) {
+    lane_ = std::max(lane_, now_) + seconds;
+    slowdown_ = cost::overlap_slowdown(group, profile_.machine);
+  }
   void start_gather(Bucket& b) {
-    now_ += b.cast;
-    lane_ = std::max(lane_, now_) + b.gather;
+    compute(b.cast);
+    start(b.gather, b.kind->gather_group);
     b.gather_done = lane_;
     b.gather_begin = at_ * kMoments;
   }
@@ -187,9 +196,9 @@ class Predictor {
       Bucket& b = *reductions_[i];
       gathers_up_to(b.gradient + 1);
       advance(b.gradient + 1);
-      now_ += b.pack;
+      compute(b.pack);
       for (Bucket* done : before[i]) finish(done);
-      lane_ = std::max(lane_, now_) + b.reduce;
+      start(b.reduce, b.kind->reduce_group);
       b.reduce_done = lane_;
       for (Bucket* done : behind[i]) finish(done);
       if (b.unit->sink_depth == 0) finish(&b);
@@ -243,7 +252,7 @@ class Predictor {
   std::vector<Bucket> buckets_;
   std::vector<Bucket*> forward_, backward_, reductions_;
   std::vector<std::pair<int64_t, int64_t>> changes_;  // of held bytes, by position
-  double now_ = 0, lane_ = 0, exposed_ = 0;
+  double now_ = 0, lane_ = 0, slowdown_ = 1, exposed_ = 0;
   int64_t at_ = 0;
 };
 

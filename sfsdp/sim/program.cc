@@ -49,9 +49,8 @@ class Maker {
         if (!ir::is_start(op)) wait(op, &op, position);
       } else if (ir::is_wait(op)) {
         wait(op, op.operands[0]->producer(), position);
-      } else if (const int k = out_.kernels.kernel_of[i]; k >= 0) {
-        compute(op, static_cast<size_t>(k), position);
       }
+      if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
     }
     // A stretch is a range of `order`; the parts' own lists are put one behind the other.
     for (size_t p = 0; p < kParts; ++p) {
@@ -63,7 +62,7 @@ class Maker {
   }
 
  private:
-  // A fused kernel runs where its first op stands.
+  // A fused kernel runs where its first op stands, the copy out of a gather behind its wait.
   void compute(const Op& op, size_t kernel, int64_t position) {
     if (out_.kernel_position[kernel] >= 0) return;
     out_.kernel_position[kernel] = position;
@@ -73,7 +72,6 @@ class Maker {
       tasks.push_back({.kind = Task::Compute, .first = order_[part].size()});
     order_[part].push_back(kernel);
     ++tasks.back().count;
-    tasks.back().seconds += out_.kernels.kernels[kernel].seconds;
   }
 
   void start(const Op& op, int64_t position) {
@@ -85,6 +83,7 @@ class Maker {
     c.kind = ir::collective_kind(op);
     c.bytes = bytes_of(op);
     c.communicator = communicator_of(axes);
+    c.slowdown = cost::overlap_slowdown(out_.groups[c.communicator], machine_);
     c.cost = cost::collective_cost(c.kind, c.bytes, out_.groups[c.communicator], machine_);
     c.turn = out_.turns[static_cast<size_t>(c.part)][c.communicator]++;
     collective_of_.emplace(&op, out_.collectives.size());

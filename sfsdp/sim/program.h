@@ -27,6 +27,7 @@ struct Collective {
   std::string kind;  // all_gather, …
   double bytes = 0;  // of the larger side: what a gather makes, what a reduction reads
   cost::CollectiveCost cost;
+  double slowdown = 1;  // what kernels take longer while it runs
   size_t communicator = 0;
   int64_t turn = 0;  // how many of its part come before it on its communicator
 };
@@ -34,7 +35,6 @@ struct Collective {
 struct Task {
   enum Kind : uint8_t { Compute, Start, Wait } kind = Compute;
   size_t first = 0, count = 0;  // Compute: kernels in `order`
-  double seconds = 0;           // Compute: of all of them
   size_t collective = 0;        // Start, Wait
   int64_t position = 0;         // Start, Wait: of the op in the graph
 };

@@ -38,6 +38,9 @@ struct Group {
 
 struct Rank {
   double now = 0, slowness = 1;
+  double host = 0;  // when its host is through with what it has issued
+  // Until when collectives that it began will run, as far as it can know; and how much longer kernels take beside them.
+  double busy_until = 0, slowdown = 1;
   size_t pass = 0, task = 0;   // where it stands
   int64_t waits_for = -1;      // number of the turn; -1: for none
   size_t waits_on = 0;         // its communicator
@@ -145,29 +148,33 @@ class Simulator {
   }
 
   void compute(size_t r, const Task& task) {
+    // A kernel begins when the host has issued it; while a collective runs beside it, it is slower.
     Rank& rank = ranks_[r];
-    if (r == 0) {
-      double offset = 0;
-      for (size_t i = task.first; i < task.first + task.count; ++i) {
-        const cost::Kernel& kernel = program_.kernels.kernels[program_.order[i]];
-        const double begin = rank.now + offset * rank.slowness;
-        offset += kernel.seconds;
-        out_.events.push_back({.op = kernel.ops[0],
-                               .position = program_.kernel_position[program_.order[i]],
-                               .begin = begin,
-                               .end = rank.now + offset * rank.slowness,
-                               .bytes = kernel.bytes});
-      }
-      out_.compute_seconds += task.seconds * rank.slowness;
+    for (size_t i = task.first; i < task.first + task.count; ++i) {
+      const cost::Kernel& kernel = program_.kernels.kernels[program_.order[i]];
+      rank.host += kernel.host;
+      const double begin = std::max(rank.now, rank.host), alone = kernel.seconds * rank.slowness;
+      const double shared = std::max(0.0, rank.busy_until - begin);
+      const double seconds =
+          alone * rank.slowdown <= shared ? alone * rank.slowdown : alone + shared * (1 - 1 / rank.slowdown);
+      rank.now = begin + seconds;
+      if (r > 0) continue;
+      out_.compute_seconds += seconds;
+      out_.events.push_back({.op = kernel.ops[0],
+                             .position = program_.kernel_position[program_.order[i]],
+                             .begin = begin,
+                             .end = rank.now,
+                             .bytes = kernel.bytes});
     }
-    rank.now += task.seconds * rank.slowness;
   }
 
   void start(size_t r, const Task& task) {
-    const Rank& rank = ranks_[r];
+    Rank& rank = ranks_[r];
     const Collective& c = program_.collectives[task.collective];
     Group& group = groups_[c.communicator][rank.groups[c.communicator]];
     const int64_t number = turn_of(c, rank.pass);
+    rank.busy_until = std::max(rank.busy_until, rank.now) + c.cost.seconds();
+    rank.slowdown = c.slowdown;
     while (group.first + static_cast<int64_t>(group.turns.size()) <= number)
       group.turns.push_back({.collective = task.collective, .left = group.ranks.size()});
     Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
@@ -199,6 +206,7 @@ class Simulator {
       out_.events.back().position = task.position;
     }
     rank.now = end;
+    rank.busy_until = std::max(rank.busy_until, turn.end);
     --turn.left;
     while (!group.turns.empty() && group.turns.front().left == 0 && group.turns.front().end >= 0) {
       group.turns.pop_front();

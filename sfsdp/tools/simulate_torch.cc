@@ -26,9 +26,9 @@ constexpr const char* kHelp =
     "  --machine M                 a machine file, such as machines/dgx_h100.toml\n"
     "  --world N                   ranks; without it the axes of --mesh multiply to them\n"
     "  --mesh A=N,...              dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree\n"
-    "  --simulate.execution E      fused: chains of pointwise ops and reductions are one kernel; eager: a kernel per "
-    "op\n"
-    "  --simulate.attention A      flash or vendor: whose kernel's efficiency the machine file gives\n"
+    "  --simulate.execution E      fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 "
+    "with a kernel per op\n"
+    "  --simulate.attention A      flash, vendor or triton: whose kernel's efficiency the machine file gives\n"
     "  --simulate.jitter X         stragglers: each rank's kernels take up to X longer, drawn once per rank\n"
     "  --simulate.seed N           of these draws\n"
     "  --simulate.timelines T      collapsed: ranks that are alike have one; per_rank: one each, as under jitter\n"
@@ -49,15 +49,15 @@ cost::Machine machine_of(const Request& request) {
   if (!request.has("machine"))
     throw UserError("--machine is missing\n  expected a machine file, such as machines/dgx_h100.toml");
   cost::Machine machine = cost::load_machine(request.get("machine", ""));
-  if (choice_of(request, "simulate.attention", {"flash", "vendor"}) == "vendor")
-    machine.attention_efficiency = machine.vendor_attention_efficiency;
+  cost::choose_attention(machine, choice_of(request, "simulate.attention", {"flash", "vendor", "triton"}),
+                         "--simulate.attention");
   return machine;
 }
 
 sim::SimulateOptions options_of(const Request& request) {
   sim::SimulateOptions options;
-  const std::string execution = choice_of(request, "simulate.execution", {"fused", "eager"});
-  options.execution = execution == "fused" ? cost::Execution::Fused : cost::Execution::Eager;
+  options.execution = cost::parse_execution(choice_of(request, "simulate.execution", {"fused", "compile", "eager"}),
+                                            "--simulate.execution");
   options.jitter = number_of(request, "simulate.jitter", 0);
   options.seed = static_cast<uint64_t>(number_of(request, "simulate.seed", 0));
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/cost/collective_cost.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace sfsdp::cost {
+namespace {
+
+// Seconds and bytes/s as small whole numbers; 8 devices a node.
+Machine small_machine() {
+  Machine m;
+  m.devices_per_node = 8;
+  m.node = {.bandwidth = 100, .base_latency = 5, .hop_latency = 2};
+  m.network = {.bandwidth = 10, .base_latency = 50, .hop_latency = 7};
+  return m;
+}
+
+TEST_CASE("collective cost: large ones are a ring of Simple, latency by hops, all links of a node to the network") {
+  const Machine m = small_machine();
+  CHECK(collective_seconds("all_gather", 8e5, {1, 1}, m) == 0);
+  CHECK(collective_seconds("all_gather", 8e5, {8, 1}, m) == doctest::Approx(5 + 7 * 2 + 8e5 * 7 / 8.0 / 100));
+  CHECK(collective_seconds("all_reduce", 8e5, {8, 1}, m) == doctest::Approx(5 + 14 * 2 + 2 * 8e5 * 7 / 8.0 / 100));
+  // 4 nodes of 8: the network's 8 links carry 3/4 of the bytes; the inside 31/32 of them
+  CHECK(collective_seconds("reduce_scatter", 8e5, {32, 1}, m) ==
+        doctest::Approx(50 + 28 * 2 + 3 * 7 + std::max(8e5 * 31 / 32.0 / 100, 8e5 * 0.75 / (8 * 10))));
+  // one rank of each node: nothing passes inside
+  CHECK(collective_seconds("all_gather", 8e5, {4, 8}, m) == doctest::Approx(50 + 3 * 7 + 8e5 * 0.75 / 10));
+}
+
+TEST_CASE("collective cost: small ones take LL's latency and half of the bandwidth") {
+  const Machine m = small_machine();
+  CHECK(collective_seconds("all_gather", 8, {8, 1}, m) ==
+        doctest::Approx(0.8 * 5 + 0.18 * 7 * 2 + 8 * 7 / 8.0 / (0.5 * 100)));
+}
+
+TEST_CASE("collective cost: a tree reduces over many nodes in fewer steps, a ring in fewer bytes") {
+  const Machine m = small_machine();
+  const GroupShape one_of_each_node = {64, 8};
+  CHECK(collective_seconds("all_reduce", 1e-6, one_of_each_node, m) ==
+        doctest::Approx(0.8 * 50 + 0.18 * 2 * 6 * 7));  // log2 of 64 nodes, up and down
+  CHECK(collective_seconds("all_reduce", 1e9, one_of_each_node, m) ==
+        doctest::Approx(2 * 1e9 * 63 / 64 / 10).epsilon(1e-5));
+}
+
+TEST_CASE("collective cost: congestion takes a share of the network per doubling of nodes") {
+  Machine m = small_machine();
+  m.network.congestion = 0.5;
+  CHECK(collective_seconds("all_gather", 1e9, {8, 1}, m) ==
+        collective_seconds("all_gather", 1e9, {8, 1}, small_machine()));
+  CHECK(collective_seconds("all_gather", 1e9, {64, 1}, m) ==
+        doctest::Approx(1e9 * 7 / 8 / (8 * 10 / (1 + 0.5 * 3))).epsilon(1e-5));
+}
+
+TEST_CASE("collective cost: more bytes and more ranks never cost less, and there is no jump between sizes") {
+  Machine m = load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
+  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"})
+    for (const int64_t stride : {1, 2, 8}) {
+      double fewer_ranks[100] = {};
+      for (int64_t ranks = 1; ranks <= 1024; ranks = ranks < 20 ? ranks + 1 : 2 * ranks) {
+        double before = 0;
+        int size = 0;
+        for (double bytes = 64; bytes < 16e9; bytes *= 1.3, ++size) {
+          CAPTURE(kind);
+          CAPTURE(stride);
+          CAPTURE(ranks);
+          CAPTURE(bytes);
+          const double seconds = collective_seconds(kind, bytes, {ranks, stride}, m);
+          CHECK(seconds >= before);
+          // 1.3 times the bytes take at most 1.3 times as long: time is concave, bandwidth rises with the message
+          if (before > 0) CHECK(seconds <= 1.3 * before * (1 + 1e-12));
+          CHECK(seconds >= fewer_ranks[size]);
+          CHECK(collective_seconds(kind, bytes * (1 + 1e-9), {ranks, stride}, m) ==
+                doctest::Approx(seconds).epsilon(1e-8));
+          before = fewer_ranks[size] = seconds;
+        }
+      }
+    }
+}
+
+TEST_CASE("collective cost: what a kernel loses beside a collective is the link's") {
+  Machine m = small_machine();
+  m.node.overlap_slowdown = 0.1;
+  m.network.overlap_slowdown = 0.05;
+  CHECK(overlap_slowdown({1, 1}, m) == 1);
+  CHECK(overlap_slowdown({8, 1}, m) == 1.1);
+  CHECK(overlap_slowdown({16, 1}, m) == 1.05);
+  CHECK(overlap_slowdown({2, 8}, m) == 1.05);
+}
+
+}  // namespace
+}  // namespace sfsdp::cost

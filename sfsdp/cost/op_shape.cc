@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/cost/op_shape.h"
+
+#include <string>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::cost {
+namespace {
+
+using ir::Op, ir::Type;
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+bool is_product(const Op& op) {
+  return op.is("aten.mm") || op.is("aten.addmm") || op.is("aten.bmm") || op.is("aten.baddbmm");
+}
+
+}  // namespace
+
+Class class_of(const Op& op) {
+  if (ir::is_collective(op)) return Class::Collective;
+  if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
+  if (op.is("constant") || op.is("scalar")) return Class::Free;
+  if (is_product(op) || contains(op.opcode, "convolution")) return Class::Product;
+  if (contains(op.opcode, "scaled_dot_product")) return Class::Attention;
+  for (const char* alone : {"embedding", "index", "scatter", "gather", "sort", "topk"})
+    if (contains(op.opcode, alone)) return Class::Alone;
+  if (op.is("adamw") || op.is("sgd") || op.is("pack") || op.is("sum_squares")) return Class::Alone;
+  return Class::Fusible;
+}
+
+ProductShape product_shape(const Op& op) {
+  ProductShape s;
+  const Type& out = op.result()->type();
+  if (contains(op.opcode, "convolution")) {  // as one product: output elements × weight elements of one output channel
+    const auto weight = op.operands[1]->type().shape();
+    s.m = static_cast<double>(out.numel());
+    for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
+    return s;
+  }
+  const size_t first = op.is("aten.addmm") || op.is("aten.baddbmm") ? 1 : 0;
+  const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();
+  const size_t rank = a.size();
+  if (rank == 3) s.batch = static_cast<double>(a[0]);
+  s.m = static_cast<double>(a[rank - 2]);
+  s.k = static_cast<double>(a[rank - 1]);
+  s.n = static_cast<double>(b[rank - 1]);
+  return s;
+}
+
+AttentionShape attention_shape(const Op& op) {
+  AttentionShape s;
+  s.backward = contains(op.opcode, "backward");
+  const size_t q = s.backward ? 1 : 0;
+  const auto query = op.operands[q]->type().shape(), key = op.operands[q + 1]->type().shape();
+  SFSDP_CHECK(query.size() == 4 && key.size() == 4, op.opcode, " of ", query.size(), " dimensions");
+  s.pairs = static_cast<double>(query[0] * query[1] * query[2] * key[2]);
+  s.width = static_cast<double>(query[3]);
+  s.length = static_cast<double>(key[2]);
+  const auto causal = op.attrs.find("is_causal");
+  s.causal = causal != op.attrs.end() && std::get<bool>(causal->second);
+  return s;
+}
+
+double flops_of(const Op& op) {
+  switch (class_of(op)) {
+    case Class::Product: {
+      const ProductShape s = product_shape(op);
+      return 2 * s.batch * s.m * s.n * s.k;
+    }
+    case Class::Attention: {
+      // Two products of every pair forward, five backward; the masked half is not computed.
+      const AttentionShape s = attention_shape(op);
+      return (s.backward ? 10.0 : 4.0) * s.pairs * s.width * (s.causal ? 0.5 : 1.0);
+    }
+    default: return 0;
+  }
+}
+
+}  // namespace sfsdp::cost

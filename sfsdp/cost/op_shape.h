@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What an op is to the cost model: its class, the sizes of products and attention, its floating point operations.
+#pragma once
+
+#include <cstdint>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::cost {
+
+// Free moves no data; Fusible: pointwise ops and reductions, which a compiler joins; Alone: kernels that no compiler
+// joins with others (gathers and scatters by index, the optimizer, packing into buckets).
+enum class Class : uint8_t { Free, Product, Attention, Fusible, Alone, Collective };
+
+Class class_of(const ir::Op& op);
+
+// Batch, rows, columns, depth of a product; a convolution is one product.
+struct ProductShape {
+  double batch = 1, m = 1, n = 1, k = 1;
+};
+ProductShape product_shape(const ir::Op& op);
+
+struct AttentionShape {
+  double pairs = 0;   // batch × heads × query positions × key positions
+  double width = 0;   // of a head
+  double length = 0;  // key positions
+  bool causal = false, backward = false;
+};
+AttentionShape attention_shape(const ir::Op& op);
+
+// Floating point operations of one op: products and attention; 0 for all else.
+double flops_of(const ir::Op& op);
+
+}  // namespace sfsdp::cost
