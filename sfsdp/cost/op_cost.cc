@@ -15,7 +15,7 @@
 namespace sfsdp::cost {
 namespace {
 
-using ir::Op, ir::Type, ir::Value;
+using ir::Op, ir::Value;
 
 using Readers = std::unordered_map<const Value*, std::vector<const Op*>>;
 
