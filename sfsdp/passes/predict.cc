@@ -21,8 +21,9 @@ struct Bucket {
   int64_t gather_begin = 0;  // position of its start, in the section at hand
 };
 
-// Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction.
-constexpr int64_t kMoments = 4, kPack = 1, kStart = 2;
+// Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction. The
+// profile knows two: at the op, and behind it.
+constexpr int64_t kMoments = 4, kPack = 2, kStart = 3;
 
 int64_t lower(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -222,7 +223,7 @@ class Predictor {
   // Most bytes alive: what the profile says is alive anyway, and what the buckets hold. Of one micro-batch.
   int64_t peak() {
     changes_.resize(changes_.size() / static_cast<size_t>(profile_.micro_batches));
-    const int64_t end = (static_cast<int64_t>(profile_.live[0].size()) - 2) * kMoments;
+    const int64_t end = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
     int64_t largest = 0;  // clipped gradient, which the update reads
     for (const Bucket& b : buckets_) {
       if (b.kind->reduction.empty() || b.gradient < 0) continue;
@@ -231,7 +232,7 @@ class Predictor {
       largest = std::max(largest, shard);
       for (size_t i = b.unit->first; i < b.unit->end; ++i)
         if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
-          hold(p.gradient * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
+          hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
     }
     hold(profile_.body_end * kMoments, end, largest);
     std::ranges::sort(changes_);
@@ -245,7 +246,7 @@ class Predictor {
     return std::max(most, held + most_live(from, end));
   }
   int64_t most_live(int64_t first, int64_t last) const {  // of moments
-    return last < first ? 0 : profile_.most_live(first / kMoments, last / kMoments);
+    return last < first ? 0 : profile_.most_live(first / 2, last / 2);
   }
 
   const StepProfile& profile_;

@@ -44,7 +44,9 @@ bool belongs_to_bucket(const Op& op) {
 class Profiler {
  public:
   Profiler(const Graph& whole, const cost::Machine& machine, cost::Execution execution, int64_t micro_batches)
-      : graph_(one_unit(whole)), program_(sim::make_program(graph_, machine, execution)) {
+      : graph_(one_unit(whole)),
+        program_(sim::make_program(graph_, machine, execution)),
+        in_registers_(cost::values_in_registers(graph_, program_.kernels)) {
     out_.machine = machine;
     out_.micro_batches = micro_batches;
   }
@@ -159,8 +161,13 @@ class Profiler {
         for (size_t k = 0; k < op.operands.size(); ++k) {
           ParamProfile& p = out_.params[first + k];
           p.gradient = made.at(op.operands[k]);
-          p.gradient_bytes = op.operands[k]->type().bytes();
-          raw_.insert(ir::storage_of(op.operands[k]));
+          const Value* raw = ir::storage_of(op.operands[k]);
+          // A cast that is part of the pack reads what is in memory.
+          if (in_registers_.contains(raw) && raw->producer()->is("cast"))
+            raw = ir::storage_of(raw->producer()->operands[0]);
+          p.gradient_made = made.at(raw);
+          p.gradient_bytes = in_registers_.contains(raw) ? 0 : raw->type().bytes();
+          raw_.insert(raw);
         }
         continue;
       }
@@ -200,14 +207,13 @@ class Profiler {
 
   void read_live() {
     plan::MemoryOptions options;
-    const auto in_registers = cost::values_in_registers(graph_, program_.kernels);
-    options.in_registers = [&](const Value* value) { return in_registers.contains(value); };
-    std::vector<int64_t> live(graph_.ops().size() + 2);
+    options.in_registers = [&](const Value* value) { return in_registers_.contains(value); };
+    std::vector<int64_t> live(2 * graph_.ops().size() + 3);
     for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {
       if (belongs_to_bucket(*b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
-      live[static_cast<size_t>(b.first)] += b.bytes;
-      live[static_cast<size_t>(b.last) + 1] -= b.bytes;
+      live[2 * static_cast<size_t>(b.first)] += b.bytes;
+      live[2 * static_cast<size_t>(b.last) + 1] -= b.bytes;
     }
     for (size_t i = 1; i < live.size(); ++i) live[i] += live[i - 1];
     out_.live.push_back(std::move(live));
@@ -223,6 +229,7 @@ class Profiler {
 
   Graph graph_;
   sim::RankProgram program_;
+  std::unordered_set<const Value*> in_registers_;
   StepProfile out_;
   std::unordered_map<const Op*, size_t> kind_of_;  // of a flat param
   std::vector<size_t> first_of_;                   // by kind: its first entry in params

@@ -32,8 +32,8 @@ struct ParamProfile {
   size_t kind = 0;
   int64_t elements = 0;  // rounded up to the alignment within a bucket
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1;
-  int64_t gradient = -1;  // where it is made
-  int64_t gradient_bytes = 0;
+  int64_t gradient = -1;                           // where it is ready to be packed
+  int64_t gradient_made = -1, gradient_bytes = 0;  // what is in memory until then
 };
 
 struct StepProfile {
@@ -41,14 +41,16 @@ struct StepProfile {
   std::vector<KindProfile> kinds;
   std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
   int64_t body_begin = 0, backward_begin = 0, body_end = 0;
-  double tail_seconds = 0;                 // kernels and scalar collectives behind backward
-  std::vector<std::vector<int64_t>> live;  // most bytes alive in [p, p + 2^k), those of buckets left out
+  double tail_seconds = 0;  // kernels and scalar collectives behind backward
+  // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out: row k has the
+  // most of 2^k entries from each on.
+  std::vector<std::vector<int64_t>> live;
   int64_t state_bytes = 0;
   int64_t micro_batches = 1;
   cost::Machine machine;
 
   double seconds_between(int64_t from, int64_t to) const;  // of forward or backward, whichever a param's reads span
-  int64_t most_live(int64_t first, int64_t last) const;    // over [first, last]
+  int64_t most_live(int64_t first, int64_t last) const;    // of entries [first, last]
 };
 
 // One unit: parameters [first, end) of the profile.
