@@ -25,7 +25,7 @@ std::string name_of(const Event& e) {
 
 }  // namespace
 
-std::string chrome_trace(const Simulation& simulation) {
+std::string chrome_trace(const Simulation& simulation, std::span<const MemorySample> memory, int64_t state_bytes) {
   std::string text = R"({"displayTimeUnit":"ms","traceEvents":[)";
   const auto row = [&](const std::string& event) { text += (text.back() == '[' ? "\n" : ",\n") + event; };
   for (size_t lane = 0; lane < simulation.lanes.size(); ++lane)
@@ -42,6 +42,15 @@ std::string chrome_trace(const Simulation& simulation) {
     const double at = e.kind == Event::Wait ? std::max(e.begin, e.end - 1e-9) : e.begin;
     row(concat(R"({"ph":")", phase, R"(","bp":"e")", where, microseconds(at), R"(,"id":)", e.flow,
                R"(,"name":"collective","cat":"collective"})"));
+  }
+  const MemorySample* last = nullptr;
+  for (const MemorySample& m : memory) {
+    if (last && last->bytes == m.bytes) continue;
+    last = &m;
+    std::string bytes = concat(R"("state":)", state_bytes);
+    for (size_t k = 0; k < kMemoryKinds; ++k)
+      bytes += concat(",\"", to_string(static_cast<MemoryKind>(k)), "\":", m.bytes[k]);
+    row(concat(R"({"ph":"C","pid":0,"name":"memory","ts":)", microseconds(m.at), R"(,"args":{)", bytes, "}}"));
   }
   return text + "\n]}\n";
 }

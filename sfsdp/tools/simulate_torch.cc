@@ -10,6 +10,7 @@
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/memory_timeline.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/sim/trace.h"
 #include "sfsdp/tools/request.h"
@@ -34,7 +35,7 @@ constexpr const char* kHelp =
     "  --simulate.timelines T      collapsed: ranks that are alike have one; per_rank: one each, as under jitter\n"
     "  --simulate.memory_depth N   what is alive at the peak, by module path to this depth\n"
     "  --json                      one object instead of text\n"
-    "  --trace F                   Chrome trace for Perfetto: lanes, arrows from start to wait\n"
+    "  --trace F                   Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind\n"
     "Every key of train is taken: model and model.args, batch, accumulation, recomputation, mesh.\n";
 
 double number_of(const Request& request, const std::string& name, double fallback) {
@@ -128,7 +129,10 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
         report.tokens_per_second * job.model.flops_per_token(config.training.seq_len) / report.machine.peak_bf16;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-    if (request.has("trace")) write_file(request, "trace", sim::chrome_trace(report.simulation));
+    if (request.has("trace")) {
+      const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
+      write_file(request, "trace", sim::chrome_trace(report.simulation, memory, report.memory.state_bytes));
+    }
     if (request.has("json")) {
       print_report_json(out, report);
       return 0;
