@@ -9,7 +9,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 say() { echo "setup: $*" >&2; }
 
 packages=(g++ cmake ninja-build ccache doctest-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev)
-optional=(clang-format-14 clang-tidy-14) # scripts/check_format.sh and check_tidy.sh say so when they are missing
+# scripts/check_format.sh, check_tidy.sh and tests/e2e/report.sh, which opens the simulator's page in Chromium, say so
+# when theirs is missing
+optional=(clang-format-14 clang-tidy-14 chromium)
 
 missing_packages() {
   local installed
@@ -43,10 +45,14 @@ require_packages() {
   mapfile -t missing < <(missing_packages "${optional[@]}")
   if ((${#missing[@]} && EUID == 0)) && [[ ! -e build/no_optional_packages ]]; then
     say "installing ${missing[*]}"
-    apt_install "${missing[@]}" || { apt-get update -qq >&2 && apt_install "${missing[@]}"; } || {
-      say "could not install ${missing[*]}: their checks will be left out"
+    local package failed=()
+    for package in "${missing[@]}"; do # one by one: a distribution without one of them may have the others
+      apt_install "$package" || { apt-get update -qq >&2 && apt_install "$package"; } || failed+=("$package")
+    done
+    if ((${#failed[@]})); then
+      say "could not install ${failed[*]}: their checks will be left out"
       mkdir -p build && touch build/no_optional_packages
-    }
+    fi
   fi
 }
 

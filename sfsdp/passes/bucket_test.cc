@@ -184,6 +184,22 @@ TEST_CASE("wrap: modules with numbers are units, what stands behind them is one,
   CHECK_THROWS_WITH_AS(units("wte,, wpe"), doctest::Contains("an empty pattern"), UserError);
 }
 
+TEST_CASE("wrap: says by which rule a unit came to be") {
+  const std::vector<std::string> names = {"emb.weight", "layers.0.w",  "layers.0.v",
+                                          "layers.1.w", "norm.weight", "out.weight"};
+  using Rules = std::map<std::string, std::string>;
+  CHECK(wrap_rules(names, {}) == Rules{{"emb", "top module before the last one with a number"},
+                                       {"layers.0", "module with a number"},
+                                       {"layers.1", "module with a number"},
+                                       {"norm_out", "all behind the last module with a number"}});
+  CHECK(wrap_rules({"up.weight", "down.weight"}, {}) ==
+        Rules{{"up", "top module: none has a number"}, {"down", "top module: none has a number"}});
+  CHECK(wrap_rules(names, {.units = "layers.*, [norm, out]"}) == Rules{{"root", "matches no pattern"},
+                                                                       {"layers.0", "matches layers.*"},
+                                                                       {"layers.1", "matches layers.*"},
+                                                                       {"norm_out", "bracket [norm, out]"}});
+}
+
 TEST_CASE("bucket: without wrap it says what to run first") {
   ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"w", 2, 2}}));
   PassContext context;

@@ -175,7 +175,44 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
   return units;
 }
 
+std::string brackets_of(const Group& group) {
+  std::string text;
+  for (const Pattern& pattern : group) text += (text.empty() ? "[" : ", ") + pattern.text;
+  return text + "]";
+}
+
+std::string rule_by_pattern(const Path& name, const std::vector<Group>& groups) {
+  for (const Group& group : groups)
+    for (const Pattern& pattern : group)
+      if (matched(pattern.path, name))
+        return group.size() > 1 ? concat("bracket ", brackets_of(group)) : concat("matches ", pattern.text);
+  return "matches no pattern";
+}
+
 }  // namespace
+
+std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& params, const WrapOptions& options) {
+  std::vector<Path> names;
+  for (const std::string& name : params) names.push_back(split(name, '.'));
+  const bool by_number = trimmed(options.units).empty();
+  const auto units = by_number ? units_by_number(names) : units_by_pattern(names, options.units);
+  const auto groups = by_number ? std::vector<Group>{} : parse_units(options.units);
+  const auto has_number = [](const Path& name) { return std::ranges::any_of(name, is_number); };
+  const auto last = std::ranges::find_if(names.rbegin(), names.rend(), has_number);  // as in units_by_number
+  std::map<std::string, std::string> rules;
+  for (size_t i = 0; i < names.size(); ++i) {
+    std::string rule = "top module: none has a number";
+    if (!by_number)
+      rule = rule_by_pattern(names[i], groups);
+    else if (has_number(names[i]))
+      rule = "module with a number";
+    else if (last != names.rend())
+      rule = static_cast<std::ptrdiff_t>(i) < names.rend() - last ? "top module before the last one with a number"
+                                                                  : "all behind the last module with a number";
+    rules.emplace(units[i], rule);
+  }
+  return rules;
+}
 
 bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
   std::vector<ir::Op*> params;

@@ -9,7 +9,9 @@
 // Source: SimpleFSDP, arXiv:2411.00284, section on manual wrapping; TorchTitan's default groups.
 #pragma once
 
+#include <map>
 #include <string>
+#include <vector>
 
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/graph.h"
@@ -29,6 +31,10 @@ struct WrapOptions {
   int64_t micro_batches = 1;
   bool choose_reshard = false;  // units may be kept gathered between forward and backward
 };
+
+// By unit: what made its parameters one, as `matches layers.*`, for people.
+//   params: names of all parameters, in the graph's order before `bucket`
+std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& params, const WrapOptions& options);
 
 // Throws UserError for a pattern that cannot be read or matches no parameter, for an unknown mode, and for one that
 // needs a machine and has none.

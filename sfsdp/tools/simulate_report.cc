@@ -47,6 +47,25 @@ void print_report(std::ostream& out, const SimulateReport& r) {
       << (r.fits() ? "fits" : "out of memory") << "\n";
 }
 
+std::string report_setup(const SimulateReport& r) {
+  return concat("mesh ", r.mesh, " · machine ", r.machine.name, " · ", r.execution, " execution · ",
+                r.simulation.micro_batches, r.simulation.micro_batches == 1 ? " micro-batch" : " micro-batches",
+                " a step · MFU of ", kMfuFormula);
+}
+
+std::vector<std::pair<std::string, std::string>> report_figures(const SimulateReport& r) {
+  const sim::Simulation& s = r.simulation;
+  const auto ms = [](double seconds) { return with_commas(seconds * 1e3, 2) + " ms"; };
+  const auto gib = [](int64_t bytes) { return train::bytes_text(bytes); };
+  return {{"step", ms(s.step_seconds)},
+          {"tokens/s per device", with_commas(r.tokens_per_second, 0)},
+          {"MFU", fixed(100 * r.mfu, 2) + " %"},
+          {"compute", ms(s.compute_seconds)},
+          {"exposed communication", ms(s.exposed())},
+          {"peak memory", concat(gib(r.memory.peak()), " of ", gib(static_cast<int64_t>(r.machine.memory_bytes)))},
+          {"of it sharded state", gib(r.memory.state_bytes)}};
+}
+
 void print_report_json(std::ostream& out, const SimulateReport& r) {
   const sim::Simulation& s = r.simulation;
   const auto kinds = [&](const std::map<std::string, double>& by_kind) {

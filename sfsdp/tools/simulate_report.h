@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What `sfsdp simulate` found, as text and as JSON.
+// What `sfsdp simulate` found, as text, as JSON and as the head of its page.
 #pragma once
 
 #include <iosfwd>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/plan/memory_plan.h"
@@ -25,6 +27,9 @@ struct SimulateReport {
 inline constexpr const char* kMfuFormula = "6 N + 12 L H S flops a token, of the bf16 peak";
 
 void print_report(std::ostream& out, const SimulateReport& report);
+// What the head of the HTML page says: the setup in a line, and name and value of its figures.
+std::string report_setup(const SimulateReport& report);
+std::vector<std::pair<std::string, std::string>> report_figures(const SimulateReport& report);
 // One object, one line.
 void print_report_json(std::ostream& out, const SimulateReport& report);
 

@@ -2,14 +2,20 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/registers.h"
+#include "sfsdp/passes/wrap.h"
 #include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/bucket_table.h"
+#include "sfsdp/sim/html_report.h"
 #include "sfsdp/sim/memory_timeline.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/sim/trace.h"
@@ -36,6 +42,7 @@ constexpr const char* kHelp =
     "  --simulate.memory_depth N   what is alive at the peak, by module path to this depth\n"
     "  --json                      one object instead of text\n"
     "  --trace F                   Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind\n"
+    "  --html F                    one page: timeline, memory by kind, buckets and why each was closed\n"
     "Every key of train is taken: model and model.args, batch, accumulation, recomputation, mesh.\n";
 
 double number_of(const Request& request, const std::string& name, double fallback) {
@@ -84,6 +91,34 @@ void write_file(const Request& request, const std::string& option, const std::st
     throw UserError(concat("--", option, " ", path, " cannot be written\n  expected a file in a folder that exists"));
 }
 
+// What made each unit of the graph one.
+std::map<std::string, std::string> rules_of(const ir::Graph& graph, const std::string& units) {
+  std::vector<std::string> names;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    if (!op->has_attr("unit")) return {};  // no buckets
+    if (op->has_attr("members")) {
+      const auto& members = op->attr<std::vector<std::string>>("members");
+      names.insert(names.end(), members.begin(), members.end());
+    } else {
+      names.push_back(op->attr<std::string>("name"));
+    }
+  }
+  return passes::wrap_rules(names, {.units = units});
+}
+
+std::string page_of(const SimulateReport& report, const ir::Graph& graph, const std::string& units) {
+  sim::HtmlReport page;
+  page.title = concat(report.model, " on ", report.world, " × ", report.machine.device);
+  page.setup = report_setup(report);
+  page.figures = report_figures(report);
+  page.fits = report.fits();
+  page.limit_bytes = static_cast<int64_t>(report.machine.memory_bytes);
+  page.state_bytes = report.memory.state_bytes;
+  page.buckets = sim::bucket_table(graph, report.simulation, rules_of(graph, units));
+  return sim::html_report(page, report.simulation, sim::memory_over_time(graph, report.memory, report.simulation));
+}
+
 void print_peak(std::ostream& out, const plan::MemoryPlan& plan, size_t depth) {
   out << "Alive at the peak, by module to depth " << depth << ":\n";
   const auto shares = plan::alive_at(plan, plan.peak_position, [&](const ir::Value& v) {
@@ -105,7 +140,7 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
   try {
     const Request request =
         parse_request(args,
-                      {"machine", "trace", "simulate.execution", "simulate.attention", "simulate.jitter",
+                      {"machine", "trace", "html", "simulate.execution", "simulate.attention", "simulate.jitter",
                        "simulate.seed", "simulate.timelines", "simulate.memory_depth"},
                       {"json"});
     SimulateReport report;
@@ -133,6 +168,7 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
       const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
       write_file(request, "trace", sim::chrome_trace(report.simulation, memory, report.memory.state_bytes));
     }
+    if (request.has("html")) write_file(request, "html", page_of(report, graph, config.parallelism.fsdp_units));
     if (request.has("json")) {
       print_report_json(out, report);
       return 0;
