@@ -35,12 +35,11 @@ std::string what_of(const Event& e) {
   }
 }
 
-Block block_of(const Event& e) {
+Block block_of(const Simulation& simulation, const Event& e) {
   Block b;
   b.lane = e.lane;
   b.what = what_of(e);
-  b.name = e.op->results().empty() ? e.op->opcode : concat(e.op->opcode, " %", e.op->result()->name());
-  if (e.kind == Event::Wait) b.name = "wait for " + b.name;
+  b.name = event_name(simulation, e);
   b.module = e.op->module_path;
   b.begin = e.begin;
   b.end = e.end;
@@ -62,7 +61,7 @@ std::vector<Block> blocks_of(const Simulation& simulation, double shortest) {
   std::vector<std::vector<Block>> lanes(simulation.lanes.size());
   for (const Event& e : simulation.events) {
     if (e.kind == Event::Start || (e.kind == Event::Wait && e.end <= e.begin)) continue;
-    Block b = block_of(e);
+    Block b = block_of(simulation, e);
     std::vector<Block>& lane = lanes[e.lane];
     Block* last = lane.empty() ? nullptr : &lane.back();
     const bool joins = last && last->what == b.what && last->end - last->begin < shortest &&

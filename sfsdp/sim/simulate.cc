@@ -302,6 +302,17 @@ double Simulation::exposed() const {
   return sum;
 }
 
+std::string event_name(const Simulation& simulation, const Event& event) {
+  const ir::Op& op = *event.op;
+  const std::string name = op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
+  if (event.kind == Event::Start) return "start " + name;
+  if (event.kind == Event::Wait) return "wait for " + name;
+  if (event.kind == Event::Collective) return name;
+  const int kernel = simulation.kernels.kernel_of[static_cast<size_t>(event.position)];
+  const size_t ops = simulation.kernels.kernels[static_cast<size_t>(kernel)].ops.size();
+  return ops > 1 ? concat(name, " and ", ops - 1, " more") : name;
+}
+
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
   return Simulator(graph, machine, options).run();
 }

@@ -62,6 +62,9 @@ struct Simulation {
   double exposed() const;
 };
 
+// "aten.mm %y", of a fused kernel "aten.neg %a and 3 more"; "start …" and "wait for …" of a collective's ends.
+std::string event_name(const Simulation& simulation, const Event& event);
+
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options = {});
 
 }  // namespace sfsdp::sim

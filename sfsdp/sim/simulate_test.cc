@@ -132,6 +132,22 @@ TEST_CASE("simulate: FSDP2 copies gathered units out of their buffer") {
   CHECK(simulate(graph, m, {.execution = cost::Execution::Eager}).step_seconds == doctest::Approx(views + 2 * 128 / 2));
 }
 
+TEST_CASE("simulate: an event is named by what it stands for") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=2] view local
+  %x = input name=x : f32[4] own(dp_shard)
+fwd:
+  %a = aten.neg %x : f32[4]
+  %b = aten.neg %a : f32[4]
+  %r = all_reduce %b axis=dp_shard : f32[4]
+  return %r
+)");
+  const Simulation s = simulate(graph, unit_machine());
+  std::string names;
+  for (const Event& e : s.events) names += event_name(s, e) + "; ";
+  CHECK(names == "aten.neg %a and 1 more; start all_reduce %r; all_reduce %r; wait for all_reduce %r; ");
+}
+
 TEST_CASE("chrome trace: a row per lane, microseconds") {
   const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
   const std::string trace = chrome_trace(simulate(graph, unit_machine()));

@@ -18,11 +18,6 @@ std::string microseconds(double seconds) {
   return text.data();
 }
 
-std::string name_of(const Event& e) {
-  const std::string op = e.op->results().empty() ? e.op->opcode : concat(e.op->opcode, " %", e.op->result()->name());
-  return e.kind == Event::Wait ? "wait " + op : e.kind == Event::Start ? "start " + op : op;
-}
-
 }  // namespace
 
 std::string chrome_trace(const Simulation& simulation, std::span<const MemorySample> memory, int64_t state_bytes) {
@@ -34,8 +29,9 @@ std::string chrome_trace(const Simulation& simulation, std::span<const MemorySam
   for (const Event& e : simulation.events) {
     const std::string where = concat(R"(,"pid":0,"tid":)", e.lane, R"(,"ts":)");
     row(concat(R"({"ph":"X")", where, microseconds(e.begin), R"(,"dur":)", microseconds(e.end - e.begin), R"(,"name":)",
-               json_quoted(name_of(e)), R"(,"cat":")", ir::to_string(e.op->section), R"(","args":{"module":)",
-               json_quoted(e.op->module_path), R"(,"bytes":)", static_cast<int64_t>(e.bytes), "}}"));
+               json_quoted(event_name(simulation, e)), R"(,"cat":")", ir::to_string(e.op->section),
+               R"(","args":{"module":)", json_quoted(e.op->module_path), R"(,"bytes":)", static_cast<int64_t>(e.bytes),
+               "}}"));
     if (e.flow < 0) continue;
     const char* phase = e.kind == Event::Start ? "s" : e.kind == Event::Collective ? "t" : "f";
     // An arrow's end belongs to the slice around it, and the end of a slice is no part of it: a nanosecond before.
