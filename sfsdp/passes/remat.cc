@@ -9,9 +9,11 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/insertions.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/param_reads.h"
+#include "sfsdp/passes/remat_budget.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -108,10 +110,16 @@ class Rewriter {
     if (resharded)
       for (const auto& op : graph.ops())
         if (is_forward(*op) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
+    find_last_reads();
+    std::vector<BlockValues> within_budget;
     for (size_t b = 0; b < blocks.size(); ++b) {
       if (static_cast<int64_t>(b) % options.every != 0) continue;
-      choose(blocks[b]);
+      if (options.mode == "memory_budget")
+        within_budget.push_back(pose(own_of(blocks[b]), read_by_backward_));
+      else
+        choose(blocks[b]);
     }
+    for (const Value* value : choose_within_budget(within_budget, options.memory_budget)) again_.insert(value);
   }
 
   bool run(PassContext& ctx) {
@@ -124,11 +132,33 @@ class Rewriter {
     insertions_.apply();
     ctx.metrics.add("blocks", static_cast<int64_t>(blocks_));
     ctx.metrics.add("ops_repeated", static_cast<int64_t>(clones_.size()));
+    ctx.metrics.add("flops_repeated", flops_repeated());
     ctx.metrics.add("bytes_not_kept", bytes_not_kept_);
+    ctx.metrics.add("bytes_kept", bytes_kept());
     return !clones_.empty();
   }
 
  private:
+  int64_t flops_repeated() const {
+    double flops = 0;
+    for (const auto& op : graph_.ops())
+      if (clones_.contains(op.get())) flops += cost::flops_of(*op);
+    return static_cast<int64_t>(flops);
+  }
+
+  // Of forward, read by backward; gathered parameters not counted.
+  int64_t bytes_kept() const {
+    std::unordered_set<const Value*> kept;
+    for (const auto& op : graph_.ops())
+      if (op->section == Section::Bwd)
+        for (const Value* operand : op->operands)
+          if (operand && is_forward(*ir::storage_of(operand)->producer())) kept.insert(ir::storage_of(operand));
+    int64_t bytes = 0;
+    for (const Value* storage : kept)
+      if (!is_given(storage) && !param_of(storage)) bytes += storage->type().bytes();
+    return bytes;
+  }
+
   bool is_kept_op(const Op& op) {
     if (op.opcode.find("scaled_dot_product") != std::string::npos) return true;
     if (ir::is_collective(op) && !op.is("all_gather")) return true;
@@ -136,28 +166,48 @@ class Rewriter {
     return options_.mm_again == 0 || ++products_ % options_.mm_again != 0;
   }
 
-  // Storages that the block makes for itself alone; mode op keeps some of them.
+  void find_last_reads() {
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op& op = *graph_.ops()[i];
+      for (const Value* operand : op.operands) {
+        if (!operand) continue;
+        const Value* storage = ir::storage_of(operand);
+        if (is_forward(op)) last_read_[storage] = i;
+        if (op.section == Section::Bwd) read_by_backward_.insert(storage);
+      }
+    }
+    for (const Value* output : graph_.outputs) last_read_[ir::storage_of(output)] = graph_.ops().size();
+    for (const ir::Carry& carry : graph_.carries) last_read_[ir::storage_of(carry.next)] = graph_.ops().size();
+  }
+
+  // Memory that the block makes for itself alone: what later blocks are given is kept.
+  bool is_own(const Value* value, const Block& block) const {
+    const auto read = last_read_.find(value);
+    return ir::storage_of(value) == value && (read == last_read_.end() || read->second <= block.last);
+  }
+
+  // Mode full: all of it is made again; op: what no op of the list has made.
   void choose(const Block& block) {
     products_ = 0;
-    std::unordered_set<const Value*> own;
     for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
       if (!is_forward(op)) continue;
-      const bool kept = options_.mode == "op" && is_kept_op(op);
-      for (const auto& result : op.results()) {
-        const Value* storage = ir::storage_of(result.get());
-        if (storage == result.get() && !kept) own.insert(storage);
-      }
+      if (options_.mode == "op" && is_kept_op(op)) continue;
+      for (const auto& result : op.results())
+        if (is_own(result.get(), block)) again_.insert(result.get());
     }
-    for (size_t i = block.last + 1; i < graph_.ops().size(); ++i) {  // what later blocks are given is kept
+  }
+
+  // In order; parameters and their gathers are none of it.
+  std::vector<const Value*> own_of(const Block& block) const {
+    std::vector<const Value*> own;
+    for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
-      if (!is_forward(op)) continue;
-      for (const Value* operand : op.operands)
-        if (operand) own.erase(ir::storage_of(operand));
+      if (!is_forward(op) || is_materialisation(op)) continue;
+      for (const auto& result : op.results())
+        if (!is_given(result.get()) && is_own(result.get(), block)) own.push_back(result.get());
     }
-    for (const Value* output : graph_.outputs) own.erase(ir::storage_of(output));
-    for (const ir::Carry& carry : graph_.carries) own.erase(ir::storage_of(carry.next));
-    again_.insert(own.begin(), own.end());
+    return own;
   }
 
   // The value of a repeated op, which is put before `before` unless it was repeated already.
@@ -185,7 +235,9 @@ class Rewriter {
   Graph& graph_;
   RematOptions options_;
   ir::Insertions insertions_;
-  std::unordered_set<const Value*> again_;  // storages of forward that backward makes itself
+  std::unordered_set<const Value*> again_;              // storages of forward that backward makes itself
+  std::unordered_map<const Value*, size_t> last_read_;  // by forward, of storages; the end for what the step leaves
+  std::unordered_set<const Value*> read_by_backward_;   // storages, before anything is repeated
   std::unordered_map<Op*, Op*> clones_;
   size_t blocks_ = 0;
   int64_t products_ = 0, bytes_not_kept_ = 0;
@@ -195,8 +247,10 @@ class Rewriter {
 
 bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
   if (options.mode == "none") return false;
-  if (options.mode != "full" && options.mode != "op")
-    throw UserError(concat("remat mode=", options.mode, "\n  expected none, full or op"));
+  if (options.mode != "full" && options.mode != "op" && options.mode != "memory_budget")
+    throw UserError(concat("remat mode=", options.mode, "\n  expected none, full, op or memory_budget"));
+  if (!(options.memory_budget >= 0 && options.memory_budget <= 1))
+    throw UserError(concat("remat memory_budget=", options.memory_budget, "\n  expected a number from 0 to 1"));
   SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
   return Rewriter(graph, options).run(ctx);
 }

@@ -3,11 +3,15 @@
 
 #include <doctest/doctest.h>
 
-#include <set>
+#include <random>
+#include <string>
+#include <utility>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
@@ -133,6 +137,87 @@ TEST_CASE("remat: a gather that a repeated op needs is repeated, and the bucket 
       }
 }
 
+TEST_CASE("remat memory_budget: the cheapest work first, to the budget") {
+  // Backward reads h0, a0, y0 and a1: 96 + 96 + 24 + 96 bytes. a0 again is one relu, a1 again would keep h1 instead.
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kTwoBlocks));
+  const ir::Graph before = graph.clone();
+  const auto reports = run_passes(graph, parse_passes("remat mode=memory_budget memory_budget=0.77"));
+  CHECK(reports[0].metrics.get("ops_repeated") == 1);
+  CHECK(reports[0].metrics.get("flops_repeated") == 0);
+  CHECK(reports[0].metrics.get("bytes_kept") == 240);  // 216, and n0, which the second block is given
+  CHECK(graph.find_value("a0.again") != nullptr);
+  CHECK(testing::check_same_meaning(before, graph, testing::Agreement::Bitwise) == "");
+}
+
+// Blocks of products, sums and activations that read what stands before them in the block or what the block is given;
+// a backward that reads half of it all.
+std::string random_blocks(uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  const auto below = [&](int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); };
+  std::string params, forward, backward, results;
+  std::string given = "%x";
+  for (int b = 0; b < 4; ++b) {
+    params += concat("  %w", b, " = param name=layers.", b, ".w : f32[4, 4]\n");
+    std::vector<std::string> values = {given};
+    const auto add = [&](const std::string& text) {
+      const std::string name = concat("%b", b, "v", values.size());
+      forward += concat("  ", name, " = ", text, " : f32[4, 4]\n");
+      values.push_back(name);
+    };
+    add(concat("aten.mm ", given, ", %w", b));
+    for (int i = 0; i < 7; ++i) {
+      const std::string one = values[static_cast<size_t>(below(static_cast<int>(values.size())))];
+      const std::string two = values[static_cast<size_t>(below(static_cast<int>(values.size())))];
+      const int kind = below(4);
+      add(kind == 0   ? concat("aten.mm ", one, ", ", two)
+          : kind == 1 ? concat("aten.mul.Tensor ", one, ", ", two)
+          : kind == 2 ? concat("aten.relu ", one)
+                      : concat("aten.silu ", one));
+    }
+    add(concat("aten.mm ", values.back(), ", %w", b));
+    for (size_t v = 1; v + 1 < values.size(); ++v)
+      if (below(2) == 0) {
+        const std::string name = concat("%g", b, "v", v);
+        backward = concat("  ", name, " = aten.neg ", values[v], " : f32[4, 4]\n") + backward;
+        results += concat(", ", name);
+      }
+    given = values.back();
+  }
+  return concat("graph mesh [dp_shard=1] view local\n", params, "  %x = input name=x : f32[4, 4]\nfwd:\n", forward,
+                "bwd:\n", backward, "  return ", given, results, "\n");
+}
+
+TEST_CASE(
+    "remat memory_budget: 1 changes nothing, 0 keeps no more than full, more budget keeps no less and runs no more") {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    const ir::Graph original = ir::parse_or_throw(random_blocks(seed));
+    const auto run = [&](const std::string& options) {
+      ir::Graph graph = original.clone();
+      const auto reports = run_passes(graph, parse_passes("remat " + options));
+      CHECK(testing::check_same_meaning(original, graph, testing::Agreement::Bitwise) == "");
+      return std::pair(reports[0].metrics, ir::print(graph));
+    };
+    const auto [whole, text] = run("mode=memory_budget memory_budget=1");
+    CHECK(text == ir::print(original));
+    const int64_t least = run("mode=memory_budget memory_budget=0").first.get("bytes_kept");
+    CHECK(least <= run("mode=full").first.get("bytes_kept"));
+    const auto all = static_cast<double>(whole.get("bytes_kept"));
+    Metrics before = whole;
+    for (const char* budget : {"0.9", "0.7", "0.5", "0.35", "0.2", "0.1", "0"}) {
+      CAPTURE(budget);
+      const Metrics now = run(concat("mode=memory_budget memory_budget=", budget)).first;
+      CHECK(now.get("bytes_kept") <= before.get("bytes_kept"));
+      CHECK(now.get("flops_repeated") >= before.get("flops_repeated"));
+      CHECK(now.get("ops_repeated") >= before.get("ops_repeated"));
+      // What is left with budget 0 is what blocks are given: it is kept beside the budget.
+      CHECK(static_cast<double>(now.get("bytes_kept") - least) <= std::stod(budget) * all);
+      before = now;
+    }
+    CHECK(before.get("flops_repeated") > 0);
+  }
+}
+
 TEST_CASE("remat: a graph without blocks stays, unknown modes are refused") {
   expect_unchanged("remat mode=none", kTwoBlocks);
   expect_unchanged("remat mode=full", R"(
@@ -147,8 +232,10 @@ TEST_CASE("remat: a graph without blocks stays, unknown modes are refused") {
   )");
   ir::Graph graph;
   PassContext context;
-  CHECK_THROWS_WITH_AS(remat(graph, {.mode = "some"}, context), doctest::Contains("expected none, full or op"),
-                       UserError);
+  CHECK_THROWS_WITH_AS(remat(graph, {.mode = "some"}, context),
+                       doctest::Contains("expected none, full, op or memory_budget"), UserError);
+  CHECK_THROWS_WITH_AS(remat(graph, {.mode = "memory_budget", .memory_budget = 1.5}, context),
+                       doctest::Contains("expected a number from 0 to 1"), UserError);
 }
 
 }  // namespace

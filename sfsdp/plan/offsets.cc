@@ -6,6 +6,7 @@
 #include <limits>
 #include <list>
 #include <map>
+#include <tuple>
 #include <vector>
 
 namespace sfsdp::plan {
@@ -72,7 +73,9 @@ class Skyline {
     bool large;
     double product;
     int64_t bytes;
-    auto operator<=>(const Worth&) const = default;
+    bool operator<(const Worth& other) const {
+      return std::tie(large, product, bytes) < std::tie(other.large, other.product, other.bytes);
+    }
   };
 
   size_t best_within(const Stretch& stretch) const {

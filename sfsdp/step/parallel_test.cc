@@ -208,7 +208,9 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
               passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
               passes::PipelineOptions{.remat = {.mode = "full"}},
               passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
-              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false}}) {
+              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false},
+              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.6}},
+              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2}, .reorder = false}}) {
           const auto reordered = run(mesh, options, pipeline);
           for (size_t k = 0; k < plain.results.size(); ++k) {
             CHECK(reordered.results[k].loss == plain.results[k].loss);

@@ -327,7 +327,8 @@ TEST_CASE("activation_checkpoint says what backward computes again") {
   CHECK(of("selective", "op").mode == "op");
   CHECK(of("selective", "op").mm_again == 2);
   CHECK_THROWS_WITH_AS(of("selective", "0"), doctest::Contains("expected op, or a number"), UserError);
-  CHECK_THROWS_WITH_AS(of("memory_budget", "2"), doctest::Contains("not supported yet"), UserError);
+  CHECK(of("memory_budget", "2").mode == "memory_budget");
+  CHECK(of("memory_budget", "2").memory_budget == 0.5);
 }
 
 }  // namespace sfsdp::train
