@@ -20,17 +20,17 @@ struct CutProblem {
   struct Op {
     int64_t work = 0;        // of running again; more than 0
     std::vector<int> reads;  // values of this problem; all else that it reads is there
-    auto operator<=>(const Op&) const = default;
+    bool operator==(const Op&) const = default;
   };
   struct Value {
     int64_t bytes = 0;
     int op = 0;           // that makes it
     bool needed = false;  // read by backward
-    auto operator<=>(const Value&) const = default;
+    bool operator==(const Value&) const = default;
   };
   std::vector<Op> ops;  // each reads values of ops before it
   std::vector<Value> values;
-  auto operator<=>(const CutProblem&) const = default;
+  bool operator==(const CutProblem&) const = default;
 };
 
 struct CutPoint {

@@ -2,7 +2,6 @@
 #include "sfsdp/passes/remat_budget.h"
 
 #include <algorithm>
-#include <map>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
@@ -57,15 +56,16 @@ BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_
 
 std::vector<const ir::Value*> choose_within_budget(std::span<const BlockValues> blocks, double budget) {
   SFSDP_CHECK(budget >= 0 && budget <= 1, "budget ", budget);
-  std::map<CutProblem, std::vector<CutPoint>> solved;
-  std::vector<const std::vector<CutPoint>*> trade_offs;
+  std::vector<size_t> alike;                                     // the first block of the same problem
+  std::vector<std::vector<CutPoint>> trade_offs(blocks.size());  // of such first blocks
   std::vector<Saving> savings;
   int64_t all = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const auto [found, is_new] = solved.try_emplace(blocks[b].problem);
-    if (is_new) found->second = trade_off(blocks[b].problem);
-    const std::vector<CutPoint>& points = found->second;
-    trade_offs.push_back(&points);
+    size_t first = 0;
+    while (first < b && (alike[first] != first || blocks[first].problem != blocks[b].problem)) ++first;
+    alike.push_back(first);
+    if (first == b) trade_offs[b] = trade_off(blocks[b].problem);
+    const std::vector<CutPoint>& points = trade_offs[first];
     all += points[0].bytes;
     for (size_t k = 0; k + 1 < points.size(); ++k) {
       const int64_t bytes = points[k].bytes - points[k + 1].bytes;
@@ -86,7 +86,7 @@ std::vector<const ir::Value*> choose_within_budget(std::span<const BlockValues> 
   }
   std::vector<const ir::Value*> again;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const CutPoint& point = (*trade_offs[b])[corner[b]];
+    const CutPoint& point = trade_offs[alike[b]][corner[b]];
     for (size_t v = 0; v < blocks[b].values.size(); ++v)
       if (point.again[static_cast<size_t>(blocks[b].problem.values[v].op)]) again.push_back(blocks[b].values[v]);
   }
