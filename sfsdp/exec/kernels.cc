@@ -172,6 +172,12 @@ Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[
 
 Tensors mul_scalar(const KernelContext& c) { return {at::mul(c.operands[0], ir::number_of(c.op, "value"))}; }
 
+// Into the sum's own buffer where it is given away.
+Tensors add_into(const KernelContext& c) {
+  if (c.op.has_attr("donates")) return {c.operands[0].add_(c.operands[1])};
+  return {c.operands[0].add(c.operands[1].to(c.operands[0].scalar_type()))};
+}
+
 // A step that updates nothing is not counted.
 Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
 
@@ -225,6 +231,7 @@ constexpr Row kKernels[] = {
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},
+    {"add_into", &add_into},
     {"scale", &scale},
     {"div", &div},
     {"mul_scalar", &mul_scalar},

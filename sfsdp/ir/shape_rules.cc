@@ -253,6 +253,11 @@ void rule_same_as_first(RuleContext& context) {
   context.expect_shape(context.operand().shape(), context.result(), "the result");
 }
 
+void rule_add_into(RuleContext& context) {
+  rule_same_as_first(context);
+  context.expect_shape(context.operand(0).shape(), context.operand(1), "the second operand");
+}
+
 void rule_scale(RuleContext& context) {
   rule_same_as_first(context);
   if (context.operand(1).numel() != 1)

@@ -59,6 +59,7 @@ void rule_wait(RuleContext& context);
 void rule_same_as_first(RuleContext& context);
 void rule_scalar(RuleContext& context);
 void rule_gradient(RuleContext& context);
+void rule_add_into(RuleContext& context);
 void rule_scale(RuleContext& context);
 void rule_mul_scalar(RuleContext& context);
 void rule_sum_squares(RuleContext& context);

@@ -104,6 +104,8 @@ TEST_CASE("each way to break the step is caught") {
       {"%clipped, %step.new", "%dw, %step.new", "the gradient"},
       {"param name=w ", "param ", "needs name="},
       {"param name=w ", "param name=w trainable=maybe ", "has trainable=maybe"},
+      {"accumulate %rs", "add_into %rs, %dw", "expected [64, 256]"},
+      {"accumulate %rs", "add_into %rs", "has 1 operand"},
       // types
       {"f32[64/dp_shard, 256]\n  %m", "f32[64/tp, 256]\n  %m", "names axis tp, which the mesh lacks"},
       {"own(dp_replicate, dp_shard)", "own(dp_shard) sum(dp_shard)", "names axis dp_shard twice"},

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/pipeline.h"
 
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/chunk_loss.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/reshard.h"
@@ -11,10 +16,25 @@
 
 namespace sfsdp::passes {
 
+namespace {
+
+bool has_backward(const ir::Graph& graph) {
+  return std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == ir::Section::Bwd; });
+}
+
+}  // namespace
+
 void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout) {
   PassContext ctx;
   // Results that nobody reads, such as statistics of a kernel's that backward does not need.
   dead_code(graph, ctx);
+  // Logits for a part of the tokens at a time; forward's copy of the weight is then read by nobody.
+  if (chunk_loss(graph, {.chunks = options.loss_chunks}, ctx))
+    dead_code(graph, ctx);
+  else if (options.loss_chunks > 1 && has_backward(graph))
+    throw UserError(concat("loss_chunks = ", options.loss_chunks, ": no loss of this model can be cut into chunks",
+                           "\n  expected a linear layer without bias, then cross entropy over at least that many"
+                           " tokens, and logits that nothing else reads; set loss_chunks = 1"));
   // What backward computes again instead of reading it.
   remat(graph, options.remat, ctx);
   if (options.flat) {

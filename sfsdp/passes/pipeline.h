@@ -14,6 +14,7 @@
 namespace sfsdp::passes {
 
 struct PipelineOptions {
+  int64_t loss_chunks = 1;  // of chunk_loss; an error where a step has a backward and no such loss
   RematOptions remat = {};
   // Storage of parameters in flat units (wrap, bucket); false: each parameter by itself.
   bool flat = true;

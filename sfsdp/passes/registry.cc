@@ -10,6 +10,7 @@
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/chunk_loss.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/prefetch_gathers.h"
@@ -55,6 +56,12 @@ const std::vector<PassInfo>& rows() {
                     .help = "bytes, of each parameter in its bucket and of each rank's shard"}},
        .run = [](ir::Graph& graph, const OptionValues& values,
                  PassContext& ctx) { return bucket(graph, {.alignment = get<int64_t>(values, "alignment")}, ctx); }},
+      {.name = "chunk_loss",
+       .exactness = Exactness::ReordersSums,
+       .help = "computes the last product and the cross entropy in chunks of tokens",
+       .options = {{.name = "chunks", .fallback = int64_t{8}, .min = 1, .max = 1e6, .help = "1: none"}},
+       .run = [](ir::Graph& graph, const OptionValues& values,
+                 PassContext& ctx) { return chunk_loss(graph, {.chunks = get<int64_t>(values, "chunks")}, ctx); }},
       {.name = "dead_code",
        .exactness = Exactness::Exact,
        .help = "removes ops whose results nobody reads",

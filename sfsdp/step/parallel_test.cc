@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <tuple>
 
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
@@ -222,6 +223,68 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
           }
         }
       }
+}
+
+TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
+  const auto run = [](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches,
+                      const passes::PipelineOptions& pipeline) {
+    CompileOptions compile_options;
+    compile_options.max_norm = 1.0;
+    compile_options.micro_batches = micro_batches;
+    compile_options.pipeline = pipeline;
+    const auto ranks = static_cast<int>(mesh.world_size());
+    const int64_t rows = kGlobalBatch / ranks / micro_batches;
+    auto program = compile_program(meta_init(make), loss_of, SGD{.lr = 0.1}, tokens(0, 0, rows),
+                                   data_parallel(mesh, options), compile_options);
+    int64_t largest = 0;  // tokens that logits exist for
+    for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
+      if (op->is("aten._log_softmax")) largest = std::max(largest, op->result()->type().dims[0].size);
+    std::vector<StepResult> results;
+    std::map<std::string, at::Tensor> state;
+    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+      Step step(program, &world);
+      for (int64_t k = 0; k < 4; ++k) {
+        std::vector<Batch> batches;
+        for (int64_t m = 0; m < micro_batches; ++m)
+          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
+        const StepResult result = step(batches);
+        if (world.rank() == 0) results.push_back(result);
+      }
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) state[t.name] = whole;
+      }
+    });
+    return std::tuple(results, state, largest);
+  };
+  const auto compare = [&](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches) {
+    CAPTURE(to_string(mesh));
+    const int64_t batch_rows = kGlobalBatch / mesh.world_size() / micro_batches * 12;
+    const auto [expected, state, whole] = run(make, mesh, options, micro_batches, {});
+    CHECK(whole == batch_rows);
+    for (const passes::PipelineOptions& pipeline :
+         {passes::PipelineOptions{.loss_chunks = 3}, passes::PipelineOptions{.loss_chunks = 7},
+          passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = "full"}}}) {
+      CAPTURE(pipeline.loss_chunks);
+      const auto [got, got_state, largest] = run(make, mesh, options, micro_batches, pipeline);
+      CHECK(largest == (batch_rows + pipeline.loss_chunks - 1) / pipeline.loss_chunks);
+      for (size_t k = 0; k < expected.size(); ++k) {
+        CHECK(std::abs(got[k].loss - expected[k].loss) <= 1e-6 * expected[k].loss);
+        CHECK(std::abs(got[k].grad_norm - expected[k].grad_norm) <= 1e-6 * expected[k].grad_norm);
+      }
+      for (const auto& [name, value] : state) {
+        CAPTURE(name);
+        const double error = std::sqrt(sum_of_squares(got_state.at(name) - value));
+        CHECK(error <= 1e-6 * std::sqrt(sum_of_squares(value)));
+      }
+    }
+  };
+  compare(make_llama, init_device_mesh({{"dp_shard", 1}}), {}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 2);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 1);
+  compare(make_llama, init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 1);
+  compare(make_gpt, init_device_mesh({{"dp_shard", 2}}), {}, 1);  // the weight is the embedding's
 }
 
 struct ConvNetImpl : torch::nn::Module {

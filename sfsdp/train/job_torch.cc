@@ -101,6 +101,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   options.pipeline.memory_gib = config.parallelism.fsdp_memory_gib;
   options.pipeline.choose_reshard = config.parallelism.fsdp_reshard_after_forward == "auto";
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
+  options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   job.shares = share_batch(config.training, strategy.data_ranks());
   options.micro_batches = job.shares.accumulation;

@@ -97,6 +97,8 @@ TEST_CASE("kernels on one rank") {
   CHECK(on_one_rank("%z = aten.sum.dim_IntList %x dim=[-1] keepdim=true : f32[2, 1]") == Data{3, 7});
   CHECK(on_one_rank("%z = aten.cat [%x, %x] dim=1 : f32[2, 4]") == Data{1, 2, 1, 2, 3, 4, 3, 4});
   CHECK(on_one_rank("%n = aten.neg %y : f32[2]\n  %z = aten.relu %n : f32[2]") == Data{0, 0});
+  CHECK(on_one_rank("%n = aten.neg %x : f32[2, 2]\n  %z = add_into %n, %x donates=[0] : f32[2, 2]") ==
+        Data{0, 0, 0, 0});
   CHECK(on_one_rank("%z = pad %x dim=1 size=3 : f32[2, 3]") == Data{1, 2, 0, 3, 4, 0});
   CHECK(on_one_rank("%z = narrow %x dim=1 length=1 start=1 : f32[2, 1]") == Data{2, 4});
   CHECK(on_one_rank("%z = view %x offset=1 : f32[3]") == Data{2, 3, 4});
@@ -109,6 +111,28 @@ TEST_CASE("kernels on one rank") {
   CHECK(on_one_rank("%n = scalar value=inf : f64[]\n  %z = non_finite %n : f32[]") == Data{1});
   CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") == on_one_rank("%z = rand.uniform seed=1 : f32[2]"));
   CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") != on_one_rank("%z = rand.uniform seed=2 : f32[2]"));
+}
+
+TEST_CASE("cross entropy and its gradient") {
+  CHECK(on_one_rank("%z = aten.ne.Scalar %y other=10 : b1[2]") == Data{0, 1});
+  const std::string log_p = "%p = aten._log_softmax %x dim=1 half_to_float=false : f32[2, 2]\n";
+  const std::string loss = log_p + "  %b = aten.ne.Scalar %y other=10 : b1[2]\n  %t = cast %b : i64[2]\n";
+  const auto close = [](const Data& got, const Data& expected) {
+    REQUIRE(got.size() == expected.size());
+    for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-6));
+  };
+  const double low = 1 / (1 + std::exp(1.0)), high = 1 - low;  // both rows are 1 apart; the targets are 0 and 1
+  close(on_one_rank(loss + "  %z, %n = aten.nll_loss_forward %p, %t, none reduction=1 : f32[], f32[]"),
+        {-(std::log(low) + std::log(high)) / 2});
+  close(on_one_rank(loss + "  %z, %n = aten.nll_loss_forward %p, %t, none ignore_index=1 reduction=1 : f32[], f32[]"),
+        {-std::log(low)});
+  close(on_one_rank(loss + "  %l, %z = aten.nll_loss_forward %p, %t, none ignore_index=1 reduction=2 : f32[], f32[]"),
+        {1});
+  const std::string backward = loss + "  %l, %n = aten.nll_loss_forward %p, %t, none reduction=1 : f32[], f32[]\n" +
+                               "  %one = full value=1.0 : f32[]\n  %g = aten.nll_loss_backward %one, %p, %t, none, %n "
+                               "reduction=1 : f32[2, 2]\n" +
+                               "  %z = aten._log_softmax_backward_data %g, %p dim=1 input_dtype=f32 : f32[2, 2]";
+  close(on_one_rank(backward), {(low - 1) / 2, high / 2, low / 2, (high - 1) / 2});
 }
 
 TEST_CASE("the first step of AdamW moves a parameter by lr against the sign of its gradient") {

@@ -310,6 +310,66 @@ Arrays cat(const KernelContext& c) {
   return {out};
 }
 
+Arrays ne_scalar(const KernelContext& c) {
+  const double other = number(c.op, "other");
+  return {map(c.in(), [other](double x) { return x != other ? 1 : 0; })};
+}
+
+// Of [tokens, classes] along the classes.
+Arrays log_softmax(const KernelContext& c) {
+  const Array& x = c.in();
+  SFSDP_CHECK(x.shape.size() == 2, "aten._log_softmax of ", x);
+  const auto classes = static_cast<size_t>(x.shape[1]);
+  Array out = x;
+  for (size_t first = 0; first < x.data.size(); first += classes) {
+    double largest = x.data[first], sum = 0;
+    for (size_t v = 0; v < classes; ++v) largest = std::max(largest, x.data[first + v]);
+    for (size_t v = 0; v < classes; ++v) sum += std::exp(x.data[first + v] - largest);
+    for (size_t v = 0; v < classes; ++v) out.data[first + v] -= largest + std::log(sum);
+  }
+  return {out};
+}
+
+// %grad, %log_p
+Arrays log_softmax_backward(const KernelContext& c) {
+  const Array &grad = c.in(0), &log_p = c.in(1);
+  const auto classes = static_cast<size_t>(grad.shape[1]);
+  Array out = grad;
+  for (size_t first = 0; first < grad.data.size(); first += classes) {
+    double sum = 0;
+    for (size_t v = 0; v < classes; ++v) sum += grad.data[first + v];
+    for (size_t v = 0; v < classes; ++v) out.data[first + v] -= std::exp(log_p.data[first + v]) * sum;
+  }
+  return {out};
+}
+
+bool is_mean(const Op& op) { return number_or(op, "reduction", 1) == 1; }
+
+// %log_p [tokens, classes], %targets, none: minus the targets' mean or sum, and how many count
+Arrays nll_loss(const KernelContext& c) {
+  const Array &log_p = c.in(0), &targets = c.in(1);
+  const double ignored = number_or(c.op, "ignore_index", -100);
+  double sum = 0, count = 0;
+  for (size_t t = 0; t < targets.data.size(); ++t) {
+    if (targets.data[t] == ignored) continue;
+    sum -= log_p.data[t * static_cast<size_t>(log_p.shape[1]) + static_cast<size_t>(targets.data[t])];
+    ++count;
+  }
+  return {Array::scalar(log_p.dtype, is_mean(c.op) ? sum / count : sum), Array::scalar(log_p.dtype, count)};
+}
+
+// %grad of the loss, %log_p, %targets, none, %count
+Arrays nll_loss_backward(const KernelContext& c) {
+  const Array &log_p = c.in(1), &targets = c.in(2);
+  const double ignored = number_or(c.op, "ignore_index", -100);
+  const double each = -c.in(0).data[0] / (is_mean(c.op) ? c.in(4).data[0] : 1);
+  Array out = Array::zeros(log_p.dtype, log_p.shape);
+  for (size_t t = 0; t < targets.data.size(); ++t)
+    if (targets.data[t] != ignored)
+      out.data[t * static_cast<size_t>(log_p.shape[1]) + static_cast<size_t>(targets.data[t])] = each;
+  return {out};
+}
+
 struct Row {
   std::string_view opcode;
   Kernel kernel;
@@ -324,6 +384,7 @@ constexpr Row kKernels[] = {
     {"view", &view},
     {"scalar", &full},
     {"full", &full},
+    {"add_into", &add},
     {"scale", &mul},
     {"div", &div},
     {"mul_scalar", &mul_scalar},
@@ -351,6 +412,11 @@ constexpr Row kKernels[] = {
     {"aten.sum", &sum_all},
     {"aten.sum.dim_IntList", &sum_dims},
     {"aten.cat", &cat},
+    {"aten.ne.Scalar", &ne_scalar},
+    {"aten._log_softmax", &log_softmax},
+    {"aten._log_softmax_backward_data", &log_softmax_backward},
+    {"aten.nll_loss_forward", &nll_loss},
+    {"aten.nll_loss_backward", &nll_loss_backward},
 };
 
 }  // namespace

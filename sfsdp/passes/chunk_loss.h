@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   computes the last product and the cross entropy behind it in chunks of tokens, forward and backward of a chunk
+//         together, so that logits exist for one chunk at a time.
+// Why:    logits and what is derived from them are tokens × vocabulary: 8,192 × 128,256 in f32 is 3.9 GiB, several times.
+// Needs:  logits = mm(hidden, weight), [cast], log_softmax, nll_loss without class weights, and their backward, all read
+//         by nobody else. Buckets are not formed yet: the weight's gather for backward is moved to the front of the loss.
+// Leaves: per chunk of rows the same ops in section bwd; rows of the gradient of `hidden` by the same numbers, put
+//         together; the gradient of the weight and the loss as sums over chunks, in f32 at least. Nothing of the size of
+//         the logits. A graph without the pattern stays as it is, which "losses" says: 0.
+#pragma once
+
+#include <cstdint>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+struct ChunkLossOptions {
+  int64_t chunks = 8;  // of equal rows, the last one fewer; 1: none
+};
+
+bool chunk_loss(ir::Graph& graph, const ChunkLossOptions& options, PassContext& ctx);
+
+}  // namespace sfsdp::passes
