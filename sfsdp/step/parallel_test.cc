@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
@@ -223,6 +224,53 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
           }
         }
       }
+}
+
+// Blocks with numbers, each with a dropout of its own.
+struct DropNetImpl : torch::nn::Module {
+  DropNetImpl() {
+    auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+    for (int i = 0; i < 3; ++i) {
+      auto layer = layers->register_module(std::to_string(i), std::make_shared<torch::nn::Module>());
+      linears.push_back(layer->register_module("linear", torch::nn::Linear(6, 6)));
+      drops.push_back(layer->register_module("drop", torch::nn::Dropout(0.5)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < linears.size(); ++i) x = drops[i](at::silu(linears[i](x)).square());
+    return x;
+  }
+  std::vector<torch::nn::Linear> linears;
+  std::vector<torch::nn::Dropout> drops;
+};
+TORCH_MODULE(DropNet);
+
+TEST_CASE("recomputation draws the same random numbers again") {
+  const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
+  const auto run = [&](const passes::RematOptions& remat) {
+    CompileOptions options;
+    options.pipeline.remat = remat;
+    Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
+                        data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
+    int64_t draws = 0;
+    step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
+      draws += op.has_attr("stream") ? 1 : 0;
+    };
+    std::vector<double> norms;
+    for (int k = 0; k < 3; ++k) norms.push_back(step(std::vector<Batch>{batch}).grad_norm);
+    return std::pair(norms, draws);
+  };
+  const auto [plain, draws] = run({});
+  CHECK(draws == 3 * 3);
+  CHECK(plain[0] > 0);
+  const auto [full, full_draws] = run({.mode = "full"});
+  CHECK(full == plain);
+  CHECK(full_draws > draws);
+  const auto [least, least_draws] = run({.mode = "memory_budget", .memory_budget = 0});
+  CHECK(least == plain);
+  CHECK(least_draws > draws);
+  CHECK(run({.mode = "memory_budget", .memory_budget = 0.5}).first == plain);
 }
 
 TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
