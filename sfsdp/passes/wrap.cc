@@ -197,7 +197,7 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
   const bool by_number = trimmed(options.units).empty();
   const auto units = by_number ? units_by_number(names) : units_by_pattern(names, options.units);
   const auto groups = by_number ? std::vector<Group>{} : parse_units(options.units);
-  const auto has_number = [](const Path& name) { return std::ranges::any_of(name, is_number); };
+  const auto has_number = [](const Path& name) { return !block_of(join(name, ".")).empty(); };
   const auto last = std::ranges::find_if(names.rbegin(), names.rend(), has_number);  // as in units_by_number
   std::map<std::string, std::string> rules;
   for (size_t i = 0; i < names.size(); ++i) {

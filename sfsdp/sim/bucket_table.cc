@@ -83,7 +83,9 @@ std::string reason_of(const Op* param, const std::map<std::string, std::string>&
   if (!param->has_attr("unit")) return "one parameter, no bucket: fsdp_layout = dim0";
   const std::string& unit = param->attr<std::string>("unit");
   const auto rule = rules.find(unit);
-  std::string reason = rule == rules.end() ? "unit " + unit : rule->second;
+  std::string reason = param->has_attr("reason") ? param->attr<std::string>("reason")
+                       : rule == rules.end()     ? "unit " + unit
+                                                 : rule->second;
   if (buckets.at(unit) > 1) reason += concat("; cut into ", buckets.at(unit), " by dtype, placement or update");
   return reason;
 }
@@ -103,7 +105,7 @@ std::vector<BucketRow> bucket_table(const Graph& graph, const Simulation& simula
     BucketRow row;
     row.name = op->result()->name();
     row.communicator = join(ir::axes_of(*op).value_or(std::vector<std::string>{}), ",");
-    row.kind = op->opcode.substr(0, op->opcode.find('.'));
+    row.kind = ir::collective_kind(*op);
     row.section = ir::to_string(op->section);
     row.runs = 0;
     if (param) row.unit = param->attr<std::string>(param->has_attr("unit") ? "unit" : "name");

@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/sim/report_page.h"
 
 namespace sfsdp::sim {
@@ -26,7 +27,7 @@ struct Block {
 
 std::string what_of(const Event& e) {
   if (e.kind == Event::Wait) return "wait";
-  if (e.kind == Event::Collective) return e.op->opcode.substr(0, e.op->opcode.find('.'));
+  if (e.kind == Event::Collective) return std::string(ir::collective_kind(*e.op));
   switch (e.op->section) {
     case ir::Section::Bwd: return "backward";
     case ir::Section::Clip:

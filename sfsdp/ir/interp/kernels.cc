@@ -311,7 +311,7 @@ Arrays cat(const KernelContext& c) {
 }
 
 Arrays ne_scalar(const KernelContext& c) {
-  const double other = number(c.op, "other");
+  const double other = number_of(c.op, "other");
   return {map(c.in(), [other](double x) { return x != other ? 1 : 0; })};
 }
 
@@ -343,12 +343,12 @@ Arrays log_softmax_backward(const KernelContext& c) {
   return {out};
 }
 
-bool is_mean(const Op& op) { return number_or(op, "reduction", 1) == 1; }
+bool is_mean(const Op& op) { return number_of(op, "reduction", 1) == 1; }
 
 // %log_p [tokens, classes], %targets, none: minus the targets' mean or sum, and how many count
 Arrays nll_loss(const KernelContext& c) {
   const Array &log_p = c.in(0), &targets = c.in(1);
-  const double ignored = number_or(c.op, "ignore_index", -100);
+  const double ignored = number_of(c.op, "ignore_index", -100);
   double sum = 0, count = 0;
   for (size_t t = 0; t < targets.data.size(); ++t) {
     if (targets.data[t] == ignored) continue;
@@ -361,7 +361,7 @@ Arrays nll_loss(const KernelContext& c) {
 // %grad of the loss, %log_p, %targets, none, %count
 Arrays nll_loss_backward(const KernelContext& c) {
   const Array &log_p = c.in(1), &targets = c.in(2);
-  const double ignored = number_or(c.op, "ignore_index", -100);
+  const double ignored = number_of(c.op, "ignore_index", -100);
   const double each = -c.in(0).data[0] / (is_mean(c.op) ? c.in(4).data[0] : 1);
   Array out = Array::zeros(log_p.dtype, log_p.shape);
   for (size_t t = 0; t < targets.data.size(); ++t)
