@@ -99,7 +99,8 @@ class Predictor {
   double tail_of(const Bucket& b) const {
     double seconds = &b == buckets_.data() ? 0 : 2 * profile_.machine.launch;
     if (b.kind->replicas) {
-      const double mine = static_cast<double>(b.elements / b.kind->multiple) * b.kind->reduced;
+      const int64_t elements = b.elements / b.kind->multiple;
+      const double mine = static_cast<double>(elements) * b.kind->reduced;
       seconds += cost::collective_seconds("all_reduce", mine, b.kind->replica_group, profile_.machine);
     }
     return seconds;
@@ -227,7 +228,8 @@ class Predictor {
     int64_t largest = 0;  // clipped gradient, which the update reads
     for (const Bucket& b : buckets_) {
       if (b.kind->reduction.empty() || b.gradient < 0) continue;
-      const auto shard = static_cast<int64_t>(static_cast<double>(b.elements / b.kind->multiple) * b.kind->reduced);
+      const int64_t elements = b.elements / b.kind->multiple;
+      const auto shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
       hold(b.gradient * kMoments + kStart, end, shard);  // until the update
       largest = std::max(largest, shard);
       for (size_t i = b.unit->first; i < b.unit->end; ++i)

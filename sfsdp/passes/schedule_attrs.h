@@ -35,4 +35,16 @@ T schedule_attr(const ir::Op* param, const std::string& name, T fallback) {
   return param && param->has_attr(name) ? param->attr<T>(name) : fallback;
 }
 
+// What write_schedule wrote, and `reason` and `keep`; a unit keeps what its param does not say.
+inline void read_schedule(const ir::Op& param, UnitChoice& unit) {
+  unit.reason = schedule_attr(&param, "reason", unit.reason);
+  unit.keep = schedule_attr(&param, "keep", unit.keep);
+  unit.forward_depth = schedule_attr(&param, "forward_depth", unit.forward_depth);
+  unit.forward_before = schedule_attr(&param, "forward_before", unit.forward_before);
+  unit.backward_depth = schedule_attr(&param, "backward_depth", unit.backward_depth);
+  unit.backward_before = schedule_attr(&param, "backward_before", unit.backward_before);
+  unit.sink_depth = schedule_attr(&param, "sink_depth", unit.sink_depth);
+  unit.sink_before = schedule_attr(&param, "sink_before", unit.sink_before);
+}
+
 }  // namespace sfsdp::passes

@@ -17,6 +17,8 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/axis_states.h"
+#include "sfsdp/plan/rendezvous.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -138,6 +140,10 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     transform(captured.graph);
   }
   ir::verify_or_throw(captured.graph);
+  for (const std::string& wrong :
+       {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
+        plan::check_axis_states(captured.graph)})
+    if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
   auto variant = std::make_unique<Variant>();
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);

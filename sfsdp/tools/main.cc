@@ -8,6 +8,7 @@
 #include "sfsdp/tools/inspect.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/opt.h"
+#include "sfsdp/tools/plan.h"
 #include "sfsdp/tools/simulate.h"
 #include "sfsdp/train/config.h"
 #include "sfsdp/train/trainer.h"
@@ -19,6 +20,7 @@ constexpr const char* kUsage =
     "  train    --job.config_file F --section.key value …     train on this rank (torchrun's environment)\n"
     "  launch   -n N [--log-rank 0,1] -- train …               start N ranks on this host\n"
     "  inspect  --config F --world N [--graph]                 what a config would run, without running it\n"
+    "  plan     --config F --world N [--out P] [--explain M]   the plan of its step, verified; why its units are so\n"
     "  simulate --config F --machine M --world N               what a step would take on that machine\n"
     "  opt      FILE --pass a,b                                run passes on a graph in text form\n"
     "  doctor                                                  what this machine has and lacks\n";
@@ -32,6 +34,7 @@ int main(int argc, char** argv) {
   if (command == "train") return sfsdp::train::run_train(rest, std::cout, std::cerr);
   if (command == "launch") return sfsdp::tools::run_launch(rest, std::cout, std::cerr);
   if (command == "inspect") return sfsdp::tools::run_inspect(rest, std::cout, std::cerr);
+  if (command == "plan") return sfsdp::tools::run_plan(rest, std::cout, std::cerr);
   if (command == "simulate") return sfsdp::tools::run_simulate(rest, std::cout, std::cerr);
   if (command == "opt") return sfsdp::tools::run_opt(rest, std::cout, std::cerr);
   if (command == "doctor") return sfsdp::tools::run_doctor(std::cout);

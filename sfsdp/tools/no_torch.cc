@@ -4,6 +4,7 @@
 
 #include "sfsdp/tools/doctor.h"
 #include "sfsdp/tools/inspect.h"
+#include "sfsdp/tools/plan.h"
 #include "sfsdp/tools/simulate.h"
 #include "sfsdp/train/trainer.h"
 
@@ -26,6 +27,7 @@ int run_train(std::span<const std::string>, std::ostream&, std::ostream& err) { 
 namespace sfsdp::tools {
 
 int run_inspect(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_plan(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_simulate(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_doctor(std::ostream& out) { return refuse(out); }
 

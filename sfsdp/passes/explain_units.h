@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Why the units of a step are as they are: their bytes and times, what ended them, and what other choices would cost.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sfsdp/passes/step_profile.h"
+
+namespace sfsdp::passes {
+
+struct Alternative {
+  std::string change;
+  double seconds = 0;  // of the step, against the schedule as it is: negative is faster
+  int64_t bytes = 0;   // of the peak, likewise
+};
+
+struct UnitExplanation {
+  std::string first, last;  // parameters
+  size_t params = 0;
+  std::string reason;
+  double gathered_bytes = 0, gather_seconds = 0, reduced_bytes = 0, reduce_seconds = 0;
+  // Compute of the unit before it in forward, under which its gather runs; of the unit behind it in backward.
+  double forward_cover = 0, backward_cover = 0;
+  std::vector<Alternative> alternatives;
+};
+
+// Of the units that hold a parameter whose name begins with `path`, a module path or "" for all.
+std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Schedule& schedule,
+                                           const std::string& path);
+
+}  // namespace sfsdp::passes

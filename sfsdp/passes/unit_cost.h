@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What parameters cost as one unit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sfsdp/passes/step_profile.h"
+
+namespace sfsdp::passes {
+
+// Seconds and bytes of the parameters [first, end) of a profile as one unit.
+class UnitCost {
+ public:
+  UnitCost(const StepProfile& profile, size_t first, size_t end);
+  double gather() const;  // seconds
+  double reduce() const;
+  double gathered_bytes() const;
+  double reduced_bytes() const;
+  // Seconds of compute from its first read to that of the next unit.
+  double forward_compute() const;
+  // Backward goes through the units in the other direction: this one's part ends where that of its predecessor begins.
+  double backward_compute() const;
+
+ private:
+  template <class Of>
+  double over_kinds(Of of) const;
+  int64_t first_backward(size_t first, size_t end) const;
+
+  const StepProfile& profile_;
+  size_t first_, end_;
+  std::vector<int64_t> elements_;  // by kind
+};
+
+}  // namespace sfsdp::passes

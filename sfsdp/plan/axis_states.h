@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What each value of a rank's program is to the other ranks, derived op by op: a forgotten reduction, one too many, or a
+// shard read as if it were the whole are found whatever pass made them.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::plan {
+
+// On every axis of the mesh a value is in one state: Same on all ranks; a Shard, the rank's part of a whole; or Own, what
+// the rank computed from its own batch and is still to be reduced. From the leaves on:
+//   param, state   Shard where the type is split over the axis, else Same (a buffer that is written from Own values, such
+//                  as batch norm's statistics, is local to a rank and so Own); input Own over the axes its type names;
+//                  random numbers and the gradient that backward begins with Own
+//   all_gather     of a Shard: Same. Of Own values: Same (each rank's value, side by side)
+//   reduce_scatter, all_reduce (sum)   of Own: a Shard, Same. Of Same: an error, every rank would count once
+//   sum_squares    of Shards: Own (a part of the sum)
+//   other ops      Own if an operand is; a Shard if one is and the op is elementwise or moves no data, else an error
+// The loss, the norm and what the next step starts from must not be Own; an update takes a gradient in the state of its
+// parameter.
+// Source: docs/architecture.md, section 4.
+// Returns "" or what is wrong, with the op.
+std::string check_axis_states(const ir::Graph& graph);
+
+}  // namespace sfsdp::plan

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whether a plan may run. Every plan is verified before its first step.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sfsdp/plan/step_plan.h"
+
+namespace sfsdp::plan {
+
+struct VerifyOptions {
+  int64_t prefetch_bytes = 0;  // most that may be in flight in gathers at once, besides one; 0: no bound
+};
+
+// Proves, or says what is wrong:
+//   graph     ir::verify: definition, types, start and wait, donated buffers, sections, carries
+//   lanes     every collective once, on the lane of its axes, in the graph's order
+//   ranks     check_rendezvous: no deadlock, whatever the timing
+//   states    check_axis_states: nothing own leaves the step unreduced, nothing is reduced twice, no shard is taken for
+//             the whole
+//   memory    a buffer for every value that reaches memory, as large and alive as long as the graph needs; none overlap;
+//             the sums in the head are right
+//   budget    gathers in flight
+std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& options = {});
+
+}  // namespace sfsdp::plan

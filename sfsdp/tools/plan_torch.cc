@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/plan.h"
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <ostream>
+#include <sstream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/cost/registers.h"
+#include "sfsdp/passes/choose_units.h"
+#include "sfsdp/passes/explain_units.h"
+#include "sfsdp/passes/schedule_attrs.h"
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/plan/verify_plan.h"
+#include "sfsdp/tools/request.h"
+#include "sfsdp/train/job.h"
+#include "sfsdp/train/plan_summary.h"
+
+namespace sfsdp::tools {
+namespace {
+
+constexpr const char* kHelp =
+    "usage: sfsdp plan --config F --world N [options] [--section.key value ...]\n"
+    "       sfsdp plan --check FILE\n"
+    "  --machine M       fused kernels keep values in registers, as the simulator has it; without it every value has "
+    "memory\n"
+    "  --out FILE        writes the plan: order, lanes, addresses; without it a summary is printed\n"
+    "  --explain PATH    why the units under this module path are as they are, and what would change (needs "
+    "--machine)\n"
+    "  --json            the summary as one object\n"
+    "  --check FILE      reads a plan, verifies it, prints its hash\n";
+
+std::string hex(uint64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string ms(double seconds, bool sign = false) {
+  char text[64];
+  std::snprintf(text, sizeof text, sign ? "%+.3f ms" : "%.3f ms", seconds * 1e3);
+  return text;
+}
+
+void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {}) {
+  const auto errors = plan::verify_plan(plan, options);
+  if (!errors.empty()) throw UserError("the plan may not run:\n" + join(errors, "\n"));
+}
+
+void print_summary(std::ostream& out, const plan::StepPlan& plan) {
+  out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, verified\n";
+  for (const plan::CommLane& lane : plan.lanes)
+    out << "  lane " << (lane.axes.empty() ? "of one rank" : join(lane.axes, ",")) << ": " << lane.collectives.size()
+        << " collectives\n";
+  const plan::MemoryPlan& m = plan.memory;
+  out << "  memory: state " << train::bytes_text(m.state_bytes) << ", arena " << train::bytes_text(m.arena_bytes)
+      << ", " << m.buffers.size() << " buffers, most alive at op " << m.peak_position << "\n";
+}
+
+void print_json(std::ostream& out, const plan::StepPlan& plan) {
+  size_t collectives = 0;
+  for (const plan::CommLane& lane : plan.lanes) collectives += lane.collectives.size();
+  const plan::MemoryPlan& m = plan.memory;
+  out << "{\"hash\": \"" << hex(plan::hash(plan)) << "\", \"ops\": " << plan.graph.ops().size()
+      << ", \"lanes\": " << plan.lanes.size() << ", \"collectives\": " << collectives
+      << ", \"buffers\": " << m.buffers.size() << ", \"state_bytes\": " << m.state_bytes
+      << ", \"arena_bytes\": " << m.arena_bytes << ", \"live_bytes\": " << m.live_bytes << "}\n";
+}
+
+int check_file(const std::string& path, std::ostream& out) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file)
+    throw UserError(concat("--check ", path, " cannot be read\n  expected a file that sfsdp plan --out wrote"));
+  const plan::StepPlan plan = plan::parse_plan(text.str(), path);
+  verify_or_throw(plan);
+  print_summary(out, plan);
+  return 0;
+}
+
+// The units of the plan on the profile of the same step.
+passes::Schedule schedule_of(const ir::Graph& graph, const passes::StepProfile& profile) {
+  std::map<std::string, const ir::Op*> unit_of;
+  for (const auto& op : graph.ops())
+    if (op->is("param") && op->has_attr("members"))
+      for (const std::string& member : op->attr<std::vector<std::string>>("members")) unit_of[member] = op.get();
+  std::vector<std::string> names;
+  for (const passes::ParamProfile& p : profile.params) {
+    const auto found = unit_of.find(p.name);
+    if (found == unit_of.end())
+      throw UserError("--explain: parameters are in no units\n  expected parallelism.fsdp_layout = flat");
+    names.push_back(found->second->attr<std::string>("unit"));
+  }
+  passes::Schedule schedule = passes::named_units(profile, names);
+  for (passes::UnitChoice& unit : schedule) passes::read_schedule(*unit_of.at(profile.params[unit.first].name), unit);
+  return schedule;
+}
+
+void explain(std::ostream& out, const Request& request, const ir::Graph& graph, const cost::Machine& machine,
+             int64_t micro_batches) {
+  // The same step with each parameter by itself.
+  train::JobConfig config = train::load_config(request.config_args);
+  config.parallelism.fsdp_layout = "dim0";
+  config.parallelism.fsdp_reorder = false;
+  train::CompiledJob single = train::make_job(config, request.world);
+  const auto profile = passes::profile_step(single.program->training(single.example).graph, machine,
+                                            cost::Execution::Fused, micro_batches);
+  const auto schedule = schedule_of(graph, profile);
+  const auto now = passes::predict(profile, schedule);
+  const std::string path = request.get("explain", "");
+  const auto units = passes::explain_units(profile, schedule, path);
+  if (units.empty()) {
+    std::vector<std::string> names;
+    for (const auto& p : profile.params) names.push_back(p.name);
+    throw UserError(concat("--explain ", path,
+                           " is the path of no parameter\n  expected a module path; the nearest is ",
+                           nearest(path, names)));
+  }
+  out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
+      << train::bytes_text(now.peak_bytes) << ", predicted on " << machine.name << "\n";
+  for (const passes::UnitExplanation& e : units) {
+    out << "Unit of " << e.params << " parameters, " << e.first << " to " << e.last << "\n"
+        << "  ends here: " << e.reason << "\n"
+        << "  gather " << train::bytes_text(static_cast<int64_t>(e.gathered_bytes)) << " in " << ms(e.gather_seconds)
+        << ", under " << ms(e.forward_cover) << " of compute in forward\n"
+        << "  reduction " << train::bytes_text(static_cast<int64_t>(e.reduced_bytes)) << " in " << ms(e.reduce_seconds)
+        << "; compute of the unit behind it in backward " << ms(e.backward_cover) << "\n"
+        << "  what would change if it were\n";
+    for (const passes::Alternative& a : e.alternatives)
+      out << "    " << a.change << ": step " << ms(a.seconds, true) << ", peak " << (a.bytes < 0 ? "-" : "+")
+          << train::bytes_text(std::abs(a.bytes)) << "\n";
+  }
+}
+
+}  // namespace
+
+int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+    out << kHelp;
+    return 0;
+  }
+  try {
+    const Request request = parse_request(args, {"machine", "out", "explain", "check"}, {"json"});
+    if (request.has("check")) return check_file(request.get("check", ""), out);
+    train::CompiledJob job = train::make_job(train::load_config(request.config_args), request.world);
+    const ir::Graph& graph = job.program->training(job.example).graph;
+    plan::MemoryOptions memory;
+    std::optional<cost::Machine> machine;
+    std::unordered_set<const ir::Value*> in_registers;
+    if (request.has("machine")) {
+      machine = cost::load_machine(request.get("machine", ""));
+      in_registers = cost::values_in_registers(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused));
+      memory.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
+    }
+    if (request.has("explain")) {
+      if (!machine)
+        throw UserError("--explain needs --machine\n  expected a machine file, such as machines/dgx_h100.toml");
+      explain(out, request, graph, *machine, job.program->options().micro_batches);
+      return 0;
+    }
+    const plan::StepPlan plan = plan::make_plan(graph, memory);
+    verify_or_throw(plan);
+    if (request.has("out")) {
+      const std::string path = request.get("out", "");
+      std::ofstream file(path, std::ios::binary);
+      file << plan::print(plan);
+      file.close();
+      if (!file)
+        throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
+    }
+    if (request.has("json"))
+      print_json(out, plan);
+    else
+      print_summary(out, plan);
+    return 0;
+  } catch (const std::exception& error) {
+    err << "error: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace sfsdp::tools
