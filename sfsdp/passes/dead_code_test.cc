@@ -100,7 +100,8 @@ TEST_CASE("dead_code: counts what it removed") {
   )"));
   const auto reports = run_passes(graph, parse_passes("dead_code"));
   CHECK(to_string(reports[0]) ==
-        "dead_code: changed; collectives_after 0, collectives_before 1, collectives_removed 1, ops_after 1, "
+        "dead_code: changed; collective_bytes_after 0, collective_bytes_before 16, collectives_after 0, "
+        "collectives_before 1, collectives_removed 1, ops_after 1, "
         "ops_before 3, ops_removed 2");
 }
 

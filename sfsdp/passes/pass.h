@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a pass is: an options struct, a function bool(Graph&, const Options&, PassContext&), and a row in registry.cc.
+// What a pass is: an options struct, a function bool(Graph&, const Options&, PassContext&), and a row in registry.cc, or
+// register_pass from the user's own code.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/storage_layout.h"
 
 namespace sfsdp::passes {
 
@@ -35,6 +38,8 @@ class Metrics {
 
 struct PassContext {
   Metrics metrics;
+  // Storage that an earlier graph on the same state has decided; null: this graph decides.
+  const StorageLayout* layout = nullptr;
 };
 
 // One field of a pass's options struct, as written on the command line: name=value.
@@ -53,7 +58,8 @@ struct PassInfo {
   Exactness exactness = Exactness::Exact;
   std::string help;
   std::vector<PassOption> options;
-  bool (*run)(ir::Graph&, const OptionValues&, PassContext&) = nullptr;  // true: changed the graph
+  std::vector<std::string> needs = {};  // passes without which this one has nothing to do
+  std::function<bool(ir::Graph&, const OptionValues&, PassContext&)> run = {};  // true: changed the graph
 };
 
 }  // namespace sfsdp::passes

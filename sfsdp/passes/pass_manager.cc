@@ -7,14 +7,21 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/passes/registry.h"
 
 namespace sfsdp::passes {
 namespace {
 
 void count(const ir::Graph& graph, const std::string& when, Metrics& metrics) {
   metrics.add("ops_" + when, static_cast<int64_t>(graph.ops().size()));
-  metrics.add("collectives_" + when,
-              std::ranges::count_if(graph.ops(), [](const auto& op) { return ir::is_collective(*op); }));
+  int64_t collectives = 0, bytes = 0;
+  for (const auto& op : graph.ops()) {
+    if (!ir::is_collective(*op)) continue;
+    ++collectives;
+    bytes += std::max(op->operands[0]->type().bytes(), op->result()->type().bytes());
+  }
+  metrics.add("collectives_" + when, collectives);
+  metrics.add("collective_bytes_" + when, bytes);
 }
 
 void check_verified(const ir::Graph& graph, const std::string& name) {
@@ -24,33 +31,34 @@ void check_verified(const ir::Graph& graph, const std::string& name) {
 
 }  // namespace
 
-std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> calls) {
-  ir::verify_or_throw(graph);
+std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> calls, const RunOptions& options) {
   std::vector<PassReport> reports;
-  std::string before = ir::print(graph);
+  std::string text;  // of the graph as it is, where that is known
+  if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);
+  if (options.observer) options.observer("start", graph);
   for (const PassCall& call : calls) {
     PassContext context;
+    context.layout = options.layout;
     count(graph, "before", context.metrics);
+    const bool checked = options.checks == Checks::EveryPass || is_registered(*call.info);
+    if (checked && text.empty()) {
+      ir::verify_or_throw(graph);
+      text = ir::print(graph);
+    }
     const bool changed = call.info->run(graph, call.options, context);
-    check_verified(graph, call.info->name);
-    std::string after = ir::print(graph);
-    SFSDP_CHECK(changed == (before != after), "pass ", call.info->name, changed ? " says it changed" : " changed",
-                " the graph, but ", changed ? "did not" : "says it did not", '\n', after);
+    std::string after;
+    if (checked) {
+      check_verified(graph, call.info->name);
+      after = ir::print(graph);
+      SFSDP_CHECK(changed == (text != after), "pass ", call.info->name, changed ? " says it changed" : " changed",
+                  " the graph, but ", changed ? "did not" : "says it did not", '\n', after);
+    }
     count(graph, "after", context.metrics);
     reports.push_back({call.info->name, changed, std::move(context.metrics)});
-    before = std::move(after);
+    text = std::move(after);
+    if (options.observer) options.observer(call.info->name, graph);
   }
   return reports;
-}
-
-std::string to_string(const PassReport& report) {
-  std::string text = concat(report.name, ": ", report.changed ? "changed" : "unchanged");
-  const char* separator = "; ";
-  for (const auto& [name, value] : report.metrics.counts()) {
-    text += concat(separator, name, ' ', value);
-    separator = ", ";
-  }
-  return text;
 }
 
 }  // namespace sfsdp::passes

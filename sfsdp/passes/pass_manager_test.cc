@@ -6,6 +6,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
 namespace sfsdp::passes {
@@ -16,10 +17,11 @@ ir::Graph small() {
       "graph mesh [] view local\n  %x = input name=x : f32[2]\nfwd:\n  %y = aten.relu %x : f32[2]\n  return %y");
 }
 
-std::vector<PassReport> run_one(ir::Graph& graph, bool (*run)(ir::Graph&, const OptionValues&, PassContext&)) {
+std::vector<PassReport> run_one(ir::Graph& graph, bool (*run)(ir::Graph&, const OptionValues&, PassContext&),
+                                Checks checks = Checks::EveryPass) {
   const PassInfo info{.name = "made_up", .help = "", .options = {}, .run = run};
   const PassCall call{.info = &info, .options = {}};
-  return run_passes(graph, {&call, 1});
+  return run_passes(graph, {&call, 1}, {.checks = checks});
 }
 
 TEST_CASE("a pass that lies about having changed the graph is found out") {
@@ -32,6 +34,16 @@ TEST_CASE("a pass that lies about having changed the graph is found out") {
                                  return false;
                                }),
                        doctest::Contains("made_up changed the graph, but says it did not"), InternalError);
+}
+
+TEST_CASE("a pass that is not ours is checked in a pipeline too, and told from a graph that was broken before it") {
+  const auto lies = [](ir::Graph&, const OptionValues&, PassContext&) { return true; };
+  ir::Graph graph = small();
+  CHECK_THROWS_WITH_AS(run_one(graph, lies, Checks::RegisteredPasses), doctest::Contains("made_up says"),
+                       InternalError);
+  graph.find_value("y")->producer()->opcode = "wait";
+  CHECK_THROWS_AS(run_one(graph, lies, Checks::RegisteredPasses), UserError);
+  run_passes(graph, parse_passes("dead_code"), {.checks = Checks::RegisteredPasses});  // ours is not checked
 }
 
 TEST_CASE("a pass that breaks the graph is named") {
@@ -70,11 +82,22 @@ TEST_CASE("passes and options are spelled alike everywhere, and typing mistakes 
   says("dead_code)", "cannot read ')'");
 }
 
+TEST_CASE("a call prints with all its options, and reads back") {
+  for (const char* text : {"merge_duplicates across_sections=true", "dead_code",
+                           "prefetch_gathers backward=after depth=3 forward=before max_bytes=0",
+                           "wrap units=\"layers.*, [norm, output]\"", "wrap units=\"\""}) {
+    const auto calls = parse_passes(text);
+    REQUIRE(calls.size() == 1);
+    CHECK(to_string(calls[0]) == text);
+  }
+}
+
 TEST_CASE("every pass can be looked up, and says what it is") {
-  for (const PassInfo& pass : all_passes()) {
-    CHECK(find_pass(pass.name) == &pass);
-    CHECK((pass.run != nullptr));
-    CHECK_FALSE(pass.help.empty());
+  for (const PassInfo* pass : all_passes()) {
+    CHECK(find_pass(pass->name) == pass);
+    CHECK(static_cast<bool>(pass->run));
+    CHECK_FALSE(pass->help.empty());
+    for (const std::string& needed : pass->needs) CHECK(find_pass(needed));
   }
 }
 
@@ -91,7 +114,7 @@ constexpr const char* kBefore = R"(
 
 TEST_CASE("check_pass shows where texts differ") {
   const std::string problems = testing::check_pass("dead_code", kBefore, kBefore);
-  CHECK(problems.find("  -   %dead = aten.neg %x : f32[2]") != std::string::npos);
+  CHECK(problems.find("\n-  %dead = aten.neg %x : f32[2]") != std::string::npos);
 }
 
 TEST_CASE("check_pass passes on what is wrong with its texts and passes") {

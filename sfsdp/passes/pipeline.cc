@@ -5,18 +5,71 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/passes/bucket.h"
-#include "sfsdp/passes/chunk_loss.h"
-#include "sfsdp/passes/dead_code.h"
-#include "sfsdp/passes/prefetch_gathers.h"
-#include "sfsdp/passes/reshard.h"
-#include "sfsdp/passes/sink_waits.h"
-#include "sfsdp/passes/split_collectives.h"
-#include "sfsdp/passes/wrap.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/diagnostic.h"
 
 namespace sfsdp::passes {
-
 namespace {
+
+// A pass that is not run for this step still marks a place for extra ones.
+struct Stage {
+  PassCall call;
+  bool runs = true;
+  std::string follows = {};  // of extra passes: the anchor that they stand behind
+};
+
+std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<StorageLayout>& layout) {
+  return {
+      // Results that nobody reads, such as statistics of a kernel's that backward does not need.
+      {make_call("dead_code")},
+      // Logits for a part of the tokens at a time; forward's copy of the weight is then read by nobody.
+      {make_call("chunk_loss", {{"chunks", std::max<int64_t>(o.loss_chunks, 1)}}), o.loss_chunks > 1},
+      {make_call("dead_code"), o.loss_chunks > 1},
+      // What backward computes again instead of reading it.
+      {make_call("remat", {{"mode", o.remat.mode}, {"every", o.remat.every}, {"mm_again", o.remat.mm_again}, {"memory_budget", o.remat.memory_budget}})},
+      // Which parameters form a unit.
+      {make_call("wrap", {{"units", o.units},
+                          {"mode", o.wrap},
+                          {"machine", o.machine},
+                          {"memory_gib", o.memory_gib},
+                          {"micro_batches", o.micro_batches},
+                          {"keep", o.choose_reshard}}),
+       o.flat && !layout},
+      // Which units backward finds gathered still.
+      {make_call("reshard"), o.flat},
+      // One flat shard, gather, reduction and update per unit.
+      {make_call("bucket"), o.flat},
+      // Start and wait of each collective, to be moved apart.
+      {make_call("split_collectives"), o.reorder},
+      // Gathers start under the compute of earlier units.
+      {make_call("prefetch_gathers",
+                 {{"depth", o.prefetch_depth}, {"forward", o.prefetch_forward}, {"backward", o.prefetch_backward}}),
+       o.reorder},
+      // Reductions are waited for at the next one.
+      {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}}), o.reorder},
+  };
+}
+
+void insert(std::vector<Stage>& stages, const ExtraPass& extra) {
+  const auto named = [&](const Stage& stage) { return stage.call.info->name == extra.anchor; };
+  auto at = std::ranges::find_if(stages, named);
+  if (at == stages.end()) {
+    std::vector<std::string> names;
+    for (const Stage& stage : stages) names.push_back(stage.call.info->name);
+    const std::string near = ir::nearest_name(extra.anchor, names);
+    throw UserError(concat("error: extra pass ", extra.name, " stands ",
+                           extra.place == ExtraPass::Place::Before ? "before" : "after", " '", extra.anchor,
+                           "', which is no pass of the pipeline\n  ",
+                           near.empty() ? "expected one of: " + join(names, " ") : concat("did you mean ", near, '?')));
+  }
+  Stage stage{make_call(extra.name, extra.options)};
+  if (extra.place == ExtraPass::Place::After) {
+    stage.follows = extra.anchor;
+    do ++at;  // behind the anchor and those that already follow it: the list's order is kept
+    while (at != stages.end() && at->follows == extra.anchor);
+  }
+  stages.insert(at, std::move(stage));
+}
 
 bool has_backward(const ir::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == ir::Section::Bwd; });
@@ -24,49 +77,28 @@ bool has_backward(const ir::Graph& graph) {
 
 }  // namespace
 
-void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout) {
-  PassContext ctx;
-  // Results that nobody reads, such as statistics of a kernel's that backward does not need.
-  dead_code(graph, ctx);
-  // Logits for a part of the tokens at a time; forward's copy of the weight is then read by nobody.
-  if (chunk_loss(graph, {.chunks = options.loss_chunks}, ctx))
-    dead_code(graph, ctx);
-  else if (options.loss_chunks > 1 && has_backward(graph))
+std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<StorageLayout>& layout) {
+  std::vector<Stage> stages = own_stages(options, layout);
+  for (const ExtraPass& extra : options.extra) insert(stages, extra);
+  std::vector<PassCall> calls;
+  for (Stage& stage : stages)
+    if (stage.runs) calls.push_back(std::move(stage.call));
+  return without(std::move(calls), options.disable);
+}
+
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
+                                     std::optional<StorageLayout>& layout) {
+  const std::vector<PassCall> calls = pipeline_passes(options, layout);
+  auto reports = run_passes(
+      graph, calls, {.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks});
+  const auto chunked = std::ranges::find(reports, "chunk_loss", &PassReport::name);
+  if (chunked != reports.end() && !chunked->changed && has_backward(graph))
     throw UserError(concat("loss_chunks = ", options.loss_chunks, ": no loss of this model can be cut into chunks",
                            "\n  expected a linear layer without bias, then cross entropy over at least that many"
                            " tokens, and logits that nothing else reads; set loss_chunks = 1"));
-  // What backward computes again instead of reading it.
-  remat(graph, options.remat, ctx);
-  if (options.flat) {
-    // Which parameters form a unit.
-    if (!layout) {
-      std::optional<cost::Machine> machine;
-      if (!options.machine.empty()) machine = cost::load_machine(options.machine);
-      wrap(graph,
-           {.units = options.units,
-            .mode = options.wrap,
-            .machine = machine ? &*machine : nullptr,
-            .memory_bytes = static_cast<int64_t>(options.memory_gib * 1073741824.0),
-            .micro_batches = options.micro_batches,
-            .choose_reshard = options.choose_reshard},
-           ctx);
-    }
-    reshard(graph, ctx);
-    // One flat shard, gather, reduction and update per unit.
-    bucket(graph, {.layout = layout ? &*layout : nullptr}, ctx);
-    if (!layout) layout = storage_layout_of(graph);
-  }
-  if (options.reorder) {
-    // Start and wait of each collective, to be moved apart.
-    split_collectives(graph, ctx);
-    // Gathers start under the compute of earlier units.
-    prefetch_gathers(
-        graph,
-        {.depth = options.prefetch_depth, .forward = options.prefetch_forward, .backward = options.prefetch_backward},
-        ctx);
-    // Reductions are waited for at the next one.
-    sink_waits(graph, {.depth = options.sink_depth, .next = options.sink_next}, ctx);
-  }
+  const bool flat = std::ranges::any_of(calls, [](const PassCall& call) { return call.info->name == "bucket"; });
+  if (flat && !layout) layout = storage_layout_of(graph);
+  return reports;
 }
 
 }  // namespace sfsdp::passes

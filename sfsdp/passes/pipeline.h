@@ -5,13 +5,23 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/passes/pass.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/storage_layout.h"
 
 namespace sfsdp::passes {
+
+// A pass that the pipeline does not have, or once more one that it has.
+struct ExtraPass {
+  std::string name;  // one of ours or registered (register_pass)
+  OptionValues options = {};
+  enum class Place { Before, After };
+  Place place = Place::After;
+  std::string anchor;  // a pass of the pipeline, run for this step or not, or an extra one above in the list
+};
 
 struct PipelineOptions {
   int64_t loss_chunks = 1;  // of chunk_loss; an error where a step has a backward and no such loss
@@ -33,10 +43,20 @@ struct PipelineOptions {
   std::string prefetch_backward = "after";
   int64_t sink_depth = 1;
   std::string sink_next = "before";
+  std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
+  std::vector<std::string> disable = {};     // passes that are left out
+  PassObserver observer = {};                // e.g. print_ir
+  Checks checks = Checks::RegisteredPasses;  // the caller verifies what comes out
 };
 
-// Rewrites the graph of one rank as data parallelism and the optimizer left it.
+// The passes of a step in order.
+//   throws: UserError for an unknown pass, option or anchor, and a disabled pass that another one needs
+std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<StorageLayout>& layout);
+
+// Rewrites the graph of one rank as data parallelism and the optimizer left it. Training, evaluation and other batch
+// shapes go through it one by one.
 //   layout: storage that an earlier graph on the same state has decided; decided here, and left here, if it has none
-void run_pipeline(ir::Graph& graph, const PipelineOptions& options, std::optional<StorageLayout>& layout);
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
+                                     std::optional<StorageLayout>& layout);
 
 }  // namespace sfsdp::passes

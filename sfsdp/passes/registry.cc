@@ -2,8 +2,10 @@
 #include "sfsdp/passes/registry.h"
 
 #include <algorithm>
-#include <charconv>
+#include <deque>
+#include <mutex>
 #include <optional>
+#include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -22,8 +24,6 @@
 
 namespace sfsdp::passes {
 namespace {
-
-using ir::Token;
 
 template <class T>
 const T& get(const OptionValues& values, const std::string& name) {
@@ -54,8 +54,11 @@ const std::vector<PassInfo>& rows() {
                     .min = 1,
                     .max = 1 << 20,
                     .help = "bytes, of each parameter in its bucket and of each rank's shard"}},
-       .run = [](ir::Graph& graph, const OptionValues& values,
-                 PassContext& ctx) { return bucket(graph, {.alignment = get<int64_t>(values, "alignment")}, ctx); }},
+       .needs = {"wrap"},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return bucket(graph, {.alignment = get<int64_t>(values, "alignment"), .layout = ctx.layout}, ctx);
+           }},
       {.name = "chunk_loss",
        .exactness = Exactness::ReordersSums,
        .help = "computes the last product and the cross entropy in chunks of tokens",
@@ -87,6 +90,7 @@ const std::vector<PassInfo>& rows() {
                     .fallback = int64_t{0},
                     .max = 1e15,
                     .help = "of gathers in flight at once, besides one; 0: no bound"}},
+       .needs = {"split_collectives"},
        .run =
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return prefetch_gathers(graph,
@@ -128,6 +132,7 @@ const std::vector<PassInfo>& rows() {
        .help = "waits for each gradient reduction at the next one",
        .options = {{.name = "depth", .fallback = int64_t{1}, .max = 1000, .help = "reductions in flight; 0: none"},
                    {.name = "next", .fallback = std::string("before"), .help = "before or after that start"}},
+       .needs = {"split_collectives"},
        .run =
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return sink_waits(graph,
@@ -154,124 +159,63 @@ const std::vector<PassInfo>& rows() {
   return kRows;
 }
 
-[[noreturn]] void fail(std::string_view text, const std::string& message, const std::string& detail) {
-  throw UserError(concat("error in passes \"", text, "\": ", message, "\n  ", detail));
-}
-
-std::string suggestion(std::string_view name, const std::vector<std::string>& candidates) {
-  const std::string nearest = ir::nearest_name(name, candidates);
-  if (!nearest.empty()) return concat("did you mean ", nearest, '?');
-  std::string text = "expected one of:";
-  for (const std::string& candidate : candidates) text += " " + candidate;
-  return candidates.empty() ? "it has no options" : text;
-}
-
-ir::Attr parse_value(const Token& token, const PassOption& option, std::string_view text) {
-  ir::Attr value;
-  const char* const first = token.text.data();
-  const char* const last = first + token.text.size();
-  if (std::holds_alternative<bool>(option.fallback)) {
-    if (token.text == "true" || token.text == "false") value = token.text == "true";
-  } else if (std::holds_alternative<std::string>(option.fallback)) {
-    if (token.kind == Token::Kind::Word || token.kind == Token::Kind::String) value = token.text;
-  } else if (std::holds_alternative<int64_t>(option.fallback)) {
-    int64_t number = 0;
-    if (std::from_chars(first, last, number).ptr == last && static_cast<double>(number) >= option.min &&
-        static_cast<double>(number) <= option.max)
-      value = number;
-  } else {
-    double number = 0;
-    if (std::from_chars(first, last, number).ptr == last && number >= option.min && number <= option.max)
-      value = number;
-  }
-  if (!std::holds_alternative<std::monostate>(value)) return value;
-  std::string range;
-  if (std::holds_alternative<int64_t>(option.fallback) || std::holds_alternative<double>(option.fallback))
-    range = concat(" in [", option.min, ", ", option.max, ']');
-  fail(text, concat(option.name, '=', token.text), concat("expected a value like ", option.fallback, range));
-}
-
-PassCall defaults(const PassInfo& info) {
-  PassCall call{.info = &info, .options = {}};
-  for (const PassOption& option : info.options) call.options.emplace(option.name, option.fallback);
-  return call;
-}
-
-class CallParser {
- public:
-  explicit CallParser(std::string_view text) : text_(text), tokens_(lex(text)) {}
-
-  std::vector<PassCall> parse() {
-    std::vector<PassCall> calls;
-    if (peek().kind == Token::Kind::End) return calls;
-    do calls.push_back(parse_call());
-    while (accept(","));
-    if (peek().kind != Token::Kind::End)
-      fail(text_, concat("cannot read '", peek().text, '\''), "expected name option=value, name …");
-    return calls;
-  }
-
- private:
-  static std::vector<Token> lex(std::string_view text) {
-    try {
-      return ir::lex_line(text);
-    } catch (const ir::SyntaxError& error) {
-      fail(text, error.message, error.detail);
-    }
-  }
-
-  const Token& peek() const { return tokens_[at_]; }
-  bool accept(std::string_view punct) {
-    if (peek().kind != Token::Kind::Punct || peek().text != punct) return false;
-    ++at_;
-    return true;
-  }
-  std::string word(std::string_view expected) {
-    if (peek().kind != Token::Kind::Word)
-      fail(text_, concat("got '", peek().text, '\''), concat("expected ", expected));
-    return tokens_[at_++].text;
-  }
-
-  PassCall parse_call() {
-    const std::string name = word("the name of a pass");
-    const PassInfo* info = find_pass(name);
-    if (!info) {
-      std::vector<std::string> names;
-      for (const PassInfo& row : rows()) names.push_back(row.name);
-      fail(text_, concat("unknown pass ", name), suggestion(name, names));
-    }
-    PassCall call = defaults(*info);
-    while (peek().kind == Token::Kind::Word) parse_option(call);
-    return call;
-  }
-
-  void parse_option(PassCall& call) {
-    const std::string name = word("an option");
-    const auto option = std::ranges::find(call.info->options, name, &PassOption::name);
-    if (option == call.info->options.end()) {
-      std::vector<std::string> names;
-      for (const PassOption& row : call.info->options) names.push_back(row.name);
-      fail(text_, concat(call.info->name, " has no option ", name), suggestion(name, names));
-    }
-    if (!accept("=")) fail(text_, concat("no value for ", name), concat("expected ", name, '=', option->fallback));
-    call.options[name] = parse_value(peek(), *option, text_);
-    ++at_;
-  }
-
-  std::string_view text_;
-  std::vector<Token> tokens_;
-  size_t at_ = 0;
+// Passes of users' code, in the order they came. A deque: pointers to its rows stay valid.
+struct Registered {
+  std::mutex mutex;
+  std::deque<PassInfo> passes;
 };
+
+Registered& registered() {
+  static Registered instance;
+  return instance;
+}
+
+void check_info(const PassInfo& info) {
+  const auto fail = [&](const std::string& message, const std::string& detail) {
+    throw UserError(concat("register_pass: ", message, "\n  ", detail));
+  };
+  if (!ir::is_word(info.name)) fail(concat("the name '", info.name, "'"), "expected a word, such as drop_mul_by_one");
+  if (!info.run) fail(concat(info.name, " has no function"), "expected run, which rewrites the graph");
+  std::set<std::string> names;
+  for (const PassOption& option : info.options) {
+    if (!ir::is_word(option.name) || !names.insert(option.name).second)
+      fail(concat(info.name, " has an option '", option.name, "'"), "expected words, each once");
+    if (option.fallback.index() < 1 || option.fallback.index() > 4)
+      fail(concat(info.name, ": option ", option.name, " = ", option.fallback),
+           "expected a bool, int64_t, double or std::string");
+  }
+}
 
 }  // namespace
 
-std::span<const PassInfo> all_passes() { return rows(); }
-
-const PassInfo* find_pass(std::string_view name) {
-  const auto found = std::ranges::find(rows(), name, &PassInfo::name);
-  return found == rows().end() ? nullptr : &*found;
+std::vector<const PassInfo*> all_passes() {
+  std::vector<const PassInfo*> passes;
+  for (const PassInfo& row : rows()) passes.push_back(&row);
+  Registered& own = registered();
+  const std::lock_guard lock(own.mutex);
+  for (const PassInfo& info : own.passes) passes.push_back(&info);
+  return passes;
 }
 
-std::vector<PassCall> parse_passes(std::string_view text) { return CallParser(text).parse(); }
+const PassInfo* find_pass(std::string_view name) {
+  for (const PassInfo* pass : all_passes())
+    if (pass->name == name) return pass;
+  return nullptr;
+}
+
+bool is_registered(const PassInfo& pass) {
+  return std::ranges::none_of(rows(), [&](const PassInfo& row) { return &row == &pass; });
+}
+
+void register_pass(PassInfo info) {
+  check_info(info);
+  const auto same_name = [&](const PassInfo& other) { return other.name == info.name; };
+  Registered& own = registered();
+  const std::lock_guard lock(own.mutex);
+  if (std::ranges::any_of(rows(), same_name) || std::ranges::any_of(own.passes, same_name))
+    throw UserError(concat("register_pass: there is a pass ", info.name, " already",
+                           "\n  expected another name, and one call per process"));
+  own.passes.push_back(std::move(info));
+}
 
 }  // namespace sfsdp::passes

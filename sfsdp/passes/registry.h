@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// All passes by name, and the spelling that `sfsdp opt --pass` and the tests share:
-// "sink_waits max_pending=1, dead_code".
+// All passes by name: ours, and those of users' own code.
 #pragma once
 
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,15 +9,15 @@
 
 namespace sfsdp::passes {
 
-std::span<const PassInfo> all_passes();
+// Ours in alphabetical order, then registered ones in the order they came. Pointers stay valid.
+std::vector<const PassInfo*> all_passes();
 const PassInfo* find_pass(std::string_view name);  // nullptr: none
 
-struct PassCall {
-  const PassInfo* info = nullptr;
-  OptionValues options;
-};
+bool is_registered(const PassInfo& pass);  // by register_pass
 
-// throws: UserError for an unknown pass or option, a value of the wrong kind or out of range
-std::vector<PassCall> parse_passes(std::string_view text);
+// Makes a pass of the user's own known by name, to pipelines (PipelineOptions::extra) and to texts; from any thread, once
+// per process, before the first compile that names it.
+//   throws: UserError for a name that is taken or no word ([A-Za-z0-9_.]+), two options of one name, or no function
+void register_pass(PassInfo info);
 
 }  // namespace sfsdp::passes

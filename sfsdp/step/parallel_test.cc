@@ -188,6 +188,7 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
     CompileOptions compile_options;
     compile_options.max_norm = 1.0;
     compile_options.pipeline = std::move(pipeline);
+    compile_options.pipeline.checks = passes::Checks::EveryPass;
     const int64_t rows = kGlobalBatch / mesh.world_size();
     auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
                                    data_parallel(mesh, std::move(options)), compile_options);

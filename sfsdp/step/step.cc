@@ -13,7 +13,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/random_ops.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pipeline.h"
@@ -55,6 +57,19 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld* world) {
   return groups;
 }
 
+std::string meaning_of_difference(const std::string& ours, const std::string& theirs) {
+  const std::string met = ir::compare_collectives(ir::parse_or_throw(ours), ir::parse_or_throw(theirs));
+  return met.empty() ? "their collectives are the same" : "they would not meet: " + met;
+}
+
+// A pass list can differ and leave the same graph, until a batch of another shape is compiled.
+void check_same_program(const Program& program, comm::CommWorld& world) {
+  const std::string advice = "expected the same model, batch shapes, options and passes on all ranks";
+  const comm::RankText texts[] = {{"passes", program.pass_list(), advice},
+                                  {"programs", ir::print(program.first_graph()), advice, meaning_of_difference}};
+  comm::expect_same_texts(world, texts);
+}
+
 }  // namespace
 
 struct Program::Cache {
@@ -84,7 +99,7 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
   const std::string kind = training ? "training" : "evaluation";
   auto& held = cache_->variants[concat(kind, " ", shape_key(example))];
   if (held) return *held;
-  held = build(example, training);
+  held = build(example, training, options_.pipeline.observer);
   const auto compiled =
       std::ranges::count_if(cache_->variants, [&](const auto& v) { return v.first.starts_with(kind); });
   if (compiled > 1)
@@ -105,7 +120,7 @@ void Program::check_recapture(const Batch& example) {
   std::vector<std::string> now;
   {
     std::lock_guard lock(cache_->mutex);
-    now = split(ir::print(build(example, true)->graph), '\n');
+    now = split(ir::print(build(example, true, {})->graph), '\n');  // seen by nobody: it is built to be compared
   }
   for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
     const std::string was = i < before.size() ? before[i] : "(nothing)", is = i < now.size() ? now[i] : "(nothing)";
@@ -116,7 +131,8 @@ void Program::check_recapture(const Batch& example) {
   }
 }
 
-std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool training) {
+std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool training,
+                                                 const passes::PassObserver& observer) {
   capture::CaptureOptions capture_options;
   capture_options.param_dtype = strategy_.options.mixed_precision.param_dtype;
   capture_options.training = training;
@@ -130,21 +146,21 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     for (const auto& op : captured.graph.ops())
       if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
   parallel::apply_data_parallel(captured.graph, strategy_);
-  if (training) {
-    const auto states =
-        step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.micro_batches});
-    transform(captured.graph);
-    if (tensors_.empty()) lay_out(captured.graph, states);
-  } else {
+  std::vector<step::OptimizerState> states;
+  if (training)
+    states = step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.micro_batches});
+  else
     step::append_loss(captured.graph, strategy_, 1);
-    transform(captured.graph);
-  }
+  auto variant = std::make_unique<Variant>();
+  passes::PipelineOptions passes = pipeline();
+  passes.observer = observer;
+  variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
+  if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);
   for (const std::string& wrong :
        {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
         plan::check_axis_states(captured.graph)})
     if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
-  auto variant = std::make_unique<Variant>();
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
@@ -152,12 +168,19 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   return variant;
 }
 
-void Program::transform(ir::Graph& graph) {
-  passes::PipelineOptions pipeline = options_.pipeline;
-  pipeline.flat = strategy_.options.layout == ParameterLayout::Flat;
-  pipeline.units = strategy_.options.units;
-  pipeline.micro_batches = options_.micro_batches;
-  passes::run_pipeline(graph, pipeline, layout_);
+passes::PipelineOptions Program::pipeline() const {
+  passes::PipelineOptions options = options_.pipeline;
+  options.flat = strategy_.options.layout == ParameterLayout::Flat;
+  options.units = strategy_.options.units;
+  options.micro_batches = options_.micro_batches;
+  return options;
+}
+
+std::string Program::pass_list() const {
+  std::string text;
+  for (const passes::PassCall& call : passes::pipeline_passes(pipeline(), std::nullopt))
+    text += passes::to_string(call) + "\n";
+  return text;
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {
@@ -264,6 +287,7 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
   const Strategy& strategy = program_->strategy();
   lr = learning_rate(program_->optimizer());
   impl_->groups = make_groups(strategy, world);
+  if (strategy.mesh.world_size() > 1) check_same_program(*program_, *world);
   const int64_t rank = world ? world->rank() : 0;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
   if (strategy.axis_size("dp_shard") > 1) {

@@ -68,8 +68,9 @@ class Program {
   struct Variant {
     ir::Graph graph;
     std::vector<at::Tensor> constants;
-    double capture_ms = 0;   // running the model on meta tensors
-    double complete_ms = 0;  // data parallelism, optimizer, verification
+    double capture_ms = 0;                   // running the model on meta tensors
+    double complete_ms = 0;                  // data parallelism, optimizer, passes, verification
+    std::vector<passes::PassReport> passes;  // what each did, in order
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);
@@ -84,15 +85,17 @@ class Program {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::vector<capture::StateTensor>& state() const { return state_; }
   int64_t num_parameters() const;  // elements, tied ones once
+  // The passes that this program's graphs go through, with their options, a line each.
+  std::string pass_list() const;
   // The graph that all state was laid out for.
   const ir::Graph& first_graph() const { return *first_graph_; }
 
  private:
   struct Cache;
   const Variant& variant(const Batch& example, bool training);
-  std::unique_ptr<Variant> build(const Batch& example, bool training);
+  std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer);
   void say(const std::string& notice) const;
-  void transform(ir::Graph& graph);
+  passes::PipelineOptions pipeline() const;
   void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -110,7 +113,8 @@ class Program {
 // One rank's training step: owns this rank's shards.
 class Step {
  public:
-  // `world` may be null for a strategy of one rank.
+  // `world` may be null for a strategy of one rank. With more, a collective call: all ranks must have the same passes
+  // and graph, else UserError on all of them.
   Step(std::shared_ptr<Program> program, comm::CommWorld* world);
   ~Step();
   Step(Step&&) noexcept;

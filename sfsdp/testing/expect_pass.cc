@@ -7,11 +7,11 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <sstream>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/line_diff.h"
 #include "sfsdp/ir/interp/interpreter.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
@@ -32,21 +32,6 @@ std::vector<std::string> split_lines(std::string_view text) {
     text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   }
   return lines;
-}
-
-// Lines that only one side has are marked, the common start and end is left out.
-std::string diff(const std::string& expected, const std::string& got) {
-  const auto want = split_lines(expected), have = split_lines(got);
-  size_t first = 0, last = 0;
-  const size_t shorter = std::min(want.size(), have.size());
-  while (first < shorter && want[first] == have[first]) ++first;
-  while (last < shorter - first && want[want.size() - 1 - last] == have[have.size() - 1 - last]) ++last;
-  std::ostringstream out;
-  if (first > 0) out << "    " << want[first - 1] << '\n';
-  for (size_t i = first; i < want.size() - last; ++i) out << "  - " << want[i] << '\n';
-  for (size_t i = first; i < have.size() - last; ++i) out << "  + " << have[i] << '\n';
-  if (last > 0) out << "    " << want[want.size() - last] << '\n';
-  return out.str();
 }
 
 Graph read(std::string_view text, const std::string& name) {
@@ -123,10 +108,10 @@ std::string check_pass(std::string_view passes, std::string_view before, std::st
   Graph graph = original.clone();
   const auto reports = passes::run_passes(graph, calls);  // verifies, and checks the bools against the text
   const std::string got = ir::print(graph);
-  if (got != expected) return "the text differs (- expected, + got):\n" + diff(expected, got);
+  if (got != expected) return "the text differs:\n" + unified_diff(expected, got, {"expected", "got"});
   for (const auto& report : passes::run_passes(graph, calls))
     if (report.changed)
-      return concat(report.name, " changes the graph again when run again:\n", diff(got, ir::print(graph)));
+      return concat(report.name, " changes the graph again when run again:\n", unified_diff(got, ir::print(graph)));
   const bool exact =
       std::ranges::all_of(calls, [](const auto& call) { return call.info->exactness == passes::Exactness::Exact; });
   return check_same_meaning(original, graph, exact ? Agreement::Bitwise : Agreement::UpToOrderOfSums);

@@ -12,18 +12,22 @@
 namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph] [--section.key "
-           "value ...]\n";
+    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes] "
+           "[--section.key value ...]\n";
     return 0;
   }
   try {
-    const Request request = parse_request(args, {}, {"graph"});
+    const Request request = parse_request(args, {}, {"graph", "passes"});
     const train::JobConfig config = train::load_config(request.config_args);
     train::CompiledJob job = train::make_job(config, request.world);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;
     if (request.has("graph")) {
       out << ir::print(graph);
+      return 0;
+    }
+    if (request.has("passes")) {
+      out << passes::table(variant.passes);
       return 0;
     }
     const auto plan = train::summarise(graph, job.program->options().micro_batches);

@@ -19,7 +19,7 @@ constexpr const char* kUsage =
     "usage: sfsdp <command> …\n"
     "  train    --job.config_file F --section.key value …     train on this rank (torchrun's environment)\n"
     "  launch   -n N [--log-rank 0,1] -- train …               start N ranks on this host\n"
-    "  inspect  --config F --world N [--graph]                 what a config would run, without running it\n"
+    "  inspect  --config F --world N [--graph|--passes]        what a config would run, without running it\n"
     "  plan     --config F --world N [--out P] [--explain M]   the plan of its step, verified; why its units are so\n"
     "  simulate --config F --machine M --world N               what a step would take on that machine\n"
     "  opt      FILE --pass a,b                                run passes on a graph in text form\n"

@@ -8,28 +8,44 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/passes/print_ir.h"
+#include "sfsdp/passes/registry.h"
 
 namespace sfsdp::tools {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: sfsdp opt FILE [--pass NAME[ OPTION=VALUE…][,NAME…]]… [--metrics] [--list]\n"
-    "  FILE       IR text, - for standard input\n"
-    "  --pass     passes to run, in order; without any the graph is checked and printed\n"
-    "  --metrics  what each pass did, to standard error\n"
-    "  --list     the passes and their options\n";
+    "usage: sfsdp opt FILE [--pass NAME[ OPTION=VALUE…][,NAME…]]… [--disable-pass NAME[,NAME…]] [--metrics]\n"
+    "                 [--print-ir-after-all[=FOLDER]] [--print-ir-diff[=FOLDER]] [--list]\n"
+    "  FILE                  IR text, - for standard input\n"
+    "  --pass                passes to run, in order; without any the graph is checked and printed\n"
+    "  --disable-pass        leaves these out of the passes above\n"
+    "  --metrics             what each pass did, to standard error\n"
+    "  --print-ir-after-all  the graph as given and behind each pass, to standard error or NN-pass.txt in FOLDER\n"
+    "  --print-ir-diff       what each pass changed as a unified diff, to standard error or NN-pass.diff in FOLDER\n"
+    "  --list                the passes and their options\n";
 
 struct Arguments {
   std::string file;
   std::string passes;
+  std::string disabled;
+  passes::PrintIrOptions print_ir;
   bool metrics = false;
   bool list = false;
   bool help = false;
 };
+
+// "--flag=FOLDER", or "--flag" for standard error.
+bool read_destination(const std::string& arg, const std::string& flag, std::string& destination) {
+  if (arg == flag) destination = "stderr";
+  if (arg.starts_with(flag + "=")) destination = arg.substr(flag.size() + 1);
+  return arg == flag || (arg.starts_with(flag + "=") && !destination.empty());
+}
 
 std::optional<Arguments> parse_arguments(std::span<const std::string> args) {
   Arguments arguments;
@@ -43,6 +59,11 @@ std::optional<Arguments> parse_arguments(std::span<const std::string> args) {
       arguments.help = true;
     } else if (arg == "--pass" && i + 1 < args.size()) {
       arguments.passes += (arguments.passes.empty() ? "" : ", ") + args[++i];
+    } else if (arg == "--disable-pass" && i + 1 < args.size()) {
+      arguments.disabled += (arguments.disabled.empty() ? "" : ",") + args[++i];
+    } else if (read_destination(arg, "--print-ir-after-all", arguments.print_ir.after_all) ||
+               read_destination(arg, "--print-ir-diff", arguments.print_ir.diff)) {
+      continue;
     } else if ((arg == "-" || !arg.starts_with('-')) && arguments.file.empty()) {
       arguments.file = arg;
     } else {
@@ -54,10 +75,10 @@ std::optional<Arguments> parse_arguments(std::span<const std::string> args) {
 }
 
 void list_passes(std::ostream& out) {
-  for (const passes::PassInfo& pass : passes::all_passes()) {
-    out << pass.name << ": " << pass.help
-        << (pass.exactness == passes::Exactness::Exact ? " (exact)\n" : " (reorders sums)\n");
-    for (const passes::PassOption& option : pass.options)
+  for (const passes::PassInfo* pass : passes::all_passes()) {
+    out << pass->name << ": " << pass->help
+        << (pass->exactness == passes::Exactness::Exact ? " (exact)\n" : " (reorders sums)\n");
+    for (const passes::PassOption& option : pass->options)
       out << "  " << option.name << '=' << option.fallback << ": " << option.help << '\n';
   }
 }
@@ -78,7 +99,11 @@ void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) 
   ir::ParseResult parsed = ir::parse(read(arguments.file), arguments.file == "-" ? "<stdin>" : arguments.file);
   if (!parsed.ok()) throw UserError(ir::to_string(parsed.diagnostics));
   ir::verify_or_throw(parsed.graph, &parsed.locations);
-  const auto reports = passes::run_passes(parsed.graph, passes::parse_passes(arguments.passes));
+  std::vector<std::string> disabled;
+  if (!arguments.disabled.empty()) disabled = split(arguments.disabled, ',');
+  const auto calls = passes::without(passes::parse_passes(arguments.passes), disabled);
+  const auto reports =
+      passes::run_passes(parsed.graph, calls, {.observer = passes::print_ir(arguments.print_ir, out, err)});
   out << ir::print(parsed.graph);
   if (!arguments.metrics) return;
   for (const passes::PassReport& report : reports) err << passes::to_string(report) << '\n';

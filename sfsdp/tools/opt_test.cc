@@ -81,6 +81,32 @@ TEST_CASE("opt names what is wrong, by file and line") {
   CHECK(run({fine.path(), "--pass", "dead_cod"}).err.find("did you mean dead_code?") != std::string::npos);
 }
 
+TEST_CASE("opt leaves passes out, and says which it does not know") {
+  const TextFile file(kText);
+  const std::string passes = "merge_duplicates,dead_code";
+  CHECK(run({file.path(), "--pass", passes, "--disable-pass", "dead_code"}).out.find("aten.neg") != std::string::npos);
+  CHECK(run({file.path(), "--pass", passes, "--disable-pass", passes}).out == kText);
+  const Run wrong = run({file.path(), "--pass", passes, "--disable-pass", "dead_cod"});
+  CHECK(wrong.status == 1);
+  CHECK(wrong.err.find("did you mean dead_code?") != std::string::npos);
+  CHECK(run({file.path(), "--pass", "split_collectives, sink_waits", "--disable-pass", "split_collectives"})
+            .err.find("sink_waits can do nothing without it") != std::string::npos);
+}
+
+TEST_CASE("opt shows the graph behind each pass, and what each changed, beside its output") {
+  const TextFile file(kText);
+  const Run all = run({file.path(), "--pass", "dead_code", "--print-ir-after-all"});
+  CHECK(all.err == std::string("// ---- 00-start.txt\n") + kText + "// ---- 01-dead_code.txt\n" + all.out);
+  const Run diff = run({file.path(), "--pass", "dead_code", "--print-ir-diff"});
+  CHECK(diff.out == all.out);
+  CHECK(diff.err.find("\n-  %d = aten.neg %x : f32[2]\n   return %y, %z\n") != std::string::npos);
+  const std::string folder = file.path() + ".d";
+  CHECK(run({file.path(), "--pass", "dead_code", "--print-ir-after-all=" + folder}).err.empty());
+  CHECK(std::filesystem::exists(folder + "/01-dead_code.txt"));
+  std::filesystem::remove_all(folder);
+  CHECK(run({file.path(), "--print-ir-after-all="}).status == 2);
+}
+
 TEST_CASE("opt explains itself") {
   CHECK(run({"--help"}).status == 0);
   CHECK(run({"--list"}).out.find("merge_duplicates: ") != std::string::npos);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <iostream>
 #include <type_traits>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/models/loss.h"
+#include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/hf_weights.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/safetensors.h"
@@ -66,7 +68,7 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
 
 }  // namespace
 
-CompiledJob make_job(const JobConfig& config, int64_t world_size) {
+CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) {
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
@@ -103,6 +105,10 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size) {
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
   options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
+  options.pipeline.disable = config.debug.disable_pass;
+  if (rank == 0)
+    options.pipeline.observer =
+        passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
   job.shares = share_batch(config.training, strategy.data_ranks());
   options.micro_batches = job.shares.accumulation;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));

@@ -14,12 +14,9 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/gloo/gloo_world.h"
-#include "sfsdp/ir/parser.h"
-#include "sfsdp/ir/printer.h"
-#include "sfsdp/ir/verifier.h"
+#include "sfsdp/comm/same_texts.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/metrics.h"
@@ -40,55 +37,12 @@ std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config) {
   return comm::make_gloo_world(options);
 }
 
-// Every rank's text, in rank order.
-std::vector<std::string> gather_texts(comm::Communicator& group, const std::string& mine, const std::string& what) {
-  const auto ranks = static_cast<size_t>(group.size());
-  const uint64_t length = mine.size();
-  std::vector<uint64_t> lengths(ranks);
-  group.all_gather(std::as_bytes(std::span(&length, 1)), std::as_writable_bytes(std::span(lengths)), {what, ""});
-  const size_t longest = std::ranges::max(lengths);
-  std::string padded = mine, all(ranks * longest, ' ');
-  padded.resize(longest, ' ');
-  group.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)), {what, ""});
-  std::vector<std::string> texts;
-  for (size_t r = 0; r < ranks; ++r) texts.push_back(all.substr(r * longest, lengths[r]));
-  return texts;
-}
-
-// "line 12: … here, … there"
-std::string first_difference(const std::string& a, const std::string& b) {
-  const auto left = split(a, '\n'), right = split(b, '\n');
-  size_t i = 0;
-  while (i < left.size() && i < right.size() && left[i] == right[i]) ++i;
-  const auto line = [&](const std::vector<std::string>& lines) { return i < lines.size() ? lines[i] : "(nothing)"; };
-  return concat("line ", i + 1, ":\n    ", line(left), "\n    ", line(right));
-}
-
-// All ranks must run the same program: compares hashes of configuration and graph before the first other collective,
-// and where they differ the texts.
-void check_same_program(const ir::Graph& graph, const JobConfig& config, comm::CommWorld* world) {
+// Before anything else is exchanged; Step compares what the configurations have become.
+void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
   if (!world) return;
-  std::vector<int> ranks;
-  for (int r = 0; r < world->world_size(); ++r) ranks.push_back(r);
-  auto group = world->group("world", ranks);
-  const std::string texts[2] = {to_toml(config), ir::print(graph)};
-  const uint64_t mine[2] = {hash_path(texts[0]), hash_path(texts[1])};
-  std::vector<uint64_t> all(ranks.size() * 2);
-  group->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), {"program hash", ""});
-  for (const size_t kind : {0, 1})
-    for (size_t r = 1; r < ranks.size(); ++r) {
-      if (all[2 * r + kind] == all[kind]) continue;
-      const auto of_ranks = gather_texts(*group, texts[kind], kind == 0 ? "configurations" : "programs");
-      std::string message = concat("rank 0 and rank ", r, " have different ", kind == 0 ? "configurations" : "programs",
-                                   "; first difference, ", first_difference(of_ranks[0], of_ranks[r]));
-      if (kind == 1) {
-        const std::string met =
-            ir::compare_collectives(ir::parse_or_throw(of_ranks[0]), ir::parse_or_throw(of_ranks[r]));
-        message += met.empty() ? "\n  their collectives are the same" : concat("\n  they would not meet: ", met);
-      }
-      throw UserError(message +
-                      "\n  expected the same config file and flags on all ranks; compare their command lines");
-    }
+  const comm::RankText text = {"configurations", to_toml(config),
+                               "expected the same config file and flags on all ranks; compare their command lines"};
+  comm::expect_same_texts(*world, {&text, 1});
 }
 
 class Trainer {
@@ -97,11 +51,11 @@ class Trainer {
       : config_(std::move(config)),
         world_(world),
         out_(out),
-        job_(make_job(config_, world ? world->world_size() : 1)),
+        job_(make_job(config_, world ? world->world_size() : 1, world ? world->rank() : 0)),
         dataset_(open_job_dataset(config_, job_.model.vocab_size)),
         schedule_(schedule_options()) {
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
-    check_same_program(graph(), config_, world_);
+    check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
     weight_notes_ = load_initial_weights(job_, *step_);
   }

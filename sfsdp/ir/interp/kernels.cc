@@ -106,10 +106,12 @@ Arrays full(const KernelContext& c) {
   return {out};
 }
 
-Arrays mul_scalar(const KernelContext& c) {
-  const double value = number_of(c.op, "value");
+Arrays mul_by(const KernelContext& c, const char* key) {
+  const double value = number_of(c.op, key);
   return {map(c.in(), [&](double x) { return x * value; })};
 }
+Arrays mul_scalar(const KernelContext& c) { return mul_by(c, "value"); }
+Arrays aten_mul_scalar(const KernelContext& c) { return mul_by(c, "other"); }
 
 std::vector<int64_t> integers_or_none(const Op& op, const char* key) {
   return op.has_attr(key) ? op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
@@ -270,6 +272,25 @@ Arrays transpose_2d(const KernelContext& c) {
   })};
 }
 
+Arrays transpose_int(const KernelContext& c) {
+  const size_t rank = c.in().shape.size();
+  const size_t a = wrap_dim(c.op.attr<int64_t>("dim0"), rank), b = wrap_dim(c.op.attr<int64_t>("dim1"), rank);
+  return {gather_elements(c.in(), result_shape(c), [&](std::vector<int64_t> index) {
+    std::swap(index[a], index[b]);
+    return index;
+  })};
+}
+
+// Dimension i of the result is dimension dims[i] of the operand.
+Arrays permute(const KernelContext& c) {
+  const auto& dims = c.op.attr<std::vector<int64_t>>("dims");
+  return {gather_elements(c.in(), result_shape(c), [&](const std::vector<int64_t>& index) {
+    std::vector<int64_t> source(index.size());
+    for (size_t i = 0; i < index.size(); ++i) source[wrap_dim(dims[i], dims.size())] = index[i];
+    return source;
+  })};
+}
+
 Arrays sum_all(const KernelContext& c) {
   Array out = Array::scalar(c.in().dtype, 0);
   for (const double x : c.in().data) out.data[0] += x;
@@ -402,13 +423,22 @@ constexpr Row kKernels[] = {
     {"aten.add.Tensor", &add},
     {"aten.sub.Tensor", &sub},
     {"aten.mul.Tensor", &mul},
+    {"aten.mul.Scalar", &aten_mul_scalar},
     {"aten.div.Tensor", &div},
     {"aten.relu", &relu},
     {"aten.neg", &neg},
     {"aten.silu", &silu},
     {"aten.mm", &mm},
     {"aten.t", &transpose_2d},
+    {"aten.transpose.int", &transpose_int},
+    {"aten.permute", &permute},
     {"aten.view", &view},
+    {"aten._unsafe_view", &view},
+    {"aten.unsqueeze", &view},
+    {"aten.squeeze.dim", &view},
+    {"aten.alias", &identity},
+    {"aten.detach", &identity},
+    {"aten._to_copy", &identity},
     {"aten.sum", &sum_all},
     {"aten.sum.dim_IntList", &sum_dims},
     {"aten.cat", &cat},
