@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/merge_duplicates.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
-#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/own_memory.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -14,40 +19,41 @@ namespace {
 using ir::Graph, ir::Op, ir::Value;
 using Replacements = std::map<Value*, Value*>;
 
-// Memory that must stay apart although the values are equal: a donated buffer is overwritten, and two carried values
-// are updated separately from the next step on.
-std::set<const Value*> find_own_memory(const Graph& graph) {
-  std::set<const Value*> own;
-  for (const ir::Carry& carry : graph.carries) own.insert(ir::storage_of(carry.next));
-  for (const auto& op : graph.ops())
-    for (const int64_t index : ir::donated_operands(*op))
-      own.insert(ir::storage_of(op->operands[static_cast<size_t>(index)]));
-  return own;
-}
-
 // Random ops are told apart by where they stand, which no operand says.
-bool is_mergeable(const Op& op, const std::set<const Value*>& own_memory) {
+bool is_mergeable(const Op& op, const std::set<const Value*>& own) {
   if (!ir::is_pure(op) || ir::is_random(op) || ir::is_start(op) || ir::is_wait(op)) return false;
   if (op.results().empty() || op.has_attr("donates")) return false;
   for (const auto& result : op.results())
-    if (own_memory.contains(ir::storage_of(result.get()))) return false;
+    if (own.contains(ir::storage_of(result.get()))) return false;
   return true;
 }
 
-// Equal for ops that compute the same. Operands go by name: unlike an address, it is the same on every rank.
-std::string key_of(const Op& op, const Replacements& merged, const MergeDuplicatesOptions& options) {
-  std::ostringstream key;
-  if (!options.across_sections) key << ir::to_string(op.section) << ": ";
-  key << op.opcode;
-  for (Value* operand : op.operands) {
-    const auto found = merged.find(operand);
-    const Value* value = found == merged.end() ? operand : found->second;
-    key << " %" << (value ? value->name() : "");
-  }
-  for (const Op::OperandList& list : op.operand_lists) key << " list " << list.first << '+' << list.count;
-  for (const auto& [name, value] : op.attrs) key << ' ' << name << '=' << value;
-  for (const auto& result : op.results()) key << " : " << result->type();
-  return key.str();
+Value* merged_value(Value* value, const Replacements& merged) {
+  const auto found = merged.find(value);
+  return found == merged.end() ? value : found->second;
+}
+
+// Alike for ops that compute the same, and cheap: a graph has tens of thousands.
+size_t hash_of(const Op& op, const Replacements& merged) {
+  size_t hash = std::hash<std::string>()(op.opcode);
+  for (Value* operand : op.operands) hash = hash * 31 + std::hash<Value*>()(merged_value(operand, merged));
+  return hash;
+}
+
+// Attributes by their text, which tells 0.0 from -0.0.
+bool same_attrs(const Op& a, const Op& b) {
+  return std::ranges::equal(a.attrs, b.attrs, [](const auto& x, const auto& y) {
+    return x.first == y.first && x.second.index() == y.second.index() && concat(x.second) == concat(y.second);
+  });
+}
+
+bool compute_the_same(const Op& a, const Op& b, const Replacements& merged, const MergeDuplicatesOptions& options) {
+  if (a.opcode != b.opcode || (a.section != b.section && !options.across_sections)) return false;
+  const auto same_value = [&](Value* x, Value* y) { return merged_value(x, merged) == merged_value(y, merged); };
+  const auto same_type = [](const auto& x, const auto& y) { return x->type() == y->type(); };
+  return std::ranges::equal(a.operands, b.operands, same_value) &&
+         std::ranges::equal(a.results(), b.results(), same_type) && a.operand_lists == b.operand_lists &&
+         same_attrs(a, b);
 }
 
 struct Duplicate {
@@ -57,16 +63,21 @@ struct Duplicate {
 
 std::vector<Duplicate> find_duplicates(const Graph& graph, const MergeDuplicatesOptions& options,
                                        Replacements& merged) {
-  const std::set<const Value*> own_memory = find_own_memory(graph);
-  std::map<std::string, Op*> first_of;
+  const std::set<const Value*> own = own_memory(graph);
+  std::unordered_map<size_t, std::vector<Op*>> kept;  // by hash, each list in the graph's order
   std::vector<Duplicate> duplicates;
   for (const auto& op : graph.ops()) {
-    if (!is_mergeable(*op, own_memory)) continue;
-    const auto [found, inserted] = first_of.emplace(key_of(*op, merged, options), op.get());
-    if (inserted) continue;
-    duplicates.push_back({op.get(), found->second});
+    if (!is_mergeable(*op, own)) continue;
+    std::vector<Op*>& alike = kept[hash_of(*op, merged)];
+    const auto found =
+        std::ranges::find_if(alike, [&](const Op* other) { return compute_the_same(*other, *op, merged, options); });
+    if (found == alike.end()) {
+      alike.push_back(op.get());
+      continue;
+    }
+    duplicates.push_back({op.get(), *found});
     for (size_t i = 0; i < op->results().size(); ++i)
-      merged.emplace(op->results()[i].get(), found->second->results()[i].get());
+      merged.emplace(op->results()[i].get(), (*found)->results()[i].get());
   }
   return duplicates;
 }

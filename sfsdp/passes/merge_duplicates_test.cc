@@ -43,6 +43,31 @@ TEST_CASE("merge_duplicates: a weight is gathered once, and what depends on the 
   )");
 }
 
+TEST_CASE("merge_duplicates: a weight before and behind its update are two, however often each is gathered") {
+  expect_pass("merge_duplicates", R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[2/dp_shard, 4]
+    opt:
+      %1 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
+      %w.new = mul_scalar %w value=0.5 : f32[2/dp_shard, 4]
+      %2 = all_gather %w.new axis=dp_shard dim=0 : f32[4, 4]
+      %3 = all_gather %w.new axis=dp_shard dim=0 : f32[4, 4]
+      %4 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
+      return %1, %2, %3, %4
+      carry %w = %w.new
+  )",
+              R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[2/dp_shard, 4]
+    opt:
+      %1 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
+      %w.new = mul_scalar %w value=0.5 : f32[2/dp_shard, 4]
+      %2 = all_gather %w.new axis=dp_shard dim=0 : f32[4, 4]
+      return %1, %2, %2, %1
+      carry %w = %w.new
+  )");
+}
+
 constexpr const char* kGatherAgain = R"(
     graph mesh [dp_shard=2] view local
       %w = param name=w : f32[2/dp_shard, 4]
@@ -83,7 +108,9 @@ TEST_CASE("merge_duplicates: leaves ops that differ in an attribute, an operand,
       %8 = aten.cat [%x], [%y] dim=0 : f32[8]
       %9 = cast %x : bf16[4]
       %10 = cast %x : f16[4]
-      return %1, %2, %3, %4, %5, %6, %7, %8, %9, %10
+      %11 = full value=0.0 : f32[4]
+      %12 = full value=-0.0 : f32[4]
+      return %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12
   )");
 }
 

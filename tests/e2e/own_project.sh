@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A stranger's CMake project uses sfsdp: what is installed suffices to build and run examples/own_model, which is the
-# example of the README; a project that adds sfsdp as a subfolder configures too; what is missing is named.
+# example of the README, and examples/own_pass; a project that adds sfsdp as a subfolder configures too; what is missing is named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
@@ -25,10 +25,18 @@ awk '/^step 1 / { first = $4 } /^step / { last = $4; ++steps } /^norm of up.weig
 "$dir/build/own_model" >"$dir/one" || fail "one rank: exit code $?" # started by hand it is a world of its own
 grep -q '^step 20 loss' "$dir/one" || fail "one rank: $(cat "$dir/one")"
 
+# A pass of the user's own, registered from main() (docs/writing-a-pass.md): it did something, and the step trains.
+configure -S examples/own_pass -B "$dir/pass" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
+cmake --build "$dir/pass" >"$dir/log" || fail "$(cat "$dir/log")"
+"$dir/prefix/bin/sfsdp" launch -n 2 --log-rank 0 --exec "$dir/pass/own_pass" -- >"$dir/passes" || fail "own pass: exit code $?"
+grep -Eq '^drop_mul_by_one .* products_dropped 2$' "$dir/passes" || fail "own pass: $(cat "$dir/passes")"
+awk '/^step 1 / { first = $4 } /^step 20 / { last = $4 } END { exit !(last < first / 2) }' "$dir/passes" ||
+  fail "own pass: $(cat "$dir/passes")"
+
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
 for header in step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
-  comm/thread/thread_world.h comm/null/null_world.h; do
+  comm/thread/thread_world.h comm/null/null_world.h passes/registry.h passes/own_memory.h passes/print_ir.h; do
   echo "#include <sfsdp/$header>" |
     c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$dir/prefix/include" -isystem "$torch/include" \
       -isystem "$torch/include/torch/csrc/api/include" -x c++ - || fail "sfsdp/$header needs another header before it"
