@@ -20,13 +20,21 @@ struct Stage {
 
 std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<StorageLayout>& layout) {
   return {
+      // Logits for a part of the tokens at a time.
+      {make_call("chunk_loss", {{"chunks", std::max<int64_t>(o.loss_chunks, 1)}}), o.loss_chunks > 1},
+      // Views of views, which eager makes on its way.
+      {make_call("fold_views")},
+      // What is computed twice, such as the transpose of a weight.
+      {make_call("merge_duplicates")},
       // Results that nobody reads, such as statistics of a kernel's that backward does not need.
       {make_call("dead_code")},
-      // Logits for a part of the tokens at a time; forward's copy of the weight is then read by nobody.
-      {make_call("chunk_loss", {{"chunks", std::max<int64_t>(o.loss_chunks, 1)}}), o.loss_chunks > 1},
-      {make_call("dead_code"), o.loss_chunks > 1},
+      // Shards that a model would cast once gathered.
+      {make_call("hoist_casts")},
       // What backward computes again instead of reading it.
-      {make_call("remat", {{"mode", o.remat.mode}, {"every", o.remat.every}, {"mm_again", o.remat.mm_again}, {"memory_budget", o.remat.memory_budget}})},
+      {make_call("remat", {{"mode", o.remat.mode},
+                           {"every", o.remat.every},
+                           {"mm_again", o.remat.mm_again},
+                           {"memory_budget", o.remat.memory_budget}})},
       // Which parameters form a unit.
       {make_call("wrap", {{"units", o.units},
                           {"mode", o.wrap},

@@ -14,6 +14,8 @@
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/chunk_loss.h"
 #include "sfsdp/passes/dead_code.h"
+#include "sfsdp/passes/fold_views.h"
+#include "sfsdp/passes/hoist_casts.h"
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/remat.h"
@@ -70,6 +72,16 @@ const std::vector<PassInfo>& rows() {
        .help = "removes ops whose results nobody reads",
        .options = {},
        .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return dead_code(graph, ctx); }},
+      {.name = "fold_views",
+       .exactness = Exactness::Exact,
+       .help = "views of views become one, views that change nothing none",
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return fold_views(graph, ctx); }},
+      {.name = "hoist_casts",
+       .exactness = Exactness::Exact,
+       .help = "casts a shard instead of what it is gathered to",
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return hoist_casts(graph, ctx); }},
       {.name = "merge_duplicates",
        .exactness = Exactness::Exact,
        .help = "computes once what is computed twice",
