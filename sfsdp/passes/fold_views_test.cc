@@ -6,6 +6,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/random_graph.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -137,6 +138,18 @@ TEST_CASE("fold_views: leaves views of two kinds, of strided memory, of another 
       %8 = aten.relu %x : f32[4, 4]
       return %1, %3, %5, %7, %8
   )");
+}
+
+TEST_CASE("fold_views: random programs mean the same, and nothing changes twice") {
+  int64_t removed = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const ir::Graph before = testing::random_program(seed);
+    ir::Graph after = before.clone();
+    removed += run_passes(after, parse_passes("fold_views"))[0].metrics.get("views_removed");
+    CHECK_FALSE(run_passes(after, parse_passes("fold_views"))[0].changed);
+    REQUIRE_MESSAGE(testing::check_same_meaning(before, after, testing::Agreement::Bitwise) == "", "seed ", seed);
+  }
+  CHECK(removed > 20);
 }
 
 TEST_CASE("fold_views: counts what it composed and what it removed") {

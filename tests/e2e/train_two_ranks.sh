@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Two processes train the debug model with FSDP; one process with the same global batch reports the same losses.
+# Two processes train the debug model with FSDP; one process with the same global batch reports the same losses. What passes
+# do can be watched, and passes can be left out, without another result.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 sfsdp=build/release/sfsdp
@@ -7,7 +8,8 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 common=(train --job.config_file configs/llama3_debug.toml --training.steps 4 --training.seq_len 32 --model.args.n_layers 2
   --training.dataset_max_bytes 200000)
-$sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/two"
+$sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/two" \
+  --debug.print_ir_after_all "$dir/graphs" --debug.print_ir_diff "$dir/diffs" --debug.disable_pass prefetch_gathers,sink_waits
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/one"
 python3 - "$dir" <<'PY'
 import json, sys
@@ -20,3 +22,13 @@ for a, b in zip(one, two):
     assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (a, b)
     assert abs(a["grad_norm"] - b["grad_norm"]) <= 5e-6 * a["grad_norm"], (a, b)
 PY
+
+# The files are those of the pipeline without the two passes, and the last graph is the one that ran.
+inspect() { $sfsdp inspect --config configs/llama3_debug.toml --world 2 --training.seq_len 32 --model.args.n_layers 2 \
+  --training.local_batch_size 2 --debug.disable_pass prefetch_gathers,sink_waits "$@"; }
+inspect --passes | awk 'NR > 1 { printf "%02d-%s\n", NR - 1, $1 }' >"$dir/passes"
+(cd "$dir/diffs" && ls) | sed 's/[.]diff$//' | diff "$dir/passes" -
+inspect --graph | diff - "$dir/graphs/$(tail -1 "$dir/passes").txt"
+grep -q '^+.*all_gather.start' "$dir/diffs/$(grep split_collectives "$dir/passes").diff"
+if inspect --debug.disable_pass wrap >"$dir/wrong" 2>&1; then echo "a needed pass can be disabled"; exit 1; fi
+grep -q 'expected bucket disabled too' "$dir/wrong"
