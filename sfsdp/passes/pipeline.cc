@@ -20,7 +20,8 @@ struct Stage {
 
 std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<StorageLayout>& layout) {
   return {
-      // Logits for a part of the tokens at a time.
+      // Logits for a part of the tokens at a time, where nothing reads them that is read by nobody.
+      {make_call("dead_code"), o.loss_chunks > 1},
       {make_call("chunk_loss", {{"chunks", std::max<int64_t>(o.loss_chunks, 1)}}), o.loss_chunks > 1},
       // Views of views, which eager makes on its way.
       {make_call("fold_views")},
@@ -44,7 +45,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
                           {"keep", o.choose_reshard}}),
        o.flat && !layout},
       // Which units backward finds gathered still.
-      {make_call("reshard"), o.flat},
+      {make_call("reshard"), o.flat && !layout},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
       // Start and wait of each collective, to be moved apart.

@@ -23,24 +23,26 @@ std::string names_of(const PipelineOptions& options, const std::optional<Storage
 const std::string kCleanUp = "fold_views merge_duplicates dead_code hoist_casts ";
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
-  CHECK(names_of({}) == kCleanUp + "remat wrap bucket split_collectives prefetch_gathers sink_waits");
+  CHECK(names_of({}) == kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits");
   CHECK(names_of({}, StorageLayout()) == kCleanUp + "remat bucket split_collectives prefetch_gathers sink_waits");
   CHECK(names_of({.flat = false}) == kCleanUp + "remat split_collectives prefetch_gathers sink_waits");
-  CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap bucket");
+  CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap reshard bucket");
   const auto calls = pipeline_passes({.units = "layers.*, [norm, output]", .prefetch_depth = 3}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
     for (const PassCall& call : calls)
       if (call.info->name == name) return to_string(call);
     return std::string();
   };
-  CHECK(spelling("wrap") == "wrap units=\"layers.*, [norm, output]\"");
+  CHECK(spelling("wrap") ==
+        "wrap keep=false machine=\"\" memory_gib=0.0 micro_batches=1 mode=manual units=\"layers.*, [norm, output]\"");
   CHECK(spelling("prefetch_gathers") == "prefetch_gathers backward=after depth=3 forward=before max_bytes=0");
 }
 
 TEST_CASE("passes can be left out, but not one that others need") {
-  CHECK(names_of({.disable = {"remat", " sink_waits"}}) == kCleanUp + "wrap bucket split_collectives prefetch_gathers");
+  CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
+        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers");
   CHECK(names_of({.reorder = false, .disable = {"sink_waits"}}) == names_of({.reorder = false}));
-  CHECK(names_of({.disable = {"wrap", "bucket"}}) == names_of({.flat = false}));
+  CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) == names_of({.flat = false}));
   const auto says = [](std::vector<std::string> disable, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.disable = std::move(disable)}), doctest::Contains(part), UserError);
   };
@@ -53,7 +55,7 @@ TEST_CASE("passes can be left out, but not one that others need") {
 
 TEST_CASE("an extra pass stands where it is told, in the order of the list") {
   const ExtraPass again{"dead_code", {}, Place::After, "bucket"};
-  CHECK(names_of({.reorder = false, .extra = {again}}) == kCleanUp + "remat wrap bucket dead_code");
+  CHECK(names_of({.reorder = false, .extra = {again}}) == kCleanUp + "remat wrap reshard bucket dead_code");
   // A pass that is not run for this step marks its place all the same.
   CHECK(names_of({.flat = false, .reorder = false, .extra = {again}}) == kCleanUp + "remat dead_code");
   CHECK(names_of({.reorder = false,
@@ -62,9 +64,10 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
                             {"fold_views", {}, Place::Before, "wrap"},
                             {"merge_duplicates", {}, Place::Before, "wrap"},
                             {"prefetch_gathers", {}, Place::Before, "fold_views"}}}) ==
-        "prefetch_gathers " + kCleanUp + "remat split_collectives sink_waits fold_views merge_duplicates wrap bucket");
+        "prefetch_gathers " + kCleanUp +
+            "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket");
   CHECK(names_of({.reorder = false, .extra = {again}, .disable = {"dead_code"}}) ==
-        "fold_views merge_duplicates hoist_casts remat wrap bucket");
+        "fold_views merge_duplicates hoist_casts remat wrap reshard bucket");
   const auto says = [](ExtraPass extra, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.extra = {std::move(extra)}}), doctest::Contains(part), UserError);
   };
