@@ -16,7 +16,7 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   double cover_forward = 0, cover_backward = 0, bytes_before = 0, gather_before = 0, gather_open = 0;
   for (size_t first = 0; first < n;) {
     size_t end = first + 1;
-    std::string reason = "the last parameter";
+    std::string_view reason = "the last parameter";
     for (; end < n; ++end) {
       const UnitCost grown(profile, first, end + 1);
       if (grown.gather() > cover_forward)

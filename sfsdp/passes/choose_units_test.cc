@@ -14,6 +14,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/passes/predict.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/passes/reshard.h"
@@ -152,16 +153,17 @@ TEST_CASE("search is within a per cent of the best of all schedules") {
     const size_t n = 2 + seed % 5;
     const Case c = random_case(1000 + seed, n);
     double best = std::numeric_limits<double>::max();
-    for_each_schedule(n, [&](const Schedule& s) { best = std::min(best, predict_seconds(c.profile, s)); });
+    Predictor predictor(c.profile);
+    for_each_schedule(n, [&](const Schedule& s) { best = std::min(best, predictor.seconds(s)); });
     Schedule manual;
     for (size_t i = 0; i < n; ++i) manual.push_back({.first = i, .end = i + 1, .reason = ""});
     const Schedule greedy = greedy_units(c.profile, kPlenty);
     const Schedule found = search_units(c.profile, {manual, greedy}, {.budget_bytes = kPlenty});
-    const double ratio = predict_seconds(c.profile, found) / best;
+    const double ratio = predict(c.profile, found).seconds / best;
     CHECK(ratio <= 1.01);
     worst = std::max(worst, ratio);
-    gap_manual += predict_seconds(c.profile, manual) / best - 1;
-    gap_greedy += predict_seconds(c.profile, greedy) / best - 1;
+    gap_manual += predict(c.profile, manual).seconds / best - 1;
+    gap_greedy += predict(c.profile, greedy).seconds / best - 1;
   }
   MESSAGE("search at worst ", worst, " of the best; mean gap of a unit per parameter ", gap_manual / 2,
           " %, of the greedy rule ", gap_greedy / 2, " %");
@@ -176,7 +178,7 @@ TEST_CASE("search obeys the byte budget, and takes the smallest where none fits"
     const int64_t least = predict(c.profile, manual).peak_bytes;
     const Schedule fits = search_units(c.profile, {manual}, {.budget_bytes = least});
     CHECK(predict(c.profile, fits).peak_bytes <= least);
-    CHECK(predict_seconds(c.profile, fits) <= predict_seconds(c.profile, manual) * (1 + 1e-9));
+    CHECK(predict(c.profile, fits).seconds <= predict(c.profile, manual).seconds * (1 + 1e-9));
     const Schedule none = search_units(c.profile, {manual}, {.budget_bytes = 1});
     CHECK(predict(c.profile, none).peak_bytes <= least);
   }

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/passes/predict.h"
 #include "sfsdp/passes/unit_cost.h"
 
 namespace sfsdp::passes {
@@ -26,7 +27,7 @@ class Explainer {
     e.first = profile_.params[unit.first].name;
     e.last = profile_.params[unit.end - 1].name;
     e.params = unit.end - unit.first;
-    e.reason = unit.reason;
+    e.reason = std::string(unit.reason);
     e.gathered_bytes = cost.gathered_bytes();
     e.gather_seconds = cost.gather();
     e.reduced_bytes = cost.reduced_bytes();

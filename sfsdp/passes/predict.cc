@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Times a schedule on a profile: what sim::simulate does with the graph that the passes make of it, for one rank and
 // one communicator.
+#include "sfsdp/passes/predict.h"
+
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "sfsdp/mesh/chunk.h"
-#include "sfsdp/passes/step_profile.h"
 
 namespace sfsdp::passes {
-namespace {
 
 // The parameters of one unit and kind: what has one gather and one reduction.
-struct Bucket {
+struct Predictor::Bucket {
   const UnitChoice* unit = nullptr;
   const KindProfile* kind = nullptr;
   int64_t elements = 0;
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
   double cast = 0, gather = 0, pack = 0, reduce = 0;  // seconds
+  double gather_slowdown = 1, reduce_slowdown = 1;    // of kernels beside them
   double gather_done = 0, reduce_done = 0;
   int64_t gather_begin = 0;  // position of its start, in the section at hand
+  // What its gradients and their reduced shard hold, as changes of bytes by moment.
+  const std::vector<std::pair<int64_t, int64_t>>* gradients = nullptr;
+  int64_t shard = 0;  // bytes of the reduced shard
 };
+
+namespace {
 
 // Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction. The
 // profile knows two: at the op, and behind it.
@@ -27,11 +34,51 @@ constexpr int64_t kMoments = 4, kPack = 2, kStart = 3;
 
 int64_t lower(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
-class Predictor {
+}  // namespace
+
+// Which ops stand before or behind which, as lists: of op i the first in `before` or `behind`, then along `next`; -1 ends.
+struct Places {
+  std::vector<int> before, behind, next;
+  std::vector<bool> moved;
+  void clear(size_t n) {
+    before.assign(n, -1);
+    behind.assign(n, -1);
+    next.assign(n, -1);
+    moved.assign(n, false);
+  }
+  // To be called from the last op to the first, so that lists are in order.
+  void put(size_t op, size_t target, bool is_before) {
+    int& head = (is_before ? before : behind)[target];
+    next[op] = head;
+    head = static_cast<int>(op);
+    moved[op] = true;
+  }
+};
+
+// Kept from schedule to schedule: allocating it anew took most of a prediction.
+struct Predictor::Scratch {
+  std::vector<Bucket> buckets;
+  std::vector<Bucket*> forward, backward, reductions;
+  std::vector<std::pair<int64_t, int64_t>> changes;  // of held bytes, by moment
+  Places gathers, waits;
+};
+
+// One schedule on the clock.
+class Predictor::Run {
  public:
-  Predictor(const StepProfile& profile, const Schedule& schedule) : profile_(profile) {
-    for (const UnitChoice& unit : schedule) add_buckets(unit);
-    for (Bucket& b : buckets_) price(b);
+  Run(const StepProfile& profile, Scratch& scratch)
+      : profile_(profile),
+        buckets_(scratch.buckets),
+        forward_(scratch.forward),
+        backward_(scratch.backward),
+        reductions_(scratch.reductions),
+        changes_(scratch.changes),
+        gathers_(scratch.gathers),
+        waits_(scratch.waits) {
+    forward_.clear();
+    backward_.clear();
+    reductions_.clear();
+    changes_.clear();
     for (Bucket& b : buckets_) {
       if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
       const bool again = !b.unit->keep || b.fwd_first < 0;
@@ -43,7 +90,7 @@ class Predictor {
     std::ranges::stable_sort(reductions_, {}, &Bucket::gradient);
   }
 
-  Prediction run(bool with_memory) {
+  Prediction predict(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
       run_forward();
@@ -59,41 +106,6 @@ class Predictor {
   }
 
  private:
-  void add_buckets(const UnitChoice& unit) {
-    const size_t begin = buckets_.size();
-    for (size_t i = unit.first; i < unit.end; ++i) {
-      const ParamProfile& p = profile_.params[i];
-      const KindProfile* kind = &profile_.kinds[p.kind];
-      size_t at = begin;
-      while (at < buckets_.size() && buckets_[at].kind != kind) ++at;
-      if (at == buckets_.size()) buckets_.push_back({.unit = &unit, .kind = kind});
-      Bucket& b = buckets_[at];
-      b.elements += p.elements;
-      b.fwd_first = lower(b.fwd_first, p.fwd_first);
-      b.bwd_first = lower(b.bwd_first, p.bwd_first);
-      b.fwd_last = std::max(b.fwd_last, p.fwd_last);
-      b.bwd_last = std::max(b.bwd_last, p.bwd_last);
-      b.gradient = std::max(b.gradient, p.gradient);
-    }
-  }
-
-  double memory_seconds(double bytes) const {
-    return profile_.machine.launch + bytes / (profile_.machine.memory_bandwidth * profile_.machine.memory_efficiency);
-  }
-
-  void price(Bucket& b) const {
-    const KindProfile& k = *b.kind;
-    b.elements = round_up(b.elements, k.multiple);
-    const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.multiple);
-    if (k.gathered > 0)
-      b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
-    if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
-    if (!k.reduction.empty()) {
-      b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
-      b.pack = memory_seconds(2 * n * k.reduced);
-    }
-  }
-
   // Of each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
   // there too.
   double tail_of(const Bucket& b) const {
@@ -116,13 +128,13 @@ class Predictor {
     const double shared = std::max(0.0, lane_ - now_);
     now_ += alone * slowdown_ <= shared ? alone * slowdown_ : alone + shared * (1 - 1 / slowdown_);
   }
-  void start(double seconds, cost::GroupShape group) {
+  void start(double seconds, double slowdown) {
     lane_ = std::max(lane_, now_) + seconds;
-    slowdown_ = cost::overlap_slowdown(group, profile_.machine);
+    slowdown_ = slowdown;
   }
   void start_gather(Bucket& b) {
     compute(b.cast);
-    start(b.gather, b.kind->gather_group);
+    start(b.gather, b.gather_slowdown);
     b.gather_done = lane_;
     b.gather_begin = at_ * kMoments;
   }
@@ -132,36 +144,29 @@ class Predictor {
   }
 
   // Gathers of a section as the pass prefetch_gathers places them: by the gather at whose wait each starts.
-  struct Placed {
-    std::vector<std::vector<Bucket*>> before, behind;
-    std::vector<bool> moved;
-  };
-  static Placed place(const std::vector<Bucket*>& gathers, bool forward) {
-    Placed placed{std::vector<std::vector<Bucket*>>(gathers.size()), std::vector<std::vector<Bucket*>>(gathers.size()),
-                  std::vector<bool>(gathers.size())};
-    for (size_t i = 0; i < gathers.size(); ++i) {
+  void place(const std::vector<Bucket*>& gathers, bool forward) {
+    gathers_.clear(gathers.size());
+    for (size_t i = gathers.size(); i-- > 0;) {
       const UnitChoice& unit = *gathers[i]->unit;
       const auto depth = static_cast<size_t>(forward ? unit.forward_depth : unit.backward_depth);
       const size_t target = i - std::min(i, depth);
-      if (target == i) continue;
-      placed.moved[i] = true;
-      (forward ? unit.forward_before : unit.backward_before) ? placed.before[target].push_back(gathers[i])
-                                                             : placed.behind[target].push_back(gathers[i]);
+      if (target != i) gathers_.put(i, target, forward ? unit.forward_before : unit.backward_before);
     }
-    return placed;
   }
-  void run_gather(const Placed& placed, const std::vector<Bucket*>& gathers, size_t i) {
-    if (!placed.moved[i]) start_gather(*gathers[i]);
-    for (Bucket* b : placed.before[i]) start_gather(*b);
+  void run_gather(const std::vector<Bucket*>& gathers, size_t i) {
+    if (!gathers_.moved[i]) start_gather(*gathers[i]);
+    for (int k = gathers_.before[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
+      start_gather(*gathers[static_cast<size_t>(k)]);
     wait_for(gathers[i]->gather_done);
-    for (Bucket* b : placed.behind[i]) start_gather(*b);
+    for (int k = gathers_.behind[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
+      start_gather(*gathers[static_cast<size_t>(k)]);
   }
 
   void run_forward() {
-    const Placed placed = place(forward_, true);
+    place(forward_, true);
     for (size_t i = 0; i < forward_.size(); ++i) {
       advance(forward_[i]->fwd_first);
-      run_gather(placed, forward_, i);
+      run_gather(forward_, i);
     }
     advance(profile_.backward_begin);
     for (Bucket* b : forward_)
@@ -170,23 +175,20 @@ class Predictor {
   }
 
   void run_backward() {
-    const Placed placed = place(backward_, false);
+    place(backward_, false);
     size_t next = 0;
-    std::vector<std::vector<Bucket*>> before(reductions_.size()), behind(reductions_.size());
-    std::vector<Bucket*> at_end;
-    for (size_t i = 0; i < reductions_.size(); ++i) {
+    // As the pass sink_waits places them: by the reduction at whose start each is waited for.
+    const size_t n = reductions_.size();
+    waits_.clear(n);
+    for (size_t i = n; i-- > 0;) {
       const UnitChoice& unit = *reductions_[i]->unit;
       const size_t target = i + static_cast<size_t>(unit.sink_depth);
-      if (unit.sink_depth == 0) continue;
-      (target >= reductions_.size() ? at_end
-       : unit.sink_before           ? before[target]
-                                    : behind[target])
-          .push_back(reductions_[i]);
+      if (unit.sink_depth > 0 && target < n) waits_.put(i, target, unit.sink_before);
     }
     const auto gathers_up_to = [&](int64_t position) {
       for (; next < backward_.size() && backward_[next]->bwd_first <= position; ++next) {
         advance(backward_[next]->bwd_first);
-        run_gather(placed, backward_, next);
+        run_gather(backward_, next);
       }
     };
     const auto finish = [&](Bucket* b) {
@@ -194,20 +196,24 @@ class Predictor {
       hold(b->gradient * kMoments + kPack, std::max(b->gradient * kMoments + kStart, at_ * kMoments - 1),
            static_cast<int64_t>(static_cast<double>(b->elements) * b->kind->reduced));
     };
+    const auto finish_all = [&](int first) {
+      for (int k = first; k >= 0; k = waits_.next[static_cast<size_t>(k)]) finish(reductions_[static_cast<size_t>(k)]);
+    };
     for (size_t i = 0; i < reductions_.size(); ++i) {
       Bucket& b = *reductions_[i];
       gathers_up_to(b.gradient + 1);
       advance(b.gradient + 1);
       compute(b.pack);
-      for (Bucket* done : before[i]) finish(done);
-      start(b.reduce, b.kind->reduce_group);
+      finish_all(waits_.before[i]);
+      start(b.reduce, b.reduce_slowdown);
       b.reduce_done = lane_;
-      for (Bucket* done : behind[i]) finish(done);
+      finish_all(waits_.behind[i]);
       if (b.unit->sink_depth == 0) finish(&b);
     }
     gathers_up_to(std::numeric_limits<int64_t>::max());
     advance(profile_.body_end);
-    for (Bucket* b : at_end) finish(b);
+    for (size_t i = 0; i < n; ++i)
+      if (!waits_.moved[i] && reductions_[i]->unit->sink_depth > 0) finish(reductions_[i]);
     for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
   }
 
@@ -227,14 +233,8 @@ class Predictor {
     const int64_t end = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
     int64_t largest = 0;  // clipped gradient, which the update reads
     for (const Bucket& b : buckets_) {
-      if (b.kind->reduction.empty() || b.gradient < 0) continue;
-      const int64_t elements = b.elements / b.kind->multiple;
-      const auto shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
-      hold(b.gradient * kMoments + kStart, end, shard);  // until the update
-      largest = std::max(largest, shard);
-      for (size_t i = b.unit->first; i < b.unit->end; ++i)
-        if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
-          hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
+      if (b.gradients) changes_.insert(changes_.end(), b.gradients->begin(), b.gradients->end());
+      largest = std::max(largest, b.shard);
     }
     hold(profile_.body_end * kMoments, end, largest);
     std::ranges::sort(changes_);
@@ -252,21 +252,93 @@ class Predictor {
   }
 
   const StepProfile& profile_;
-  std::vector<Bucket> buckets_;
-  std::vector<Bucket*> forward_, backward_, reductions_;
-  std::vector<std::pair<int64_t, int64_t>> changes_;  // of held bytes, by position
+  std::vector<Bucket>& buckets_;
+  std::vector<Bucket*>&forward_, &backward_, &reductions_;
+  std::vector<std::pair<int64_t, int64_t>>& changes_;
+  Places &gathers_, &waits_;
   double now_ = 0, lane_ = 0, slowdown_ = 1, exposed_ = 0;
   int64_t at_ = 0;
 };
 
-}  // namespace
+Predictor::Predictor(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
+Predictor::~Predictor() = default;
 
-Prediction predict(const StepProfile& profile, const Schedule& schedule) {
-  return Predictor(profile, schedule).run(true);
+// The buckets of a unit, which depend on its parameters alone: most units of two schedules are the same.
+const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t end) {
+  const auto [place, fresh] = known_.try_emplace({first, end});
+  std::vector<Bucket>& buckets = place->second;
+  if (!fresh) return buckets;
+  for (size_t i = first; i < end; ++i) {
+    const ParamProfile& p = profile_.params[i];
+    const KindProfile* kind = &profile_.kinds[p.kind];
+    size_t at = 0;
+    while (at < buckets.size() && buckets[at].kind != kind) ++at;
+    if (at == buckets.size()) buckets.emplace_back().kind = kind;
+    Bucket& b = buckets[at];
+    b.elements += p.elements;
+    b.fwd_first = lower(b.fwd_first, p.fwd_first);
+    b.bwd_first = lower(b.bwd_first, p.bwd_first);
+    b.fwd_last = std::max(b.fwd_last, p.fwd_last);
+    b.bwd_last = std::max(b.bwd_last, p.bwd_last);
+    b.gradient = std::max(b.gradient, p.gradient);
+  }
+  for (Bucket& b : buckets) {
+    price(b);
+    if (b.kind->reduction.empty() || b.gradient < 0) continue;
+    auto& changes = gradient_changes_.emplace_back();
+    b.gradients = &changes;
+    const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
+      changes.emplace_back(from, bytes);
+      changes.emplace_back(to + 1, -bytes);
+    };
+    const int64_t elements = b.elements / b.kind->multiple;
+    b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
+    const int64_t last = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
+    hold(b.gradient * kMoments + kStart, last, b.shard);  // until the update
+    for (size_t i = first; i < end; ++i)
+      if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
+        hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
+  }
+  return buckets;
 }
 
-double predict_seconds(const StepProfile& profile, const Schedule& schedule) {
-  return Predictor(profile, schedule).run(false).seconds;
+double Predictor::memory_seconds(double bytes) const {
+  return profile_.machine.launch + bytes / (profile_.machine.memory_bandwidth * profile_.machine.memory_efficiency);
+}
+
+void Predictor::price(Bucket& b) const {
+  const KindProfile& k = *b.kind;
+  b.elements = round_up(b.elements, k.multiple);
+  const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.multiple);
+  if (k.gathered > 0)
+    b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
+  b.gather_slowdown = cost::overlap_slowdown(k.gather_group, profile_.machine);
+  b.reduce_slowdown = cost::overlap_slowdown(k.reduce_group, profile_.machine);
+  if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
+  if (!k.reduction.empty()) {
+    b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
+    b.pack = memory_seconds(2 * n * k.reduced);
+  }
+}
+
+void Predictor::fill(const Schedule& schedule) {
+  scratch_->buckets.clear();
+  for (const UnitChoice& unit : schedule)
+    for (const Bucket& b : buckets_of(unit.first, unit.end)) scratch_->buckets.emplace_back(b).unit = &unit;
+}
+
+Prediction Predictor::predict(const Schedule& schedule) {
+  fill(schedule);
+  return Run(profile_, *scratch_).predict(true);
+}
+
+double Predictor::seconds(const Schedule& schedule) {
+  fill(schedule);
+  return Run(profile_, *scratch_).predict(false).seconds;
+}
+
+Prediction predict(const StepProfile& profile, const Schedule& schedule) {
+  return Predictor(profile).predict(schedule);
 }
 
 }  // namespace sfsdp::passes

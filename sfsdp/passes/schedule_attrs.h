@@ -37,7 +37,7 @@ T schedule_attr(const ir::Op* param, const std::string& name, T fallback) {
 
 // What write_schedule wrote, and `reason` and `keep`; a unit keeps what its param does not say.
 inline void read_schedule(const ir::Op& param, UnitChoice& unit) {
-  unit.reason = schedule_attr(&param, "reason", unit.reason);
+  if (param.has_attr("reason")) unit.reason = param.attr<std::string>("reason");
   unit.keep = schedule_attr(&param, "keep", unit.keep);
   unit.forward_depth = schedule_attr(&param, "forward_depth", unit.forward_depth);
   unit.forward_before = schedule_attr(&param, "forward_before", unit.forward_before);

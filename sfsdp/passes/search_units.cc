@@ -5,16 +5,18 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/passes/choose_units.h"
+#include "sfsdp/passes/predict.h"
 
 namespace sfsdp::passes {
 namespace {
 
+constexpr int64_t kMemoryCost = 8;    // evaluations that one with memory counts for
 constexpr double kWorthwhile = 1e-9;  // relative gain below which nothing changes
 
 class Search {
  public:
   Search(const StepProfile& profile, const SearchOptions& options)
-      : profile_(profile), options_(options), left_(options.evaluations) {}
+      : profile_(profile), predictor_(profile), options_(options), left_(options.evaluations) {}
 
   Schedule run(const std::vector<Schedule>& starts) {
     SFSDP_CHECK(!starts.empty() && !profile_.params.empty(), "nothing to search");
@@ -26,7 +28,7 @@ class Search {
         if (keep_all)
           for (UnitChoice& unit : schedule) unit.keep = true;
         scored.push_back({std::move(schedule), {}});
-        scored.back().prediction = predict(profile_, scored.back().schedule);
+        scored.back().prediction = predictor_.predict(scored.back().schedule);
         --left_;
       }
     std::ranges::stable_sort(scored,
@@ -77,9 +79,10 @@ class Search {
   bool take(Scored& now, Schedule candidate) {
     if (left_-- <= 0) return false;
     // Time first, which most candidates lose by.
-    if (fits(now.prediction) && predict_seconds(profile_, candidate) >= now.prediction.seconds * (1 - kWorthwhile))
+    if (fits(now.prediction) && predictor_.seconds(candidate) >= now.prediction.seconds * (1 - kWorthwhile))
       return false;
-    const Prediction p = predict(profile_, candidate);
+    left_ -= kMemoryCost;
+    const Prediction p = predictor_.predict(candidate);
     if (!better(p, now.prediction)) return false;
     now = {std::move(candidate), p};
     return true;
@@ -158,6 +161,7 @@ class Search {
   }
 
   const StepProfile& profile_;
+  Predictor predictor_;
   SearchOptions options_;
   int64_t left_;  // evaluations that may still be made
 };

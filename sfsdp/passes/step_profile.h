@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/cost/collective_cost.h"
@@ -61,7 +62,7 @@ struct UnitChoice {
   // one `sink` later, before or after it.
   int64_t forward_depth = 1, backward_depth = 1, sink_depth = 1;
   bool forward_before = true, backward_before = false, sink_before = true;
-  std::string reason;  // why it ends where it ends
+  std::string_view reason;  // why it ends where it ends; text that outlives the schedule
 };
 using Schedule = std::vector<UnitChoice>;
 
@@ -74,9 +75,5 @@ struct Prediction {
 // Throws UserError where parameters are stored otherwise already.
 StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          int64_t micro_batches);
-
-Prediction predict(const StepProfile& profile, const Schedule& schedule);
-// Prediction::seconds alone, in a third of the time.
-double predict_seconds(const StepProfile& profile, const Schedule& schedule);
 
 }  // namespace sfsdp::passes

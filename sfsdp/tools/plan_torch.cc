@@ -14,6 +14,7 @@
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/passes/choose_units.h"
 #include "sfsdp/passes/explain_units.h"
+#include "sfsdp/passes/predict.h"
 #include "sfsdp/passes/schedule_attrs.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/verify_plan.h"
