@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // sfsdp-bench compiler [--repeat N]: how long capture, passes, memory plan and simulation take, and what they need.
+// sfsdp-bench search: what search gains over units by name, in the simulator.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -13,6 +15,8 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/registers.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/train/job.h"
@@ -20,6 +24,7 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr const char* kMachine = "machines/dgx_h100.toml";
 
 double seconds_of(const std::function<void()>& body) {
   const auto start = Clock::now();
@@ -65,12 +70,108 @@ void measure(const std::string& config, int64_t world, const std::string& machin
   std::printf("  peak memory of the process so far  %.2f GiB\n", peak_gib());
 }
 
+// One way to choose units, simulated.
+struct Choice {
+  sfsdp::sim::Simulation simulation;
+  double compile_seconds = 0;
+  bool fits = false;
+};
+
+Choice choose(const std::string& model, int64_t world, const std::string& wrap) {
+  std::vector<std::string> args = {"--job.config_file",
+                                   "configs/llama3_" + model + ".toml",
+                                   "--training.local_batch_size",
+                                   "1",
+                                   "--training.global_batch_size",
+                                   "-1",
+                                   "--training.mixed_precision_param",
+                                   "bfloat16",
+                                   "--parallelism.fsdp_wrap",
+                                   wrap,
+                                   "--parallelism.fsdp_machine",
+                                   kMachine,
+                                   "--activation_checkpoint.mode",
+                                   model == "8b" ? "selective" : "full"};
+  if (model == "8b") args.insert(args.end(), {"--activation_checkpoint.selective_ac_option", "op"});
+  if (wrap != "manual") args.insert(args.end(), {"--parallelism.fsdp_reshard_after_forward", "auto"});
+  const auto machine = sfsdp::cost::load_machine(kMachine);
+  const auto job = sfsdp::train::make_job(sfsdp::train::load_config(args), world);
+  const auto& variant = job.program->training(job.example);
+  Choice choice;
+  choice.compile_seconds = (variant.capture_ms + variant.complete_ms) / 1e3;
+  choice.simulation = sfsdp::sim::simulate(variant.graph, machine);
+  sfsdp::plan::MemoryOptions options;
+  const auto in_registers = sfsdp::cost::values_in_registers(variant.graph, choice.simulation.kernels);
+  options.in_registers = [&](const sfsdp::ir::Value* value) { return in_registers.contains(value); };
+  const auto memory = sfsdp::plan::plan_memory(variant.graph, options);
+  choice.fits = static_cast<double>(memory.peak()) <= machine.memory_bytes;
+  return choice;
+}
+
+// No order of these collectives and kernels can be faster: all of one kind in a row, behind the first gather and before
+// the last reduction, which nothing can hide.
+double bound_of(const sfsdp::sim::Simulation& s) {
+  double communication = 0, first = 0, last = 0, first_at = INFINITY, last_at = -1;
+  for (const auto& [kind, seconds] : s.communication_seconds) communication += seconds;
+  for (const sfsdp::sim::Event& e : s.events) {
+    if (e.kind != sfsdp::sim::Event::Collective) continue;
+    const auto kind = sfsdp::ir::collective_kind(*e.op);
+    if (kind == "all_gather" && e.begin < first_at) {
+      first_at = e.begin;
+      first = e.end - e.begin;
+    }
+    if (kind == "reduce_scatter" && e.begin > last_at) {
+      last_at = e.begin;
+      last = e.end - e.begin;
+    }
+  }
+  return std::max(s.compute_seconds, communication) + first + last;
+}
+
+void compare_choices() {
+  std::printf(
+      "| model | GPUs | manual ms | auto ms | search ms | bound ms | of the gap closed | search compiles in |\n");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  double closed_sum = 0;
+  int rows = 0, slower = 0;
+  for (const char* model : {"8b", "70b", "405b"})
+    for (const int64_t world : {8, 16, 32, 64, 128, 256, 512, 1024}) {
+      const Choice manual = choose(model, world, "manual"), greedy = choose(model, world, "auto"),
+                   search = choose(model, world, "search");
+      if (!search.fits && !manual.fits) continue;
+      const auto ms = [](const Choice& c) {
+        return c.fits ? sfsdp::with_commas(c.simulation.step_seconds * 1e3, 1) : std::string("out of memory");
+      };
+      const double bound = bound_of(manual.simulation);
+      const double gap = manual.simulation.step_seconds - bound;
+      const double closed = (manual.simulation.step_seconds - search.simulation.step_seconds) / gap;
+      const bool both = search.fits && manual.fits;
+      if (both) {
+        closed_sum += closed;
+        ++rows;
+        slower += search.simulation.step_seconds > manual.simulation.step_seconds ? 1 : 0;
+      }
+      std::printf("| %s | %lld | %s | %s | %s | %s | %s | %.1f s |\n", model, static_cast<long long>(world),
+                  ms(manual).c_str(), ms(greedy).c_str(), ms(search).c_str(),
+                  sfsdp::with_commas(bound * 1e3, 1).c_str(),
+                  both ? (sfsdp::with_commas(100 * closed, 0) + " %").c_str() : "", search.compile_seconds);
+      std::fflush(stdout);
+    }
+  std::printf("mean of the gap closed where both fit: %.0f %% (%d rows); search slower in %d\n",
+              100 * closed_sum / rows, rows, slower);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
-  if (args.empty() || args[0] != "compiler" || (args.size() != 1 && (args.size() != 3 || args[1] != "--repeat"))) {
-    std::cerr << "usage: sfsdp-bench compiler [--repeat N]   (in the repository's root)\n";
+  const bool compares = args.size() == 1 && args[0] == "search";
+  const bool measures =
+      !args.empty() && args[0] == "compiler" && (args.size() == 1 || (args.size() == 3 && args[1] == "--repeat"));
+  if (!compares && !measures) {
+    std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
+                 "       sfsdp-bench search                  units by search against units by name, simulated\n"
+                 "in the repository's root\n";
     return 2;
   }
   const auto repeat = args.size() == 3 ? sfsdp::parse_int(args[2]) : 5;
@@ -79,8 +180,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    measure("configs/llama3_8b.toml", 512, "machines/dgx_h100.toml", *repeat);
-    measure("configs/llama3_405b.toml", 512, "machines/dgx_h100.toml", *repeat);
+    if (compares) {
+      compare_choices();
+      return 0;
+    }
+    measure("configs/llama3_8b.toml", 512, kMachine, *repeat);
+    measure("configs/llama3_405b.toml", 512, kMachine, *repeat);
   } catch (const sfsdp::UserError& error) {
     std::cerr << "error: " << error.what() << "\n";
     return 1;
