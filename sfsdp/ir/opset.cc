@@ -11,9 +11,9 @@ namespace {
 
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) \
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
-#define SFSDP_COLLECTIVE(name, rule)                                                       \
-  OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
-      OpRow{name ".start", 1, 1, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
+#define SFSDP_COLLECTIVE(name, most, rule)                                                    \
+  OpRow{name, 1, most, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
+      OpRow{name ".start", 1, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
 constexpr OpRow kRows[] = {
 #include "sfsdp/ir/opset.def"
 };

@@ -197,6 +197,11 @@ void rule_pack(RuleContext& context) {
 }
 
 void rule_all_gather(RuleContext& context) {
+  if (context.op.operands.size() == 2) {
+    if (donated_operands(context.op) != std::vector<int64_t>{1})
+      context.report("has a second operand", "expected donates=[1]: the gather is written into its buffer");
+    context.expect_shape(context.result().shape(), context.operand(1), "the buffer");
+  }
   const auto dim = context.dim();
   const auto ranks = context.ranks();
   context.expect_dtype(context.operand().dtype, context.result().dtype, "the result");

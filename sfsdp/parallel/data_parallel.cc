@@ -2,6 +2,7 @@
 #include "sfsdp/parallel/data_parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
@@ -21,6 +22,16 @@ std::vector<std::string> Strategy::data_axes() const {
   return axes;
 }
 
+ZeroPlacements zero_placements(int64_t stage) {
+  constexpr std::array<ZeroPlacements, 4> kStages = {{{Held::Whole, Held::Whole, Held::Whole},
+                                                      {Held::Whole, Held::Whole, Held::Shard},
+                                                      {Held::Whole, Held::Shard, Held::Shard},
+                                                      {Held::Shard, Held::Shard, Held::Shard}}};
+  if (stage < 0 || stage >= static_cast<int64_t>(kStages.size()))
+    throw UserError(concat("data_parallel: zero_stage = ", stage, "\n  expected 0, 1, 2 or 3"));
+  return kStages[static_cast<size_t>(stage)];
+}
+
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
   Strategy strategy{std::move(mesh), std::move(options)};
   for (const MeshAxis& a : strategy.mesh.axes()) {
@@ -30,6 +41,7 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
       throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size,
                              "\n  expected only dp_replicate and dp_shard above 1: other axes are not supported yet"));
   }
+  zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
   const int64_t shard = strategy.axis_size("dp_shard"), replicate = strategy.axis_size("dp_replicate");
   if (strategy.options.mode == DataParallelMode::FullyShard && replicate > 1)
     throw UserError(concat("data_parallel: FullyShard on a mesh with dp_replicate = ", replicate,
@@ -52,7 +64,8 @@ using ir::Value;
 
 // How one parameter is stored: `rows` of dimension 0 on each rank, the last ranks' padded.
 struct Storage {
-  bool sharded = false;
+  bool sharded = false;  // the stored tensor
+  ZeroPlacements placements = {};
   int64_t global_rows = 0, rows = 0, padded_rows = 0;
   ir::DType dtype = ir::DType::f32;
 };
@@ -62,8 +75,12 @@ Storage storage_of(const Op& param, const Strategy& strategy) {
   const int64_t world = strategy.axis_size("dp_shard");
   Storage s;
   s.dtype = param.has_attr("storage") ? param.attr<ir::DType>("storage") : type.dtype;
-  s.sharded = strategy.options.mode != DataParallelMode::Replicate && world > 1 && !type.dims.empty() &&
-              type.numel() > 0 && type.numel() >= strategy.options.min_shard_numel;
+  s.placements = zero_placements(strategy.options.zero_stage);
+  const bool frozen = param.has_attr("trainable") && !param.attr<bool>("trainable");
+  // A frozen parameter has no update to share out: it is cut only where gathering it at its readers is wanted.
+  const Held stored = frozen ? s.placements.parameters : s.placements.state;
+  s.sharded = stored == Held::Shard && strategy.options.mode != DataParallelMode::Replicate && world > 1 &&
+              !type.dims.empty() && type.numel() > 0 && type.numel() >= strategy.options.min_shard_numel;
   s.global_rows = type.dims.empty() ? 1 : type.dims[0].size;
   s.rows = s.sharded ? (s.global_rows + world - 1) / world : s.global_rows;
   s.padded_rows = s.sharded ? s.rows * world : s.global_rows;
@@ -136,7 +153,8 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
   Value* materialised = nullptr;
   bool in_backward = false;
   for (Op* reader : readers) {
-    const bool again = strategy.options.reshard_after_forward && s.sharded && is_backward(*reader) && !in_backward;
+    const bool again = strategy.options.reshard_after_forward && s.sharded && s.placements.parameters == Held::Shard &&
+                       is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
       materialised = materialise({insertions, reader, reader->section, param->module_path}, stored, s, full);
@@ -146,8 +164,10 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
   }
 }
 
-// cast -> pad -> reduce_scatter per micro-batch into the shard; what is replicated is reduced once per step, after
-// the micro-batches are added up: an all_reduce per micro-batch would move the same bytes k times.
+// cast -> pad -> reduce_scatter per micro-batch into the shard; what is kept whole is reduced once per step, after the
+// micro-batches are added up: a reduction per micro-batch would move the same bytes k times. Where a shard of the sum is
+// all that the update reads (stage 1) that is a reduce_scatter too: the same sums in the same order, half of the bytes
+// of an all_reduce.
 //   next: the op behind the gradient's producer: the whole gradient is to live no longer than it must
 void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy) {
   Value* value = gradient->operands[0];
@@ -159,12 +179,17 @@ void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const S
     if (s.padded_rows != s.global_rows)
       value = chain.add("pad", value, with_rows(value->type(), s.padded_rows), name + ".pad",
                         {{"dim", int64_t{0}}, {"size", s.padded_rows}});
+  }
+  const auto reduce_scatter = [&] {
     value = chain.add("reduce_scatter", value, with_rows(value->type(), s.rows), name + ".rs",
                       {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
-  }
+  };
+  const bool whole = s.placements.gradients == Held::Whole;
+  if (s.sharded && !whole) reduce_scatter();
   value = chain.add("accumulate", value, with_dtype(value->type(), reduce_dtype), name + ".acc");
   chain.section = Section::Clip;
   chain.before = gradient;
+  if (s.sharded && whole) reduce_scatter();
   std::vector<std::string> axes;
   for (const std::string& axis : strategy.data_axes())
     if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);

@@ -3,7 +3,8 @@
 // Why:    three placements of one mechanism: a parameter is materialised once per use region (cast, all_gather), its
 //         gradient goes the way back (cast, reduce_scatter, all_reduce).
 // Needs:  a graph from capture::capture_step: full parameters, one `gradient` op per trained parameter.
-// Leaves: every carried value as stored (split or replicated), every gradient reduced over all data axes.
+// Leaves: every carried value as stored (split or replicated), every gradient reduced over all data axes. At stages 1 and
+//         2 parameters are gathered once, in forward: the pass keep_whole moves that gather behind their update.
 // Source: SimpleFSDP, arXiv:2411.00284; FSDP2's order of casts and reductions (torch/distributed/fsdp).
 #pragma once
 
@@ -23,6 +24,22 @@ enum class DataParallelMode : uint8_t {
   HybridShard,  // HSDP: cut over dp_shard, replicated over dp_replicate
 };
 
+// Where a thing of a parameter lives on the shard axis: whole on every rank, or a shard of it on each.
+enum class Held : uint8_t { Whole, Shard };
+
+// What a ZeRO stage cuts over dp_shard. dp_replicate always replicates, so a shard degree below the world size works
+// at every stage.
+//   parameters: as forward and backward read them. Shard: gathered where they are read; Whole: carried from step to step
+//   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Whole: reduced once per step
+//   state:      the stored parameter that is updated, and the optimizer's moments
+struct ZeroPlacements {
+  Held parameters, gradients, state;
+};
+
+// 0: DDP. 1: optimizer state sharded. 2: gradients too. 3: parameters too (FSDP). Throws UserError for other stages.
+// Source: ZeRO, arXiv:1910.02054.
+ZeroPlacements zero_placements(int64_t stage);
+
 struct MixedPrecisionPolicy {
   std::optional<ir::DType> param_dtype;   // of gathered parameters and of compute; unset: as stored
   std::optional<ir::DType> reduce_dtype;  // of gradient collectives; unset: the gradient's own
@@ -35,8 +52,9 @@ enum class ParameterLayout : uint8_t {
 
 struct DataParallelOptions {
   DataParallelMode mode = DataParallelMode::FullyShard;
+  int64_t zero_stage = 3;  // what is cut over dp_shard: zero_placements
   MixedPrecisionPolicy mixed_precision = {};
-  // Gather again for backward (true) or keep the gathered parameter from forward.
+  // Gather again for backward (true) or keep the gathered parameter from forward. Below stage 3 there is nothing to gather.
   bool reshard_after_forward = true;
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
@@ -55,7 +73,7 @@ struct Strategy {
   std::vector<std::string> data_axes() const;        // those of size > 1, outer first
 };
 
-// Throws UserError when mode and axes do not fit (FullyShard with dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
+// Throws UserError for an unknown stage, and when mode and axes do not fit (FullyShard with dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
 
 namespace parallel {

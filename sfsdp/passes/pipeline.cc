@@ -48,6 +48,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
       {make_call("reshard"), o.flat && !layout},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
+      // Parameters that stay whole are gathered behind their update, not where they are read.
+      {make_call("keep_whole"), o.keep_whole},
       // Start and wait of each collective, to be moved apart.
       {make_call("split_collectives"), o.reorder},
       // Gathers start under the compute of earlier units.
@@ -97,6 +99,10 @@ std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std:
 
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
                                      std::optional<StorageLayout>& layout) {
+  if (options.keep_whole && options.wrap != "manual")
+    throw UserError(concat("wrap = ", options.wrap, " at ZeRO stage 1 or 2",
+                           "\n  expected manual: its costs are those of gathers where parameters are read, and here"
+                           " they are whole; set fsdp_wrap = manual, or zero_stage = 3"));
   const std::vector<PassCall> calls = pipeline_passes(options, layout);
   auto reports = run_passes(
       graph, calls, {.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks});

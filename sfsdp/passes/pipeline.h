@@ -36,6 +36,8 @@ struct PipelineOptions {
   int64_t micro_batches = 1;
   // Auto and search decide which units stay gathered between forward and backward (pass reshard).
   bool choose_reshard = false;
+  // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
+  bool keep_whole = false;
   // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits); false: where they are needed.
   bool reorder = true;
   int64_t prefetch_depth = 1;

@@ -16,6 +16,7 @@
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/fold_views.h"
 #include "sfsdp/passes/hoist_casts.h"
+#include "sfsdp/passes/keep_whole.h"
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/remat.h"
@@ -82,6 +83,11 @@ const std::vector<PassInfo>& rows() {
        .help = "casts a shard instead of what it is gathered to",
        .options = {},
        .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return hoist_casts(graph, ctx); }},
+      {.name = "keep_whole",
+       .exactness = Exactness::Exact,
+       .help = "gathers params behind their update, to be read whole by the next step",
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return keep_whole(graph, ctx); }},
       {.name = "merge_duplicates",
        .exactness = Exactness::Exact,
        .help = "computes once what is computed twice",

@@ -132,9 +132,10 @@ TEST_CASE("shared, frozen, unused, scalar and strided parameters equal eager on 
   std::vector<StepResult> expected;
   for (int64_t k = 0; k < 5; ++k) expected.push_back(trainer.step([&] { return odd_loss(eager, ids(k, 0, kRows)); }));
   const auto state = trainer.state();
-  const auto check = [&](DeviceMesh mesh, DataParallelMode mode) {
+  const auto check = [&](DeviceMesh mesh, DataParallelMode mode, int64_t zero_stage = 3) {
     CAPTURE(to_string(mesh));
-    const Trained got = train(odd_program(copy(), mesh, {.mode = mode}));
+    CAPTURE(zero_stage);
+    const Trained got = train(odd_program(copy(), mesh, {.mode = mode, .zero_stage = zero_stage}));
     for (size_t k = 0; k < expected.size(); ++k) {
       CHECK(got.results[k].loss == doctest::Approx(expected[k].loss).epsilon(1e-6));
       CHECK(got.results[k].grad_norm == doctest::Approx(expected[k].grad_norm).epsilon(5e-6));
@@ -150,6 +151,10 @@ TEST_CASE("shared, frozen, unused, scalar and strided parameters equal eager on 
     CHECK(at::equal(got.state.at("unused"), at::ones({3})));
   };
   for (int64_t world : {2, 3, 4, 8}) check(init_device_mesh({{"dp_shard", world}}), DataParallelMode::FullyShard);
+  for (int64_t zero_stage : {0, 1, 2}) {
+    check(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard, zero_stage);
+    check(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard, zero_stage);
+  }
   check(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate);
   check(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard);
 }
@@ -183,6 +188,34 @@ TEST_CASE("collectives run as often as the rules say, with frozen, unused and sh
   CHECK(run_and_count(odd_program(Odd(), init_device_mesh({{"dp_replicate", 2}}),
                                   {.mode = DataParallelMode::Replicate, .layout = kDim0})) ==
         Counts{{"all_reduce", 7 + 1}});
+}
+
+TEST_CASE("collectives per ZeRO stage, micro-batches and layout") {
+  const auto counts = [](int64_t zero_stage, int64_t micro_batches, ParameterLayout layout, bool hybrid = false) {
+    const DeviceMesh mesh =
+        hybrid ? init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}) : init_device_mesh({{"dp_shard", 2}});
+    return run_and_count(odd_program(Odd(), mesh,
+                                     {.mode = hybrid ? DataParallelMode::HybridShard : DataParallelMode::FullyShard,
+                                      .zero_stage = zero_stage,
+                                      .layout = layout,
+                                      .units = "[output, turned, scale, unused], [block, norm], frozen"},
+                                     micro_batches),
+                         micro_batches);
+  };
+  for (const int64_t k : {1, 3}) {
+    CAPTURE(k);
+    // 0: an all_reduce per trained parameter, and the loss. 1: each gradient reduced once per step, each parameter
+    // gathered once, behind its update; not the frozen ones, which are whole. 2: reduced in each micro-batch.
+    CHECK(counts(0, k, kDim0) == Counts{{"all_reduce", 7 + 1}});
+    CHECK(counts(1, k, kDim0) == Counts{{"all_gather", 6}, {"reduce_scatter", 6}, {"all_reduce", 3}});
+    CHECK(counts(2, k, kDim0) == Counts{{"all_gather", 6}, {"reduce_scatter", k * 6}, {"all_reduce", 3}});
+    CHECK(counts(3, k, kDim0) == Counts{{"all_gather", k * 14}, {"reduce_scatter", k * 6}, {"all_reduce", 3}});
+    CHECK(counts(1, k, ParameterLayout::Flat) == Counts{{"all_gather", 2}, {"reduce_scatter", 2}, {"all_reduce", 3}});
+    CHECK(counts(2, k, ParameterLayout::Flat) ==
+          Counts{{"all_gather", 2}, {"reduce_scatter", k * 2}, {"all_reduce", 3}});
+    CHECK(counts(1, k, kDim0, true) == Counts{{"all_gather", 6}, {"reduce_scatter", 6}, {"all_reduce", 6 + 3}});
+    CHECK(counts(2, k, kDim0, true) == Counts{{"all_gather", 6}, {"reduce_scatter", k * 6}, {"all_reduce", 6 + 3}});
+  }
 }
 
 TEST_CASE("with flat units a collective serves a unit") {

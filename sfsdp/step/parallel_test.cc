@@ -21,6 +21,7 @@
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/models/loss.h"
+#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/run_ranks.h"
@@ -183,6 +184,126 @@ TEST_CASE("micro-batches, kept gathers and small replicated parameters change no
   expect_parity(make_llama, init_device_mesh({{"dp_shard", 4}}), {.min_shard_numel = 100}, 1, reference);
   expect_parity(make_llama, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
                 {.mode = DataParallelMode::HybridShard, .min_shard_numel = 100}, 3, reference);
+}
+
+TEST_CASE("ZeRO stages 0 to 3 equal eager on worlds of 2, 3 and 2 x 2") {
+  const Reference reference = eager_reference(make_llama, 20);
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    for (const int64_t world : {2, 3})
+      expect_parity(make_llama, init_device_mesh({{"dp_shard", world}}), {.zero_stage = stage}, 1, reference);
+    expect_parity(make_llama, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                  {.mode = DataParallelMode::HybridShard, .zero_stage = stage}, 1, reference);
+  }
+}
+
+TEST_CASE("ZeRO stages with micro-batches, rows instead of units, small whole parameters and a tied weight") {
+  const Reference llama = eager_reference(make_llama, 6), gpt = eager_reference(make_gpt, 6);
+  for (const int64_t stage : {0, 1, 2}) {
+    CAPTURE(stage);
+    expect_parity(make_llama, init_device_mesh({{"dp_shard", 2}}), {.zero_stage = stage}, 3, llama);
+    expect_parity(make_llama, init_device_mesh({{"dp_shard", 3}}),
+                  {.zero_stage = stage, .layout = ParameterLayout::Dim0}, 2, llama);
+    expect_parity(make_llama, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                  {.mode = DataParallelMode::HybridShard, .zero_stage = stage, .min_shard_numel = 100}, 3, llama);
+    expect_parity(make_gpt, init_device_mesh({{"dp_shard", 2}}), {.zero_stage = stage}, 1, gpt);
+  }
+}
+
+TEST_CASE("ZeRO stages 1 to 3 give the same bits, evaluation included; 1 other sums with micro-batches") {
+  const auto run = [](int64_t stage, DeviceMesh mesh, DataParallelMode mode, const MixedPrecisionPolicy& precision,
+                      ParameterLayout layout, int64_t micro_batches) {
+    CompileOptions compile_options;
+    compile_options.max_norm = 1.0;
+    compile_options.micro_batches = micro_batches;
+    const auto ranks = static_cast<int>(mesh.world_size());
+    const int64_t rows = kGlobalBatch / ranks / micro_batches;
+    auto program = compile_program(
+        meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+        data_parallel(mesh, {.mode = mode, .zero_stage = stage, .mixed_precision = precision, .layout = layout}),
+        compile_options);
+    std::vector<double> numbers;
+    std::map<std::string, at::Tensor> state;
+    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+      Step step(program, &world);
+      for (int64_t k = 0; k < 4; ++k) {
+        std::vector<Batch> batches;
+        for (int64_t m = 0; m < micro_batches; ++m)
+          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
+        const double eval = step.eval(batches[0]);
+        const StepResult result = step(batches);
+        if (world.rank() == 0) numbers.insert(numbers.end(), {eval, result.loss, result.grad_norm});
+      }
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) state[t.name] = whole;
+      }
+    });
+    return std::pair(numbers, state);
+  };
+  const MixedPrecisionPolicy bf16{ir::DType::bf16, ir::DType::f32};
+  const DeviceMesh three = init_device_mesh({{"dp_shard", 3}}),
+                   hybrid = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+  for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
+    for (const MixedPrecisionPolicy& precision : {MixedPrecisionPolicy{}, bf16})
+      for (const int64_t micro_batches : {1, 2})
+        for (const auto& [mesh, mode] :
+             {std::pair(three, DataParallelMode::FullyShard), std::pair(hybrid, DataParallelMode::HybridShard)}) {
+          CAPTURE(to_string(mesh));
+          CAPTURE(micro_batches);
+          const auto [expected, state] = run(3, mesh, mode, precision, layout, micro_batches);
+          for (const int64_t stage : {1, 2}) {
+            CAPTURE(stage);
+            const auto [got, got_state] = run(stage, mesh, mode, precision, layout, micro_batches);
+            if (stage == 1 && micro_batches > 1) {  // adds micro-batches before ranks
+              for (size_t i = 0; i < expected.size(); ++i)
+                CHECK(got[i] == doctest::Approx(expected[i]).epsilon(precision.param_dtype ? 1e-3 : 2e-6));
+              continue;
+            }
+            CHECK(got == expected);
+            for (const auto& [name, value] : state) {
+              CAPTURE(name);
+              CHECK(at::equal(got_state.at(name), value));
+            }
+          }
+        }
+}
+
+TEST_CASE("bytes that a rank holds fall from stage to stage: parameters, gradients, state; and the plan's peak") {
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_shard", 4}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 4}}), DataParallelMode::HybridShard)}) {
+    CAPTURE(to_string(mesh));
+    std::vector<int64_t> held, gradients, peak;
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      models::Llama3 model = meta_init(make_llama);
+      auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 1),
+                                     data_parallel(mesh, {.mode = mode, .zero_stage = stage}));
+      const ir::Graph& graph = program->training(tokens(0, 0, 1)).graph;
+      int64_t bytes = 0;
+      for (const auto& op : graph.ops())
+        if (op->is("accumulate") && op->section == ir::Section::Bwd) bytes += op->result()->type().bytes();
+      const plan::MemoryPlan plan = plan::plan_memory(graph);
+      gradients.push_back(bytes);
+      held.push_back(plan.state_bytes + bytes);
+      peak.push_back(plan.peak());
+    }
+    CHECK(held[0] > held[1]);
+    CHECK(held[1] > held[2]);
+    CHECK(held[2] > held[3]);
+    CHECK(gradients[0] == gradients[1]);
+    CHECK(gradients[1] == gradients[2] * mesh.size("dp_shard"));
+    CHECK(gradients[2] == gradients[3]);
+    CHECK(peak[0] > peak[2]);
+    CHECK(peak[1] > peak[2]);
+    CHECK(peak[2] > peak[3]);
+  }
+}
+
+TEST_CASE("an unknown ZeRO stage is named") {
+  CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = 4}),
+                       doctest::Contains("zero_stage = 4"), UserError);
 }
 
 TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomputation") {

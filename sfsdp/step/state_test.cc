@@ -189,6 +189,35 @@ TEST_CASE("eval is the loss without dropout, gradients or update, over the weigh
   });
 }
 
+TEST_CASE("whole copies of ZeRO stages 1 and 2 follow what is loaded, in steps and in evaluations") {
+  const auto program = [](int64_t zero_stage) {
+    return compile_program(meta_net(), mean_loss, AdamW{.lr = 0.05}, rows_of(0, 0, 6),
+                           data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = zero_stage}));
+  };
+  const auto gathered = program(3);
+  for (const int64_t zero_stage : {1, 2}) {
+    CAPTURE(zero_stage);
+    const auto whole = program(zero_stage);
+    testing::run_ranks(2, [&](comm::CommWorld& world) {
+      Step expected(gathered, &world), got(whole, &world);
+      const Batch mine = rows_of(3, world.rank() * 6, 6);
+      const double at_first = expected.eval(mine);
+      CHECK(got.eval(mine) == at_first);
+      std::map<std::string, at::Tensor> saved;  // this rank's shards
+      for (const auto& [name, value] : got.state_dict()) saved[name] = value.clone();
+      for (int k = 0; k < 2; ++k) CHECK(got(mine).loss == expected(mine).loss);
+      CHECK(got.eval(mine) == expected.eval(mine));
+      CHECK(got.eval(mine) != at_first);
+      for (const auto& [name, value] : expected.state_dict()) CHECK(at::equal(got.state_dict().at(name), value));
+      got.load_state_dict(saved);
+      CHECK(got.eval(mine) == at_first);
+      expected.load_state_dict(saved);
+      got.load_state_dict(saved);
+      CHECK(got(mine).grad_norm == expected(mine).grad_norm);
+    });
+  }
+}
+
 TEST_CASE("eval leaves submodules in the mode they were in") {
   Net model = meta_net(0.5);
   model->drop->eval();  // frozen on purpose
@@ -214,9 +243,12 @@ TEST_CASE("state_dict of one mesh loads into another, whole or as shards, and tr
   const double expected = first(rows_of(2, 0, 12)).loss;
   const at::Tensor weight = first.gather("up.weight");
 
-  for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
-    auto three = compile_program(meta_net(), mean_loss, optimizer, rows_of(0, 0, 4),
-                                 data_parallel(init_device_mesh({{"dp_shard", 3}}), {.layout = layout}), {.seed = 99});
+  for (const auto& [layout, zero_stage] : {std::pair(ParameterLayout::Flat, 3), std::pair(ParameterLayout::Dim0, 3),
+                                           std::pair(ParameterLayout::Flat, 2), std::pair(ParameterLayout::Dim0, 1)}) {
+    CAPTURE(zero_stage);
+    auto three = compile_program(
+        meta_net(), mean_loss, optimizer, rows_of(0, 0, 4),
+        data_parallel(init_device_mesh({{"dp_shard", 3}}), {.zero_stage = zero_stage, .layout = layout}), {.seed = 99});
     testing::run_ranks(3, [&](comm::CommWorld& world) {
       Step step(three, &world);
       step.load_state_dict(saved);

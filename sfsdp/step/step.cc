@@ -8,6 +8,7 @@
 #include <chrono>
 #include <iostream>
 #include <mutex>
+#include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -173,6 +174,8 @@ passes::PipelineOptions Program::pipeline() const {
   options.flat = strategy_.options.layout == ParameterLayout::Flat;
   options.units = strategy_.options.units;
   options.micro_batches = options_.micro_batches;
+  const ZeroPlacements zero = zero_placements(strategy_.options.zero_stage);
+  options.keep_whole = zero.parameters == Held::Whole && zero.state == Held::Shard;
   return options;
 }
 
@@ -248,6 +251,9 @@ struct Step::Impl {
     std::unique_ptr<exec::ReferenceExecutor> executor;
   };
   std::map<const Program::Variant*, Running> executors;
+  // Whole copies (state with whole_of=) that are what their shards gather to. Anything that writes shards and leaves the
+  // copy takes it out.
+  std::set<std::string> refreshed;
   int64_t peak = 0;
 
   // Elements of the tensor that this rank holds. Nothing of it may lie here: an empty range at its end.
@@ -272,6 +278,27 @@ struct Step::Impl {
     std::vector<int64_t> rows = t.global_shape;
     rows[0] = rows[0] == 0 ? 0 : mine.length / (numel / rows[0]);
     return local(t).view(rows);
+  }
+  // Gathers the whole copies that `graph` reads and that are not up to date: a collective call, the same on all ranks.
+  void refresh(const ir::Graph& graph) {
+    for (const auto& op : graph.ops()) {
+      if (!op->is("state") || !op->has_attr("whole_of")) continue;
+      const auto& name = op->attr<std::string>("name");
+      if (refreshed.contains(name)) continue;
+      const ir::Type& type = op->result()->type();
+      at::Tensor& whole = state[name];
+      if (!whole.defined()) whole = at::empty(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
+      const at::Tensor shard = state.at(op->attr<std::string>("whole_of")).to(whole.scalar_type()).contiguous();
+      groups.at("dp_shard")->all_gather(bytes_of(shard), bytes_of(whole), {"refresh " + name, ""});
+      refreshed.insert(name);
+    }
+  }
+  // After a step: copies that it did not carry on are those of the step before.
+  void keep_refreshed(const ir::Graph& graph) {
+    refreshed.clear();
+    for (const ir::Carry& carry : graph.carries)
+      if (const ir::Op& op = *carry.current->producer(); op.has_attr("whole_of"))
+        refreshed.insert(op.attr<std::string>("name"));
   }
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
     auto& running = executors[&variant];
@@ -314,7 +341,9 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   if (static_cast<int64_t>(micro_batches.size()) != program_->options().micro_batches)
     throw UserError(concat("step: got ", micro_batches.size(), " micro-batches\n  expected micro_batches = ",
                            program_->options().micro_batches, ", as compiled"));
+  const ir::Graph& graph = program_->training(micro_batches[0]).graph;
   auto& executor = this->executor(micro_batches[0]);
+  impl_->refresh(graph);
   executor.state = impl_->state;
   exec::StepScalars scalars;
   scalars.lr = lr;
@@ -322,6 +351,7 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   scalars.seed = static_cast<double>(program_->options().seed);
   const auto outputs = executor.run(micro_batches, scalars);
   impl_->state = executor.state;
+  impl_->keep_refreshed(graph);
   impl_->peak = executor.peak_bytes();
   ++step;
   return {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
@@ -332,7 +362,9 @@ exec::ReferenceExecutor& Step::executor(const Batch& example) {
 }
 
 double Step::eval(const Batch& batch) {
-  auto& executor = impl_->executor(program_->evaluation(batch), program_->options().rng);
+  const Program::Variant& variant = program_->evaluation(batch);
+  auto& executor = impl_->executor(variant, program_->options().rng);
+  impl_->refresh(variant.graph);
   executor.state = impl_->state;
   return executor.run({batch}, {})[0].item<double>();
 }
@@ -372,6 +404,7 @@ std::map<std::string, at::Tensor> Step::state_dict() const {
 Chunk Step::range_of(const std::string& name) const { return impl_->range(find_tensor(*program_, name)); }
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
+  impl_->refreshed.clear();
   for (const auto& [name, value] : values) {
     const StoredTensor& t = find_tensor(*program_, name);
     at::Tensor mine = impl_->shaped(t);

@@ -131,9 +131,10 @@ class Step {
   // The whole tensor of a parameter, buffer or optimizer tensor ("<param>.exp_avg"); a collective call.
   at::Tensor gather(const std::string& name);
   // This rank's part of each tensor, by name, aliasing the step's storage: the whole, rows of dimension 0 (layout
-  // Dim0), or a flat range of elements (layout Flat); see range_of.
+  // Dim0), or a flat range of elements (layout Flat); see range_of. At ZeRO stages 1 and 2 it is the shard that the update
+  // writes: change it by load_state_dict, which has the whole copies gathered anew.
   std::map<std::string, at::Tensor> state_dict() const;
-  // Values by name, each either whole or as state_dict has it. Throws UserError for unknown names and wrong shapes.
+  // Values by name, each either whole or as state_dict has it; to be called on every rank. Throws UserError for unknown names and wrong shapes.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
   // Which elements of the whole tensor, in row-major order, its tensor in state_dict() holds.
   Chunk range_of(const std::string& name) const;

@@ -204,6 +204,9 @@ std::vector<std::string> notes_of(const JobConfig& config) {
                            schedule_steps, " steps of the schedule"));
   if (config.optimizer.momentum != 0 && config.optimizer.name != "SGD")
     notes.push_back("optimizer.momentum changes nothing: it belongs to SGD");
+  if (config.parallelism.zero_stage < 3 && config.parallelism.fsdp_reshard_after_forward != "default")
+    notes.push_back(concat("parallelism.fsdp_reshard_after_forward changes nothing at zero_stage = ",
+                           config.parallelism.zero_stage, ": parameters are whole"));
   return notes;
 }
 

@@ -250,7 +250,9 @@ TEST_CASE("every key that is used changes the configuration") {
     if (field.status != KeyStatus::Used || field.path() == "job.config_file") continue;
     CAPTURE(field.path());
     const std::string type = field.type_name();
-    std::string value = type == "INT" ? "3" : type == "FLOAT" ? "0.625" : "other";
+    std::string value = type == "INT"     ? (literal(field, JobConfig()) == "3" ? "2" : "3")
+                        : type == "FLOAT" ? "0.625"
+                                          : "other";
     if (!field.rule.choices.empty()) {
       const std::string now = literal(field, JobConfig());
       value = json_quoted(field.rule.choices.front()) == now ? field.rule.choices.back() : field.rule.choices.front();

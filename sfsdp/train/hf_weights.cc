@@ -73,7 +73,8 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
     const auto dtype = capture::scalar_type_of(view->known_dtype(checkpoint.file_of(view->name)));
     const Chunk range = step.range_of(t.name);
     at::Tensor mine = state.at(t.name);
-    if (range.length > 0) mine.view({-1}).copy_(read_range(*view, *place, t.global_shape, range, dtype));
+    if (range.length > 0) mine = read_range(*view, *place, t.global_shape, range, dtype).view(mine.sizes());
+    step.load_state_dict({{t.name, mine}});
   }
   return {unused.begin(), unused.end()};
 }

@@ -28,6 +28,7 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   options.mode = replicate == 1 ? DataParallelMode::FullyShard
                  : shard == 1   ? DataParallelMode::Replicate
                                 : DataParallelMode::HybridShard;
+  options.zero_stage = p.zero_stage;
   options.reshard_after_forward = p.fsdp_reshard_after_forward != "never";
   options.min_shard_numel = p.min_shard_numel;
   options.layout = p.fsdp_layout == "flat" ? ParameterLayout::Flat : ParameterLayout::Dim0;
