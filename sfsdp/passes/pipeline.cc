@@ -58,6 +58,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
        o.reorder},
       // Reductions are waited for at the next one.
       {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}}), o.reorder},
+      // What is reduced once per step starts under backward; updates follow in the order of the reductions.
+      {make_call("pipeline_reductions", {{"micro_batches", o.micro_batches}}), o.reorder},
   };
 }
 

@@ -38,7 +38,8 @@ struct PipelineOptions {
   bool choose_reshard = false;
   // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
   bool keep_whole = false;
-  // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits); false: where they are needed.
+  // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits,
+  // pipeline_reductions); false: where they are needed.
   bool reorder = true;
   int64_t prefetch_depth = 1;
   std::string prefetch_forward = "before";

@@ -23,9 +23,12 @@ std::string names_of(const PipelineOptions& options, const std::optional<Storage
 const std::string kCleanUp = "fold_views merge_duplicates dead_code hoist_casts ";
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
-  CHECK(names_of({}) == kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits");
-  CHECK(names_of({}, StorageLayout()) == kCleanUp + "remat bucket split_collectives prefetch_gathers sink_waits");
-  CHECK(names_of({.flat = false}) == kCleanUp + "remat split_collectives prefetch_gathers sink_waits");
+  CHECK(names_of({}) ==
+        kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
+  CHECK(names_of({}, StorageLayout()) ==
+        kCleanUp + "remat bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
+  CHECK(names_of({.flat = false}) ==
+        kCleanUp + "remat split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap reshard bucket");
   const auto calls = pipeline_passes({.units = "layers.*, [norm, output]", .prefetch_depth = 3}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
@@ -40,7 +43,7 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
 
 TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
-        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers");
+        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers pipeline_reductions");
   CHECK(names_of({.reorder = false, .disable = {"sink_waits"}}) == names_of({.reorder = false}));
   CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) == names_of({.flat = false}));
   const auto says = [](std::vector<std::string> disable, const char* part) {
@@ -99,8 +102,8 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   const auto reports = run_pipeline(graph, {.flat = false, .observer = observer}, layout);
   CHECK(seen == std::vector<std::string>{"start 4", "fold_views 4", "merge_duplicates 4", "dead_code 3",
                                          "hoist_casts 3", "remat 3", "split_collectives 4", "prefetch_gathers 4",
-                                         "sink_waits 4"});
-  REQUIRE(reports.size() == 8);
+                                         "sink_waits 4", "pipeline_reductions 4"});
+  REQUIRE(reports.size() == 9);
   CHECK(reports[2].name == "dead_code");
   CHECK(reports[2].changed);
   CHECK(reports[2].metrics.get("ops_removed") == 1);

@@ -18,6 +18,7 @@
 #include "sfsdp/passes/hoist_casts.h"
 #include "sfsdp/passes/keep_whole.h"
 #include "sfsdp/passes/merge_duplicates.h"
+#include "sfsdp/passes/pipeline_reductions.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/reshard.h"
@@ -97,6 +98,14 @@ const std::vector<PassInfo>& rows() {
        .run =
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return merge_duplicates(graph, {.across_sections = get<bool>(values, "across_sections")}, ctx);
+           }},
+      {.name = "pipeline_reductions",
+       .exactness = Exactness::Exact,
+       .help = "starts what is reduced once per step as soon as it is there, updates in that order",
+       .options = {{.name = "micro_batches", .fallback = int64_t{1}, .min = 1, .max = 1e9, .help = "of a step"}},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return pipeline_reductions(graph, {.micro_batches = get<int64_t>(values, "micro_batches")}, ctx);
            }},
       {.name = "prefetch_gathers",
        .exactness = Exactness::Exact,

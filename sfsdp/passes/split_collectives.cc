@@ -22,10 +22,7 @@ bool is_blocking(const Op& op) {
 
 }  // namespace
 
-bool split_collectives(Graph& graph, PassContext& ctx) {
-  std::vector<Op*> blocking;
-  for (const auto& op : graph.ops())
-    if (is_blocking(*op)) blocking.push_back(op.get());
+void split(Graph& graph, const std::vector<Op*>& blocking) {
   ir::Insertions insertions(graph);
   std::map<Value*, Value*> waited;
   for (Op* op : blocking) {
@@ -41,7 +38,6 @@ bool split_collectives(Graph& graph, PassContext& ctx) {
     }
     start->attrs = op->attrs;
     waited[result] = wait->result();
-    ctx.metrics.add("split", 1);
   }
   insertions.apply();
   graph.replace_uses(waited);
@@ -49,6 +45,14 @@ bool split_collectives(Graph& graph, PassContext& ctx) {
   for (const auto& [old, value] : waited) names.emplace_back(value, old->name());
   graph.erase(blocking);
   for (const auto& [value, name] : names) graph.rename(value, name);
+}
+
+bool split_collectives(Graph& graph, PassContext& ctx) {
+  std::vector<Op*> blocking;
+  for (const auto& op : graph.ops())
+    if (is_blocking(*op)) blocking.push_back(op.get());
+  split(graph, blocking);
+  ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
   for (const auto& op : graph.ops()) SFSDP_CHECK(!is_blocking(*op), op->opcode, " %", op->result()->name(), " is left");
   return !blocking.empty();
 }

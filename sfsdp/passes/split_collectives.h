@@ -5,10 +5,15 @@
 // Leaves: no blocking collective in sections fwd, loss and bwd; order and numbers as before.
 #pragma once
 
+#include <vector>
+
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
 
 namespace sfsdp::passes {
+
+// Cuts these in two, whatever their section. Deletes them.
+void split(ir::Graph& graph, const std::vector<ir::Op*>& blocking);
 
 bool split_collectives(ir::Graph& graph, PassContext& ctx);
 

@@ -167,6 +167,9 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   const Loss loss = reduce_loss(graph, strategy, options.micro_batches);
   Value* norm = append_norm(graph, gradients, loss.count, strategy);
   Value* non_finite = add(graph, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
+  Value* guard = non_finite;
+  if (!options.skip_non_finite)
+    guard = add(graph, Section::Clip, "full", {}, non_finite->type(), "updates", {{"value", 0.0}});
   Value* coefficient = nullptr;
   if (options.max_norm > 0 || loss.count) {
     std::vector<Value*> inputs = {norm};
@@ -177,11 +180,11 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   std::vector<OptimizerState> states;
   Op* first_op = graph.ops().front().get();
   ir::Insertions insertions(graph);
-  UpdateContext context{graph, insertions, first_op, nullptr, non_finite, states};
+  UpdateContext context{graph, insertions, first_op, nullptr, guard, states};
   if (std::holds_alternative<AdamW>(optimizer)) {
     states.push_back({"optimizer.step", ""});
     Value* step = add_state(insertions, "optimizer.step", Type::tensor(DType::f32, {}), first_op);
-    context.step = add(graph, Section::Opt, "step_count", {step, non_finite}, step->type(), "optimizer.step.new");
+    context.step = add(graph, Section::Opt, "step_count", {step, guard}, step->type(), "optimizer.step.new");
     graph.carries.push_back({step, context.step});
   }
   for (Op* g : gradients) {

@@ -36,6 +36,8 @@ namespace step {
 struct UpdateOptions {
   double max_norm = 0;        // gradients are scaled to this global norm; 0: not clipped (the norm is still computed)
   int64_t micro_batches = 1;  // per step
+  // A norm that is not finite updates nothing: every update waits for the norm. false: no update does, if max_norm is 0.
+  bool skip_non_finite = true;
 };
 
 // A tensor that the optimizer carries, zero at first.
@@ -46,7 +48,7 @@ struct OptimizerState {
 
 // Appends loss reduction, norm, clipping and update to a graph that data_parallel has made a rank's own. Outputs become
 // loss (mean of the global batch, f32[]), grad_norm (before clipping, f64[]), non_finite (f32[], 1: nothing was
-// updated). Conventions: torch.nn.utils.clip_grad_norm_ with eps 1e-6; the norm counts every parameter once.
+// updated, if skip_non_finite). Conventions: torch.nn.utils.clip_grad_norm_ with eps 1e-6; the norm counts every parameter once.
 std::vector<OptimizerState> append_update(ir::Graph& graph, const Optimizer& optimizer, const Strategy& strategy,
                                           const UpdateOptions& options);
 

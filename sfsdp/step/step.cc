@@ -149,7 +149,8 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   parallel::apply_data_parallel(captured.graph, strategy_);
   std::vector<step::OptimizerState> states;
   if (training)
-    states = step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.micro_batches});
+    states = step::append_update(captured.graph, optimizer_, strategy_,
+                                 {options_.max_norm, options_.micro_batches, options_.skip_non_finite});
   else
     step::append_loss(captured.graph, strategy_, 1);
   auto variant = std::make_unique<Variant>();

@@ -30,7 +30,10 @@ using capture::LossValue;
 struct CompileOptions {
   double max_norm = 0;        // clip gradients to this global norm; 0: off
   int64_t micro_batches = 1;  // gradient accumulation: batches per step and rank
-  uint64_t seed = 0;          // of initialisation and of random ops
+  // A gradient norm that is not finite updates nothing. false: it is only reported, and with max_norm = 0 each update
+  // follows its own reduction, without waiting for the others.
+  bool skip_non_finite = true;
+  uint64_t seed = 0;  // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
   passes::PipelineOptions pipeline = {};  // of passes; its storage options are those of the strategy
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
@@ -41,7 +44,7 @@ struct CompileOptions {
 struct StepResult {
   double loss = 0;       // mean of the global batch, with the weights before the update
   double grad_norm = 0;  // before clipping
-  bool skipped = false;  // the norm was not finite: nothing was updated
+  bool skipped = false;  // the norm was not finite: nothing was updated, unless skip_non_finite is off
 };
 
 // How one parameter, buffer or optimizer tensor is stored: in a flat buffer of the program, alone or with others.

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   starts what is reduced once per step (all-reduces over replicas, of gradients and of the loss) as soon as what
+//         it reads is there, and orders the tail (clip, opt) so that nothing waits longer than it must.
+// Why:    one blocking all-reduce after the other behind the backward is all exposed.
+// Needs:  nothing; behind sink_waits the reduce-scatter that an all-reduce reads has been waited for as late as allowed.
+// Leaves: no blocking collective in the tail that something could run under; with one micro-batch each all-reduce of what
+//         forward and backward leave starts in their section, right behind the op it reads; with more, all start at the
+//         head of the tail, since only there the sums of all micro-batches are there. Behind that: wait and gradient,
+//         bucket by bucket, in the order in which the reductions start, and right behind them the update, if it reads no
+//         other bucket's gradient; updates that a norm holds back come behind it, in the same order.
+#pragma once
+
+#include <cstdint>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+struct PipelineReductionsOptions {
+  int64_t micro_batches = 1;  // of a step
+};
+
+bool pipeline_reductions(ir::Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx);
+
+}  // namespace sfsdp::passes
