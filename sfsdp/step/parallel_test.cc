@@ -391,414 +391,414 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
         CHECK(at::equal(ordered.state.at(name), value));
       }
     }
-  TEST_CASE("all-reduces under backward and updates in the order of reductions change nothing, bit for bit") {
-    struct Case {
-      double max_norm;
-      bool skip_non_finite;
-    };
-    for (const auto& [mesh, mode] :
-         {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
-          std::pair(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate),
-          std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
-      for (const int64_t micro_batches : {1, 2})
-        for (const Case& c : {Case{1.0, true}, Case{0, true}, Case{0, false}}) {
-          CAPTURE(to_string(mesh));
-          CAPTURE(micro_batches);
-          CAPTURE(c.max_norm);
-          CAPTURE(c.skip_non_finite);
-          const int64_t ranks = mesh.world_size(), rows = kGlobalBatch / ranks / micro_batches;
-          const auto run = [&](const passes::PipelineOptions& pipeline) {
-            CompileOptions options;
-            options.max_norm = c.max_norm;
-            options.skip_non_finite = c.skip_non_finite;
-            options.micro_batches = micro_batches;
-            options.pipeline = pipeline;
-            auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
-                                           data_parallel(mesh, {.mode = mode, .min_shard_numel = 100}), options);
-            // Gradients' all-reduces that start under backward; waits between an update and the one before it.
-            int64_t early = 0, waits = 0, between = 0, updates = 0;
-            for (const auto& op : program->first_graph().ops()) {
-              early += op->is("all_reduce.start") && op->section == ir::Section::Bwd;
-              if (ir::is_wait(*op) && op->section == ir::Section::Clip) ++waits;
-              if (!op->is("adamw")) continue;
-              if (updates++ > 0) between += waits > 0;
-              waits = 0;
-            }
-            if (pipeline.reorder) {
-              CHECK((early > 0) == (micro_batches == 1));
-              const bool free = c.max_norm == 0 && !c.skip_non_finite;
-              if (mode != DataParallelMode::FullyShard) CHECK(between == (free ? updates - 1 : 0));
-            } else {
-              CHECK(early == 0);
-            }
-            return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
-              std::vector<Batch> batches;
-              for (int64_t m = 0; m < micro_batches; ++m)
-                batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
-              return batches;
-            });
-          };
-          const auto plain = run({.reorder = false}), pipelined = run({});
-          for (size_t k = 0; k < plain.results.size(); ++k) {
-            CHECK(pipelined.results[k].loss == plain.results[k].loss);
-            CHECK(pipelined.results[k].grad_norm == plain.results[k].grad_norm);
-          }
-          for (const auto& [name, value] : plain.state) {
-            CAPTURE(name);
-            CHECK(at::equal(pipelined.state.at(name), value));
-          }
-        }
-  }
-
-  // Blocks with numbers, each with a dropout of its own.
-  struct DropNetImpl : torch::nn::Module {
-    DropNetImpl() {
-      auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
-      for (int i = 0; i < 3; ++i) {
-        auto layer = layers->register_module(std::to_string(i), std::make_shared<torch::nn::Module>());
-        linears.push_back(layer->register_module("linear", torch::nn::Linear(6, 6)));
-        drops.push_back(layer->register_module("drop", torch::nn::Dropout(0.5)));
-      }
-    }
-    at::Tensor forward(at::Tensor x) {
-      for (size_t i = 0; i < linears.size(); ++i) x = drops[i](at::silu(linears[i](x)).square());
-      return x;
-    }
-    std::vector<torch::nn::Linear> linears;
-    std::vector<torch::nn::Dropout> drops;
+}
+TEST_CASE("all-reduces under backward and updates in the order of reductions change nothing, bit for bit") {
+  struct Case {
+    double max_norm;
+    bool skip_non_finite;
   };
-  TORCH_MODULE(DropNet);
-
-  TEST_CASE("recomputation draws the same random numbers again") {
-    const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
-    const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
-    const auto run = [&](const passes::RematOptions& remat) {
-      CompileOptions options;
-      options.pipeline.remat = remat;
-      Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
-                          data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
-      int64_t draws = 0;
-      step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
-        draws += op.has_attr("stream") ? 1 : 0;
-      };
-      std::vector<double> norms;
-      for (int k = 0; k < 3; ++k) norms.push_back(step(std::vector<Batch>{batch}).grad_norm);
-      return std::pair(norms, draws);
-    };
-    const auto [plain, draws] = run({});
-    CHECK(draws == 3 * 3);
-    CHECK(plain[0] > 0);
-    const auto [full, full_draws] = run({.mode = "full"});
-    CHECK(full == plain);
-    CHECK(full_draws > draws);
-    const auto [least, least_draws] = run({.mode = "memory_budget", .memory_budget = 0});
-    CHECK(least == plain);
-    CHECK(least_draws > draws);
-    CHECK(run({.mode = "memory_budget", .memory_budget = 0.5}).first == plain);
-  }
-
-  TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
-    const auto run = [](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches,
-                        const passes::PipelineOptions& pipeline) {
-      CompileOptions compile_options;
-      compile_options.max_norm = 1.0;
-      compile_options.micro_batches = micro_batches;
-      compile_options.pipeline = pipeline;
-      const auto ranks = static_cast<int>(mesh.world_size());
-      const int64_t rows = kGlobalBatch / ranks / micro_batches;
-      auto program = compile_program(meta_init(make), loss_of, SGD{.lr = 0.1}, tokens(0, 0, rows),
-                                     data_parallel(mesh, options), compile_options);
-      int64_t largest = 0;  // tokens that logits exist for
-      for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
-        if (op->is("aten._log_softmax")) largest = std::max(largest, op->result()->type().dims[0].size);
-      std::vector<StepResult> results;
-      std::map<std::string, at::Tensor> state;
-      testing::run_ranks(ranks, [&](comm::CommWorld& world) {
-        Step step(program, &world);
-        for (int64_t k = 0; k < 4; ++k) {
-          std::vector<Batch> batches;
-          for (int64_t m = 0; m < micro_batches; ++m)
-            batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
-          const StepResult result = step(batches);
-          if (world.rank() == 0) results.push_back(result);
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
+    for (const int64_t micro_batches : {1, 2})
+      for (const Case& c : {Case{1.0, true}, Case{0, true}, Case{0, false}}) {
+        CAPTURE(to_string(mesh));
+        CAPTURE(micro_batches);
+        CAPTURE(c.max_norm);
+        CAPTURE(c.skip_non_finite);
+        const int64_t ranks = mesh.world_size(), rows = kGlobalBatch / ranks / micro_batches;
+        const auto run = [&](const passes::PipelineOptions& pipeline) {
+          CompileOptions options;
+          options.max_norm = c.max_norm;
+          options.skip_non_finite = c.skip_non_finite;
+          options.micro_batches = micro_batches;
+          options.pipeline = pipeline;
+          auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+                                         data_parallel(mesh, {.mode = mode, .min_shard_numel = 100}), options);
+          // Gradients' all-reduces that start under backward; waits between an update and the one before it.
+          int64_t early = 0, waits = 0, between = 0, updates = 0;
+          for (const auto& op : program->first_graph().ops()) {
+            early += op->is("all_reduce.start") && op->section == ir::Section::Bwd;
+            if (ir::is_wait(*op) && op->section == ir::Section::Clip) ++waits;
+            if (!op->is("adamw")) continue;
+            if (updates++ > 0) between += waits > 0;
+            waits = 0;
+          }
+          if (pipeline.reorder) {
+            CHECK((early > 0) == (micro_batches == 1));
+            const bool free = c.max_norm == 0 && !c.skip_non_finite;
+            if (mode != DataParallelMode::FullyShard) CHECK(between == (free ? updates - 1 : 0));
+          } else {
+            CHECK(early == 0);
+          }
+          return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
+            std::vector<Batch> batches;
+            for (int64_t m = 0; m < micro_batches; ++m)
+              batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
+            return batches;
+          });
+        };
+        const auto plain = run({.reorder = false}), pipelined = run({});
+        for (size_t k = 0; k < plain.results.size(); ++k) {
+          CHECK(pipelined.results[k].loss == plain.results[k].loss);
+          CHECK(pipelined.results[k].grad_norm == plain.results[k].grad_norm);
         }
-        for (const StoredTensor& t : program->tensors()) {
-          at::Tensor whole = step.gather(t.name);
-          if (world.rank() == 0) state[t.name] = whole;
-        }
-      });
-      return std::tuple(results, state, largest);
-    };
-    const auto compare = [&](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches) {
-      CAPTURE(to_string(mesh));
-      const int64_t batch_rows = kGlobalBatch / mesh.world_size() / micro_batches * 12;
-      const auto [expected, state, whole] = run(make, mesh, options, micro_batches, {});
-      CHECK(whole == batch_rows);
-      for (const passes::PipelineOptions& pipeline :
-           {passes::PipelineOptions{.loss_chunks = 3}, passes::PipelineOptions{.loss_chunks = 7},
-            passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = "full"}}}) {
-        CAPTURE(pipeline.loss_chunks);
-        const auto [got, got_state, largest] = run(make, mesh, options, micro_batches, pipeline);
-        CHECK(largest == (batch_rows + pipeline.loss_chunks - 1) / pipeline.loss_chunks);
-        for (size_t k = 0; k < expected.size(); ++k) {
-          CHECK(std::abs(got[k].loss - expected[k].loss) <= 1e-6 * expected[k].loss);
-          CHECK(std::abs(got[k].grad_norm - expected[k].grad_norm) <= 1e-6 * expected[k].grad_norm);
-        }
-        for (const auto& [name, value] : state) {
+        for (const auto& [name, value] : plain.state) {
           CAPTURE(name);
-          const double error = std::sqrt(sum_of_squares(got_state.at(name) - value));
-          CHECK(error <= 1e-6 * std::sqrt(sum_of_squares(value)));
+          CHECK(at::equal(pipelined.state.at(name), value));
         }
       }
-    };
-    compare(make_llama, init_device_mesh({{"dp_shard", 1}}), {}, 1);
-    compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 2);
-    compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}, 1);
-    compare(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 1);
-    compare(make_llama, init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 1);
-    compare(make_gpt, init_device_mesh({{"dp_shard", 2}}), {}, 1);  // the weight is the embedding's
-  }
+}
 
-  // Full of what clean-up passes take away: products by 1, the same computed twice, views of views, a weight that the
-  // model itself casts. (A view that changes nothing is none already in capture.)
-  struct WastefulImpl : torch::nn::Module {
-    WastefulImpl()
-        : up(register_module("up", torch::nn::Linear(6, 10))),
-          side(register_module("side", torch::nn::Linear(6, 10))),
-          low(register_parameter("low", torch::empty({10, 5}).fill_(0.25))) {}
-    at::Tensor forward(const at::Tensor& x) {
-      const at::Tensor left = (up(at::tanh(x)) * 1.0).view({-1, 5, 2});
-      const at::Tensor right = side(at::tanh(x)).view({-1, 2, 5}).view({-1, 5, 2});
-      const at::Tensor sum = (left + right).view({-1, 10}).to(at::kBFloat16);
-      return at::mm(sum, low.to(at::kBFloat16)).to(at::kFloat);
+// Blocks with numbers, each with a dropout of its own.
+struct DropNetImpl : torch::nn::Module {
+  DropNetImpl() {
+    auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+    for (int i = 0; i < 3; ++i) {
+      auto layer = layers->register_module(std::to_string(i), std::make_shared<torch::nn::Module>());
+      linears.push_back(layer->register_module("linear", torch::nn::Linear(6, 6)));
+      drops.push_back(layer->register_module("drop", torch::nn::Dropout(0.5)));
     }
-    torch::nn::Linear up, side;
-    at::Tensor low;
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < linears.size(); ++i) x = drops[i](at::silu(linears[i](x)).square());
+    return x;
+  }
+  std::vector<torch::nn::Linear> linears;
+  std::vector<torch::nn::Dropout> drops;
+};
+TORCH_MODULE(DropNet);
+
+TEST_CASE("recomputation draws the same random numbers again") {
+  const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
+  const auto run = [&](const passes::RematOptions& remat) {
+    CompileOptions options;
+    options.pipeline.remat = remat;
+    Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
+                        data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
+    int64_t draws = 0;
+    step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
+      draws += op.has_attr("stream") ? 1 : 0;
+    };
+    std::vector<double> norms;
+    for (int k = 0; k < 3; ++k) norms.push_back(step(std::vector<Batch>{batch}).grad_norm);
+    return std::pair(norms, draws);
   };
-  TORCH_MODULE(Wasteful);
+  const auto [plain, draws] = run({});
+  CHECK(draws == 3 * 3);
+  CHECK(plain[0] > 0);
+  const auto [full, full_draws] = run({.mode = "full"});
+  CHECK(full == plain);
+  CHECK(full_draws > draws);
+  const auto [least, least_draws] = run({.mode = "memory_budget", .memory_budget = 0});
+  CHECK(least == plain);
+  CHECK(least_draws > draws);
+  CHECK(run({.mode = "memory_budget", .memory_budget = 0.5}).first == plain);
+}
 
-  Batch rows_of_six(int64_t step, int64_t first, int64_t rows) {
-    at::Tensor x = at::empty({rows, 6}), y = at::empty({rows}, at::kLong);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t i = 0; i < 6; ++i)
-        x.mutable_data_ptr<float>()[r * 6 + i] = std::sin(static_cast<float>((first + r + 2) * (i + 3) + step * 7));
-      y.mutable_data_ptr<int64_t>()[r] = (step + first + r) % 5;
-    }
-    return {x, y};
-  }
-
-  TEST_CASE("clean-up passes and a user's own pass each do something, and change nothing, bit for bit") {
-    if (!passes::find_pass("drop_mul_by_one")) register_drop_mul_by_one();
-    const auto loss = [](Wasteful& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
-    const auto run = [&](int64_t world_size, passes::PipelineOptions pipeline, passes::Metrics& did) {
-      const int64_t rows = 12 / world_size;
-      CompileOptions options{.max_norm = 1.0};
-      options.pipeline = std::move(pipeline);
-      options.pipeline.checks = passes::Checks::EveryPass;
-      auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
-                                     data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
-      for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).passes)
-        for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
-      std::vector<at::Tensor> out;
-      testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {
-        Step step(program, &world);
-        for (int64_t k = 0; k < 4; ++k) {
-          const StepResult result = step(rows_of_six(k, world.rank() * rows, rows));
-          if (world.rank() == 0) out.push_back(at::full({2}, result.loss, at::kDouble).mul_(result.grad_norm));
-        }
-        for (const StoredTensor& t : program->tensors()) {
-          at::Tensor whole = step.gather(t.name);
-          if (world.rank() == 0) out.push_back(whole);
-        }
-      });
-      return out;
-    };
-    for (const int64_t world_size : {1, 2, 3}) {
-      CAPTURE(world_size);
-      passes::Metrics did_nothing, did;
-      const auto plain =
-          run(world_size, {.disable = {"fold_views", "merge_duplicates", "dead_code", "hoist_casts"}}, did_nothing);
-      const auto clean =
-          run(world_size, {.extra = {{"drop_mul_by_one", {}, passes::ExtraPass::Place::Before, "remat"}}}, did);
-      REQUIRE(clean.size() == plain.size());
-      for (size_t i = 0; i < plain.size(); ++i) CHECK(at::equal(clean[i], plain[i]));
-      for (const std::string name : {"ops_merged", "ops_removed", "views_composed", "products_dropped"}) {
-        CAPTURE(name);
-        CHECK(did.get(name) > 0);
-        CHECK(did_nothing.get(name) == 0);
-      }
-      CHECK(did.get("gathers_narrowed") == (world_size == 1 ? 0 : 1));
-    }
-  }
-
-  TEST_CASE("ranks whose own passes differ are told before the first step, also where the graph is the same") {
-    const auto compile_with = [&](std::vector<passes::ExtraPass> extra) {
-      CompileOptions options;
-      options.pipeline.extra = std::move(extra);
-      return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
-                             data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
-    };
-    const auto extra = [](bool across) {
-      return passes::ExtraPass{
-          "merge_duplicates", {{"across_sections", across}}, passes::ExtraPass::Place::After, "remat"};
-    };
-    const std::vector programs = {compile_with({extra(false)}), compile_with({})};
-    std::mutex mutex;
-    std::vector<std::string> said;
-    testing::run_ranks(2, [&](comm::CommWorld& world) {
-      try {
-        Step step(programs[static_cast<size_t>(world.rank())], &world);
-      } catch (const UserError& error) {
-        std::lock_guard lock(mutex);
-        said.emplace_back(error.what());
-      }
-    });
-    REQUIRE(said.size() == 2);
-    for (const std::string& message : said) {
-      CHECK(message.find("rank 0 and rank 1 have different passes; first difference, line ") == 0);
-      CHECK(message.find("merge_duplicates across_sections=false\n") != std::string::npos);
-    }
-  }
-
-  struct ConvNetImpl : torch::nn::Module {
-    ConvNetImpl()
-        : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 5, 3).padding(1).bias(false)))),
-          norm(register_module("norm", torch::nn::BatchNorm2d(5))),
-          head(register_module("head", torch::nn::Linear(5 * 4 * 4, 3))) {}
-    at::Tensor forward(const at::Tensor& x) { return head(at::relu(norm(conv(x))).flatten(1)); }
-    torch::nn::Conv2d conv;
-    torch::nn::BatchNorm2d norm;
-    torch::nn::Linear head;
-  };
-  TORCH_MODULE(ConvNet);
-
-  Batch images(int64_t step, int64_t first, int64_t rows) {
-    at::Tensor x = at::empty({rows, 2, 4, 4}), y = at::empty({rows}, at::kLong);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t i = 0; i < 32; ++i)
-        x.mutable_data_ptr<float>()[r * 32 + i] = std::sin(static_cast<float>((first + r + 1) * (i + 3) + step * 11));
-      y.mutable_data_ptr<int64_t>()[r] = (step + first + r) % 3;
-    }
-    return {x, y};
-  }
-
-  // DDP: replicas with the same weights, each normalising its own share of the batch and keeping its own statistics,
-  // their gradients averaged.
-  void expect_batch_norm_of_ddp(DeviceMesh mesh, DataParallelMode mode) {
-    CAPTURE(to_string(mesh));
-    const auto loss = [](ConvNet& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
-    const auto ranks = static_cast<size_t>(mesh.world_size());
-    const int64_t rows = 12 / mesh.world_size();
+TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
+  const auto run = [](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches,
+                      const passes::PipelineOptions& pipeline) {
     CompileOptions compile_options;
     compile_options.max_norm = 1.0;
-    auto program = compile_program(meta_init([] { return ConvNet(); }), loss, kAdamW, images(0, 0, rows),
-                                   data_parallel(mesh, {.mode = mode}), compile_options);
-    std::vector<ConvNet> replicas(ranks);
-    const auto initial = testing::train_on_ranks(program, 0, {}).state;
-    {
-      at::NoGradGuard no_grad;
-      for (auto& p : replicas[0]->named_parameters()) p.value().copy_(initial.at(p.key()));
-    }
-    for (size_t r = 1; r < ranks; ++r) {
-      replicas[r]->conv->weight = replicas[0]->conv->weight;
-      replicas[r]->norm->weight = replicas[0]->norm->weight;
-      replicas[r]->norm->bias = replicas[0]->norm->bias;
-      replicas[r]->head->weight = replicas[0]->head->weight;
-      replicas[r]->head->bias = replicas[0]->head->bias;
-    }
-    testing::EagerTrainer ddp(replicas[0].ptr(), kAdamW, 1.0);
-    std::vector<StepResult> expected;
-    for (int64_t k = 0; k < 10; ++k)
-      expected.push_back(ddp.step([&] {
-        at::Tensor sum = at::zeros({});
-        for (size_t r = 0; r < ranks; ++r)
-          sum = sum + loss(replicas[r], images(k, static_cast<int64_t>(r) * rows, rows));
-        return sum / static_cast<double>(ranks);
-      }));
-    std::mutex mutex;
-    testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
+    compile_options.micro_batches = micro_batches;
+    compile_options.pipeline = pipeline;
+    const auto ranks = static_cast<int>(mesh.world_size());
+    const int64_t rows = kGlobalBatch / ranks / micro_batches;
+    auto program = compile_program(meta_init(make), loss_of, SGD{.lr = 0.1}, tokens(0, 0, rows),
+                                   data_parallel(mesh, options), compile_options);
+    int64_t largest = 0;  // tokens that logits exist for
+    for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
+      if (op->is("aten._log_softmax")) largest = std::max(largest, op->result()->type().dims[0].size);
+    std::vector<StepResult> results;
+    std::map<std::string, at::Tensor> state;
+    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
       Step step(program, &world);
-      for (size_t k = 0; k < expected.size(); ++k) {
-        const StepResult got = step(images(static_cast<int64_t>(k), world.rank() * rows, rows));
-        std::lock_guard lock(mutex);
-        CAPTURE(k);
-        CHECK(got.loss == doctest::Approx(expected[k].loss).epsilon(1e-6));
-        CHECK(got.grad_norm == doctest::Approx(expected[k].grad_norm).epsilon(5e-6));
+      for (int64_t k = 0; k < 4; ++k) {
+        std::vector<Batch> batches;
+        for (int64_t m = 0; m < micro_batches; ++m)
+          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
+        const StepResult result = step(batches);
+        if (world.rank() == 0) results.push_back(result);
       }
-      for (const auto& p : replicas[0]->named_parameters()) {
-        const at::Tensor whole = step.gather(p.key());
-        std::lock_guard lock(mutex);
-        CAPTURE(p.key());
-        CHECK((whole - p.value()).abs().max().item<double>() <= 1e-5);
-      }
-      const auto state = step.state_dict();
-      for (const auto& b : replicas[static_cast<size_t>(world.rank())]->named_buffers()) {
-        std::lock_guard lock(mutex);
-        CAPTURE(b.key());
-        CHECK((state.at(b.key()) - b.value()).abs().max().item<double>() <= 1e-5);
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) state[t.name] = whole;
       }
     });
-  }
-
-  TEST_CASE("batch norm equals DDP: each rank its own statistics, gradients averaged") {
-    expect_batch_norm_of_ddp(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate);
-    expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard);
-    expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard);
-  }
-
-  TEST_CASE("a sharded step's graph is text: it prints, parses back and is verified") {
-    models::Llama3 model = meta_init(make_llama);
-    auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2),
-                                   data_parallel(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 3}}),
-                                                 {.mode = DataParallelMode::HybridShard}));
-    const std::string text = ir::print(program->training(tokens(0, 0, 2)).graph);
-    const ir::Graph parsed = ir::parse_or_throw(text);
-    CHECK(ir::print(parsed) == text);
-    CHECK(ir::verify(parsed).empty());
-  }
-
-  TEST_CASE("FSDP gathers each parameter once per use region and reduces each gradient once") {
-    const auto count = [](DeviceMesh mesh, DataParallelOptions options) {
-      options.layout = ParameterLayout::Dim0;
-      models::Llama3 model = meta_init(make_llama);
-      auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, options));
-      std::map<std::string, int64_t> counts;
-      for (const auto& op : program->training(tokens(0, 0, 2)).graph.ops()) {
-        const std::string kind(ir::collective_kind(*op));
-        if (kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce") ++counts[kind];
+    return std::tuple(results, state, largest);
+  };
+  const auto compare = [&](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches) {
+    CAPTURE(to_string(mesh));
+    const int64_t batch_rows = kGlobalBatch / mesh.world_size() / micro_batches * 12;
+    const auto [expected, state, whole] = run(make, mesh, options, micro_batches, {});
+    CHECK(whole == batch_rows);
+    for (const passes::PipelineOptions& pipeline :
+         {passes::PipelineOptions{.loss_chunks = 3}, passes::PipelineOptions{.loss_chunks = 7},
+          passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = "full"}}}) {
+      CAPTURE(pipeline.loss_chunks);
+      const auto [got, got_state, largest] = run(make, mesh, options, micro_batches, pipeline);
+      CHECK(largest == (batch_rows + pipeline.loss_chunks - 1) / pipeline.loss_chunks);
+      for (size_t k = 0; k < expected.size(); ++k) {
+        CHECK(std::abs(got[k].loss - expected[k].loss) <= 1e-6 * expected[k].loss);
+        CHECK(std::abs(got[k].grad_norm - expected[k].grad_norm) <= 1e-6 * expected[k].grad_norm);
       }
-      return counts;
-    };
-    using Counts = std::map<std::string, int64_t>;
-    constexpr int64_t kParams = 2 * 9 + 3;
-    // The embedding table is not read by backward; two all_reduces: loss and gradient norm.
-    CHECK(count(init_device_mesh({{"dp_shard", 2}}), {}) ==
-          Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
-    CHECK(count(init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}) ==
-          Counts{{"all_gather", kParams}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
-    CHECK(count(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}) ==
-          Counts{{"all_reduce", kParams + 1}});
-    CHECK(count(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard}) ==
-          Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", kParams + 2}, {"reduce_scatter", kParams}});
-    CHECK(count(init_device_mesh({{"dp_shard", 1}}), {}) == Counts{});
-  }
-
-  TEST_CASE("every mesh starts from bit-identical weights") {
-    const auto weights = [](DeviceMesh mesh, DataParallelMode mode) {
-      models::Llama3 model = meta_init(make_llama);
-      auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, {.mode = mode}));
-      return testing::train_on_ranks(program, 0, {}).state;
-    };
-    const auto one = weights(init_device_mesh({{"dp_shard", 1}}), DataParallelMode::FullyShard);
-    CHECK(one.at("layers.0.attention.wq.weight").abs().max().item<float>() > 0.01f);
-    for (int64_t world : {2, 3, 5}) {
-      const auto many = weights(init_device_mesh({{"dp_shard", world}}), DataParallelMode::FullyShard);
-      for (const auto& [name, value] : one) {
+      for (const auto& [name, value] : state) {
         CAPTURE(name);
-        CHECK(at::equal(value, many.at(name)));
+        const double error = std::sqrt(sum_of_squares(got_state.at(name) - value));
+        CHECK(error <= 1e-6 * std::sqrt(sum_of_squares(value)));
       }
     }
+  };
+  compare(make_llama, init_device_mesh({{"dp_shard", 1}}), {}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 2);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 1);
+  compare(make_llama, init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 1);
+  compare(make_gpt, init_device_mesh({{"dp_shard", 2}}), {}, 1);  // the weight is the embedding's
+}
+
+// Full of what clean-up passes take away: products by 1, the same computed twice, views of views, a weight that the
+// model itself casts. (A view that changes nothing is none already in capture.)
+struct WastefulImpl : torch::nn::Module {
+  WastefulImpl()
+      : up(register_module("up", torch::nn::Linear(6, 10))),
+        side(register_module("side", torch::nn::Linear(6, 10))),
+        low(register_parameter("low", torch::empty({10, 5}).fill_(0.25))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor left = (up(at::tanh(x)) * 1.0).view({-1, 5, 2});
+    const at::Tensor right = side(at::tanh(x)).view({-1, 2, 5}).view({-1, 5, 2});
+    const at::Tensor sum = (left + right).view({-1, 10}).to(at::kBFloat16);
+    return at::mm(sum, low.to(at::kBFloat16)).to(at::kFloat);
   }
+  torch::nn::Linear up, side;
+  at::Tensor low;
+};
+TORCH_MODULE(Wasteful);
+
+Batch rows_of_six(int64_t step, int64_t first, int64_t rows) {
+  at::Tensor x = at::empty({rows, 6}), y = at::empty({rows}, at::kLong);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < 6; ++i)
+      x.mutable_data_ptr<float>()[r * 6 + i] = std::sin(static_cast<float>((first + r + 2) * (i + 3) + step * 7));
+    y.mutable_data_ptr<int64_t>()[r] = (step + first + r) % 5;
+  }
+  return {x, y};
+}
+
+TEST_CASE("clean-up passes and a user's own pass each do something, and change nothing, bit for bit") {
+  if (!passes::find_pass("drop_mul_by_one")) register_drop_mul_by_one();
+  const auto loss = [](Wasteful& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+  const auto run = [&](int64_t world_size, passes::PipelineOptions pipeline, passes::Metrics& did) {
+    const int64_t rows = 12 / world_size;
+    CompileOptions options{.max_norm = 1.0};
+    options.pipeline = std::move(pipeline);
+    options.pipeline.checks = passes::Checks::EveryPass;
+    auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
+                                   data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
+    for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).passes)
+      for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
+    std::vector<at::Tensor> out;
+    testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {
+      Step step(program, &world);
+      for (int64_t k = 0; k < 4; ++k) {
+        const StepResult result = step(rows_of_six(k, world.rank() * rows, rows));
+        if (world.rank() == 0) out.push_back(at::full({2}, result.loss, at::kDouble).mul_(result.grad_norm));
+      }
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) out.push_back(whole);
+      }
+    });
+    return out;
+  };
+  for (const int64_t world_size : {1, 2, 3}) {
+    CAPTURE(world_size);
+    passes::Metrics did_nothing, did;
+    const auto plain =
+        run(world_size, {.disable = {"fold_views", "merge_duplicates", "dead_code", "hoist_casts"}}, did_nothing);
+    const auto clean =
+        run(world_size, {.extra = {{"drop_mul_by_one", {}, passes::ExtraPass::Place::Before, "remat"}}}, did);
+    REQUIRE(clean.size() == plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) CHECK(at::equal(clean[i], plain[i]));
+    for (const std::string name : {"ops_merged", "ops_removed", "views_composed", "products_dropped"}) {
+      CAPTURE(name);
+      CHECK(did.get(name) > 0);
+      CHECK(did_nothing.get(name) == 0);
+    }
+    CHECK(did.get("gathers_narrowed") == (world_size == 1 ? 0 : 1));
+  }
+}
+
+TEST_CASE("ranks whose own passes differ are told before the first step, also where the graph is the same") {
+  const auto compile_with = [&](std::vector<passes::ExtraPass> extra) {
+    CompileOptions options;
+    options.pipeline.extra = std::move(extra);
+    return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
+                           data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
+  };
+  const auto extra = [](bool across) {
+    return passes::ExtraPass{
+        "merge_duplicates", {{"across_sections", across}}, passes::ExtraPass::Place::After, "remat"};
+  };
+  const std::vector programs = {compile_with({extra(false)}), compile_with({})};
+  std::mutex mutex;
+  std::vector<std::string> said;
+  testing::run_ranks(2, [&](comm::CommWorld& world) {
+    try {
+      Step step(programs[static_cast<size_t>(world.rank())], &world);
+    } catch (const UserError& error) {
+      std::lock_guard lock(mutex);
+      said.emplace_back(error.what());
+    }
+  });
+  REQUIRE(said.size() == 2);
+  for (const std::string& message : said) {
+    CHECK(message.find("rank 0 and rank 1 have different passes; first difference, line ") == 0);
+    CHECK(message.find("merge_duplicates across_sections=false\n") != std::string::npos);
+  }
+}
+
+struct ConvNetImpl : torch::nn::Module {
+  ConvNetImpl()
+      : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 5, 3).padding(1).bias(false)))),
+        norm(register_module("norm", torch::nn::BatchNorm2d(5))),
+        head(register_module("head", torch::nn::Linear(5 * 4 * 4, 3))) {}
+  at::Tensor forward(const at::Tensor& x) { return head(at::relu(norm(conv(x))).flatten(1)); }
+  torch::nn::Conv2d conv;
+  torch::nn::BatchNorm2d norm;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(ConvNet);
+
+Batch images(int64_t step, int64_t first, int64_t rows) {
+  at::Tensor x = at::empty({rows, 2, 4, 4}), y = at::empty({rows}, at::kLong);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < 32; ++i)
+      x.mutable_data_ptr<float>()[r * 32 + i] = std::sin(static_cast<float>((first + r + 1) * (i + 3) + step * 11));
+    y.mutable_data_ptr<int64_t>()[r] = (step + first + r) % 3;
+  }
+  return {x, y};
+}
+
+// DDP: replicas with the same weights, each normalising its own share of the batch and keeping its own statistics,
+// their gradients averaged.
+void expect_batch_norm_of_ddp(DeviceMesh mesh, DataParallelMode mode) {
+  CAPTURE(to_string(mesh));
+  const auto loss = [](ConvNet& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+  const auto ranks = static_cast<size_t>(mesh.world_size());
+  const int64_t rows = 12 / mesh.world_size();
+  CompileOptions compile_options;
+  compile_options.max_norm = 1.0;
+  auto program = compile_program(meta_init([] { return ConvNet(); }), loss, kAdamW, images(0, 0, rows),
+                                 data_parallel(mesh, {.mode = mode}), compile_options);
+  std::vector<ConvNet> replicas(ranks);
+  const auto initial = testing::train_on_ranks(program, 0, {}).state;
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : replicas[0]->named_parameters()) p.value().copy_(initial.at(p.key()));
+  }
+  for (size_t r = 1; r < ranks; ++r) {
+    replicas[r]->conv->weight = replicas[0]->conv->weight;
+    replicas[r]->norm->weight = replicas[0]->norm->weight;
+    replicas[r]->norm->bias = replicas[0]->norm->bias;
+    replicas[r]->head->weight = replicas[0]->head->weight;
+    replicas[r]->head->bias = replicas[0]->head->bias;
+  }
+  testing::EagerTrainer ddp(replicas[0].ptr(), kAdamW, 1.0);
+  std::vector<StepResult> expected;
+  for (int64_t k = 0; k < 10; ++k)
+    expected.push_back(ddp.step([&] {
+      at::Tensor sum = at::zeros({});
+      for (size_t r = 0; r < ranks; ++r) sum = sum + loss(replicas[r], images(k, static_cast<int64_t>(r) * rows, rows));
+      return sum / static_cast<double>(ranks);
+    }));
+  std::mutex mutex;
+  testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    for (size_t k = 0; k < expected.size(); ++k) {
+      const StepResult got = step(images(static_cast<int64_t>(k), world.rank() * rows, rows));
+      std::lock_guard lock(mutex);
+      CAPTURE(k);
+      CHECK(got.loss == doctest::Approx(expected[k].loss).epsilon(1e-6));
+      CHECK(got.grad_norm == doctest::Approx(expected[k].grad_norm).epsilon(5e-6));
+    }
+    for (const auto& p : replicas[0]->named_parameters()) {
+      const at::Tensor whole = step.gather(p.key());
+      std::lock_guard lock(mutex);
+      CAPTURE(p.key());
+      CHECK((whole - p.value()).abs().max().item<double>() <= 1e-5);
+    }
+    const auto state = step.state_dict();
+    for (const auto& b : replicas[static_cast<size_t>(world.rank())]->named_buffers()) {
+      std::lock_guard lock(mutex);
+      CAPTURE(b.key());
+      CHECK((state.at(b.key()) - b.value()).abs().max().item<double>() <= 1e-5);
+    }
+  });
+}
+
+TEST_CASE("batch norm equals DDP: each rank its own statistics, gradients averaged") {
+  expect_batch_norm_of_ddp(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate);
+  expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard);
+  expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard);
+}
+
+TEST_CASE("a sharded step's graph is text: it prints, parses back and is verified") {
+  models::Llama3 model = meta_init(make_llama);
+  auto program = compile_program(
+      model, loss_of, kAdamW, tokens(0, 0, 2),
+      data_parallel(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 3}}), {.mode = DataParallelMode::HybridShard}));
+  const std::string text = ir::print(program->training(tokens(0, 0, 2)).graph);
+  const ir::Graph parsed = ir::parse_or_throw(text);
+  CHECK(ir::print(parsed) == text);
+  CHECK(ir::verify(parsed).empty());
+}
+
+TEST_CASE("FSDP gathers each parameter once per use region and reduces each gradient once") {
+  const auto count = [](DeviceMesh mesh, DataParallelOptions options) {
+    options.layout = ParameterLayout::Dim0;
+    models::Llama3 model = meta_init(make_llama);
+    auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, options));
+    std::map<std::string, int64_t> counts;
+    for (const auto& op : program->training(tokens(0, 0, 2)).graph.ops()) {
+      const std::string kind(ir::collective_kind(*op));
+      if (kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce") ++counts[kind];
+    }
+    return counts;
+  };
+  using Counts = std::map<std::string, int64_t>;
+  constexpr int64_t kParams = 2 * 9 + 3;
+  // The embedding table is not read by backward; two all_reduces: loss and gradient norm.
+  CHECK(count(init_device_mesh({{"dp_shard", 2}}), {}) ==
+        Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}) ==
+        Counts{{"all_gather", kParams}, {"all_reduce", 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}) ==
+        Counts{{"all_reduce", kParams + 1}});
+  CHECK(count(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard}) ==
+        Counts{{"all_gather", 2 * kParams - 1}, {"all_reduce", kParams + 2}, {"reduce_scatter", kParams}});
+  CHECK(count(init_device_mesh({{"dp_shard", 1}}), {}) == Counts{});
+}
+
+TEST_CASE("every mesh starts from bit-identical weights") {
+  const auto weights = [](DeviceMesh mesh, DataParallelMode mode) {
+    models::Llama3 model = meta_init(make_llama);
+    auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, {.mode = mode}));
+    return testing::train_on_ranks(program, 0, {}).state;
+  };
+  const auto one = weights(init_device_mesh({{"dp_shard", 1}}), DataParallelMode::FullyShard);
+  CHECK(one.at("layers.0.attention.wq.weight").abs().max().item<float>() > 0.01f);
+  for (int64_t world : {2, 3, 5}) {
+    const auto many = weights(init_device_mesh({{"dp_shard", world}}), DataParallelMode::FullyShard);
+    for (const auto& [name, value] : one) {
+      CAPTURE(name);
+      CHECK(at::equal(value, many.at(name)));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace sfsdp
