@@ -292,12 +292,13 @@ TEST_CASE("bytes that a rank holds fall from stage to stage: parameters, gradien
     CHECK(held[0] > held[1]);
     CHECK(held[1] > held[2]);
     CHECK(held[2] > held[3]);
-    CHECK(gradients[0] == gradients[1]);
+    CHECK(gradients[0] <= gradients[1]);  // padded to be cut
+    CHECK(gradients[0] > gradients[2]);
     CHECK(gradients[1] == gradients[2] * mesh.size("dp_shard"));
     CHECK(gradients[2] == gradients[3]);
-    CHECK(peak[0] > peak[2]);
-    CHECK(peak[1] > peak[2]);
-    CHECK(peak[2] > peak[3]);
+    // 1 and 2 have their peak early in backward, when there are few gradients yet.
+    CHECK(peak[0] > std::max(peak[1], peak[2]));
+    CHECK(std::min(peak[1], peak[2]) > peak[3]);
   }
 }
 
