@@ -302,11 +302,6 @@ TEST_CASE("bytes that a rank holds fall from stage to stage: parameters, gradien
   }
 }
 
-TEST_CASE("an unknown ZeRO stage is named") {
-  CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = 4}),
-                       doctest::Contains("zero_stage = 4"), UserError);
-}
-
 TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomputation") {
   const auto run = [](DeviceMesh mesh, DataParallelOptions options, passes::PipelineOptions pipeline) {
     CompileOptions compile_options;

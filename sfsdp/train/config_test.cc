@@ -245,6 +245,21 @@ TEST_CASE("every key can be set from a file and from a flag, and is described") 
   CHECK(describe_flags().find("pipeline_parallel_degree") == std::string::npos);
 }
 
+TEST_CASE("zero_stage is 0 to 3; below 3 resharding has nothing to do, which is said") {
+  CHECK(from_flags({}).parallelism.zero_stage == 3);
+  CHECK(error_of("[parallelism]\nzero_stage = 4").find("zero_stage") != std::string::npos);
+  const std::vector<std::string> always = {"--parallelism.fsdp_reshard_after_forward", "always",
+                                           "--parallelism.zero_stage"};
+  const auto notes = [&](const std::string& stage) {
+    std::vector<std::string> flags = always;
+    flags.push_back(stage);
+    return from_flags(flags).notes;
+  };
+  CHECK(notes("3").empty());
+  CHECK(notes("2") == std::vector<std::string>{"parallelism.fsdp_reshard_after_forward changes nothing at zero_stage = "
+                                               "2: parameters are whole"});
+}
+
 TEST_CASE("every key that is used changes the configuration") {
   for (const Field& field : config_fields()) {
     if (field.status != KeyStatus::Used || field.path() == "job.config_file") continue;

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/data_parallel.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/testing/expect_pass.h"
+
+namespace sfsdp {
+namespace {
+
+// A captured step of a weight of 3 rows, which two ranks pad, and of a frozen one.
+constexpr const char* kCaptured = R"(
+  graph mesh [] view global
+    %w = param name=w : f32[3, 2] at w
+    %z = param name=z trainable=false : f32[3, 2] at z
+    %x = input name=x : f32[3, 2]
+  fwd:
+    %a = aten.mul.Tensor %w, %x : f32[3, 2] at w
+    %y = aten.mul.Tensor %a, %z : f32[3, 2] at z
+  bwd:
+    %g = aten.mul.Tensor %w, %y : f32[3, 2] at w
+    %w.grad = gradient %g param=w : f32[3, 2] at w
+    return %y
+)";
+
+std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMode mode) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
+  parallel::apply_data_parallel(graph, data_parallel(mesh, {.mode = mode, .zero_stage = zero_stage}));
+  CHECK(ir::verify(graph).empty());
+  return ir::print(graph);
+}
+
+TEST_CASE("a ZeRO stage's placements: where a gather, a reduction and a sum over micro-batches stand") {
+  const DeviceMesh two = init_device_mesh({{"dp_shard", 2}});
+  const auto fsdp = [&](int64_t stage) { return rewritten(stage, two, DataParallelMode::FullyShard); };
+  CHECK(fsdp(0) == testing::dedent(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[3, 2] at w
+      %z = param name=z trainable=false : f32[3, 2] at z
+      %x = input name=x : f32[3, 2] own(dp_shard)
+    fwd:
+      %a = aten.mul.Tensor %w, %x : f32[3, 2] at w
+      %y = aten.mul.Tensor %a, %z : f32[3, 2] at z
+    bwd:
+      %g = aten.mul.Tensor %w, %y : f32[3, 2] at w
+      %w.grad.acc = accumulate %g : f32[3, 2] at w
+    clip:
+      %w.grad.ar = all_reduce %w.grad.acc axis=dp_shard : f32[3, 2] at w
+      %w.grad = gradient %w.grad.ar param=w replicated=true : f32[3, 2] at w
+      return %y
+  )"));
+  CHECK(fsdp(1) == testing::dedent(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w rows=3 : f32[2/dp_shard~, 2] at w
+      %z = param name=z trainable=false : f32[3, 2] at z
+      %x = input name=x : f32[3, 2] own(dp_shard)
+    fwd:
+      %w.full = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at w
+      %w.unpad = narrow %w.full dim=0 length=3 start=0 : f32[3, 2] at w
+      %a = aten.mul.Tensor %w.unpad, %x : f32[3, 2] at w
+      %y = aten.mul.Tensor %a, %z : f32[3, 2] at z
+    bwd:
+      %g = aten.mul.Tensor %w.unpad, %y : f32[3, 2] at w
+      %w.grad.pad = pad %g dim=0 size=4 : f32[4, 2] at w
+      %w.grad.acc = accumulate %w.grad.pad : f32[4, 2] at w
+    clip:
+      %w.grad.rs = reduce_scatter %w.grad.acc axis=dp_shard dim=0 : f32[2, 2] at w
+      %w.grad = gradient %w.grad.rs param=w replicated=false : f32[2, 2] at w
+      return %y
+  )"));
+  CHECK(fsdp(2) == testing::dedent(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w rows=3 : f32[2/dp_shard~, 2] at w
+      %z = param name=z trainable=false : f32[3, 2] at z
+      %x = input name=x : f32[3, 2] own(dp_shard)
+    fwd:
+      %w.full = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at w
+      %w.unpad = narrow %w.full dim=0 length=3 start=0 : f32[3, 2] at w
+      %a = aten.mul.Tensor %w.unpad, %x : f32[3, 2] at w
+      %y = aten.mul.Tensor %a, %z : f32[3, 2] at z
+    bwd:
+      %g = aten.mul.Tensor %w.unpad, %y : f32[3, 2] at w
+      %w.grad.pad = pad %g dim=0 size=4 : f32[4, 2] at w
+      %w.grad.rs = reduce_scatter %w.grad.pad axis=dp_shard dim=0 : f32[2, 2] at w
+      %w.grad.acc = accumulate %w.grad.rs : f32[2, 2] at w
+    clip:
+      %w.grad = gradient %w.grad.acc param=w replicated=false : f32[2, 2] at w
+      return %y
+  )"));
+  CHECK(fsdp(3) == testing::dedent(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w rows=3 : f32[2/dp_shard~, 2] at w
+      %z = param name=z rows=3 trainable=false : f32[2/dp_shard~, 2] at z
+      %x = input name=x : f32[3, 2] own(dp_shard)
+    fwd:
+      %w.full = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at w
+      %w.unpad = narrow %w.full dim=0 length=3 start=0 : f32[3, 2] at w
+      %a = aten.mul.Tensor %w.unpad, %x : f32[3, 2] at w
+      %z.full = all_gather %z axis=dp_shard dim=0 : f32[4, 2] at z
+      %z.unpad = narrow %z.full dim=0 length=3 start=0 : f32[3, 2] at z
+      %y = aten.mul.Tensor %a, %z.unpad : f32[3, 2] at z
+    bwd:
+      %w.full_1 = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at w
+      %w.unpad_1 = narrow %w.full_1 dim=0 length=3 start=0 : f32[3, 2] at w
+      %g = aten.mul.Tensor %w.unpad_1, %y : f32[3, 2] at w
+      %w.grad.pad = pad %g dim=0 size=4 : f32[4, 2] at w
+      %w.grad.rs = reduce_scatter %w.grad.pad axis=dp_shard dim=0 : f32[2, 2] at w
+      %w.grad.acc = accumulate %w.grad.rs : f32[2, 2] at w
+    clip:
+      %w.grad = gradient %w.grad.acc param=w replicated=false : f32[2, 2] at w
+      return %y
+  )"));
+}
+
+TEST_CASE("ZeRO 1 below the world size: the shards' sums are all-reduced over the replicas") {
+  const std::string text =
+      rewritten(1, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard);
+  const size_t sum = text.find("= accumulate"), scatter = text.find("= reduce_scatter"),
+               all = text.find("= all_reduce"), clip = text.find("clip:");
+  CHECK(sum < clip);
+  CHECK(clip < scatter);
+  CHECK(scatter < all);
+  CHECK(all != std::string::npos);
+  CHECK(text.find("axis=dp_replicate") > all);
+}
+
+TEST_CASE("an unknown ZeRO stage is named") {
+  for (const int64_t stage : {-1, 4})
+    CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = stage}),
+                         doctest::Contains("expected 0, 1, 2 or 3"), UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp
