@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <optional>
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/interp/interpreter.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
-#include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/passes/registry.h"
