@@ -59,6 +59,13 @@ CollectiveCost route_cost(const Route& route, double bytes, const Layout& l, con
 CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine) {
   if (group.size <= 1) return {};
   const Layout l = layout_of(group, machine);
+  if (l.nodes == 1) {
+    if (const auto seconds = measured_collective(machine.measured, kind, group.size, bytes)) {
+      // The smallest message's time is latency; it shares no link with other collectives.
+      const double latency = std::min(*seconds, measured_collective(machine.measured, kind, group.size, 0).value());
+      return {.latency = latency, .node = *seconds - latency, .network = 0};
+    }
+  }
   const double n = l.ranks, k = l.nodes;
   const Route once = {n - k, k - 1, (n - 1) / n, (k - 1) / k};  // around the ring
   if (kind == "all_reduce") {                                   // a reduce_scatter and an all_gather in one, or a tree

@@ -45,6 +45,21 @@ class Table {
     if (!inner) fail(key, "a table");
     return Table(*inner, path_ + key + ".", file_);
   }
+  // The tables of an array, none if there is no such key.
+  std::vector<Table> tables(const std::string& key) {
+    known_.push_back(key);
+    std::vector<Table> found;
+    if (!table_.contains(key)) return found;
+    const toml::array* array = table_[key].as_array();
+    if (!array) fail(key, "an array of tables");
+    for (size_t i = 0; i < array->size(); ++i) {
+      const toml::table* inner = (*array)[i].as_table();
+      if (!inner) fail(key, "an array of tables");
+      found.emplace_back(*inner, concat(path_, key, "[", i, "]."), file_);
+    }
+    return found;
+  }
+  bool has(const std::string& key) const { return table_.contains(key); }
   void expect_no_more() const {
     for (const auto& [key, value] : table_) {
       const std::string name(key.str());
@@ -80,6 +95,56 @@ Link read_link(Table table) {
   return link;
 }
 
+double above_zero(Table& table, const std::string& key) { return table.number(key, 1e-300); }
+
+Measured read_measured(Table table) {
+  Measured measured;
+  for (Table& row : table.tables("op")) {
+    MeasuredOp m;
+    m.op = row.text("op");
+    m.types = row.text("types");
+    m.flops = row.number("flops", 0, 0.0);
+    m.bytes = row.number("bytes", 0, 0.0);
+    m.seconds = above_zero(row, "us") * 1e-6;
+    row.expect_no_more();
+    measured.ops.push_back(std::move(m));
+  }
+  for (Table& row : table.tables("collective")) {
+    MeasuredCollective m;
+    m.kind = row.text("kind");
+    m.ranks = row.whole("ranks", 1);
+    m.bytes = above_zero(row, "bytes");
+    m.seconds = above_zero(row, "us") * 1e-6;
+    row.expect_no_more();
+    measured.collectives.push_back(std::move(m));
+  }
+  table.expect_no_more();
+  return measured;
+}
+
+void print_link(std::ostream& out, const char* name, const Link& link) {
+  out << "\n[" << name << "]\nbandwidth_gb_s = " << shortest(link.bandwidth / 1e9)
+      << "\nbase_latency_us = " << shortest(link.base_latency * 1e6)
+      << "\nhop_latency_us = " << shortest(link.hop_latency * 1e6)
+      << "\noverlap_slowdown = " << shortest(link.overlap_slowdown) << "\ncongestion = " << shortest(link.congestion)
+      << "\n";
+}
+
+void print_measured(std::ostream& out, const Measured& measured) {
+  if (measured == Measured{}) return;
+  out << "\n# The whole tensor's bytes; of an op what it reads and writes.\n[measured]\ncollective = [\n";
+  for (const MeasuredCollective& m : measured.collectives)
+    out << "  {kind = \"" << m.kind << "\", ranks = " << m.ranks << ", bytes = " << shortest(m.bytes)
+        << ", us = " << shortest(m.seconds * 1e6) << "},\n";
+  out << "]\nop = [\n";
+  for (const MeasuredOp& m : measured.ops) {
+    out << "  {op = \"" << m.op << "\", types = \"" << m.types << "\", ";
+    if (m.flops > 0) out << "flops = " << shortest(m.flops) << ", ";
+    out << "bytes = " << shortest(m.bytes) << ", us = " << shortest(m.seconds * 1e6) << "},\n";
+  }
+  out << "]\n";
+}
+
 }  // namespace
 
 Machine parse_machine(const std::string& toml_text, const std::string& file) {
@@ -113,8 +178,37 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.devices_per_node = table.whole("devices_per_node", 1);
   m.node = read_link(table.table("node"));
   m.network = read_link(table.table("network"));
+  if (table.has("measured")) m.measured = read_measured(table.table("measured"));
   table.expect_no_more();
   return m;
+}
+
+std::string print_machine(const Machine& m, const std::string& comment) {
+  std::ostringstream out;
+  for (const std::string& line : split(comment, '\n')) out << "# " << line << "\n";
+  const auto put = [&](const char* key, double value) { out << key << " = " << shortest(value) << "\n"; };
+  out << "name = \"" << m.name << "\"\ndevice = \"" << m.device << "\"\n";
+  put("peak_bf16_tflops", m.peak_bf16 / 1e12);
+  put("peak_f32_tflops", m.peak_f32 / 1e12);
+  put("matmul_efficiency", m.matmul_efficiency);
+  put("attention_efficiency", m.attention_efficiency);
+  put("vendor_attention_efficiency", m.vendor_attention_efficiency);
+  put("triton_attention_efficiency", m.triton_attention_efficiency);
+  put("attention_half_length", m.attention_half_length);
+  put("tile_m", static_cast<double>(m.tile_m));
+  put("tile_n", static_cast<double>(m.tile_n));
+  put("multiprocessors", static_cast<double>(m.multiprocessors));
+  put("half_k", m.half_k);
+  put("memory_bandwidth_gb_s", m.memory_bandwidth / 1e9);
+  put("memory_efficiency", m.memory_efficiency);
+  put("memory_gib", m.memory_bytes / (1LL << 30));
+  put("launch_us", m.launch * 1e6);
+  put("dispatch_us", m.dispatch * 1e6);
+  put("devices_per_node", static_cast<double>(m.devices_per_node));
+  print_link(out, "node", m.node);
+  print_link(out, "network", m.network);
+  print_measured(out, m.measured);
+  return out.str();
 }
 
 void choose_attention(Machine& machine, const std::string& kernel, const std::string& key) {

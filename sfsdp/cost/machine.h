@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A cluster as the cost model sees it: one kind of device, and the links between devices. Read from machines/*.toml.
+// A cluster as the cost model sees it: one kind of device, and the links between devices. Read from machines/*.toml, and
+// written by `sfsdp calibrate` for the machine it runs on.
 #pragma once
 
 #include <cstdint>
 #include <string>
+
+#include "sfsdp/cost/measured.h"
 
 namespace sfsdp::cost {
 
@@ -40,6 +43,7 @@ struct Machine {
   // Topology: devices_per_node share `node`; beyond it, `network`.
   int64_t devices_per_node = 1;
   Link node, network;
+  Measured measured;  // preferred to all of the above where it has an answer
 };
 
 // "flash", "vendor" or "triton": makes that kernel's efficiency the machine's. throws: UserError naming them
@@ -48,5 +52,7 @@ void choose_attention(Machine& machine, const std::string& kernel, const std::st
 // throws: UserError naming file, key, expected and got
 Machine load_machine(const std::string& path);
 Machine parse_machine(const std::string& toml, const std::string& file);
+// What parse_machine reads back as the same machine, to a relative 1e-15; `comment` goes on top, as # lines.
+std::string print_machine(const Machine& machine, const std::string& comment);
 
 }  // namespace sfsdp::cost

@@ -21,20 +21,26 @@ TEST_CASE("machine files: every one loads, is named as its file, and is a machin
     const Machine m = load_machine(entry.path().string());
     CHECK(m.name == entry.path().stem().string());
     names.insert(m.name);
+    CHECK(m.launch < 1e-4);
+    if (m.name == "cpu_local") {  // measured, not from data sheets: no bf16 units, no network, one kernel of attention
+      CHECK_FALSE(m.measured.ops.empty());
+      CHECK_FALSE(m.measured.collectives.empty());
+      continue;
+    }
+    CHECK(m.measured == Measured{});
     CHECK(m.peak_f32 < m.peak_bf16);
     for (const double share : {m.matmul_efficiency, m.attention_efficiency, m.vendor_attention_efficiency,
                                m.triton_attention_efficiency, m.memory_efficiency})
       CHECK((share > 0 && share < 1));
     CHECK(m.triton_attention_efficiency <= m.attention_efficiency);
     CHECK(m.attention_efficiency <= m.vendor_attention_efficiency);
-    CHECK(m.launch < 1e-4);
     CHECK(m.network.bandwidth < m.node.bandwidth);
     CHECK(m.network.base_latency >= m.node.base_latency);
     CHECK(m.network.hop_latency >= m.node.hop_latency);
     CHECK(m.node.bandwidth < m.memory_bandwidth);
     CHECK(m.node.congestion == 0);  // a switch within a node is not shared
   }
-  for (const char* expected : {"a100_80g", "b200", "dgx_h100", "gb200", "h100_96g_500w", "h200"})
+  for (const char* expected : {"a100_80g", "b200", "cpu_local", "dgx_h100", "gb200", "h100_96g_500w", "h200"})
     CHECK(names.contains(expected));
 }
 
@@ -47,6 +53,52 @@ TEST_CASE("machine files are read, and mistakes in them named") {
   CHECK_THROWS_WITH_AS(parse_machine("name = 3", "m.toml"), doctest::Contains("name = 3\n  expected a text"),
                        UserError);
   CHECK_THROWS_WITH_AS(parse_machine("name = ", "m.toml"), doctest::Contains("m.toml:1"), UserError);
+}
+
+TEST_CASE("machine files: what is printed reads back as the same machine, measured points and all") {
+  Machine m = load_machine((kMachines / "dgx_h100.toml").string());
+  m.tile_m = 64;
+  m.network.overlap_slowdown = 0.03;
+  m.measured.ops = {{"aten.mm", "f32[512, 256] f32[256, 64]{1, 256} -> f32[512, 64]", 16777216, 720896, 1.25e-4},
+                    {"aten.neg", "f32[3] -> f32[3]", 0, 24, 7.1e-7}};
+  m.measured.collectives = {{"all_gather", 2, 1024, 3.5e-5}, {"all_reduce", 4, 268435456, 0.75}};
+  const std::string text = print_machine(m, "first line\nsecond");
+  CHECK(text.starts_with("# first line\n# second\nname = "));
+  const Machine back = parse_machine(text, "m.toml");
+  CHECK(back.name == m.name);
+  CHECK(back.tile_m == 64);
+  CHECK(back.peak_bf16 == doctest::Approx(m.peak_bf16).epsilon(1e-14));
+  CHECK(back.vendor_attention_efficiency == m.vendor_attention_efficiency);
+  CHECK(back.memory_bytes == doctest::Approx(m.memory_bytes).epsilon(1e-14));
+  CHECK(back.dispatch == doctest::Approx(m.dispatch).epsilon(1e-14));
+  CHECK(back.network.congestion == m.network.congestion);
+  CHECK(back.network.overlap_slowdown == m.network.overlap_slowdown);
+  REQUIRE(back.measured.ops.size() == 2);
+  REQUIRE(back.measured.collectives.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(back.measured.ops[i].op == m.measured.ops[i].op);
+    CHECK(back.measured.ops[i].types == m.measured.ops[i].types);
+    CHECK(back.measured.ops[i].flops == m.measured.ops[i].flops);
+    CHECK(back.measured.ops[i].bytes == m.measured.ops[i].bytes);
+    CHECK(back.measured.ops[i].seconds == doctest::Approx(m.measured.ops[i].seconds).epsilon(1e-14));
+    CHECK(back.measured.collectives[i].kind == m.measured.collectives[i].kind);
+    CHECK(back.measured.collectives[i].ranks == m.measured.collectives[i].ranks);
+    CHECK(back.measured.collectives[i].bytes == m.measured.collectives[i].bytes);
+    CHECK(back.measured.collectives[i].seconds == doctest::Approx(m.measured.collectives[i].seconds).epsilon(1e-14));
+  }
+  CHECK(print_machine(back, "first line\nsecond") == text);
+}
+
+TEST_CASE("machine files: mistakes in measured points are named") {
+  const std::string text = print_machine(load_machine((kMachines / "h200.toml").string()), "");
+  const auto with = [&](const std::string& measured) {
+    return parse_machine(text + "[measured]\n" + measured, "m.toml");
+  };
+  CHECK_THROWS_WITH_AS(with("op = [{op = \"aten.mm\", types = \"\", us = 0}]"),
+                       doctest::Contains("measured.op[0].us = 0\n  expected a number"), UserError);
+  CHECK_THROWS_WITH_AS(with("collective = [{kind = \"all_gather\", bytes = 8, us = 1, speed = 2}]"),
+                       doctest::Contains("unknown key measured.collective[0].speed"), UserError);
+  CHECK_THROWS_WITH_AS(with("op = 3"), doctest::Contains("measured.op = 3\n  expected an array of tables"), UserError);
 }
 
 TEST_CASE("machine: a kernel of attention is chosen by name") {

@@ -140,9 +140,14 @@ bool is_gathered(const Op& op) {
 
 class Former {
  public:
-  Former(const ir::Graph& graph, const Machine& machine, Execution execution)
-      : graph_(graph), machine_(machine), execution_(execution), readers_(readers_of(graph)) {
-    casts_ = packed_casts(graph, readers_);
+  Former(const ir::Graph& graph, const Machine& machine, Execution execution, int64_t micro_batches)
+      : graph_(graph),
+        machine_(machine),
+        execution_(execution),
+        adds_up_(micro_batches > 1),
+        measured_(machine.measured),
+        readers_(readers_of(graph)) {
+    if (execution != Execution::Reference) casts_ = packed_casts(graph, readers_);
     if (execution == Execution::Eager) complex_ = complex_products(graph);
   }
 
@@ -160,7 +165,8 @@ class Former {
     ++dispatched_;
     // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
     if (kind == Class::Collective || ir::is_wait(op)) open_ = -1;
-    if (execution_ != Execution::Fused && is_gathered(op)) return begin(op);
+    if (copies_out(op)) return begin(op);
+    if (execution_ == Execution::Reference && op.is("accumulate") && !adds_up_) return -1;
     if (kind == Class::Free || kind == Class::Collective || casts_.contains(&op)) return -1;
     const bool joins = kind == Class::Fusible && is_fused(op);
     const std::string_view block = execution_ == Execution::Compile ? block_of(op.module_path) : std::string_view();
@@ -173,11 +179,17 @@ class Former {
     return kernel;
   }
 
+  // FSDP2 copies a gathered unit out of the buffer into its parameters.
+  bool copies_out(const Op& op) const {
+    return (execution_ == Execution::Eager || execution_ == Execution::Compile) && is_gathered(op);
+  }
+
   bool is_fused(const Op& op) const {
     switch (execution_) {
       case Execution::Fused: return true;
       case Execution::Compile: return !block_of(op.module_path).empty();
       case Execution::Eager: return complex_.contains(&op);
+      case Execution::Reference: return false;
     }
     return false;
   }
@@ -191,6 +203,7 @@ class Former {
     // A compiled block issues its kernels without dispatching each op; a plan is issued as a whole.
     if (execution_ == Execution::Eager) kernel.host = machine_.dispatch * dispatched_;
     if (execution_ == Execution::Compile) kernel.host = machine_.dispatch;
+    if (execution_ == Execution::Reference) kernel.seconds = machine_.dispatch * (dispatched_ - 1);  // views before it
     dispatched_ = 0;
     table_.kernels.push_back(std::move(kernel));
     return static_cast<int>(table_.kernels.size()) - 1;
@@ -200,19 +213,27 @@ class Former {
     const Op& op = *kernel.ops.back();
     // Copied out of the buffer into the parameters.
     kernel.bytes =
-        is_gathered(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
+        copies_out(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
     kernel.flops = flops_of(op);
+    if (kernel.ops.size() == 1 && !copies_out(op)) {
+      if (const auto measured = measured_.seconds(op, kernel.flops, bytes_moved(op))) {
+        kernel.seconds += *measured;
+        return;
+      }
+    }
     const Class kind = class_of(op);
     const double compute = kind == Class::Product     ? product_seconds(op, machine_)
                            : kind == Class::Attention ? attention_seconds(op, machine_)
                                                       : 0;
-    kernel.seconds =
+    kernel.seconds +=
         machine_.launch + std::max(compute, kernel.bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
   }
 
   const ir::Graph& graph_;
   const Machine& machine_;
   const Execution execution_;
+  const bool adds_up_;
+  const MeasuredOps measured_;
   const Readers readers_;
   std::unordered_set<const Op*> casts_, complex_;
   KernelTable table_;
@@ -227,12 +248,21 @@ class Former {
 Execution parse_execution(const std::string& text, const std::string& key) {
   if (text == "eager") return Execution::Eager;
   if (text == "compile") return Execution::Compile;
+  if (text == "reference") return Execution::Reference;
   if (text == "fused") return Execution::Fused;
-  throw UserError(concat(key, " ", text, "\n  expected fused, compile or eager"));
+  throw UserError(concat(key, " ", text, "\n  expected fused, compile, eager or reference"));
 }
 
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
-  return Former(graph, machine, execution).form();
+KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, int64_t micro_batches) {
+  return Former(graph, machine, execution, micro_batches).form();
+}
+
+double bytes_moved(const Op& op) {
+  double bytes = 0;
+  for (const Value* operand : op.operands)
+    if (operand) bytes += bytes_read(op, *operand);
+  for (const auto& result : op.results()) bytes += static_cast<double>(result->type().bytes());
+  return bytes;
 }
 
 }  // namespace sfsdp::cost

@@ -18,10 +18,12 @@ namespace sfsdp::cost {
 enum class Execution : uint8_t {
   Eager,    // a kernel per op
   Compile,  // chains of pointwise ops and reductions within one block (layers.3) are one kernel; outside blocks as Eager
-  Fused,    // our plan: chains are one kernel wherever they stand, parameters are views, the step is issued as a whole
+  Reference,  // what runs today: exec/'s ReferenceExecutor, a kernel per op, each issued when the last has ended; collectives
+              // block where they start, a wait and a first (only) `accumulate` do nothing
+  Fused,  // our plan: chains are one kernel wherever they stand, parameters are views, the step is issued as a whole
 };
 
-// "eager", "compile" or "fused"; throws UserError naming them. `key` is what the text was given as.
+// "eager", "compile", "reference" or "fused"; throws UserError naming them. `key` is what the text was given as.
 Execution parse_execution(const std::string& text, const std::string& key);
 
 struct Kernel {
@@ -39,6 +41,11 @@ struct KernelTable {
   std::vector<int> kernel_of;
 };
 
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
+//   micro_batches: of the step; one alone is not added up
+KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution,
+                         int64_t micro_batches = 1);
+
+// Bytes that an op reads and writes when it is a kernel of its own.
+double bytes_moved(const ir::Op& op);
 
 }  // namespace sfsdp::cost

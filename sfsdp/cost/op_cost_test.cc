@@ -163,8 +163,8 @@ fwd:
 
 TEST_CASE("execution: by name") {
   CHECK(parse_execution("compile", "--execution") == Execution::Compile);
-  CHECK_THROWS_WITH_AS(parse_execution("fast", "--execution"), "--execution fast\n  expected fused, compile or eager",
-                       UserError);
+  CHECK_THROWS_WITH_AS(parse_execution("fast", "--execution"),
+                       "--execution fast\n  expected fused, compile, eager or reference", UserError);
 }
 
 }  // namespace

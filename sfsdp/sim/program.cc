@@ -34,9 +34,9 @@ cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& ax
 
 class Maker {
  public:
-  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution)
-      : graph_(graph), machine_(machine) {
-    out_.kernels = cost::form_kernels(graph, machine, execution);
+  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, int64_t micro_batches)
+      : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference) {
+    out_.kernels = cost::form_kernels(graph, machine, execution, micro_batches);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
 
@@ -46,8 +46,8 @@ class Maker {
       const auto position = static_cast<int64_t>(i);
       if (ir::is_collective(op)) {
         start(op, position);
-        if (!ir::is_start(op)) wait(op, &op, position);
-      } else if (ir::is_wait(op)) {
+        if (blocks_ || !ir::is_start(op)) wait(op, &op, position);
+      } else if (ir::is_wait(op) && !blocks_) {
         wait(op, op.operands[0]->producer(), position);
       }
       if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
@@ -112,6 +112,7 @@ class Maker {
 
   const Graph& graph_;
   const cost::Machine& machine_;
+  const bool blocks_;  // a collective is over when it has started
   RankProgram out_;
   std::array<std::vector<size_t>, kParts> order_;
   std::unordered_map<const Op*, size_t> collective_of_;
@@ -131,8 +132,9 @@ Part part_of(Section section) {
   return Part::Tail;
 }
 
-RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
-  return Maker(graph, machine, execution).make();
+RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
+                         int64_t micro_batches) {
+  return Maker(graph, machine, execution, micro_batches).make();
 }
 
 }  // namespace sfsdp::sim

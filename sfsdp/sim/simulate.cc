@@ -61,7 +61,7 @@ class Simulator {
  public:
   Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
       : options_(options),
-        program_(make_program(graph, machine, options.execution)),
+        program_(make_program(graph, machine, options.execution, options.micro_batches)),
         ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
                    ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
                    : 1),

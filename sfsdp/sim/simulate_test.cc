@@ -132,6 +132,36 @@ TEST_CASE("simulate: FSDP2 copies gathered units out of their buffer") {
   CHECK(simulate(graph, m, {.execution = cost::Execution::Eager}).step_seconds == doctest::Approx(views + 2 * 128 / 2));
 }
 
+TEST_CASE(
+    "simulate: the reference executor copies nothing out, blocks where a collective starts, adds up only several") {
+  cost::Machine m = unit_machine();
+  m.memory_bandwidth = 2;
+  const auto reference = [&](const std::string& text, int64_t micro_batches) {
+    return simulate(ir::parse_or_throw(text), m,
+                    {.execution = cost::Execution::Reference, .micro_batches = micro_batches});
+  };
+  // Both gathers are over before the first product begins: 32 s each, though the plan runs the second beside it.
+  const Simulation blocked = reference(forward("ABw1v2"), 1);
+  CHECK(blocked.exposed() == doctest::Approx(64));
+  CHECK(blocked.step_seconds == doctest::Approx(64 + 2 * 128));
+  CHECK(blocked.step_seconds > simulate(ir::parse_or_throw(forward("ABw1v2")), m).step_seconds);
+
+  const std::string text = R"(
+graph mesh [dp_shard=1] view local
+  %x = input name=x : f32[1000]
+bwd:
+  %a = aten.neg %x : f32[1000]
+  %v = aten.view %a size=[10,100] : f32[10, 100]
+  %b = aten.neg %v : f32[10, 100]
+  %c = accumulate %b : f32[10, 100]
+  return %c
+)";
+  CHECK(reference(text, 1).step_seconds == doctest::Approx(2 * 4000));
+  CHECK(reference(text, 2).step_seconds == doctest::Approx(2 * 3 * 4000));
+  m.dispatch = 7;  // a view takes the executor's time and nothing else
+  CHECK(reference(text, 1).step_seconds == doctest::Approx(2 * 4000 + 2 * 7));
+}
+
 TEST_CASE("simulate: an event is named by what it stands for") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [dp_shard=2] view local

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/tools/calibrate.h"
 #include "sfsdp/tools/doctor.h"
 #include "sfsdp/tools/inspect.h"
 #include "sfsdp/tools/launch.h"
@@ -22,6 +23,7 @@ constexpr const char* kUsage =
     "  inspect  --config F --world N [--graph|--passes]        what a config would run, without running it\n"
     "  plan     --config F --world N [--out P] [--explain M]   the plan of its step, verified; why its units are so\n"
     "  simulate --config F --machine M --world N               what a step would take on that machine\n"
+    "  calibrate --config F --ranks N --out M                  measures this machine, writes such a file for simulate\n"
     "  opt      FILE --pass a,b                                run passes on a graph in text form\n"
     "  doctor                                                  what this machine has and lacks\n";
 
@@ -36,6 +38,7 @@ int main(int argc, char** argv) {
   if (command == "inspect") return sfsdp::tools::run_inspect(rest, std::cout, std::cerr);
   if (command == "plan") return sfsdp::tools::run_plan(rest, std::cout, std::cerr);
   if (command == "simulate") return sfsdp::tools::run_simulate(rest, std::cout, std::cerr);
+  if (command == "calibrate") return sfsdp::tools::run_calibrate(rest, std::cout, std::cerr);
   if (command == "opt") return sfsdp::tools::run_opt(rest, std::cout, std::cerr);
   if (command == "doctor") return sfsdp::tools::run_doctor(std::cout);
   if (command == "--help" || command == "-h" || command == "help") {

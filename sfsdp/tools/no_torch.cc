@@ -2,6 +2,7 @@
 // The commands that need LibTorch, in a build without it: they say so.
 #include <ostream>
 
+#include "sfsdp/tools/calibrate.h"
 #include "sfsdp/tools/doctor.h"
 #include "sfsdp/tools/inspect.h"
 #include "sfsdp/tools/plan.h"
@@ -29,6 +30,7 @@ namespace sfsdp::tools {
 int run_inspect(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_plan(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_simulate(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_calibrate(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_doctor(std::ostream& out) { return refuse(out); }
 
 }  // namespace sfsdp::tools

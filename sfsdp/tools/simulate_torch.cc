@@ -34,7 +34,9 @@ constexpr const char* kHelp =
     "  --world N                   ranks; without it the axes of --mesh multiply to them\n"
     "  --mesh A=N,...              dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree\n"
     "  --simulate.execution E      fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 "
-    "with a kernel per op\n"
+    "with a kernel per op;\n"
+    "                              reference: what train runs on this machine's CPU, op by op, each collective where "
+    "it starts\n"
     "  --simulate.attention A      flash, vendor or triton: whose kernel's efficiency the machine file gives\n"
     "  --simulate.jitter X         stragglers: each rank's kernels take up to X longer, drawn once per rank\n"
     "  --simulate.seed N           of these draws\n"
@@ -64,8 +66,8 @@ cost::Machine machine_of(const Request& request) {
 
 sim::SimulateOptions options_of(const Request& request) {
   sim::SimulateOptions options;
-  options.execution = cost::parse_execution(choice_of(request, "simulate.execution", {"fused", "compile", "eager"}),
-                                            "--simulate.execution");
+  options.execution = cost::parse_execution(
+      choice_of(request, "simulate.execution", {"fused", "compile", "eager", "reference"}), "--simulate.execution");
   options.jitter = number_of(request, "simulate.jitter", 0);
   options.seed = static_cast<uint64_t>(number_of(request, "simulate.seed", 0));
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
@@ -158,6 +160,8 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
     options.micro_batches = job.program->options().micro_batches;
     report.simulation = sim::simulate(graph, report.machine, options);
     report.memory = memory_of(graph, report.simulation.kernels);
+    // The reference executor allocates value by value: no arena, nothing lost between buffers.
+    if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
     const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
     report.tokens_per_second = tokens / report.simulation.step_seconds;
     report.mfu =

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What `sfsdp calibrate` measures, and what its points say of a machine as a whole. The measuring itself needs LibTorch
+// and is in tools/calibrate_torch.cc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::cost {
+
+// The kernels of a graph to measure, in its order: one op for each opcode and types_of. Not those that draw random
+// numbers, nor `accumulate`, whose work depends on the micro-batch.
+std::vector<const ir::Op*> ops_to_measure(const ir::Graph& graph);
+
+// Copies and pointwise ops over 4 KiB, 16 KiB, … of f32, up to `max_bytes`: a graph in text form.
+std::string pointwise_graph(int64_t max_bytes);
+
+// Whole tensors, by kind: 1 KiB, 4 KiB, … up to `max_bytes`, and every size in `graph`.
+std::vector<std::pair<std::string, int64_t>> collectives_to_measure(const ir::Graph& graph, int64_t max_bytes);
+
+// Sets what the formulas use from `machine.measured`, for ops and sizes without a point: peaks are the best product's
+// rate, efficiencies the mean over all work, bandwidth and launch those of copies, the link's those of all_gather.
+//   dispatch: seconds of an op that moves no data
+void fit_formulas(Machine& machine, double dispatch);
+
+}  // namespace sfsdp::cost

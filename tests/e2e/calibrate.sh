@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# `sfsdp calibrate` measures two ranks on this machine and writes a file that simulate takes; what it predicts of the peak
+# is what training allocates. No time is checked: other programs run here.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+sfsdp=build/release/sfsdp
+tiny=(--model.args.dim 64 --model.args.n_layers 2 --training.seq_len 32)
+"$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 2 --out "$dir/new/cpu.toml" "${tiny[@]}" \
+  --calibrate.seconds 0.5 --calibrate.max_mib 1 >"$dir/text"
+grep -q "^Wrote $dir/new/cpu.toml" "$dir/text" || fail "$(cat "$dir/text")"
+simulate() { "$sfsdp" simulate --config configs/llama3_debug.toml --machine "$dir/new/cpu.toml" --world 2 --json "${tiny[@]}" "$@"; }
+simulate --simulate.execution reference >"$dir/reference.json"
+simulate --simulate.execution fused >"$dir/fused.json"
+"$sfsdp" launch -n 2 -- train --job.config_file configs/llama3_debug.toml --training.steps 2 --job.dump_folder "$dir/run" \
+  "${tiny[@]}" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+python3 - "$dir" <<'PY'
+import json, re, sys
+folder = sys.argv[1]
+text = open(f"{folder}/new/cpu.toml").read()
+products = re.findall(r'op = "aten.mm".*flops = ([0-9.e+]+).* us = ([0-9.e+-]+)', text)
+assert len(products) >= 6, text  # of q, k, v, o and the feed-forward: forward, and two backward forms
+assert text.count("scaled_dot_product") >= 2 and text.count('"adamw"') >= 1 and text.count('"aten.clone"') >= 4
+for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+    points = re.findall(rf'kind = "{kind}", ranks = 2, bytes = ([0-9.e+]+), us = ([0-9.e+-]+)', text)
+    assert {1024.0 * 4**i for i in range(6)} <= {float(p[0]) for p in points}, points
+    assert all(float(p[1]) > 0 for p in points)
+reference, fused = (json.load(open(f"{folder}/{name}.json")) for name in ("reference", "fused"))
+assert reference["step_seconds"] > reference["compute_seconds"] > 0
+exposed, communicated = (sum(reference[k].values()) for k in ("exposed_seconds", "communication_seconds"))
+assert abs(exposed - communicated) < 1e-9, "collectives block"
+steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+actual = steps[-1]["memory_gib"] * 2**30
+assert abs(reference["peak_bytes"] / actual - 1) < 0.02, (reference["peak_bytes"], actual)
+PY
+"$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 0 >"$dir/text" 2>&1 && fail "zero ranks are taken"
+grep -q 'expected a number of ranks' "$dir/text" || fail "$(cat "$dir/text")"
+"$sfsdp" calibrate --calibrate.secnds 3 >"$dir/text" 2>&1 && fail "a misspelt option is taken"
+grep -q 'the nearest is --calibrate.seconds' "$dir/text" || fail "$(cat "$dir/text")"
