@@ -70,10 +70,29 @@ void measure(const std::string& config, int64_t world, const std::string& machin
   std::printf("  peak memory of the process so far  %.2f GiB\n", peak_gib());
 }
 
+// No order of these collectives and kernels can be faster: all of one kind in a row, behind the first gather and before
+// the last reduction, which nothing can hide.
+double bound_of(const sfsdp::sim::Simulation& s) {
+  double communication = 0, first = 0, last = 0, first_at = INFINITY, last_at = -1;
+  for (const auto& [kind, seconds] : s.communication_seconds) communication += seconds;
+  for (const sfsdp::sim::Event& e : s.events) {
+    if (e.kind != sfsdp::sim::Event::Collective) continue;
+    const auto kind = sfsdp::ir::collective_kind(*e.op);
+    if (kind == "all_gather" && e.begin < first_at) {
+      first_at = e.begin;
+      first = e.end - e.begin;
+    }
+    if (kind == "reduce_scatter" && e.begin > last_at) {
+      last_at = e.begin;
+      last = e.end - e.begin;
+    }
+  }
+  return std::max(s.compute_seconds, communication) + first + last;
+}
+
 // One way to choose units, simulated.
 struct Choice {
-  sfsdp::sim::Simulation simulation;
-  double compile_seconds = 0;
+  double step_seconds = 0, bound = 0, compile_seconds = 0;
   bool fits = false;
 };
 
@@ -99,33 +118,15 @@ Choice choose(const std::string& model, int64_t world, const std::string& wrap) 
   const auto& variant = job.program->training(job.example);
   Choice choice;
   choice.compile_seconds = (variant.capture_ms + variant.complete_ms) / 1e3;
-  choice.simulation = sfsdp::sim::simulate(variant.graph, machine);
+  const auto simulation = sfsdp::sim::simulate(variant.graph, machine);
+  choice.step_seconds = simulation.step_seconds;
+  choice.bound = bound_of(simulation);
   sfsdp::plan::MemoryOptions options;
-  const auto in_registers = sfsdp::cost::values_in_registers(variant.graph, choice.simulation.kernels);
+  const auto in_registers = sfsdp::cost::values_in_registers(variant.graph, simulation.kernels);
   options.in_registers = [&](const sfsdp::ir::Value* value) { return in_registers.contains(value); };
   const auto memory = sfsdp::plan::plan_memory(variant.graph, options);
   choice.fits = static_cast<double>(memory.peak()) <= machine.memory_bytes;
   return choice;
-}
-
-// No order of these collectives and kernels can be faster: all of one kind in a row, behind the first gather and before
-// the last reduction, which nothing can hide.
-double bound_of(const sfsdp::sim::Simulation& s) {
-  double communication = 0, first = 0, last = 0, first_at = INFINITY, last_at = -1;
-  for (const auto& [kind, seconds] : s.communication_seconds) communication += seconds;
-  for (const sfsdp::sim::Event& e : s.events) {
-    if (e.kind != sfsdp::sim::Event::Collective) continue;
-    const auto kind = sfsdp::ir::collective_kind(*e.op);
-    if (kind == "all_gather" && e.begin < first_at) {
-      first_at = e.begin;
-      first = e.end - e.begin;
-    }
-    if (kind == "reduce_scatter" && e.begin > last_at) {
-      last_at = e.begin;
-      last = e.end - e.begin;
-    }
-  }
-  return std::max(s.compute_seconds, communication) + first + last;
 }
 
 void compare_choices() {
@@ -140,16 +141,16 @@ void compare_choices() {
                    search = choose(model, world, "search");
       if (!search.fits && !manual.fits) continue;
       const auto ms = [](const Choice& c) {
-        return c.fits ? sfsdp::with_commas(c.simulation.step_seconds * 1e3, 1) : std::string("out of memory");
+        return c.fits ? sfsdp::with_commas(c.step_seconds * 1e3, 1) : std::string("out of memory");
       };
-      const double bound = bound_of(manual.simulation);
-      const double gap = manual.simulation.step_seconds - bound;
-      const double closed = (manual.simulation.step_seconds - search.simulation.step_seconds) / gap;
+      const double bound = manual.bound;
+      const double gap = manual.step_seconds - bound;
+      const double closed = (manual.step_seconds - search.step_seconds) / gap;
       const bool both = search.fits && manual.fits;
       if (both) {
         closed_sum += closed;
         ++rows;
-        slower += search.simulation.step_seconds > manual.simulation.step_seconds ? 1 : 0;
+        slower += search.step_seconds > manual.step_seconds ? 1 : 0;
       }
       std::printf("| %s | %lld | %s | %s | %s | %s | %s | %.1f s |\n", model, static_cast<long long>(world),
                   ms(manual).c_str(), ms(greedy).c_str(), ms(search).c_str(),

@@ -147,10 +147,10 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
     throw UserError(concat("wrap mode=", options.mode, " has no machine to count costs on",
                            "\n  expected a machine file, such as machines/dgx_h100.toml"));
   const StepProfile profile = profile_step(graph, *options.machine, cost::Execution::Fused, options.micro_batches);
-  // A profile counts live bytes; addresses need up to 2 % more (docs/benchmarks.md).
+  // A profile counts live bytes, to some per cent; addresses need a little more.
   const double memory =
       options.memory_bytes > 0 ? static_cast<double>(options.memory_bytes) : options.machine->memory_bytes;
-  const auto budget = static_cast<int64_t>(0.98 * memory);
+  const auto budget = static_cast<int64_t>(0.95 * memory);
   Schedule schedule = greedy_units(profile, budget);
   if (options.choose_reshard) keep_what_fits(profile, schedule, budget);
   if (options.mode == "search") {

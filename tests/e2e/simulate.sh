@@ -61,7 +61,7 @@ grep -q 'the nearest is dp_shard' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
 grep -q 'nowhere.toml cannot be read' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --simulate.execution sideways >"$dir/text" 2>&1 && fail "a wrong execution is accepted"
-grep -q 'expected fused or compile or eager; the nearest is' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'expected fused or compile or eager or reference; the nearest is' "$dir/text" || fail "$(cat "$dir/text")"
 for option in trace html; do
   simulate --$option "$dir/nowhere/out" >"$dir/text" 2>&1 && fail "--$option to a folder that is not there is accepted"
   grep -q "error: --$option .* cannot be written" "$dir/text" || fail "$(cat "$dir/text")"
