@@ -150,11 +150,14 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
   // A profile counts live bytes, to some per cent; addresses need a little more.
   const double memory =
       options.memory_bytes > 0 ? static_cast<double>(options.memory_bytes) : options.machine->memory_bytes;
-  const auto budget = static_cast<int64_t>(0.95 * memory);
+  auto budget = static_cast<int64_t>(0.95 * memory);
   Schedule schedule = greedy_units(profile, budget);
   if (options.choose_reshard) keep_what_fits(profile, schedule, budget);
   if (options.mode == "search") {
     const Schedule manual = named_units(profile, in_profile_order(profile, params, named));
+    // Where the named units take more and still fit, so may others: search is not to be slower for its caution.
+    if (const int64_t peak = predict(profile, manual).peak_bytes; static_cast<double>(peak) <= memory)
+      budget = std::max(budget, peak);
     schedule =
         search_units(profile, {manual, schedule}, {.budget_bytes = budget, .choose_reshard = options.choose_reshard});
   }
