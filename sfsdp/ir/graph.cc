@@ -2,7 +2,6 @@
 #include "sfsdp/ir/graph.h"
 
 #include <algorithm>
-#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -183,14 +182,17 @@ void Graph::replace_uses(const std::map<Value*, Value*>& replacements) {
 void Graph::erase(Op* op) { erase(std::vector<Op*>{op}); }
 
 void Graph::erase(const std::vector<Op*>& ops) {
-  const std::set<const Op*> dead(ops.begin(), ops.end());
+  if (ops.empty()) return;
+  const std::unordered_set<const Op*> dead(ops.begin(), ops.end());
   const auto is_dead = [&](const Op* op) { return dead.contains(op); };
+  const auto is_lost = [&](const Value* value) { return value && is_dead(value->producer()); };
   const auto check_unused = [&](const Value* value, std::string_view reader) {
-    SFSDP_CHECK(!value || !is_dead(value->producer()), "erase of %", value->name(), ", still read by ", reader);
+    SFSDP_CHECK(!is_lost(value), "erase of %", value->name(), ", still read by ", reader);
   };
   for (const auto& op : ops_) {
     if (is_dead(op.get())) continue;
-    for (const Value* operand : op->operands) check_unused(operand, describe(*op));
+    for (const Value* operand : op->operands)
+      if (is_lost(operand)) check_unused(operand, describe(*op));
     // The gradient op stays valid without its note on where it came from.
     if (op->bwd_of && is_dead(op->bwd_of)) op->bwd_of = nullptr;
   }
@@ -208,22 +210,27 @@ void Graph::erase(const std::vector<Op*>& ops) {
 bool Graph::set_order(const std::vector<Op*>& order) {
   SFSDP_CHECK(order.size() == ops_.size(), "an order of ", order.size(), " ops for a graph of ", ops_.size());
   if (std::ranges::equal(order, ops_, {}, {}, [](const auto& op) { return op.get(); })) return false;
-  std::unordered_map<const Op*, size_t> index;
+  std::unordered_map<const Op*, size_t> index(ops_.size());
   for (size_t i = 0; i < ops_.size(); ++i) index.emplace(ops_[i].get(), i);
-  std::unordered_set<const Op*> seen;
+  std::vector<size_t> from;  // all of the order is checked before anything moves
+  from.reserve(order.size());
+  std::vector<bool> seen(ops_.size());
   for (const Op* op : order) {
-    SFSDP_CHECK(op && index.contains(op), "an op of another graph in the new order");
-    SFSDP_CHECK(seen.insert(op).second, describe(*op), " is twice in the new order");
+    const auto found = index.find(op);
+    SFSDP_CHECK(found != index.end(), "an op of another graph in the new order");
+    SFSDP_CHECK(!seen[found->second], describe(*op), " is twice in the new order");
+    seen[found->second] = true;
+    from.push_back(found->second);
   }
   std::vector<std::unique_ptr<Op>> reordered;
   reordered.reserve(order.size());
-  for (const Op* op : order) reordered.push_back(std::move(ops_[index.at(op)]));
+  for (const size_t i : from) reordered.push_back(std::move(ops_[i]));
   ops_ = std::move(reordered);
   return true;
 }
 
-std::map<const Value*, std::vector<Op*>> Graph::uses() const {
-  std::map<const Value*, std::vector<Op*>> uses;
+Graph::Uses Graph::uses() const {
+  Uses uses(ops_.size());
   for (const auto& op : ops_) {
     for (const Value* operand : op->operands) {
       if (!operand) continue;

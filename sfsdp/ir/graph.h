@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -118,7 +119,8 @@ class Graph {
   // Replaces the order; `order` is a permutation of ops(). Returns whether it changed.
   bool set_order(const std::vector<Op*>& order);
   // Uses per value, computed afresh: value -> ops that read it, in order.
-  std::map<const Value*, std::vector<Op*>> uses() const;
+  using Uses = std::unordered_map<const Value*, std::vector<Op*>>;
+  Uses uses() const;
 
  private:
   std::string unique_name(const std::string& hint);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
 
 #include "sfsdp/ir/shape_rules.h"
 
@@ -70,8 +71,14 @@ bool has_flag(const Op& op, OpFlags flag) {
 std::span<const OpRow> opset() { return kRows; }
 
 const OpRow* find_row(std::string_view opcode) {
-  const auto found = std::ranges::find(kRows, opcode, &OpRow::name);
-  return found == std::end(kRows) ? nullptr : &*found;
+  if (is_aten(opcode)) return nullptr;
+  static const auto by_name = [] {
+    std::unordered_map<std::string_view, const OpRow*> rows;
+    for (const OpRow& row : kRows) rows.emplace(row.name, &row);
+    return rows;
+  }();
+  const auto found = by_name.find(opcode);
+  return found == by_name.end() ? nullptr : found->second;
 }
 
 bool is_aten(std::string_view opcode) { return opcode.starts_with("aten.") && opcode.size() > 5; }

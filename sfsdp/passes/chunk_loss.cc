@@ -16,7 +16,7 @@ namespace sfsdp::passes {
 namespace {
 
 using ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
-using Uses = std::map<const Value*, std::vector<Op*>>;
+using Uses = ir::Graph::Uses;
 
 // hidden [N, D] · weight_t [D, V] -> logits -> x (wider, or logits) -> log_p -> loss, total; and back from the seed:
 // grad_p, grad_x, grad_logits (narrower again), grad_hidden = grad_logits · weight, grad_weight = grad_logits_t · hidden.

@@ -90,7 +90,7 @@ class Finder {
     return gathers;
   }
 
-  std::map<const Value*, std::vector<Op*>> uses_;
+  ir::Graph::Uses uses_;
   std::set<const Value*> own_memory_, kept_;
 };
 

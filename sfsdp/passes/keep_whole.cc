@@ -98,7 +98,7 @@ class Rewriter {
 
   Graph& graph_;
   ir::Insertions insertions_;
-  std::map<const Value*, std::vector<Op*>> uses_;
+  ir::Graph::Uses uses_;
   std::unordered_map<const Op*, Op*> next_;
   std::map<const Value*, Value*> updated_;    // by the carried value
   std::map<const Op*, std::ptrdiff_t> gone_;  // by the cast before a gather: readers that are gone

@@ -53,7 +53,7 @@ class ParamReader {
   void add_plain_use(ParamFlow& flow, ir::Op* reader) const;
   GradientPath path_to(ir::Op* gradient) const;
 
-  std::map<const ir::Value*, std::vector<ir::Op*>> uses_;
+  ir::Graph::Uses uses_;
   std::unordered_map<const ir::Op*, size_t> position_;
   std::map<std::string, ir::Op*> gradients_;
 };

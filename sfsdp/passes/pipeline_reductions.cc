@@ -196,7 +196,7 @@ class TailOrder {
   Graph& graph_;
   const std::unordered_map<const Op*, Held> held_;
   const std::unordered_set<const Op*> needed_;
-  const std::map<const Value*, std::vector<Op*>> uses_;
+  const ir::Graph::Uses uses_;
   std::unordered_map<const Op*, size_t> position_, place_;  // in the graph as it was; in the new order
   std::unordered_set<const Op*> emitted_;
   std::vector<Op*> order_;

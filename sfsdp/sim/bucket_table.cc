@@ -51,7 +51,7 @@ class Finder {
   }
 
  private:
-  std::map<const Value*, std::vector<Op*>> uses_;
+  ir::Graph::Uses uses_;
   std::unordered_map<std::string, const Op*> params_;
 };
 
