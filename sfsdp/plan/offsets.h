@@ -7,6 +7,10 @@
 // step to step, so several orders are tried and the smallest arena is taken. Where lifetimes nest, the order by
 // lifetime loses nothing: a buffer is placed behind all that outlive it, so each lies right on top of them.
 //
+// Where that stays above the live bytes, largest first is tried after all, with what ends up on top moved to the front and
+// all placed again. It closes what large buffers leave that overlap in time like tiles: those which are sent while the next
+// unit's are being made.
+//
 // Source: Sekiyama, Imamichi, Imai, Raymond, "Profile-guided memory optimization for deep neural networks",
 // arXiv:1804.10001; there the order is by lifetime alone.
 #pragma once
