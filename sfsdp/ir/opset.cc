@@ -89,6 +89,8 @@ bool is_collective(const Op& op) { return has_flag(op, kCollective); }
 bool is_start(const Op& op) { return has_flag(op, kStart); }
 bool is_wait(const Op& op) { return op.is("wait"); }
 
+bool is_in_flight(const Op& op) { return op.is("state") && op.result()->type().kind == Type::Kind::Async; }
+
 bool is_random(const Op& op) {
   return is_aten(op.opcode) ? is_random_aten(op, split_aten(op.opcode)) : has_flag(op, kRandom);
 }

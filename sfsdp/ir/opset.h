@@ -49,6 +49,8 @@ bool is_root(const Op& op);
 bool is_collective(const Op& op);
 bool is_start(const Op& op);
 bool is_wait(const Op& op);
+// A state that the step before left in flight: no storage of its own.
+bool is_in_flight(const Op& op);
 bool is_random(const Op& op);
 // "all_gather" of all_gather and of all_gather.start; of other ops what stands before the first dot.
 std::string_view collective_kind(const Op& op);

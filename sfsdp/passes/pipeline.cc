@@ -60,6 +60,9 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
       {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}}), o.reorder},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
       {make_call("pipeline_reductions", {{"micro_batches", o.micro_batches}}), o.reorder},
+      // The first gathers start in the step before.
+      {make_call("carry_gathers", {{"depth", o.carry_depth}, {"micro_batches", o.micro_batches}}),
+       o.reorder && o.carry_depth > 0},
   };
 }
 

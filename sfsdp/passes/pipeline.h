@@ -39,13 +39,14 @@ struct PipelineOptions {
   // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
   bool keep_whole = false;
   // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits,
-  // pipeline_reductions); false: where they are needed.
+  // pipeline_reductions, carry_gathers); false: where they are needed.
   bool reorder = true;
   int64_t prefetch_depth = 1;
   std::string prefetch_forward = "before";
   std::string prefetch_backward = "after";
   int64_t sink_depth = 1;
   std::string sink_next = "before";
+  int64_t carry_depth = 0;                   // units whose first gather starts behind the step before (carry_gathers)
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir

@@ -12,6 +12,7 @@
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/carry_gathers.h"
 #include "sfsdp/passes/chunk_loss.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/fold_views.h"
@@ -62,6 +63,17 @@ const std::vector<PassInfo>& rows() {
        .run =
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return bucket(graph, {.alignment = get<int64_t>(values, "alignment"), .layout = ctx.layout}, ctx);
+           }},
+      {.name = "carry_gathers",
+       .exactness = Exactness::Exact,
+       .help = "starts the first gathers in the step before, behind the update",
+       .options = {{.name = "depth", .fallback = int64_t{1}, .max = 1000, .help = "units; 0: none"},
+                   {.name = "micro_batches", .fallback = int64_t{1}, .min = 1, .max = 1e9, .help = "of a step"}},
+       .run =
+           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
+             return carry_gathers(
+                 graph,
+                 {.depth = get<int64_t>(values, "depth"), .micro_batches = get<int64_t>(values, "micro_batches")}, ctx);
            }},
       {.name = "chunk_loss",
        .exactness = Exactness::ReordersSums,

@@ -33,7 +33,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
-      if (op.is("param") || op.is("state") || op.is("constant") || op.is("scalar")) {
+      if (op.is("param") || (op.is("state") && !ir::is_in_flight(op)) || op.is("constant") || op.is("scalar")) {
         outside.insert(value);
         continue;
       }
@@ -66,7 +66,7 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
   for (const auto& op : graph.ops())
-    if (op->is("param") || op->is("state"))
+    if ((op->is("param") || op->is("state")) && !ir::is_in_flight(*op))
       plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
   return plan;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Where each buffer of a step lies on a rank: lifetimes from the total order, addresses for all of it before the first
-// step. Parameters and carried state lie outside, in storage of their own.
+// step. Parameters and carried state lie outside, in storage of their own; what is carried in flight is a buffer from the
+// step's begin to its last reader, and from its start to the end.
 #pragma once
 
 #include <cstdint>

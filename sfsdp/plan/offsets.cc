@@ -24,10 +24,10 @@ struct Order {
 // nested lifetimes.
 constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
 
-// Arena over live bytes from which on LowestFit is tried, and how often it reorders: of the models in
-// docs/benchmarks.md none got better after 12.
-constexpr double kTight = 1.01;
-constexpr int kRounds = 12;
+// Those of LowestFit, tried in turn until the arena is tight.
+constexpr std::array<Order, 4> kFitOrders = {{{1, 2, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
+constexpr int kRounds = 24;
+bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.015 * static_cast<double>(peak); }
 
 // By products, which are rounded alike everywhere; std::pow is not.
 double power(double base, int exponent) { return exponent == 0 ? 1 : base * power(base, exponent - 1); }
@@ -133,23 +133,24 @@ class Skyline {
 // then moved to the front of the order, round by round: it is what had been left too late.
 class LowestFit {
  public:
-  LowestFit(std::span<const Buffer> buffers, int64_t peak) : buffers_(buffers), peak_(peak) {
+  LowestFit(std::span<const Buffer> buffers, const Order& order, int64_t peak) : buffers_(buffers), peak_(peak) {
     offsets_.resize(buffers.size());
+    for (const Buffer& b : buffers) end_ = std::max(end_, b.last + 1);
     const auto is_large = [&](size_t i) { return buffers[i].bytes > peak / 2000; };
     for (size_t i = 0; i < buffers.size(); ++i) (is_large(i) ? large_ : small_).push_back(i);
     const auto worth = [&](size_t i) {
       const auto life = static_cast<double>(buffers[i].last - buffers[i].first + 1);
-      return life * power(static_cast<double>(buffers[i].bytes), 2);
+      return power(life, order.life) * power(static_cast<double>(buffers[i].bytes), order.size);
     };
     std::ranges::stable_sort(large_, std::greater(), worth);
     std::ranges::stable_sort(small_, std::greater(), worth);
   }
 
   // Bytes of the arena. The small ones fill gaps once the others stay where they are.
-  int64_t place(int rounds) {
+  int64_t place() {
     int64_t smallest = std::numeric_limits<int64_t>::max();
-    std::vector<size_t> best = large_;
-    for (int round = 0; round < rounds && smallest > peak_; ++round) {
+    std::vector<size_t> best;
+    for (int round = 0; round < kRounds && smallest > peak_; ++round) {
       const int64_t arena = place(large_);
       if (arena < smallest) {
         smallest = arena;
@@ -168,29 +169,38 @@ class LowestFit {
     int64_t begin, end;  // addresses
     int64_t first, last;
   };
+  using ByAddress = std::vector<Placed>;
+
+  static void insert(ByAddress& placed, const Placed& p) {
+    placed.insert(std::ranges::upper_bound(placed, p.begin, {}, &Placed::begin), p);
+  }
 
   int64_t place(const std::vector<size_t>& order) {
-    std::vector<Placed> placed;  // by address
-    placed.reserve(order.size());
+    ByAddress all;
+    std::array<ByAddress, kSpans> in_span;  // what is alive in a part of the step; most buffers live in one alone
+    const auto span_of = [&](int64_t position) { return static_cast<size_t>(position * int64_t{kSpans} / end_); };
     int64_t arena = 0;
     for (const size_t i : order) {
       const Buffer& b = buffers_[i];
+      const size_t from = span_of(b.first), to = span_of(b.last);
       int64_t begin = 0;
-      for (const Placed& other : placed) {
+      for (const Placed& other : from == to ? in_span[from] : all) {
         if (other.last < b.first || other.first > b.last) continue;
         if (other.begin - begin >= b.bytes) break;
         begin = std::max(begin, other.end);
       }
       offsets_[i] = begin;
-      placed.insert(std::ranges::upper_bound(placed, begin, {}, &Placed::begin),
-                    {begin, begin + b.bytes, b.first, b.last});
-      arena = std::max(arena, begin + b.bytes);
+      const Placed placed = {begin, begin + b.bytes, b.first, b.last};
+      insert(all, placed);
+      for (size_t span = from; span <= to; ++span) insert(in_span[span], placed);
+      arena = std::max(arena, placed.end);
     }
     return arena;
   }
 
+  static constexpr int kSpans = 64;
   std::span<const Buffer> buffers_;
-  int64_t peak_;
+  int64_t peak_, end_ = 1;
   std::vector<size_t> large_, small_;
   std::vector<int64_t> offsets_;
 };
@@ -231,13 +241,13 @@ int64_t assign_offsets(std::span<Buffer> buffers) {
     if (smallest == peak) break;
   }
   // Slower, and better where large buffers overlap in time like tiles, as those that are sent do.
-  if (static_cast<double>(smallest) > kTight * static_cast<double>(peak)) {
-    LowestFit fit(by_first, peak);
-    const int64_t arena = fit.place(kRounds);
-    if (arena < smallest) {
-      smallest = arena;
-      for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = fit.offsets()[k];
-    }
+  for (const Order& order : kFitOrders) {
+    if (is_tight(smallest, peak)) break;
+    LowestFit fit(by_first, order, peak);
+    const int64_t arena = fit.place();
+    if (arena >= smallest) continue;
+    smallest = arena;
+    for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = fit.offsets()[k];
   }
   return smallest;
 }

@@ -52,6 +52,7 @@ class Maker {
       }
       if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
     }
+    link_carried();
     // A stretch is a range of `order`; the parts' own lists are put one behind the other.
     for (size_t p = 0; p < kParts; ++p) {
       for (Task& task : out_.tasks[p])
@@ -94,9 +95,25 @@ class Maker {
 
   void wait(const Op& op, const Op* started, int64_t position) {
     const auto found = collective_of_.find(started);
-    if (found == collective_of_.end()) return;  // in flight since the step before
+    if (found == collective_of_.end()) {  // in flight since the step before
+      std::vector<Task>& tasks = out_.tasks[static_cast<size_t>(part_of(op.section))];
+      carried_.push_back({started, part_of(op.section), tasks.size()});
+      tasks.push_back({.kind = Task::Wait, .position = position, .carried = true});
+      return;
+    }
     out_.tasks[static_cast<size_t>(part_of(op.section))].push_back(
         {.kind = Task::Wait, .collective = found->second, .position = position});
+  }
+
+  // What forward waits for is known once the tail that starts it has been read.
+  void link_carried() {
+    for (const CarriedWait& wait : carried_)
+      for (const ir::Carry& carry : graph_.carries) {
+        if (carry.current->producer() != wait.state) continue;
+        const size_t collective = collective_of_.at(carry.next->producer());
+        out_.collectives[collective].carried = true;
+        out_.tasks[static_cast<size_t>(wait.part)][wait.task].collective = collective;
+      }
   }
 
   size_t communicator_of(const std::vector<std::string>& axes) {
@@ -110,10 +127,17 @@ class Maker {
     return index;
   }
 
+  struct CarriedWait {
+    const Op* state = nullptr;
+    Part part = Part::Body;
+    size_t task = 0;
+  };
+
   const Graph& graph_;
   const cost::Machine& machine_;
   const bool blocks_;  // a collective is over when it has started
   RankProgram out_;
+  std::vector<CarriedWait> carried_;
   std::array<std::vector<size_t>, kParts> order_;
   std::unordered_map<const Op*, size_t> collective_of_;
 };
