@@ -29,10 +29,6 @@ std::string axis_key(const ir::Attr& axis) {
 
 namespace {
 
-bool in_region(ir::Section section) {
-  return section == ir::Section::Fwd || section == ir::Section::Loss || section == ir::Section::Bwd;
-}
-
 // Bytes of the storages that slots hold, each storage once.
 class LiveBytes {
  public:
@@ -244,10 +240,10 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
     scalars.micro_batch = static_cast<double>(micro_batch);
     for (Impl::Step& step : m.steps)
-      if (in_region(step.op->section) || step.batch_input >= 0) run_op(step, micro_batch);
+      if (ir::is_repeated(step.op->section) || step.batch_input >= 0) run_op(step, micro_batch);
     if (micro_batch + 1 == count) break;
     for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
-      if (in_region(c.next->producer()->section))
+      if (ir::is_repeated(c.next->producer()->section))
         m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
   }
   for (Impl::Step& step : m.steps)

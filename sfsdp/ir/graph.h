@@ -45,6 +45,10 @@ using Attr = std::variant<std::monostate, bool, int64_t, double, std::string, DT
 
 enum class Section : uint8_t { Init, Fwd, Loss, Bwd, Clip, Opt };
 std::string_view to_string(Section section);
+// Whether a micro-batch repeats it.
+constexpr bool is_repeated(Section section) {
+  return section == Section::Fwd || section == Section::Loss || section == Section::Bwd;
+}
 
 // One operation. `opcode` is a row of opset.def ("all_gather") or "aten.<name>[.<overload>]" as LibTorch spells it.
 class Op {

@@ -20,10 +20,7 @@ std::string name_of(const Op& op) {
 
 std::string plural(size_t count, std::string_view noun) { return concat(count, ' ', noun, count == 1 ? "" : "s"); }
 
-// What fwd–bwd repeats per micro-batch, and what runs once behind it.
-bool in_region(Section section) {
-  return section == Section::Fwd || section == Section::Loss || section == Section::Bwd;
-}
+// What runs once behind the region that micro-batches repeat.
 bool behind_region(Section section) { return section == Section::Clip || section == Section::Opt; }
 
 class Verifier {
@@ -225,7 +222,7 @@ class Verifier {
   }
 
   void check_sections(const Op& op) {
-    if (!in_region(op.section)) return;
+    if (!is_repeated(op.section)) return;
     for (const Value* operand : op.operands)
       if (operand && behind_region(operand->producer()->section))
         report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",

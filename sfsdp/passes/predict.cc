@@ -294,7 +294,8 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
     const int64_t elements = b.elements / b.kind->multiple;
     b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
     const int64_t last = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
-    hold(b.gradient * kMoments + kStart, last, b.shard);  // until the update
+    // Until the update; with several micro-batches what they add to.
+    hold(profile_.micro_batches > 1 ? 0 : b.gradient * kMoments + kStart, last, b.shard);
     for (size_t i = first; i < end; ++i)
       if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
         hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);

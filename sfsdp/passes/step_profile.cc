@@ -207,6 +207,7 @@ class Profiler {
 
   void read_live() {
     plan::MemoryOptions options;
+    options.micro_batches = out_.micro_batches;
     options.in_registers = [&](const Value* value) { return in_registers_.contains(value); };
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
     for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {

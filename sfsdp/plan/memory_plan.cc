@@ -15,6 +15,28 @@ namespace sfsdp::plan {
 
 using ir::Graph, ir::Op, ir::Value;
 
+namespace {
+
+// Of several micro-batches the plan shows one: the last has the sums of those before from its begin on, and all of them
+// read what was made before the first.
+void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) {
+  const auto repeats = [](const auto& op) { return ir::is_repeated(op->section); };
+  const auto begin = std::ranges::find_if(graph.ops(), repeats);
+  if (begin == graph.ops().end()) return;
+  const auto first = static_cast<int64_t>(begin - graph.ops().begin());
+  int64_t last = first;
+  for (int64_t i = first; i < static_cast<int64_t>(graph.ops().size()); ++i)
+    if (repeats(graph.ops()[static_cast<size_t>(i)])) last = i;
+  for (Buffer& b : buffers) {
+    const bool sum = b.value->producer()->is("accumulate");
+    if (sum) b.first = first;
+    if (sum || (b.first < first && b.last >= first)) b.last = std::max(b.last, last);
+  }
+  std::ranges::stable_sort(buffers, {}, &Buffer::first);
+}
+
+}  // namespace
+
 std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
   std::vector<Buffer> buffers;
@@ -38,6 +60,11 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
         continue;
       }
       if (ir::aliased_operand(op) >= 0) continue;
+      const bool passes_on = op.is("accumulate") && options.micro_batches == 1;  // there is nothing to add to
+      if (passes_on && index.contains(ir::storage_of(op.operands[0]))) {
+        index[value] = index.at(ir::storage_of(op.operands[0]));
+        continue;
+      }
       if (r < donated.size()) {  // takes over the operand's memory
         const Value* from = ir::storage_of(op.operands[static_cast<size_t>(donated[r])]);
         const auto found = index.find(from);
@@ -55,6 +82,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   };
   for (const Value* output : graph.outputs) keep(output);
   for (const ir::Carry& carry : graph.carries) keep(carry.next);
+  if (options.micro_batches > 1) live_through_repetitions(graph, buffers);
   return buffers;
 }
 

@@ -35,6 +35,8 @@ struct MemoryOptions {
   int64_t alignment = 256;
   // Values that never reach memory: inside a fused kernel. Unset: none.
   std::function<bool(const ir::Value*)> in_registers = {};
+  // Of a step. With several, what one adds to is alive in all of them, as is what all of them read.
+  int64_t micro_batches = 1;
 };
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.

@@ -54,6 +54,31 @@ TEST_CASE("memory plan: values in registers have no buffer, a donated result has
   CHECK(plan.live_bytes == 768);
 }
 
+TEST_CASE("memory plan: a sum over micro-batches is alive in all of them, one micro-batch needs none") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [one=1] view local
+  %x = input name=x : f32[64]
+  %before = aten.neg %x : f32[64]
+fwd:
+  %a = aten.neg %before : f32[64]
+bwd:
+  %g = aten.neg %a : f32[64]
+  %sum = accumulate %g : f32[64]
+  %b = aten.neg %a : f32[64]
+clip:
+  %c = aten.neg %sum : f32[64]
+  return %c
+)");
+  const auto lives = [&](int64_t micro_batches) {
+    std::string text;
+    for (const Buffer& b : plan_memory(graph, {.in_registers = {}, .micro_batches = micro_batches}).buffers)
+      text += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
+    return text;
+  };
+  CHECK(lives(1) == "x 0-1, before 1-2, a 2-5, g 3-6, b 5-5, c 6-7, ");
+  CHECK(lives(2) == "x 0-1, before 1-5, a 2-5, sum 2-6, g 3-4, b 5-5, c 6-7, ");
+}
+
 TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const ir::Graph graph = testing::random_program(seed);

@@ -25,7 +25,7 @@ struct Order {
 constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
 
 // Those of LowestFit, tried in turn until the arena is tight.
-constexpr std::array<Order, 4> kFitOrders = {{{1, 2, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
+constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
 constexpr int kRounds = 24;
 bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.015 * static_cast<double>(peak); }
 

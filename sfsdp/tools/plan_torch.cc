@@ -152,6 +152,7 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
     train::CompiledJob job = train::make_job(train::load_config(request.config_args), request.world);
     const ir::Graph& graph = job.program->training(job.example).graph;
     plan::MemoryOptions memory;
+    memory.micro_batches = job.program->options().micro_batches;
     std::optional<cost::Machine> machine;
     std::unordered_set<const ir::Value*> in_registers;
     if (request.has("machine")) {

@@ -75,9 +75,10 @@ sim::SimulateOptions options_of(const Request& request) {
   return options;
 }
 
-plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels) {
+plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches) {
   const auto in_registers = cost::values_in_registers(graph, kernels);
   plan::MemoryOptions options;
+  options.micro_batches = micro_batches;
   options.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
   plan::MemoryPlan plan = plan::plan_memory(graph, options);
   if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
@@ -159,7 +160,7 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
     const auto start = std::chrono::steady_clock::now();
     options.micro_batches = job.program->options().micro_batches;
     report.simulation = sim::simulate(graph, report.machine, options);
-    report.memory = memory_of(graph, report.simulation.kernels);
+    report.memory = memory_of(graph, report.simulation.kernels, options.micro_batches);
     // The reference executor allocates value by value: no arena, nothing lost between buffers.
     if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
     const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
