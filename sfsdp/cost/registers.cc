@@ -12,9 +12,13 @@ std::unordered_set<const ir::Value*> values_in_registers(const ir::Graph& graph,
               " places of ops, the graph has ", graph.ops().size());
   std::unordered_map<const ir::Value*, int> made_by;
   std::unordered_set<const ir::Value*> read, outside;
-  for (size_t i = 0; i < graph.ops().size(); ++i) {
-    const ir::Op& op = *graph.ops()[i];
-    const int kernel = kernels.kernel_of[i];
+  std::unordered_map<const ir::Op*, int> kernel_of;  // also of casts that stand before the kernel which computes them
+  for (size_t k = 0; k < kernels.kernels.size(); ++k)
+    for (const ir::Op* op : kernels.kernels[k].ops) kernel_of.emplace(op, static_cast<int>(k));
+  for (const auto& each : graph.ops()) {
+    const ir::Op& op = *each;
+    const auto computed = kernel_of.find(&op);
+    const int kernel = computed == kernel_of.end() ? -1 : computed->second;
     for (const ir::Value* operand : op.operands) {
       if (!operand) continue;
       read.insert(operand);

@@ -18,6 +18,7 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 // A reduction's start, and its wait with the ops of backward that do nothing but keep its result.
 struct Reduction {
   Op* start = nullptr;
+  Op* filled = nullptr;  // from here on what it sends has memory: its pack, or the start itself
   std::vector<Op*> wait;
   const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
 };
@@ -28,7 +29,8 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
   for (const auto& op : graph.ops()) {
     if (op->section != Section::Bwd || (!op->is("reduce_scatter.start") && !op->is("all_reduce.start"))) continue;
     Reduction r;
-    r.start = op.get();
+    r.start = r.filled = op.get();
+    if (Op* sent = op->operands[0]->producer(); sent->is("pack") && sent->section == Section::Bwd) r.filled = sent;
     const Value* value = op->result();
     while (true) {
       const auto readers = uses.find(value);
@@ -65,7 +67,7 @@ bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx)
     if (next >= reductions.size())
       at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());
     else if (schedule_attr(r.param, "sink_before", options.next == "before"))
-      moves.before(reductions[next].start, r.wait);
+      moves.before(reductions[next].filled, r.wait);
     else
       moves.behind(reductions[next].start, r.wait);
   }

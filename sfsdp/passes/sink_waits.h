@@ -2,8 +2,9 @@
 // What:   moves the waits of gradient reductions down to the next reduction: it runs under the compute between them.
 // Why:    a reduction that is waited for where it starts is all exposed.
 // Needs:  reductions in two halves (split_collectives).
-// Leaves: in backward, the wait of reduction i, with what only adds its result up, stands just before, or just behind,
-//         the start of reduction i + depth; the last `depth` ones at the end of backward.
+// Leaves: in backward, the wait of reduction i, with what only adds its result up, stands just before the pack that fills
+//         the buffer of reduction i + depth, so that the one can take the other's memory, or just behind its start; the
+//         last `depth` ones at the end of backward.
 // Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering); GraphTrainer waits behind the next start.
 #pragma once
 

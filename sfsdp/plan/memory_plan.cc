@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -41,14 +42,20 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   std::unordered_map<const Value*, size_t> index;
   std::vector<Buffer> buffers;
   std::unordered_set<const Value*> outside;  // state, and what replaces it in its own memory
+  // What is in registers is computed where it is read, of what is in memory then.
+  std::unordered_map<const Value*, std::vector<size_t>> computed_from;
+  const auto memory_of = [&](const Value* operand) -> std::vector<size_t> {
+    const Value* storage = ir::storage_of(operand);
+    if (const auto found = index.find(storage); found != index.end()) return {found->second};
+    const auto found = computed_from.find(storage);
+    return found == computed_from.end() ? std::vector<size_t>() : found->second;
+  };
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];
     const auto at = static_cast<int64_t>(i);
-    for (const Value* operand : op.operands) {
-      if (!operand) continue;
-      const auto found = index.find(ir::storage_of(operand));
-      if (found != index.end()) buffers[found->second].last = at;
-    }
+    for (const Value* operand : op.operands)
+      if (operand)
+        for (const size_t b : memory_of(operand)) buffers[b].last = at;
     if (ir::is_wait(op))  // what a collective sends is read until it is done
       for (const Value* sent : op.operands[0]->producer()->operands)
         if (const auto found = index.find(ir::storage_of(sent)); found != index.end()) buffers[found->second].last = at;
@@ -71,7 +78,14 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
         if (found != index.end()) index[value] = found->second;
         continue;
       }
-      if (options.in_registers && options.in_registers(value)) continue;
+      if (options.in_registers && options.in_registers(value)) {
+        std::set<size_t> from;
+        for (const Value* operand : op.operands)
+          if (operand)
+            for (const size_t b : memory_of(operand)) from.insert(b);
+        computed_from[value] = {from.begin(), from.end()};
+        continue;
+      }
       index[value] = buffers.size();
       buffers.push_back({value, round_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment), at, at, 0});
     }
