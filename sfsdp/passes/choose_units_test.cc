@@ -94,7 +94,7 @@ ir::Graph scheduled(const Case& c, const Schedule& schedule) {
       if (unit.keep) param->attrs["keep"] = true;
       write_schedule(*param, unit);
     }
-  reshard(graph, ctx);
+  reshard(graph, {}, ctx);
   bucket(graph, {}, ctx);
   split_collectives(graph, ctx);
   prefetch_gathers(graph, {}, ctx);

@@ -45,7 +45,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
                           {"keep", o.choose_reshard}}),
        o.flat && !layout},
       // Which units backward finds gathered still.
-      {make_call("reshard"), o.flat && !layout},
+      {make_call("reshard", {{"keep_last", o.keep_last && !o.choose_reshard}}), o.flat && !layout},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
       // Parameters that stay whole are gathered behind their update, not where they are read.

@@ -36,6 +36,8 @@ struct PipelineOptions {
   int64_t micro_batches = 1;
   // Auto and search decide which units stay gathered between forward and backward (pass reshard).
   bool choose_reshard = false;
+  // Else the unit that forward reads last is kept, as backward begins with it.
+  bool keep_last = true;
   // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
   bool keep_whole = false;
   // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits,

@@ -176,6 +176,10 @@ class Predictor::Run {
 
   void run_backward() {
     place(backward_, false);
+    if (!backward_.empty() && backward_[0]->unit->backward_depth > 0) {
+      gathers_.moved[0] = true;
+      start_gather(*backward_[0]);
+    }
     size_t next = 0;
     // As the pass sink_waits places them: by the reduction at whose start each is waited for.
     const size_t n = reductions_.size();
@@ -203,8 +207,8 @@ class Predictor::Run {
       Bucket& b = *reductions_[i];
       gathers_up_to(b.gradient + 1);
       advance(b.gradient + 1);
-      compute(b.pack);
       finish_all(waits_.before[i]);
+      compute(b.pack);
       start(b.reduce, b.reduce_slowdown);
       b.reduce_done = lane_;
       finish_all(waits_.behind[i]);

@@ -63,6 +63,9 @@ bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassC
   const std::map<Section, bool> before = {{Section::Fwd, is_before("forward", options.forward)},
                                           {Section::Bwd, is_before("backward", options.backward)}};
   ir::Moves moves(graph);
+  const auto is_backward = [](const auto& op) { return op->section == Section::Bwd; };
+  const auto begin = std::ranges::find_if(graph.ops(), is_backward);
+  const Op* const first_backward = begin == graph.ops().end() ? nullptr : begin->get();
   for (const auto& [section, goes_before] : before) {
     const std::vector<Gather> gathers = find_gathers(graph, section);
     for (size_t i = 0; i < gathers.size(); ++i) {
@@ -77,6 +80,10 @@ bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassC
       while (options.max_bytes > 0 && target < i && in_flight() > options.max_bytes) {
         ++target;
         ctx.metrics.add("held_back_by_bytes", 1);
+      }
+      if (i == 0 && depth > 0 && section == Section::Bwd && gathers[0].start[0] != first_backward) {
+        moves.before(first_backward, gathers[0].start);
+        ctx.metrics.add("prefetched", 1);
       }
       if (target == i) continue;
       if (schedule_attr(gathers[i].param, name + "_before", goes_before))

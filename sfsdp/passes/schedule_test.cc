@@ -2,6 +2,7 @@
 // split_collectives, prefetch_gathers and sink_waits: what they move, and that nothing else moves.
 #include <doctest/doctest.h>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/registry.h"
@@ -109,6 +110,28 @@ TEST_CASE("prefetch_gathers: behind the wait, and two ahead") {
   )");
 }
 
+TEST_CASE("prefetch_gathers: the first of backward starts where backward begins") {
+  const auto step = [](const char* early, const char* late) {
+    return concat(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[2/dp_shard]
+      %x = input name=x : f32[4] own(dp_shard)
+    fwd:
+      %y = aten.neg %x : f32[4]
+    bwd:)",
+                  early, R"(
+      %g = aten.neg %y bwd_of=%y : f32[4])",
+                  late, R"(
+      %w.full = wait %w.start : f32[4]
+      %h = aten.add.Tensor %g, %w.full alpha=1 : f32[4]
+      return %h
+  )");
+  };
+  const char* const start = "\n      %w.start = all_gather.start %w axis=dp_shard dim=0 : async f32[4]";
+  expect_pass("prefetch_gathers", step("", start), step(start, ""));
+  expect_unchanged("prefetch_gathers depth=0", step("", start));
+}
+
 TEST_CASE("prefetch_gathers: a bound on bytes holds starts back; depth 0 and gathers of activations stay") {
   // 16 bytes may be in flight besides one: c (16) goes ahead of b's wait only
   expect_pass("prefetch_gathers depth=2 max_bytes=16", kForward, R"(
@@ -196,6 +219,29 @@ TEST_CASE("sink_waits: each wait goes to the next start, the last to the end of 
       %n = aten.add.Tensor %a.acc, %b.acc alpha=1 : f32[2]
       return %n, %c
   )");
+}
+
+TEST_CASE("sink_waits: one buffer is given back before the next is packed") {
+  const auto step = [](const char* early, const char* late) {
+    return concat(R"(
+    graph mesh [dp_shard=2] view local
+      %x = input name=x : f32[4] own(dp_shard)
+    bwd:
+      %a = pack [%x] offsets=[0] : f32[4]
+      %a.start = reduce_scatter.start %a axis=dp_shard dim=0 : async f32[2])",
+                  early, R"(
+      %y = aten.neg %x : f32[4])",
+                  late, R"(
+      %b = pack [%y] offsets=[0] : f32[4]
+      %b.start = reduce_scatter.start %b axis=dp_shard dim=0 : async f32[2]
+      %b.rs = wait %b.start : f32[2]
+    clip:
+      %n = aten.add.Tensor %a.rs, %b.rs alpha=1 : f32[2]
+      return %n
+  )");
+  };
+  const char* const wait = "\n      %a.rs = wait %a.start : f32[2]";
+  expect_pass("sink_waits", step(wait, ""), step("", wait));
 }
 
 TEST_CASE("sink_waits: a reduction that backward needs is waited for where it is") {

@@ -79,6 +79,26 @@ clip:
   CHECK(lives(2) == "x 0-1, before 1-5, a 2-5, sum 2-6, g 3-4, b 5-5, c 6-7, ");
 }
 
+TEST_CASE("memory plan: what is read through registers is alive where they are computed") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [one=1] view local
+  %x = input name=x : f32[64]
+bwd:
+  %g = aten.neg %x : f32[64]
+  %cast = cast %g : bf16[64]
+  %other = aten.neg %x : f32[64]
+  %packed = pack [%cast] offsets=[0] : bf16[64]
+  %end = aten.neg %other : f32[64]
+  return %packed, %end
+)");
+  MemoryOptions options;
+  options.in_registers = [](const ir::Value* v) { return v->name() == "cast"; };
+  std::string text;
+  for (const Buffer& b : plan_memory(graph, options).buffers)
+    text += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
+  CHECK(text == "x 0-3, g 1-4, other 3-5, packed 4-6, end 5-6, ");
+}
+
 TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const ir::Graph graph = testing::random_program(seed);

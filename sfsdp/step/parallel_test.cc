@@ -354,6 +354,7 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
     options.pipeline.wrap = wrap;
     options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
     options.pipeline.choose_reshard = keep;
+    options.pipeline.keep_last = false;
     options.pipeline.reorder = reorder;
     options.pipeline.checks = passes::Checks::EveryPass;
     const int64_t rows = kGlobalBatch / 3;

@@ -103,6 +103,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
   options.pipeline.machine = config.parallelism.fsdp_machine;
   options.pipeline.memory_gib = config.parallelism.fsdp_memory_gib;
   options.pipeline.choose_reshard = config.parallelism.fsdp_reshard_after_forward == "auto";
+  options.pipeline.keep_last = config.parallelism.fsdp_reshard_after_forward == "default";
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
   options.pipeline.carry_depth = config.parallelism.fsdp_prefetch_across_steps ? 1 : 0;
   options.pipeline.loss_chunks = config.training.loss_chunks;
