@@ -34,7 +34,7 @@ def read(path):
             if m := re.match(r"  %(\S+) offset=\d+ bytes=(\d+) first=(\d+) last=(\d+)", line):
                 buffers.append((m[1], int(m[2]), int(m[3]), int(m[4])))
             elif m := re.match(r"  %\S+ = param .*?name=(\S+) .*: \w+\[(.*?)\]", line):
-                units[m[1]] = numel(m[2])
+                units[m[1]] = numel(m[2])  # of a rank
             elif m := re.match(r"  %(\S+) = cast %(\S+)", line):
                 casts[m[1]] = m[2]
             elif m := re.match(r"  %\S+ = pack \[(.*?)\]", line):
@@ -69,7 +69,7 @@ def row(sfsdp, model, recomputation, world):
     is_ours = lambda name: ".flat." in name or name in packed
     activations = most([b for b in buffers if not is_ours(b[0])])
     block = max(n for name, n in units.items() if re.search(r"layers\.\d+", name))
-    return arena, activations, units, block
+    return arena, activations, {name: n * world for name, n in units.items()}, block * world
 
 
 def main():

@@ -45,7 +45,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
                           {"keep", o.choose_reshard}}),
        o.flat && !layout},
       // Which units backward finds gathered still.
-      {make_call("reshard", {{"keep_last", o.keep_last && !o.choose_reshard}}), o.flat && !layout},
+      {make_call("reshard", {{"keep_last", o.keep_last && !o.choose_reshard && !layout}}), o.flat},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
       // Parameters that stay whole are gathered behind their update, not where they are read.
@@ -109,6 +109,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
                            "\n  expected manual: its costs are those of gathers where parameters are read, and here"
                            " they are whole; set fsdp_wrap = manual, or zero_stage = 3"));
   const std::vector<PassCall> calls = pipeline_passes(options, layout);
+  if (layout) write_schedules(graph, *layout);
   auto reports = run_passes(
       graph, calls, {.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks});
   const auto chunked = std::ranges::find(reports, "chunk_loss", &PassReport::name);

@@ -26,7 +26,7 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
         kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({}, StorageLayout()) ==
-        kCleanUp + "remat bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
+        kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.flat = false}) ==
         kCleanUp + "remat split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap reshard bucket");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct BucketLayout {
   std::vector<int64_t> offsets, numels;  // of the members
   int64_t whole = 0;                     // with padding
   int64_t shard = 0;                     // a rank's; = whole where it is replicated
+  // The unit's schedule (schedule_attrs.h), which holds for every batch shape.
+  std::map<std::string, ir::Attr> schedule = {};
   bool operator==(const BucketLayout&) const = default;
 };
 
@@ -24,5 +27,8 @@ using StorageLayout = std::vector<BucketLayout>;
 
 // What the pass bucket has decided: of all params with members=.
 StorageLayout storage_layout_of(const ir::Graph& graph);
+
+// Writes the schedules on the members' params, where wrap would.
+void write_schedules(ir::Graph& graph, const StorageLayout& layout);
 
 }  // namespace sfsdp::passes

@@ -360,9 +360,14 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
     const int64_t rows = kGlobalBatch / 3;
     auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
                                    data_parallel(init_device_mesh({{"dp_shard", 3}})), options);
-    int64_t gathers = 0;
-    for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
-      gathers += ir::collective_kind(*op) == "all_gather" ? 1 : 0;
+    const auto count_gathers = [&](const Batch& batch) {
+      return std::ranges::count_if(program->training(batch).graph.ops(),
+                                   [](const auto& op) { return ir::collective_kind(*op) == "all_gather"; });
+    };
+    const int64_t gathers = count_gathers(tokens(0, 0, rows));
+    // What was decided holds for other batch shapes.
+    CHECK(count_gathers(tokens(0, 0, rows, 10)) == gathers);
+    program->check_recapture(tokens(0, 0, rows));
     return std::pair(testing::train_on_ranks(program, 4,
                                              [&](int64_t step, int64_t rank) {
                                                return std::vector<Batch>{tokens(step, rank * rows, rows)};

@@ -102,7 +102,7 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
   const std::string kind = training ? "training" : "evaluation";
   auto& held = cache_->variants[concat(kind, " ", shape_key(example))];
   if (held) return *held;
-  held = build(example, training, options_.pipeline.observer, layout_);
+  held = build(example, training, options_.pipeline.observer);
   const auto compiled =
       std::ranges::count_if(cache_->variants, [&](const auto& v) { return v.first.starts_with(kind); });
   if (compiled > 1)
@@ -123,9 +123,7 @@ void Program::check_recapture(const Batch& example) {
   std::vector<std::string> now;
   {
     std::lock_guard lock(cache_->mutex);
-    // Seen by nobody: it is built to be compared, so what is decided once per run is decided again.
-    std::optional<passes::StorageLayout> layout;
-    now = split(ir::print(build(example, true, {}, layout)->graph), '\n');
+    now = split(ir::print(build(example, true, {})->graph), '\n');  // seen by nobody: it is built to be compared
   }
   for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
     const std::string was = i < before.size() ? before[i] : "(nothing)", is = i < now.size() ? now[i] : "(nothing)";
@@ -137,8 +135,7 @@ void Program::check_recapture(const Batch& example) {
 }
 
 std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool training,
-                                                 const passes::PassObserver& observer,
-                                                 std::optional<passes::StorageLayout>& layout) {
+                                                 const passes::PassObserver& observer) {
   capture::CaptureOptions capture_options;
   capture_options.param_dtype = strategy_.options.mixed_precision.param_dtype;
   capture_options.training = training;
@@ -161,7 +158,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
-  variant->passes = passes::run_pipeline(captured.graph, passes, layout);
+  variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);
   for (const std::string& wrong :

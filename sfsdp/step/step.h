@@ -96,8 +96,7 @@ class Program {
  private:
   struct Cache;
   const Variant& variant(const Batch& example, bool training);
-  std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer,
-                                 std::optional<passes::StorageLayout>& layout);
+  std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer);
   void say(const std::string& notice) const;
   passes::PipelineOptions pipeline() const;
   void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
