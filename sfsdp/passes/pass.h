@@ -40,6 +40,8 @@ struct PassContext {
   Metrics metrics;
   // Storage that an earlier graph on the same state has decided; null: this graph decides.
   const StorageLayout* layout = nullptr;
+  // Runs the passes behind this one on another graph, to see what a choice comes to; unset: this is the only one.
+  std::function<void(ir::Graph&)> finish = {};
 };
 
 // One field of a pass's options struct, as written on the command line: name=value.

@@ -36,9 +36,14 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   std::string text;  // of the graph as it is, where that is known
   if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);
   if (options.observer) options.observer("start", graph);
-  for (const PassCall& call : calls) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const PassCall& call = calls[i];
     PassContext context;
     context.layout = options.layout;
+    if (i + 1 < calls.size())
+      context.finish = [&, i](ir::Graph& other) {
+        run_passes(other, calls.subspan(i + 1), {.layout = options.layout});
+      };
     count(graph, "before", context.metrics);
     const bool checked = options.checks == Checks::EveryPass || is_registered(*call.info);
     if (checked && text.empty()) {

@@ -11,11 +11,13 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/registers.h"
 #include "sfsdp/passes/choose_units.h"
 #include "sfsdp/passes/param_reads.h"
 #include "sfsdp/passes/predict.h"
 #include "sfsdp/passes/schedule_attrs.h"
 #include "sfsdp/passes/step_profile.h"
+#include "sfsdp/plan/memory_plan.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -139,6 +141,55 @@ void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budg
   }
 }
 
+// A schedule as attributes of params, in their order; returns their units.
+std::vector<std::string> write_units(const std::vector<ir::Op*>& params, const StepProfile& profile,
+                                     const Schedule& schedule, const std::string& mode) {
+  std::map<std::string, std::pair<std::string, const UnitChoice*>> choice_of;
+  for (const UnitChoice& unit : schedule) {
+    const std::string& first = profile.params[unit.first].name;
+    for (size_t i = unit.first; i < unit.end; ++i) choice_of[profile.params[i].name] = {first, &unit};
+  }
+  std::vector<std::string> units;
+  for (ir::Op* param : params) {
+    const auto& [name, unit] = choice_of.at(param->attr<std::string>("name"));
+    units.push_back(name);
+    param->attrs["reason"] = std::string(unit->reason);
+    if (unit->keep) param->attrs["keep"] = true;
+    if (mode == "search") write_schedule(*param, *unit);
+  }
+  return units;
+}
+
+std::vector<ir::Op*> params_of(const ir::Graph& graph) {
+  std::vector<ir::Op*> params;
+  for (const auto& op : graph.ops())
+    if (op->is("param")) params.push_back(op.get());
+  return params;
+}
+
+// Arena over live bytes: units of all sizes, kept or not, leave holes; at worst 1.15 was seen.
+constexpr double kLooseArena = 1.15;
+
+// Whether a schedule's plan, with addresses, takes at most `memory` bytes. A profile tells where it is clear; else the
+// passes behind this one run on a copy, which is then planned.
+bool fits(const Schedule& schedule, const StepProfile& profile, const ir::Graph& graph, const WrapOptions& options,
+          const PassContext& ctx, double memory) {
+  const int64_t peak = predict(profile, schedule).peak_bytes;
+  const auto state = static_cast<double>(profile.state_bytes);
+  if (state + (static_cast<double>(peak) - state) * kLooseArena <= memory) return true;
+  if (!ctx.finish) return static_cast<double>(peak) <= memory;
+  ir::Graph copy = graph.clone();
+  const auto params = params_of(copy);
+  const auto units = write_units(params, profile, schedule, options.mode);
+  for (size_t i = 0; i < params.size(); ++i) params[i]->attrs["unit"] = units[i];
+  ctx.finish(copy);
+  const auto in_registers = cost::values_in_registers(
+      copy, cost::form_kernels(copy, *options.machine, cost::Execution::Fused, options.micro_batches));
+  const plan::MemoryOptions plan = {.in_registers = [&](const ir::Value* v) { return in_registers.contains(v); },
+                                    .micro_batches = options.micro_batches};
+  return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
+}
+
 std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const std::vector<std::string>& named,
                                        const ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
   if (options.mode != "auto" && options.mode != "search")
@@ -158,27 +209,28 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
     // Where the named units take more and still fit, so may others: search is not to be slower for its caution.
     if (const int64_t peak = predict(profile, manual).peak_bytes; static_cast<double>(peak) <= memory)
       budget = std::max(budget, peak);
-    schedule =
-        search_units(profile, {manual, schedule}, {.budget_bytes = budget, .choose_reshard = options.choose_reshard});
+    const Schedule greedy = std::move(schedule);
+    const auto search = [&](int64_t bytes) {
+      return search_units(profile, {manual, greedy}, {.budget_bytes = bytes, .choose_reshard = options.choose_reshard});
+    };
+    const auto fits_memory = [&](const Schedule& s) { return fits(s, profile, graph, options, ctx, memory); };
+    schedule = search(budget);
+    if (!fits_memory(schedule)) {
+      const auto state = static_cast<double>(profile.state_bytes);
+      std::vector<Schedule> others = {search(static_cast<int64_t>(state + (memory - state) / kLooseArena)), manual,
+                                      greedy};
+      std::ranges::stable_sort(others, {}, [&](const Schedule& s) { return predict(profile, s).seconds; });
+      const auto fitting = std::ranges::find_if(others, fits_memory);
+      schedule = fitting != others.end() ? *fitting : *std::ranges::min_element(others, {}, [&](const Schedule& s) {
+        return predict(profile, s).peak_bytes;
+      });
+    }
   }
   const Prediction prediction = predict(profile, schedule);
   ctx.metrics.add("predicted_step_us", static_cast<int64_t>(prediction.seconds * 1e6));
   ctx.metrics.add("predicted_exposed_us", static_cast<int64_t>(prediction.exposed * 1e6));
   ctx.metrics.add("predicted_peak_mib", prediction.peak_bytes >> 20);
-  std::map<std::string, std::pair<std::string, const UnitChoice*>> choice_of;
-  for (const UnitChoice& unit : schedule) {
-    const std::string& first = profile.params[unit.first].name;
-    for (size_t i = unit.first; i < unit.end; ++i) choice_of[profile.params[i].name] = {first, &unit};
-  }
-  std::vector<std::string> units;
-  for (ir::Op* param : params) {
-    const auto& [name, unit] = choice_of.at(param->attr<std::string>("name"));
-    units.push_back(name);
-    param->attrs["reason"] = std::string(unit->reason);
-    if (unit->keep) param->attrs["keep"] = true;
-    if (options.mode == "search") write_schedule(*param, *unit);
-  }
-  return units;
+  return write_units(params, profile, schedule, options.mode);
 }
 
 std::string brackets_of(const Group& group) {
@@ -221,13 +273,9 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
 }
 
 bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
-  std::vector<ir::Op*> params;
+  const std::vector<ir::Op*> params = params_of(graph);
   std::vector<Path> names;
-  for (const auto& op : graph.ops()) {
-    if (!op->is("param")) continue;
-    params.push_back(op.get());
-    names.push_back(split(op->attr<std::string>("name"), '.'));
-  }
+  for (const ir::Op* param : params) names.push_back(split(param->attr<std::string>("name"), '.'));
   if (params.empty()) return false;
   auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
   if (options.mode != "manual") units = units_by_cost(params, units, graph, options, ctx);
