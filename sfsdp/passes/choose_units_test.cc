@@ -12,6 +12,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/predict.h"
@@ -211,6 +212,41 @@ TEST_CASE("wrap by cost needs a machine, and writes units, reasons and schedule"
       CHECK(op->has_attr("reason"));
       CHECK(op->has_attr("forward_depth"));
     }
+}
+
+TEST_CASE("search takes another schedule where its first does not fit with addresses") {
+  Case c = random_case(9, 4);
+  const auto any_kept = [](const ir::Graph& graph) {
+    return std::ranges::any_of(graph.ops(), [](const auto& op) { return op->is("param") && op->has_attr("keep"); });
+  };
+  const auto choose = [&](double memory, const std::function<void(ir::Graph&)>& finish) {
+    ir::Graph graph = c.graph.clone();
+    c.machine.memory_bytes = memory;
+    PassContext ctx;
+    ctx.finish = finish;
+    wrap(graph, {.mode = "search", .machine = &c.machine, .choose_reshard = true}, ctx);
+    return graph;
+  };
+  int copies = 0;
+  const auto grows_where_kept = [&](ir::Graph& copy) {
+    ++copies;
+    for (const auto& op : copy.ops())
+      if (op->is("param")) CHECK(op->has_attr("unit"));
+    ir::Value* any = copy.ops().back()->result();
+    if (any_kept(copy)) copy.add("aten.neg", {any}, {{"hole", ir::Type::tensor(ir::DType::f32, {int64_t{1} << 40})}});
+  };
+  REQUIRE(any_kept(choose(1e12, grows_where_kept)));
+  CHECK(copies == 0);  // far from the memory's end
+  Schedule all;
+  for (size_t i = 0; i < c.profile.params.size(); ++i) all.push_back({.first = i, .end = i + 1, .reason = ""});
+  all = search_units(c.profile, {all}, {.budget_bytes = int64_t{1} << 40, .choose_reshard = true});
+  const double tight = static_cast<double>(predict(c.profile, all).peak_bytes) / 0.95 + 1;
+  const ir::Graph first = choose(tight, {});
+  CHECK(any_kept(first));
+  CHECK(ir::print(choose(tight, [&](ir::Graph&) { ++copies; })) == ir::print(first));
+  CHECK(copies == 1);
+  CHECK(ir::print(choose(tight, grows_where_kept)) != ir::print(first));
+  CHECK(copies >= 2);
 }
 
 }  // namespace sfsdp::passes
