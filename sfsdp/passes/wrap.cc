@@ -205,7 +205,8 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
   Schedule schedule = greedy_units(profile, budget);
   if (options.choose_reshard) keep_what_fits(profile, schedule, budget);
   if (options.mode == "search") {
-    const Schedule manual = named_units(profile, in_profile_order(profile, params, named));
+    Schedule manual = named_units(profile, in_profile_order(profile, params, named));
+    manual.back().keep = options.choose_reshard;  // as pass reshard does with named units
     // Where the named units take more and still fit, so may others: search is not to be slower for its caution.
     if (const int64_t peak = predict(profile, manual).peak_bytes; static_cast<double>(peak) <= memory)
       budget = std::max(budget, peak);
