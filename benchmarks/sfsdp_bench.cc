@@ -15,7 +15,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
@@ -121,10 +120,8 @@ Choice choose(const std::string& model, int64_t world, const std::string& wrap) 
   const auto simulation = sfsdp::sim::simulate(variant.graph, machine);
   choice.step_seconds = simulation.step_seconds;
   choice.bound = bound_of(simulation);
-  sfsdp::plan::MemoryOptions options;
-  const auto in_registers = sfsdp::cost::values_in_registers(variant.graph, simulation.kernels);
-  options.in_registers = [&](const sfsdp::ir::Value* value) { return in_registers.contains(value); };
-  const auto memory = sfsdp::plan::plan_memory(variant.graph, options);
+  const auto memory =
+      sfsdp::plan::plan_memory(variant.graph, sfsdp::plan::memory_options(variant.graph, simulation.kernels));
   choice.fits = static_cast<double>(memory.peak()) <= machine.memory_bytes;
   return choice;
 }

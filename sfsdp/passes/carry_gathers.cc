@@ -25,7 +25,7 @@ struct Gather {
 
 int64_t count_carried(const Graph& graph) {
   return std::ranges::count_if(graph.carries,
-                               [](const ir::Carry& c) { return c.current->type().kind == ir::Type::Kind::Async; });
+                               [](const ir::Carry& c) { return ir::is_in_flight(*c.current->producer()); });
 }
 
 // Gathers of forward whose shard the optimizer replaces, in the order of their waits.
@@ -124,7 +124,7 @@ bool carry_gathers(Graph& graph, const CarryGathersOptions& options, PassContext
   }
   ctx.metrics.add("carried", static_cast<int64_t>(gathers.size()));
   for (const ir::Carry& c : graph.carries)
-    if (c.current->type().kind == ir::Type::Kind::Async)
+    if (ir::is_in_flight(*c.current->producer()))
       SFSDP_CHECK(ir::is_start(*c.next->producer()) && c.next->producer()->section == Section::Opt, '%',
                   c.current->name(), " is carried in flight, but %", c.next->name(),
                   " is not started by the optimizer");

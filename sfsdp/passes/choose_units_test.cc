@@ -10,7 +10,6 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/bucket.h"
@@ -138,10 +137,7 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
     const sim::Simulation simulation = sim::simulate(graph, c.machine);
     const Prediction prediction = predict(c.profile, schedule);
     CHECK(prediction.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01));
-    plan::MemoryOptions options;
-    const auto in_registers = cost::values_in_registers(graph, simulation.kernels);
-    options.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
-    const plan::MemoryPlan memory = plan::plan_memory(graph, options);
+    const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
     CHECK(static_cast<double>(prediction.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
   }

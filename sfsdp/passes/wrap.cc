@@ -11,7 +11,6 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/passes/choose_units.h"
 #include "sfsdp/passes/param_reads.h"
 #include "sfsdp/passes/predict.h"
@@ -183,11 +182,9 @@ bool fits(const Schedule& schedule, const StepProfile& profile, const ir::Graph&
   const auto units = write_units(params, profile, schedule, options.mode);
   for (size_t i = 0; i < params.size(); ++i) params[i]->attrs["unit"] = units[i];
   ctx.finish(copy);
-  const auto in_registers = cost::values_in_registers(
-      copy, cost::form_kernels(copy, *options.machine, cost::Execution::Fused, options.micro_batches));
-  const plan::MemoryOptions plan = {.in_registers = [&](const ir::Value* v) { return in_registers.contains(v); },
-                                    .micro_batches = options.micro_batches};
-  return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
+  const auto kernels = cost::form_kernels(copy, *options.machine, cost::Execution::Fused, options.micro_batches);
+  const auto plan = plan::plan_memory(copy, plan::memory_options(copy, kernels, options.micro_batches));
+  return static_cast<double>(plan.peak()) <= memory;
 }
 
 std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const std::vector<std::string>& named,

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/offsets.h"
@@ -38,17 +40,26 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
 
 }  // namespace
 
+MemoryOptions memory_options(const Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches) {
+  MemoryOptions options;
+  options.in_registers = [inside = cost::values_in_registers(graph, kernels)](const Value* value) {
+    return inside.contains(value);
+  };
+  options.micro_batches = micro_batches;
+  return options;
+}
+
 std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
   std::vector<Buffer> buffers;
   std::unordered_set<const Value*> outside;  // state, and what replaces it in its own memory
   // What is in registers is computed where it is read, of what is in memory then.
   std::unordered_map<const Value*, std::vector<size_t>> computed_from;
-  const auto memory_of = [&](const Value* operand) -> std::vector<size_t> {
+  const auto memory_of = [&](const Value* operand) -> std::span<const size_t> {
     const Value* storage = ir::storage_of(operand);
-    if (const auto found = index.find(storage); found != index.end()) return {found->second};
+    if (const auto found = index.find(storage); found != index.end()) return {&found->second, 1};
     const auto found = computed_from.find(storage);
-    return found == computed_from.end() ? std::vector<size_t>() : found->second;
+    return found == computed_from.end() ? std::span<const size_t>() : found->second;
   };
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::plan {
@@ -38,6 +39,9 @@ struct MemoryOptions {
   // Of a step. With several, what one adds to is alive in all of them, as is what all of them read.
   int64_t micro_batches = 1;
 };
+
+// Values inside these kernels have no memory.
+MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches = 1);
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});

@@ -11,7 +11,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/op_cost.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/passes/choose_units.h"
 #include "sfsdp/passes/explain_units.h"
 #include "sfsdp/passes/predict.h"
@@ -151,19 +150,18 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
     if (request.has("check")) return check_file(request.get("check", ""), out);
     train::CompiledJob job = train::make_job(train::load_config(request.config_args), request.world);
     const ir::Graph& graph = job.program->training(job.example).graph;
+    const int64_t micro_batches = job.program->options().micro_batches;
     plan::MemoryOptions memory;
-    memory.micro_batches = job.program->options().micro_batches;
+    memory.micro_batches = micro_batches;
     std::optional<cost::Machine> machine;
-    std::unordered_set<const ir::Value*> in_registers;
     if (request.has("machine")) {
       machine = cost::load_machine(request.get("machine", ""));
-      in_registers = cost::values_in_registers(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused));
-      memory.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
+      memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused), micro_batches);
     }
     if (request.has("explain")) {
       if (!machine)
         throw UserError("--explain needs --machine\n  expected a machine file, such as machines/dgx_h100.toml");
-      explain(out, request, graph, *machine, job.program->options().micro_batches);
+      explain(out, request, graph, *machine, micro_batches);
       return 0;
     }
     const plan::StepPlan plan = plan::make_plan(graph, memory);

@@ -11,7 +11,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/passes/wrap.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/bucket_table.h"
@@ -76,11 +75,7 @@ sim::SimulateOptions options_of(const Request& request) {
 }
 
 plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches) {
-  const auto in_registers = cost::values_in_registers(graph, kernels);
-  plan::MemoryOptions options;
-  options.micro_batches = micro_batches;
-  options.in_registers = [&](const ir::Value* value) { return in_registers.contains(value); };
-  plan::MemoryPlan plan = plan::plan_memory(graph, options);
+  plan::MemoryPlan plan = plan::plan_memory(graph, plan::memory_options(graph, kernels, micro_batches));
   if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
   return plan;
 }
