@@ -73,16 +73,23 @@ std::string pointwise_graph(int64_t max_bytes) {
   return concat("graph mesh [dp_shard=1] view local\n", roots, "fwd:\n", body);
 }
 
-std::vector<std::pair<std::string, int64_t>> collectives_to_measure(const ir::Graph& graph, int64_t max_bytes) {
-  std::set<std::pair<std::string, int64_t>> wanted;
-  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"})
-    for (int64_t bytes = 1024; bytes <= max_bytes; bytes *= 4) wanted.emplace(kind, bytes);
+std::vector<CollectiveSize> collectives_of_step(const ir::Graph& graph, int64_t max_bytes) {
+  std::set<CollectiveSize> wanted;
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
     const int64_t bytes = std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
     if (bytes <= max_bytes) wanted.emplace(std::string(ir::collective_kind(*op)), bytes);
   }
   return {wanted.begin(), wanted.end()};
+}
+
+std::vector<CollectiveSize> collectives_by_size(const std::vector<CollectiveSize>& known, int64_t max_bytes) {
+  std::vector<CollectiveSize> wanted;
+  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"})
+    for (int64_t bytes = 1024; bytes <= max_bytes; bytes *= 4)
+      if (CollectiveSize size{kind, bytes}; std::ranges::find(known, size) == known.end())
+        wanted.push_back(std::move(size));
+  return wanted;
 }
 
 void fit_formulas(Machine& machine, double dispatch) {

@@ -20,8 +20,12 @@ std::vector<const ir::Op*> ops_to_measure(const ir::Graph& graph);
 // Copies and pointwise ops over 4 KiB, 16 KiB, … of f32, up to `max_bytes`: a graph in text form.
 std::string pointwise_graph(int64_t max_bytes);
 
-// Whole tensors, by kind: 1 KiB, 4 KiB, … up to `max_bytes`, and every size in `graph`.
-std::vector<std::pair<std::string, int64_t>> collectives_to_measure(const ir::Graph& graph, int64_t max_bytes);
+// Kind and bytes of the whole tensor.
+using CollectiveSize = std::pair<std::string, int64_t>;
+// Every size up to `max_bytes` in `graph`, once.
+std::vector<CollectiveSize> collectives_of_step(const ir::Graph& graph, int64_t max_bytes);
+// Of each kind 1 KiB, 4 KiB, … up to `max_bytes`, without those in `known`.
+std::vector<CollectiveSize> collectives_by_size(const std::vector<CollectiveSize>& known, int64_t max_bytes);
 
 // Sets what the formulas use from `machine.measured`, for ops and sizes without a point: peaks are the best product's
 // rate, efficiencies the mean over all work, bandwidth and launch those of copies, the link's those of all_gather.

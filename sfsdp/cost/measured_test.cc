@@ -100,8 +100,11 @@ TEST_CASE("measured: kernels and collectives take their seconds from it, where i
 
 TEST_CASE("calibration: what is measured of a step, and what follows for other sizes") {
   const ir::Graph graph = ir::parse_or_throw(kStep);
-  const auto collectives = collectives_to_measure(graph, 4096);
-  CHECK(collectives.size() == 3 * 2 + 1);  // 1 and 4 KiB of each kind, and the step's own 64 bytes
+  const std::vector<CollectiveSize> of_step = collectives_of_step(graph, 4096);
+  CHECK(of_step == std::vector<CollectiveSize>{{"all_gather", 64}});
+  CHECK(collectives_of_step(graph, 63).empty());
+  CHECK(collectives_by_size(of_step, 4096).size() == 3 * 2);  // 1 and 4 KiB of each kind
+  CHECK(collectives_by_size({{"all_reduce", 1024}}, 4096).size() == 3 * 2 - 1);
   const ir::Graph pointwise = ir::parse_or_throw(pointwise_graph(65536));
   CHECK(ops_to_measure(pointwise).size() == 3 * 3);
 

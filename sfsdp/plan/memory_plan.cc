@@ -67,7 +67,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
     for (const Value* operand : op.operands)
       if (operand)
         for (const size_t b : memory_of(operand)) buffers[b].last = at;
-    if (ir::is_wait(op))  // what a collective sends is read until it is done
+    if (ir::is_wait(op) && !options.blocking)  // what a collective sends is read until it is done
       for (const Value* sent : op.operands[0]->producer()->operands)
         if (const auto found = index.find(ir::storage_of(sent)); found != index.end()) buffers[found->second].last = at;
     const auto donated = ir::donated_operands(op);

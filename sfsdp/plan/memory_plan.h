@@ -38,6 +38,8 @@ struct MemoryOptions {
   std::function<bool(const ir::Value*)> in_registers = {};
   // Of a step. With several, what one adds to is alive in all of them, as is what all of them read.
   int64_t micro_batches = 1;
+  // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
+  bool blocking = false;
 };
 
 // Values inside these kernels have no memory.

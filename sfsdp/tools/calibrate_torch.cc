@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -29,9 +31,13 @@
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+#include "sfsdp/step/step.h"
 #include "sfsdp/tools/calibrate.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/request.h"
+#include "sfsdp/tools/sweeps.h"
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::tools {
@@ -42,19 +48,9 @@ constexpr const char* kHelp =
     "  --config F              whose step is measured: its matrix products, attention and other kernels, op by op\n"
     "  --ranks N               that measure at once, as in training (default 2); collectives are measured among them\n"
     "  --out F                 the machine file (default outputs/cpu_local.toml)\n"
-    "  --calibrate.seconds S   to spend on kernels, and as much on collectives (default 20)\n"
+    "  --calibrate.seconds S   to spend on the step's kernels, and as much on other sizes (default 20)\n"
     "  --calibrate.max_mib M   largest collective and copy (default 256)\n"
     "Every key of train is taken. Then: sfsdp simulate --machine F --simulate.execution reference --world N ...\n";
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// The 10th percentile: other programs on the machine only ever add to a sample.
-double undisturbed(std::vector<double> samples) {
-  const auto at = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 10);
-  std::ranges::nth_element(samples, at);
-  return *at;
-}
 
 struct Settings {
   double seconds = 20;
@@ -71,25 +67,13 @@ class Ranks {
     world_ = comm::make_gloo_world(options);
     std::vector<int> all;
     for (int r = 0; r < world_->world_size(); ++r) all.push_back(r);
-    group_ = world_->group("dp_shard", all);
+    group_ = world_->group("calibrate", all);
   }
   int64_t size() const { return world_ ? world_->world_size() : 1; }
   int64_t rank() const { return world_ ? world_->rank() : 0; }
+  comm::CommWorld* world() const { return world_.get(); }
   comm::Communicator* group() const { return group_.get(); }
-  // All come here before any goes on; the largest of their numbers.
-  double largest(double mine) const {
-    if (group_)
-      group_->all_reduce(std::as_writable_bytes(std::span(&mine, 1)), ir::DType::f64, comm::ReduceOp::Max,
-                         {"largest", ""});
-    return mine;
-  }
-  // The mean over the ranks, element by element.
-  std::vector<double> mean(std::vector<double> mine) const {
-    if (!group_ || mine.empty()) return mine;
-    group_->all_reduce(std::as_writable_bytes(std::span(mine)), ir::DType::f64, comm::ReduceOp::Sum, {"mean", ""});
-    for (double& value : mine) value /= static_cast<double>(size());
-    return mine;
-  }
+  double largest(double mine) const { return largest_of(mine, group()); }
   void abort(const std::string& why) const {
     if (world_) world_->abort(why);
   }
@@ -98,6 +82,8 @@ class Ranks {
   std::unique_ptr<comm::CommWorld> world_;
   std::shared_ptr<comm::Communicator> group_;
 };
+
+int64_t memory_of_a_rank(const Ranks& ranks) { return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / ranks.size(); }
 
 // One op of a graph with operands of its own, as the executor runs it.
 class Bench {
@@ -131,20 +117,10 @@ class Bench {
   }
 
   void run() {
-    const auto start = Clock::now();
     std::vector<at::Tensor> operands = operands_;
     std::vector<at::Tensor> results = aten_ ? aten_->run(operands) : kernel_({op_, operands, groups_, scalars_, {}});
-    operands.clear();
-    results.clear();
-    times_.push_back(seconds_since(start));
   }
   const ir::Op& op() const { return op_; }
-  // Not a number where time was over before it ran.
-  double seconds() const {
-    if (times_.empty()) return std::nan("");
-    return times_.size() == 1 ? times_[0]
-                              : undisturbed({times_.begin() + 1, times_.end()});  // the first one fetches code
-  }
   int64_t bytes() const {
     int64_t sum = 0;
     for (const ir::Value* operand : op_.operands) sum += operand ? operand->type().bytes() : 0;
@@ -162,38 +138,34 @@ class Bench {
   exec::Groups groups_;
   exec::StepScalars scalars_;
   std::vector<at::Tensor> operands_;
-  std::vector<double> times_;
 };
 
-// Sweeps over all ops, so that each finds the caches as others left them and a disturbance hits one sample of each.
-// What time does not reach, in a step too large for this machine, has no point.
-std::vector<cost::MeasuredOp> measure_ops(const std::vector<const ir::Op*>& ops, const Ranks& ranks, double seconds) {
-  const auto start = Clock::now();
-  const int64_t room = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / (4 * ranks.size());
-  std::vector<Bench> benches;
+// Those that run and fit in a quarter of the memory, with operands.
+std::vector<std::unique_ptr<Bench>> make_benches(const std::vector<const ir::Op*>& ops, const Ranks& ranks) {
+  const int64_t room = memory_of_a_rank(ranks) / 4;
+  std::vector<std::unique_ptr<Bench>> benches;
   int64_t bytes = 0;
   for (const ir::Op* op : ops) {
-    Bench bench(*op);
-    if (!bench.can_run() || bytes + bench.bytes() > room) continue;
-    bytes += bench.bytes();
-    bench.make_operands();
+    auto bench = std::make_unique<Bench>(*op);
+    if (!bench->can_run() || bytes + bench->bytes() > room) continue;
+    bytes += bench->bytes();
+    bench->make_operands();
     benches.push_back(std::move(bench));
   }
-  for (int sweep = 0; sweep < 100 && (sweep == 0 || ranks.largest(seconds_since(start)) < seconds); ++sweep) {
-    ranks.largest(0);
-    for (Bench& bench : benches)
-      if (seconds_since(start) < seconds) bench.run();
-  }
-  std::vector<double> of_each;
-  for (const Bench& bench : benches) of_each.push_back(bench.seconds());
-  of_each = ranks.mean(std::move(of_each));
-  std::vector<cost::MeasuredOp> points;
+  return benches;
+}
+
+void add_tasks(std::vector<TimedTask>& tasks, const std::vector<std::unique_ptr<Bench>>& benches) {
+  for (const auto& bench : benches) tasks.push_back({.run = [&op = *bench] { op.run(); }});
+}
+
+void add_points(std::vector<cost::MeasuredOp>& points, const std::vector<std::unique_ptr<Bench>>& benches,
+                std::span<const double> seconds) {
   for (size_t i = 0; i < benches.size(); ++i) {
-    if (std::isnan(of_each[i])) continue;  // on one rank at least
-    const ir::Op& op = benches[i].op();
-    points.push_back({op.opcode, cost::types_of(op), cost::flops_of(op), cost::bytes_moved(op), of_each[i]});
+    if (std::isnan(seconds[i])) continue;
+    const ir::Op& op = benches[i]->op();
+    points.push_back({op.opcode, cost::types_of(op), cost::flops_of(op), cost::bytes_moved(op), seconds[i]});
   }
-  return points;
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& t) {
@@ -215,29 +187,25 @@ void run_collective(comm::Communicator& group, const std::string& kind, const at
   }
 }
 
-std::vector<cost::MeasuredCollective> measure_collectives(
-    const std::vector<std::pair<std::string, int64_t>>& collectives, const Ranks& ranks, double seconds) {
-  if (!ranks.group()) return {};
-  std::vector<std::vector<double>> times(collectives.size());
-  const auto start = Clock::now();
-  for (int round = 0; round < 50 && (round < 2 || ranks.largest(seconds_since(start)) < seconds); ++round) {
-    for (size_t i = 0; i < collectives.size(); ++i) {
-      const auto& [kind, bytes] = collectives[i];
-      const int64_t shard = std::max<int64_t>(bytes / 4 / ranks.size(), 1);
-      const at::Tensor part = at::ones({shard}), whole = at::ones({shard * ranks.size()});
-      ranks.largest(0);
-      const auto begin = Clock::now();
-      run_collective(*ranks.group(), kind, whole, part);
-      times[i].push_back(seconds_since(begin));
-    }
+// What they send lies in memory since before, as a step's shards and gradients do, and is not in the caches any more.
+void add_tasks(std::vector<TimedTask>& tasks, const std::vector<cost::CollectiveSize>& collectives,
+               const Ranks& ranks) {
+  std::map<int64_t, std::pair<at::Tensor, at::Tensor>> tensors;  // part and whole, by elements of the part
+  for (const cost::CollectiveSize& size : collectives) {
+    const int64_t shard = std::max<int64_t>(size.second / 4 / ranks.size(), 1);
+    const auto [place, fresh] = tensors.try_emplace(shard);
+    auto& [part, whole] = place->second;
+    if (fresh) part = at::ones({shard}), whole = at::ones({shard * ranks.size()});
+    tasks.push_back({.run = [kind = size.first, sent = place->second,
+                             &ranks] { run_collective(*ranks.group(), kind, sent.second, sent.first); },
+                     .together = true});
   }
-  std::vector<double> of_each;
-  for (const auto& samples : times) of_each.push_back(undisturbed(samples));
-  of_each = ranks.mean(std::move(of_each));
-  std::vector<cost::MeasuredCollective> points;
+}
+
+void add_points(std::vector<cost::MeasuredCollective>& points, const std::vector<cost::CollectiveSize>& collectives,
+                const Ranks& ranks, std::span<const double> seconds) {
   for (size_t i = 0; i < collectives.size(); ++i)
-    points.push_back({collectives[i].first, ranks.size(), static_cast<double>(collectives[i].second), of_each[i]});
-  return points;
+    points.push_back({collectives[i].first, ranks.size(), static_cast<double>(collectives[i].second), seconds[i]});
 }
 
 // Of an op that moves no data: a view, through the dispatcher.
@@ -247,8 +215,11 @@ double measure_dispatch(const Ranks& ranks) {
       "  %y = aten.view %x size=[64] : f32[64]\n");
   Bench bench(*graph.ops().back());
   bench.make_operands();
-  for (int i = 0; i < 1000; ++i) bench.run();
-  return ranks.mean({bench.seconds()})[0];
+  constexpr int kRuns = 100;
+  const TimedTask task = {.run = [&] {
+    for (int i = 0; i < kRuns; ++i) bench.run();
+  }};
+  return time_in_sweeps({&task, 1}, ranks.group(), 1, 20)[0] / kRuns;
 }
 
 std::string cpu_model() {
@@ -263,29 +234,136 @@ double load_average() {
   return getloadavg(&load, 1) == 1 ? load : std::nan("");
 }
 
-cost::Machine measure(const train::JobConfig& config, const Ranks& ranks, const Settings& settings) {
-  train::CompiledJob job = train::make_job(config, ranks.size());
-  const ir::Graph& graph = job.program->training(job.example).graph;
-  const ir::Graph pointwise =
-      ir::parse_or_throw(cost::pointwise_graph(std::min<int64_t>(settings.max_bytes, 64 << 20)));
+// The step that is measured, as it runs and as it is predicted.
+struct StepCheck {
+  double predicted_seconds = 0, seconds = 0;  // seconds: not a number where it did not run
+  int64_t predicted_peak = 0, peak = 0;       // bytes of the rank that needs most
+};
 
-  at::AutoDispatchBelowADInplaceOrView below_autograd;  // as the executor, which has captured by then
+// The step itself, on ordinary numbers.
+class StepRun {
+ public:
+  StepRun(const train::CompiledJob& job, const Ranks& ranks) : step_(job.program, ranks.world()) {
+    std::vector<at::Tensor> batch;
+    for (const at::Tensor& t : job.example)
+      batch.push_back(at::arange(t.numel(), at::kLong).remainder(job.model.vocab_size).view(t.sizes()));
+    batches_.assign(static_cast<size_t>(job.program->options().micro_batches), batch);
+  }
+  void run() { step_(batches_); }
+  int64_t peak_bytes() const { return step_.peak_bytes(); }
+
+ private:
+  Step step_;
+  std::vector<Batch> batches_;
+};
+
+class Calibration {
+ public:
+  Calibration(const train::JobConfig& config, const Ranks& ranks, const Settings& settings)
+      : ranks_(ranks),
+        settings_(settings),
+        job_(train::make_job(config, ranks.size())),
+        graph_(job_.program->training(job_.example).graph) {
+    machine.name = "cpu_local";
+    machine.device =
+        concat(cpu_model(), ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");
+    machine.devices_per_node = ranks.size();
+    machine.memory_bytes = static_cast<double>(memory_of_a_rank(ranks));
+  }
+
+  void run() {
+    dispatch_ = measure_dispatch(ranks_);
+    const auto collectives =
+        ranks_.group() ? cost::collectives_of_step(graph_, settings_.max_bytes) : std::vector<cost::CollectiveSize>();
+    // Apart: copies of 64 MiB would leave nothing of the step's operands in the caches.
+    measure_sizes(collectives);
+    const cost::Measured sizes = machine.measured;
+    measure_step(sizes, collectives, nullptr, 1);
+    meet_after_ = ranks_.largest(seconds_between_collectives());
+    std::optional<StepRun> step;
+    if (can_run_step()) step.emplace(job_, ranks_);
+    measure_step(sizes, collectives, step ? &*step : nullptr, 100);
+    check.predicted_seconds = predicted_seconds();
+  }
+
   cost::Machine machine;
-  machine.name = "cpu_local";
-  machine.device =
-      concat(cpu_model(), ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");
-  machine.devices_per_node = ranks.size();
-  machine.memory_bytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) /
-                         static_cast<double>(ranks.size());
-  const double dispatch = measure_dispatch(ranks);
-  // Apart: copies of 64 MiB would leave nothing of the step's operands in the caches.
-  machine.measured.ops = measure_ops(cost::ops_to_measure(graph), ranks, settings.seconds);
-  const auto copies = measure_ops(cost::ops_to_measure(pointwise), ranks, settings.seconds / 4);
-  machine.measured.ops.insert(machine.measured.ops.end(), copies.begin(), copies.end());
-  machine.measured.collectives =
-      measure_collectives(cost::collectives_to_measure(graph, settings.max_bytes), ranks, settings.seconds);
-  cost::fit_formulas(machine, dispatch);
-  return machine;
+  StepCheck check;
+
+ private:
+  sim::Simulation simulate() const {
+    const int64_t micro_batches = job_.program->options().micro_batches;
+    return sim::simulate(graph_, machine, {.execution = cost::Execution::Reference, .micro_batches = micro_batches});
+  }
+  double predicted_seconds() const { return simulate().step_seconds; }
+  double seconds_between_collectives() const {
+    const sim::Simulation simulation = simulate();
+    const auto collectives =
+        std::ranges::count_if(simulation.events, [](const sim::Event& e) { return e.kind == sim::Event::Collective; });
+    return simulation.compute_seconds / static_cast<double>(collectives + 1);
+  }
+
+  // Where a few fit into the time, and one into half of the memory.
+  bool can_run_step() {
+    const auto plan =
+        plan::plan_memory(graph_, {.micro_batches = job_.program->options().micro_batches, .blocking = true});
+    check.predicted_peak = plan.state_bytes + plan.live_bytes;
+    const double seconds = ranks_.largest(predicted_seconds());
+    return seconds * 4 < settings_.seconds && check.predicted_peak < memory_of_a_rank(ranks_) / 2;
+  }
+
+  void measure_sizes(const std::vector<cost::CollectiveSize>& known) {
+    const ir::Graph pointwise =
+        ir::parse_or_throw(cost::pointwise_graph(std::min<int64_t>(settings_.max_bytes, 64 << 20)));
+    const auto copies = make_benches(cost::ops_to_measure(pointwise), ranks_);
+    const auto collectives =
+        ranks_.group() ? cost::collectives_by_size(known, settings_.max_bytes) : std::vector<cost::CollectiveSize>();
+    measure(copies, collectives, nullptr, settings_.seconds, 50);
+  }
+
+  // Kernels and collectives of the step, and the step itself, in the same sweeps: what the machine's speed does
+  // meanwhile, it does to all of them.
+  void measure_step(const cost::Measured& sizes, const std::vector<cost::CollectiveSize>& collectives, StepRun* step,
+                    size_t sweeps) {
+    machine.measured = sizes;
+    measure(make_benches(cost::ops_to_measure(graph_), ranks_), collectives, step, settings_.seconds, sweeps);
+    cost::fit_formulas(machine, dispatch_);
+    if (step) check.peak = static_cast<int64_t>(ranks_.largest(static_cast<double>(step->peak_bytes())));
+  }
+
+  void measure(const std::vector<std::unique_ptr<Bench>>& benches, const std::vector<cost::CollectiveSize>& collectives,
+               StepRun* step, double seconds, size_t sweeps) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;  // as the executor, which has captured by then
+    std::vector<TimedTask> tasks;
+    add_tasks(tasks, benches);
+    add_tasks(tasks, collectives, ranks_);
+    if (step) tasks.push_back({.run = [&] { step->run(); }, .together = true});
+    const std::vector<double> of_each = time_in_sweeps(tasks, ranks_.group(), seconds, sweeps, meet_after_);
+    add_points(machine.measured.ops, benches, of_each);
+    add_points(machine.measured.collectives, collectives, ranks_, std::span(of_each).subspan(benches.size()));
+    check.seconds = step ? of_each.back() : std::nan("");
+  }
+
+  const Ranks& ranks_;
+  const Settings settings_;
+  train::CompiledJob job_;
+  const ir::Graph& graph_;
+  double dispatch_ = 0, meet_after_ = std::numeric_limits<double>::infinity();
+};
+
+std::string describe(const StepCheck& check) {
+  const auto off = [](double predicted, double actual) {
+    const double percent = 100 * (predicted / actual - 1);
+    return concat(percent < 0 ? "" : "+", with_commas(percent, 2), " %");
+  };
+  const auto ms = [](double seconds) { return concat(with_commas(seconds * 1e3, 1), " ms"); };
+  const auto mib = [](int64_t bytes) { return concat(with_commas(static_cast<double>(bytes) / (1 << 20), 2), " MiB"); };
+  if (std::isnan(check.seconds))
+    return concat("The step: predicted ", ms(check.predicted_seconds), ", ", mib(check.predicted_peak),
+                  "; not run, as it needs too much memory or time\n");
+  return concat("The step, run between the measurements: predicted ", ms(check.predicted_seconds), ", took ",
+                ms(check.seconds), " (", off(check.predicted_seconds, check.seconds), "); peak predicted ",
+                mib(check.predicted_peak), ", needed ", mib(check.peak), " (",
+                off(static_cast<double>(check.predicted_peak), static_cast<double>(check.peak)), ")\n");
 }
 
 void write_machine(const std::string& path, const cost::Machine& machine, const std::string& comment) {
@@ -307,7 +385,7 @@ double number_of(const Request& request, const std::string& name, double fallbac
 
 // One of the ranks, or the only one.
 int calibrate(const Request& request, std::ostream& out) {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   const double load = load_average();
   Settings settings;
   settings.seconds = number_of(request, "calibrate.seconds", settings.seconds);
@@ -315,7 +393,9 @@ int calibrate(const Request& request, std::ostream& out) {
   const train::JobConfig config = train::load_config(request.config_args);
   const Ranks ranks;
   try {
-    const cost::Machine machine = measure(config, ranks, settings);
+    Calibration calibration(config, ranks, settings);
+    calibration.run();
+    const cost::Machine& machine = calibration.machine;
     if (ranks.rank() != 0) return 0;
     const std::string path = request.get("out", "outputs/cpu_local.toml");
     write_machine(
@@ -326,9 +406,11 @@ int calibrate(const Request& request, std::ostream& out) {
                ". Load average before: ", load, ". Run it again to overwrite it."));
     out << "Measured " << machine.measured.ops.size() << " ops and " << machine.measured.collectives.size()
         << " collectives of " << ranks.size() << (ranks.size() == 1 ? " rank in " : " ranks in ")
-        << with_commas(seconds_since(start), 1) << " s: products " << with_commas(machine.peak_f32 / 1e9, 0)
-        << " GFLOP/s, copies " << with_commas(machine.memory_bandwidth / 1e9, 1) << " GB/s, dispatch "
-        << with_commas(machine.dispatch * 1e6, 2) << " us\nWrote " << path << "\n";
+        << with_commas(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1)
+        << " s: products " << with_commas(machine.peak_f32 / 1e9, 0) << " GFLOP/s, copies "
+        << with_commas(machine.memory_bandwidth / 1e9, 1) << " GB/s, dispatch "
+        << with_commas(machine.dispatch * 1e6, 2) << " us\n"
+        << describe(calibration.check) << "Wrote " << path << "\n";
     return 0;
   } catch (const std::exception& error) {
     ranks.abort(error.what());

@@ -74,8 +74,11 @@ sim::SimulateOptions options_of(const Request& request) {
   return options;
 }
 
-plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches) {
-  plan::MemoryPlan plan = plan::plan_memory(graph, plan::memory_options(graph, kernels, micro_batches));
+plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels,
+                           const sim::SimulateOptions& simulated) {
+  plan::MemoryOptions options = plan::memory_options(graph, kernels, simulated.micro_batches);
+  options.blocking = simulated.execution == cost::Execution::Reference;
+  plan::MemoryPlan plan = plan::plan_memory(graph, options);
   if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
   return plan;
 }
@@ -155,7 +158,7 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
     const auto start = std::chrono::steady_clock::now();
     options.micro_batches = job.program->options().micro_batches;
     report.simulation = sim::simulate(graph, report.machine, options);
-    report.memory = memory_of(graph, report.simulation.kernels, options.micro_batches);
+    report.memory = memory_of(graph, report.simulation.kernels, options);
     // The reference executor allocates value by value: no arena, nothing lost between buffers.
     if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
     const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);

@@ -11,6 +11,8 @@ tiny=(--model.args.dim 64 --model.args.n_layers 2 --training.seq_len 32)
 "$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 2 --out "$dir/new/cpu.toml" "${tiny[@]}" \
   --calibrate.seconds 0.5 --calibrate.max_mib 1 >"$dir/text"
 grep -q "^Wrote $dir/new/cpu.toml" "$dir/text" || fail "$(cat "$dir/text")"
+grep -Eq '^The step, run between the measurements: predicted [0-9.]+ ms, took [0-9.]+ ms .*; peak predicted' "$dir/text" ||
+  fail "$(cat "$dir/text")"
 simulate() { "$sfsdp" simulate --config configs/llama3_debug.toml --machine "$dir/new/cpu.toml" --world 2 --json "${tiny[@]}" "$@"; }
 simulate --simulate.execution reference >"$dir/reference.json"
 simulate --simulate.execution fused >"$dir/fused.json"
