@@ -91,6 +91,11 @@ bool is_wait(const Op& op) { return op.is("wait"); }
 
 bool is_in_flight(const Op& op) { return op.is("state") && op.result()->type().kind == Type::Kind::Async; }
 
+bool is_once(const Op& op) {
+  const auto once = op.attrs.find("once");
+  return once != op.attrs.end() && once->second == Attr(true);
+}
+
 bool is_random(const Op& op) {
   return is_aten(op.opcode) ? is_random_aten(op, split_aten(op.opcode)) : has_flag(op, kRandom);
 }

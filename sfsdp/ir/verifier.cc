@@ -222,7 +222,14 @@ class Verifier {
   }
 
   void check_sections(const Op& op) {
+    if (op.has_attr("once") && (!is_once(op) || !is_repeated(op.section)))
+      report(concat(name_of(op), " has once= in section ", to_string(op.section)),
+             "expected once=true, in a section that micro-batches repeat");
     if (!is_repeated(op.section)) return;
+    for (const Value* operand : op.operands)
+      if (operand && is_once(*operand->producer()) && !is_once(op))
+        report(concat(name_of(op), " reads %", operand->name(), ", which only the last micro-batch has"),
+               "expected once=true here too, or a reader behind backward");
     for (const Value* operand : op.operands)
       if (operand && behind_region(operand->producer()->section))
         report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",

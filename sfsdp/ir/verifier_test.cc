@@ -128,6 +128,9 @@ TEST_CASE("each way to break the step is caught") {
       {"bwd:\n", "opt:\n  %early = scalar value=1 : bf16[]\nbwd:\n  %leak = aten.neg %early : bf16[]\n",
        "in section bwd reads %early of section opt"},
       {"bwd_of=%y", "bwd_of=%x", "bwd_of input %x in section init"},
+      {"%w.full = wait %ag", "%w.full = wait %ag once=true", "which only the last micro-batch has"},
+      {"param name=w ", "param name=w once=true ", "has once= in section init"},
+      {"%w.full = wait %ag", "%w.full = wait %ag once=no", "has once= in section fwd"},
       // donated buffers
       {"donates=[0, 1, 2]", "donates=[0, 1, 6]", "donates operand 6"},
       {"donates=[0, 1, 2]", "donates=[0, 1, 2, 3]", "at most one per result (3)"},

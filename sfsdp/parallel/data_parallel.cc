@@ -167,7 +167,7 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
 // cast -> pad -> reduce_scatter per micro-batch into the shard; what is kept whole is reduced once per step, after the
 // micro-batches are added up: a reduction per micro-batch would move the same bytes k times. Where a shard of the sum is
 // all that the update reads (stage 1) that is a reduce_scatter too: the same sums in the same order, half of the bytes
-// of an all_reduce.
+// of an all_reduce. With reduce_once what is to be a shard is added up whole, and reduced by the last micro-batch.
 //   next: the op behind the gradient's producer: the whole gradient is to live no longer than it must
 void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy) {
   Value* value = gradient->operands[0];
@@ -185,8 +185,13 @@ void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const S
                       {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
   const bool whole = s.placements.gradients == Held::Whole;
-  if (s.sharded && !whole) reduce_scatter();
+  const bool once = strategy.options.reduce_once;
+  if (s.sharded && !whole && !once) reduce_scatter();
   value = chain.add("accumulate", value, with_dtype(value->type(), reduce_dtype), name + ".acc");
+  if (s.sharded && !whole && once) {
+    reduce_scatter();
+    value->producer()->attrs["once"] = true;
+  }
   chain.section = Section::Clip;
   chain.before = gradient;
   if (s.sharded && whole) reduce_scatter();

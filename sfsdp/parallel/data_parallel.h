@@ -56,6 +56,10 @@ struct DataParallelOptions {
   MixedPrecisionPolicy mixed_precision = {};
   // Gather again for backward (true) or keep the gathered parameter from forward. Below stage 3 there is nothing to gather.
   bool reshard_after_forward = true;
+  // With several micro-batches: whole gradients are added up, in the dtype of their reduction, and reduced in the last
+  // one (true); or each micro-batch reduces its own, and shards are added up (false): k times the bytes sent, a shard's
+  // memory. Source: FSDP2's set_requires_gradient_sync.
+  bool reduce_once = false;
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
   ParameterLayout layout = ParameterLayout::Flat;

@@ -37,7 +37,7 @@ std::vector<double> whole_of(const Param& p, const std::vector<Array>& shards) {
 void expect_same_meaning(int64_t world, const std::vector<Param>& params, bool bf16, const std::string& passes) {
   CAPTURE(world);
   CAPTURE(bf16);
-  const ir::Graph before = ir::parse_or_throw(sharded_step_text(world, params, bf16));
+  const ir::Graph before = ir::parse_or_throw(sharded_step_text(world, params, {.bf16 = bf16}));
   ir::Graph after = before.clone();
   const auto reports = run_passes(after, parse_passes(passes));
   CHECK(reports.back().changed);
@@ -139,8 +139,8 @@ TEST_CASE("bucket: one gather per unit and region, one packed reduction, one upd
 TEST_CASE("bucket: each parameter and each shard begins where alignment asks") {
   for (const int64_t world : {2, 3, 8})
     for (const bool bf16 : {false, true}) {
-      ir::Graph graph =
-          ir::parse_or_throw(sharded_step_text(world, {{"l.0.a", 5, 7}, {"l.0.b", 64, 1}, {"l.0.c", 3, 3}}, bf16));
+      ir::Graph graph = ir::parse_or_throw(
+          sharded_step_text(world, {{"l.0.a", 5, 7}, {"l.0.b", 64, 1}, {"l.0.c", 3, 3}}, {.bf16 = bf16}));
       run_passes(graph, parse_passes("wrap, bucket"));
       for (const BucketLayout& b : storage_layout_of(graph)) {
         const int64_t element = bf16 ? 2 : 4;  // as gathered: the smaller

@@ -14,6 +14,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/passes/pipeline_reductions.h"
 #include "sfsdp/passes/predict.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/registry.h"
@@ -37,16 +38,19 @@ struct Case {
   ir::Graph graph;
   cost::Machine machine;
   StepProfile profile;
+  int64_t micro_batches = 1;
 };
 
-Case random_case(uint64_t seed, size_t n) {
+//   step, micro_batches: bf16 is chosen by chance
+Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_t micro_batches = 1) {
   std::mt19937_64 random(seed);
   const auto pick = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
   };
   std::vector<testing::Param> params;
   for (size_t i = 0; i < n; ++i) params.push_back({concat("p", i), pick(1, 400), pick(1, 400)});
-  Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, pick(0, 1) == 1)), {}, {}};
+  step.bf16 = pick(0, 1) == 1;
+  Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, step)), {}, {}, micro_batches};
   c.machine.name = c.machine.device = "test";
   c.machine.peak_bf16 = c.machine.peak_f32 = 1e12;
   c.machine.memory_bandwidth = 1e9 * static_cast<double>(pick(1, 20));
@@ -55,7 +59,7 @@ Case random_case(uint64_t seed, size_t n) {
   c.machine.devices_per_node = 4;
   c.machine.node = {.bandwidth = 1e9, .base_latency = 1e-6 * static_cast<double>(pick(1, 40)), .hop_latency = 1e-6};
   c.machine.network = c.machine.node;
-  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused, 1);
+  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused, micro_batches);
   return c;
 }
 
@@ -99,6 +103,7 @@ ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   split_collectives(graph, ctx);
   prefetch_gathers(graph, {}, ctx);
   sink_waits(graph, {}, ctx);
+  pipeline_reductions(graph, {.micro_batches = c.micro_batches}, ctx);
   return graph;
 }
 
@@ -128,16 +133,19 @@ void for_each_schedule(size_t n, const std::function<void(const Schedule&)>& bod
 }  // namespace
 
 TEST_CASE("a schedule is predicted as the simulator times the graph that is made of it") {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < 120; ++seed) {
     CAPTURE(seed);
-    const Case c = random_case(seed, 2 + seed % 6);
+    const testing::ShardedStep step = {.replicas = 1 + static_cast<int64_t>(seed / 3 % 2),
+                                       .reduce_once = seed % 3 == 2};
+    const Case c = random_case(seed, 2 + seed % 6, step, seed % 3 == 0 ? 1 : 3);
     std::mt19937_64 random(seed);
     const Schedule schedule = random_schedule(random, c.profile.params.size());
     const ir::Graph graph = scheduled(c, schedule);
-    const sim::Simulation simulation = sim::simulate(graph, c.machine);
+    const sim::Simulation simulation = sim::simulate(graph, c.machine, {.micro_batches = c.micro_batches});
     const Prediction prediction = predict(c.profile, schedule);
     CHECK(prediction.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01));
-    const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
+    const plan::MemoryPlan memory =
+        plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels, c.micro_batches));
     CHECK(static_cast<double>(prediction.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
   }

@@ -74,8 +74,8 @@ std::vector<Op*> find_blocking(const Graph& graph) {
   return blocking;
 }
 
-// Starts of the tail that read what the body leaves, to stand right behind it.
-bool start_in_body(Graph& graph, PassContext& ctx) {
+// Starts of the tail that read what the body leaves, to stand right behind it; of several micro-batches in the last.
+bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
   ir::Moves moves(graph);
   std::vector<Op*> starts;
   for (const auto& op : graph.ops()) {
@@ -85,7 +85,10 @@ bool start_in_body(Graph& graph, PassContext& ctx) {
     starts.push_back(start);
   }
   moves.apply();
-  for (Op* start : starts) start->section = start->operands[0]->producer()->section;
+  for (Op* start : starts) {
+    start->section = start->operands[0]->producer()->section;
+    if (options.micro_batches > 1) start->attrs["once"] = true;
+  }
   ctx.metrics.add("started_in_body", static_cast<int64_t>(starts.size()));
   return !starts.empty();
 }
@@ -202,17 +205,12 @@ class TailOrder {
   std::vector<Op*> order_;
 };
 
-void check_started(const Graph& graph, const PipelineReductionsOptions& options) {
+void check_started(const Graph& graph) {
   SFSDP_CHECK(find_blocking(graph).empty(), "a collective of the tail still blocks: %",
               find_blocking(graph)[0]->result()->name());
-  bool waited = false;
-  for (const auto& op : graph.ops()) {
-    if (!in_tail(*op)) continue;
-    waited |= ir::is_wait(*op);
-    if (!ir::is_start(*op) || !in_body(*op->operands[0]->producer())) continue;
-    SFSDP_CHECK(options.micro_batches > 1, '%', op->result()->name(), " does not start where its operand is there");
-    SFSDP_CHECK(!waited, '%', op->result()->name(), " starts behind a wait of the tail");
-  }
+  for (const auto& op : graph.ops())
+    SFSDP_CHECK(!in_tail(*op) || !ir::is_start(*op) || !in_body(*op->operands[0]->producer()), '%',
+                op->result()->name(), " does not start where its operand is there");
 }
 
 }  // namespace
@@ -224,9 +222,9 @@ bool pipeline_reductions(Graph& graph, const PipelineReductionsOptions& options,
   split(graph, blocking);
   ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
   bool changed = !blocking.empty();
-  if (options.micro_batches == 1) changed |= start_in_body(graph, ctx);
+  changed |= start_in_body(graph, options, ctx);
   changed |= TailOrder(graph).apply(ctx);
-  check_started(graph, options);
+  check_started(graph);
   return changed;
 }
 

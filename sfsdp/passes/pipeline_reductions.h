@@ -3,11 +3,11 @@
 //         it reads is there, and orders the tail (clip, opt) so that nothing waits longer than it must.
 // Why:    one blocking all-reduce after the other behind the backward is all exposed.
 // Needs:  nothing; behind sink_waits the reduce-scatter that an all-reduce reads has been waited for as late as allowed.
-// Leaves: no blocking collective in the tail that something could run under; with one micro-batch each all-reduce of what
-//         forward and backward leave starts in their section, right behind the op it reads; with more, all start at the
-//         head of the tail, since only there the sums of all micro-batches are there. Behind that: wait and gradient,
-//         bucket by bucket, in the order in which the reductions start, and right behind them the update, if it reads no
-//         other bucket's gradient; updates that a norm holds back come behind it, in the same order.
+// Leaves: no blocking collective in the tail that something could run under; each all-reduce of what forward and backward
+//         leave starts in their section, right behind the op it reads; of several micro-batches in the last (once=true),
+//         where the sums are complete. Behind that: wait and gradient, bucket by bucket, in the order in which the
+//         reductions start, and right behind them the update, if it reads no other bucket's gradient; updates that a norm
+//         holds back come behind it, in the same order.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ TEST_CASE("pipeline_reductions: all-reduces under backward, one barrier for the 
   )");
 }
 
-TEST_CASE("pipeline_reductions: with several micro-batches all start at the head of the tail") {
+TEST_CASE("pipeline_reductions: of several micro-batches the last one starts them") {
   expect_pass("pipeline_reductions micro_batches=2", kClipped, R"(
     graph mesh [dp_replicate=2, dp_shard=2] view local
       %a = param name=a : f32[4/dp_shard]
@@ -111,14 +111,14 @@ TEST_CASE("pipeline_reductions: with several micro-batches all start at the head
       %a.g = aten.neg %b.g : f32[8]
       %b.rs = wait %b.rs.start : f32[4]
       %b.acc = accumulate %b.rs : f32[4]
+      %b.ar.start = all_reduce.start %b.acc axis=dp_replicate once=true : async f32[4]
       %a.rs.start = reduce_scatter.start %a.g axis=dp_shard dim=0 : async f32[4]
       %a.rs = wait %a.rs.start : f32[4]
       %a.acc = accumulate %a.rs : f32[4]
+      %a.ar.start = all_reduce.start %a.acc axis=dp_replicate once=true : async f32[4]
     loss:
       %l.sum = accumulate %l : f32[]
     clip:
-      %b.ar.start = all_reduce.start %b.acc axis=dp_replicate : async f32[4]
-      %a.ar.start = all_reduce.start %a.acc axis=dp_replicate : async f32[4]
       %share = mul_scalar %l.sum value=0.25 : f32[]
       %mean.start = all_reduce.start %share axis=[dp_replicate, dp_shard] : async f32[]
       %b.ar = wait %b.ar.start : f32[4]

@@ -17,9 +17,10 @@ struct Predictor::Bucket {
   const KindProfile* kind = nullptr;
   int64_t elements = 0;
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
-  double cast = 0, gather = 0, pack = 0, reduce = 0;  // seconds
-  double gather_slowdown = 1, reduce_slowdown = 1;    // of kernels beside them
-  double gather_done = 0, reduce_done = 0;
+  double cast = 0, gather = 0, pack = 0, reduce = 0, replicas = 0;         // seconds
+  double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;  // of kernels beside them
+  double gather_done = 0, reduce_done = 0, replicas_done = 0;
+  bool has_reduction() const { return !kind->reduction.empty() && gradient >= 0; }
   int64_t gather_begin = 0;  // position of its start, in the section at hand
   // What its gradients and their reduced shard hold, as changes of bytes by moment.
   const std::vector<std::pair<int64_t, int64_t>>* gradients = nullptr;
@@ -58,8 +59,8 @@ struct Places {
 // Kept from schedule to schedule: allocating it anew took most of a prediction.
 struct Predictor::Scratch {
   std::vector<Bucket> buckets;
-  std::vector<Bucket*> forward, backward, reductions;
-  std::vector<std::pair<int64_t, int64_t>> changes;  // of held bytes, by moment
+  std::vector<Bucket*> forward, backward, packs, reductions;  // reductions: of the micro-batch at hand
+  std::vector<std::pair<int64_t, int64_t>> changes;           // of held bytes, by moment
   Places gathers, waits;
 };
 
@@ -71,31 +72,35 @@ class Predictor::Run {
         buckets_(scratch.buckets),
         forward_(scratch.forward),
         backward_(scratch.backward),
+        packs_(scratch.packs),
         reductions_(scratch.reductions),
         changes_(scratch.changes),
         gathers_(scratch.gathers),
         waits_(scratch.waits) {
     forward_.clear();
     backward_.clear();
-    reductions_.clear();
+    packs_.clear();
     changes_.clear();
     for (Bucket& b : buckets_) {
       if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
       const bool again = !b.unit->keep || b.fwd_first < 0;
       if (b.kind->gathered > 0 && b.bwd_first >= 0 && again) backward_.push_back(&b);
-      if (!b.kind->reduction.empty() && b.gradient >= 0) reductions_.push_back(&b);
+      if (b.gradient >= 0 && (b.has_reduction() || b.kind->replicas)) packs_.push_back(&b);
     }
     std::ranges::stable_sort(forward_, {}, &Bucket::fwd_first);
     std::ranges::stable_sort(backward_, {}, &Bucket::bwd_first);
-    std::ranges::stable_sort(reductions_, {}, &Bucket::gradient);
+    std::ranges::stable_sort(packs_, {}, &Bucket::gradient);
   }
 
   Prediction predict(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
+      last_ = m + 1 == profile_.micro_batches;
+      changes_.clear();
       run_forward();
       run_backward();
     }
+    for (const Bucket* b : packs_) wait_for(b->replicas_done);
     now_ += profile_.tail_seconds;
     for (const Bucket& b : buckets_) now_ += tail_of(b);
     Prediction out;
@@ -108,15 +113,7 @@ class Predictor::Run {
  private:
   // Of each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
   // there too.
-  double tail_of(const Bucket& b) const {
-    double seconds = &b == buckets_.data() ? 0 : 2 * profile_.machine.launch;
-    if (b.kind->replicas) {
-      const int64_t elements = b.elements / b.kind->multiple;
-      const double mine = static_cast<double>(elements) * b.kind->reduced;
-      seconds += cost::collective_seconds("all_reduce", mine, b.kind->replica_group, profile_.machine);
-    }
-    return seconds;
-  }
+  double tail_of(const Bucket& b) const { return &b == buckets_.data() ? 0 : 2 * profile_.machine.launch; }
 
   void advance(int64_t to) {
     if (to <= at_) return;
@@ -125,22 +122,30 @@ class Predictor::Run {
   }
   // Kernels are slower while a collective runs beside them.
   void compute(double alone) {
-    const double shared = std::max(0.0, lane_ - now_);
+    const double shared = std::max(0.0, busy_ - now_);
     now_ += alone * slowdown_ <= shared ? alone * slowdown_ : alone + shared * (1 - 1 / slowdown_);
   }
-  void start(double seconds, double slowdown) {
-    lane_ = std::max(lane_, now_) + seconds;
+  // Returns when it is done. A communicator is a lane; those that are busy slow kernels down as one.
+  double start(double& lane, double seconds, double slowdown) {
+    lane = std::max(lane, now_) + seconds;
+    busy_ = std::max(busy_, now_) + seconds;
     slowdown_ = slowdown;
+    return lane;
   }
   void start_gather(Bucket& b) {
     compute(b.cast);
-    start(b.gather, b.gather_slowdown);
-    b.gather_done = lane_;
+    b.gather_done = start(lane_, b.gather, b.gather_slowdown);
     b.gather_begin = at_ * kMoments;
   }
   void wait_for(double done) {
     exposed_ += std::max(0.0, done - now_);
     now_ = std::max(now_, done);
+    busy_ = std::max(busy_, done);
+  }
+  void start_replicas(Bucket& b) {
+    if (!b.kind->replicas || !last_) return;
+    b.replicas_done = start(replica_lane_, b.replicas, b.replicas_slowdown);
+    hold(at_ * kMoments, end_, b.shard);
   }
 
   // Gathers of a section as the pass prefetch_gathers places them: by the gather at whose wait each starts.
@@ -182,6 +187,9 @@ class Predictor::Run {
     }
     size_t next = 0;
     // As the pass sink_waits places them: by the reduction at whose start each is waited for.
+    reductions_.clear();
+    for (Bucket* b : packs_)
+      if (b->has_reduction() && (last_ || !b->kind->once)) reductions_.push_back(b);
     const size_t n = reductions_.size();
     waits_.clear(n);
     for (size_t i = n; i-- > 0;) {
@@ -195,32 +203,48 @@ class Predictor::Run {
         run_gather(backward_, next);
       }
     };
-    const auto finish = [&](Bucket* b) {
+    const auto finish = [&](Bucket* b, int64_t until) {  // until: the last moment of what is sent
       wait_for(b->reduce_done);
-      hold(b->gradient * kMoments + kPack, std::max(b->gradient * kMoments + kStart, at_ * kMoments - 1),
-           static_cast<int64_t>(static_cast<double>(b->elements) * b->kind->reduced));
+      if (!b->kind->once)
+        hold(b->gradient * kMoments + kPack, std::max(b->gradient * kMoments + kStart, until), packed_bytes(*b));
+      if (profile_.micro_batches > 1 && !b->kind->once)  // to be added to the sum
+        hold(b->gradient * kMoments + kStart, std::max(b->gradient * kMoments + kStart, until), b->shard);
+      start_replicas(*b);
     };
-    const auto finish_all = [&](int first) {
-      for (int k = first; k >= 0; k = waits_.next[static_cast<size_t>(k)]) finish(reductions_[static_cast<size_t>(k)]);
+    const auto finish_all = [&](int first, int64_t until) {
+      for (int k = first; k >= 0; k = waits_.next[static_cast<size_t>(k)])
+        finish(reductions_[static_cast<size_t>(k)], until);
     };
-    for (size_t i = 0; i < reductions_.size(); ++i) {
-      Bucket& b = *reductions_[i];
+    size_t i = 0;
+    for (Bucket* const packed : packs_) {
+      Bucket& b = *packed;
       gathers_up_to(b.gradient + 1);
       advance(b.gradient + 1);
-      finish_all(waits_.before[i]);
+      const bool reduces = i < n && reductions_[i] == packed;
+      const int64_t packed_at = b.gradient * kMoments + kPack;
+      if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
       compute(b.pack);
-      start(b.reduce, b.reduce_slowdown);
-      b.reduce_done = lane_;
-      finish_all(waits_.behind[i]);
-      if (b.unit->sink_depth == 0) finish(&b);
+      if (b.kind->once) hold(packed_at, packed_at, packed_bytes(b));
+      if (!reduces) {
+        if (!b.has_reduction()) start_replicas(b);
+        continue;
+      }
+      if (b.kind->once) finish_all(waits_.before[i], packed_at);
+      b.reduce_done = start(lane_, b.reduce, b.reduce_slowdown);
+      finish_all(waits_.behind[i], packed_at + 1);
+      if (b.unit->sink_depth == 0) finish(&b, packed_at + 1);
+      ++i;
     }
     gathers_up_to(std::numeric_limits<int64_t>::max());
     advance(profile_.body_end);
-    for (size_t i = 0; i < n; ++i)
-      if (!waits_.moved[i] && reductions_[i]->unit->sink_depth > 0) finish(reductions_[i]);
+    for (size_t k = 0; k < n; ++k)
+      if (!waits_.moved[k] && reductions_[k]->unit->sink_depth > 0) finish(reductions_[k], at_ * kMoments - 1);
     for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
   }
 
+  static int64_t packed_bytes(const Bucket& b) {
+    return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->reduced);
+  }
   static int64_t gathered_bytes(const Bucket& b) {
     return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->gathered);
   }
@@ -231,16 +255,14 @@ class Predictor::Run {
     changes_.emplace_back(last + 1, -bytes);
   }
 
-  // Most bytes alive: what the profile says is alive anyway, and what the buckets hold. Of one micro-batch.
+  // Most bytes alive: what the profile says is alive anyway, and what the buckets hold. Of the last micro-batch.
   int64_t peak() {
-    changes_.resize(changes_.size() / static_cast<size_t>(profile_.micro_batches));
-    const int64_t end = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
     int64_t largest = 0;  // clipped gradient, which the update reads
     for (const Bucket& b : buckets_) {
       if (b.gradients) changes_.insert(changes_.end(), b.gradients->begin(), b.gradients->end());
       largest = std::max(largest, b.shard);
     }
-    hold(profile_.body_end * kMoments, end, largest);
+    hold(profile_.body_end * kMoments, end_, largest);
     std::ranges::sort(changes_);
     int64_t held = 0, most = 0, from = 0;
     for (size_t i = 0; i < changes_.size();) {
@@ -249,7 +271,7 @@ class Predictor::Run {
       for (; i < changes_.size() && changes_[i].first == position; ++i) held += changes_[i].second;
       from = position;
     }
-    return std::max(most, held + most_live(from, end));
+    return std::max(most, held + most_live(from, end_));
   }
   int64_t most_live(int64_t first, int64_t last) const {  // of moments
     return last < first ? 0 : profile_.most_live(first / 2, last / 2);
@@ -257,11 +279,14 @@ class Predictor::Run {
 
   const StepProfile& profile_;
   std::vector<Bucket>& buckets_;
-  std::vector<Bucket*>&forward_, &backward_, &reductions_;
+  std::vector<Bucket*>&forward_, &backward_, &packs_, &reductions_;
   std::vector<std::pair<int64_t, int64_t>>& changes_;
   Places &gathers_, &waits_;
-  double now_ = 0, lane_ = 0, slowdown_ = 1, exposed_ = 0;
+  double now_ = 0, slowdown_ = 1, exposed_ = 0;
+  double lane_ = 0, replica_lane_ = 0, busy_ = 0;  // until when: the shards' communicator, the replicas', any
   int64_t at_ = 0;
+  const int64_t end_ = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;  // the last moment
+  bool last_ = true;                                                             // micro-batch
 };
 
 Predictor::Predictor(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
@@ -288,7 +313,7 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
   }
   for (Bucket& b : buckets) {
     price(b);
-    if (b.kind->reduction.empty() || b.gradient < 0) continue;
+    if (b.gradient < 0 || (!b.has_reduction() && !b.kind->replicas)) continue;
     auto& changes = gradient_changes_.emplace_back();
     b.gradients = &changes;
     const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
@@ -297,9 +322,13 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
     };
     const int64_t elements = b.elements / b.kind->multiple;
     b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
-    const int64_t last = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
-    // Until the update; with several micro-batches what they add to.
-    hold(profile_.micro_batches > 1 ? 0 : b.gradient * kMoments + kStart, last, b.shard);
+    const int64_t last =
+        b.kind->replicas ? profile_.body_end * kMoments : (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
+    // Until the update, or the reduction over replicas is done; what micro-batches add to, from the first one on.
+    const bool sums_up = profile_.micro_batches > 1 && !b.kind->once;
+    hold(sums_up ? 0 : b.gradient * kMoments + kStart, last, b.shard);
+    if (b.kind->once)
+      hold(0, profile_.body_end * kMoments, static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->reduced));
     for (size_t i = first; i < end; ++i)
       if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
         hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
@@ -319,9 +348,15 @@ void Predictor::price(Bucket& b) const {
     b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
   b.gather_slowdown = cost::overlap_slowdown(k.gather_group, profile_.machine);
   b.reduce_slowdown = cost::overlap_slowdown(k.reduce_group, profile_.machine);
+  b.replicas_slowdown = cost::overlap_slowdown(k.replica_group, profile_.machine);
   if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
   if (!k.reduction.empty()) {
     b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
+    b.pack = memory_seconds(2 * n * k.reduced);
+  }
+  if (k.replicas) {
+    const double whole = k.reduction.empty() ? n : mine;
+    b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
     b.pack = memory_seconds(2 * n * k.reduced);
   }
 }

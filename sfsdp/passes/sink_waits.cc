@@ -23,6 +23,18 @@ struct Reduction {
   const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
 };
 
+// The param whose gradient a reduced value becomes, by way of a reduction over replicas or not; nullptr: none.
+const Op* param_of_reduced(const Graph& graph, const Graph::Uses& uses, const Value* value) {
+  for (auto readers = uses.find(value); readers != uses.end() && readers->second.size() == 1;
+       readers = uses.find(value)) {
+    const Op* reader = readers->second[0];
+    if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
+    if (!ir::is_collective(*reader) && !ir::is_wait(*reader) && !reader->is("cast")) break;
+    value = reader->result();
+  }
+  return nullptr;
+}
+
 std::vector<Reduction> find_reductions(const Graph& graph) {
   const auto uses = graph.uses();
   std::vector<Reduction> reductions;
@@ -43,10 +55,8 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
     bool needed = false;
     if (const auto readers = uses.find(value); readers != uses.end())
-      for (const Op* reader : readers->second) {
-        needed |= reader->section == Section::Bwd;
-        if (reader->is("gradient")) r.param = graph.find_param(reader->attr<std::string>("param"));
-      }
+      for (const Op* reader : readers->second) needed |= reader->section == Section::Bwd;
+    r.param = param_of_reduced(graph, uses, value);
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }
   return reductions;

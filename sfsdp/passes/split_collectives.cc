@@ -37,6 +37,7 @@ void split(Graph& graph, const std::vector<Op*>& blocking) {
       half->bwd_of = op->bwd_of;
     }
     start->attrs = op->attrs;
+    if (ir::is_once(*op)) wait->attrs["once"] = true;
     waited[result] = wait->result();
   }
   insertions.apply();

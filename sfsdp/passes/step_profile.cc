@@ -107,9 +107,10 @@ class Profiler {
         kind.gathered = static_cast<double>(ir::size_in_bytes(op.result()->type().dtype));
         kind.casts = sent->producer()->is("cast");
         kind.gather_group = program_.groups[c.communicator];
-      } else if (sent->producer()->is("pack")) {
+      } else if (c.part != sim::Part::Tail && gradient_kind_.contains(&op)) {
         KindProfile& kind = out_.kinds[gradient_kind_.at(&op)];
         kind.reduction = c.kind;
+        kind.once = ir::is_once(op);
         kind.reduced = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
         kind.reduce_group = program_.groups[c.communicator];
       } else if (c.part == sim::Part::Tail && gradient_kind_.contains(&op)) {
@@ -194,7 +195,7 @@ class Profiler {
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const cost::Kernel& kernel = program_.kernels.kernels[k];
       if (std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); })) continue;
-      if (sim::part_of(kernel.ops[0]->section) == sim::Part::Body)
+      if (sim::part_of(kernel.ops[0]->section) == sim::Part::Last)
         at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds;
       else
         out_.tail_seconds += kernel.seconds;
@@ -211,7 +212,7 @@ class Profiler {
     options.in_registers = [&](const Value* value) { return in_registers_.contains(value); };
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
     for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {
-      if (belongs_to_bucket(*b.value->producer())) continue;
+      if (belongs_to_bucket(*b.value->producer()) || gradient_kind_.contains(b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
       live[2 * static_cast<size_t>(b.first)] += b.bytes;
       live[2 * static_cast<size_t>(b.last) + 1] -= b.bytes;

@@ -24,7 +24,8 @@ struct KindProfile {
   bool casts = false;  // shards are cast before they are sent
   cost::GroupShape gather_group, reduce_group, replica_group;
   std::string reduction;  // of backward: reduce_scatter, all_reduce; "": none
-  bool replicas = false;  // reduced over replicas too, behind backward
+  bool once = false;      // it reduces what all micro-batches have added up
+  bool replicas = false;  // the last micro-batch reduces over replicas too
 };
 
 // Positions are those of ops in the graph with all parameters in one unit; -1: never.

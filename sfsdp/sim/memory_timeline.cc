@@ -82,6 +82,8 @@ std::array<std::vector<int64_t>, kParts> positions_of(const Graph& graph) {
   std::array<std::vector<int64_t>, kParts> positions;
   for (size_t i = 0; i < graph.ops().size(); ++i)
     positions[static_cast<size_t>(part_of(graph.ops()[i]->section))].push_back(static_cast<int64_t>(i));
+  for (const int64_t i : positions[static_cast<size_t>(Part::Last)])
+    if (!ir::is_once(*graph.ops()[static_cast<size_t>(i)])) positions[static_cast<size_t>(Part::Body)].push_back(i);
   return positions;
 }
 
@@ -146,7 +148,8 @@ std::vector<MemorySample> memory_over_time(const Graph& graph, const plan::Memor
     if (fullest.total() > 0) put(now);
   };
   walk(Part::Head);
-  for (int64_t m = 0; m < simulation.micro_batches; ++m) walk(Part::Body);
+  for (int64_t m = 1; m < simulation.micro_batches; ++m) walk(Part::Body);
+  walk(Part::Last);
   walk(Part::Tail);
   MemorySample end = alive.back();
   end.at = simulation.step_seconds;

@@ -63,16 +63,23 @@ class Maker {
   }
 
  private:
+  static std::vector<size_t> parts_of(const Op& op) {
+    const auto part = static_cast<size_t>(part_of(op.section));
+    if (part_of(op.section) != Part::Last || ir::is_once(op)) return {part};
+    return {static_cast<size_t>(Part::Body), part};
+  }
+
   // A fused kernel runs where its first op stands, the copy out of a gather behind its wait.
   void compute(const Op& op, size_t kernel, int64_t position) {
     if (out_.kernel_position[kernel] >= 0) return;
     out_.kernel_position[kernel] = position;
-    const auto part = static_cast<size_t>(part_of(op.section));
-    std::vector<Task>& tasks = out_.tasks[part];
-    if (tasks.empty() || tasks.back().kind != Task::Compute)
-      tasks.push_back({.kind = Task::Compute, .first = order_[part].size()});
-    order_[part].push_back(kernel);
-    ++tasks.back().count;
+    for (const size_t part : parts_of(op)) {
+      std::vector<Task>& tasks = out_.tasks[part];
+      if (tasks.empty() || tasks.back().kind != Task::Compute)
+        tasks.push_back({.kind = Task::Compute, .first = order_[part].size()});
+      order_[part].push_back(kernel);
+      ++tasks.back().count;
+    }
   }
 
   void start(const Op& op, int64_t position) {
@@ -86,23 +93,26 @@ class Maker {
     c.communicator = communicator_of(axes);
     c.slowdown = cost::overlap_slowdown(out_.groups[c.communicator], machine_);
     c.cost = cost::collective_cost(c.kind, c.bytes, out_.groups[c.communicator], machine_);
-    c.turn = out_.turns[static_cast<size_t>(c.part)][c.communicator]++;
     collective_of_.emplace(&op, out_.collectives.size());
-    out_.tasks[static_cast<size_t>(c.part)].push_back(
-        {.kind = Task::Start, .collective = out_.collectives.size(), .position = position});
+    for (const size_t part : parts_of(op)) {
+      int64_t& turn = static_cast<Part>(part) == Part::Body ? c.body_turn : c.turn;
+      turn = out_.turns[part][c.communicator]++;
+      out_.tasks[part].push_back({.kind = Task::Start, .collective = out_.collectives.size(), .position = position});
+    }
     out_.collectives.push_back(std::move(c));
   }
 
   void wait(const Op& op, const Op* started, int64_t position) {
     const auto found = collective_of_.find(started);
-    if (found == collective_of_.end()) {  // in flight since the step before
-      std::vector<Task>& tasks = out_.tasks[static_cast<size_t>(part_of(op.section))];
-      carried_.push_back({started, part_of(op.section), tasks.size()});
-      tasks.push_back({.kind = Task::Wait, .position = position, .carried = true});
-      return;
+    for (const size_t part : parts_of(op)) {
+      std::vector<Task>& tasks = out_.tasks[part];
+      if (found == collective_of_.end()) {  // in flight since the step before
+        carried_.push_back({started, part, tasks.size()});
+        tasks.push_back({.kind = Task::Wait, .position = position, .carried = true});
+      } else {
+        tasks.push_back({.kind = Task::Wait, .collective = found->second, .position = position});
+      }
     }
-    out_.tasks[static_cast<size_t>(part_of(op.section))].push_back(
-        {.kind = Task::Wait, .collective = found->second, .position = position});
   }
 
   // What forward waits for is known once the tail that starts it has been read.
@@ -112,7 +122,7 @@ class Maker {
         if (carry.current->producer() != wait.state) continue;
         const size_t collective = collective_of_.at(carry.next->producer());
         out_.collectives[collective].carried = true;
-        out_.tasks[static_cast<size_t>(wait.part)][wait.task].collective = collective;
+        out_.tasks[wait.part][wait.task].collective = collective;
       }
   }
 
@@ -129,8 +139,7 @@ class Maker {
 
   struct CarriedWait {
     const Op* state = nullptr;
-    Part part = Part::Body;
-    size_t task = 0;
+    size_t part = 0, task = 0;
   };
 
   const Graph& graph_;
@@ -149,7 +158,7 @@ Part part_of(Section section) {
     case Section::Init: return Part::Head;
     case Section::Fwd:
     case Section::Loss:
-    case Section::Bwd: return Part::Body;
+    case Section::Bwd: return Part::Last;
     case Section::Clip:
     case Section::Opt: return Part::Tail;
   }

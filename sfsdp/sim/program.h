@@ -15,22 +15,25 @@
 
 namespace sfsdp::sim {
 
-// A step is Head once, Body once per micro-batch (forward, loss, backward), Tail once.
-enum class Part : uint8_t { Head, Body, Tail };
-inline constexpr size_t kParts = 3;
+// A step is Head, then forward, loss and backward of each micro-batch (Body, of the last one Last, which also has what
+// runs once), then Tail.
+enum class Part : uint8_t { Head, Body, Last, Tail };
+inline constexpr size_t kParts = 4;
+// Of what all micro-batches run: Last.
 Part part_of(ir::Section section);
 
 struct Collective {
   const ir::Op* op = nullptr;
   int64_t position = 0;  // in the graph
-  Part part = Part::Body;
+  Part part = Part::Last;
   std::string kind;  // all_gather, …
   double bytes = 0;  // of the larger side: what a gather makes, what a reduction reads
   cost::CollectiveCost cost;
   double slowdown = 1;   // what kernels take longer while it runs
   bool carried = false;  // waited for in the next step
   size_t communicator = 0;
-  int64_t turn = 0;  // how many of its part come before it on its communicator
+  int64_t turn = 0;       // how many of its part come before it on its communicator
+  int64_t body_turn = 0;  // Last: the same in Body
 };
 
 struct Task {

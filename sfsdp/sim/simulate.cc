@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/sim/simulate.h"
+#include "sfsdp/ir/opset.h"
 
 #include <algorithm>
 #include <deque>
@@ -88,11 +89,12 @@ class Simulator {
       }
     }
     passes_ = {Part::Head};
-    passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches), Part::Body);
-    passes_.push_back(Part::Tail);
-    for (const auto& op : graph.ops())
-      out_.flops +=
-          cost::flops_of(*op) * static_cast<double>(part_of(op->section) == Part::Body ? options.micro_batches : 1);
+    passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches - 1), Part::Body);
+    passes_.insert(passes_.end(), {Part::Last, Part::Tail});
+    for (const auto& op : graph.ops()) {
+      const bool repeats = part_of(op->section) == Part::Last && !ir::is_once(*op);
+      out_.flops += cost::flops_of(*op) * static_cast<double>(repeats ? options.micro_batches : 1);
+    }
   }
 
   Simulation run() {
@@ -140,9 +142,11 @@ class Simulator {
   int64_t turn_of(const Collective& c, size_t pass) const {
     const auto turns = [&](Part part) { return program_.turns[static_cast<size_t>(part)][c.communicator]; };
     if (c.part == Part::Head) return c.turn;
-    if (c.part == Part::Tail) return turns(Part::Head) + options_.micro_batches * turns(Part::Body) + c.turn;
+    const int64_t last = turns(Part::Head) + (options_.micro_batches - 1) * turns(Part::Body);
+    if (c.part == Part::Tail) return last + turns(Part::Last) + c.turn;
     const auto micro_batch = std::min(static_cast<int64_t>(pass), options_.micro_batches) - 1;
-    return turns(Part::Head) + micro_batch * turns(Part::Body) + c.turn;
+    if (micro_batch + 1 == options_.micro_batches) return last + c.turn;
+    return turns(Part::Head) + micro_batch * turns(Part::Body) + c.body_turn;
   }
 
   // Runs the program of a rank until it ends or has to wait. What it starts lies in its own future, so no event that is

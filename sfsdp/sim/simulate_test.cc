@@ -6,6 +6,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/collective_cost.h"
 #include "sfsdp/cost/registers.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/trace.h"
 
@@ -70,6 +71,39 @@ TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter wait
   CHECK(jittered > alike);
   CHECK(jittered < alike + 0.5 * 256);
   CHECK(simulate(graph, unit_machine(), {.jitter = 1e-12}).step_seconds == doctest::Approx(alike));
+}
+
+TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and the tail waits for it") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [dp_replicate=2, dp_shard=4] view local
+      %x = input name=x : f32[4, 4]
+    bwd:
+      %y = aten.mm %x, %x : f32[4, 4]
+      %r = reduce_scatter.start %y axis=dp_shard dim=0 : async f32[1, 4]
+      %rw = wait %r : f32[1, 4]
+      %s = accumulate %rw : f32[1, 4]
+      %a = all_reduce.start %s axis=dp_replicate once=true : async f32[1, 4]
+      %z = aten.mm %x, %y : f32[4, 4]
+    opt:
+      %aw = wait %a : f32[1, 4]
+      return %aw, %z
+  )");
+  const auto count = [](const Simulation& s, const std::string& kind) {
+    return std::ranges::count_if(
+        s.events, [&](const Event& e) { return e.kind == Event::Collective && ir::collective_kind(*e.op) == kind; });
+  };
+  for (const int64_t n : {1, 2, 3})
+    for (const Timelines timelines : {Timelines::Collapsed, Timelines::PerRank}) {
+      const Simulation s = simulate(graph, unit_machine(), {.micro_batches = n, .timelines = timelines});
+      CHECK(count(s, "reduce_scatter") == n);
+      CHECK(count(s, "all_reduce") == 1);
+      CHECK(s.flops == 256 * n);
+    }
+  // It runs under what stands behind it in the body.
+  const double body = simulate(graph, unit_machine(), {.micro_batches = 3}).step_seconds -
+                      simulate(graph, unit_machine(), {.micro_batches = 2}).step_seconds;
+  CHECK(body < simulate(graph, unit_machine()).step_seconds + 1e-9);
+  CHECK(simulate(graph, unit_machine()).exposed_seconds.at("all_reduce") == 0);
 }
 
 TEST_CASE("registers hold what one kernel alone makes and reads") {

@@ -175,6 +175,9 @@ TEST_CASE("collectives run as often as the rules say, with frozen, unused and sh
   CHECK(fsdp(2, {.reshard_after_forward = false}) ==
         Counts{{"all_gather", 8}, {"reduce_scatter", 6}, {"all_reduce", 3}});
   CHECK(fsdp(2, {}, 3) == Counts{{"all_gather", 3 * 14}, {"reduce_scatter", 3 * 6}, {"all_reduce", 3}});
+  // Added up whole, reduced by the last micro-batch.
+  CHECK(fsdp(2, {.reduce_once = true}, 3) == Counts{{"all_gather", 3 * 14}, {"reduce_scatter", 6}, {"all_reduce", 3}});
+  CHECK(fsdp(2, {.reduce_once = true}) == fsdp(2));
   CHECK(fsdp(1).empty());
   // HSDP: the replicas' all-reduce of each shard once a step, whatever the micro-batches.
   const auto hsdp = [](int64_t micro_batches) {

@@ -182,6 +182,11 @@ TEST_CASE("micro-batches, kept gathers and small replicated parameters change no
   expect_parity(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 1, reference);
   expect_parity(make_llama, init_device_mesh({{"dp_shard", 3}}), {.units = "layers.*.*, norm, [output]"}, 2, reference);
   expect_parity(make_llama, init_device_mesh({{"dp_shard", 4}}), {.min_shard_numel = 100}, 1, reference);
+  expect_parity(make_llama, init_device_mesh({{"dp_shard", 2}}), {.reduce_once = true}, 3, reference);
+  expect_parity(make_llama, init_device_mesh({{"dp_shard", 3}}), {.reduce_once = true, .layout = ParameterLayout::Dim0},
+                2, reference);
+  expect_parity(make_llama, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                {.mode = DataParallelMode::HybridShard, .reduce_once = true, .min_shard_numel = 100}, 3, reference);
   expect_parity(make_llama, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
                 {.mode = DataParallelMode::HybridShard, .min_shard_numel = 100}, 3, reference);
 }

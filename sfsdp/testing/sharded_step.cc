@@ -6,8 +6,10 @@
 
 namespace sfsdp::testing {
 
-std::string sharded_step_text(int64_t world, const std::vector<Param>& params, bool bf16) {
-  std::string head = concat("graph mesh [dp_shard=", world, "] view local\n  %step = state name=step : f32[]\n");
+std::string sharded_step_text(int64_t world, const std::vector<Param>& params, const ShardedStep& step) {
+  const bool bf16 = step.bf16;
+  std::string head = concat("graph mesh [", step.replicas > 1 ? concat("dp_replicate=", step.replicas, ", ") : "",
+                            "dp_shard=", world, "] view local\n  %step = state name=step : f32[]\n");
   std::string fwd = "fwd:\n  %loss0 = full value=0.0 : f32[]\n", bwd = "bwd:\n", clip = "clip:\n", opt = "opt:\n";
   std::string carries = "  carry %step = %step.new\n", squares, flags;
   std::string loss = "%loss0";
@@ -52,9 +54,20 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, b
       bwd += concat("  %", p.name, ".gp = pad %", gradient, " dim=0 size=", padded, " : f32", all, "\n");
       gradient = p.name + ".gp";
     }
-    bwd += concat("  %", p.name, ".rs = reduce_scatter %", gradient, " axis=dp_shard dim=0 : f32", plain, "\n");
-    bwd += concat("  %", p.name, ".acc = accumulate %", p.name, ".rs : f32", plain, "\n");
-    clip += concat("  %", p.name, ".grad = gradient %", p.name, ".acc param=", p.name, " : f32", plain, "\n");
+    const auto reduce = [&](const char* once) {
+      bwd += concat("  %", p.name, ".rs = reduce_scatter %", gradient, " axis=dp_shard dim=0", once, " : f32", plain,
+                    "\n");
+      gradient = p.name + ".rs";
+    };
+    if (!step.reduce_once) reduce("");
+    bwd += concat("  %", p.name, ".acc = accumulate %", gradient, " : f32", step.reduce_once ? all : plain, "\n");
+    gradient = p.name + ".acc";
+    if (step.reduce_once) reduce(" once=true");
+    if (step.replicas > 1) {
+      clip += concat("  %", p.name, ".ar = all_reduce %", gradient, " axis=dp_replicate : f32", plain, "\n");
+      gradient = p.name + ".ar";
+    }
+    clip += concat("  %", p.name, ".grad = gradient %", gradient, " param=", p.name, " : f32", plain, "\n");
     squares += concat(squares.empty() ? "" : ", ", "%", p.name, ".grad");
     flags += squares.find(',') == std::string::npos && flags.empty() ? "false" : ", false";
     opt += concat("  %", p.name, ".scaled = scale %", p.name, ".grad, %c : f32", plain, "\n");

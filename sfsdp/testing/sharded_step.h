@@ -12,9 +12,15 @@ struct Param {
   int64_t rows = 0, columns = 0;
 };
 
+struct ShardedStep {
+  bool bf16 = false;         // parameters are cast before they are gathered, gradients before they are reduced
+  int64_t replicas = 1;      // of all shards; gradients are all-reduced over them
+  bool reduce_once = false;  // by the last micro-batch
+};
+
 // The text of a step as data parallelism and the optimizer leave it: each parameter is gathered in forward and again in
 // backward, which goes through them in the same order; its gradient is reduced and clipped, the parameter updated.
-//   bf16: parameters are cast before they are gathered, gradients cast before they are reduced
-std::string sharded_step_text(int64_t world, const std::vector<Param>& params, bool bf16 = false);
+//   world: ranks that share the parameters
+std::string sharded_step_text(int64_t world, const std::vector<Param>& params, const ShardedStep& step = {});
 
 }  // namespace sfsdp::testing

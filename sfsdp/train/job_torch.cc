@@ -33,6 +33,7 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   options.min_shard_numel = p.min_shard_numel;
   options.layout = p.fsdp_layout == "flat" ? ParameterLayout::Flat : ParameterLayout::Dim0;
   options.units = p.fsdp_units;
+  options.reduce_once = p.fsdp_reduce_gradients == "last";
   if (config.training.mixed_precision_param == "bfloat16") {
     options.mixed_precision.param_dtype = ir::DType::bf16;
     options.mixed_precision.reduce_dtype =
@@ -113,6 +114,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
   job.shares = share_batch(config.training, strategy.data_ranks());
+  if (job.shares.accumulation == 1) strategy.options.reduce_once = false;  // the only one is the last
   options.micro_batches = job.shares.accumulation;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   auto forward = job.model.forward;
