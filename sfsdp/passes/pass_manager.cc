@@ -42,7 +42,7 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
     context.layout = options.layout;
     if (i + 1 < calls.size())
       context.finish = [&, i](ir::Graph& other) {
-        run_passes(other, calls.subspan(i + 1), {.layout = options.layout});
+        run_passes(other, calls.subspan(i + 1), {.layout = options.layout, .checks = options.checks});
       };
     count(graph, "before", context.metrics);
     const bool checked = options.checks == Checks::EveryPass || is_registered(*call.info);

@@ -76,7 +76,7 @@ class Search {
   }
 
   // Takes `candidate` for the current one if it is better.
-  bool take(Scored& now, Schedule candidate) {
+  bool take(Scored& now, const Schedule& candidate) {
     if (left_-- <= 0) return false;
     // Time first, which most candidates lose by.
     if (fits(now.prediction) && predictor_.seconds(candidate) >= now.prediction.seconds * (1 - kWorthwhile))
@@ -84,7 +84,7 @@ class Search {
     left_ -= kMemoryCost;
     const Prediction p = predictor_.predict(candidate);
     if (!better(p, now.prediction)) return false;
-    now = {std::move(candidate), p};
+    now = {candidate, p};
     return true;
   }
 
@@ -110,15 +110,15 @@ class Search {
     while (improved && left_ > 0) {
       improved = false;
       for (const Change& change : changes()) {  // of all units at once
-        Schedule candidate = now.schedule;
-        for (UnitChoice& unit : candidate) change(unit);
-        improved |= take(now, std::move(candidate));
+        candidate_ = now.schedule;
+        for (UnitChoice& unit : candidate_) change(unit);
+        improved |= take(now, candidate_);
       }
       for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
         for (const Change& change : changes()) {
-          Schedule candidate = now.schedule;
-          change(candidate[u]);
-          improved |= take(now, std::move(candidate));
+          candidate_ = now.schedule;
+          change(candidate_[u]);
+          improved |= take(now, candidate_);
         }
       }
       improved |= move_borders(now);
@@ -129,29 +129,30 @@ class Search {
     bool improved = false;
     for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
       if (u + 1 < now.schedule.size()) {
-        Schedule merged = now.schedule;
-        merged[u].end = merged[u + 1].end;
-        merged.erase(merged.begin() + static_cast<std::ptrdiff_t>(u) + 1);
-        improved |= take(now, std::move(merged));
+        candidate_ = now.schedule;
+        candidate_[u].end = candidate_[u + 1].end;
+        candidate_.erase(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1);
+        improved |= take(now, candidate_);
       }
       if (u + 1 < now.schedule.size())
         for (const int64_t by : {1, -1, 4, -4}) {
-          Schedule moved = now.schedule;
-          const int64_t border = static_cast<int64_t>(moved[u].end) + by;
-          if (border <= static_cast<int64_t>(moved[u].first) || border >= static_cast<int64_t>(moved[u + 1].end))
+          const Schedule& units = now.schedule;
+          const int64_t border = static_cast<int64_t>(units[u].end) + by;
+          if (border <= static_cast<int64_t>(units[u].first) || border >= static_cast<int64_t>(units[u + 1].end))
             continue;
-          moved[u].end = moved[u + 1].first = static_cast<size_t>(border);
-          improved |= take(now, std::move(moved));
+          candidate_ = units;
+          candidate_[u].end = candidate_[u + 1].first = static_cast<size_t>(border);
+          improved |= take(now, candidate_);
         }
       const UnitChoice unit = now.schedule[u];
       const size_t length = unit.end - unit.first;
       const size_t step = std::max<size_t>(length / 8, 1);
       for (size_t cut = unit.first + step; cut < unit.end; cut += step) {
-        Schedule split = now.schedule;
-        UnitChoice rest = split[u];
-        rest.first = split[u].end = cut;
-        split.insert(split.begin() + static_cast<std::ptrdiff_t>(u) + 1, rest);
-        if (take(now, std::move(split))) {
+        candidate_ = now.schedule;
+        UnitChoice rest = unit;
+        rest.first = candidate_[u].end = cut;
+        candidate_.insert(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1, rest);
+        if (take(now, candidate_)) {
           improved = true;
           break;
         }
@@ -163,7 +164,8 @@ class Search {
   const StepProfile& profile_;
   Predictor predictor_;
   SearchOptions options_;
-  int64_t left_;  // evaluations that may still be made
+  int64_t left_;        // evaluations that may still be made
+  Schedule candidate_;  // what is tried; one for all, as allocating them costs more than timing them
 };
 
 }  // namespace

@@ -183,8 +183,9 @@ bool fits(const Schedule& schedule, const StepProfile& profile, const ir::Graph&
   for (size_t i = 0; i < params.size(); ++i) params[i]->attrs["unit"] = units[i];
   ctx.finish(copy);
   const auto kernels = cost::form_kernels(copy, *options.machine, cost::Execution::Fused, options.micro_batches);
-  const auto plan = plan::plan_memory(copy, plan::memory_options(copy, kernels, options.micro_batches));
-  return static_cast<double>(plan.peak()) <= memory;
+  plan::MemoryOptions plan = plan::memory_options(copy, kernels, options.micro_batches);
+  plan.enough_bytes = static_cast<int64_t>(memory);
+  return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
 }
 
 std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const std::vector<std::string>& named,

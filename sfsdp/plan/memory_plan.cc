@@ -114,13 +114,13 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   plan.buffers = find_buffers(graph, options);
-  plan.arena_bytes = assign_offsets(plan.buffers);
-  const Peak peak = live_peak(plan.buffers);
-  plan.live_bytes = peak.bytes;
-  plan.peak_position = peak.position;
   for (const auto& op : graph.ops())
     if ((op->is("param") || op->is("state")) && !ir::is_in_flight(*op))
       plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
+  plan.arena_bytes = assign_offsets(plan.buffers, options.enough_bytes - plan.state_bytes);
+  const Peak peak = live_peak(plan.buffers);
+  plan.live_bytes = peak.bytes;
+  plan.peak_position = peak.position;
   return plan;
 }
 

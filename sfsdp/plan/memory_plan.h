@@ -40,6 +40,8 @@ struct MemoryOptions {
   int64_t micro_batches = 1;
   // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
   bool blocking = false;
+  // A peak of so many bytes, state included, is not made smaller.
+  int64_t enough_bytes = 0;
 };
 
 // Values inside these kernels have no memory.

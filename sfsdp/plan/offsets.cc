@@ -26,7 +26,7 @@ constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {
 
 // Those of LowestFit, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
-constexpr int kRounds = 24;
+constexpr int kRoundsInVain = 8;
 bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.015 * static_cast<double>(peak); }
 
 // By products, which are rounded alike everywhere; std::pow is not.
@@ -150,14 +150,20 @@ class LowestFit {
   int64_t place() {
     int64_t smallest = std::numeric_limits<int64_t>::max();
     std::vector<size_t> best;
-    for (int round = 0; round < kRounds && smallest > peak_; ++round) {
+    int in_vain = 0;
+    while (in_vain < kRoundsInVain && smallest > peak_) {
       const int64_t arena = place(large_);
+      ++in_vain;
       if (arena < smallest) {
         smallest = arena;
         best = large_;
+        in_vain = 0;
       }
       std::ranges::stable_partition(large_, [&](size_t i) { return offsets_[i] + buffers_[i].bytes == arena; });
     }
+    // What lives in several spans first: then the others need to be looked up in their span alone.
+    std::ranges::stable_partition(small_,
+                                  [&](size_t i) { return span_of(buffers_[i].first) != span_of(buffers_[i].last); });
     best.insert(best.end(), small_.begin(), small_.end());
     return place(best);
   }
@@ -175,12 +181,17 @@ class LowestFit {
     placed.insert(std::ranges::upper_bound(placed, p.begin, {}, &Placed::begin), p);
   }
 
+  // Of the parts into which the step is cut.
+  size_t span_of(int64_t position) const { return static_cast<size_t>(position * int64_t{kSpans} / end_); }
+
   int64_t place(const std::vector<size_t>& order) {
     ByAddress all;
-    std::array<ByAddress, kSpans> in_span;  // what is alive in a part of the step; most buffers live in one alone
-    const auto span_of = [&](int64_t position) { return static_cast<size_t>(position * int64_t{kSpans} / end_); };
+    std::array<ByAddress, kSpans> in_span;  // what is alive in one; most buffers live in one alone
+    size_t wide = order.size();             // those before it look into `all`
+    while (wide > 0 && span_of(buffers_[order[wide - 1]].first) == span_of(buffers_[order[wide - 1]].last)) --wide;
     int64_t arena = 0;
-    for (const size_t i : order) {
+    for (size_t k = 0; k < order.size(); ++k) {
+      const size_t i = order[k];
       const Buffer& b = buffers_[i];
       const size_t from = span_of(b.first), to = span_of(b.last);
       int64_t begin = 0;
@@ -191,7 +202,7 @@ class LowestFit {
       }
       offsets_[i] = begin;
       const Placed placed = {begin, begin + b.bytes, b.first, b.last};
-      insert(all, placed);
+      if (k < wide) insert(all, placed);
       for (size_t span = from; span <= to; ++span) insert(in_span[span], placed);
       arena = std::max(arena, placed.end);
     }
@@ -222,9 +233,10 @@ Peak live_peak(std::span<const Buffer> buffers) {
   return peak;
 }
 
-int64_t assign_offsets(std::span<Buffer> buffers) {
+int64_t assign_offsets(std::span<Buffer> buffers, int64_t enough) {
   if (buffers.empty()) return 0;
   const int64_t peak = live_peak(buffers).bytes;
+  enough = std::max(enough, peak);
   std::vector<size_t> index(buffers.size());
   for (size_t i = 0; i < index.size(); ++i) index[i] = i;
   std::ranges::stable_sort(index, {}, [&](size_t i) { return buffers[i].first; });
@@ -238,11 +250,11 @@ int64_t assign_offsets(std::span<Buffer> buffers) {
     if (arena == smallest) continue;
     smallest = arena;
     for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = skyline.offsets()[k];
-    if (smallest == peak) break;
+    if (smallest <= enough) break;
   }
   // Slower, and better where large buffers overlap in time like tiles, as those that are sent do.
   for (const Order& order : kFitOrders) {
-    if (is_tight(smallest, peak)) break;
+    if (smallest <= enough || is_tight(smallest, peak)) break;
     LowestFit fit(by_first, order, peak);
     const int64_t arena = fit.place();
     if (arena >= smallest) continue;

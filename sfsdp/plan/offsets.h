@@ -30,7 +30,8 @@ struct Peak {
 Peak live_peak(std::span<const Buffer> buffers);
 
 // Writes each buffer's offset; what lives at one position is disjoint. The same on every rank.
+//   enough: an arena of so many bytes is not made smaller
 //   returns: bytes of the arena, at least live_peak
-int64_t assign_offsets(std::span<Buffer> buffers);
+int64_t assign_offsets(std::span<Buffer> buffers, int64_t enough = 0);
 
 }  // namespace sfsdp::plan
