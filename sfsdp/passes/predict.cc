@@ -294,7 +294,7 @@ Predictor::~Predictor() = default;
 
 // The buckets of a unit, which depend on its parameters alone: most units of two schedules are the same.
 const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t end) {
-  const auto [place, fresh] = known_.try_emplace({first, end});
+  const auto [place, fresh] = known_.try_emplace(first * (profile_.params.size() + 1) + end);
   std::vector<Bucket>& buckets = place->second;
   if (!fresh) return buckets;
   for (size_t i = first; i < end; ++i) {

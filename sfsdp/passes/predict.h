@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -35,7 +35,7 @@ class Predictor {
   double memory_seconds(double bytes) const;
 
   const StepProfile& profile_;
-  std::map<std::pair<size_t, size_t>, std::vector<Bucket>> known_;         // by a unit's parameters [first, end)
+  std::unordered_map<size_t, std::vector<Bucket>> known_;                  // by a unit's parameters: first * n + end
   std::deque<std::vector<std::pair<int64_t, int64_t>>> gradient_changes_;  // of theirs
   std::unique_ptr<Scratch> scratch_;
 };

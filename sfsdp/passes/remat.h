@@ -22,6 +22,7 @@ namespace sfsdp::passes {
 struct RematOptions {
   // "none"; "full": of each block (module with a number: layers.3) only what it is given is kept; "op": results of
   // products and attention are kept, all else of a block is computed again; "memory_budget": as memory_budget says.
+  // "auto": none of this pass; Program replaces it by what choose_remat finds.
   std::string mode = "none";
   int64_t every = 1;     // full, op: only every k-th block; the others keep everything
   int64_t mm_again = 0;  // op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)

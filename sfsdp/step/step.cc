@@ -78,6 +78,7 @@ void check_same_program(const Program& program, comm::CommWorld& world) {
 struct Program::Cache {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Variant>> variants;
+  std::map<std::string, passes::RematChoice> remat;  // by the shapes of a training batch
 };
 
 Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunction loss, Optimizer optimizer,
@@ -158,6 +159,16 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
+  if (passes.remat.mode == "auto") {
+    passes.remat = {};
+    if (training) {  // chosen once: captured again, the step is to be the same
+      const std::string shapes = shape_key(example);
+      if (!cache_->remat.contains(shapes))
+        cache_->remat[shapes] = passes::choose_remat(captured.graph, passes, layout_);
+      passes.remat = cache_->remat[shapes].remat;
+      variant->remat_trials = cache_->remat[shapes].trials;
+    }
+  }
   variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);

@@ -18,6 +18,7 @@
 #include "sfsdp/exec/reference_executor.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/passes/choose_remat.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/passes/storage_layout.h"
 #include "sfsdp/step/optimizer.h"
@@ -71,9 +72,10 @@ class Program {
   struct Variant {
     ir::Graph graph;
     std::vector<at::Tensor> constants;
-    double capture_ms = 0;                   // running the model on meta tensors
-    double complete_ms = 0;                  // data parallelism, optimizer, passes, verification
-    std::vector<passes::PassReport> passes;  // what each did, in order
+    double capture_ms = 0;                         // running the model on meta tensors
+    double complete_ms = 0;                        // data parallelism, optimizer, passes, verification
+    std::vector<passes::PassReport> passes;        // what each did, in order
+    std::vector<passes::RematTrial> remat_trials;  // of remat mode auto
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);

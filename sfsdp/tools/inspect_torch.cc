@@ -27,7 +27,7 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
       return 0;
     }
     if (request.has("passes")) {
-      out << passes::table(variant.passes);
+      out << passes::table(variant.passes) << passes::table(variant.remat_trials);
       return 0;
     }
     const auto plan = train::summarise(graph, job.program->options().micro_batches);

@@ -44,7 +44,7 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
 }
 
 passes::RematOptions remat_of(const ActivationCheckpoint& config) {
-  if (config.mode == "none" || config.mode == "full") return {.mode = config.mode};
+  if (config.mode == "none" || config.mode == "full" || config.mode == "auto") return {.mode = config.mode};
   if (config.mode == "memory_budget") return {.mode = config.mode, .memory_budget = config.memory_budget};
   if (config.selective_ac_option == "op") return {.mode = "op", .mm_again = 2};
   const auto every = parse_int(config.selective_ac_option);

@@ -56,6 +56,19 @@ for lane in lanes:  # nothing overlaps within a lane
     times = sorted((e["ts"], e["dur"]) for e in spans if e["tid"] == lane)
     assert all(a + d <= b + 1e-3 for (a, d), (b, _) in zip(times, times[1:]))
 PY
+# Recomputation by cost: no share of the activations alone is faster, and it fits where less memory is given.
+joint=(--world 8 --training.local_batch_size 1 --training.seq_len 8192 --training.global_batch_size -1 --json
+  --parallelism.fsdp_machine machines/dgx_h100.toml --parallelism.fsdp_wrap auto --parallelism.fsdp_reshard_after_forward auto)
+for mode in none full auto; do simulate "${joint[@]}" --activation_checkpoint.mode $mode >"$dir/remat_$mode.json"; done
+simulate "${joint[@]}" --activation_checkpoint.mode auto --parallelism.fsdp_memory_gib 40 >"$dir/remat_40.json"
+python3 - "$dir" <<'PY'
+import json, sys
+read = lambda name: json.load(open(f"{sys.argv[1]}/remat_{name}.json"))
+none, full, auto, small = (read(n) for n in ("none", "full", "auto", "40"))
+assert auto["fits"] and auto["step_seconds"] <= min(r["step_seconds"] for r in (none, full) if r["fits"]), (auto, none, full)
+assert small["peak_bytes"] <= 40 * 2**30 < auto["peak_bytes"], (small["peak_bytes"], auto["peak_bytes"])
+assert auto["step_seconds"] <= small["step_seconds"] <= full["step_seconds"] * 1.02
+PY
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
 grep -q 'the nearest is dp_shard' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
