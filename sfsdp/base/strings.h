@@ -35,4 +35,7 @@ int64_t edit_distance(std::string_view a, std::string_view b);
 // The candidate closest to `name`, the first of equals; "" when there is none at all.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 
+// 16 digits.
+std::string hex(uint64_t value);
+
 }  // namespace sfsdp

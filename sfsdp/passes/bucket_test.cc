@@ -109,6 +109,17 @@ TEST_CASE("bucket: one gather per unit and region, one packed reduction, one upd
   CHECK(reports[1].metrics.get("params_merged") == 3);
   CHECK(reports[1].metrics.get("collectives_before") == 3 * 3 + 1);
   CHECK(reports[1].metrics.get("collectives_after") == 3 * 2 + 1);
+  StorageLayout layout = storage_layout_of(graph);
+  const std::string text = print(layout);
+  CHECK(text.substr(text.find('\n') + 1) ==
+        "bucket layers.0.flat whole=16 shard=8\n"
+        "  layers.0.w offset=0 numel=8\n"
+        "  layers.0.v offset=8 numel=6\n"
+        "bucket head.flat whole=8 shard=4\n"
+        "  head.w offset=0 numel=4\n");
+  CHECK(text.starts_with(concat("layout ", hex(hash(layout)), ": 2 buckets\n")));
+  ++layout[1].offsets[0];
+  CHECK(hash(layout) != hash(storage_layout_of(graph)));
   std::string got;
   for (const std::string& line : split(ir::print(graph), '\n'))
     if (line.find("layers.0.flat") != std::string::npos || line.find("sum_squares") != std::string::npos)

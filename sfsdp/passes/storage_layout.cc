@@ -1,9 +1,27 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/storage_layout.h"
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/passes/schedule_attrs.h"
 
 namespace sfsdp::passes {
+namespace {
+
+std::string print_buckets(const StorageLayout& layout) {
+  std::string text;
+  for (const BucketLayout& b : layout) {
+    text += concat("bucket ", b.name, " whole=", b.whole, " shard=", b.shard);
+    for (const auto& [name, value] : b.schedule) text += concat(' ', name, '=', value);
+    text += '\n';
+    for (size_t i = 0; i < b.members.size(); ++i)
+      text += concat("  ", b.members[i], " offset=", b.offsets[i], " numel=", b.numels[i], '\n');
+  }
+  return text;
+}
+
+}  // namespace
 
 StorageLayout storage_layout_of(const ir::Graph& graph) {
   using Names = std::vector<std::string>;
@@ -15,6 +33,13 @@ StorageLayout storage_layout_of(const ir::Graph& graph) {
                         op->attr<Integers>("numels"), op->attr<int64_t>("size"), op->result()->type().numel(),
                         unit_attrs(*op)});
   return layout;
+}
+
+uint64_t hash(const StorageLayout& layout) { return hash_path(print_buckets(layout)); }
+
+std::string print(const StorageLayout& layout) {
+  return concat("layout ", hex(hash(layout)), ": ", layout.size(), layout.size() == 1 ? " bucket\n" : " buckets\n",
+                print_buckets(layout));
 }
 
 void write_schedules(ir::Graph& graph, const StorageLayout& layout) {

@@ -28,6 +28,14 @@ using StorageLayout = std::vector<BucketLayout>;
 // What the pass bucket has decided: of all params with members=.
 StorageLayout storage_layout_of(const ir::Graph& graph);
 
+// A line per bucket and, indented, per member: what must be equal for two programs to run on the same state.
+//   layout 9beb10837c4d2a10: 2 buckets
+//   bucket layers.0.flat whole=1024 shard=512
+//     layers.0.w.weight offset=0 numel=600
+std::string print(const StorageLayout& layout);
+// Of the lines behind the first.
+uint64_t hash(const StorageLayout& layout);
+
 // Writes the schedules on the members' params, where wrap would.
 void write_schedules(ir::Graph& graph, const StorageLayout& layout);
 

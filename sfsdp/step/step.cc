@@ -68,7 +68,9 @@ std::string meaning_of_difference(const std::string& ours, const std::string& th
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
 void check_same_program(const Program& program, comm::CommWorld& world) {
   const std::string advice = "expected the same model, batch shapes, options and passes on all ranks";
+  const auto& layout = program.storage_layout();
   const comm::RankText texts[] = {{"passes", program.pass_list(), advice},
+                                  {"storage layouts", layout ? passes::print(*layout) : "", advice},
                                   {"programs", ir::print(program.first_graph()), advice, meaning_of_difference}};
   comm::expect_same_texts(world, texts);
 }

@@ -88,6 +88,8 @@ class Program {
   const CompileOptions& options() const { return options_; }
   const Optimizer& optimizer() const { return optimizer_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  // What lies where in which bucket, for all graphs of this program; unset with layout Dim0.
+  const std::optional<passes::StorageLayout>& storage_layout() const { return layout_; }
   const std::vector<capture::StateTensor>& state() const { return state_; }
   int64_t num_parameters() const;  // elements, tied ones once
   // The passes that this program's graphs go through, with their options, a line each.

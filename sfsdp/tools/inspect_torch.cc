@@ -12,18 +12,24 @@
 namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes] "
+    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes | "
+           "--layout] "
            "[--section.key value ...]\n";
     return 0;
   }
   try {
-    const Request request = parse_request(args, {}, {"graph", "passes"});
+    const Request request = parse_request(args, {}, {"graph", "passes", "layout"});
     const train::JobConfig config = train::load_config(request.config_args);
     train::CompiledJob job = train::make_job(config, request.world);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;
     if (request.has("graph")) {
       out << ir::print(graph);
+      return 0;
+    }
+    if (request.has("layout")) {
+      const auto& layout = job.program->storage_layout();
+      out << (layout ? passes::print(*layout) : "no buckets: each parameter is stored by itself\n");
       return 0;
     }
     if (request.has("passes")) {

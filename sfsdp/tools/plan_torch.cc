@@ -35,12 +35,6 @@ constexpr const char* kHelp =
     "  --json            the summary as one object\n"
     "  --check FILE      reads a plan, verifies it, prints its hash\n";
 
-std::string hex(uint64_t value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 std::string ms(double seconds, bool sign = false) {
   char text[64];
   std::snprintf(text, sizeof text, sign ? "%+.3f ms" : "%.3f ms", seconds * 1e3);

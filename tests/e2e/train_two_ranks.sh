@@ -28,6 +28,7 @@ inspect() { $sfsdp inspect --config configs/llama3_debug.toml --world 2 --traini
   --training.local_batch_size 2 --debug.disable_pass prefetch_gathers,sink_waits "$@"; }
 inspect --passes | awk 'NR > 1 { printf "%02d-%s\n", NR - 1, $1 }' >"$dir/passes"
 (cd "$dir/diffs" && ls) | sed 's/[.]diff$//' | diff "$dir/passes" -
+inspect --layout | grep -Eq "^layout [0-9a-f]{16}: [0-9]+ buckets$" || { inspect --layout; exit 1; }
 inspect --graph | diff - "$dir/graphs/$(tail -1 "$dir/passes").txt"
 grep -q '^+.*all_gather.start' "$dir/diffs/$(grep split_collectives "$dir/passes").diff"
 if inspect --debug.disable_pass wrap >"$dir/wrong" 2>&1; then echo "a needed pass can be disabled"; exit 1; fi
