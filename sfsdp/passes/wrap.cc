@@ -209,15 +209,14 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
     if (const int64_t peak = predict(profile, manual).peak_bytes; static_cast<double>(peak) <= memory)
       budget = std::max(budget, peak);
     const Schedule greedy = std::move(schedule);
-    const auto search = [&](int64_t bytes) {
-      return search_units(profile, {manual, greedy}, {.budget_bytes = bytes, .choose_reshard = options.choose_reshard});
-    };
+    SearchOptions search = {.budget_bytes = budget, .choose_reshard = options.choose_reshard};
     const auto fits_memory = [&](const Schedule& s) { return fits(s, profile, graph, options, ctx, memory); };
-    schedule = search(budget);
+    schedule = search_units(profile, {manual, greedy}, search);
     if (!fits_memory(schedule)) {
       const auto state = static_cast<double>(profile.state_bytes);
-      std::vector<Schedule> others = {search(static_cast<int64_t>(state + (memory - state) / kLooseArena)), manual,
-                                      greedy};
+      search.budget_bytes = static_cast<int64_t>(state + (memory - state) / kLooseArena);
+      search.evaluations /= 2;  // from what was found
+      std::vector<Schedule> others = {search_units(profile, {schedule, manual, greedy}, search), manual, greedy};
       std::ranges::stable_sort(others, {}, [&](const Schedule& s) { return predict(profile, s).seconds; });
       const auto fitting = std::ranges::find_if(others, fits_memory);
       schedule = fitting != others.end() ? *fitting : *std::ranges::min_element(others, {}, [&](const Schedule& s) {
