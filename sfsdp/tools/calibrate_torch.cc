@@ -336,7 +336,7 @@ class Calibration {
     std::vector<TimedTask> tasks;
     add_tasks(tasks, benches);
     add_tasks(tasks, collectives, ranks_);
-    if (step) tasks.push_back({.run = [&] { step->run(); }, .together = true});
+    if (step) tasks.push_back({.run = [&] { step->run(); }, .together = true, .part = false});
     const std::vector<double> of_each = time_in_sweeps(tasks, ranks_.group(), seconds, sweeps, meet_after_);
     add_points(machine.measured.ops, benches, of_each);
     add_points(machine.measured.collectives, collectives, ranks_, std::span(of_each).subspan(benches.size()));

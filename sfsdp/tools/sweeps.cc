@@ -45,6 +45,36 @@ void wait_for_slowest(std::span<const TimedTask> tasks, std::vector<double>& swe
     if (!tasks[task].together && all[part[task]] > 0) sweep[task] = mean[task] * mine[part[task]] / all[part[task]];
 }
 
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// Parts that ranks run alone by themselves, and those that they run together.
+void share_out_stops(std::span<const TimedTask> tasks, std::vector<std::vector<double>>& samples,
+                     std::span<const size_t> sweeps) {
+  for (const bool together : {false, true}) {
+    const auto concerned = [&](size_t task) { return tasks[task].part && tasks[task].together == together; };
+    double all = 0, cut = 0;
+    for (size_t task = 0; task < tasks.size(); ++task) {
+      if (!concerned(task)) continue;
+      std::vector<double> of_task;
+      for (const size_t sweep : sweeps) of_task.push_back(samples[sweep][task]);
+      const double most = 3 * median_of(of_task);
+      for (const size_t sweep : sweeps) {
+        double& sample = samples[sweep][task];
+        all += sample;
+        sample = std::min(sample, most);
+        cut += sample;
+      }
+    }
+    for (const size_t sweep : sweeps)
+      for (size_t task = 0; task < tasks.size(); ++task)
+        if (concerned(task)) samples[sweep][task] *= all / cut;
+  }
+}
+
 }  // namespace
 
 std::vector<size_t> undisturbed(std::span<const double> sweep_seconds) {
@@ -53,10 +83,9 @@ std::vector<size_t> undisturbed(std::span<const double> sweep_seconds) {
     if (!std::isnan(sweep_seconds[i])) sweeps.push_back(i);
   if (sweeps.size() > 1 && sweeps[0] == 0) sweeps.erase(sweeps.begin());
   if (sweeps.empty()) return sweeps;
-  std::vector<double> sorted;
-  for (const size_t i : sweeps) sorted.push_back(sweep_seconds[i]);
-  std::ranges::sort(sorted);
-  const double median = sorted[sorted.size() / 2];
+  std::vector<double> finished;
+  for (const size_t i : sweeps) finished.push_back(sweep_seconds[i]);
+  const double median = median_of(std::move(finished));
   std::erase_if(sweeps, [&](size_t i) { return sweep_seconds[i] > 2 * median; });
   return sweeps;
 }
@@ -96,6 +125,7 @@ std::vector<double> time_in_sweeps(std::span<const TimedTask> tasks, comm::Commu
     for (const double sample : sweep) sums.back() += sample;
   }
   const std::vector<size_t> chosen = undisturbed(mean_of(std::move(sums), group));
+  if (!chosen.empty()) share_out_stops(tasks, samples, chosen);
   if (group)
     for (auto& sweep : samples) wait_for_slowest(tasks, sweep, *group, meet_after);
   std::vector<double> of_each;

@@ -19,6 +19,9 @@ struct TimedTask {
   std::function<void()> run;
   // All ranks, processes of one machine, begin it at one time, and every rank runs it in every sweep.
   bool together = false;
+  // Part of a step, where it stands many times: now and then the machine stands still, and whom that hits is chance. So
+  // samples above three times a task's median are cut there, and what is cut is shared out over all parts by their time.
+  bool part = true;
 };
 
 // Without the first, which fetches code, and those that took more than twice the median: the machine stood still. Of one
