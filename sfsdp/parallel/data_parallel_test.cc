@@ -128,6 +128,32 @@ TEST_CASE("ZeRO 1 below the world size: the shards' sums are all-reduced over th
   CHECK(text.find("axis=dp_replicate") > all);
 }
 
+TEST_CASE("reduce_once: whole gradients add up in the dtype of their reduction, the last micro-batch reduces them") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
+  const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+  parallel::apply_data_parallel(
+      graph, data_parallel(mesh, {.mode = DataParallelMode::HybridShard,
+                                  .mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::f64},
+                                  .reduce_once = true}));
+  CHECK(ir::verify(graph).empty());
+  const std::string text = ir::print(graph);
+  CHECK(text.substr(text.find("bwd:")) == testing::dedent(R"(
+    bwd:
+      %w.full_1 = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at w
+      %w.unpad_1 = narrow %w.full_1 dim=0 length=3 start=0 : f32[3, 2] at w
+      %g = aten.mul.Tensor %w.unpad_1, %y : f32[3, 2] at w
+      %w.grad.cast = cast %g : f64[3, 2] at w
+      %w.grad.pad = pad %w.grad.cast dim=0 size=4 : f64[4, 2] at w
+      %w.grad.acc = accumulate %w.grad.pad : f64[4, 2] at w
+      %w.grad.rs = reduce_scatter %w.grad.acc axis=dp_shard dim=0 once=true : f64[2, 2] at w
+    clip:
+      %w.grad.ar = all_reduce %w.grad.rs axis=dp_replicate : f64[2, 2] at w
+      %w.grad.stored = cast %w.grad.ar : f32[2, 2] at w
+      %w.grad = gradient %w.grad.stored param=w replicated=false : f32[2, 2] at w
+      return %y
+  )"));
+}
+
 TEST_CASE("an unknown ZeRO stage is named") {
   for (const int64_t stage : {-1, 4})
     CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = stage}),
