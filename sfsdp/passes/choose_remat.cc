@@ -64,7 +64,7 @@ RematChoice choose_remat(const ir::Graph& graph, const PipelineOptions& options,
                          const std::optional<StorageLayout>& layout) {
   if (options.machine.empty())
     throw UserError(concat("remat mode=auto has no machine to count costs on",
-                           "\n  expected a machine file, such as machines/dgx_h100.toml"));
+                           "\n  expected a machine file, such as machines/dgx_h100.toml, in parallelism.fsdp_machine"));
   const Trials trials(graph, options, layout);
   const std::string coarse = options.wrap == "search" ? "auto" : options.wrap;
   RematChoice choice;

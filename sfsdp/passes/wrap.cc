@@ -194,7 +194,7 @@ std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const
     throw UserError(concat("wrap mode=", options.mode, "\n  expected manual, auto or search"));
   if (!options.machine)
     throw UserError(concat("wrap mode=", options.mode, " has no machine to count costs on",
-                           "\n  expected a machine file, such as machines/dgx_h100.toml"));
+                           "\n  expected a machine file, such as machines/dgx_h100.toml, in parallelism.fsdp_machine"));
   const StepProfile profile = profile_step(graph, *options.machine, cost::Execution::Fused, options.micro_batches);
   // A profile counts live bytes, to some per cent; addresses need a little more.
   const double memory =

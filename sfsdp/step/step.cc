@@ -171,6 +171,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
       variant->remat_trials = cache_->remat[shapes].trials;
     }
   }
+  variant->remat = passes.remat;
   variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);

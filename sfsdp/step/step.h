@@ -75,6 +75,7 @@ class Program {
     double capture_ms = 0;                         // running the model on meta tensors
     double complete_ms = 0;                        // data parallelism, optimizer, passes, verification
     std::vector<passes::PassReport> passes;        // what each did, in order
+    passes::RematOptions remat;                    // what was recomputed: as asked for, or chosen by mode auto
     std::vector<passes::RematTrial> remat_trials;  // of remat mode auto
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.

@@ -96,10 +96,21 @@ passes::Schedule schedule_of(const ir::Graph& graph, const passes::StepProfile& 
   return schedule;
 }
 
-void explain(std::ostream& out, const Request& request, const ir::Graph& graph, const cost::Machine& machine,
-             int64_t micro_batches) {
-  // The same step with each parameter by itself.
+train::JobConfig config_of(const Request& request) {
   train::JobConfig config = train::load_config(request.config_args);
+  if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine", "");
+  return config;
+}
+
+void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine,
+             int64_t micro_batches) {
+  const ir::Graph& graph = variant.graph;
+  // The same step with each parameter by itself.
+  train::JobConfig config = config_of(request);
+  if (config.activation_checkpoint.mode == "auto") {  // what it chose for this plan
+    config.activation_checkpoint.mode = variant.remat.mode;
+    config.activation_checkpoint.memory_budget = variant.remat.memory_budget;
+  }
   config.parallelism.fsdp_layout = "dim0";
   config.parallelism.fsdp_reorder = false;
   train::CompiledJob single = train::make_job(config, request.world);
@@ -142,8 +153,9 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
   try {
     const Request request = parse_request(args, {"machine", "out", "explain", "check"}, {"json"});
     if (request.has("check")) return check_file(request.get("check", ""), out);
-    train::CompiledJob job = train::make_job(train::load_config(request.config_args), request.world);
-    const ir::Graph& graph = job.program->training(job.example).graph;
+    train::CompiledJob job = train::make_job(config_of(request), request.world);
+    const Program::Variant& variant = job.program->training(job.example);
+    const ir::Graph& graph = variant.graph;
     const int64_t micro_batches = job.program->options().micro_batches;
     plan::MemoryOptions memory;
     memory.micro_batches = micro_batches;
@@ -155,7 +167,7 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
     if (request.has("explain")) {
       if (!machine)
         throw UserError("--explain needs --machine\n  expected a machine file, such as machines/dgx_h100.toml");
-      explain(out, request, graph, *machine, micro_batches);
+      explain(out, request, variant, *machine, micro_batches);
       return 0;
     }
     const plan::StepPlan plan = plan::make_plan(graph, memory);

@@ -58,7 +58,7 @@ for lane in lanes:  # nothing overlaps within a lane
 PY
 # Recomputation by cost: no share of the activations alone is faster, and it fits where less memory is given.
 joint=(--world 8 --training.local_batch_size 1 --training.seq_len 8192 --training.global_batch_size -1 --json
-  --parallelism.fsdp_machine machines/dgx_h100.toml --parallelism.fsdp_wrap auto --parallelism.fsdp_reshard_after_forward auto)
+  --parallelism.fsdp_wrap auto --parallelism.fsdp_reshard_after_forward auto)
 for mode in none full auto; do simulate "${joint[@]}" --activation_checkpoint.mode $mode >"$dir/remat_$mode.json"; done
 simulate "${joint[@]}" --activation_checkpoint.mode auto --parallelism.fsdp_memory_gib 40 >"$dir/remat_40.json"
 python3 - "$dir" <<'PY'
