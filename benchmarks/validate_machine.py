@@ -6,9 +6,11 @@
 
 A round is one `sfsdp calibrate`: sweeps over the step's kernels, its collectives and the step itself, all of which meet
 the same states of the machine, which changes its speed within seconds. Predicted is that step from the file that is
-written. The medians of the rounds are compared; `least` and `most` are the errors of single rounds. A round waits until other programs, and other machines
-on the same host, leave the processors alone, and is repeated where they came back meanwhile, until --patience is over; of
-its tries the least disturbed counts. `others` is their share of all processors in the rounds.
+written. Printed are the medians
+of the rounds; the error of a step's time is the median of the rounds' errors, as only what one round measured met the same
+machine; `least` and `most` are the extremes. A round waits until other programs, and other machines on the same host, leave
+the processors alone, and is repeated where they came back meanwhile, until --patience is over; of its tries the least
+disturbed counts. `others` is their share of all processors in the rounds.
 """
 import argparse, os, re, resource, statistics, subprocess, sys, tempfile, time
 
@@ -100,7 +102,7 @@ def main():
             predicted, took, peak, needed, _ = map(statistics.median, zip(*figures))
             shares = [100 * f[-1] for f in figures]
             single = sorted(f[0] / f[1] for f in figures)
-            print(f"| {name} | {ranks} | {predicted:.0f} ms | {took:.0f} ms | {error(predicted, took)} | "
+            print(f"| {name} | {ranks} | {predicted:.0f} ms | {took:.0f} ms | {error(statistics.median(single), 1)} | "
                   f"{error(single[0], 1)}, {error(single[-1], 1)} | {peak:.2f} MiB | {needed:.2f} MiB | "
                   f"{100 * (peak / needed - 1):+.2f} % | {min(shares):.0f}–{max(shares):.0f} % |", flush=True)
 

@@ -278,7 +278,7 @@ class Calibration {
     // Apart: copies of 64 MiB would leave nothing of the step's operands in the caches.
     measure_sizes(collectives);
     const cost::Measured sizes = machine.measured;
-    measure_step(sizes, collectives, nullptr, 1);
+    measure_step(sizes, collectives, nullptr, 3);  // how long a step is, roughly
     meet_after_ = ranks_.largest(seconds_between_collectives());
     std::optional<StepRun> step;
     if (can_run_step()) step.emplace(job_, ranks_);
@@ -302,13 +302,14 @@ class Calibration {
     return simulation.compute_seconds / static_cast<double>(collectives + 1);
   }
 
-  // Where one fits into half of the time (the first sweep, which says so, was slow) and of the memory.
+  // Where a few fit into the time, and one into half of the memory.
   bool can_run_step() {
     const auto plan =
         plan::plan_memory(graph_, {.micro_batches = job_.program->options().micro_batches, .blocking = true});
     check.predicted_peak = plan.state_bytes + plan.live_bytes;
-    const double seconds = ranks_.largest(predicted_seconds());
-    return seconds < settings_.seconds / 2 && check.predicted_peak < memory_of_a_rank(ranks_) / 2;
+    // By its products alone: of one or two samples each, what stops hit would count as often as the step has it.
+    const double seconds = ranks_.largest(simulate().flops / (machine.peak_f32 * machine.matmul_efficiency));
+    return seconds < settings_.seconds / 4 && check.predicted_peak < memory_of_a_rank(ranks_) / 2;
   }
 
   void measure_sizes(const std::vector<cost::CollectiveSize>& known) {
