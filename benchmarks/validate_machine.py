@@ -6,22 +6,20 @@
 
 A round is one `sfsdp calibrate`: sweeps over the step's kernels, its collectives and the step itself, all of which meet
 the same states of the machine, which changes its speed within seconds. Predicted is that step from the file that is
-written. Printed are the medians
-of the rounds; the error of a step's time is the median of the rounds' errors, as only what one round measured met the same
-machine; `least` and `most` are the extremes. A round waits until other programs, and other machines on the same host, leave
-the processors alone, and is repeated where they came back meanwhile, until --patience is over; of its tries the least
-disturbed counts. `others` is their share of all processors in the rounds.
+written. Printed are the medians of the rounds; the error of a step's time is the median of the rounds' errors, as only
+what one round measured met the same machine; `least` and `most` are the extremes. A round waits until other programs, and
+other machines on the same host, leave the processors alone, and is repeated where they came back meanwhile, until
+--patience is over; of its tries the least disturbed counts. `others` is their share of all processors in the rounds.
 """
 import argparse, os, re, resource, statistics, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONFIG = f"{ROOT}/configs/llama3_debug.toml"
-WIDE = ["--model.args.dim", "512", "--model.args.n_layers", "2"]
 CASES = {
     "debug model": [],
     "the same, batch 2": ["--training.local_batch_size", "2"],
     "the same, full recomputation": ["--activation_checkpoint.mode", "full"],
-    "512 wide, 2 layers": WIDE,
+    "512 wide, 2 layers": ["--model.args.dim", "512", "--model.args.n_layers", "2"],
 }
 STEP = re.compile(r"predicted ([\d.,]+) ms, took ([\d.,]+) ms .* predicted ([\d.,]+) MiB, needed ([\d.,]+) MiB")
 

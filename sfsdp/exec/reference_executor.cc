@@ -66,7 +66,7 @@ struct ReferenceExecutor::Impl {
     comm::Communicator* group = nullptr;
     std::vector<int> operands, results, dead_after;
     int64_t batch_input = -1;  // index in the micro-batch
-    bool random = false, once = false;
+    bool random = false, repeated = false;
     int64_t time_row = 0;
   };
 
@@ -100,7 +100,7 @@ struct ReferenceExecutor::Impl {
       auto [row, fresh] = time_rows.try_emplace(op->opcode, static_cast<int64_t>(times.size()));
       if (fresh) times.push_back({op->opcode, "", 0, 0});
       step.time_row = row->second;
-      step.once = ir::is_once(*op);
+      step.repeated = ir::is_repeated(*op);
       steps.push_back(std::move(step));
     }
     slots.resize(slot_of.size());
@@ -242,7 +242,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     scalars.micro_batch = static_cast<double>(micro_batch);
     const bool last = micro_batch + 1 == count;
     for (Impl::Step& step : m.steps)
-      if ((ir::is_repeated(step.op->section) && (last || !step.once)) || step.batch_input >= 0)
+      if (step.repeated || (last && ir::is_repeated(step.op->section)) || step.batch_input >= 0)
         run_op(step, micro_batch);
     if (last) break;
     for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next

@@ -96,6 +96,8 @@ bool is_once(const Op& op) {
   return once != op.attrs.end() && once->second == Attr(true);
 }
 
+bool is_repeated(const Op& op) { return is_repeated(op.section) && !is_once(op); }
+
 bool is_random(const Op& op) {
   return is_aten(op.opcode) ? is_random_aten(op, split_aten(op.opcode)) : has_flag(op, kRandom);
 }

@@ -54,6 +54,8 @@ bool is_in_flight(const Op& op);
 bool is_random(const Op& op);
 // Attribute once=true, in a section that micro-batches repeat: the last one alone runs it.
 bool is_once(const Op& op);
+// Whether every micro-batch runs it.
+bool is_repeated(const Op& op);
 // "all_gather" of all_gather and of all_gather.start; of other ops what stands before the first dot.
 std::string_view collective_kind(const Op& op);
 // The operand whose memory the results share, as a view does; -1: the results are memory of their own.

@@ -226,16 +226,17 @@ class Verifier {
       report(concat(name_of(op), " has once= in section ", to_string(op.section)),
              "expected once=true, in a section that micro-batches repeat");
     if (!is_repeated(op.section)) return;
-    for (const Value* operand : op.operands)
-      if (operand && is_once(*operand->producer()) && !is_once(op))
+    for (const Value* operand : op.operands) {
+      if (!operand) continue;
+      if (is_once(*operand->producer()) && !is_once(op))
         report(concat(name_of(op), " reads %", operand->name(), ", which only the last micro-batch has"),
                "expected once=true here too, or a reader behind backward");
-    for (const Value* operand : op.operands)
-      if (operand && behind_region(operand->producer()->section))
+      if (behind_region(operand->producer()->section))
         report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",
                       to_string(operand->producer()->section)),
                "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step "
                "by a carry");
+    }
   }
 
   // ---- start and wait -----------------------------------------------------------------------------------------------

@@ -185,10 +185,10 @@ void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const S
                       {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
   const bool whole = s.placements.gradients == Held::Whole;
-  const bool once = strategy.options.reduce_once;
+  const bool once = !whole && strategy.options.reduce_once;
   if (s.sharded && !whole && !once) reduce_scatter();
   value = chain.add("accumulate", value, with_dtype(value->type(), reduce_dtype), name + ".acc");
-  if (s.sharded && !whole && once) {
+  if (s.sharded && once) {
     reduce_scatter();
     value->producer()->attrs["once"] = true;
   }

@@ -83,14 +83,14 @@ RematChoice choose_remat(const ir::Graph& graph, const PipelineOptions& options,
     attempt(at + step);
     attempt(at - step);
   }
-  choice.remat = choice.trials[best()].remat;
+  choice.options = choice.trials[best()].options;
   if (options.wrap == "search") {
     std::vector<RematTrial> first = choice.trials;
     std::ranges::stable_sort(first, better);
     first.resize(std::min<size_t>(first.size(), 2));
     std::vector<RematTrial> searched;
-    for (const RematTrial& trial : first) searched.push_back(trials.run(trial.remat, options.wrap));
-    choice.remat = std::ranges::min_element(searched, better)->remat;
+    for (const RematTrial& trial : first) searched.push_back(trials.run(trial.options, options.wrap));
+    choice.options = std::ranges::min_element(searched, better)->options;
     choice.trials.insert(choice.trials.end(), searched.begin(), searched.end());
   }
   return choice;
@@ -99,8 +99,8 @@ RematChoice choose_remat(const ir::Graph& graph, const PipelineOptions& options,
 std::string table(std::span<const RematTrial> trials) {
   std::string text;
   for (const RematTrial& t : trials) {
-    const std::string share = t.remat.mode == "memory_budget" ? concat(' ', shortest(t.remat.memory_budget)) : "";
-    text += concat("recomputation ", t.remat.mode, share, ": step ", with_commas(t.seconds * 1e3, 2), " ms, peak ",
+    const std::string share = t.options.mode == "memory_budget" ? concat(' ', shortest(t.options.memory_budget)) : "";
+    text += concat("recomputation ", t.options.mode, share, ": step ", with_commas(t.seconds * 1e3, 2), " ms, peak ",
                    with_commas(static_cast<double>(t.peak_bytes) / (1 << 30), 2), " GiB",
                    t.fits ? "" : ", which does not fit", "\n");
   }

@@ -20,14 +20,14 @@
 namespace sfsdp::passes {
 
 struct RematTrial {
-  RematOptions remat;
+  RematOptions options;
   double seconds = 0;      // of the step, simulated
   int64_t peak_bytes = 0;  // with addresses, state included
   bool fits = false;
 };
 
 struct RematChoice {
-  RematOptions remat;  // mode none, full or memory_budget
+  RematOptions options;  // mode none, full or memory_budget
   std::vector<RematTrial> trials;
 };
 

@@ -19,9 +19,7 @@ namespace {
 using ir::Graph, ir::Op, ir::Section, ir::Value;
 
 bool in_tail(const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; }
-bool in_body(const Op& op) {
-  return op.section == Section::Fwd || op.section == Section::Loss || op.section == Section::Bwd;
-}
+bool in_body(const Op& op) { return ir::is_repeated(op.section); }
 bool is_blocking(const Op& op) { return ir::is_collective(op) && !ir::is_start(op); }
 
 // What an op of the tail has to wait for there.

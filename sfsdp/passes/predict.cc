@@ -20,11 +20,14 @@ struct Predictor::Bucket {
   double cast = 0, gather = 0, pack = 0, reduce = 0, replicas = 0;         // seconds
   double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;  // of kernels beside them
   double gather_done = 0, reduce_done = 0, replicas_done = 0;
-  bool has_reduction() const { return !kind->reduction.empty() && gradient >= 0; }
   int64_t gather_begin = 0;  // position of its start, in the section at hand
   // What its gradients and their reduced shard hold, as changes of bytes by moment.
   const std::vector<std::pair<int64_t, int64_t>>* gradients = nullptr;
   int64_t shard = 0;  // bytes of the reduced shard
+
+  bool has_reduction() const { return !kind->reduction.empty(); }
+  bool is_packed() const { return gradient >= 0 && (has_reduction() || kind->replicas); }
+  int64_t packed_bytes() const { return static_cast<int64_t>(static_cast<double>(elements) * kind->reduced); }
 };
 
 namespace {
@@ -32,6 +35,8 @@ namespace {
 // Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction. The
 // profile knows two: at the op, and behind it.
 constexpr int64_t kMoments = 4, kPack = 2, kStart = 3;
+
+int64_t last_moment(const StepProfile& profile) { return (static_cast<int64_t>(profile.live[0].size()) - 1) * 2; }
 
 int64_t lower(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -85,7 +90,7 @@ class Predictor::Run {
       if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
       const bool again = !b.unit->keep || b.fwd_first < 0;
       if (b.kind->gathered > 0 && b.bwd_first >= 0 && again) backward_.push_back(&b);
-      if (b.gradient >= 0 && (b.has_reduction() || b.kind->replicas)) packs_.push_back(&b);
+      if (b.is_packed()) packs_.push_back(&b);
     }
     std::ranges::stable_sort(forward_, {}, &Bucket::fwd_first);
     std::ranges::stable_sort(backward_, {}, &Bucket::bwd_first);
@@ -205,10 +210,11 @@ class Predictor::Run {
     };
     const auto finish = [&](Bucket* b, int64_t until) {  // until: the last moment of what is sent
       wait_for(b->reduce_done);
-      if (!b->kind->once)
-        hold(b->gradient * kMoments + kPack, std::max(b->gradient * kMoments + kStart, until), packed_bytes(*b));
-      if (profile_.micro_batches > 1 && !b->kind->once)  // to be added to the sum
-        hold(b->gradient * kMoments + kStart, std::max(b->gradient * kMoments + kStart, until), b->shard);
+      if (!b->kind->once) {
+        const int64_t start = b->gradient * kMoments + kStart;
+        hold(b->gradient * kMoments + kPack, std::max(start, until), b->packed_bytes());
+        if (profile_.micro_batches > 1) hold(start, std::max(start, until), b->shard);  // to be added to the sum
+      }
       start_replicas(*b);
     };
     const auto finish_all = [&](int first, int64_t until) {
@@ -224,7 +230,7 @@ class Predictor::Run {
       const int64_t packed_at = b.gradient * kMoments + kPack;
       if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
       compute(b.pack);
-      if (b.kind->once) hold(packed_at, packed_at, packed_bytes(b));
+      if (b.kind->once) hold(packed_at, packed_at, b.packed_bytes());
       if (!reduces) {
         if (!b.has_reduction()) start_replicas(b);
         continue;
@@ -242,9 +248,6 @@ class Predictor::Run {
     for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
   }
 
-  static int64_t packed_bytes(const Bucket& b) {
-    return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->reduced);
-  }
   static int64_t gathered_bytes(const Bucket& b) {
     return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->gathered);
   }
@@ -285,8 +288,8 @@ class Predictor::Run {
   double now_ = 0, slowdown_ = 1, exposed_ = 0;
   double lane_ = 0, replica_lane_ = 0, busy_ = 0;  // until when: the shards' communicator, the replicas', any
   int64_t at_ = 0;
-  const int64_t end_ = (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;  // the last moment
-  bool last_ = true;                                                             // micro-batch
+  const int64_t end_ = last_moment(profile_);
+  bool last_ = true;  // micro-batch
 };
 
 Predictor::Predictor(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
@@ -313,7 +316,7 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
   }
   for (Bucket& b : buckets) {
     price(b);
-    if (b.gradient < 0 || (!b.has_reduction() && !b.kind->replicas)) continue;
+    if (!b.is_packed()) continue;
     auto& changes = gradient_changes_.emplace_back();
     b.gradients = &changes;
     const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
@@ -322,13 +325,11 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
     };
     const int64_t elements = b.elements / b.kind->multiple;
     b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
-    const int64_t last =
-        b.kind->replicas ? profile_.body_end * kMoments : (static_cast<int64_t>(profile_.live[0].size()) - 1) * 2;
+    const int64_t last = b.kind->replicas ? profile_.body_end * kMoments : last_moment(profile_);
     // Until the update, or the reduction over replicas is done; what micro-batches add to, from the first one on.
     const bool sums_up = profile_.micro_batches > 1 && !b.kind->once;
     hold(sums_up ? 0 : b.gradient * kMoments + kStart, last, b.shard);
-    if (b.kind->once)
-      hold(0, profile_.body_end * kMoments, static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->reduced));
+    if (b.kind->once) hold(0, profile_.body_end * kMoments, b.packed_bytes());
     for (size_t i = first; i < end; ++i)
       if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
         hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
@@ -352,13 +353,12 @@ void Predictor::price(Bucket& b) const {
   if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
   if (!k.reduction.empty()) {
     b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
-    b.pack = memory_seconds(2 * n * k.reduced);
   }
   if (k.replicas) {
     const double whole = k.reduction.empty() ? n : mine;
     b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
-    b.pack = memory_seconds(2 * n * k.reduced);
   }
+  if (b.is_packed()) b.pack = memory_seconds(2 * n * k.reduced);
 }
 
 void Predictor::fill(const Schedule& schedule) {

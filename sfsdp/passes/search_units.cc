@@ -75,16 +75,16 @@ class Search {
     return starts;
   }
 
-  // Takes `candidate` for the current one if it is better.
-  bool take(Scored& now, const Schedule& candidate) {
+  // Takes candidate_ for the current one if it is better.
+  bool take(Scored& now) {
     if (left_-- <= 0) return false;
     // Time first, which most candidates lose by.
-    if (fits(now.prediction) && predictor_.seconds(candidate) >= now.prediction.seconds * (1 - kWorthwhile))
+    if (fits(now.prediction) && predictor_.seconds(candidate_) >= now.prediction.seconds * (1 - kWorthwhile))
       return false;
     left_ -= kMemoryCost;
-    const Prediction p = predictor_.predict(candidate);
+    const Prediction p = predictor_.predict(candidate_);
     if (!better(p, now.prediction)) return false;
-    now = {candidate, p};
+    now = {candidate_, p};
     return true;
   }
 
@@ -112,13 +112,13 @@ class Search {
       for (const Change& change : changes()) {  // of all units at once
         candidate_ = now.schedule;
         for (UnitChoice& unit : candidate_) change(unit);
-        improved |= take(now, candidate_);
+        improved |= take(now);
       }
       for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
         for (const Change& change : changes()) {
           candidate_ = now.schedule;
           change(candidate_[u]);
-          improved |= take(now, candidate_);
+          improved |= take(now);
         }
       }
       improved |= move_borders(now);
@@ -132,7 +132,7 @@ class Search {
         candidate_ = now.schedule;
         candidate_[u].end = candidate_[u + 1].end;
         candidate_.erase(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1);
-        improved |= take(now, candidate_);
+        improved |= take(now);
       }
       if (u + 1 < now.schedule.size())
         for (const int64_t by : {1, -1, 4, -4}) {
@@ -142,7 +142,7 @@ class Search {
             continue;
           candidate_ = units;
           candidate_[u].end = candidate_[u + 1].first = static_cast<size_t>(border);
-          improved |= take(now, candidate_);
+          improved |= take(now);
         }
       const UnitChoice unit = now.schedule[u];
       const size_t length = unit.end - unit.first;
@@ -152,7 +152,7 @@ class Search {
         UnitChoice rest = unit;
         rest.first = candidate_[u].end = cut;
         candidate_.insert(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1, rest);
-        if (take(now, candidate_)) {
+        if (take(now)) {
           improved = true;
           break;
         }

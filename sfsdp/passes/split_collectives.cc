@@ -14,11 +14,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-bool is_blocking(const Op& op) {
-  const bool repeats =
-      op.section == ir::Section::Fwd || op.section == ir::Section::Loss || op.section == ir::Section::Bwd;
-  return repeats && ir::is_collective(op) && !ir::is_start(op);
-}
+bool is_blocking(const Op& op) { return ir::is_repeated(op.section) && ir::is_collective(op) && !ir::is_start(op); }
 
 }  // namespace
 

@@ -107,17 +107,19 @@ class Profiler {
         kind.gathered = static_cast<double>(ir::size_in_bytes(op.result()->type().dtype));
         kind.casts = sent->producer()->is("cast");
         kind.gather_group = program_.groups[c.communicator];
-      } else if (c.part != sim::Part::Tail && gradient_kind_.contains(&op)) {
-        KindProfile& kind = out_.kinds[gradient_kind_.at(&op)];
-        kind.reduction = c.kind;
-        kind.once = ir::is_once(op);
-        kind.reduced = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
-        kind.reduce_group = program_.groups[c.communicator];
-      } else if (c.part == sim::Part::Tail && gradient_kind_.contains(&op)) {
-        KindProfile& kind = out_.kinds[gradient_kind_.at(&op)];
-        kind.replicas = true;
-        kind.replica_group = program_.groups[c.communicator];
-        if (kind.reduced == 0) kind.reduced = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
+      } else if (const auto reduced = gradient_kind_.find(&op); reduced != gradient_kind_.end()) {
+        KindProfile& kind = out_.kinds[reduced->second];
+        const auto element = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
+        if (c.part == sim::Part::Tail) {
+          kind.replicas = true;
+          kind.replica_group = program_.groups[c.communicator];
+          if (kind.reduced == 0) kind.reduced = element;
+        } else {
+          kind.reduction = c.kind;
+          kind.once = ir::is_once(op);
+          kind.reduced = element;
+          kind.reduce_group = program_.groups[c.communicator];
+        }
       }
     }
   }

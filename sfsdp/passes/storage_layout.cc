@@ -38,8 +38,9 @@ StorageLayout storage_layout_of(const ir::Graph& graph) {
 uint64_t hash(const StorageLayout& layout) { return hash_path(print_buckets(layout)); }
 
 std::string print(const StorageLayout& layout) {
-  return concat("layout ", hex(hash(layout)), ": ", layout.size(), layout.size() == 1 ? " bucket\n" : " buckets\n",
-                print_buckets(layout));
+  const std::string buckets = print_buckets(layout);
+  return concat("layout ", hex(hash_path(buckets)), ": ", layout.size(),
+                layout.size() == 1 ? " bucket\n" : " buckets\n", buckets);
 }
 
 void write_schedules(ir::Graph& graph, const StorageLayout& layout) {

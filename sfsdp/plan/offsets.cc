@@ -162,8 +162,7 @@ class LowestFit {
       std::ranges::stable_partition(large_, [&](size_t i) { return offsets_[i] + buffers_[i].bytes == arena; });
     }
     // What lives in several spans first: then the others need to be looked up in their span alone.
-    std::ranges::stable_partition(small_,
-                                  [&](size_t i) { return span_of(buffers_[i].first) != span_of(buffers_[i].last); });
+    std::ranges::stable_partition(small_, [&](size_t i) { return is_wide(buffers_[i]); });
     best.insert(best.end(), small_.begin(), small_.end());
     return place(best);
   }
@@ -183,19 +182,20 @@ class LowestFit {
 
   // Of the parts into which the step is cut.
   size_t span_of(int64_t position) const { return static_cast<size_t>(position * int64_t{kSpans} / end_); }
+  bool is_wide(const Buffer& b) const { return span_of(b.first) != span_of(b.last); }
 
   int64_t place(const std::vector<size_t>& order) {
     ByAddress all;
     std::array<ByAddress, kSpans> in_span;  // what is alive in one; most buffers live in one alone
     size_t wide = order.size();             // those before it look into `all`
-    while (wide > 0 && span_of(buffers_[order[wide - 1]].first) == span_of(buffers_[order[wide - 1]].last)) --wide;
+    while (wide > 0 && !is_wide(buffers_[order[wide - 1]])) --wide;
     int64_t arena = 0;
     for (size_t k = 0; k < order.size(); ++k) {
       const size_t i = order[k];
       const Buffer& b = buffers_[i];
       const size_t from = span_of(b.first), to = span_of(b.last);
       int64_t begin = 0;
-      for (const Placed& other : from == to ? in_span[from] : all) {
+      for (const Placed& other : is_wide(b) ? all : in_span[from]) {
         if (other.last < b.first || other.first > b.last) continue;
         if (other.begin - begin >= b.bytes) break;
         begin = std::max(begin, other.end);

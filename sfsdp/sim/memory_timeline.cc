@@ -80,10 +80,11 @@ class Classifier {
 // The ops of each part, in order.
 std::array<std::vector<int64_t>, kParts> positions_of(const Graph& graph) {
   std::array<std::vector<int64_t>, kParts> positions;
-  for (size_t i = 0; i < graph.ops().size(); ++i)
-    positions[static_cast<size_t>(part_of(graph.ops()[i]->section))].push_back(static_cast<int64_t>(i));
-  for (const int64_t i : positions[static_cast<size_t>(Part::Last)])
-    if (!ir::is_once(*graph.ops()[static_cast<size_t>(i)])) positions[static_cast<size_t>(Part::Body)].push_back(i);
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const Op& op = *graph.ops()[i];
+    positions[static_cast<size_t>(part_of(op.section))].push_back(static_cast<int64_t>(i));
+    if (ir::is_repeated(op)) positions[static_cast<size_t>(Part::Body)].push_back(static_cast<int64_t>(i));
+  }
   return positions;
 }
 

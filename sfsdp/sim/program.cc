@@ -65,8 +65,8 @@ class Maker {
  private:
   static std::vector<size_t> parts_of(const Op& op) {
     const auto part = static_cast<size_t>(part_of(op.section));
-    if (part_of(op.section) != Part::Last || ir::is_once(op)) return {part};
-    return {static_cast<size_t>(Part::Body), part};
+    if (ir::is_repeated(op)) return {static_cast<size_t>(Part::Body), part};
+    return {part};
   }
 
   // A fused kernel runs where its first op stands, the copy out of a gather behind its wait.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/sim/simulate.h"
-#include "sfsdp/ir/opset.h"
 
 #include <algorithm>
 #include <deque>
@@ -11,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/sim/links.h"
 #include "sfsdp/sim/program.h"
@@ -91,10 +91,8 @@ class Simulator {
     passes_ = {Part::Head};
     passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches - 1), Part::Body);
     passes_.insert(passes_.end(), {Part::Last, Part::Tail});
-    for (const auto& op : graph.ops()) {
-      const bool repeats = part_of(op->section) == Part::Last && !ir::is_once(*op);
-      out_.flops += cost::flops_of(*op) * static_cast<double>(repeats ? options.micro_batches : 1);
-    }
+    for (const auto& op : graph.ops())
+      out_.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? options.micro_batches : 1);
   }
 
   Simulation run() {

@@ -422,7 +422,7 @@ TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same c
   const auto plain = train(compile_with("none", "manual", 0));
   for (const std::string wrap : {"manual", "auto", "search"}) {
     CAPTURE(wrap);
-    const auto& roomy = compile_with("auto", wrap, 0)->training(tokens(0, 0, kRows)).remat_trials;
+    const auto& roomy = compile_with("auto", wrap, 0)->training(tokens(0, 0, kRows)).remat.trials;
     REQUIRE(roomy.size() > 5);
     int64_t least = roomy[0].peak_bytes, most = 0;
     for (const passes::RematTrial& trial : roomy) {
@@ -434,7 +434,7 @@ TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same c
     const double memory_gib = static_cast<double>(least + most) / 2 / (1 << 30);
     const auto program = compile_with("auto", wrap, memory_gib);
     const auto& variant = program->training(tokens(0, 0, kRows));
-    CHECK(std::ranges::any_of(variant.remat_trials, &passes::RematTrial::fits));
+    CHECK(std::ranges::any_of(variant.remat.trials, &passes::RematTrial::fits));
     const cost::Machine machine = cost::load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
     const auto kernels = cost::form_kernels(variant.graph, machine, cost::Execution::Fused);
     const auto memory = plan::plan_memory(variant.graph, plan::memory_options(variant.graph, kernels));

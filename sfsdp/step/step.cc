@@ -161,17 +161,14 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
-  if (passes.remat.mode == "auto") {
-    passes.remat = {};
-    if (training) {  // chosen once: captured again, the step is to be the same
-      const std::string shapes = shape_key(example);
-      if (!cache_->remat.contains(shapes))
-        cache_->remat[shapes] = passes::choose_remat(captured.graph, passes, layout_);
-      passes.remat = cache_->remat[shapes].remat;
-      variant->remat_trials = cache_->remat[shapes].trials;
-    }
+  if (passes.remat.mode != "auto") {
+    variant->remat.options = passes.remat;
+  } else if (training) {  // chosen once: captured again, the step is to be the same
+    const std::string shapes = shape_key(example);
+    if (!cache_->remat.contains(shapes)) cache_->remat[shapes] = passes::choose_remat(captured.graph, passes, layout_);
+    variant->remat = cache_->remat[shapes];
   }
-  variant->remat = passes.remat;
+  passes.remat = variant->remat.options;
   variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);

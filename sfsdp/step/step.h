@@ -72,11 +72,10 @@ class Program {
   struct Variant {
     ir::Graph graph;
     std::vector<at::Tensor> constants;
-    double capture_ms = 0;                         // running the model on meta tensors
-    double complete_ms = 0;                        // data parallelism, optimizer, passes, verification
-    std::vector<passes::PassReport> passes;        // what each did, in order
-    passes::RematOptions remat;                    // what was recomputed: as asked for, or chosen by mode auto
-    std::vector<passes::RematTrial> remat_trials;  // of remat mode auto
+    double capture_ms = 0;                   // running the model on meta tensors
+    double complete_ms = 0;                  // data parallelism, optimizer, passes, verification
+    std::vector<passes::PassReport> passes;  // what each did, in order
+    passes::RematChoice remat;               // as asked for; of mode auto what was chosen, and the trials
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);

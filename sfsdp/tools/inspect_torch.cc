@@ -13,8 +13,7 @@ namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
     out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes | "
-           "--layout] "
-           "[--section.key value ...]\n";
+           "--layout] [--section.key value ...]\n";
     return 0;
   }
   try {
@@ -33,7 +32,7 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
       return 0;
     }
     if (request.has("passes")) {
-      out << passes::table(variant.passes) << passes::table(variant.remat_trials);
+      out << passes::table(variant.passes) << passes::table(variant.remat.trials);
       return 0;
     }
     const auto plan = train::summarise(graph, job.program->options().micro_batches);

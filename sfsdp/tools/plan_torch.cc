@@ -96,20 +96,14 @@ passes::Schedule schedule_of(const ir::Graph& graph, const passes::StepProfile& 
   return schedule;
 }
 
-train::JobConfig config_of(const Request& request) {
-  train::JobConfig config = train::load_config(request.config_args);
-  if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine", "");
-  return config;
-}
-
 void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine,
              int64_t micro_batches) {
   const ir::Graph& graph = variant.graph;
   // The same step with each parameter by itself.
   train::JobConfig config = config_of(request);
   if (config.activation_checkpoint.mode == "auto") {  // what it chose for this plan
-    config.activation_checkpoint.mode = variant.remat.mode;
-    config.activation_checkpoint.memory_budget = variant.remat.memory_budget;
+    config.activation_checkpoint.mode = variant.remat.options.mode;
+    config.activation_checkpoint.memory_budget = variant.remat.options.memory_budget;
   }
   config.parallelism.fsdp_layout = "dim0";
   config.parallelism.fsdp_reorder = false;

@@ -97,4 +97,10 @@ Request parse_request(std::span<const std::string> args, const std::vector<std::
   return request;
 }
 
+train::JobConfig config_of(const Request& request) {
+  train::JobConfig config = train::load_config(request.config_args);
+  if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine", "");
+  return config;
+}
+
 }  // namespace sfsdp::tools

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/train/config.h"
+
 namespace sfsdp::tools {
 
 struct Request {
@@ -33,5 +35,8 @@ std::string choice_of(const Request& request, const std::string& name, const std
 //   the command's own section ("simulate.") that it does not have
 Request parse_request(std::span<const std::string> args, const std::vector<std::string>& with_value,
                       const std::vector<std::string>& switches);
+
+// What train would take; costs are counted on --machine where parallelism.fsdp_machine is not set.
+train::JobConfig config_of(const Request& request);
 
 }  // namespace sfsdp::tools

@@ -149,8 +149,7 @@ int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostr
     report.execution = request.get("simulate.execution", "fused");
     report.world = request.world;
     sim::SimulateOptions options = options_of(request);
-    train::JobConfig config = train::load_config(request.config_args);
-    if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine", "");
+    const train::JobConfig config = config_of(request);
     train::CompiledJob job = train::make_job(config, request.world);
     const ir::Graph& graph = job.program->training(job.example).graph;
     report.model = config.model.name + " " + config.model.flavor;

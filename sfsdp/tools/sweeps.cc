@@ -124,13 +124,16 @@ std::vector<double> time_in_sweeps(std::span<const TimedTask> tasks, comm::Commu
     sums.push_back(0);
     for (const double sample : sweep) sums.back() += sample;
   }
-  const std::vector<size_t> chosen = undisturbed(mean_of(std::move(sums), group));
-  if (!chosen.empty()) share_out_stops(tasks, samples, chosen);
+  std::vector<size_t> chosen = undisturbed(mean_of(std::move(sums), group));
+  if (chosen.empty())
+    chosen = {0};
+  else
+    share_out_stops(tasks, samples, chosen);
   if (group)
-    for (auto& sweep : samples) wait_for_slowest(tasks, sweep, *group, meet_after);
+    for (const size_t sweep : chosen) wait_for_slowest(tasks, samples[sweep], *group, meet_after);
   std::vector<double> of_each;
   for (size_t task = 0; task < tasks.size(); ++task) {
-    double sum = chosen.empty() ? samples.at(0)[task] : 0;
+    double sum = 0;
     for (const size_t sweep : chosen) sum += samples[sweep][task] / static_cast<double>(chosen.size());
     of_each.push_back(sum);
   }

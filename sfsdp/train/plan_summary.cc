@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
 
-bool repeats(ir::Section section) {
-  return section == ir::Section::Fwd || section == ir::Section::Loss || section == ir::Section::Bwd;
-}
-
 }  // namespace
 
 PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
@@ -31,7 +27,7 @@ PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
     const std::string kind(ir::collective_kind(*op));
     if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
     CollectiveSum& sum = summary.collectives[kind];
-    const int64_t times = repeats(op->section) && !ir::is_once(*op) ? micro_batches : 1;
+    const int64_t times = ir::is_repeated(*op) ? micro_batches : 1;
     sum.count += times;
     sum.bytes += times * std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
   }
