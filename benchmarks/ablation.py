@@ -11,9 +11,11 @@ import argparse, json, os, statistics, subprocess, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = f"{ROOT}/docs/ablation.md"
+SINGLE = ["--parallelism.fsdp_layout", "dim0", "--debug.disable_pass", "copy_buckets,reshard"]
 VARIANTS = {
-    "vanilla": ["--parallelism.fsdp_layout", "dim0", "--parallelism.no_fsdp_reorder"],
-    "reorder": ["--parallelism.fsdp_layout", "dim0"],
+    "vanilla": SINGLE + ["--parallelism.no_fsdp_reorder"],
+    "reorder": SINGLE,
+    "copies": ["--parallelism.fsdp_layout", "dim0"],
     "bucket": ["--parallelism.no_fsdp_reorder"],
     "both": [],
     "auto": ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_reshard_after_forward", "auto"],
@@ -24,7 +26,8 @@ WORLDS = [8, 16, 32, 64, 128, 256, 512, 1024]
 HEAD = """# Ablation: what buckets and reordering are worth
 
 `vanilla`: a collective per parameter, where it is needed; `reorder`: started early, waited for late; `bucket`: one per
-layer; `both`: what a step gets by default. `auto`: units by the paper's greedy rule, `search`: by search; both may keep units
+layer, stored flat; `both`: what a step gets by default; `copies`: the same of parameters that are stored one by one, copied into
+and out of buckets as FSDP2 does. `auto`: units by the paper's greedy rule, `search`: by search; both may keep units
 gathered until backward, so they use memory up to 95 % of the device's. Written by `benchmarks/ablation.py`.
 """
 SIMULATED = "\n## Simulated\n"

@@ -53,6 +53,7 @@ double attention_seconds(const Op& op, const Machine& machine) {
 // Bytes that `op` reads of `operand`: all of it, but of what is picked by index as much as is picked.
 double bytes_read(const Op& op, const Value& operand) {
   const auto all = static_cast<double>(std::min(operand.type().bytes(), ir::storage_of(&operand)->type().bytes()));
+  if (op.is("unpack")) return static_cast<double>(op.result()->type().bytes());
   const bool picks = op.is("aten.embedding") || op.is("aten.nll_loss_forward") || op.is("aten.gather");
   if (!picks || &operand != op.operands[0]) return all;
   // An element of a row is a memory sector of 32 bytes.
@@ -179,9 +180,12 @@ class Former {
     return kernel;
   }
 
-  // FSDP2 copies a gathered unit out of the buffer into its parameters.
+  // FSDP2 copies a gathered unit out of the buffer into its parameters; where the graph does not say so itself.
   bool copies_out(const Op& op) const {
-    return (execution_ == Execution::Eager || execution_ == Execution::Compile) && is_gathered(op);
+    if ((execution_ != Execution::Eager && execution_ != Execution::Compile) || !is_gathered(op)) return false;
+    const auto readers = readers_.find(ir::storage_of(op.result()));
+    return readers == readers_.end() ||
+           std::ranges::none_of(readers->second, [](const Op* reader) { return reader && reader->is("unpack"); });
   }
 
   bool is_fused(const Op& op) const {

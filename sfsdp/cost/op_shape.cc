@@ -27,7 +27,7 @@ Class class_of(const Op& op) {
   if (contains(op.opcode, "scaled_dot_product")) return Class::Attention;
   for (const char* alone : {"embedding", "index", "scatter", "gather", "sort", "topk"})
     if (contains(op.opcode, alone)) return Class::Alone;
-  if (op.is("adamw") || op.is("sgd") || op.is("pack") || op.is("sum_squares")) return Class::Alone;
+  if (op.is("adamw") || op.is("sgd") || op.is("pack") || op.is("unpack") || op.is("sum_squares")) return Class::Alone;
   return Class::Fusible;
 }
 

@@ -129,8 +129,24 @@ Tensors sum_squares(const KernelContext& c) {
 Tensors pack(const KernelContext& c) {
   at::Tensor out = at::zeros(c.op.result()->type().shape(), c.operands[0].options());
   const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
-  for (size_t i = 0; i < c.operands.size(); ++i)
-    out.narrow(0, offsets[i], c.operands[i].numel()).view(c.operands[i].sizes()).copy_(c.operands[i]);
+  if (!c.op.has_attr("ranks")) {
+    for (size_t i = 0; i < c.operands.size(); ++i)
+      out.narrow(0, offsets[i], c.operands[i].numel()).view(c.operands[i].sizes()).copy_(c.operands[i]);
+    return {out};
+  }
+  const at::Tensor shares = out.view({c.op.attr<int64_t>("ranks"), -1});
+  for (size_t i = 0; i < c.operands.size(); ++i) {
+    const at::Tensor parts = c.operands[i].reshape({shares.size(0), -1});
+    shares.narrow(1, offsets[i], parts.size(1)).copy_(parts);
+  }
+  return {out};
+}
+
+Tensors unpack(const KernelContext& c) {
+  at::Tensor out = at::empty(c.op.result()->type().shape(), c.operands[0].options());
+  const at::Tensor parts = out.view({c.op.attr<int64_t>("ranks"), -1});
+  const at::Tensor shares = c.operands[0].view({parts.size(0), -1});
+  parts.copy_(shares.narrow(1, c.op.attr<int64_t>("offset"), parts.size(1)));
   return {out};
 }
 
@@ -224,6 +240,7 @@ constexpr Row kKernels[] = {
     {"scalar", &scalar},
     {"sum_squares", &sum_squares},
     {"pack", &pack},
+    {"unpack", &unpack},
     {"all_gather.start", &all_gather},  // in order, op by op: done when it has started
     {"reduce_scatter.start", &reduce_scatter},
     {"all_reduce.start", &all_reduce},

@@ -178,11 +178,24 @@ void rule_view(RuleContext& context) {
                    concat("expected a range inside the ", whole, " elements of ", context.operand()));
 }
 
+// ranks=, 1 where there is none, as a divisor of what `type` has; 0: it is none, which is reported.
+int64_t shares(RuleContext& context, const Type& type, const std::string& what) {
+  if (!context.op.has_attr("ranks")) return 1;
+  const auto ranks = context.integer("ranks");
+  if (ranks && *ranks > 0 && type.numel() % *ranks == 0) return *ranks;
+  if (ranks)
+    context.report(concat("has ranks=", *ranks),
+                   concat("expected a divisor of the ", type.numel(), " elements of ", what));
+  return 0;
+}
+
 void rule_pack(RuleContext& context) {
   const size_t count = context.op.operands.size();
   const std::vector<int64_t> offsets = context.integers("offsets", count);
   if (offsets.empty()) return;
   const Type& result = context.result();
+  const int64_t ranks = shares(context, result, "the result");
+  if (ranks == 0) return;
   int64_t free_from = 0;
   for (size_t i = 0; i < count; ++i) {
     const Type& operand = context.operand(i);
@@ -190,10 +203,22 @@ void rule_pack(RuleContext& context) {
     if (offsets[i] < free_from)
       context.report(concat("puts operand ", i, " at offset ", offsets[i]),
                      concat("expected at least ", free_from, ", the end of the one before"));
-    free_from = offsets[i] + operand.numel();
+    if (shares(context, operand, concat("operand ", i)) == 0) return;
+    free_from = offsets[i] + operand.numel() / ranks;
   }
-  if (result.dims.size() != 1 || result.numel() < free_from)
-    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", free_from));
+  if (result.dims.size() != 1 || result.numel() / ranks < free_from)
+    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", free_from * ranks));
+}
+
+void rule_unpack(RuleContext& context) {
+  context.expect_dtype(context.operand().dtype, context.result().dtype, "the result");
+  const auto offset = context.integer("offset");
+  const int64_t ranks = context.integer("ranks") ? shares(context, context.operand(), "the operand") : 0;
+  if (!offset || ranks == 0 || shares(context, context.result(), "the result") == 0) return;
+  const int64_t whole = context.operand().numel() / ranks, part = context.result().numel() / ranks;
+  if (*offset < 0 || *offset > whole - part)
+    context.report(concat("reads ", part, " elements from offset=", *offset, " of each share"),
+                   concat("expected a range inside the ", whole, " elements of a share of ", context.operand()));
 }
 
 void rule_all_gather(RuleContext& context) {

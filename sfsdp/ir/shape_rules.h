@@ -51,6 +51,7 @@ void rule_pad(RuleContext& context);
 void rule_narrow(RuleContext& context);
 void rule_view(RuleContext& context);
 void rule_pack(RuleContext& context);
+void rule_unpack(RuleContext& context);
 void rule_all_gather(RuleContext& context);
 void rule_reduce_scatter(RuleContext& context);
 void rule_all_reduce(RuleContext& context);

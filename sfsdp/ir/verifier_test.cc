@@ -199,7 +199,7 @@ TEST_CASE("a gather may stay in flight over the step boundary") {
   CHECK(to_string(verify(parsed.graph)) == "");
 }
 
-TEST_CASE("pad, narrow, view, broadcast, scalar and constant keep to their rules") {
+TEST_CASE("pad, narrow, view, pack, broadcast, scalar and constant keep to their rules") {
   const auto expect = [](const std::string& line, std::string_view diagnostic) {
     const std::string text = "graph mesh [a=2] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n  " + line;
     if (!diagnostic.empty()) return expect_diagnostic(text, diagnostic);
@@ -218,6 +218,20 @@ TEST_CASE("pad, narrow, view, broadcast, scalar and constant keep to their rules
   expect("%y = view %x offset=20 : f32[4]", "");
   expect("%y = view %x offset=21 : f32[4]", "expected a range inside the 24 elements");
   expect("%y = view %x : bf16[24]", "insert a cast");
+  expect("%y = pack [%x, %x] offsets=[0, 24] : f32[50]", "");
+  expect("%y = pack [%x, %x] offsets=[0, 23] : f32[50]", "expected at least 24");
+  expect("%y = pack [%x, %x] offsets=[0, 24] : f32[47]", "expected one dimension of at least 48");
+  expect("%y = pack [%x, %x] offsets=[0, 12] ranks=2 : f32[48]", "");
+  expect("%y = pack [%x, %x] offsets=[0, 11] ranks=2 : f32[48]", "expected at least 12");
+  expect("%y = pack [%x, %x] offsets=[0, 12] ranks=2 : f32[46]", "expected one dimension of at least 48");
+  expect("%y = pack [%x] offsets=[0] ranks=5 : f32[25]", "expected a divisor of the 24 elements of operand 0");
+  expect("%y = pack [%x] offsets=[0] ranks=0 : f32[24]", "has ranks=0");
+  expect("%y = unpack %x offset=2 ranks=2 : f32[4, 5]", "");
+  expect("%y = unpack %x offset=3 ranks=2 : f32[4, 5]", "expected a range inside the 12 elements of a share");
+  expect("%y = unpack %x offset=0 ranks=5 : f32[5]", "expected a divisor of the 24 elements of the operand");
+  expect("%y = unpack %x offset=0 ranks=2 : f32[5]", "expected a divisor of the 5 elements of the result");
+  expect("%y = unpack %x offset=0 : f32[24]", "needs ranks=");
+  expect("%y = unpack %x offset=0 ranks=1 : bf16[24]", "insert a cast");
   expect("%y = broadcast %x axis=a root=1 : f32[6, 4]", "");
   expect("%y = broadcast %x axis=a root=2 : f32[6, 4]", "expected an axis rank below 2");
   expect("%y = reduce_scatter %x axis=a dim=0 : f32[3, 4]", "");

@@ -47,7 +47,7 @@ struct MixedPrecisionPolicy {
 
 enum class ParameterLayout : uint8_t {
   Flat,  // the parameters of a unit are one flat buffer, a rank holds a range of it: no copies around collectives
-  Dim0,  // each parameter is cut by itself in dimension 0, as FSDP2's state dict shows it
+  Dim0,  // each parameter is cut by itself in dimension 0, as FSDP2's state dict shows it; a unit's are copied into buckets
 };
 
 struct DataParallelOptions {
@@ -63,7 +63,7 @@ struct DataParallelOptions {
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
   ParameterLayout layout = ParameterLayout::Flat;
-  // With Flat: which modules' parameters form a unit, as passes/wrap.h has it; "": by the numbers in module paths.
+  // Which modules' parameters form a unit, as passes/wrap.h has it; "": by the numbers in module paths.
   std::string units = {};
 };
 

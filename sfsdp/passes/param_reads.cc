@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
 
@@ -18,6 +19,18 @@ const ir::Op* param_of(const ir::Value* value) {
   const ir::Op* op = value->producer();
   while (is_materialisation(*op)) op = op->operands[0]->producer();
   return op->is("param") ? op : nullptr;
+}
+
+const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Graph::Uses& uses, const ir::Value* value) {
+  for (auto readers = uses.find(value); readers != uses.end() && readers->second.size() == 1;
+       readers = uses.find(value)) {
+    const ir::Op* reader = readers->second[0];
+    if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
+    const bool keeps = reader->is("cast") || reader->is("accumulate") || reader->is("view") || ir::is_wait(*reader);
+    if (!keeps && !ir::is_collective(*reader)) break;
+    value = reader->result();
+  }
+  return nullptr;
 }
 
 std::string block_of(const std::string& name) {

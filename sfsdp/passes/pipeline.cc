@@ -36,6 +36,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
                            {"every", o.remat.every},
                            {"mm_again", o.remat.mm_again},
                            {"memory_budget", o.remat.memory_budget}})},
+      // Gathers for what is computed again and those that backward had (bucket merges them by itself).
+      {make_call("merge_duplicates"), !o.flat && o.remat.mode != "none"},
       // Which parameters form a unit.
       {make_call("wrap", {{"units", o.units},
                           {"mode", o.wrap},
@@ -43,13 +45,15 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
                           {"memory_gib", o.memory_gib},
                           {"micro_batches", o.micro_batches},
                           {"keep", o.choose_reshard}}),
-       o.flat && !layout},
+       !layout},
       // Which units backward finds gathered still.
-      {make_call("reshard", {{"keep_last", o.keep_last && !o.choose_reshard && !layout}}), o.flat},
+      {make_call("reshard", {{"keep_last", o.keep_last && !o.choose_reshard && !layout}})},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
       // Parameters that stay whole are gathered behind their update, not where they are read.
       {make_call("keep_whole"), o.keep_whole},
+      // Where each parameter is stored by itself: copied into one gather and one reduction per unit.
+      {make_call("copy_buckets"), !o.flat},
       // Start and wait of each collective, to be moved apart.
       {make_call("split_collectives"), o.reorder},
       // Gathers start under the compute of earlier units.
@@ -108,6 +112,14 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
     throw UserError(concat("wrap = ", options.wrap, " at ZeRO stage 1 or 2",
                            "\n  expected manual: its costs are those of gathers where parameters are read, and here"
                            " they are whole; set fsdp_wrap = manual, or zero_stage = 3"));
+  if (!options.flat && options.wrap != "manual")
+    throw UserError(concat("wrap = ", options.wrap, " with layout = Dim0",
+                           "\n  expected manual: its costs are those of units that are stored flat; set"
+                           " fsdp_wrap = manual, or fsdp_layout = flat"));
+  if (!options.flat && options.carry_depth > 0)
+    throw UserError(
+        "gathers across steps with layout = Dim0\n  expected layout = Flat: a unit's gather starts behind its update,"
+        " and here each parameter has one; set fsdp_prefetch_across_steps = false, or fsdp_layout = flat");
   const std::vector<PassCall> calls = pipeline_passes(options, layout);
   if (layout) write_schedules(graph, *layout);
   auto reports = run_passes(

@@ -26,7 +26,7 @@ struct ExtraPass {
 struct PipelineOptions {
   int64_t loss_chunks = 1;  // of chunk_loss; an error where a step has a backward and no such loss
   RematOptions remat = {};
-  // Storage of parameters in flat units (wrap, bucket); false: each parameter by itself.
+  // Storage of parameters in flat units (bucket); false: each parameter by itself, and copied into buckets (copy_buckets).
   bool flat = true;
   // Of wrap: "manual", "auto" or "search"; the last two count costs on a machine (a file's path).
   std::string wrap = "manual";

@@ -72,23 +72,34 @@ std::vector<Op*> find_blocking(const Graph& graph) {
   return blocking;
 }
 
-// Starts of the tail that read what the body leaves, to stand right behind it; of several micro-batches in the last.
+// Starts of the tail that read what the body leaves, packed or not, to stand right behind it; of several micro-batches
+// in the last.
 bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
   ir::Moves moves(graph);
-  std::vector<Op*> starts;
+  std::unordered_map<const Op*, size_t> position;
+  for (const auto& op : graph.ops()) position.emplace(op.get(), position.size());
+  int64_t starts = 0;
+  std::vector<std::pair<Op*, Section>> moved;
   for (const auto& op : graph.ops()) {
-    if (!ir::is_start(*op) || !in_tail(*op) || !in_body(*op->operands[0]->producer())) continue;
-    Op* const start = op.get();
-    moves.behind(start->operands[0]->producer(), std::vector<Op*>{start});
-    starts.push_back(start);
+    if (!ir::is_start(*op) || !in_tail(*op)) continue;
+    std::vector<Op*> group = {op.get()};
+    if (Op* pack = op->operands[0]->producer(); pack->is("pack") && in_tail(*pack)) group.insert(group.begin(), pack);
+    const auto& read = group[0]->operands;
+    if (!std::ranges::all_of(read, [](const Value* v) { return in_body(*v->producer()); })) continue;
+    const Value* last = *std::ranges::max_element(read, {}, [&](const Value* v) { return position.at(v->producer()); });
+    moves.behind(last->producer(), group);
+    for (Op* member : group) moved.emplace_back(member, last->producer()->section);
+    ++starts;
   }
   moves.apply();
-  for (Op* start : starts) {
-    start->section = start->operands[0]->producer()->section;
-    if (options.micro_batches > 1) start->attrs["once"] = true;
+  for (const auto& [op, section] : moved) {
+    op->section = section;
+    const bool reads_once =
+        std::ranges::any_of(op->operands, [](const Value* v) { return ir::is_once(*v->producer()); });
+    if (options.micro_batches > 1 || reads_once) op->attrs["once"] = true;
   }
-  ctx.metrics.add("started_in_body", static_cast<int64_t>(starts.size()));
-  return !starts.empty();
+  ctx.metrics.add("started_in_body", starts);
+  return starts > 0;
 }
 
 class TailOrder {

@@ -28,7 +28,9 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}, StorageLayout()) ==
         kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.flat = false}) ==
-        kCleanUp + "remat split_collectives prefetch_gathers sink_waits pipeline_reductions");
+        kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits pipeline_reductions");
+  CHECK(names_of({.remat = {.mode = "full"}, .flat = false, .reorder = false}) ==
+        kCleanUp + "remat merge_duplicates wrap reshard copy_buckets");
   CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap reshard bucket");
   const auto calls = pipeline_passes({.units = "layers.*, [norm, output]", .prefetch_depth = 3}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
@@ -45,7 +47,8 @@ TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
         kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers pipeline_reductions");
   CHECK(names_of({.reorder = false, .disable = {"sink_waits"}}) == names_of({.reorder = false}));
-  CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) == names_of({.flat = false}));
+  CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) ==
+        names_of({.flat = false, .disable = {"wrap", "reshard", "copy_buckets"}}));
   const auto says = [](std::vector<std::string> disable, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.disable = std::move(disable)}), doctest::Contains(part), UserError);
   };
@@ -60,7 +63,8 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
   const ExtraPass again{"dead_code", {}, Place::After, "bucket"};
   CHECK(names_of({.reorder = false, .extra = {again}}) == kCleanUp + "remat wrap reshard bucket dead_code");
   // A pass that is not run for this step marks its place all the same.
-  CHECK(names_of({.flat = false, .reorder = false, .extra = {again}}) == kCleanUp + "remat dead_code");
+  CHECK(names_of({.flat = false, .reorder = false, .extra = {again}}) ==
+        kCleanUp + "remat wrap reshard dead_code copy_buckets");
   CHECK(names_of({.reorder = false,
                   .extra = {{"split_collectives", {}, Place::After, "remat"},
                             {"sink_waits", {}, Place::After, "remat"},
@@ -101,14 +105,25 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   };
   const auto reports = run_pipeline(graph, {.flat = false, .observer = observer}, layout);
   CHECK(seen == std::vector<std::string>{"start 4", "fold_views 4", "merge_duplicates 4", "dead_code 3",
-                                         "hoist_casts 3", "remat 3", "split_collectives 4", "prefetch_gathers 4",
-                                         "sink_waits 4", "pipeline_reductions 4"});
-  REQUIRE(reports.size() == 9);
+                                         "hoist_casts 3", "remat 3", "wrap 3", "reshard 3", "copy_buckets 3",
+                                         "split_collectives 4", "prefetch_gathers 4", "sink_waits 4",
+                                         "pipeline_reductions 4"});
+  REQUIRE(reports.size() == 12);
   CHECK(reports[2].name == "dead_code");
   CHECK(reports[2].changed);
   CHECK(reports[2].metrics.get("ops_removed") == 1);
   CHECK(reports[2].metrics.get("collective_bytes_before") == 64);
   CHECK_FALSE(layout);
+}
+
+TEST_CASE("what layout Dim0 has no meaning for is refused") {
+  const auto says = [](const PipelineOptions& options, const char* part) {
+    ir::Graph graph = step();
+    std::optional<StorageLayout> layout;
+    CHECK_THROWS_WITH_AS(run_pipeline(graph, options, layout), doctest::Contains(part), UserError);
+  };
+  says({.flat = false, .wrap = "search"}, "wrap = search with layout = Dim0\n  expected manual");
+  says({.flat = false, .carry_depth = 1}, "gathers across steps with layout = Dim0\n  expected layout = Flat");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
 
-// A gather's first half with what it alone needs (the cast of the shard), and its second half.
+// A gather's first half with what it alone needs (casts of the shards, their pack), and its second half.
 struct Gather {
   std::vector<Op*> start;  // in order, the collective last
   Op* wait = nullptr;
@@ -24,7 +24,16 @@ struct Gather {
   int64_t bytes = 0;
 };
 
-bool is_given(const Value* value) { return ir::is_root(*value->producer()); }
+// Adds what makes `value` out of what is given to the graph and is read by nothing else; false: something else does.
+bool add_own(const Graph::Uses& uses, const Value* value, std::vector<Op*>& own) {
+  Op* op = value->producer();
+  if (ir::is_root(*op)) return true;
+  if ((!op->is("cast") && !op->is("pack")) || uses.at(value).size() != 1) return false;
+  for (const Value* operand : op->operands)
+    if (!add_own(uses, operand, own)) return false;
+  own.push_back(op);
+  return true;
+}
 
 // Gathers of a section whose shard is given to the graph, in order. Others (of activations) stay where they are.
 std::vector<Gather> find_gathers(const Graph& graph, Section section) {
@@ -33,12 +42,7 @@ std::vector<Gather> find_gathers(const Graph& graph, Section section) {
   for (const auto& op : graph.ops()) {
     if (!op->is("all_gather.start") || op->section != section) continue;
     Gather g;
-    const Value* from = op->operands[0];
-    Op* cast = from->producer();
-    if (cast->is("cast") && uses.at(from).size() == 1 && is_given(cast->operands[0]))
-      g.start.push_back(cast);
-    else if (!is_given(from))
-      continue;
+    if (!add_own(uses, op->operands[0], g.start)) continue;
     g.start.push_back(op.get());
     const auto readers = uses.find(op->result());
     if (readers == uses.end() || readers->second.size() != 1 || !ir::is_wait(*readers->second[0])) continue;

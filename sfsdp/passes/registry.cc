@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/registry.h"
+#include "sfsdp/passes/bucket.h"
 
 #include <algorithm>
 #include <deque>
@@ -11,9 +11,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/ir/lexer.h"
-#include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/carry_gathers.h"
 #include "sfsdp/passes/chunk_loss.h"
+#include "sfsdp/passes/copy_buckets.h"
 #include "sfsdp/passes/dead_code.h"
 #include "sfsdp/passes/fold_views.h"
 #include "sfsdp/passes/hoist_casts.h"
@@ -21,6 +21,7 @@
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/pipeline_reductions.h"
 #include "sfsdp/passes/prefetch_gathers.h"
+#include "sfsdp/passes/registry.h"
 #include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/reshard.h"
 #include "sfsdp/passes/sink_waits.h"
@@ -81,6 +82,12 @@ const std::vector<PassInfo>& rows() {
        .options = {{.name = "chunks", .fallback = int64_t{8}, .min = 1, .max = 1e6, .help = "1: none"}},
        .run = [](ir::Graph& graph, const OptionValues& values,
                  PassContext& ctx) { return chunk_loss(graph, {.chunks = get<int64_t>(values, "chunks")}, ctx); }},
+      {.name = "copy_buckets",
+       .exactness = Exactness::Exact,
+       .help = "one gather and one reduction per unit of parameters that are stored one by one, by copies",
+       .options = {},
+       .needs = {"wrap"},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return copy_buckets(graph, ctx); }},
       {.name = "dead_code",
        .exactness = Exactness::Exact,
        .help = "removes ops whose results nobody reads",

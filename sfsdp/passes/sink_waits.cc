@@ -8,6 +8,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/param_reads.h"
 #include "sfsdp/passes/schedule_attrs.h"
 
 namespace sfsdp::passes {
@@ -23,16 +24,22 @@ struct Reduction {
   const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
 };
 
-// The param whose gradient a reduced value becomes, by way of a reduction over replicas or not; nullptr: none.
-const Op* param_of_reduced(const Graph& graph, const Graph::Uses& uses, const Value* value) {
-  for (auto readers = uses.find(value); readers != uses.end() && readers->second.size() == 1;
-       readers = uses.find(value)) {
-    const Op* reader = readers->second[0];
-    if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
-    if (!ir::is_collective(*reader) && !ir::is_wait(*reader) && !reader->is("cast")) break;
-    value = reader->result();
+// What backward does with a reduced value but keep it: views of it, sums over micro-batches, casts.
+//   returns whether it computes with it
+bool follow(const Graph::Uses& uses, const Value* value, std::vector<Op*>& kept) {
+  const auto readers = uses.find(value);
+  if (readers == uses.end()) return false;
+  bool needed = false;
+  for (Op* reader : readers->second) {
+    if (reader->section != Section::Bwd) continue;
+    if (ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast")) {
+      kept.push_back(reader);
+      needed |= follow(uses, reader->result(), kept);
+    } else {
+      needed = true;
+    }
   }
-  return nullptr;
+  return needed;
 }
 
 std::vector<Reduction> find_reductions(const Graph& graph) {
@@ -43,20 +50,9 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
     Reduction r;
     r.start = r.filled = op.get();
     if (Op* sent = op->operands[0]->producer(); sent->is("pack") && sent->section == Section::Bwd) r.filled = sent;
-    const Value* value = op->result();
-    while (true) {
-      const auto readers = uses.find(value);
-      if (readers == uses.end() || readers->second.size() != 1) break;
-      Op* next = readers->second[0];
-      if (next->section != Section::Bwd || !(ir::is_wait(*next) || next->is("accumulate") || next->is("cast"))) break;
-      r.wait.push_back(next);
-      value = next->result();
-    }
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
-    bool needed = false;
-    if (const auto readers = uses.find(value); readers != uses.end())
-      for (const Op* reader : readers->second) needed |= reader->section == Section::Bwd;
-    r.param = param_of_reduced(graph, uses, value);
+    const bool needed = follow(uses, op->result(), r.wait);
+    r.param = param_of_gradient(graph, uses, op->result());
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }
   return reductions;

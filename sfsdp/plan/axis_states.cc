@@ -29,7 +29,7 @@ const char* to_text(State state) {
 // Element i of the result comes from element i of each operand: a shard's is a shard of the result.
 bool is_elementwise(const Op& op) {
   for (const char* name : {"cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow",
-                           "view", "adamw", "sgd", "add_into"})
+                           "view", "pack", "adamw", "sgd", "add_into"})
     if (op.is(name)) return true;
   return false;
 }
@@ -81,11 +81,12 @@ class Checker {
       set(op, leaf(op));
       return "";
     }
-    bool any_own = false, any_shard = false;
+    bool any_own = false, any_shard = false, any_same = false;
     for (const Value* operand : op.operands) {
       if (!operand) continue;
       any_own |= state_of(operand) == State::Own;
       any_shard |= state_of(operand) == State::Shard;
+      any_same |= state_of(operand) == State::Same;
     }
     if (ir::is_collective(op)) return collective(op);
     if (is_optimizer(op)) return update(op);
@@ -99,6 +100,9 @@ class Checker {
       set(op, here ? State::Own : State::Same);
       return "";
     }
+    if (any_shard && op.is("pack") && (any_same || op.has_attr("ranks")))
+      return error(op, "shards are packed with what is whole, or as if they were it",
+                   "expected shards alone, without ranks=");
     if (any_shard && any_own)
       return error(op, "a shard meets values of each rank's own batch", "expected the whole parameter; gather it");
     if (any_shard && !is_elementwise(op))

@@ -205,6 +205,16 @@ TEST_CASE("a shard that is read as if it were the whole is caught") {
   CHECK(wrong("  %y = aten.mm %w, %x : f32[2, 2]\n  return %y\n").find("a shard meets values") != std::string::npos);
   CHECK(wrong("  %y = aten.mul.Tensor %x, %x : f32[2, 2]\n  return %y\n").find("returns %y") != std::string::npos);
   CHECK(wrong("  %y = all_reduce %x axis=dp_shard : f32[2, 2]\n  return %y\n").empty());
+  const std::string gather = "  %g = all_gather %p axis=dp_shard dim=0 : f32[16]\n",
+                    out = "  %y = unpack %g offset=4 ranks=2 : f32[4, 2]\n  return %y\n";
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 4] : f32[8]\n" + gather + out).empty());
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 2] ranks=2 : f32[8]\n" + gather + out).find("shards are packed") !=
+        std::string::npos);
+  CHECK(wrong("  %one = full value=1.0 : f32[4]\n  %p = pack [%w, %one] offsets=[0, 4] : f32[8]\n" + gather + out)
+            .find("shards are packed with what is whole") != std::string::npos);
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 4] : f32[8]\n  %y = unpack %p offset=0 ranks=2 : f32[4]\n"
+              "  return %y\n")
+            .find("as if it were the whole") != std::string::npos);
 }
 
 TEST_CASE("prefetched bytes are held to their budget") {

@@ -24,7 +24,7 @@ class Finder {
   // The parameter that a collective gathers, or whose gradient it reduces; nullptr: neither.
   const Op* param_of(const Op& collective) const {
     const Value* from = collective.operands[0];
-    while (from->producer()->is("cast") || ir::aliased_operand(*from->producer()) >= 0)
+    while (from->producer()->is("cast") || from->producer()->is("pack") || ir::aliased_operand(*from->producer()) >= 0)
       from = from->producer()->operands[0];
     if (from->producer()->is("param")) return from->producer();
     const Value* value = collective.result();
@@ -36,17 +36,18 @@ class Finder {
         const auto param = params_.find(next.attr<std::string>("param"));
         return param == params_.end() ? nullptr : param->second;
       }
-      const bool goes_on = ir::is_wait(next) || ir::is_collective(next) || next.is("accumulate") || next.is("cast");
+      const bool goes_on = ir::is_wait(next) || ir::is_collective(next) || next.is("accumulate") || next.is("cast") ||
+                           next.is("view") || next.is("pack");
       if (!goes_on) return nullptr;
       value = next.result();
     }
   }
 
-  // How many buckets a unit has.
+  // How many flat buckets a unit has.
   std::map<std::string, int64_t> buckets_of_units() const {
     std::map<std::string, int64_t> counts;
     for (const auto& [name, op] : params_)
-      if (op->has_attr("unit")) ++counts[op->attr<std::string>("unit")];
+      if (op->has_attr("members")) ++counts[op->attr<std::string>("unit")];
     return counts;
   }
 
@@ -77,15 +78,21 @@ std::unordered_map<const Op*, int64_t> distances(const Graph& graph, const cost:
   return distance;
 }
 
-std::string reason_of(const Op* param, const std::map<std::string, std::string>& rules,
+// Whether what is sent was copied into one buffer (pass copy_buckets).
+bool is_copied(const Op& collective, const Op& param) {
+  return !param.has_attr("members") && collective.operands[0]->producer()->is("pack");
+}
+
+std::string reason_of(const Op& collective, const Op* param, const std::map<std::string, std::string>& rules,
                       const std::map<std::string, int64_t>& buckets) {
   if (!param) return "belongs to no unit: a scalar of the step, as loss, count or gradient norm";
-  if (!param->has_attr("unit")) return "one parameter, no bucket: fsdp_layout = dim0";
+  if (!param->has_attr("members") && !is_copied(collective, *param)) return "one parameter, no bucket";
   const std::string& unit = param->attr<std::string>("unit");
   const auto rule = rules.find(unit);
   std::string reason = param->has_attr("reason") ? param->attr<std::string>("reason")
                        : rule == rules.end()     ? "unit " + unit
                                                  : rule->second;
+  if (is_copied(collective, *param)) return reason + "; stored one by one, copied into one buffer";
   if (buckets.at(unit) > 1) reason += concat("; cut into ", buckets.at(unit), " by dtype, placement or update");
   return reason;
 }
@@ -108,8 +115,9 @@ std::vector<BucketRow> bucket_table(const Graph& graph, const Simulation& simula
     row.kind = ir::collective_kind(*op);
     row.section = ir::to_string(op->section);
     row.runs = 0;
-    if (param) row.unit = param->attr<std::string>(param->has_attr("unit") ? "unit" : "name");
-    row.reason = reason_of(param, rules, buckets);
+    if (param)
+      row.unit = param->attr<std::string>(param->has_attr("members") || is_copied(*op, *param) ? "unit" : "name");
+    row.reason = reason_of(*op, param, rules, buckets);
     if (const auto found = distance_of.find(op.get()); found != distance_of.end()) row.distance = found->second;
     row_of.emplace(op.get(), rows.size());
     rows.push_back(std::move(row));

@@ -27,8 +27,8 @@ cost::Machine machine() {
 std::string step_of(int products) {
   std::string text = R"(
 graph mesh [dp_shard=2] view local
-  %a = param name=a.flat unit=a : f32[32/dp_shard, 64]
-  %b = param name=b.flat unit=b : f32[32/dp_shard, 64]
+  %a = param members=[a.w] name=a.flat unit=a : f32[32/dp_shard, 64]
+  %b = param members=[b.w] name=b.flat unit=b : f32[32/dp_shard, 64]
   %x = input name=x : f32[64, 64] own(dp_shard)
 fwd:
   %as = all_gather.start %a axis=dp_shard dim=0 : async f32[64, 64] at a
@@ -82,6 +82,27 @@ TEST_CASE("bucket table: a row per collective, with its unit, how far it is ahea
   double exposed = 0;
   for (const BucketRow& row : rows) exposed += row.exposed;
   CHECK(exposed == doctest::Approx(s.exposed()));
+}
+
+TEST_CASE("bucket table: parameters stored one by one, copied into a bucket or not") {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [dp_shard=2] view local
+  %a = param name=a unit=u : f32[32/dp_shard, 64]
+  %b = param name=b unit=u : f32[32/dp_shard, 64]
+  %c = param name=c unit=v : f32[32/dp_shard, 64]
+fwd:
+  %p = pack [%a, %b] offsets=[0, 2048] : f32[4096]
+  %u = all_gather %p axis=dp_shard dim=0 : f32[8192]
+  %b.full = unpack %u offset=2048 ranks=2 : f32[64, 64]
+  %v = all_gather %c axis=dp_shard dim=0 : f32[64, 64]
+  %y = aten.mm %b.full, %v : f32[64, 64]
+  return %y
+)");
+  const auto rows = bucket_table(graph, simulate(graph, machine(), {}), {{"u", "matches u"}});
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].unit == "u");
+  CHECK(rows[0].reason == "matches u; stored one by one, copied into one buffer");
+  CHECK(rows[1].unit == "c");
+  CHECK(rows[1].reason == "one parameter, no bucket");
 }
 
 TEST_CASE("html report: what it draws adds up to the simulation, and no name ends its script") {

@@ -53,8 +53,8 @@ class Classifier {
   // Of a parameter alone, by ops that compute nothing.
   bool makes_parameter(const Op& op) const {
     if (op.is("param")) return true;
-    const bool moves = base_of(op) == "all_gather" || is_one_of(op, {"cast", "wait", "view", "narrow", "pad"}) ||
-                       ir::aliased_operand(op) >= 0;
+    const bool moves = base_of(op) == "all_gather" || ir::aliased_operand(op) >= 0 ||
+                       is_one_of(op, {"cast", "wait", "view", "narrow", "pad", "pack", "unpack"});
     return moves && !op.operands.empty() && parameters_.contains(op.operands[0]);
   }
 

@@ -63,6 +63,8 @@ std::map<std::string, at::Tensor> EagerTrainer::state() const {
   return values;
 }
 
+double sum_of_squares(const at::Tensor& t) { return t.to(at::kDouble).square().sum().item<double>(); }
+
 void copy_weights(Step& step, torch::nn::Module& eager) {
   at::NoGradGuard no_grad;
   for (auto& p : eager.named_parameters()) p.value().copy_(step.gather(p.key()));

@@ -34,6 +34,8 @@ class EagerTrainer {
   at::Tensor count_;
 };
 
+double sum_of_squares(const at::Tensor& t);
+
 // Gives the parameters of a real module the step's values. Collective.
 void copy_weights(Step& step, torch::nn::Module& eager);
 

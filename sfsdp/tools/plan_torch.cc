@@ -88,7 +88,7 @@ passes::Schedule schedule_of(const ir::Graph& graph, const passes::StepProfile& 
   for (const passes::ParamProfile& p : profile.params) {
     const auto found = unit_of.find(p.name);
     if (found == unit_of.end())
-      throw UserError("--explain: parameters are in no units\n  expected parallelism.fsdp_layout = flat");
+      throw UserError("--explain: parameters are in no flat units\n  expected parallelism.fsdp_layout = flat");
     names.push_back(found->second->attr<std::string>("unit"));
   }
   passes::Schedule schedule = passes::named_units(profile, names);
@@ -106,7 +106,9 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
     config.activation_checkpoint.memory_budget = variant.remat.options.memory_budget;
   }
   config.parallelism.fsdp_layout = "dim0";
-  config.parallelism.fsdp_reorder = false;
+  config.parallelism.fsdp_wrap = "manual";
+  config.parallelism.fsdp_reorder = config.parallelism.fsdp_prefetch_across_steps = false;
+  for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world);
   const auto profile = passes::profile_step(single.program->training(single.example).graph, machine,
                                             cost::Execution::Fused, micro_batches);

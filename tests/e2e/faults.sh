@@ -16,6 +16,8 @@ expect() {  # name, pattern, exit code of the run; output in $dir/out
   fi
 }
 
+free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
+
 # A rank is killed in the middle of training.
 timeout 90 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
 launcher=$!
@@ -28,24 +30,27 @@ sleep 0.5
 if pgrep -f "$dir/run" >/dev/null; then echo "killed rank: processes are left"; failures=$((failures + 1)); fi
 
 # A rank never arrives.
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29733 timeout 60 $sfsdp train "${small[@]}" \
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port) timeout 60 $sfsdp train "${small[@]}" \
   --comm.init_timeout_seconds 2 >"$dir/out" 2>&1
 expect "missing rank" "rank 1 never arrived" $?
 
 # The port is in use.
 python3 -c 'import socket,time
-s=socket.socket(socket.AF_INET6); s.bind(("::",29734)); s.listen(); time.sleep(15)' &
+s=socket.socket(socket.AF_INET6); s.bind(("::",0)); s.listen(); print(s.getsockname()[1], flush=True); time.sleep(15)' \
+  >"$dir/port" &
 holder=$!
-sleep 0.5
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29734 timeout 60 $sfsdp train "${small[@]}" \
+for _ in $(seq 50); do [[ -s $dir/port ]] && break; sleep 0.1; done
+port=$(<"$dir/port")
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 $sfsdp train "${small[@]}" \
   --comm.init_timeout_seconds 3 >"$dir/out" 2>&1
-expect "port in use" "port 29734 is in use" $?
+expect "port in use" "port $port is in use" $?
 kill $holder
 
 # Two ranks have different configurations.
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29735 timeout 60 $sfsdp train "${small[@]}" >"$dir/out" 2>&1 &
+port=$(free_port)
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 $sfsdp train "${small[@]}" >"$dir/out" 2>&1 &
 first=$!
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29735 timeout 60 $sfsdp train "${small[@]}" \
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 $sfsdp train "${small[@]}" \
   --optimizer.lr 0.5 >"$dir/out1" 2>&1
 wait $first
 expect "different configurations" "rank 0 and rank 1 have different configurations" $?

@@ -51,6 +51,23 @@ TEST_CASE("collectives do what their names say") {
         std::vector<Data>{{4, 6}, {4, 6}});
 }
 
+TEST_CASE("pack by rank puts each operand's shares side by side; unpack takes one operand out of all shares") {
+  const Graph graph = read("a=2", R"(
+      %x = input name=x : f32[2, 2]
+      %y = input name=y : f32[2]
+    fwd:
+      %p = pack [%x, %y] offsets=[0, 3] ranks=2 : f32[10]
+      %u = unpack %p offset=0 ranks=2 : f32[2, 2]
+      %v = unpack %p offset=3 ranks=2 : f32[2]
+      return %p, %u, %v
+  )");
+  const Inputs inputs = {{"x", f32({2, 2}, {1, 2, 3, 4})}, {"y", f32({2}, {5, 6})}};
+  const auto results = run(graph, {inputs, inputs}).ranks[1].outputs;
+  CHECK(results[0].data == Data{1, 2, 0, 5, 0, 3, 4, 0, 6, 0});
+  CHECK(results[1].data == Data{1, 2, 3, 4});
+  CHECK(results[2].data == Data{5, 6});
+}
+
 TEST_CASE("a gather along an inner dimension puts the ranks' columns side by side") {
   const Graph graph = read("a=2", R"(
       %x = input name=x : f32[2, 1]

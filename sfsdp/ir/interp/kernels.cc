@@ -146,8 +146,22 @@ Arrays sum_squares(const KernelContext& c) {
 Arrays pack(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, result_shape(c));
   const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
-  for (size_t i = 0; i < c.operands.size(); ++i)
-    std::ranges::copy(c.in(i).data, out.data.begin() + static_cast<std::ptrdiff_t>(offsets[i]));
+  const int64_t ranks = c.op.has_attr("ranks") ? c.op.attr<int64_t>("ranks") : 1;
+  const int64_t whole = std::ssize(out.data) / ranks;
+  for (size_t i = 0; i < c.operands.size(); ++i) {
+    const int64_t part = std::ssize(c.in(i).data) / ranks;
+    for (int64_t r = 0; r < ranks; ++r)
+      std::copy_n(c.in(i).data.begin() + r * part, part, out.data.begin() + r * whole + offsets[i]);
+  }
+  return {out};
+}
+
+Arrays unpack(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  const auto ranks = c.op.attr<int64_t>("ranks"), offset = c.op.attr<int64_t>("offset");
+  const int64_t whole = std::ssize(c.in().data) / ranks, part = std::ssize(out.data) / ranks;
+  for (int64_t r = 0; r < ranks; ++r)
+    std::copy_n(c.in().data.begin() + r * whole + offset, part, out.data.begin() + r * part);
   return {out};
 }
 
@@ -411,6 +425,7 @@ constexpr Row kKernels[] = {
     {"mul_scalar", &mul_scalar},
     {"sum_squares", &sum_squares},
     {"pack", &pack},
+    {"unpack", &unpack},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},

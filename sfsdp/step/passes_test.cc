@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What passes do to the steps of real models: another order, other collectives, other memory; the same bits.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <tuple>
+
+#include "examples/own_pass/drop_mul_by_one.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
+    testing::sum_of_squares, testing::tokens;
+
+TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomputation") {
+  const auto run = [](DeviceMesh mesh, DataParallelOptions options, passes::PipelineOptions pipeline) {
+    CompileOptions compile_options;
+    compile_options.max_norm = 1.0;
+    compile_options.pipeline = std::move(pipeline);
+    compile_options.pipeline.checks = passes::Checks::EveryPass;
+    const int64_t rows = kGlobalBatch / mesh.world_size();
+    auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+                                   data_parallel(mesh, std::move(options)), compile_options);
+    return testing::train_on_ranks(
+        program, 4, [&](int64_t step, int64_t rank) { return std::vector<Batch>{tokens(step, rank * rows, rows)}; });
+  };
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
+    for (const std::string units : {"", "layers.*.*", "[tok_embeddings, layers, norm, output]"})
+      for (const bool reshard : {true, false}) {
+        CAPTURE(to_string(mesh));
+        CAPTURE(units);
+        CAPTURE(reshard);
+        const DataParallelOptions options{.mode = mode, .reshard_after_forward = reshard, .units = units};
+        const auto plain =
+            run(mesh, options, {.reorder = false, .disable = {"fold_views", "merge_duplicates", "dead_code"}});
+        for (const passes::PipelineOptions& pipeline :
+             {passes::PipelineOptions{},
+              passes::PipelineOptions{.prefetch_depth = 2, .prefetch_forward = "after", .sink_next = "after"},
+              passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
+              passes::PipelineOptions{.remat = {.mode = "full"}},
+              passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
+              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false},
+              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.6}},
+              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2}, .reorder = false}}) {
+          const auto reordered = run(mesh, options, pipeline);
+          for (size_t k = 0; k < plain.results.size(); ++k) {
+            CHECK(reordered.results[k].loss == plain.results[k].loss);
+            CHECK(reordered.results[k].grad_norm == plain.results[k].grad_norm);
+          }
+          for (const auto& [name, value] : plain.state) {
+            CAPTURE(name);
+            CHECK(at::equal(reordered.state.at(name), value));
+          }
+        }
+      }
+}
+
+TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are stored one by one") {
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
+    for (const int64_t stage : {0, 1, 2, 3})
+      for (const bool reduce_once : {false, true}) {
+        constexpr int64_t kMicroBatches = 2;
+        CAPTURE(to_string(mesh));
+        CAPTURE(stage);
+        CAPTURE(reduce_once);
+        const int64_t ranks = mesh.world_size(), rows = kGlobalBatch / ranks / kMicroBatches;
+        const DataParallelOptions options{.mode = mode,
+                                          .zero_stage = stage,
+                                          .mixed_precision = {ir::DType::bf16, ir::DType::f32},
+                                          .reduce_once = reduce_once,
+                                          .min_shard_numel = 100,
+                                          .layout = ParameterLayout::Dim0};
+        const auto run = [&](const passes::PipelineOptions& pipeline) {
+          CompileOptions compile_options;
+          compile_options.max_norm = 1.0;
+          compile_options.micro_batches = kMicroBatches;
+          compile_options.pipeline = pipeline;
+          compile_options.pipeline.checks = passes::Checks::EveryPass;
+          auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+                                         data_parallel(mesh, options), compile_options);
+          int64_t collectives = 0;
+          for (const auto& op : program->first_graph().ops()) collectives += ir::is_collective(*op);
+          return std::pair(collectives, testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
+                             std::vector<Batch> batches;
+                             for (int64_t m = 0; m < kMicroBatches; ++m)
+                               batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
+                             return batches;
+                           }));
+        };
+        const auto [many, plain] = run({.reorder = false, .disable = {"copy_buckets", "reshard"}});
+        for (const passes::PipelineOptions& pipeline :
+             {passes::PipelineOptions{}, passes::PipelineOptions{.reorder = false},
+              passes::PipelineOptions{.remat = {.mode = "full"}, .prefetch_depth = 2, .sink_depth = 2}}) {
+          const auto [few, bucketed] = run(pipeline);
+          // Stages 1 and 2 gather each parameter behind its own update.
+          CHECK((stage == 1 || stage == 2 ? few : 2 * few) < many);
+          for (size_t k = 0; k < plain.results.size(); ++k) {
+            CHECK(bucketed.results[k].loss == plain.results[k].loss);
+            CHECK(bucketed.results[k].grad_norm == plain.results[k].grad_norm);
+          }
+          for (const auto& [name, value] : plain.state) {
+            CAPTURE(name);
+            CHECK(at::equal(bucketed.state.at(name), value));
+          }
+        }
+      }
+}
+
+TEST_CASE("units by cost: the same bits whatever the order, and the curves of units by name") {
+  const auto run = [](const std::string& wrap, bool keep, bool reorder) {
+    CompileOptions options;
+    options.max_norm = 1.0;
+    options.pipeline.wrap = wrap;
+    options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+    options.pipeline.choose_reshard = keep;
+    options.pipeline.keep_last = false;
+    options.pipeline.reorder = reorder;
+    options.pipeline.checks = passes::Checks::EveryPass;
+    const int64_t rows = kGlobalBatch / 3;
+    auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+                                   data_parallel(init_device_mesh({{"dp_shard", 3}})), options);
+    const auto count_gathers = [&](const Batch& batch) {
+      return std::ranges::count_if(program->training(batch).graph.ops(),
+                                   [](const auto& op) { return ir::collective_kind(*op) == "all_gather"; });
+    };
+    const int64_t gathers = count_gathers(tokens(0, 0, rows));
+    // What was decided holds for other batch shapes.
+    CHECK(count_gathers(tokens(0, 0, rows, 10)) == gathers);
+    program->check_recapture(tokens(0, 0, rows));
+    return std::pair(testing::train_on_ranks(program, 4,
+                                             [&](int64_t step, int64_t rank) {
+                                               return std::vector<Batch>{tokens(step, rank * rows, rows)};
+                                             }),
+                     gathers);
+  };
+  const auto [named, named_gathers] = run("manual", false, false);
+  for (const std::string wrap : {"auto", "search"})
+    for (const bool keep : {false, true}) {
+      CAPTURE(wrap);
+      CAPTURE(keep);
+      const auto [plain, plain_gathers] = run(wrap, keep, false);
+      const auto [ordered, gathers] = run(wrap, keep, true);
+      CHECK(gathers == plain_gathers);
+      if (keep) CHECK(gathers < run(wrap, false, true).second);
+      for (size_t k = 0; k < plain.results.size(); ++k) {
+        CHECK(ordered.results[k].loss == plain.results[k].loss);
+        CHECK(ordered.results[k].grad_norm == plain.results[k].grad_norm);
+        CHECK(std::abs(plain.results[k].loss - named.results[k].loss) <= 1e-6 * named.results[k].loss);
+      }
+      for (const auto& [name, value] : plain.state) {
+        CAPTURE(name);
+        CHECK(at::equal(ordered.state.at(name), value));
+      }
+    }
+}
+
+TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same curve, found again on other batches") {
+  constexpr int64_t kRows = kGlobalBatch / 2;
+  const auto compile_with = [](const std::string& mode, const std::string& wrap, double memory_gib) {
+    CompileOptions options;
+    options.max_norm = 1.0;
+    options.pipeline.wrap = wrap;
+    options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+    options.pipeline.memory_gib = memory_gib;
+    options.pipeline.choose_reshard = wrap != "manual";
+    options.pipeline.remat.mode = mode;
+    return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, kRows),
+                           data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
+  };
+  const auto train = [](const std::shared_ptr<Program>& program) {
+    return testing::train_on_ranks(
+        program, 4, [&](int64_t step, int64_t rank) { return std::vector<Batch>{tokens(step, rank * kRows, kRows)}; });
+  };
+  const auto plain = train(compile_with("none", "manual", 0));
+  for (const std::string wrap : {"manual", "auto", "search"}) {
+    CAPTURE(wrap);
+    const auto& roomy = compile_with("auto", wrap, 0)->training(tokens(0, 0, kRows)).remat.trials;
+    REQUIRE(roomy.size() > 5);
+    int64_t least = roomy[0].peak_bytes, most = 0;
+    for (const passes::RematTrial& trial : roomy) {
+      CHECK(trial.fits);
+      least = std::min(least, trial.peak_bytes);
+      most = std::max(most, trial.peak_bytes);
+    }
+    REQUIRE(least < most);
+    const double memory_gib = static_cast<double>(least + most) / 2 / (1 << 30);
+    const auto program = compile_with("auto", wrap, memory_gib);
+    const auto& variant = program->training(tokens(0, 0, kRows));
+    CHECK(std::ranges::any_of(variant.remat.trials, &passes::RematTrial::fits));
+    const cost::Machine machine = cost::load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
+    const auto kernels = cost::form_kernels(variant.graph, machine, cost::Execution::Fused);
+    const auto memory = plan::plan_memory(variant.graph, plan::memory_options(variant.graph, kernels));
+    CHECK(static_cast<double>(memory.peak()) <= memory_gib * (1 << 30));
+    program->training(tokens(0, 0, kRows, 10));
+    program->check_recapture(tokens(0, 0, kRows));
+    const auto trained = train(program);
+    for (size_t k = 0; k < plain.results.size(); ++k)
+      CHECK(std::abs(trained.results[k].loss - plain.results[k].loss) <= 1e-6 * plain.results[k].loss);
+  }
+  CHECK_THROWS_WITH_AS(
+      [] {
+        CompileOptions options;
+        options.pipeline.remat.mode = "auto";
+        compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, kRows),
+                        data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
+      }(),
+      doctest::Contains("has no machine to count costs on"), UserError);
+}
+
+TEST_CASE("all-reduces under backward and updates in the order of reductions change nothing, bit for bit") {
+  struct Case {
+    double max_norm;
+    bool skip_non_finite;
+  };
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 3}}), DataParallelMode::Replicate),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
+    for (const int64_t micro_batches : {1, 2})
+      for (const Case& c : {Case{1.0, true}, Case{0, true}, Case{0, false}}) {
+        CAPTURE(to_string(mesh));
+        CAPTURE(micro_batches);
+        CAPTURE(c.max_norm);
+        CAPTURE(c.skip_non_finite);
+        const int64_t ranks = mesh.world_size(), rows = kGlobalBatch / ranks / micro_batches;
+        const auto run = [&](const passes::PipelineOptions& pipeline) {
+          CompileOptions options;
+          options.max_norm = c.max_norm;
+          options.skip_non_finite = c.skip_non_finite;
+          options.micro_batches = micro_batches;
+          options.pipeline = pipeline;
+          auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
+                                         data_parallel(mesh, {.mode = mode, .min_shard_numel = 100}), options);
+          // Gradients' all-reduces that start under backward; waits between an update and the one before it.
+          int64_t early = 0, waits = 0, between = 0, updates = 0;
+          for (const auto& op : program->first_graph().ops()) {
+            early += op->is("all_reduce.start") && op->section == ir::Section::Bwd;
+            if (ir::is_wait(*op) && op->section == ir::Section::Clip) ++waits;
+            if (!op->is("adamw")) continue;
+            if (updates++ > 0) between += waits > 0;
+            waits = 0;
+          }
+          if (pipeline.reorder) {
+            CHECK(early > 0);
+            const bool free = c.max_norm == 0 && !c.skip_non_finite;
+            if (mode != DataParallelMode::FullyShard) CHECK(between == (free ? updates - 1 : 0));
+          } else {
+            CHECK(early == 0);
+          }
+          return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
+            std::vector<Batch> batches;
+            for (int64_t m = 0; m < micro_batches; ++m)
+              batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
+            return batches;
+          });
+        };
+        const auto plain = run({.reorder = false}), pipelined = run({});
+        for (size_t k = 0; k < plain.results.size(); ++k) {
+          CHECK(pipelined.results[k].loss == plain.results[k].loss);
+          CHECK(pipelined.results[k].grad_norm == plain.results[k].grad_norm);
+        }
+        for (const auto& [name, value] : plain.state) {
+          CAPTURE(name);
+          CHECK(at::equal(pipelined.state.at(name), value));
+        }
+      }
+}
+
+TEST_CASE("gathers in flight across the step boundary change nothing, whatever happens between steps") {
+  struct Seen {
+    std::vector<StepResult> results;
+    std::vector<double> evals;
+    std::map<std::string, at::Tensor> middle, end;
+  };
+  for (const auto& [mesh, mode] :
+       {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
+        std::pair(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate),
+        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
+    for (const int64_t micro_batches : {1, 2}) {
+      CAPTURE(to_string(mesh));
+      CAPTURE(micro_batches);
+      const auto ranks = static_cast<int>(mesh.world_size());
+      const auto run = [&](int64_t depth) {
+        CompileOptions options;
+        options.max_norm = 1.0;
+        options.micro_batches = micro_batches;
+        options.notify = [](const std::string&) {};
+        options.pipeline.carry_depth = depth;
+        auto program =
+            compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
+                            data_parallel(mesh, {.mode = mode, .mixed_precision = {ir::DType::bf16, {}}}), options);
+        int64_t carried = 0;
+        for (const ir::Carry& c : program->first_graph().carries)
+          carried += c.current->type().kind == ir::Type::Kind::Async;
+        CHECK(carried == (mode == DataParallelMode::Replicate || micro_batches > 1 ? 0 : depth));
+        Seen seen;
+        testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+          Step step(program, &world);
+          const bool mine = world.rank() == 0;
+          const auto train = [&](int64_t k, int64_t seq = 12) {
+            std::vector<Batch> batches;
+            for (int64_t m = 0; m < micro_batches; ++m)
+              batches.push_back(tokens(k, (m * ranks + world.rank()) * 2, 2, seq));
+            const StepResult result = step(batches);
+            if (mine) seen.results.push_back(result);
+          };
+          const auto weights = [&] {
+            std::map<std::string, at::Tensor> whole;
+            for (const StoredTensor& t : program->tensors()) whole[t.name] = step.gather(t.name);
+            return whole;
+          };
+          for (int64_t k = 0; k < 3; ++k) train(k);
+          const auto middle = weights();  // and of one rank alone: reading settles nothing
+          if (mine) seen.middle = middle;
+          if (mine) CHECK(step.state_dict().size() == middle.size());
+          train(3);
+          const double loss = step.eval(tokens(9, world.rank() * 2, 2));
+          if (mine) seen.evals.push_back(loss);
+          train(4, 10);  // another batch shape on the same state
+          train(5);
+          step.load_state_dict(middle);  // back to what it was behind step 3
+          train(6);
+          // A gradient that is not finite: nothing is updated, the gather of the next step is of the old weights.
+          const auto before = weights();
+          const at::Tensor scale = before.at("norm.weight");
+          step.load_state_dict({{"norm.weight", at::full_like(scale, INFINITY)}});
+          train(7);
+          if (mine) CHECK(seen.results.back().skipped);
+          step.load_state_dict({{"norm.weight", scale}});
+          train(8);
+          // Written through an alias: the caller settles.
+          step.state_dict().at("tok_embeddings.weight").mul_(0.5);
+          step.settle();
+          train(9);
+          train(10);
+          const auto end = weights();
+          if (mine) seen.end = end;
+        });
+        program->check_recapture(tokens(0, 0, 2));
+        return seen;
+      };
+      const Seen plain = run(0);
+      for (const int64_t depth : {1, 2}) {
+        CAPTURE(depth);
+        const Seen carried = run(depth);
+        REQUIRE(carried.results.size() == plain.results.size());
+        for (size_t k = 0; k < plain.results.size(); ++k) {
+          CAPTURE(k);
+          if (!plain.results[k].skipped) CHECK(carried.results[k].loss == plain.results[k].loss);
+          if (!plain.results[k].skipped) CHECK(carried.results[k].grad_norm == plain.results[k].grad_norm);
+          CHECK(carried.results[k].skipped == plain.results[k].skipped);
+        }
+        CHECK(carried.evals == plain.evals);
+        for (const auto& [name, value] : plain.middle) CHECK(at::equal(carried.middle.at(name), value));
+        for (const auto& [name, value] : plain.end) CHECK(at::equal(carried.end.at(name), value));
+      }
+    }
+}
+
+// Blocks with numbers, each with a dropout of its own.
+struct DropNetImpl : torch::nn::Module {
+  DropNetImpl() {
+    auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+    for (int i = 0; i < 3; ++i) {
+      auto layer = layers->register_module(std::to_string(i), std::make_shared<torch::nn::Module>());
+      linears.push_back(layer->register_module("linear", torch::nn::Linear(6, 6)));
+      drops.push_back(layer->register_module("drop", torch::nn::Dropout(0.5)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < linears.size(); ++i) x = drops[i](at::silu(linears[i](x)).square());
+    return x;
+  }
+  std::vector<torch::nn::Linear> linears;
+  std::vector<torch::nn::Dropout> drops;
+};
+TORCH_MODULE(DropNet);
+
+TEST_CASE("recomputation draws the same random numbers again") {
+  const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
+  const auto run = [&](const passes::RematOptions& remat) {
+    CompileOptions options;
+    options.pipeline.remat = remat;
+    Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
+                        data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
+    int64_t draws = 0;
+    step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
+      draws += op.has_attr("stream") ? 1 : 0;
+    };
+    std::vector<double> norms;
+    for (int k = 0; k < 3; ++k) norms.push_back(step(std::vector<Batch>{batch}).grad_norm);
+    return std::pair(norms, draws);
+  };
+  const auto [plain, draws] = run({});
+  CHECK(draws == 3 * 3);
+  CHECK(plain[0] > 0);
+  const auto [full, full_draws] = run({.mode = "full"});
+  CHECK(full == plain);
+  CHECK(full_draws > draws);
+  const auto [least, least_draws] = run({.mode = "memory_budget", .memory_budget = 0});
+  CHECK(least == plain);
+  CHECK(least_draws > draws);
+  CHECK(run({.mode = "memory_budget", .memory_budget = 0.5}).first == plain);
+}
+
+TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
+  const auto run = [](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches,
+                      const passes::PipelineOptions& pipeline) {
+    CompileOptions compile_options;
+    compile_options.max_norm = 1.0;
+    compile_options.micro_batches = micro_batches;
+    compile_options.pipeline = pipeline;
+    const auto ranks = static_cast<int>(mesh.world_size());
+    const int64_t rows = kGlobalBatch / ranks / micro_batches;
+    auto program = compile_program(meta_init(make), loss_of, SGD{.lr = 0.1}, tokens(0, 0, rows),
+                                   data_parallel(mesh, options), compile_options);
+    int64_t largest = 0;  // tokens that logits exist for
+    for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
+      if (op->is("aten._log_softmax")) largest = std::max(largest, op->result()->type().dims[0].size);
+    std::vector<StepResult> results;
+    std::map<std::string, at::Tensor> state;
+    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+      Step step(program, &world);
+      for (int64_t k = 0; k < 4; ++k) {
+        std::vector<Batch> batches;
+        for (int64_t m = 0; m < micro_batches; ++m)
+          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
+        const StepResult result = step(batches);
+        if (world.rank() == 0) results.push_back(result);
+      }
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) state[t.name] = whole;
+      }
+    });
+    return std::tuple(results, state, largest);
+  };
+  const auto compare = [&](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches) {
+    CAPTURE(to_string(mesh));
+    const int64_t batch_rows = kGlobalBatch / mesh.world_size() / micro_batches * 12;
+    const auto [expected, state, whole] = run(make, mesh, options, micro_batches, {});
+    CHECK(whole == batch_rows);
+    for (const passes::PipelineOptions& pipeline :
+         {passes::PipelineOptions{.loss_chunks = 3}, passes::PipelineOptions{.loss_chunks = 7},
+          passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = "full"}}}) {
+      CAPTURE(pipeline.loss_chunks);
+      const auto [got, got_state, largest] = run(make, mesh, options, micro_batches, pipeline);
+      CHECK(largest == (batch_rows + pipeline.loss_chunks - 1) / pipeline.loss_chunks);
+      for (size_t k = 0; k < expected.size(); ++k) {
+        CHECK(std::abs(got[k].loss - expected[k].loss) <= 1e-6 * expected[k].loss);
+        CHECK(std::abs(got[k].grad_norm - expected[k].grad_norm) <= 1e-6 * expected[k].grad_norm);
+      }
+      for (const auto& [name, value] : state) {
+        CAPTURE(name);
+        const double error = std::sqrt(sum_of_squares(got_state.at(name) - value));
+        CHECK(error <= 1e-6 * std::sqrt(sum_of_squares(value)));
+      }
+    }
+  };
+  compare(make_llama, init_device_mesh({{"dp_shard", 1}}), {}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 2);
+  compare(make_llama, init_device_mesh({{"dp_shard", 2}}), {.reshard_after_forward = false}, 1);
+  compare(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 1);
+  compare(make_llama, init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 1);
+  compare(make_gpt, init_device_mesh({{"dp_shard", 2}}), {}, 1);  // the weight is the embedding's
+}
+
+// Full of what clean-up passes take away: products by 1, the same computed twice, views of views, a weight that the
+// model itself casts. (A view that changes nothing is none already in capture.)
+struct WastefulImpl : torch::nn::Module {
+  WastefulImpl()
+      : up(register_module("up", torch::nn::Linear(6, 10))),
+        side(register_module("side", torch::nn::Linear(6, 10))),
+        low(register_parameter("low", torch::empty({10, 5}).fill_(0.25))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor left = (up(at::tanh(x)) * 1.0).view({-1, 5, 2});
+    const at::Tensor right = side(at::tanh(x)).view({-1, 2, 5}).view({-1, 5, 2});
+    const at::Tensor sum = (left + right).view({-1, 10}).to(at::kBFloat16);
+    return at::mm(sum, low.to(at::kBFloat16)).to(at::kFloat);
+  }
+  torch::nn::Linear up, side;
+  at::Tensor low;
+};
+TORCH_MODULE(Wasteful);
+
+Batch rows_of_six(int64_t step, int64_t first, int64_t rows) {
+  at::Tensor x = at::empty({rows, 6}), y = at::empty({rows}, at::kLong);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < 6; ++i)
+      x.mutable_data_ptr<float>()[r * 6 + i] = std::sin(static_cast<float>((first + r + 2) * (i + 3) + step * 7));
+    y.mutable_data_ptr<int64_t>()[r] = (step + first + r) % 5;
+  }
+  return {x, y};
+}
+
+TEST_CASE("clean-up passes and a user's own pass each do something, and change nothing, bit for bit") {
+  if (!passes::find_pass("drop_mul_by_one")) register_drop_mul_by_one();
+  const auto loss = [](Wasteful& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+  const auto run = [&](int64_t world_size, passes::PipelineOptions pipeline, passes::Metrics& did) {
+    const int64_t rows = 12 / world_size;
+    CompileOptions options{.max_norm = 1.0};
+    options.pipeline = std::move(pipeline);
+    options.pipeline.checks = passes::Checks::EveryPass;
+    auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
+                                   data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
+    for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).passes)
+      for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
+    std::vector<at::Tensor> out;
+    testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {
+      Step step(program, &world);
+      for (int64_t k = 0; k < 4; ++k) {
+        const StepResult result = step(rows_of_six(k, world.rank() * rows, rows));
+        if (world.rank() == 0) out.push_back(at::full({2}, result.loss, at::kDouble).mul_(result.grad_norm));
+      }
+      for (const StoredTensor& t : program->tensors()) {
+        at::Tensor whole = step.gather(t.name);
+        if (world.rank() == 0) out.push_back(whole);
+      }
+    });
+    return out;
+  };
+  for (const int64_t world_size : {1, 2, 3}) {
+    CAPTURE(world_size);
+    passes::Metrics did_nothing, did;
+    const auto plain =
+        run(world_size, {.disable = {"fold_views", "merge_duplicates", "dead_code", "hoist_casts"}}, did_nothing);
+    const auto clean =
+        run(world_size, {.extra = {{"drop_mul_by_one", {}, passes::ExtraPass::Place::Before, "remat"}}}, did);
+    REQUIRE(clean.size() == plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) CHECK(at::equal(clean[i], plain[i]));
+    for (const std::string name : {"ops_merged", "ops_removed", "views_composed", "products_dropped"}) {
+      CAPTURE(name);
+      CHECK(did.get(name) > 0);
+      CHECK(did_nothing.get(name) == 0);
+    }
+    CHECK(did.get("gathers_narrowed") == (world_size == 1 ? 0 : 1));
+  }
+}
+
+TEST_CASE("ranks whose own passes differ are told before the first step, also where the graph is the same") {
+  const auto compile_with = [&](std::vector<passes::ExtraPass> extra) {
+    CompileOptions options;
+    options.pipeline.extra = std::move(extra);
+    return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
+                           data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
+  };
+  const auto extra = [](bool across) {
+    return passes::ExtraPass{
+        "merge_duplicates", {{"across_sections", across}}, passes::ExtraPass::Place::After, "remat"};
+  };
+  const std::vector programs = {compile_with({extra(false)}), compile_with({})};
+  std::mutex mutex;
+  std::vector<std::string> said;
+  testing::run_ranks(2, [&](comm::CommWorld& world) {
+    try {
+      Step step(programs[static_cast<size_t>(world.rank())], &world);
+    } catch (const UserError& error) {
+      std::lock_guard lock(mutex);
+      said.emplace_back(error.what());
+    }
+  });
+  REQUIRE(said.size() == 2);
+  for (const std::string& message : said) {
+    CHECK(message.find("rank 0 and rank 1 have different passes; first difference, line ") == 0);
+    CHECK(message.find("merge_duplicates across_sections=false\n") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp
