@@ -107,7 +107,7 @@ class Merger {
       if (gathers) ctx_.metrics.add("bytes_copied", member->result()->type().bytes());
     }
     const int64_t sent = parts[0]->type().numel(), received = like.result()->type().numel();
-    const int64_t ranks = gathers ? received / sent : sent / received;
+    const int64_t ranks = sent == received ? 1 : gathers ? received / sent : sent / received;
     Op* pack = add(insertions, "pack", parts, Type::tensor(dtype, {gathers ? end : end * ranks}),
                    unit_ + suffix + ".packed", place, like);
     pack->operand_lists = {{0, static_cast<int>(parts.size())}};
@@ -135,7 +135,8 @@ class Merger {
       const Type type = member->result()->type();
       Op* part = add(insertions, "unpack", {whole}, type, member->result()->name(), member, *member);
       part->module_path = member->module_path;
-      part->attrs = {{"offset", offsets[i]}, {"ranks", type.numel() / member->operands[0]->type().numel()}};
+      part->attrs["offset"] = offsets[i];
+      part->attrs["ranks"] = type.numel() / member->operands[0]->type().numel();
       replaced_[member->result()] = part->result();
     }
   }

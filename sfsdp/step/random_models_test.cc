@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Models, meshes and options drawn at random: whatever the passes make of a step, it trains as one eager process does,
+// and bit for bit as the same step without them.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cmath>
+#include <random>
+
+#include "sfsdp/base/strings.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::tokens;
+
+constexpr int64_t kSteps = 3;
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : bits_(seed) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(bits_() % static_cast<uint64_t>(n)); }
+  bool once_in(int64_t n) { return below(n) == 0; }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[below(std::ssize(values))];
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+enum class Kind : uint8_t { Mlp, Gated, Attention, Mixer, Shared };
+
+struct NetArgs {
+  int64_t dim = 8;
+  std::vector<Kind> blocks;
+  bool tied = false, frozen = false;
+};
+
+NetArgs draw_net(Draw& draw) {
+  NetArgs args;
+  args.dim = 6 + draw.below(9);
+  const int64_t blocks = 1 + draw.below(4);
+  for (int64_t i = 0; i < blocks; ++i)
+    args.blocks.push_back(draw.one_of({Kind::Mlp, Kind::Gated, Kind::Attention, Kind::Mixer, Kind::Shared}));
+  args.tied = draw.once_in(4);
+  args.frozen = draw.once_in(4);
+  return args;
+}
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(Kind k, int64_t dim, const torch::nn::Linear& shared)
+      : kind(k), norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})))), out(shared) {
+    constexpr int64_t kLength = 12;  // of the sequences
+    const int64_t inner = kind == Kind::Attention ? dim : 2 * dim + 1;
+    const auto linear = [&](const char* name, int64_t from, int64_t to) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false)));
+    };
+    if (kind == Kind::Mixer) out = linear("out", kLength, kLength);
+    if (kind == Kind::Mixer || kind == Kind::Shared) return;
+    out = linear("out", inner, dim);
+    a = linear("a", dim, inner);
+    if (kind != Kind::Mlp) b = linear("b", dim, inner);
+    if (kind == Kind::Attention) c = linear("c", dim, inner);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = norm(x);
+    switch (kind) {
+      case Kind::Mlp: return x + out(at::gelu(a(h)));
+      case Kind::Gated: return x + out(at::silu(a(h)) * b(h));
+      case Kind::Attention: {
+        const at::Tensor q = a(h).unsqueeze(1), k = b(h).unsqueeze(1), v = c(h).unsqueeze(1);
+        return x + out(at::scaled_dot_product_attention(q, k, v, {}, 0.0, true).squeeze(1));
+      }
+      case Kind::Mixer: return x + out(h.transpose(1, 2)).transpose(1, 2);
+      case Kind::Shared: break;
+    }
+    return x + out(at::tanh(h));
+  }
+  Kind kind;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear out, a = nullptr, b = nullptr, c = nullptr;
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(const NetArgs& args)
+      : embedding(register_module("embedding", torch::nn::Embedding(29, args.dim))),
+        shared(register_module("shared", torch::nn::Linear(args.dim, args.dim))) {
+    auto layers = register_module("layers", std::make_shared<torch::nn::Module>());
+    for (size_t i = 0; i < args.blocks.size(); ++i)
+      blocks.push_back(layers->register_module(std::to_string(i), Block(args.blocks[i], args.dim, shared)));
+    scale = register_parameter("scale", torch::ones({}));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({args.dim})));
+    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(args.dim, 29).bias(false)));
+    if (args.tied) head->weight = embedding->weight;
+    if (args.frozen) blocks[0]->out->weight.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    at::Tensor x = embedding(ids) * scale;
+    for (Block& block : blocks) x = block(x);
+    return head(norm(x));
+  }
+  torch::nn::Embedding embedding;
+  torch::nn::Linear shared, head = nullptr;
+  std::vector<Block> blocks;
+  torch::nn::LayerNorm norm = nullptr;
+  at::Tensor scale;
+};
+TORCH_MODULE(Net);
+
+struct Case {
+  DeviceMesh mesh;
+  DataParallelOptions options;
+  int64_t micro_batches = 1;
+  passes::PipelineOptions plain, pipeline;
+};
+
+Case draw_case(Draw& draw, bool tied) {
+  Case c;
+  const auto [replicas, shards] = draw.one_of<std::pair<int64_t, int64_t>>(
+      {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 1}, {3, 1}, {2, 2}, {2, 3}, {3, 2}});
+  c.mesh = init_device_mesh({{"dp_replicate", replicas}, {"dp_shard", shards}});
+  c.micro_batches = 1 + draw.below(2);
+  c.options.mode = replicas == 1 ? DataParallelMode::FullyShard
+                   : shards == 1 ? DataParallelMode::Replicate
+                                 : DataParallelMode::HybridShard;
+  c.options.zero_stage = draw.once_in(2) ? 3 : draw.below(4);
+  c.options.reshard_after_forward = !draw.once_in(3);
+  c.options.reduce_once = draw.once_in(3);
+  c.options.min_shard_numel = draw.one_of<int64_t>({0, 0, 60});
+  c.options.layout = draw.once_in(3) ? ParameterLayout::Dim0 : ParameterLayout::Flat;
+  c.options.units = draw.one_of<std::string>({"", "", "layers.*.*", "[layers, norm], embedding"});
+
+  const bool flat = c.options.layout == ParameterLayout::Flat;
+  passes::PipelineOptions& p = c.pipeline;
+  p.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+  if (!tied && draw.once_in(4)) p.loss_chunks = 2;
+  if (flat && (c.options.zero_stage == 0 || c.options.zero_stage == 3))
+    p.wrap = draw.one_of<std::string>({"manual", "auto", "search"});
+  p.choose_reshard = p.wrap != "manual";
+  c.plain = p;
+  c.plain.reorder = false;
+
+  p.reorder = !draw.once_in(4);
+  p.prefetch_depth = draw.below(4);
+  p.prefetch_forward = draw.one_of<std::string>({"before", "after"});
+  p.prefetch_backward = draw.one_of<std::string>({"before", "after"});
+  p.sink_depth = draw.below(4);
+  p.sink_next = draw.one_of<std::string>({"before", "after"});
+  p.keep_last = draw.once_in(2);
+  if (flat) p.carry_depth = draw.below(2);
+  p.remat.mode = draw.one_of<std::string>({"none", "full", "op", "memory_budget", "auto"});
+  p.remat.memory_budget = 0.5;
+  if (p.wrap == "manual")
+    c.plain.disable = {"fold_views", "merge_duplicates"};
+  else
+    c.plain.remat = p.remat;  // which units are best depends on it
+  p.checks = passes::Checks::EveryPass;
+  return c;
+}
+
+TEST_CASE("random models on random meshes with random options train as one eager process does") {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    Draw draw(seed);
+    const NetArgs args = draw_net(draw);
+    const auto make = [&] { return Net(args); };
+    const Case c = draw_case(draw, args.tied);
+    CAPTURE(to_string(c.mesh));
+    CAPTURE(c.options.zero_stage);
+    CAPTURE(c.pipeline.wrap);
+    CAPTURE(c.pipeline.remat.mode);
+
+    const int64_t ranks = c.mesh.world_size(), rows = kGlobalBatch / ranks / c.micro_batches;
+    const auto train = [&](const passes::PipelineOptions& pipeline) {
+      CompileOptions options;
+      options.max_norm = 1.0;
+      options.micro_batches = c.micro_batches;
+      options.pipeline = pipeline;
+      const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, rows),
+                                           data_parallel(c.mesh, c.options), options);
+      return testing::train_on_ranks(program, kSteps, [&](int64_t step, int64_t rank) {
+        std::vector<Batch> batches;
+        for (int64_t m = 0; m < c.micro_batches; ++m) batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
+        return batches;
+      });
+    };
+    const auto got = train(c.pipeline), plain = train(c.plain);
+    for (int64_t k = 0; k < kSteps; ++k) {
+      CHECK(got.results[k].loss == plain.results[k].loss);
+      CHECK(got.results[k].grad_norm == plain.results[k].grad_norm);
+    }
+    for (const auto& [name, value] : plain.state) {
+      CAPTURE(name);
+      CHECK(at::equal(got.state.at(name), value));
+    }
+
+    Step one = compile(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch),
+                       data_parallel(init_device_mesh({{"dp_shard", 1}})));
+    Net eager = make();
+    testing::copy_weights(one, *eager);
+    testing::EagerTrainer trainer(eager.ptr(), kAdamW, 1.0);
+    for (int64_t k = 0; k < kSteps; ++k) {
+      const StepResult expected = trainer.step([&] { return loss_of(eager, tokens(k, 0, kGlobalBatch)); });
+      CHECK(std::abs(got.results[k].loss - expected.loss) <= 1e-6 * expected.loss);
+      CHECK(std::abs(got.results[k].grad_norm - expected.grad_norm) <= 5e-6 * expected.grad_norm);
+    }
+    for (const auto& [name, value] : trainer.state()) {
+      CAPTURE(name);
+      CHECK((got.state.at(name) - value).abs().max().item<double>() <= 1e-5);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp
