@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 repo=$PWD sfsdp=build/release/sfsdp
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
+export TMPDIR=$dir # where torchrun leaves its logs
 fail() { echo "$*"; exit 1; }
 small=(--training.steps 3 --training.seq_len 16 --training.local_batch_size 1 --model.args.n_layers 1
   --training.dataset_max_bytes 100000)

@@ -12,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
@@ -26,6 +25,7 @@
 #include "sfsdp/comm/call.h"
 #include "sfsdp/testing/comm_suite.h"
 #include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -68,9 +68,10 @@ GlooOptions tcp_options(int world_size) {
 }
 
 GlooOptions file_options(int world_size) {
+  static const testing::TemporaryFolder folder;
   static std::atomic<int> count = 0;
   GlooOptions options = tcp_options(world_size);
-  options.store_file = std::filesystem::temp_directory_path() / concat("sfsdp-gloo-test-", getpid(), "-", count++);
+  options.store_file = folder / std::to_string(count++);
   return options;
 }
 
@@ -237,7 +238,8 @@ TEST_CASE("gloo process: rank 1 dies" * doctest::skip()) {
 }
 
 void check_killed_rank(const std::string& watch) {
-  const std::string out = std::filesystem::temp_directory_path() / concat("sfsdp-gloo-process-", getpid(), "-");
+  const testing::TemporaryFolder folder;
+  const std::string out = folder / "rank-";
   std::vector<std::string> environment;
   for (char** e = environ; *e; ++e) environment.emplace_back(*e);
   environment.push_back("WORLD_SIZE=3");
@@ -264,7 +266,6 @@ void check_killed_rank(const std::string& watch) {
   for (const int r : {0, 2}) {
     std::stringstream text;
     text << std::ifstream(out + std::to_string(r)).rdbuf();
-    std::filesystem::remove(out + std::to_string(r));
     const std::string error = text.str();
     CAPTURE(error);
     CHECK(error.starts_with(concat("CommError on rank ", r,
