@@ -7,8 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
-#include "sfsdp/plan/memory_plan.h"
-#include "sfsdp/sim/simulate.h"
+#include "sfsdp/passes/predict_step.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -35,12 +34,11 @@ class Trials {
     options.remat = remat;
     options.wrap = wrap;
     options.observer = {};
+    options.predict = false;
     std::optional<StorageLayout> layout = layout_;
     run_pipeline(graph, options, layout);
-    const sim::Simulation simulation = sim::simulate(graph, machine_, {.micro_batches = options.micro_batches});
-    plan::MemoryOptions memory = plan::memory_options(graph, simulation.kernels, options.micro_batches);
-    memory.enough_bytes = static_cast<int64_t>(memory_);
-    RematTrial trial{remat, simulation.step_seconds, plan::plan_memory(graph, memory).peak(), false};
+    const StepPrediction step = predict_step(graph, machine_, options.micro_batches, static_cast<int64_t>(memory_));
+    RematTrial trial{remat, step.seconds, step.peak_bytes, false};
     trial.fits = static_cast<double>(trial.peak_bytes) <= memory_;
     return trial;
   }

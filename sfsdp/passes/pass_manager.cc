@@ -2,6 +2,7 @@
 #include "sfsdp/passes/pass_manager.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
@@ -36,6 +37,8 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   std::string text;  // of the graph as it is, where that is known
   if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);
   if (options.observer) options.observer("start", graph);
+  std::optional<StepPrediction> prediction;
+  if (options.predict) prediction = options.predict(graph);
   for (size_t i = 0; i < calls.size(); ++i) {
     const PassCall& call = calls[i];
     PassContext context;
@@ -59,7 +62,9 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
                   " the graph, but ", changed ? "did not" : "says it did not", '\n', after);
     }
     count(graph, "after", context.metrics);
-    reports.push_back({call.info->name, changed, std::move(context.metrics)});
+    const auto before = prediction;
+    if (options.predict && changed) prediction = options.predict(graph);
+    reports.push_back({call.info->name, changed, std::move(context.metrics), before, prediction});
     text = std::move(after);
     if (options.observer) options.observer(call.info->name, graph);
   }

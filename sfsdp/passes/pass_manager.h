@@ -25,6 +25,8 @@ enum class Checks {
 struct RunOptions {
   const StorageLayout* layout = nullptr;  // PassContext::layout of each pass
   PassObserver observer = {};
+  // What the step takes before the first pass and behind each, for the reports; unset: they say nothing of it.
+  std::function<StepPrediction(const ir::Graph&)> predict = {};
   Checks checks = Checks::EveryPass;
 };
 

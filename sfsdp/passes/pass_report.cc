@@ -14,12 +14,23 @@ namespace {
 constexpr std::array<const char*, 3> kCounted = {"ops", "collectives", "collective_bytes"};
 
 // "12" where nothing changed, else "12 -> 9".
-std::string before_and_after(const PassReport& report, const std::string& what, double unit, int decimals) {
-  const auto text = [&](const char* when) {
-    return with_commas(static_cast<double>(report.metrics.get(what + when)) / unit, decimals);
-  };
-  const std::string before = text("_before"), after = text("_after");
-  return before == after ? before : before + " -> " + after;
+std::string before_and_after(double before, double after, int decimals) {
+  const std::string first = with_commas(before, decimals), second = with_commas(after, decimals);
+  return first == second ? first : first + " -> " + second;
+}
+
+std::string counted(const PassReport& report, const std::string& what, double unit, int decimals) {
+  return before_and_after(static_cast<double>(report.metrics.get(what + "_before")) / unit,
+                          static_cast<double>(report.metrics.get(what + "_after")) / unit, decimals);
+}
+
+// Step and exposed communication in ms, peak in GiB; empty where nothing is predicted.
+std::array<std::string, 3> predicted(const PassReport& report) {
+  if (!report.before || !report.after) return {};
+  const StepPrediction &a = *report.before, &b = *report.after;
+  constexpr double kGiB = 1 << 30;
+  return {before_and_after(a.seconds * 1e3, b.seconds * 1e3, 2), before_and_after(a.exposed * 1e3, b.exposed * 1e3, 2),
+          before_and_after(static_cast<double>(a.peak_bytes) / kGiB, static_cast<double>(b.peak_bytes) / kGiB, 2)};
 }
 
 bool is_own(const std::string& metric) {
@@ -44,22 +55,32 @@ std::string to_string(const PassReport& report) {
     text += concat(separator, name, ' ', value);
     separator = ", ";
   }
+  if (report.before) {
+    const auto [step, exposed, peak] = predicted(report);
+    text += concat("; step ms ", step, ", exposed ms ", exposed, ", peak GiB ", peak);
+  }
   return text;
 }
 
 std::string table(std::span<const PassReport> reports) {
-  std::vector<std::array<std::string, 5>> rows = {{"pass", "ops", "collectives", "their MiB", "what it did"}};
-  for (const PassReport& report : reports)
-    rows.push_back({report.name, before_and_after(report, kCounted[0], 1, 0),
-                    before_and_after(report, kCounted[1], 1, 0), before_and_after(report, kCounted[2], 1 << 20, 1),
-                    own_metrics(report)});
-  std::array<size_t, 5> widths = {};
+  std::vector<std::array<std::string, 8>> rows = {
+      {"pass", "ops", "collectives", "their MiB", "step ms", "exposed ms", "peak GiB", "what it did"}};
+  for (const PassReport& report : reports) {
+    const auto [step, exposed, peak] = predicted(report);
+    rows.push_back({report.name, counted(report, kCounted[0], 1, 0), counted(report, kCounted[1], 1, 0),
+                    counted(report, kCounted[2], 1 << 20, 1), step, exposed, peak, own_metrics(report)});
+  }
+  const bool predicts = std::ranges::any_of(reports, [](const PassReport& r) { return r.before.has_value(); });
+  const auto is_shown = [&](size_t column) { return predicts || column < 4 || column == 7; };
+  std::array<size_t, 8> widths = {};
   for (const auto& row : rows)
     for (size_t c = 0; c + 1 < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   std::string text;
   for (const auto& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c)
+    for (size_t c = 0; c < row.size(); ++c) {
+      if (!is_shown(c)) continue;
       text += row[c] + (c + 1 < row.size() ? std::string(widths[c] - row[c].size() + 2, ' ') : "\n");
+    }
   }
   return text;
 }

@@ -2,11 +2,14 @@
 #include "sfsdp/passes/pipeline.h"
 
 #include <algorithm>
+#include <array>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/diagnostic.h"
+#include "sfsdp/passes/predict_step.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -57,8 +60,10 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
       // Start and wait of each collective, to be moved apart.
       {make_call("split_collectives"), o.reorder},
       // Gathers start under the compute of earlier units.
-      {make_call("prefetch_gathers",
-                 {{"depth", o.prefetch_depth}, {"forward", o.prefetch_forward}, {"backward", o.prefetch_backward}}),
+      {make_call("prefetch_gathers", {{"depth", o.prefetch_depth},
+                                      {"forward", o.prefetch_forward},
+                                      {"backward", o.prefetch_backward},
+                                      {"max_bytes", o.prefetch_bytes}}),
        o.reorder},
       // Reductions are waited for at the next one.
       {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}}), o.reorder},
@@ -97,6 +102,21 @@ bool has_backward(const ir::Graph& graph) {
 
 }  // namespace
 
+void set_order(PipelineOptions& options, const std::string& name) {
+  struct Order {
+    const char *name, *forward, *backward, *reduction;
+  };
+  constexpr std::array<Order, 3> kOrders = {{{"simplefsdp", "before", "after", "before"},
+                                             {"autoparallel", "after", "after", "before"},
+                                             {"graphtrainer", "before", "before", "after"}}};
+  const auto* order = std::ranges::find(kOrders, name, &Order::name);
+  if (order == kOrders.end())
+    throw UserError(concat("order = ", name, "\n  expected simplefsdp, autoparallel or graphtrainer"));
+  options.prefetch_forward = order->forward;
+  options.prefetch_backward = order->backward;
+  options.sink_next = order->reduction;
+}
+
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<StorageLayout>& layout) {
   std::vector<Stage> stages = own_stages(options, layout);
   for (const ExtraPass& extra : options.extra) insert(stages, extra);
@@ -122,8 +142,17 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
         " and here each parameter has one; set fsdp_prefetch_across_steps = false, or fsdp_layout = flat");
   const std::vector<PassCall> calls = pipeline_passes(options, layout);
   if (layout) write_schedules(graph, *layout);
-  auto reports = run_passes(
-      graph, calls, {.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks});
+  RunOptions run{.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks};
+  if (options.predict) {
+    if (options.machine.empty())
+      throw UserError(
+          "passes are to be predicted, and there is no machine\n  expected a machine file, such as"
+          " machines/dgx_h100.toml, in parallelism.fsdp_machine");
+    run.predict = [machine = cost::load_machine(options.machine), count = options.micro_batches](const ir::Graph& g) {
+      return predict_step(g, machine, count);
+    };
+  }
+  auto reports = run_passes(graph, calls, run);
   const auto chunked = std::ranges::find(reports, "chunk_loss", &PassReport::name);
   if (chunked != reports.end() && !chunked->changed && has_backward(graph))
     throw UserError(concat("loss_chunks = ", options.loss_chunks, ": no loss of this model can be cut into chunks",

@@ -44,6 +44,7 @@ struct PipelineOptions {
   // pipeline_reductions, carry_gathers); false: where they are needed.
   bool reorder = true;
   int64_t prefetch_depth = 1;
+  int64_t prefetch_bytes = 0;  // of gathers in flight at once, besides the one that is needed next; 0: no bound
   std::string prefetch_forward = "before";
   std::string prefetch_backward = "after";
   int64_t sink_depth = 1;
@@ -52,8 +53,16 @@ struct PipelineOptions {
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir
+  bool predict = false;                      // what the step takes behind each pass, on `machine` (PassReport)
   Checks checks = Checks::RegisteredPasses;  // the caller verifies what comes out
 };
+
+// The published orders, as options of prefetch_gathers and sink_waits: "simplefsdp" (the paper, and the default: a gather
+// starts before the wait of the one before it in forward, behind it in backward; a reduction is waited for before the next
+// one is filled), "autoparallel" (gathers behind waits in both), "graphtrainer" (gathers before waits in both, a reduction
+// waited for behind the next one's start).
+//   throws: UserError for another name
+void set_order(PipelineOptions& options, const std::string& name);
 
 // The passes of a step in order.
 //   throws: UserError for an unknown pass, option or anchor, and a disabled pass that another one needs

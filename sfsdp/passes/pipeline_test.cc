@@ -43,6 +43,21 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(spelling("prefetch_gathers") == "prefetch_gathers backward=after depth=3 forward=before max_bytes=0");
 }
 
+TEST_CASE("the published orders by name") {
+  const auto order = [](const std::string& name) {
+    PipelineOptions options;
+    set_order(options, name);
+    return options.prefetch_forward + " " + options.prefetch_backward + " " + options.sink_next;
+  };
+  CHECK(order("simplefsdp") == "before after before");
+  const PipelineOptions initial;
+  CHECK(initial.prefetch_forward + " " + initial.prefetch_backward + " " + initial.sink_next == order("simplefsdp"));
+  CHECK(order("autoparallel") == "after after before");
+  CHECK(order("graphtrainer") == "before before after");
+  CHECK_THROWS_WITH_AS(order("fsdp2"), doctest::Contains("expected simplefsdp, autoparallel or graphtrainer"),
+                       UserError);
+}
+
 TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
         kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers pipeline_reductions");

@@ -2,12 +2,19 @@
 // split_collectives, prefetch_gathers and sink_waits: what they move, and that nothing else moves.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/prefetch_gathers.h"
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/passes/sink_waits.h"
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/plan/verify_plan.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/sharded_step.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -130,6 +137,29 @@ TEST_CASE("prefetch_gathers: the first of backward starts where backward begins"
   const char* const start = "\n      %w.start = all_gather.start %w axis=dp_shard dim=0 : async f32[4]";
   expect_pass("prefetch_gathers", step("", start), step(start, ""));
   expect_unchanged("prefetch_gathers depth=0", step("", start));
+}
+
+TEST_CASE("prefetch_gathers: units of any size keep to the bound that the plan's verifier is given") {
+  std::vector<testing::Param> params;
+  for (const int64_t rows : {2, 40, 6, 6, 30, 4, 50, 2, 8})
+    params.push_back({concat("layers.", params.size(), ".w"), rows, 4});
+  const auto errors = [&](int64_t depth, const std::string& where, int64_t bytes, int64_t bound) {
+    ir::Graph graph = ir::parse_or_throw(testing::sharded_step_text(2, params));
+    run_passes(graph, parse_passes(concat("wrap, bucket alignment=1, split_collectives, prefetch_gathers depth=", depth,
+                                          " forward=", where, " backward=", where, " max_bytes=", bytes)));
+    const auto all = plan::verify_plan(plan::make_plan(graph, {}), {.prefetch_bytes = bound});
+    return std::ranges::count_if(
+        all, [](const std::string& e) { return e.find("bytes of gathers are in flight") != std::string::npos; });
+  };
+  for (const int64_t depth : {1, 2, 4})
+    for (const std::string where : {"before", "after"})
+      for (const int64_t bytes : {64, 160, 500, 900, 2000}) {
+        CAPTURE(depth);
+        CAPTURE(where);
+        CAPTURE(bytes);
+        CHECK(errors(depth, where, bytes, bytes) == 0);
+      }
+  CHECK(errors(4, "before", 2000, 900) > 0);
 }
 
 TEST_CASE("prefetch_gathers: a bound on bytes holds starts back; depth 0 and gathers of activations stay") {

@@ -128,15 +128,15 @@ class Verifier {
   void check_budget() {
     if (options_.prefetch_bytes <= 0) return;
     int64_t bytes = 0;
-    std::unordered_set<const Op*> in_flight;
+    std::vector<const Op*> in_flight;  // in the order of their starts
     for (const auto& op : plan_.graph.ops()) {
       if (op->is("all_gather.start")) {
-        in_flight.insert(op.get());
+        in_flight.push_back(op.get());
         bytes += op->result()->type().bytes();
-        if (in_flight.size() > 1 && bytes - op->result()->type().bytes() > options_.prefetch_bytes)
+        if (bytes - in_flight[0]->result()->type().bytes() > options_.prefetch_bytes)
           note(concat("at %", op->result()->name(), " ", bytes, " bytes of gathers are in flight\n  expected at most ",
-                      options_.prefetch_bytes, " besides one"));
-      } else if (ir::is_wait(*op) && in_flight.erase(op->operands[0]->producer()) > 0) {
+                      options_.prefetch_bytes, " besides the first of them"));
+      } else if (ir::is_wait(*op) && std::erase(in_flight, op->operands[0]->producer()) > 0) {
         bytes -= op->operands[0]->type().bytes();
       }
     }

@@ -10,7 +10,8 @@
 namespace sfsdp::plan {
 
 struct VerifyOptions {
-  int64_t prefetch_bytes = 0;  // most that may be in flight in gathers at once, besides one; 0: no bound
+  int64_t prefetch_bytes =
+      0;  // most that may be in flight in gathers at once, besides the first that started; 0: no bound
 };
 
 // Proves, or says what is wrong:

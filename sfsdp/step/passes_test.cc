@@ -53,6 +53,7 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
         for (const passes::PipelineOptions& pipeline :
              {passes::PipelineOptions{},
               passes::PipelineOptions{.prefetch_depth = 2, .prefetch_forward = "after", .sink_next = "after"},
+              passes::PipelineOptions{.prefetch_depth = 3, .prefetch_bytes = 8192},
               passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
               passes::PipelineOptions{.remat = {.mode = "full"}},
               passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},

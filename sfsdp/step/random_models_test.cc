@@ -152,6 +152,7 @@ Case draw_case(Draw& draw, bool tied) {
 
   p.reorder = !draw.once_in(4);
   p.prefetch_depth = draw.below(4);
+  p.prefetch_bytes = draw.one_of<int64_t>({0, 1500});
   p.prefetch_forward = draw.one_of<std::string>({"before", "after"});
   p.prefetch_backward = draw.one_of<std::string>({"before", "after"});
   p.sink_depth = draw.below(4);

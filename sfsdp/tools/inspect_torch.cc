@@ -13,12 +13,14 @@ namespace sfsdp::tools {
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
     out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes | "
-           "--layout] [--section.key value ...]\n";
+           "--layout] [--machine M] [--section.key value ...]\n"
+           "--passes on a machine: what the step takes behind each\n";
     return 0;
   }
   try {
-    const Request request = parse_request(args, {}, {"graph", "passes", "layout"});
-    const train::JobConfig config = train::load_config(request.config_args);
+    const Request request = parse_request(args, {"machine"}, {"graph", "passes", "layout"});
+    train::JobConfig config = config_of(request);
+    if (request.has("passes") && request.has("machine")) config.debug.predict_passes = true;
     train::CompiledJob job = train::make_job(config, request.world);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;

@@ -9,10 +9,12 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/passes/predict_step.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/passes/registry.h"
 
@@ -21,11 +23,13 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: sfsdp opt FILE [--pass NAME[ OPTION=VALUE…][,NAME…]]… [--disable-pass NAME[,NAME…]] [--metrics]\n"
+    "                 [--machine FILE]\n"
     "                 [--print-ir-after-all[=FOLDER]] [--print-ir-diff[=FOLDER]] [--list]\n"
     "  FILE                  IR text, - for standard input\n"
     "  --pass                passes to run, in order; without any the graph is checked and printed\n"
     "  --disable-pass        leaves these out of the passes above\n"
     "  --metrics             what each pass did, to standard error\n"
+    "  --machine             with --metrics: step time, exposed communication and peak on this machine too\n"
     "  --print-ir-after-all  the graph as given and behind each pass, to standard error or NN-pass.txt in FOLDER\n"
     "  --print-ir-diff       what each pass changed as a unified diff, to standard error or NN-pass.diff in FOLDER\n"
     "  --list                the passes and their options\n";
@@ -33,7 +37,7 @@ constexpr const char* kUsage =
 struct Arguments {
   std::string file;
   std::string passes;
-  std::string disabled;
+  std::string disabled, machine;
   passes::PrintIrOptions print_ir;
   bool metrics = false;
   bool list = false;
@@ -59,6 +63,8 @@ std::optional<Arguments> parse_arguments(std::span<const std::string> args) {
       arguments.help = true;
     } else if (arg == "--pass" && i + 1 < args.size()) {
       arguments.passes += (arguments.passes.empty() ? "" : ", ") + args[++i];
+    } else if (arg == "--machine" && i + 1 < args.size()) {
+      arguments.machine = args[++i];
     } else if (arg == "--disable-pass" && i + 1 < args.size()) {
       arguments.disabled += (arguments.disabled.empty() ? "" : ",") + args[++i];
     } else if (read_destination(arg, "--print-ir-after-all", arguments.print_ir.after_all) ||
@@ -102,8 +108,12 @@ void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) 
   std::vector<std::string> disabled;
   if (!arguments.disabled.empty()) disabled = split(arguments.disabled, ',');
   const auto calls = passes::without(passes::parse_passes(arguments.passes), disabled);
-  const auto reports =
-      passes::run_passes(parsed.graph, calls, {.observer = passes::print_ir(arguments.print_ir, out, err)});
+  passes::RunOptions options{.observer = passes::print_ir(arguments.print_ir, out, err)};
+  if (!arguments.machine.empty())
+    options.predict = [machine = cost::load_machine(arguments.machine)](const ir::Graph& graph) {
+      return passes::predict_step(graph, machine, 1);
+    };
+  const auto reports = passes::run_passes(parsed.graph, calls, options);
   out << ir::print(parsed.graph);
   if (!arguments.metrics) return;
   for (const passes::PassReport& report : reports) err << passes::to_string(report) << '\n';

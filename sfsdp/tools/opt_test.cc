@@ -63,6 +63,10 @@ TEST_CASE("opt runs passes in order and prints the text") {
         "  return %y, %y\n");
   CHECK(result.err.find("merge_duplicates: changed") == 0);
   CHECK(result.err.find("dead_code: changed") != std::string::npos);
+  const Run predicted = run({file.path(), "--pass", "merge_duplicates", "--metrics", "--machine",
+                             std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml"});
+  CHECK(predicted.out.find("return %y, %y") != std::string::npos);
+  CHECK(predicted.err.find("; step ms 0.0") != std::string::npos);
 }
 
 TEST_CASE("opt without a pass checks and prints") {

@@ -167,7 +167,7 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
       return 0;
     }
     const plan::StepPlan plan = plan::make_plan(graph, memory);
-    verify_or_throw(plan);
+    verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch_bytes});
     if (request.has("out")) {
       const std::string path = request.get("out", "");
       std::ofstream file(path, std::ios::binary);

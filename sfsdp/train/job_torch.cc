@@ -106,10 +106,13 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
   options.pipeline.choose_reshard = config.parallelism.fsdp_reshard_after_forward == "auto";
   options.pipeline.keep_last = config.parallelism.fsdp_reshard_after_forward == "default";
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
+  options.pipeline.prefetch_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
+  passes::set_order(options.pipeline, config.parallelism.fsdp_order);
   options.pipeline.carry_depth = config.parallelism.fsdp_prefetch_across_steps ? 1 : 0;
   options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   options.pipeline.disable = config.debug.disable_pass;
+  options.pipeline.predict = config.debug.predict_passes;
   if (rank == 0)
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
