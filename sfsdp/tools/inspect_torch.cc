@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -10,17 +13,68 @@
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
+namespace {
+
+struct Inspection {
+  const train::JobConfig& config;
+  const train::CompiledJob& job;
+  const Program::Variant& variant;
+  train::PlanSummary plan;
+};
+
+void print_text(std::ostream& out, const Inspection& i) {
+  out << "Model " << i.config.model.name << " " << i.config.model.flavor << ": "
+      << with_commas(i.job.program->num_parameters()) << " parameters, "
+      << with_commas(static_cast<int64_t>(i.job.model.flops_per_token(i.config.training.seq_len)))
+      << " flops per token\n"
+      << "Mesh " << to_string(i.job.program->strategy().mesh) << "\n"
+      << "Captured in " << with_commas(i.variant.capture_ms, 0) << " ms, sharded and verified in "
+      << with_commas(i.variant.complete_ms, 0) << " ms: " << i.plan.ops << " ops\n"
+      << "Per step: " << train::collectives_text(i.plan) << "\n"
+      << "State per rank: parameters " << train::bytes_text(i.plan.parameter_bytes) << ", optimizer and buffers "
+      << train::bytes_text(i.plan.state_bytes) << "\n";
+}
+
+std::string json_of(const passes::PassReport& report) {
+  std::string text =
+      concat("{\"name\": ", json_quoted(report.name), ", \"changed\": ", report.changed ? "true" : "false");
+  for (const auto& [name, value] : report.metrics.counts()) text += concat(", ", json_quoted(name), ": ", value);
+  for (const auto& [when, step] : {std::pair("before", report.before), std::pair("after", report.after)})
+    if (step)
+      text += concat(", \"step_seconds_", when, "\": ", shortest(step->seconds), ", \"exposed_seconds_", when,
+                     "\": ", shortest(step->exposed), ", \"peak_bytes_", when, "\": ", step->peak_bytes);
+  return text + "}";
+}
+
+void print_json(std::ostream& out, const Inspection& i) {
+  std::vector<std::string> collectives, reports;
+  for (const auto& [kind, sum] : i.plan.collectives)
+    collectives.push_back(concat(json_quoted(kind), ": {\"count\": ", sum.count, ", \"bytes\": ", sum.bytes, "}"));
+  for (const passes::PassReport& report : i.variant.passes) reports.push_back(json_of(report));
+  out << "{\"model\": " << json_quoted(i.config.model.name) << ", \"flavor\": " << json_quoted(i.config.model.flavor)
+      << ", \"mesh\": " << json_quoted(to_string(i.job.program->strategy().mesh))
+      << ", \"parameters\": " << i.job.program->num_parameters()
+      << ", \"flops_per_token\": " << shortest(i.job.model.flops_per_token(i.config.training.seq_len))
+      << ", \"capture_seconds\": " << shortest(i.variant.capture_ms / 1e3)
+      << ", \"complete_seconds\": " << shortest(i.variant.complete_ms / 1e3) << ", \"ops\": " << i.plan.ops
+      << ", \"parameter_bytes\": " << i.plan.parameter_bytes << ", \"state_bytes\": " << i.plan.state_bytes
+      << ", \"collectives\": {" << join(collectives, ", ") << "}, \"passes\": [" << join(reports, ", ") << "]}\n";
+}
+
+}  // namespace
+
 int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
     out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes | "
-           "--layout] [--machine M] [--section.key value ...]\n"
-           "--passes on a machine: what the step takes behind each\n";
+           "--layout | --json] [--machine M] [--section.key value ...]\n"
+           "--passes on a machine: what the step takes behind each; --json: the summary and all passes as one object\n";
     return 0;
   }
   try {
-    const Request request = parse_request(args, {"machine"}, {"graph", "passes", "layout"});
+    const Request request = parse_request(args, {"machine"}, {"graph", "passes", "layout", "json"});
     train::JobConfig config = config_of(request);
-    if (request.has("passes") && request.has("machine")) config.debug.predict_passes = true;
+    const bool shows_passes = request.has("passes") || request.has("json");
+    if (shows_passes && request.has("machine")) config.debug.predict_passes = true;
     train::CompiledJob job = train::make_job(config, request.world);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;
@@ -37,16 +91,8 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
       out << passes::table(variant.passes) << passes::table(variant.remat.trials);
       return 0;
     }
-    const auto plan = train::summarise(graph, job.program->options().micro_batches);
-    out << "Model " << config.model.name << " " << config.model.flavor << ": "
-        << with_commas(job.program->num_parameters()) << " parameters, "
-        << with_commas(static_cast<int64_t>(job.model.flops_per_token(config.training.seq_len))) << " flops per token\n"
-        << "Mesh " << to_string(job.program->strategy().mesh) << "\n"
-        << "Captured in " << with_commas(variant.capture_ms, 0) << " ms, sharded and verified in "
-        << with_commas(variant.complete_ms, 0) << " ms: " << plan.ops << " ops\n"
-        << "Per step: " << train::collectives_text(plan) << "\n"
-        << "State per rank: parameters " << train::bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
-        << train::bytes_text(plan.state_bytes) << "\n";
+    const Inspection inspection{config, job, variant, train::summarise(graph, job.program->options().micro_batches)};
+    request.has("json") ? print_json(out, inspection) : print_text(out, inspection);
     return 0;
   } catch (const std::exception& error) {
     err << "error: " << error.what() << "\n";

@@ -29,6 +29,15 @@ inspect() { $sfsdp inspect --config configs/llama3_debug.toml --world 2 --traini
 inspect --passes | awk 'NR > 1 { printf "%02d-%s\n", NR - 1, $1 }' >"$dir/passes"
 (cd "$dir/diffs" && ls) | sed 's/[.]diff$//' | diff "$dir/passes" -
 inspect --layout | grep -Eq "^layout [0-9a-f]{16}: [0-9]+ buckets$" || { inspect --layout; exit 1; }
+inspect --json --machine machines/dgx_h100.toml | python3 -c '
+import json, sys
+r = json.load(sys.stdin)
+assert r["mesh"] == "[dp_shard=2]" and r["collectives"]["all_gather"]["count"] > 0, r
+by_name = {p["name"]: p for p in r["passes"]}
+assert by_name["bucket"]["collectives_after"] < by_name["bucket"]["collectives_before"], by_name
+assert 0 < by_name["bucket"]["step_seconds_after"] < by_name["bucket"]["step_seconds_before"], by_name
+assert by_name["remat"]["peak_bytes_after"] == by_name["remat"]["peak_bytes_before"], by_name
+'
 inspect --graph | diff - "$dir/graphs/$(tail -1 "$dir/passes").txt"
 grep -q '^+.*all_gather.start' "$dir/diffs/$(grep split_collectives "$dir/passes").diff"
 if inspect --debug.disable_pass wrap >"$dir/wrong" 2>&1; then echo "a needed pass can be disabled"; exit 1; fi
