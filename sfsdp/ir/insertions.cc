@@ -47,4 +47,12 @@ void Insertions::apply() {
   count_ = 0;
 }
 
+void take_places(Graph& graph, const std::map<Value*, Value*>& replaced, const std::vector<Op*>& erased) {
+  graph.replace_uses(replaced);
+  std::vector<std::pair<Value*, std::string>> names;  // free once the ops are gone
+  for (const auto& [old, value] : replaced) names.emplace_back(value, old->name());
+  graph.erase(erased);
+  for (const auto& [value, name] : names) graph.rename(value, name);
+}
+
 }  // namespace sfsdp::ir

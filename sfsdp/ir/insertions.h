@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Many ops placed before others in one walk: Graph::add with `before` costs a walk each.
+// Many ops placed before others in one walk (Graph::add with `before` costs a walk each), and in the places of others.
 #pragma once
 
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -24,5 +25,8 @@ class Insertions {
   std::unordered_map<const Op*, std::vector<Op*>> before_;
   size_t count_ = 0;
 };
+
+// Readers of the old values read the new ones, which take the old names; `erased` holds the ops that made the old ones.
+void take_places(Graph& graph, const std::map<Value*, Value*>& replaced, const std::vector<Op*>& erased);
 
 }  // namespace sfsdp::ir

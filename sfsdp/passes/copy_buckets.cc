@@ -41,12 +41,8 @@ class Merger {
     ir::Moves moves(graph_);
     for (const auto& [place, ops] : behind_) moves.behind(place, ops);
     for (const auto& [place, ops] : before_) moves.before(place, ops);
-    graph_.replace_uses(replaced_);
     moves.apply();
-    std::vector<std::pair<Value*, std::string>> names;
-    for (const auto& [old, value] : replaced_) names.emplace_back(value, old->name());
-    graph_.erase(erased_);
-    for (const auto& [value, name] : names) graph_.rename(value, name);
+    ir::take_places(graph_, replaced_, erased_);
     return !groups.empty();
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/bucket.h"
+#include "sfsdp/passes/registry.h"
 
 #include <algorithm>
 #include <deque>
@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/ir/lexer.h"
+#include "sfsdp/passes/bucket.h"
 #include "sfsdp/passes/carry_gathers.h"
 #include "sfsdp/passes/chunk_loss.h"
 #include "sfsdp/passes/copy_buckets.h"
@@ -21,7 +22,6 @@
 #include "sfsdp/passes/merge_duplicates.h"
 #include "sfsdp/passes/pipeline_reductions.h"
 #include "sfsdp/passes/prefetch_gathers.h"
-#include "sfsdp/passes/registry.h"
 #include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/reshard.h"
 #include "sfsdp/passes/sink_waits.h"

@@ -37,11 +37,7 @@ void split(Graph& graph, const std::vector<Op*>& blocking) {
     waited[result] = wait->result();
   }
   insertions.apply();
-  graph.replace_uses(waited);
-  std::vector<std::pair<Value*, std::string>> names;
-  for (const auto& [old, value] : waited) names.emplace_back(value, old->name());
-  graph.erase(blocking);
-  for (const auto& [value, name] : names) graph.rename(value, name);
+  ir::take_places(graph, waited, blocking);
 }
 
 bool split_collectives(Graph& graph, PassContext& ctx) {

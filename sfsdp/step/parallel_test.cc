@@ -72,10 +72,8 @@ void expect_parity(Make make, DeviceMesh mesh, DataParallelOptions options, int6
       if (op.is("gradient")) gradients[op.attr<std::string>("param")] = results[0].clone();
     };
     for (size_t k = 0; k < reference.results.size(); ++k) {
-      std::vector<Batch> batches;
-      for (int64_t m = 0; m < micro_batches; ++m)
-        batches.push_back(tokens(static_cast<int64_t>(k), (m * ranks + world.rank()) * rows, rows));
-      const StepResult got = step(batches);
+      const StepResult got =
+          step(testing::micro_batches_of(static_cast<int64_t>(k), world.rank(), ranks, micro_batches));
       executor.on_op = nullptr;
       const StepResult& expected = reference.results[k];
       std::lock_guard lock(mutex);
@@ -190,17 +188,13 @@ TEST_CASE("ZeRO stages 1 to 3 give the same bits, evaluation included; 1 other s
     testing::run_ranks(ranks, [&](comm::CommWorld& world) {
       Step step(program, &world);
       for (int64_t k = 0; k < 4; ++k) {
-        std::vector<Batch> batches;
-        for (int64_t m = 0; m < micro_batches; ++m)
-          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
+        const auto batches = testing::micro_batches_of(k, world.rank(), ranks, micro_batches);
         const double eval = step.eval(batches[0]);
         const StepResult result = step(batches);
         if (world.rank() == 0) numbers.insert(numbers.end(), {eval, result.loss, result.grad_norm});
       }
-      for (const StoredTensor& t : program->tensors()) {
-        at::Tensor whole = step.gather(t.name);
-        if (world.rank() == 0) state[t.name] = whole;
-      }
+      auto whole = testing::gather_all(step);
+      if (world.rank() == 0) state = std::move(whole);
     });
     return std::pair(numbers, state);
   };

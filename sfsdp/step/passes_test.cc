@@ -61,14 +61,7 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
               passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.6}},
               passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2}, .reorder = false}}) {
           const auto reordered = run(mesh, options, pipeline);
-          for (size_t k = 0; k < plain.results.size(); ++k) {
-            CHECK(reordered.results[k].loss == plain.results[k].loss);
-            CHECK(reordered.results[k].grad_norm == plain.results[k].grad_norm);
-          }
-          for (const auto& [name, value] : plain.state) {
-            CAPTURE(name);
-            CHECK(at::equal(reordered.state.at(name), value));
-          }
+          testing::expect_same_bits(reordered, plain);
         }
       }
 }
@@ -102,10 +95,7 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
           int64_t collectives = 0;
           for (const auto& op : program->first_graph().ops()) collectives += ir::is_collective(*op);
           return std::pair(collectives, testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
-                             std::vector<Batch> batches;
-                             for (int64_t m = 0; m < kMicroBatches; ++m)
-                               batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
-                             return batches;
+                             return testing::micro_batches_of(step, rank, ranks, kMicroBatches);
                            }));
         };
         const auto [many, plain] = run({.reorder = false, .disable = {"copy_buckets", "reshard"}});
@@ -115,14 +105,7 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
           const auto [few, bucketed] = run(pipeline);
           // Stages 1 and 2 gather each parameter behind its own update.
           CHECK((stage == 1 || stage == 2 ? few : 2 * few) < many);
-          for (size_t k = 0; k < plain.results.size(); ++k) {
-            CHECK(bucketed.results[k].loss == plain.results[k].loss);
-            CHECK(bucketed.results[k].grad_norm == plain.results[k].grad_norm);
-          }
-          for (const auto& [name, value] : plain.state) {
-            CAPTURE(name);
-            CHECK(at::equal(bucketed.state.at(name), value));
-          }
+          testing::expect_same_bits(bucketed, plain);
         }
       }
 }
@@ -269,21 +252,11 @@ TEST_CASE("all-reduces under backward and updates in the order of reductions cha
             CHECK(early == 0);
           }
           return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
-            std::vector<Batch> batches;
-            for (int64_t m = 0; m < micro_batches; ++m)
-              batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
-            return batches;
+            return testing::micro_batches_of(step, rank, ranks, micro_batches);
           });
         };
         const auto plain = run({.reorder = false}), pipelined = run({});
-        for (size_t k = 0; k < plain.results.size(); ++k) {
-          CHECK(pipelined.results[k].loss == plain.results[k].loss);
-          CHECK(pipelined.results[k].grad_norm == plain.results[k].grad_norm);
-        }
-        for (const auto& [name, value] : plain.state) {
-          CAPTURE(name);
-          CHECK(at::equal(pipelined.state.at(name), value));
-        }
+        testing::expect_same_bits(pipelined, plain);
       }
 }
 
@@ -439,23 +412,10 @@ TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the
     int64_t largest = 0;  // tokens that logits exist for
     for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
       if (op->is("aten._log_softmax")) largest = std::max(largest, op->result()->type().dims[0].size);
-    std::vector<StepResult> results;
-    std::map<std::string, at::Tensor> state;
-    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
-      Step step(program, &world);
-      for (int64_t k = 0; k < 4; ++k) {
-        std::vector<Batch> batches;
-        for (int64_t m = 0; m < micro_batches; ++m)
-          batches.push_back(tokens(k, (m * ranks + world.rank()) * rows, rows));
-        const StepResult result = step(batches);
-        if (world.rank() == 0) results.push_back(result);
-      }
-      for (const StoredTensor& t : program->tensors()) {
-        at::Tensor whole = step.gather(t.name);
-        if (world.rank() == 0) state[t.name] = whole;
-      }
+    const auto trained = testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) {
+      return testing::micro_batches_of(step, rank, ranks, micro_batches);
     });
-    return std::tuple(results, state, largest);
+    return std::tuple(trained.results, trained.state, largest);
   };
   const auto compare = [&](auto make, DeviceMesh mesh, const DataParallelOptions& options, int64_t micro_batches) {
     CAPTURE(to_string(mesh));

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -74,6 +75,18 @@ std::map<std::string, at::Tensor> gather_all(Step& step) {
   std::map<std::string, at::Tensor> values;
   for (const StoredTensor& t : step.program().tensors()) values[t.name] = step.gather(t.name);
   return values;
+}
+
+void expect_same_bits(const Trained& got, const Trained& expected) {
+  REQUIRE(got.results.size() == expected.results.size());
+  for (size_t k = 0; k < expected.results.size(); ++k) {
+    CHECK(got.results[k].loss == expected.results[k].loss);
+    CHECK(got.results[k].grad_norm == expected.results[k].grad_norm);
+  }
+  for (const auto& [name, value] : expected.state) {
+    CAPTURE(name);
+    CHECK(at::equal(got.state.at(name), value));
+  }
 }
 
 Trained train_on_ranks(const std::shared_ptr<Program>& program, int64_t steps,

@@ -47,6 +47,9 @@ struct Trained {
   std::vector<StepResult> results;
   std::map<std::string, at::Tensor> state;  // at the end
 };
+// Losses, norms and state, bit for bit.
+void expect_same_bits(const Trained& got, const Trained& expected);
+
 //   batches: of a step and a rank, its micro-batches
 //   prepare: called on each rank before the first step
 Trained train_on_ranks(const std::shared_ptr<Program>& program, int64_t steps,

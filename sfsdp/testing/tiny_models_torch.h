@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <vector>
+
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/models/loss.h"
@@ -49,6 +51,14 @@ inline const auto make_llama = [] { return models::Llama3(tiny_llama()); };
 inline const auto make_gpt = [] { return models::Gpt(tiny_gpt()); };
 
 inline constexpr int64_t kGlobalBatch = 24;
+// A rank's share of the global batch of a step, in `count` micro-batches.
+inline std::vector<Batch> micro_batches_of(int64_t step, int64_t rank, int64_t ranks, int64_t count) {
+  const int64_t rows = kGlobalBatch / ranks / count;
+  std::vector<Batch> batches;
+  for (int64_t m = 0; m < count; ++m) batches.push_back(tokens(step, (m * ranks + rank) * rows, rows));
+  return batches;
+}
+
 inline constexpr AdamW kAdamW{.lr = 2e-3, .weight_decay = 0.1};
 
 }  // namespace sfsdp::testing

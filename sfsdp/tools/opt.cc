@@ -109,7 +109,7 @@ void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) 
   if (!arguments.disabled.empty()) disabled = split(arguments.disabled, ',');
   const auto calls = passes::without(passes::parse_passes(arguments.passes), disabled);
   passes::RunOptions options{.observer = passes::print_ir(arguments.print_ir, out, err)};
-  if (!arguments.machine.empty())
+  if (arguments.metrics && !arguments.machine.empty())
     options.predict = [machine = cost::load_machine(arguments.machine)](const ir::Graph& graph) {
       return passes::predict_step(graph, machine, 1);
     };
