@@ -12,7 +12,7 @@ set(SFSDP_TORCH_FOLDERS
 set(SFSDP_TORCH_FILES
     sfsdp/train/*_torch.cc
     sfsdp/train/trainer.cc
-    sfsdp/train/hf_weights.cc
+    sfsdp/train/weights/hf_weights.cc
     sfsdp/tools/*_torch.cc
     sfsdp/testing/*torch*.cc)
 

@@ -23,7 +23,7 @@ function may_include_torch(f,   i) {
 BEGIN {
   # folder -> folders it may include, besides itself
   core = "base"; allowed["base"] = ""
-  n = split("mesh ir cost plan sim passes parallel", chain, " ")
+  n = split("mesh ir cost plan sim passes parallel optim", chain, " ")
   for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
   allowed["capture"] = core
   allowed["comm"] = core

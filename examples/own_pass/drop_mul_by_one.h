@@ -6,7 +6,7 @@
 
 #include <sfsdp/base/check.h>
 #include <sfsdp/ir/opset.h>
-#include <sfsdp/passes/own_memory.h>
+#include <sfsdp/passes/analysis/own_memory.h>
 #include <sfsdp/passes/registry.h>
 
 inline std::vector<sfsdp::ir::Op*> find_mul_by_one(const sfsdp::ir::Graph& graph, bool backward) {

@@ -13,7 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/tensor_type.h"
-#include "sfsdp/exec/reference_executor.h"
+#include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::capture {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sfsdp/exec/reference_executor.h"
+#include "sfsdp/exec/reference/reference_executor.h"
 
 namespace sfsdp::exec {
 

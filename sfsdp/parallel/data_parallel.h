@@ -63,7 +63,7 @@ struct DataParallelOptions {
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
   ParameterLayout layout = ParameterLayout::Flat;
-  // Which modules' parameters form a unit, as passes/wrap.h has it; "": by the numbers in module paths.
+  // Which modules' parameters form a unit, as passes/bucket/wrap.h has it; "": by the numbers in module paths.
   std::string units = {};
 };
 

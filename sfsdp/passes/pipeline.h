@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/pass_manager.h"
-#include "sfsdp/passes/remat.h"
 #include "sfsdp/passes/storage_layout.h"
 
 namespace sfsdp::passes {

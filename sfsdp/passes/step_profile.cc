@@ -12,9 +12,9 @@
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
-#include "sfsdp/passes/bucket.h"
-#include "sfsdp/passes/param_reads.h"
-#include "sfsdp/passes/split_collectives.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/passes/bucket/bucket.h"
+#include "sfsdp/passes/overlap/split_collectives.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/program.h"
 

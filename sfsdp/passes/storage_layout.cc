@@ -4,7 +4,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/passes/schedule_attrs.h"
+#include "sfsdp/passes/overlap/schedule_attrs.h"
 
 namespace sfsdp::passes {
 namespace {

@@ -8,7 +8,7 @@
 #include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
-#include "sfsdp/sim/trace.h"
+#include "sfsdp/sim/report/trace.h"
 
 namespace sfsdp::sim {
 namespace {

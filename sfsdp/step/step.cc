@@ -22,8 +22,8 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pipeline.h"
-#include "sfsdp/plan/axis_states.h"
-#include "sfsdp/plan/rendezvous.h"
+#include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {

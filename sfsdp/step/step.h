@@ -15,13 +15,13 @@
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/comm/communicator.h"
-#include "sfsdp/exec/reference_executor.h"
+#include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/choose_remat.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/passes/storage_layout.h"
-#include "sfsdp/step/optimizer.h"
 
 namespace sfsdp {
 

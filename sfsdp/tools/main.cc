@@ -11,7 +11,7 @@
 #include "sfsdp/tools/opt.h"
 #include "sfsdp/tools/plan.h"
 #include "sfsdp/tools/simulate.h"
-#include "sfsdp/train/config.h"
+#include "sfsdp/train/config/config.h"
 #include "sfsdp/train/trainer.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/train/config.h"
+#include "sfsdp/train/config/config.h"
 
 namespace sfsdp::tools {
 

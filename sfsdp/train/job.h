@@ -9,10 +9,10 @@
 
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
-#include "sfsdp/train/config.h"
-#include "sfsdp/train/config_resolve.h"
-#include "sfsdp/train/dataset.h"
-#include "sfsdp/train/hf_config.h"
+#include "sfsdp/train/config/config.h"
+#include "sfsdp/train/config/config_resolve.h"
+#include "sfsdp/train/data/dataset.h"
+#include "sfsdp/train/weights/hf_config.h"
 
 namespace sfsdp::train {
 

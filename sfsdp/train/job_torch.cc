@@ -14,9 +14,9 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
-#include "sfsdp/train/hf_weights.h"
 #include "sfsdp/train/job.h"
-#include "sfsdp/train/safetensors.h"
+#include "sfsdp/train/weights/hf_weights.h"
+#include "sfsdp/train/weights/safetensors.h"
 
 namespace sfsdp::train {
 

@@ -36,7 +36,7 @@ awk '/^step 1 / { first = $4 } /^step 20 / { last = $4 } END { exit !(last < fir
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
 for header in step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
-  comm/thread/thread_world.h comm/null/null_world.h passes/registry.h passes/own_memory.h passes/print_ir.h; do
+  comm/thread/thread_world.h comm/null/null_world.h passes/registry.h passes/analysis/own_memory.h passes/print_ir.h; do
   echo "#include <sfsdp/$header>" |
     c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$dir/prefix/include" -isystem "$torch/include" \
       -isystem "$torch/include/torch/csrc/api/include" -x c++ - || fail "sfsdp/$header needs another header before it"

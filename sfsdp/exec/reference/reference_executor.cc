@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/reference/reference_executor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <unordered_map>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/exec/aten_call.h"
+#include "sfsdp/exec/kernels.h"
+#include "sfsdp/exec/random_ops.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::exec {
+
+std::string axis_key(const ir::Attr& axis) {
+  if (const auto* one = std::get_if<std::string>(&axis)) return *one;
+  std::string key;
+  for (const std::string& name : std::get<std::vector<std::string>>(axis)) key += (key.empty() ? "" : ",") + name;
+  return key;
+}
+
+namespace {
+
+// Bytes of the storages that slots hold, each storage once.
+class LiveBytes {
+ public:
+  void hold(const at::Tensor& t) {
+    if (!t.defined() || !t.has_storage()) return;
+    if (++holders_[t.storage().unsafeGetStorageImpl()] == 1) live_ += static_cast<int64_t>(t.storage().nbytes());
+    peak_ = std::max(peak_, live_);
+  }
+  void release(const at::Tensor& t) {
+    if (!t.defined() || !t.has_storage()) return;
+    auto found = holders_.find(t.storage().unsafeGetStorageImpl());
+    if (found == holders_.end() || --found->second > 0) return;
+    live_ -= static_cast<int64_t>(t.storage().nbytes());
+    holders_.erase(found);
+  }
+  void clear() {
+    holders_.clear();
+    live_ = peak_ = 0;
+  }
+  int64_t peak() const { return peak_; }
+
+ private:
+  std::unordered_map<c10::StorageImpl*, int> holders_;
+  int64_t live_ = 0, peak_ = 0;
+};
+
+}  // namespace
+
+struct ReferenceExecutor::Impl {
+  // One op, resolved: what runs it, where its operands and results live, what is dead after it.
+  struct Step {
+    const ir::Op* op = nullptr;
+    std::optional<AtenCall> aten;
+    Kernel kernel = nullptr;
+    comm::Communicator* group = nullptr;
+    std::vector<int> operands, results, dead_after;
+    int64_t batch_input = -1;  // index in the micro-batch
+    bool random = false, repeated = false;
+    int64_t time_row = 0;
+  };
+
+  const ir::Graph& graph;
+  const std::vector<at::Tensor>& constants;
+  Groups groups;
+  DataPosition position;
+  Rng rng;
+  std::vector<Step> steps;
+  std::vector<at::Tensor> slots;
+  std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
+  std::unordered_map<const ir::Value*, int> slot_of;
+  LiveBytes live;
+  std::vector<OpTime> times;
+
+  Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r)
+      : graph(g), constants(c), groups(std::move(gr)), position(p), rng(r) {
+    int64_t next_input = 0;
+    std::map<std::string, int64_t> time_rows;
+    for (const auto& op : graph.ops()) {
+      Step step;
+      step.op = op.get();
+      resolve(step);
+      if (op->is("input")) step.batch_input = next_input++;
+      step.random = rng == Rng::Counter && draws_random(*op);
+      const auto slot = [&](const ir::Value* value) {
+        return value ? slot_of.try_emplace(value, static_cast<int>(slot_of.size())).first->second : -1;
+      };
+      for (const ir::Value* operand : op->operands) step.operands.push_back(slot(operand));
+      for (const auto& result : op->results()) step.results.push_back(slot(result.get()));
+      auto [row, fresh] = time_rows.try_emplace(op->opcode, static_cast<int64_t>(times.size()));
+      if (fresh) times.push_back({op->opcode, "", 0, 0});
+      step.time_row = row->second;
+      step.repeated = ir::is_repeated(*op);
+      steps.push_back(std::move(step));
+    }
+    slots.resize(slot_of.size());
+    accumulators.resize(slot_of.size());
+    find_deaths();
+  }
+
+  void resolve(Step& step) {
+    const ir::Op& op = *step.op;
+    if (op.opcode.starts_with("aten.")) {
+      step.aten.emplace(op);
+      return;
+    }
+    step.kernel = find_kernel(op.opcode);
+    const bool own = op.is("input") || op.is("param") || op.is("state") || op.is("constant") || op.is("accumulate");
+    SFSDP_CHECK(step.kernel || own, "no kernel for ", op.opcode);
+    if (auto axis = op.attrs.find("axis"); axis != op.attrs.end()) {
+      auto group = groups.find(axis_key(axis->second));
+      if (group != groups.end() && group->second->size() > 1) step.group = group->second.get();
+      if (group == groups.end())
+        SFSDP_CHECK(axis_size(axis->second) == 1, "no communicator for ", axis_key(axis->second));
+    }
+  }
+
+  int64_t axis_size(const ir::Attr& axis) const {
+    int64_t size = 1;
+    const std::string key = "," + axis_key(axis) + ",";
+    for (const ir::MeshAxis& a : graph.mesh)
+      if (key.find("," + a.name + ",") != std::string::npos) size *= a.size;
+    return size;
+  }
+
+  // A value dies after its last reader. One that crosses out of the repeated region must survive the repetitions.
+  void find_deaths() {
+    std::vector<int> last(slots.size(), -1);
+    std::vector<bool> kept(slots.size(), false);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      for (int s : steps[i].operands)
+        if (s >= 0) last[static_cast<size_t>(s)] = static_cast<int>(i);
+      for (int s : steps[i].results) {
+        if (last[static_cast<size_t>(s)] < 0) last[static_cast<size_t>(s)] = static_cast<int>(i);
+        const ir::Op& op = *steps[i].op;
+        kept[static_cast<size_t>(s)] = op.is("param") || (op.is("state") && !ir::is_in_flight(op)) || op.is("constant");
+      }
+    }
+    for (const ir::Value* v : graph.outputs) kept[static_cast<size_t>(slot_of.at(v))] = true;
+    for (const ir::Carry& c : graph.carries) kept[static_cast<size_t>(slot_of.at(c.next))] = true;
+    for (size_t s = 0; s < slots.size(); ++s)
+      if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
+  }
+
+  void put(int slot, at::Tensor value) {
+    at::Tensor& target = slots[static_cast<size_t>(slot)];
+    live.hold(value);
+    live.release(target);
+    target = std::move(value);
+  }
+
+  at::Tensor run_random(const ir::Op& op, const std::vector<at::Tensor>& in, const StepScalars& s) const {
+    const std::vector<int64_t> shape = op.result()->type().shape();
+    RandomStream stream;
+    stream.key = hash_path(op.module_path) ^ (static_cast<uint64_t>(s.seed) * 0x9E3779B97F4A7C15ull) ^
+                 (static_cast<uint64_t>(s.step) * 0xC2B2AE3D27D4EB4Full);
+    stream.stream = static_cast<uint64_t>(op.attr<int64_t>("stream"));
+    // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
+    stream.first_element =
+        (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * c10::multiply_integers(shape);
+    return draw(op, in, shape, stream);
+  }
+
+  at::Tensor accumulate(const Step& step, const at::Tensor& value, int64_t micro_batch, int64_t count) {
+    if (count == 1) return value;
+    at::Tensor& sum = accumulators[static_cast<size_t>(step.results[0])];
+    if (micro_batch == 0)
+      sum = value.clone();
+    else
+      sum.add_(value);
+    return sum;
+  }
+};
+
+ReferenceExecutor::ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
+                                     DataPosition position, Rng rng)
+    : impl_(std::make_unique<Impl>(graph, constants, std::move(groups), position, rng)) {}
+ReferenceExecutor::~ReferenceExecutor() = default;
+
+std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
+                                               const StepScalars& step_scalars) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Impl& m = *impl_;
+  m.live.clear();
+  StepScalars scalars = step_scalars;
+  const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
+    const ir::Op& op = *step.op;
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<at::Tensor> operands, results;
+    for (int s : step.operands) operands.push_back(s >= 0 ? m.slots[static_cast<size_t>(s)] : at::Tensor());
+    if (step.batch_input >= 0) {
+      const auto& batch = micro_batches[static_cast<size_t>(micro_batch)];
+      SFSDP_CHECK(static_cast<size_t>(step.batch_input) < batch.size(), "batch has ", batch.size(), " tensors");
+      results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
+    } else if (op.is("input")) {
+      results = {at::empty({0}, at::kDouble)};  // kernels read the scalars from their context
+    } else if (ir::is_in_flight(op)) {
+      auto found = in_flight.extract(op.attr<std::string>("name"));
+      SFSDP_CHECK(!found.empty(), op.attr<std::string>("name"), " was not started; call start_in_flight()");
+      results = {std::move(found.mapped())};
+    } else if (op.is("param") || op.is("state")) {
+      auto found = state.find(op.attr<std::string>("name"));
+      SFSDP_CHECK(found != state.end(), "no state for ", op.attr<std::string>("name"));
+      results = {found->second};
+    } else if (op.is("constant")) {
+      results = {m.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
+    } else if (op.is("accumulate")) {
+      results = {m.accumulate(step, operands[0], micro_batch, static_cast<int64_t>(micro_batches.size()))};
+    } else if (step.random) {
+      results = {m.run_random(op, operands, scalars)};
+    } else if (step.aten) {
+      results = step.aten->run(operands);
+    } else {
+      results = step.kernel({op, operands, m.groups, scalars, m.position, step.group});
+    }
+    SFSDP_CHECK(results.size() == step.results.size(), op.opcode, " gave ", results.size(), " results");
+    for (size_t i = 0; i < results.size(); ++i) m.put(step.results[i], results[i]);
+    operands.clear();
+    if (on_op) on_op(op, results);
+    results.clear();
+    for (int s : step.dead_after) m.put(s, at::Tensor());
+    if (collect_times) {
+      OpTime& row = m.times[static_cast<size_t>(step.time_row)];
+      ++row.calls;
+      row.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+  };
+  const int64_t count = static_cast<int64_t>(micro_batches.size());
+  for (Impl::Step& step : m.steps)
+    if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
+  for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
+    scalars.micro_batch = static_cast<double>(micro_batch);
+    const bool last = micro_batch + 1 == count;
+    for (Impl::Step& step : m.steps)
+      if (step.repeated || (last && ir::is_repeated(step.op->section)) || step.batch_input >= 0)
+        run_op(step, micro_batch);
+    if (last) break;
+    for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
+      if (ir::is_repeated(c.next->producer()->section))
+        m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
+  }
+  for (Impl::Step& step : m.steps)
+    if (step.op->section == ir::Section::Clip || step.op->section == ir::Section::Opt) run_op(step, count - 1);
+
+  std::vector<at::Tensor> outputs;
+  for (const ir::Value* v : m.graph.outputs) outputs.push_back(m.slots[static_cast<size_t>(m.slot_of.at(v))]);
+  in_flight.clear();  // what this graph did not take was gathered before its update
+  for (const ir::Carry& c : m.graph.carries)
+    (ir::is_in_flight(*c.current->producer()) ? in_flight : state)[c.current->producer()->attr<std::string>("name")] =
+        m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
+  std::ranges::fill(m.slots, at::Tensor());
+  std::ranges::fill(m.accumulators, at::Tensor());
+  return outputs;
+}
+
+void ReferenceExecutor::start_in_flight() {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Impl& m = *impl_;
+  std::unordered_map<const ir::Value*, std::string> stored;  // name of what holds a value in the next step
+  for (const ir::Carry& c : m.graph.carries) stored[c.next] = c.current->producer()->attr<std::string>("name");
+  // The ops between the stored shard and the start, on what is stored now.
+  const std::function<at::Tensor(const ir::Value&)> value_of = [&](const ir::Value& value) -> at::Tensor {
+    const ir::Op& op = *value.producer();
+    if (value.type().kind != ir::Type::Kind::Async)
+      if (const auto found = stored.find(&value); found != stored.end()) return state.at(found->second);
+    const auto step = std::ranges::find(m.steps, &op, &Impl::Step::op);
+    SFSDP_CHECK(step->kernel && op.operands.size() == 1, op.opcode, " between an update and what is carried in flight");
+    const std::vector<at::Tensor> operands = {value_of(*op.operands[0])};
+    return step->kernel({op, operands, m.groups, {}, m.position, step->group})[0];
+  };
+  for (const ir::Carry& c : m.graph.carries) {
+    if (!ir::is_in_flight(*c.current->producer())) continue;
+    const std::string& name = stored.at(c.next);
+    if (!in_flight.contains(name)) in_flight[name] = value_of(*c.next);
+  }
+}
+
+int64_t ReferenceExecutor::peak_bytes() const { return impl_->live.peak(); }
+std::vector<OpTime> ReferenceExecutor::times() const { return impl_->times; }
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/bucket/bucket.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/passes/analysis/param_flow.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/passes/overlap/schedule_attrs.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Attr, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
+
+bool is_packed(const Op& op) { return op.is("cast") || op.is("pad"); }
+
+// Parameters of equal keys have the same collectives and the same update.
+std::string key_of(const ParamFlow& m) {
+  std::ostringstream key;
+  const Type& stored = m.param->result()->type();
+  key << m.unit << '|' << ir::to_string(stored.dtype) << '|' << ir::to_string(m.whole.dtype) << '|'
+      << m.param->has_attr("rows") << '|' << m.param->has_attr("trainable");
+  if (m.path) {
+    for (const Op* op : m.path->ops) {
+      if (op->is("pad")) continue;
+      key << '|' << op->opcode << ir::to_string(op->result()->type().dtype);
+      if (op->has_attr("axis")) key << op->attrs.at("axis");
+    }
+    key << '|' << (m.path->scale != nullptr);
+  }
+  if (m.update) {
+    key << '|' << m.update->opcode << m.moments.size();
+    for (const auto& [name, value] : m.update->attrs) key << ',' << name << '=' << value;
+  }
+  return key.str();
+}
+
+struct Bucket {
+  std::string name;
+  std::vector<ParamFlow> members;
+  std::vector<int64_t> offsets;
+  int64_t whole = 0, shard = 0;  // elements
+  Value* stored = nullptr;
+};
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, const ParamReader& reader, std::vector<Op*> order)
+      : graph_(graph), reader_(reader), order_(std::move(order)), insertions_(graph) {}
+
+  void rewrite(Bucket& b) {
+    store(b);
+    for (const Section section : {Section::Fwd, Section::Loss, Section::Bwd}) materialise(b, section);
+    Value* gradient = reduce(b);
+    if (b.members[0].update) update(b, gradient);
+    for (ParamFlow& m : b.members) erased_.push_back(m.param);
+  }
+
+  void finish() {
+    rewrite_norm();
+    insertions_.apply();
+    std::erase_if(graph_.carries, [&](const ir::Carry& c) {
+      return std::ranges::find(dead_carries_, c.current) != dead_carries_.end();
+    });
+    graph_.carries.insert(graph_.carries.end(), new_carries_.begin(), new_carries_.end());
+    graph_.replace_uses(replaced_);
+    graph_.erase(erased_);
+  }
+
+  std::map<const Value*, const Bucket*> bucket_of_gradient;  // by the flat gradient
+  std::map<Value*, Value*> flat_gradient_of;                 // by a member's gradient
+
+ private:
+  Op* add(const std::string& opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results, Op* before,
+          const Op& like) {
+    Op* op = insertions_.add(opcode, std::move(operands), std::move(results), before);
+    op->section = like.section;
+    op->module_path = unit_;
+    return op;
+  }
+  // The first of some ops in the graph's order.
+  Op* first_of(const std::vector<Op*>& ops) const {
+    return *std::ranges::min_element(ops, {}, [&](const Op* op) { return reader_.position(op); });
+  }
+
+  void store(Bucket& b) {
+    unit_ = b.members[0].unit;
+    const Op* like = b.members[0].param;
+    Type type = Type::tensor(like->result()->type().dtype, {b.shard});
+    if (b.shard != b.whole) type.dims[0].split = {"dp_shard"};
+    Op* op = add("param", {}, {{b.name, type}}, b.members[0].param, *like);
+    std::vector<std::string> names;
+    std::vector<int64_t> numels;
+    for (const ParamFlow& m : b.members) {
+      names.push_back(m.name);
+      numels.push_back(m.whole.numel());
+    }
+    op->attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
+                 {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
+    if (like->has_attr("trainable")) op->attrs["trainable"] = like->attrs.at("trainable");
+    op->attrs.merge(unit_attrs(*like));
+    b.stored = op->result();
+  }
+
+  // One gather where the first member of the region was gathered; each member a view of it.
+  void materialise(Bucket& b, Section section) {
+    std::vector<Op*> starts;
+    const ParamUse* like = nullptr;
+    for (ParamFlow& m : b.members)
+      for (ParamUse& use : m.uses)
+        if (use.section == section) {
+          starts.push_back(use.chain.empty() ? first_of(use.readers) : use.chain[0]);
+          if (!like || use.chain.size() > like->chain.size()) like = &use;
+        }
+    if (starts.empty()) return;
+    Op* const before = first_of(starts);
+    Value* flat = b.stored;
+    for (const Op* op : like->chain) {
+      if (op->is("narrow")) continue;
+      const auto dtype = op->result()->type().dtype;
+      const int64_t size = op->is("all_gather") ? b.whole : flat->type().numel();
+      Type type = Type::tensor(dtype, {size});
+      if (!op->is("all_gather")) type.dims = flat->type().dims;
+      Op* made = add(op->opcode, {flat}, {{b.name + (op->is("cast") ? ".cast" : ".full"), type}}, before, *op);
+      made->attrs = op->attrs;
+      flat = made->result();
+    }
+    for (size_t i = 0; i < b.members.size(); ++i)
+      for (ParamUse& use : b.members[i].uses) {
+        if (use.section != section) continue;
+        Op* const at = use.chain.empty() ? first_of(use.readers) : use.chain[0];
+        Op* part = add("view", {flat}, {{b.members[i].name + ".part", use.value->type()}}, at, *at);
+        part->attrs["offset"] = b.offsets[i];
+        part->module_path = b.members[i].param->module_path;
+        if (use.chain.empty()) {  // the stored value itself has readers in several sections
+          for (Op* reader : use.readers) std::ranges::replace(reader->operands, use.value, part->result());
+        } else {
+          replaced_[use.value] = part->result();
+        }
+        erased_.insert(erased_.end(), use.chain.begin(), use.chain.end());
+      }
+  }
+
+  // pack -> what each member's gradient went through, once.
+  Value* reduce(Bucket& b) {
+    if (!b.members[0].path) return nullptr;
+    std::vector<Value*> parts;
+    std::vector<Op*> gradients;
+    const Op* last = nullptr;
+    size_t packed = 0;  // ops of the representative path before the collective
+    const GradientPath& like = *b.members[0].path;
+    for (const ParamFlow& m : b.members) {
+      Value* value = m.path->raw;
+      std::vector<Op*> ops = m.path->ops;
+      size_t i = 0;
+      for (; i < ops.size() && is_packed(*ops[i]) && ops[i]->section == Section::Bwd; ++i) {
+        if (ops[i]->is("pad"))
+          erased_.push_back(ops[i]);
+        else
+          value = ops[i]->result();
+      }
+      erased_.insert(erased_.end(), ops.begin() + static_cast<std::ptrdiff_t>(i), ops.end());
+      if (&*m.path == &like) packed = i;
+      parts.push_back(value);
+      gradients.push_back(m.path->gradient);
+      if (!last || reader_.position(value->producer()) > reader_.position(last)) last = value->producer();
+    }
+    Op* const behind = order_[reader_.position(last) + 1];
+    Op* const head = first_of(gradients);
+    Op* pack = insertions_.add("pack", parts,
+                               {{b.name + ".grad.packed", Type::tensor(parts[0]->type().dtype, {b.whole})}}, behind);
+    pack->section = Section::Bwd;
+    pack->module_path = unit_;
+    pack->operand_lists = {{0, static_cast<int>(parts.size())}};
+    pack->attrs["offsets"] = b.offsets;
+    Value* value = pack->result();
+    for (size_t i = packed; i < like.ops.size(); ++i) {
+      const Op* op = like.ops[i];
+      const int64_t size = op->is("reduce_scatter") ? b.shard : value->type().numel();
+      const char* suffix = op->is("reduce_scatter") ? ".grad.rs" : op->is("all_reduce") ? ".grad.ar" : ".grad.acc";
+      Op* made = add(op->opcode, {value}, {{b.name + suffix, Type::tensor(op->result()->type().dtype, {size})}},
+                     op->section == Section::Bwd ? behind : head, *op);
+      made->attrs = op->attrs;
+      value = made->result();
+    }
+    Op* flat = add("gradient", {value}, {{b.name + ".grad", value->type()}}, head, *head);
+    flat->attrs = {{"param", b.name}};
+    for (const ParamFlow& m : b.members) {
+      flat_gradient_of[m.path->gradient->result()] = flat->result();
+      erased_.push_back(m.path->gradient);
+    }
+    bucket_of_gradient[flat->result()] = &b;
+    return flat->result();
+  }
+
+  void update(Bucket& b, Value* gradient) {
+    std::vector<Op*> updates, scales;
+    for (const ParamFlow& m : b.members) {
+      updates.push_back(m.update);
+      if (m.path->scale) scales.push_back(m.path->scale);
+    }
+    const Op& like = *b.members[0].update;
+    if (!scales.empty()) {
+      Op* scale = add("scale", {gradient, scales[0]->operands[1]}, {{b.name + ".grad.clipped", gradient->type()}},
+                      first_of(scales), *scales[0]);
+      gradient = scale->result();
+    }
+    std::vector<Value*> operands = like.operands;
+    operands[0] = b.stored;
+    std::vector<Value*> current = {b.stored};
+    for (size_t k = 0; k < b.members[0].moments.size(); ++k) {
+      const Op* moment = b.members[0].moments[k];
+      const std::string suffix = moment->attr<std::string>("name").substr(b.members[0].name.size());
+      Type type = b.stored->type();
+      type.dtype = moment->result()->type().dtype;
+      Op* state = add("state", {}, {{b.name + suffix, type}}, b.members[0].moments[0], *moment);
+      state->attrs["name"] = b.name + suffix;
+      operands[1 + k] = state->result();
+      current.push_back(state->result());
+    }
+    operands[like.is("adamw") ? 3 : 2] = gradient;
+    std::vector<Graph::NewResult> results;
+    for (const Value* value : current) results.push_back({value->name() + ".new", value->type()});
+    Op* made = add(like.opcode, operands, results, first_of(updates), like);
+    made->attrs = like.attrs;
+    for (size_t k = 0; k < current.size(); ++k) new_carries_.push_back({current[k], made->result(static_cast<int>(k))});
+    for (const ParamFlow& m : b.members) {
+      erased_.push_back(m.update);
+      dead_carries_.push_back(m.param->result());
+      if (m.path->scale) erased_.push_back(m.path->scale);
+      for (Op* moment : m.moments) {
+        dead_carries_.push_back(moment->result());
+        erased_.push_back(moment);
+      }
+    }
+  }
+
+  // A sum per parameter still, in the order of the buckets.
+  void rewrite_norm() {
+    for (const auto& op : graph_.ops()) {
+      if (!op->is("sum_squares")) continue;
+      const auto replicated = op->attr<std::vector<bool>>("replicated");
+      std::vector<Value*> operands;
+      std::vector<bool> flags;
+      std::vector<int64_t> segments, offsets, numels;
+      std::set<const Value*> seen;
+      for (size_t i = 0; i < op->operands.size(); ++i) {
+        const auto flat = flat_gradient_of.find(op->operands[i]);
+        Value* value = flat == flat_gradient_of.end() ? op->operands[i] : flat->second;
+        if (!seen.insert(value).second) continue;
+        operands.push_back(value);
+        flags.push_back(replicated[i]);
+        const auto found = bucket_of_gradient.find(value);
+        segments.push_back(found == bucket_of_gradient.end() ? 0 : static_cast<int64_t>(found->second->members.size()));
+        if (found == bucket_of_gradient.end()) continue;
+        for (size_t k = 0; k < found->second->members.size(); ++k) {
+          offsets.push_back(found->second->offsets[k]);
+          numels.push_back(found->second->members[k].whole.numel());
+        }
+      }
+      op->operand_lists = {{0, static_cast<int>(operands.size())}};
+      op->operands = std::move(operands);
+      op->attrs["replicated"] = flags;
+      op->attrs["segments"] = segments;
+      op->attrs["offsets"] = offsets;
+      op->attrs["numels"] = numels;
+    }
+  }
+
+  Graph& graph_;
+  const ParamReader& reader_;
+  std::vector<Op*> order_;
+  ir::Insertions insertions_;
+  std::string unit_;
+  std::map<Value*, Value*> replaced_;
+  std::vector<Op*> erased_;
+  std::vector<Value*> dead_carries_;
+  std::vector<ir::Carry> new_carries_;
+};
+
+std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, const BucketOptions& options) {
+  int64_t ranks = 1;
+  for (const ir::MeshAxis& axis : graph.mesh)
+    if (axis.name == "dp_shard") ranks = axis.size;
+  std::vector<Bucket> buckets;
+  std::map<std::string, size_t> by_key;
+  std::map<std::string, int> in_unit;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param") || op->has_attr("members")) continue;
+    ParamFlow m = reader.read(op.get());
+    SFSDP_CHECK(op->has_attr("unit"), "param ", m.name, " has no unit; run wrap first");
+    m.unit = op->attr<std::string>("unit");
+    const auto [place, fresh] = by_key.emplace(key_of(m), buckets.size());
+    if (fresh) {
+      const int number = in_unit[m.unit]++;
+      buckets.emplace_back().name = m.unit + ".flat" + (number == 0 ? "" : std::to_string(number));
+    }
+    buckets[place->second].members.push_back(std::move(m));
+  }
+  for (Bucket& b : buckets) {
+    const ParamFlow& first = b.members[0];
+    const int64_t smallest =
+        std::min(ir::size_in_bytes(first.param->result()->type().dtype), ir::size_in_bytes(first.whole.dtype));
+    const int64_t alignment = std::max<int64_t>(options.alignment / smallest, 1);
+    int64_t end = 0;
+    for (const ParamFlow& m : b.members) {
+      b.offsets.push_back(end);
+      end = round_up(end + m.whole.numel(), alignment);
+    }
+    const bool sharded = first.param->has_attr("rows");
+    b.whole = round_up(end, sharded ? ranks * alignment : alignment);
+    b.shard = sharded ? b.whole / ranks : b.whole;
+  }
+  return buckets;
+}
+
+std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& reader, const StorageLayout& layout) {
+  std::map<std::string, Op*> params;
+  for (const auto& op : graph.ops())
+    if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
+  std::vector<Bucket> buckets;
+  size_t members = 0;
+  for (const BucketLayout& row : layout) {
+    Bucket& b = buckets.emplace_back();
+    b.name = row.name;
+    b.offsets = row.offsets;
+    b.whole = row.whole;
+    b.shard = row.shard;
+    for (size_t i = 0; i < row.members.size(); ++i) {
+      const auto found = params.find(row.members[i]);
+      SFSDP_CHECK(found != params.end(), "the layout has parameter ", row.members[i], ", the graph has not");
+      ParamFlow m = reader.read(found->second);
+      m.unit = row.name.substr(0, row.name.rfind('.'));
+      SFSDP_CHECK(m.whole.numel() == row.numels[i], m.name, " has ", m.whole.numel(), " elements, ", row.numels[i],
+                  " in the layout");
+      b.members.push_back(std::move(m));
+    }
+    members += row.members.size();
+    for (const ParamFlow& m : b.members)
+      if (m.path.has_value() != b.members[0].path.has_value())
+        throw UserError(concat("parameter ", (m.path ? b.members[0] : m).name, " has no gradient for this batch, but ",
+                               (m.path ? m : b.members[0]).name, ", stored with it, has one",
+                               "\n  expected the same parameters to be used for every batch shape; set layout = Dim0"
+                               " for a model that changes which it uses"));
+  }
+  SFSDP_CHECK(members == params.size(), params.size(), " parameters, ", members, " in the layout");
+  return buckets;
+}
+
+void check_bucketed(const Graph& graph) {
+  std::map<std::pair<const Op*, Section>, int> gathers;
+  for (const auto& op : graph.ops()) {
+    if (op->is("param")) SFSDP_CHECK(op->has_attr("members"), "param ", op->result()->name(), " is in no bucket");
+    if (!op->is("all_gather")) continue;
+    if (const Op* param = param_of(op->result()))
+      SFSDP_CHECK(++gathers[std::make_pair(param, op->section)] == 1, "bucket ", param->result()->name(),
+                  " is gathered twice in section ", ir::to_string(op->section));
+  }
+}
+
+}  // namespace
+
+bool bucket(Graph& graph, const BucketOptions& options, PassContext& ctx) {
+  const ParamReader reader(graph);
+  std::vector<Bucket> buckets =
+      options.layout ? buckets_of_layout(graph, reader, *options.layout) : form_buckets(graph, reader, options);
+  if (buckets.empty()) return false;
+  std::vector<Op*> order;
+  for (const auto& op : graph.ops()) order.push_back(op.get());
+  Rewriter rewriter(graph, reader, std::move(order));
+  for (Bucket& b : buckets) {
+    rewriter.rewrite(b);
+    ctx.metrics.add("params_merged", static_cast<int64_t>(b.members.size()));
+    for (const ParamFlow& m : b.members) ctx.metrics.add("elements", m.whole.numel());
+    ctx.metrics.add("elements_of_padding", b.whole);
+  }
+  rewriter.finish();
+  ctx.metrics.add("elements_of_padding", -ctx.metrics.get("elements"));
+  ctx.metrics.add("buckets", static_cast<int64_t>(buckets.size()));
+  check_bucketed(graph);
+  return true;
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/bucket/reshard.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/passes/analysis/param_flow.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+
+namespace sfsdp::passes {
+
+using ir::Op, ir::Section, ir::Value;
+
+namespace {
+
+bool is_gathered_in(const ParamFlow& flow, bool backward) {
+  return std::ranges::any_of(
+      flow.uses, [&](const ParamUse& use) { return (use.section == Section::Bwd) == backward && !use.chain.empty(); });
+}
+
+// Marks the params of the unit that forward reads last, if backward would gather it again.
+bool mark_last(const ir::Graph& graph, const ParamReader& reader) {
+  std::map<std::string, std::vector<Op*>> units;
+  std::string last;
+  size_t position = 0;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param") || !op->has_attr("unit")) continue;
+    const auto& unit = op->attr<std::string>("unit");
+    const ParamFlow flow = reader.read(op.get());
+    if (!is_gathered_in(flow, false)) continue;
+    for (const ParamUse& use : flow.uses) {
+      if (use.section == Section::Bwd) continue;
+      for (const Op* by : use.readers)
+        if (reader.position(by) >= position) {
+          position = reader.position(by);
+          last = unit;
+        }
+    }
+    if (is_gathered_in(flow, true)) units[unit].push_back(op.get());
+  }
+  bool marked = false;
+  for (Op* param : units[last]) {
+    marked |= !param->has_attr("keep");
+    param->attrs["keep"] = true;
+  }
+  return marked;
+}
+
+}  // namespace
+
+bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx) {
+  const ParamReader reader(graph);
+  const bool marked = options.keep_last && mark_last(graph, reader);
+  std::map<Value*, Value*> replaced;
+  std::vector<Op*> erased;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param") || !op->has_attr("keep") || !op->attr<bool>("keep")) continue;
+    const ParamFlow flow = reader.read(op.get());
+    const auto forward = std::ranges::find_if(
+        flow.uses, [](const ParamUse& use) { return use.section != Section::Bwd && !use.chain.empty(); });
+    if (forward == flow.uses.end()) continue;
+    for (const ParamUse& use : flow.uses) {
+      if (use.section != Section::Bwd || use.chain.empty()) continue;
+      replaced[use.value] = forward->value;
+      erased.insert(erased.end(), use.chain.begin(), use.chain.end());
+      ctx.metrics.add("gathers_saved", 1);
+    }
+  }
+  graph.replace_uses(replaced);
+  graph.erase(erased);
+  for (const auto& op : graph.ops()) {
+    if (op->section != Section::Bwd || !op->is("all_gather")) continue;
+    const Op* param = param_of(op->result());
+    const bool kept = param && param->has_attr("keep") && param->attr<bool>("keep") && replaced.contains(op->result());
+    SFSDP_CHECK(!kept, "param ", param->result()->name(), " is kept gathered and gathered again in backward");
+  }
+  return marked || !erased.empty();
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/cleanup/merge_duplicates.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/own_memory.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+using Replacements = std::map<Value*, Value*>;
+
+// Random ops are told apart by where they stand, which no operand says.
+bool is_mergeable(const Op& op, const std::set<const Value*>& own) {
+  if (!ir::is_pure(op) || ir::is_random(op) || ir::is_start(op) || ir::is_wait(op)) return false;
+  if (op.results().empty() || op.has_attr("donates")) return false;
+  for (const auto& result : op.results())
+    if (own.contains(ir::storage_of(result.get()))) return false;
+  return true;
+}
+
+Value* merged_value(Value* value, const Replacements& merged) {
+  const auto found = merged.find(value);
+  return found == merged.end() ? value : found->second;
+}
+
+// Alike for ops that compute the same, and cheap: a graph has tens of thousands.
+size_t hash_of(const Op& op, const Replacements& merged) {
+  size_t hash = std::hash<std::string>()(op.opcode);
+  for (Value* operand : op.operands) hash = hash * 31 + std::hash<Value*>()(merged_value(operand, merged));
+  return hash;
+}
+
+// Attributes by their text, which tells 0.0 from -0.0.
+bool same_attrs(const Op& a, const Op& b) {
+  return std::ranges::equal(a.attrs, b.attrs, [](const auto& x, const auto& y) {
+    return x.first == y.first && x.second.index() == y.second.index() && concat(x.second) == concat(y.second);
+  });
+}
+
+bool compute_the_same(const Op& a, const Op& b, const Replacements& merged, const MergeDuplicatesOptions& options) {
+  if (a.opcode != b.opcode || (a.section != b.section && !options.across_sections)) return false;
+  const auto same_value = [&](Value* x, Value* y) { return merged_value(x, merged) == merged_value(y, merged); };
+  const auto same_type = [](const auto& x, const auto& y) { return x->type() == y->type(); };
+  return std::ranges::equal(a.operands, b.operands, same_value) &&
+         std::ranges::equal(a.results(), b.results(), same_type) && a.operand_lists == b.operand_lists &&
+         same_attrs(a, b);
+}
+
+struct Duplicate {
+  Op* op;
+  Op* kept;
+};
+
+std::vector<Duplicate> find_duplicates(const Graph& graph, const MergeDuplicatesOptions& options,
+                                       Replacements& merged) {
+  const std::set<const Value*> own = own_memory(graph);
+  std::unordered_map<size_t, std::vector<Op*>> kept;  // by hash, each list in the graph's order
+  std::vector<Duplicate> duplicates;
+  for (const auto& op : graph.ops()) {
+    if (!is_mergeable(*op, own)) continue;
+    std::vector<Op*>& alike = kept[hash_of(*op, merged)];
+    const auto found =
+        std::ranges::find_if(alike, [&](const Op* other) { return compute_the_same(*other, *op, merged, options); });
+    if (found == alike.end()) {
+      alike.push_back(op.get());
+      continue;
+    }
+    duplicates.push_back({op.get(), *found});
+    for (size_t i = 0; i < op->results().size(); ++i)
+      merged.emplace(op->results()[i].get(), (*found)->results()[i].get());
+  }
+  return duplicates;
+}
+
+void check_merged(const Graph& graph, const MergeDuplicatesOptions& options) {
+  Replacements none;
+  const size_t left = find_duplicates(graph, options, none).size();
+  SFSDP_CHECK(left == 0, left, " duplicates are left");
+}
+
+}  // namespace
+
+bool merge_duplicates(Graph& graph, const MergeDuplicatesOptions& options, PassContext& ctx) {
+  Replacements merged;
+  const std::vector<Duplicate> duplicates = find_duplicates(graph, options, merged);
+  std::map<const Op*, const Op*> kept_of;
+  std::vector<Op*> erased;
+  for (const Duplicate& duplicate : duplicates) {
+    ctx.metrics.add("ops_merged", 1);
+    if (ir::is_collective(*duplicate.op)) {
+      ctx.metrics.add("collectives_merged", 1);
+      ctx.metrics.add("bytes_saved", duplicate.op->result()->type().bytes());
+    }
+    kept_of.emplace(duplicate.op, duplicate.kept);
+    erased.push_back(duplicate.op);
+  }
+  if (!duplicates.empty()) {
+    for (const auto& op : graph.ops())
+      if (const auto found = kept_of.find(op->bwd_of); found != kept_of.end()) op->bwd_of = found->second;
+    graph.replace_uses(merged);
+    graph.erase(erased);
+  }
+  check_merged(graph, options);
+  return !duplicates.empty();
+}
+
+}  // namespace sfsdp::passes

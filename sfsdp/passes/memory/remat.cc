@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/memory/remat.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/passes/memory/remat_budget.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section, ir::Value;
+
+bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section == Section::Loss; }
+
+bool is_given(const Value* value) {
+  const Op& op = *value->producer();
+  return ir::is_root(op) || op.section == Section::Init || op.is("constant") || op.is("scalar");
+}
+
+// Ops (first, last] of forward are those of one block.
+struct Block {
+  std::string name;
+  size_t first = 0, last = 0;
+};
+
+// Where blocks begin and end: modules do not say which of their ops come before their first weight is read, so each
+// border is the place between the two blocks' reads across which the fewest bytes of forward are alive.
+class BlockFinder {
+ public:
+  explicit BlockFinder(const Graph& graph) : graph_(graph) {
+    const size_t n = graph.ops().size();
+    std::unordered_map<const Value*, size_t> made;
+    std::unordered_map<const Value*, size_t> last_read;
+    for (size_t i = 0; i < n; ++i) {
+      const Op& op = *graph.ops()[i];
+      if (!is_forward(op) || is_materialisation(op)) continue;
+      for (const Value* operand : op.operands) {
+        if (!operand) continue;
+        if (const Op* param = param_of(operand)) reads_.push_back({i, block_of(param->attr<std::string>("name"))});
+        const Value* storage = ir::storage_of(operand);
+        if (!is_given(storage) && is_forward(*storage->producer()) && !param_of(storage)) last_read[storage] = i;
+      }
+      for (const auto& result : op.results()) made.try_emplace(ir::storage_of(result.get()), i);
+    }
+    std::vector<int64_t> change(n + 1);
+    for (const auto& [storage, last] : last_read) {
+      const size_t first = made.at(storage);
+      if (first >= last) continue;
+      change[first] += storage->type().bytes();
+      change[last] -= storage->type().bytes();
+    }
+    int64_t live = 0;
+    for (size_t i = 0; i < n; ++i) live_behind_.push_back(live += change[i]);
+  }
+
+  std::vector<Block> find() const {
+    std::vector<Block> blocks;
+    for (size_t i = 0; i < reads_.size();) {
+      size_t end = i;
+      while (end + 1 < reads_.size() && reads_[end + 1].block == reads_[i].block) ++end;
+      if (!reads_[i].block.empty()) {
+        const size_t before = i == 0 ? 0 : reads_[i - 1].position;
+        const size_t behind = end + 1 == reads_.size() ? graph_.ops().size() : reads_[end + 1].position;
+        blocks.push_back(
+            {reads_[i].block, cheapest(before, reads_[i].position), cheapest(reads_[end].position, behind)});
+      }
+      i = end + 1;
+    }
+    return blocks;
+  }
+
+ private:
+  struct Read {
+    size_t position;
+    std::string block;
+  };
+
+  // The op in [from, to) behind which the least is alive; the last of equals.
+  size_t cheapest(size_t from, size_t to) const {
+    size_t best = from;
+    for (size_t i = from; i < to; ++i)
+      if (is_forward(*graph_.ops()[i]) && live_behind_[i] <= live_behind_[best]) best = i;
+    return best;
+  }
+
+  const Graph& graph_;
+  std::vector<Read> reads_;           // of parameters by forward, in order
+  std::vector<int64_t> live_behind_;  // bytes of forward values that are made at or before op i and read behind it
+};
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, const RematOptions& options) : graph_(graph), options_(options), insertions_(graph) {
+    const std::vector<Block> blocks = BlockFinder(graph).find();
+    blocks_ = blocks.size();
+    // Where parameters are gathered again for backward, the gathered ones of forward are not kept for repeated ops either.
+    const bool resharded = std::ranges::any_of(graph.ops(), [](const auto& op) {
+      return op->section == Section::Bwd && op->is("all_gather") && is_materialisation(*op);
+    });
+    if (resharded)
+      for (const auto& op : graph.ops())
+        if (is_forward(*op) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
+    find_last_reads();
+    std::vector<BlockValues> within_budget;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (static_cast<int64_t>(b) % options.every != 0) continue;
+      if (options.mode == "memory_budget")
+        within_budget.push_back(pose(own_of(blocks[b]), read_by_backward_));
+      else
+        choose(blocks[b]);
+    }
+    for (const Value* value : choose_within_budget(within_budget, options.memory_budget)) again_.insert(value);
+  }
+
+  bool run(PassContext& ctx) {
+    std::vector<Op*> backward;
+    for (const auto& op : graph_.ops())
+      if (op->section == Section::Bwd) backward.push_back(op.get());
+    for (Op* op : backward)
+      for (Value*& operand : op->operands)
+        if (operand && again_.contains(ir::storage_of(operand))) operand = repeat(operand, op);
+    insertions_.apply();
+    ctx.metrics.add("blocks", static_cast<int64_t>(blocks_));
+    ctx.metrics.add("ops_repeated", static_cast<int64_t>(clones_.size()));
+    ctx.metrics.add("flops_repeated", flops_repeated());
+    ctx.metrics.add("bytes_not_kept", bytes_not_kept_);
+    ctx.metrics.add("bytes_kept", bytes_kept());
+    return !clones_.empty();
+  }
+
+ private:
+  int64_t flops_repeated() const {
+    double flops = 0;
+    for (const auto& op : graph_.ops())
+      if (clones_.contains(op.get())) flops += cost::flops_of(*op);
+    return static_cast<int64_t>(flops);
+  }
+
+  // Of forward, read by backward; gathered parameters not counted.
+  int64_t bytes_kept() const {
+    std::unordered_set<const Value*> kept;
+    for (const auto& op : graph_.ops())
+      if (op->section == Section::Bwd)
+        for (const Value* operand : op->operands)
+          if (operand && is_forward(*ir::storage_of(operand)->producer())) kept.insert(ir::storage_of(operand));
+    int64_t bytes = 0;
+    for (const Value* storage : kept)
+      if (!is_given(storage) && !param_of(storage)) bytes += storage->type().bytes();
+    return bytes;
+  }
+
+  bool is_kept_op(const Op& op) {
+    if (op.opcode.find("scaled_dot_product") != std::string::npos) return true;
+    if (ir::is_collective(op) && !op.is("all_gather")) return true;
+    if (!op.is("aten.mm") && !op.is("aten.addmm") && !op.is("aten.bmm")) return false;
+    return options_.mm_again == 0 || ++products_ % options_.mm_again != 0;
+  }
+
+  void find_last_reads() {
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op& op = *graph_.ops()[i];
+      for (const Value* operand : op.operands) {
+        if (!operand) continue;
+        const Value* storage = ir::storage_of(operand);
+        if (is_forward(op)) last_read_[storage] = i;
+        if (op.section == Section::Bwd) read_by_backward_.insert(storage);
+      }
+    }
+    for (const Value* output : graph_.outputs) last_read_[ir::storage_of(output)] = graph_.ops().size();
+    for (const ir::Carry& carry : graph_.carries) last_read_[ir::storage_of(carry.next)] = graph_.ops().size();
+  }
+
+  // Memory that the block makes for itself alone: what later blocks are given is kept.
+  bool is_own(const Value* value, const Block& block) const {
+    const auto read = last_read_.find(value);
+    return ir::storage_of(value) == value && (read == last_read_.end() || read->second <= block.last);
+  }
+
+  // Mode full: all of it is made again; op: what no op of the list has made.
+  void choose(const Block& block) {
+    products_ = 0;
+    for (size_t i = block.first + 1; i <= block.last; ++i) {
+      const Op& op = *graph_.ops()[i];
+      if (!is_forward(op)) continue;
+      if (options_.mode == "op" && is_kept_op(op)) continue;
+      for (const auto& result : op.results())
+        if (is_own(result.get(), block)) again_.insert(result.get());
+    }
+  }
+
+  // In order; parameters and their gathers are none of it.
+  std::vector<const Value*> own_of(const Block& block) const {
+    std::vector<const Value*> own;
+    for (size_t i = block.first + 1; i <= block.last; ++i) {
+      const Op& op = *graph_.ops()[i];
+      if (!is_forward(op) || is_materialisation(op)) continue;
+      for (const auto& result : op.results())
+        if (!is_given(result.get()) && is_own(result.get(), block)) own.push_back(result.get());
+    }
+    return own;
+  }
+
+  // The value of a repeated op, which is put before `before` unless it was repeated already.
+  Value* repeat(Value* value, Op* before) {
+    Op* op = value->producer();
+    auto found = clones_.find(op);
+    if (found == clones_.end()) {
+      std::vector<Value*> operands;
+      for (Value* operand : op->operands)
+        operands.push_back(operand && again_.contains(ir::storage_of(operand)) ? repeat(operand, before) : operand);
+      std::vector<Graph::NewResult> results;
+      for (const auto& result : op->results()) results.push_back({result->name() + ".again", result->type()});
+      Op* clone = insertions_.add(op->opcode, std::move(operands), std::move(results), before);
+      clone->operand_lists = op->operand_lists;
+      clone->attrs = op->attrs;
+      clone->section = Section::Bwd;
+      clone->module_path = op->module_path;
+      found = clones_.emplace(op, clone).first;
+      if (ir::aliased_operand(*op) < 0)
+        for (const auto& result : op->results()) bytes_not_kept_ += result->type().bytes();
+    }
+    return found->second->result(value->result_index());
+  }
+
+  Graph& graph_;
+  RematOptions options_;
+  ir::Insertions insertions_;
+  std::unordered_set<const Value*> again_;              // storages of forward that backward makes itself
+  std::unordered_map<const Value*, size_t> last_read_;  // by forward, of storages; the end for what the step leaves
+  std::unordered_set<const Value*> read_by_backward_;   // storages, before anything is repeated
+  std::unordered_map<Op*, Op*> clones_;
+  size_t blocks_ = 0;
+  int64_t products_ = 0, bytes_not_kept_ = 0;
+};
+
+}  // namespace
+
+bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
+  if (options.mode == "none") return false;
+  if (options.mode != "full" && options.mode != "op" && options.mode != "memory_budget")
+    throw UserError(concat("remat mode=", options.mode, "\n  expected none, full, op or memory_budget"));
+  if (!(options.memory_budget >= 0 && options.memory_budget <= 1))
+    throw UserError(concat("remat memory_budget=", options.memory_budget, "\n  expected a number from 0 to 1"));
+  SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
+  return Rewriter(graph, options).run(ctx);
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/overlap/pipeline_reductions.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/moves.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/overlap/split_collectives.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section, ir::Value;
+
+bool in_tail(const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; }
+bool in_body(const Op& op) { return ir::is_repeated(op.section); }
+bool is_blocking(const Op& op) { return ir::is_collective(op) && !ir::is_start(op); }
+
+// What an op of the tail has to wait for there.
+struct Held {
+  const Op* by = nullptr;  // a wait, or a blocking collective; nullptr: nothing
+  bool by_several = false;
+};
+
+std::unordered_map<const Op*, Held> find_held(const Graph& graph) {
+  std::unordered_map<const Op*, Held> held;
+  for (const auto& op : graph.ops()) {
+    if (!in_tail(*op)) continue;
+    Held h;
+    const auto add = [&](const Held& other) {
+      h.by_several |= other.by_several || (h.by && other.by && h.by != other.by);
+      if (other.by) h.by = other.by;
+    };
+    for (const Value* operand : op->operands)
+      if (operand)
+        if (const auto found = held.find(operand->producer()); found != held.end()) add(found->second);
+    if (ir::is_wait(*op) || is_blocking(*op)) add({op.get(), false});
+    held[op.get()] = h;
+  }
+  return held;
+}
+
+// What updates read, through all that lies between.
+std::unordered_set<const Op*> needed_by_updates(const Graph& graph) {
+  std::unordered_set<const Op*> needed;
+  for (const ir::Carry& carry : graph.carries) needed.insert(carry.next->producer());
+  for (size_t i = graph.ops().size(); i-- > 0;) {
+    const Op& op = *graph.ops()[i];
+    if (!needed.contains(&op)) continue;
+    for (const Value* operand : op.operands)
+      if (operand) needed.insert(operand->producer());
+  }
+  return needed;
+}
+
+// Blocking collectives of the tail that can start before what else the tail waits for, or that no update waits for.
+std::vector<Op*> find_blocking(const Graph& graph) {
+  const auto held = find_held(graph);
+  const auto needed = needed_by_updates(graph);
+  std::vector<Op*> blocking;
+  for (const auto& op : graph.ops()) {
+    if (!in_tail(*op) || !is_blocking(*op)) continue;
+    const Held& h = held.at(op.get());
+    if ((h.by == op.get() && !h.by_several) || !needed.contains(op.get())) blocking.push_back(op.get());
+  }
+  return blocking;
+}
+
+// Starts of the tail that read what the body leaves, packed or not, to stand right behind it; of several micro-batches
+// in the last.
+bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
+  ir::Moves moves(graph);
+  std::unordered_map<const Op*, size_t> position;
+  for (const auto& op : graph.ops()) position.emplace(op.get(), position.size());
+  int64_t starts = 0;
+  std::vector<std::pair<Op*, Section>> moved;
+  for (const auto& op : graph.ops()) {
+    if (!ir::is_start(*op) || !in_tail(*op)) continue;
+    std::vector<Op*> group = {op.get()};
+    if (Op* pack = op->operands[0]->producer(); pack->is("pack") && in_tail(*pack)) group.insert(group.begin(), pack);
+    const auto& read = group[0]->operands;
+    if (!std::ranges::all_of(read, [](const Value* v) { return in_body(*v->producer()); })) continue;
+    const Value* last = *std::ranges::max_element(read, {}, [&](const Value* v) { return position.at(v->producer()); });
+    moves.behind(last->producer(), group);
+    for (Op* member : group) moved.emplace_back(member, last->producer()->section);
+    ++starts;
+  }
+  moves.apply();
+  for (const auto& [op, section] : moved) {
+    op->section = section;
+    const bool reads_once =
+        std::ranges::any_of(op->operands, [](const Value* v) { return ir::is_once(*v->producer()); });
+    if (options.micro_batches > 1 || reads_once) op->attrs["once"] = true;
+  }
+  ctx.metrics.add("started_in_body", starts);
+  return starts > 0;
+}
+
+class TailOrder {
+ public:
+  explicit TailOrder(Graph& graph)
+      : graph_(graph), held_(find_held(graph)), needed_(needed_by_updates(graph)), uses_(graph.uses()) {
+    for (size_t i = 0; i < graph.ops().size(); ++i) position_[graph.ops()[i].get()] = i;
+  }
+
+  bool apply(PassContext& ctx) {
+    std::vector<Op*> tail;
+    for (const auto& op : graph_.ops()) (in_tail(*op) ? tail : order_).push_back(op.get());
+    start_all(tail);
+    const std::vector<Op*> gradients = find_gradients(tail);
+    for (Op* gradient : gradients) {
+      emit(gradient);
+      const std::vector<Op*> updates = free_updates(*gradient);
+      if (gradient == gradients.back() && !updates.empty())  // the norm's all-reduce runs under the last update
+        for (Op* op : tail)
+          if (ir::is_start(*op)) emit(op);
+      for (Op* update : updates) emit(update);
+      ctx.metrics.add("free_updates", static_cast<int64_t>(updates.size()));
+    }
+    for (Op* gradient : gradients)
+      for (Op* update : updates_of(*gradient)) emit(update);
+    for (Op* op : tail)
+      if (needed_.contains(op)) emit(op);
+    for (Op* op : tail) emit(op);
+    return graph_.set_order(order_);
+  }
+
+ private:
+  // With all that it reads in the tail and that is not there yet.
+  void emit(Op* op) {
+    if (!in_tail(*op) || !emitted_.insert(op).second) return;
+    for (Value* operand : op->operands)
+      if (operand) emit(operand->producer());
+    order_.push_back(op);
+  }
+
+  // Everything that can start at once, in the order in which the body leaves what is sent.
+  void start_all(const std::vector<Op*>& tail) {
+    std::vector<Op*> starts;
+    for (Op* op : tail)
+      if (ir::is_start(*op) && !held_.at(op).by) starts.push_back(op);
+    std::ranges::stable_sort(starts, {}, [&](const Op* op) {
+      const Op* from = op->operands[0]->producer();
+      return in_tail(*from) ? graph_.ops().size() : position_.at(from);
+    });
+    for (Op* start : starts) emit(start);
+    for (size_t i = 0; i < order_.size(); ++i) place_[order_[i]] = i;
+  }
+
+  // By what is waited for: where it starts. A gradient that is there already comes before all that are waited for.
+  std::vector<Op*> find_gradients(const std::vector<Op*>& tail) const {
+    std::vector<std::pair<size_t, Op*>> found;
+    for (Op* op : tail) {
+      if (!op->is("gradient")) continue;
+      const Op* by = held_.at(op).by;
+      if (by && ir::is_wait(*by)) by = by->operands[0]->producer();
+      const Op* from = op;
+      while (!by && in_tail(*from)) from = from->operands[0]->producer();
+      found.emplace_back(by ? place_of(*by) + order_.size() : place_of(*from), op);
+    }
+    std::ranges::stable_sort(found, {}, [](const auto& entry) { return entry.first; });
+    std::vector<Op*> gradients;
+    for (const auto& [place, op] : found) gradients.push_back(op);
+    return gradients;
+  }
+  size_t place_of(const Op& op) const {
+    const auto found = place_.find(&op);
+    return found == place_.end() ? order_.size() + position_.at(&op) : found->second;
+  }
+
+  // Ops of the optimizer that read the gradient, clipped or not.
+  std::vector<Op*> updates_of(const Op& gradient) const {
+    std::vector<Op*> updates;
+    const auto readers = uses_.find(gradient.result());
+    if (readers == uses_.end()) return updates;
+    for (Op* reader : readers->second) {
+      if (reader->section == Section::Opt) updates.push_back(reader);
+      if (!reader->is("scale")) continue;
+      if (const auto scaled = uses_.find(reader->result()); scaled != uses_.end())
+        for (Op* update : scaled->second)
+          if (update->section == Section::Opt) updates.push_back(update);
+    }
+    return updates;
+  }
+
+  // Those that wait for nothing but the gradient, and read no other.
+  std::vector<Op*> free_updates(const Op& gradient) const {
+    std::vector<Op*> updates = updates_of(gradient);
+    std::erase_if(updates, [&](const Op* update) {
+      return held_.at(update).by_several || held_.at(update).by != held_.at(&gradient).by || reads_norm(*update);
+    });
+    return updates;
+  }
+  // Where no gradient is waited for in the tail, the norm can be without a wait too.
+  bool reads_norm(const Op& op) const {
+    return std::ranges::any_of(op.operands, [&](const Value* v) {
+      if (!v || !in_tail(*v->producer()) || v->producer()->is("gradient")) return false;
+      return v->producer()->is("sum_squares") || reads_norm(*v->producer());
+    });
+  }
+
+  Graph& graph_;
+  const std::unordered_map<const Op*, Held> held_;
+  const std::unordered_set<const Op*> needed_;
+  const ir::Graph::Uses uses_;
+  std::unordered_map<const Op*, size_t> position_, place_;  // in the graph as it was; in the new order
+  std::unordered_set<const Op*> emitted_;
+  std::vector<Op*> order_;
+};
+
+void check_started(const Graph& graph) {
+  SFSDP_CHECK(find_blocking(graph).empty(), "a collective of the tail still blocks: %",
+              find_blocking(graph)[0]->result()->name());
+  for (const auto& op : graph.ops())
+    SFSDP_CHECK(!in_tail(*op) || !ir::is_start(*op) || !in_body(*op->operands[0]->producer()), '%',
+                op->result()->name(), " does not start where its operand is there");
+}
+
+}  // namespace
+
+bool pipeline_reductions(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
+  const bool updates = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == Section::Opt; });
+  if (!updates) return false;
+  const std::vector<Op*> blocking = find_blocking(graph);
+  split(graph, blocking);
+  ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
+  bool changed = !blocking.empty();
+  changed |= start_in_body(graph, options, ctx);
+  changed |= TailOrder(graph).apply(ctx);
+  check_started(graph);
+  return changed;
+}
+
+}  // namespace sfsdp::passes

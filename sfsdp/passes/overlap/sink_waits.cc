@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/overlap/sink_waits.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/moves.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/passes/overlap/schedule_attrs.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Section, ir::Value;
+
+// A reduction's start, and its wait with the ops of backward that do nothing but keep its result.
+struct Reduction {
+  Op* start = nullptr;
+  Op* filled = nullptr;  // from here on what it sends has memory: its pack, or the start itself
+  std::vector<Op*> wait;
+  const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
+};
+
+// What backward does with a reduced value but keep it: views of it, sums over micro-batches, casts.
+//   returns whether it computes with it
+bool follow(const Graph::Uses& uses, const Value* value, std::vector<Op*>& kept) {
+  const auto readers = uses.find(value);
+  if (readers == uses.end()) return false;
+  bool needed = false;
+  for (Op* reader : readers->second) {
+    if (reader->section != Section::Bwd) continue;
+    if (ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast")) {
+      kept.push_back(reader);
+      needed |= follow(uses, reader->result(), kept);
+    } else {
+      needed = true;
+    }
+  }
+  return needed;
+}
+
+std::vector<Reduction> find_reductions(const Graph& graph) {
+  const auto uses = graph.uses();
+  std::vector<Reduction> reductions;
+  for (const auto& op : graph.ops()) {
+    if (op->section != Section::Bwd || (!op->is("reduce_scatter.start") && !op->is("all_reduce.start"))) continue;
+    Reduction r;
+    r.start = r.filled = op.get();
+    if (Op* sent = op->operands[0]->producer(); sent->is("pack") && sent->section == Section::Bwd) r.filled = sent;
+    // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
+    const bool needed = follow(uses, op->result(), r.wait);
+    r.param = param_of_gradient(graph, uses, op->result());
+    if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
+  }
+  return reductions;
+}
+
+}  // namespace
+
+bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx) {
+  if (options.next != "before" && options.next != "after")
+    throw UserError(concat("sink_waits next=", options.next, "\n  expected before or after"));
+  if (options.depth == 0) return false;
+  const std::vector<Reduction> reductions = find_reductions(graph);
+  ir::Moves moves(graph);
+  std::vector<Op*> at_end;
+  for (size_t i = 0; i < reductions.size(); ++i) {
+    const Reduction& r = reductions[i];
+    const size_t next = i + static_cast<size_t>(schedule_attr(r.param, "sink_depth", options.depth));
+    if (next >= reductions.size())
+      at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());
+    else if (schedule_attr(r.param, "sink_before", options.next == "before"))
+      moves.before(reductions[next].filled, r.wait);
+    else
+      moves.behind(reductions[next].start, r.wait);
+  }
+  const Op* last = nullptr;  // of backward, and not moved
+  for (const auto& op : graph.ops())
+    if (op->section == Section::Bwd && !moves.contains(op.get()) && std::ranges::find(at_end, op.get()) == at_end.end())
+      last = op.get();
+  if (last) moves.behind(last, at_end);
+  ctx.metrics.add("waits", static_cast<int64_t>(reductions.size()));
+  return moves.apply();
+}
+
+}  // namespace sfsdp::passes

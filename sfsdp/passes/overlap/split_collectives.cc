@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/overlap/split_collectives.h"
+
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+
+bool is_blocking(const Op& op) { return ir::is_repeated(op.section) && ir::is_collective(op) && !ir::is_start(op); }
+
+}  // namespace
+
+void split(Graph& graph, const std::vector<Op*>& blocking) {
+  ir::Insertions insertions(graph);
+  std::map<Value*, Value*> waited;
+  for (Op* op : blocking) {
+    Value* const result = op->result();
+    ir::Type in_flight = result->type();
+    in_flight.kind = ir::Type::Kind::Async;
+    Op* start = insertions.add(op->opcode + ".start", op->operands, {{result->name() + ".start", in_flight}}, op);
+    Op* wait = insertions.add("wait", {start->result()}, {{"", result->type()}}, op);
+    for (Op* half : {start, wait}) {
+      half->section = op->section;
+      half->module_path = op->module_path;
+      half->bwd_of = op->bwd_of;
+    }
+    start->attrs = op->attrs;
+    if (ir::is_once(*op)) wait->attrs["once"] = true;
+    waited[result] = wait->result();
+  }
+  insertions.apply();
+  ir::take_places(graph, waited, blocking);
+}
+
+bool split_collectives(Graph& graph, PassContext& ctx) {
+  std::vector<Op*> blocking;
+  for (const auto& op : graph.ops())
+    if (is_blocking(*op)) blocking.push_back(op.get());
+  split(graph, blocking);
+  ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
+  for (const auto& op : graph.ops()) SFSDP_CHECK(!is_blocking(*op), op->opcode, " %", op->result()->name(), " is left");
+  return !blocking.empty();
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/verify/axis_states.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/printer.h"
+
+namespace sfsdp::plan {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+
+enum class State : uint8_t { Same, Shard, Own };
+
+const char* to_text(State state) {
+  switch (state) {
+    case State::Same: return "the same on all ranks";
+    case State::Shard: return "a shard";
+    case State::Own: return "each rank's own";
+  }
+  return "";
+}
+
+// Element i of the result comes from element i of each operand: a shard's is a shard of the result.
+bool is_elementwise(const Op& op) {
+  for (const char* name : {"cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow",
+                           "view", "pack", "adamw", "sgd", "add_into"})
+    if (op.is(name)) return true;
+  return false;
+}
+
+bool is_optimizer(const Op& op) { return op.is("adamw") || op.is("sgd"); }
+
+// One axis at a time.
+class Checker {
+ public:
+  Checker(const Graph& graph, std::string axis) : graph_(graph), axis_(std::move(axis)) {}
+
+  std::string check() {
+    // Buffers that become Own make what reads them Own: at most as many rounds as there are carries.
+    for (size_t round = 0; round <= graph_.carries.size(); ++round) {
+      states_.clear();
+      for (const auto& op : graph_.ops()) {
+        std::string wrong = visit(*op);
+        if (!wrong.empty()) return wrong;
+      }
+      if (!carry_local_buffers()) break;
+    }
+    return check_ends();
+  }
+
+ private:
+  State state_of(const Value* value) const {
+    const auto found = states_.find(value);
+    return found == states_.end() ? State::Same : found->second;
+  }
+  void set(const Op& op, State state) {
+    for (const auto& result : op.results()) states_[result.get()] = state;
+  }
+  std::string error(const Op& op, const std::string& what, const std::string& cure) const {
+    return concat("over ", axis_, ": ", what, "\n    ", ir::print(op), "\n  ", cure);
+  }
+
+  State leaf(const Op& op) const {
+    const ir::Type& type = op.result()->type();
+    for (const ir::Dim& dim : type.dims)
+      if (std::ranges::find(dim.split, axis_) != dim.split.end()) return State::Shard;
+    if (local_.contains(op.result())) return State::Own;
+    for (const ir::AxisState& state : type.states)
+      if (std::ranges::find(state.axes, axis_) != state.axes.end()) return State::Own;
+    return State::Same;
+  }
+
+  std::string visit(const Op& op) {
+    if (ir::is_root(op)) {
+      set(op, leaf(op));
+      return "";
+    }
+    bool any_own = false, any_shard = false, any_same = false;
+    for (const Value* operand : op.operands) {
+      if (!operand) continue;
+      any_own |= state_of(operand) == State::Own;
+      any_shard |= state_of(operand) == State::Shard;
+      any_same |= state_of(operand) == State::Same;
+    }
+    if (ir::is_collective(op)) return collective(op);
+    if (is_optimizer(op)) return update(op);
+    if (op.is("sum_squares")) {
+      const bool here = over_this_axis(op);
+      if (any_own)
+        return error(op, "a gradient that is not reduced goes into the norm", "expected reduced gradients; reduce it");
+      if (any_shard && !here)
+        return error(op, "squares of shards are summed as if they were the whole",
+                     concat("expected axis=", axis_, ", and an all_reduce behind it"));
+      set(op, here ? State::Own : State::Same);
+      return "";
+    }
+    if (any_shard && op.is("pack") && (any_same || op.has_attr("ranks")))
+      return error(op, "shards are packed with what is whole, or as if they were it",
+                   "expected shards alone, without ranks=");
+    if (any_shard && any_own)
+      return error(op, "a shard meets values of each rank's own batch", "expected the whole parameter; gather it");
+    if (any_shard && !is_elementwise(op))
+      return error(op, "a shard is read as if it were the whole", "expected the whole; gather it");
+    const bool repeats = op.section == ir::Section::Fwd || op.section == ir::Section::Bwd;
+    // Random numbers are drawn per element of the global batch, each rank its own rows; the gradient that backward
+    // begins with is the rank's share of that of the global loss.
+    const bool begins_own = repeats && (ir::is_random(op) || (op.is("full") && op.section == ir::Section::Bwd));
+    set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Same);
+    return "";
+  }
+
+  bool over_this_axis(const Op& op) const {
+    const auto axes = ir::axes_of(op);
+    return axes && std::ranges::find(*axes, axis_) != axes->end();
+  }
+
+  std::string collective(const Op& op) {
+    const State before = state_of(op.operands[0]);
+    if (!over_this_axis(op)) {
+      set(op, before);
+      return "";
+    }
+    const auto kind = ir::collective_kind(op);
+    const bool sums = !op.has_attr("op") || op.attr<std::string>("op") == "sum";
+    if (kind == "broadcast" || kind == "all_gather") {
+      set(op, State::Same);
+      return "";
+    }
+    if (sums && before == State::Same)
+      return error(op, concat(kind, " sums what is ", to_text(before), ": every rank would count once"),
+                   "expected each rank's own part; it is reduced already");
+    if (before == State::Shard)
+      return error(op, concat(kind, " of ", to_text(before), " adds up parts of one whole"), "expected own values");
+    set(op, kind == "reduce_scatter" ? State::Shard : State::Same);
+    return "";
+  }
+
+  std::string update(const Op& op) {
+    const size_t gradient = op.is("adamw") ? 3 : 2;
+    const State param = state_of(op.operands[0]), g = state_of(op.operands[gradient]);
+    if (g != param)
+      return error(
+          op, concat("the gradient is ", to_text(g), ", the parameter ", to_text(param)),
+          g == State::Own ? "expected a reduced gradient; reduce it over this axis" : "expected the same of both");
+    for (size_t i = 0; i < op.operands.size(); ++i)
+      if (const Value* operand = op.operands[i]; operand && state_of(operand) == State::Own)
+        return error(op, concat("operand ", i, ", %", operand->name(), ", is ", to_text(State::Own)),
+                     "expected what all ranks agree on");
+    set(op, param);
+    return "";
+  }
+
+  bool carry_local_buffers() {
+    bool changed = false;
+    for (const ir::Carry& carry : graph_.carries)
+      if (carry.current->producer()->is("state") && state_of(carry.next) == State::Own &&
+          state_of(carry.current) == State::Same)
+        changed |= local_.insert(carry.current).second;
+    return changed;
+  }
+
+  std::string check_ends() const {
+    for (const Value* output : graph_.outputs)
+      if (state_of(output) == State::Own)
+        return error(*output->producer(),
+                     concat("the step returns %", output->name(), ", which is ", to_text(State::Own)),
+                     "expected what all ranks agree on; reduce it");
+    for (const ir::Carry& carry : graph_.carries)
+      if (state_of(carry.current) != state_of(carry.next))
+        return error(*carry.next->producer(),
+                     concat("%", carry.current->name(), " is ", to_text(state_of(carry.current)),
+                            ", what the next step has in its place ", to_text(state_of(carry.next))),
+                     "expected the same of both");
+    return "";
+  }
+
+  const Graph& graph_;
+  std::string axis_;
+  std::unordered_map<const Value*, State> states_;
+  std::unordered_set<const Value*> local_;  // buffers of a module that every rank writes by itself
+};
+
+}  // namespace
+
+std::string check_axis_states(const Graph& graph) {
+  if (graph.view != Graph::View::Local) return "the program is that of all ranks\n  expected one rank's, view local";
+  for (const ir::MeshAxis& axis : graph.mesh) {
+    if (axis.size == 1) continue;
+    if (std::string wrong = Checker(graph, axis.name).check(); !wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+}  // namespace sfsdp::plan

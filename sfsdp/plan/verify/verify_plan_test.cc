@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Mutations: a sound plan is broken in one place, and the verifier must say where.
+#include "sfsdp/plan/verify/verify_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/rendezvous.h"
+
+namespace sfsdp::plan {
+namespace {
+
+// A block of Llama under HSDP 2 × 2, as `sfsdp inspect --graph` printed it.
+const std::string& step_text() {
+  static const std::string kText = [] {
+    std::ifstream file(std::string(SFSDP_SOURCE_DIR) + "/sfsdp/plan/testdata/llama_step.txt");
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }();
+  return kText;
+}
+
+StepPlan sound_plan() { return make_plan(ir::parse_or_throw(step_text())); }
+
+std::string replaced(const std::string& from, const std::string& to) {
+  std::string text = step_text();
+  const size_t at = text.find(from);
+  REQUIRE_MESSAGE(at != std::string::npos, from);
+  return text.replace(at, from.size(), to);
+}
+
+// The line that begins with `begin`, moved in front of the one that begins with `place`.
+std::string moved(const std::string& begin, const std::string& place) {
+  auto lines = split(step_text(), '\n');
+  const auto find = [&](const std::string& start) {
+    const auto line = std::ranges::find_if(lines, [&](const std::string& l) { return l.starts_with("  " + start); });
+    REQUIRE_MESSAGE(line != lines.end(), start);
+    return line;
+  };
+  const auto line = find(begin);
+  const std::string text = *line;
+  lines.erase(line);
+  lines.insert(find(place), text);
+  return join(lines, "\n");
+}
+
+// What the verifier says of a graph text, parsed as it is.
+std::string errors_of_text(const std::string& text) {
+  const ir::ParseResult parsed = ir::parse(text);
+  if (!parsed.ok()) return ir::to_string(parsed.diagnostics);
+  StepPlan plan;
+  plan.graph = parsed.graph.clone();
+  if (ir::verify(plan.graph).empty()) plan = make_plan(plan.graph);
+  return join(verify_plan(plan), "\n");
+}
+
+Buffer& buffer_of(StepPlan& plan, const std::string& name) {
+  for (Buffer& b : plan.memory.buffers)
+    if (b.value->name() == name) return b;
+  FAIL("no buffer of %" << name);
+  return plan.memory.buffers[0];
+}
+
+void erase_buffer(StepPlan& plan, const std::string& name) {
+  std::erase_if(plan.memory.buffers, [&](const Buffer& b) { return b.value->name() == name; });
+}
+
+}  // namespace
+
+TEST_CASE("a plan is sound, prints, parses back and has the same hash") {
+  const StepPlan plan = sound_plan();
+  CHECK(verify_plan(plan) == std::vector<std::string>());
+  const std::string text = print(plan);
+  const StepPlan again = parse_plan(text, "plan.txt");
+  CHECK(print(again) == text);
+  CHECK(hash(again) == hash(plan));
+  CHECK(verify_plan(again) == std::vector<std::string>());
+  CHECK(plan.lanes.size() == 3);
+}
+
+TEST_CASE("broken plans are caught: lanes, memory, head") {
+  struct Mutation {
+    const char* what;
+    const char* expected;
+    std::function<void(StepPlan&)> apply;
+  };
+  const Mutation mutations[] = {
+      {"two collectives of a lane change places", "in place",
+       [](StepPlan& p) { std::swap(p.lanes[0].collectives[0], p.lanes[0].collectives[1]); }},
+      {"a collective is on no lane", "is on no lane", [](StepPlan& p) { p.lanes[0].collectives.pop_back(); }},
+      {"a collective is on another's lane", "is on the lane of",
+       [](StepPlan& p) {
+         p.lanes[1].collectives.push_back(p.lanes[0].collectives.back());
+         p.lanes[0].collectives.pop_back();
+       }},
+      {"a collective is twice on a lane", "on two lanes, or twice",
+       [](StepPlan& p) { p.lanes[0].collectives.push_back(p.lanes[0].collectives[0]); }},
+      {"a product is on a lane of collectives", "is no collective",
+       [](StepPlan& p) { p.lanes[0].collectives.push_back(p.graph.find_value("106")->producer()); }},
+      {"two buffers that live at once share an address", "overlap",
+       [](StepPlan& p) {
+         buffer_of(p, "norm_output.flat.grad.packed").offset = buffer_of(p, "norm_output.flat.grad.rs.start").offset;
+       }},
+      {"an address is not aligned", "expected a multiple of",
+       [](StepPlan& p) { buffer_of(p, "norm_output.flat.full.start").offset += 4; }},
+      {"a buffer leaves the arena", "arena",
+       [](StepPlan& p) { buffer_of(p, "norm_output.flat.full.start").offset = p.memory.arena_bytes; }},
+      {"a value has no buffer", "has no place in memory",
+       [](StepPlan& p) { erase_buffer(p, "norm_output.flat.grad.packed"); }},
+      {"a buffer is too small", "has a buffer of 256 bytes",
+       [](StepPlan& p) { buffer_of(p, "norm_output.flat.grad.packed").bytes = 256; }},
+      {"a buffer is given up before its last reader", "is kept from op",
+       [](StepPlan& p) { --buffer_of(p, "norm_output.flat.full.start").last; }},
+      {"a sent buffer is given up when its collective starts", "is kept from op",
+       [](StepPlan& p) {
+         Buffer& b = buffer_of(p, "norm_output.flat.grad.packed");
+         b.last = b.first + 1;
+       }},
+      {"a buffer begins after its value is made", "is kept from op", [](StepPlan& p) { ++buffer_of(p, "106").first; }},
+      {"a value has two buffers", "has two buffers",
+       [](StepPlan& p) { p.memory.buffers.push_back(buffer_of(p, "106")); }},
+      {"state has a buffer of the arena", "needs none",
+       [](StepPlan& p) {
+         Buffer b = buffer_of(p, "106");
+         b.value = p.graph.find_value("layers.0.flat");
+         p.memory.buffers.push_back(b);
+       }},
+      {"what a collective sends is in registers", "is in registers",
+       [](StepPlan& p) {
+         p.registers.push_back(p.graph.find_value("norm_output.flat.grad.packed"));
+         erase_buffer(p, "norm_output.flat.grad.packed");
+       }},
+      {"the state's bytes are wrong", "state_bytes", [](StepPlan& p) { p.memory.state_bytes -= 256; }},
+      {"the live bytes are wrong", "live_bytes", [](StepPlan& p) { p.memory.live_bytes -= 256; }},
+      {"the peak is elsewhere", "peak_position", [](StepPlan& p) { ++p.memory.peak_position; }},
+  };
+  for (const Mutation& m : mutations) {
+    CAPTURE(m.what);
+    StepPlan plan = sound_plan();
+    m.apply(plan);
+    const std::string errors = join(verify_plan(plan), "\n");
+    CHECK_MESSAGE(errors.find(m.expected) != std::string::npos, "got: ", errors);
+  }
+}
+
+TEST_CASE("broken programs are caught: waits, reductions, shards") {
+  struct Mutation {
+    const char* what;
+    const char* expected;
+    std::string text;
+  };
+  const Mutation mutations[] = {
+      {"a gathered unit is read before its wait", "before its wait",
+       replaced("view %norm_output.flat.full offset=0", "view %norm_output.flat.full.start offset=0")},
+      {"a reduction is never waited for", "nothing waits for it",
+       replaced("= wait %norm_output.flat.grad.rs.start :",
+                "= narrow %norm_output.flat.grad.packed dim=0 length=4160 start=0 :")},
+      {"a wait stands before its start", "no line above defines it",
+       moved("%norm_output.flat.full = wait", "%norm_output.flat.full.start =")},
+      {"a parameter is read after its update took its memory", "donat",
+       replaced("return %loss.share.all,", "return %layers.0.flat,")},
+      {"a gradient is not reduced over the replicas", "a gradient that is not reduced",
+       replaced("all_reduce %norm_output.flat.grad.acc axis=dp_replicate",
+                "mul_scalar %norm_output.flat.grad.acc value=1.0")},
+      {"a gradient is reduced twice", "sums what is the same on all ranks",
+       replaced("gradient %norm_output.flat.grad.ar param=norm_output.flat",
+                "all_reduce %norm_output.flat.grad.ar axis=dp_replicate")},
+      {"a gradient is reduced over the wrong axis", "",
+       replaced("all_reduce %norm_output.flat.grad.acc axis=dp_replicate",
+                "all_reduce %norm_output.flat.grad.acc axis=dp_shard")},
+      {"the loss is one rank's", "the step returns",
+       replaced("all_reduce %loss.share axis=[dp_replicate, dp_shard]", "mul_scalar %loss.share value=1.0")},
+      {"the loss is reduced over one axis of two", "the step returns",
+       replaced("all_reduce %loss.share axis=[dp_replicate, dp_shard]", "all_reduce %loss.share axis=dp_replicate")},
+      {"the norm is that of one shard", "each rank's own",
+       replaced("all_reduce %grad.squares axis=dp_shard", "mul_scalar %grad.squares value=1.0")},
+      {"a carried shard is replaced by another's", "changes the type",
+       replaced("carry %layers.0.flat = %layers.0.flat.new", "carry %layers.0.flat = %norm_output.flat.new")},
+  };
+  for (const Mutation& m : mutations) {
+    CAPTURE(m.what);
+    const std::string errors = errors_of_text(m.text);
+    CHECK(!errors.empty());
+    CHECK_MESSAGE(errors.find(m.expected) != std::string::npos, "got: ", errors);
+  }
+}
+
+TEST_CASE("a shard that is read as if it were the whole is caught") {
+  const std::string head =
+      "graph mesh [dp_shard=2] view local\n  %w = param name=w : f32[2/dp_shard, 2]\n"
+      "  %x = input name=batch.0 : f32[2, 2] own(dp_shard)\nfwd:\n";
+  const auto wrong = [&](const std::string& body) { return check_axis_states(ir::parse_or_throw(head + body)); };
+  CHECK(wrong("  %y = aten.mm %w, %w : f32[2, 2]\n  return %y\n").find("as if it were the whole") != std::string::npos);
+  CHECK(wrong("  %y = aten.mm %w, %x : f32[2, 2]\n  return %y\n").find("a shard meets values") != std::string::npos);
+  CHECK(wrong("  %y = aten.mul.Tensor %x, %x : f32[2, 2]\n  return %y\n").find("returns %y") != std::string::npos);
+  CHECK(wrong("  %y = all_reduce %x axis=dp_shard : f32[2, 2]\n  return %y\n").empty());
+  const std::string gather = "  %g = all_gather %p axis=dp_shard dim=0 : f32[16]\n",
+                    out = "  %y = unpack %g offset=4 ranks=2 : f32[4, 2]\n  return %y\n";
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 4] : f32[8]\n" + gather + out).empty());
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 2] ranks=2 : f32[8]\n" + gather + out).find("shards are packed") !=
+        std::string::npos);
+  CHECK(wrong("  %one = full value=1.0 : f32[4]\n  %p = pack [%w, %one] offsets=[0, 4] : f32[8]\n" + gather + out)
+            .find("shards are packed with what is whole") != std::string::npos);
+  CHECK(wrong("  %p = pack [%w, %w] offsets=[0, 4] : f32[8]\n  %y = unpack %p offset=0 ranks=2 : f32[4]\n"
+              "  return %y\n")
+            .find("as if it were the whole") != std::string::npos);
+}
+
+TEST_CASE("prefetched bytes are held to their budget") {
+  const StepPlan plan = sound_plan();
+  CHECK(join(verify_plan(plan, {.prefetch_bytes = 1 << 20}), "\n").empty());
+  CHECK(join(verify_plan(plan, {.prefetch_bytes = 1024}), "\n").find("bytes of gathers are in flight") !=
+        std::string::npos);
+}
+
+TEST_CASE("ranks with different programs: deadlocks and calls that do not meet") {
+  const ir::Graph good = ir::parse_or_throw(step_text());
+  const DeviceMesh mesh(good.mesh);
+  const auto against = [&](const std::string& text) {
+    const ir::Graph other = ir::parse_or_throw(text);
+    return check_rendezvous(mesh, [&](int64_t rank) -> const ir::Graph& { return rank == 3 ? other : good; });
+  };
+  CHECK(against(step_text()).empty());
+  // Another order of two gathers of different size on one communicator.
+  CHECK(against(moved("%norm_output.flat.full.start =", "%layers.0.flat.full.start =")).find("over dp_shard is") !=
+        std::string::npos);
+  // One collective less: the others wait for ever.
+  CHECK(against(replaced("all_reduce %grad.squares axis=dp_shard", "mul_scalar %grad.squares value=1.0"))
+            .find("would wait for ever") != std::string::npos);
+  // Another kind of call in its place.
+  CHECK(against(replaced("all_reduce %tok_embeddings.flat.grad.acc axis=dp_replicate",
+                         "all_reduce %tok_embeddings.flat.grad.acc op=max axis=dp_replicate"))
+            .find("op=max") != std::string::npos);
+  // Blocking calls over two axes in crossed order: each communicator's own order is the same on all its ranks.
+  const std::string head = "graph mesh [a=2, b=2] view local\n  %x = input name=batch.0 : f32[2] own(a, b)\nfwd:\n";
+  const ir::Graph ab = ir::parse_or_throw(
+      head + "  %y = all_reduce %x axis=a : f32[2]\n  %z = all_reduce %x axis=b : f32[2]\n  return %y\n");
+  const ir::Graph ba = ir::parse_or_throw(
+      head + "  %z = all_reduce %x axis=b : f32[2]\n  %y = all_reduce %x axis=a : f32[2]\n  return %y\n");
+  const auto crossed = check_rendezvous(
+      DeviceMesh(ab.mesh), [&](int64_t rank) -> const ir::Graph& { return rank == 0 || rank == 3 ? ab : ba; });
+  CHECK(crossed.find("rank 0 at %y") != std::string::npos);
+}
+
+TEST_CASE("plan texts that are cut or changed are named by line") {
+  const std::string text = print(sound_plan());
+  CHECK_THROWS_WITH_AS(parse_plan("hello\n"), doctest::Contains("line 1"), UserError);
+  CHECK_THROWS_WITH_AS(parse_plan(text.substr(0, text.find("lanes:"))), doctest::Contains("not followed by lanes:"),
+                       UserError);
+  std::string unknown = text;
+  unknown.replace(unknown.find("  %106 offset="), 6, "  %999 ");
+  CHECK_THROWS_WITH_AS(parse_plan(unknown, "p.txt"), doctest::Contains("the name of a value"), UserError);
+  std::string number = text;
+  number.replace(number.find("bytes=", number.find("buffers:")), 6, "bytes=x");
+  CHECK_THROWS_WITH_AS(parse_plan(number, "p.txt"), doctest::Contains("bytes=a number"), UserError);
+}
+
+}  // namespace sfsdp::plan

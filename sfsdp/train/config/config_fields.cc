@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/config/config_fields.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+Rule any() { return {}; }
+Rule at_least(double low) {
+  Rule rule;
+  rule.low = low;
+  return rule;
+}
+Rule above(double low) {
+  Rule rule = at_least(low);
+  rule.low_is_outside = true;
+  return rule;
+}
+Rule between(double low, double high) {
+  Rule rule = at_least(low);
+  rule.high = high;
+  return rule;
+}
+Rule below_one() {
+  Rule rule = between(0, 1);
+  rule.high_is_outside = true;
+  return rule;
+}
+Rule positive_or_minus_one() {
+  Rule rule = at_least(1);
+  rule.minus_one_too = true;
+  return rule;
+}
+Rule one_of(std::string_view choices) {
+  Rule rule;
+  rule.choices = split(choices, '|');
+  return rule;
+}
+
+// 8 prints as 8, 0.5 as 0.5.
+std::string number(double value) {
+  return value == std::floor(value) ? std::to_string(static_cast<int64_t>(value)) : shortest(value);
+}
+
+// Keys that upstream moved; old configs go on working.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kMoved = {{
+    {"training.seed", "debug.seed"},
+    {"training.deterministic", "debug.deterministic"},
+    {"training.debug_moe_force_load_balance", "debug.moe_force_load_balance"},
+    {"job.save_config_folder", "job.save_config_file"},
+}};
+
+}  // namespace
+
+std::string Rule::text() const {
+  if (!choices.empty()) return choices.size() == 1 ? choices[0] : concat("one of ", join(choices, ", "));
+  if (std::isfinite(high)) return concat("from ", number(low), " to ", high_is_outside ? "below " : "", number(high));
+  if (!std::isfinite(low)) return "";
+  if (low_is_outside) return concat("above ", number(low));
+  return concat(minus_one_too ? "-1, or " : "", number(low), " or more");
+}
+
+bool Rule::allows(double value) const {
+  if (minus_one_too && value == -1) return true;
+  if (!std::isfinite(value)) return false;
+  const bool low_ok = low_is_outside ? value > low : value >= low;
+  const bool high_ok = high_is_outside ? value < high : value <= high;
+  return low_ok && high_ok;
+}
+
+bool Rule::allows(const std::string& value) const {
+  return choices.empty() || std::find(choices.begin(), choices.end(), value) != choices.end();
+}
+
+const std::vector<Field>& config_fields() {
+  static const std::vector<Field> fields = [] {
+    std::vector<Field> rows;
+    std::string section;
+#define SFSDP_SECTION(member, Struct, path, help_text) \
+  {                                                    \
+    constexpr auto kMember = &JobConfig::member;       \
+    section = path;
+#define SFSDP_ROW(status, Struct, name, rule, help_text)              \
+  rows.push_back({section, #name, KeyStatus::status, rule, help_text, \
+                  [](JobConfig& config) -> Slot { return &(config.*kMember).name; }});
+#define SFSDP_KEY(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Used, Struct, name, rule, help_text)
+#define SFSDP_LATER(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Later, Struct, name, rule, help_text)
+#define SFSDP_INERT(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Inert, Struct, name, rule, help_text)
+#define SFSDP_END(Struct) }
+#include "sfsdp/train/config/config_fields.def"
+#undef SFSDP_SECTION
+#undef SFSDP_ROW
+#undef SFSDP_KEY
+#undef SFSDP_LATER
+#undef SFSDP_INERT
+#undef SFSDP_END
+    return rows;
+  }();
+  return fields;
+}
+
+const std::vector<SectionInfo>& config_sections() {
+  static const std::vector<SectionInfo> sections = {
+#define SFSDP_SECTION(member, Struct, path, help) {path, help},
+#define SFSDP_KEY(Struct, type, name, default_value, rule, help)
+#define SFSDP_LATER SFSDP_KEY
+#define SFSDP_INERT SFSDP_KEY
+#define SFSDP_END(Struct)
+#include "sfsdp/train/config/config_fields.def"
+#undef SFSDP_SECTION
+#undef SFSDP_KEY
+#undef SFSDP_LATER
+#undef SFSDP_INERT
+#undef SFSDP_END
+  };
+  return sections;
+}
+
+const Field* find_field(std::string_view path) {
+  for (const auto& [old_path, new_path] : kMoved)
+    if (path == old_path) path = new_path;
+  for (const Field& field : config_fields())
+    if (field.path() == path) return &field;
+  return nullptr;
+}
+
+std::string nearest_path(std::string_view path) {
+  const std::string_view key = path.substr(path.rfind('.') + 1);
+  std::vector<std::string> paths, same_key;
+  for (const Field& field : config_fields()) {
+    paths.push_back(field.path());
+    if (field.key == key) same_key.push_back(field.path());
+  }
+  return nearest(path, same_key.empty() ? paths : same_key);
+}
+
+namespace {
+
+template <class T>
+struct Unwrapped {
+  using type = T;
+};
+template <class T>
+struct Unwrapped<std::optional<T>> {
+  using type = T;
+};
+
+// What a slot holds, an optional's inside: bool, int64_t, double, std::string or StringList.
+template <class Pointer>
+using Inner = typename Unwrapped<std::remove_pointer_t<Pointer>>::type;
+
+Slot slot_of(const Field& field, const JobConfig& config) {
+  return field.slot(const_cast<JobConfig&>(config));  // only read through
+}
+
+template <class T>
+std::string literal_of(const T& value) {
+  if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
+  if constexpr (std::is_same_v<T, int64_t>) return std::to_string(value);
+  if constexpr (std::is_same_v<T, double>) return shortest(value);
+  if constexpr (std::is_same_v<T, std::string>) return json_quoted(value);
+  if constexpr (std::is_same_v<T, TomlTable>) return "a table";
+  if constexpr (std::is_same_v<T, StringList>) {
+    StringList parts;
+    for (const std::string& part : value) parts.push_back(json_quoted(part));
+    return concat('[', join(parts, ", "), ']');
+  }
+}
+
+template <class T>
+std::string_view kind_of() {
+  if constexpr (std::is_same_v<T, bool>) return "true or false";
+  if constexpr (std::is_same_v<T, int64_t>) return "an integer";
+  if constexpr (std::is_same_v<T, double>) return "a number";
+  if constexpr (std::is_same_v<T, std::string>) return "a string";
+  if constexpr (std::is_same_v<T, StringList>) return "a list of strings";
+}
+
+[[noreturn]] void fail(const Field& field, const std::string& got, const std::string& where,
+                       const std::string& expected) {
+  throw UserError(concat("error at ", where, ": ", field.path(), " = ", got, "\n  expected ", expected));
+}
+
+template <class T>
+T convert(const Field& field, const TomlValue& value, const std::string& where) {
+  if (const T* same = std::get_if<T>(&value)) return *same;
+  if constexpr (std::is_same_v<T, double>)
+    if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
+  const std::string got = std::visit([](const auto& v) { return literal_of(v); }, value);
+  fail(field, got, where, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
+}
+
+template <class T>
+void check_rule(const Field& field, const T& value, const std::string& where) {
+  bool allowed = true;
+  if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
+    allowed = field.rule.allows(static_cast<double>(value));
+  if constexpr (std::is_same_v<T, double>) allowed = allowed && std::isfinite(value);
+  if constexpr (std::is_same_v<T, std::string>) allowed = field.rule.allows(value);
+  if (allowed) return;
+  std::string expected = field.rule.text().empty() ? std::string(kind_of<T>()) : field.rule.text();
+  if constexpr (std::is_same_v<T, std::string>)
+    expected += concat("; did you mean ", nearest(value, field.rule.choices), "?");
+  fail(field, literal_of(value), where, expected);
+}
+
+void check_status(const Field& field, const JobConfig& config, const std::string& where) {
+  if (field.status != KeyStatus::Later) return;
+  const std::string default_value = literal(field, JobConfig());
+  const std::string got = literal(field, config);
+  if (got == default_value) return;
+  throw UserError(concat("error at ", where, ": ", field.path(), " = ", got, " is not supported yet (", field.help,
+                         ")\n  expected the default, ", default_value.empty() ? "unset" : default_value,
+                         "; leave this key out"));
+}
+
+}  // namespace
+
+bool Field::is_bool() const {
+  JobConfig config;
+  return std::holds_alternative<bool*>(slot(config));
+}
+
+std::string Field::type_name() const {
+  const auto name = [](auto* pointer) -> std::string {
+    using T = Inner<decltype(pointer)>;
+    if constexpr (std::is_same_v<T, bool>) return "BOOL";
+    if constexpr (std::is_same_v<T, int64_t>) return "INT";
+    if constexpr (std::is_same_v<T, double>) return "FLOAT";
+    if constexpr (std::is_same_v<T, std::string>) return "TEXT";
+    if constexpr (std::is_same_v<T, StringList>) return "LIST";
+  };
+  JobConfig config;
+  return std::visit(name, slot(config));
+}
+
+void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& where) {
+  const auto store = [&](auto* pointer) {
+    auto converted = convert<Inner<decltype(pointer)>>(field, value, where);
+    check_rule(field, converted, where);
+    *pointer = std::move(converted);
+  };
+  std::visit(store, field.slot(config));
+  check_status(field, config, where);
+}
+
+void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& where) {
+  const auto read = [&](auto* pointer) -> TomlValue {
+    using T = Inner<decltype(pointer)>;
+    const auto check = [&](auto parsed) -> T {
+      if (!parsed)
+        fail(field, text, where, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
+      return *parsed;
+    };
+    if constexpr (std::is_same_v<T, bool>) fail(field, text, where, "a flag without a value");
+    if constexpr (std::is_same_v<T, int64_t>) return check(parse_int(text));
+    if constexpr (std::is_same_v<T, double>) return check(parse_double(text));
+    if constexpr (std::is_same_v<T, std::string>) return text;
+    if constexpr (std::is_same_v<T, StringList>) return text.empty() ? StringList{} : split(text, ',');
+  };
+  const auto unset = [](auto* pointer) {
+    constexpr bool kOptional = !std::is_same_v<Inner<decltype(pointer)>, std::remove_pointer_t<decltype(pointer)>>;
+    if constexpr (kOptional) pointer->reset();
+    return kOptional;
+  };
+  if (text == "None" && std::visit(unset, field.slot(config))) return check_status(field, config, where);
+  assign(field, config, std::visit(read, field.slot(config)), where);
+}
+
+std::string literal(const Field& field, const JobConfig& config) {
+  const auto print = [](const auto* pointer) -> std::string {
+    using Stored = std::remove_cvref_t<decltype(*pointer)>;
+    if constexpr (std::is_same_v<Stored, typename Unwrapped<Stored>::type>)
+      return literal_of(*pointer);
+    else
+      return *pointer ? literal_of(**pointer) : "";
+  };
+  return std::visit(print, slot_of(field, config));
+}
+
+}  // namespace sfsdp::train

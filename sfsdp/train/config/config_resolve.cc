@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/config/config_resolve.h"
+
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train {
+
+DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
+  SFSDP_CHECK(world_size >= 1, "world_size ", world_size);
+  const int64_t replicate = parallelism.data_parallel_replicate_degree;
+  int64_t shard = parallelism.data_parallel_shard_degree;
+  if (shard == -1 && world_size % replicate == 0) shard = world_size / replicate;
+  if (shard == -1 || replicate * shard != world_size)
+    throw UserError(
+        concat("error at [parallelism]: data_parallel_replicate_degree ", replicate, " * data_parallel_shard_degree ",
+               parallelism.data_parallel_shard_degree, " on ", world_size,
+               " processes\n  expected degrees that multiply to ", world_size,
+               "; try --parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1"));
+  std::vector<MeshAxis> axes;
+  AxisList data_axes;
+  if (replicate > 1) {
+    axes.push_back({"dp_replicate", replicate});
+    data_axes.push_back("dp_replicate");
+  }
+  axes.push_back({"dp_shard", shard});
+  data_axes.push_back("dp_shard");
+  DeviceMesh mesh(std::move(axes));
+  mesh.add_view("dp", data_axes);
+  return mesh;
+}
+
+BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
+  const int64_t at_once = training.local_batch_size * data_parallel_ranks;
+  const int64_t global = training.global_batch_size == -1 ? at_once : training.global_batch_size;
+  if (global % at_once != 0)
+    throw UserError(concat("error at training.global_batch_size = ", global,
+                           "\n  expected a multiple of local_batch_size ", training.local_batch_size, " * ",
+                           data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
+  return {training.local_batch_size, global, global / at_once};
+}
+
+passes::RematOptions remat_of(const ActivationCheckpoint& config) {
+  if (config.mode == "none" || config.mode == "full" || config.mode == "auto") return {.mode = config.mode};
+  if (config.mode == "memory_budget") return {.mode = config.mode, .memory_budget = config.memory_budget};
+  if (config.selective_ac_option == "op") return {.mode = "op", .mm_again = 2};
+  const auto every = parse_int(config.selective_ac_option);
+  if (!every || *every < 1)
+    throw UserError(concat("error at activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
+                           "\n  expected op, or a number k for every k-th block"));
+  return {.mode = "full", .every = *every};
+}
+
+std::string initial_hf_folder(const JobConfig& config) {
+  const Checkpoint& c = config.checkpoint;
+  if (c.initial_load_in_hf) return c.initial_load_path.value_or(config.model.hf_assets_path);
+  if (c.initial_load_path)
+    throw UserError(concat("error at checkpoint.initial_load_path = ", *c.initial_load_path,
+                           "\n  expected initial_load_in_hf = true with it: only Hugging Face folders can be read"));
+  return "";
+}
+
+}  // namespace sfsdp::train

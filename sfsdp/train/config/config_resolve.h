@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From a job's numbers and the number of processes to the mesh and the shares of a batch.
+#pragma once
+
+#include <cstdint>
+
+#include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/passes/memory/remat.h"
+#include "sfsdp/train/config/config.h"
+
+namespace sfsdp::train {
+
+// Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there); view "dp" over both.
+//   throws: UserError if the degrees do not multiply to world_size
+DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size);
+
+// How one step's sequences are shared out: global = local * ranks * accumulation.
+struct BatchShares {
+  int64_t local = 0;         // sequences of a rank's micro-batch
+  int64_t global = 0;        // sequences of a step
+  int64_t accumulation = 1;  // micro-batches per rank and step
+  bool operator==(const BatchShares&) const = default;
+};
+
+//   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
+BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
+
+// What backward computes again.
+//   throws: UserError for memory_budget, and an option that is neither a number nor op
+passes::RematOptions remat_of(const ActivationCheckpoint& config);
+
+// The folder of Hugging Face weights to start from; "" for weights the model draws itself.
+//   throws: UserError if a folder is named of which we cannot read the format
+std::string initial_hf_folder(const JobConfig& config);
+
+}  // namespace sfsdp::train

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/config/config.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/config/config_fields.h"
+#include "sfsdp/train/config/config_resolve.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+JobConfig from_flags(std::vector<std::string> flags) { return load_config(flags); }
+
+// A job.toml in a folder of its own, gone with this object.
+struct TomlFile {
+  explicit TomlFile(const std::string& text) : path(folder.write("job.toml", text)) {}
+  testing::TemporaryFolder folder;
+  std::string path;
+};
+
+JobConfig from_toml(const std::string& text, std::vector<std::string> flags = {}) {
+  return load_config_file(TomlFile(text).path, flags);
+}
+
+// What load_config says; the scratch folder's name is replaced by nothing.
+std::string error_of(const std::string& text, std::vector<std::string> flags = {}) {
+  const TomlFile file(text);
+  try {
+    load_config_file(file.path, flags);
+  } catch (const UserError& error) {
+    std::string message = error.what();
+    const std::string folder = fs::path(file.path).parent_path().string() + "/";
+    for (size_t at; (at = message.find(folder)) != std::string::npos;) message.erase(at, folder.size());
+    return message;
+  }
+  return "";
+}
+
+std::string flag_error(std::vector<std::string> flags) { return error_of("", std::move(flags)); }
+
+}  // namespace
+
+TEST_CASE("without arguments every key has TorchTitan's default") {
+  const JobConfig config = from_flags({});
+  CHECK(config == JobConfig());
+  CHECK(config.optimizer.lr == 8e-4);
+  CHECK(config.optimizer.beta2 == 0.95);
+  CHECK(config.lr_scheduler.warmup_steps == 200);
+  CHECK_FALSE(config.lr_scheduler.decay_ratio);
+  CHECK(config.training.steps == 10000);
+  CHECK(config.training.mixed_precision_param == "bfloat16");
+  CHECK(config.parallelism.data_parallel_shard_degree == -1);
+  CHECK(config.comm.train_timeout_seconds == 100);
+  CHECK(config.compile.components == StringList{"model", "loss"});
+}
+
+TEST_CASE("flags win over the file, the file over defaults") {
+  const TomlFile file("[training]\nsteps = 20\nseq_len = 128\n[optimizer]\nlr = 1e-3\n");
+  const JobConfig config = from_flags({"--training.steps", "30", "--job.config_file", file.path});
+  CHECK(config.training.steps == 30);
+  CHECK(config.training.seq_len == 128);
+  CHECK(config.optimizer.lr == 1e-3);
+  CHECK(config.training.local_batch_size == 8);
+  CHECK(config.job.config_file == file.path);
+  CHECK(from_flags({"--job.config-file=" + file.path}).training.steps == 20);
+}
+
+TEST_CASE("a flag's value stands after a blank or =, and may be negative") {
+  CHECK(from_flags({"--training.steps=7"}).training.steps == 7);
+  CHECK(from_flags({"--training.steps", "7"}).training.steps == 7);
+  CHECK(from_flags({"--training.local-batch-size", "3"}).training.local_batch_size == 3);
+  CHECK(from_flags({"--training.global_batch_size", "-1"}).training.global_batch_size == -1);
+  CHECK(from_flags({"--optimizer.lr", "1"}).optimizer.lr == 1.0);
+  CHECK(from_flags({"--training.dataset_path", ""}).training.dataset_path == "");
+  CHECK(from_flags({"--training.steps", "7", "--training.steps", "8"}).training.steps == 8);
+}
+
+TEST_CASE("booleans are flags, with no_ to switch off, and take no value") {
+  CHECK(from_flags({"--job.print_config"}).job.print_config);
+  CHECK_FALSE(from_toml("[job]\nprint_config = true", {"--job.no_print_config"}).job.print_config);
+  CHECK_FALSE(from_flags({"--metrics.no-enable-jsonl"}).metrics.enable_jsonl);
+  CHECK(flag_error({"--job.print_config=true"}) ==
+        "error at --job.print_config: true is no value of a flag\n  expected --job.print_config or "
+        "--job.no_print_config");
+  CHECK(flag_error({"--job.print_config", "true"}).find("booleans are --section.key") != std::string::npos);
+  CHECK(flag_error({"--training.no_steps"}).find("unknown flag") != std::string::npos);
+}
+
+TEST_CASE("lists are comma-separated in flags and arrays in files") {
+  CHECK(from_flags({"--compile.components", "model,loss,optimizer"}).compile.components ==
+        StringList{"model", "loss", "optimizer"});
+  CHECK(from_flags({"--compile.components", ""}).compile.components.empty());
+  CHECK(from_toml("[compile]\ncomponents = [\"model\"]").compile.components == StringList{"model"});
+  CHECK(error_of("[compile]\ncomponents = [1]").find("holds something else than strings") != std::string::npos);
+  CHECK(from_flags({"--quantize.linear.mx.filter_fqns", "output,router"}).mx_linear.filter_fqns.size() == 2);
+}
+
+TEST_CASE("None unsets an optional and nothing else") {
+  CHECK_FALSE(
+      from_toml("[lr_scheduler]\ndecay_ratio = 0.5", {"--lr_scheduler.decay_ratio", "None"}).lr_scheduler.decay_ratio);
+  CHECK(flag_error({"--training.steps", "None"}).find("expected an integer, 1 or more") != std::string::npos);
+}
+
+TEST_CASE("[model.args] takes any key, with the type its value has") {
+  const JobConfig config =
+      from_toml("[model.args]\nvocab_size = 256\nrope_theta = 1e4\ntied = true\nname = \"x\"",
+                {"--model.args.n-layers", "3", "--model.args.norm_eps=1e-6", "--model.args.tied", "false"});
+  CHECK(config.model_args.at("vocab_size") == ModelArg(int64_t{256}));
+  CHECK(config.model_args.at("rope_theta") == ModelArg(1e4));
+  CHECK(config.model_args.at("name") == ModelArg(std::string("x")));
+  CHECK(config.model_args.at("n_layers") == ModelArg(int64_t{3}));
+  CHECK(config.model_args.at("norm_eps") == ModelArg(1e-6));
+  CHECK(config.model_args.at("tied") == ModelArg(false));
+  CHECK(error_of("[model.args]\nsizes = [\"a\"]").find("model.args.sizes is a table or a list") != std::string::npos);
+}
+
+TEST_CASE("an unknown key names its place and the nearest key") {
+  CHECK(error_of("[training]\nsteps = 1\nstepz = 2") ==
+        "error at job.toml:3:1: unknown key training.stepz\n  expected a key of a job; did you mean training.steps?");
+  CHECK(error_of("[training]\nlog_freq = 2").find("did you mean metrics.log_freq?") != std::string::npos);
+  CHECK(error_of("[trainig]\nsteps = 1") ==
+        "error at job.toml:1:2: unknown section [trainig]\n  expected a section of a job; did you mean [training]?");
+  CHECK(flag_error({"--training.stepz", "2"})
+            .find("error at --training.stepz: unknown flag\n"
+                  "  expected a key of a job; did you mean --training.steps?") == 0);
+  CHECK(error_of("steps = 1").find("unknown key steps\n  expected a key of a job; did you mean training.steps") !=
+        std::string::npos);
+}
+
+TEST_CASE("a value of the wrong type or out of range says what was expected") {
+  CHECK(error_of("[training]\nsteps = 0") == "error at job.toml:2:1: training.steps = 0\n  expected 1 or more");
+  CHECK(error_of("[training]\nsteps = 1.5") ==
+        "error at job.toml:2:1: training.steps = 1.5\n  expected an integer, 1 or more");
+  CHECK(error_of("[training]\nsteps = \"1\"").find("training.steps = \"1\"\n  expected an integer") !=
+        std::string::npos);
+  CHECK(error_of("[optimizer]\nbeta1 = 1.0").find("expected from 0 to below 1") != std::string::npos);
+  CHECK(error_of("[optimizer]\nlr = inf").find("expected 0 or more") != std::string::npos);
+  CHECK(error_of("[optimizer]\nlr = nan").find("expected 0 or more") != std::string::npos);
+  CHECK(error_of("[lr_scheduler]\ndecay_type = \"cosin\"") ==
+        "error at job.toml:2:1: lr_scheduler.decay_type = \"cosin\"\n  expected one of linear, sqrt, cosine; did you "
+        "mean cosine?");
+  CHECK(error_of("[training]\nglobal_batch_size = 0").find("expected -1, or 1 or more") != std::string::npos);
+  CHECK(error_of("[training]\ndataset_path = 1979-05-27").find("is a date or time") != std::string::npos);
+  CHECK(flag_error({"--training.steps", "ten"}) ==
+        "error at --training.steps: training.steps = ten\n  expected an integer, 1 or more");
+  CHECK(flag_error({"--training.steps"}) == "error at --training.steps: no value\n  expected --training.steps value");
+  CHECK(flag_error({"--training.steps", "--job.print_config"}).find("--training.steps: no value") != std::string::npos);
+  CHECK(flag_error({"ten"}).find("error at argument \"ten\": not a flag") == 0);
+}
+
+TEST_CASE("what is not supported is refused unless it has its default") {
+  CHECK(error_of("[parallelism]\npipeline_parallel_degree = 2") ==
+        "error at job.toml:2:1: parallelism.pipeline_parallel_degree = 2 is not supported yet (stages of consecutive "
+        "layers)\n"
+        "  expected the default, 1; leave this key out");
+  for (const char* flag : {"--checkpoint.enable", "--parallelism.enable_async_tensor_parallel", "--validation.enable",
+                           "--training.enable_cpu_offload", "--metrics.enable_wandb"})
+    CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
+  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\nenable = false").notes.empty());
+}
+
+TEST_CASE("a key without effect is accepted and noted, unless it has its default") {
+  CHECK(from_flags({"--compile.enable"}).notes ==
+        std::vector<std::string>{"compile.enable = true changes nothing: the step is always compiled"});
+  CHECK(from_flags({"--compile.no_enable"}).notes.empty());
+  CHECK(from_flags({"--training.steps", "100"}).notes ==
+        std::vector<std::string>{"lr_scheduler.warmup_steps = 200 is cut to the 100 steps of the schedule"});
+  CHECK(from_flags({"--optimizer.momentum", "0.9"}).notes.size() == 1);
+  CHECK(from_flags({"--optimizer.momentum", "0.9", "--optimizer.name", "SGD"}).notes.empty());
+}
+
+TEST_CASE("keys that upstream moved work by both names, but not by both at once") {
+  CHECK(from_toml("[training]\nseed = 42\ndeterministic = true").debug.seed == 42);
+  CHECK(from_flags({"--training.deterministic"}).debug.deterministic);
+  CHECK_FALSE(from_toml("[debug]\ndeterministic = true", {"--training.no_deterministic"}).debug.deterministic);
+  CHECK(error_of("[training]\nseed = 1\n[debug]\nseed = 2")
+            .find("debug.seed sets debug.seed, set before at job.toml:2:1") != std::string::npos);
+}
+
+TEST_CASE("all mistakes of file and flags are reported at once, in order") {
+  const std::string message = error_of("[training]\nsteps = 0\nx = 1\n[nope]\na = 1\nb = 2", {"--optimizer.lr", "-1"});
+  const std::vector<std::string> parts = {"training.steps = 0", "unknown key training.x", "unknown section [nope]",
+                                          "optimizer.lr = -1.0"};
+  size_t at = 0;
+  for (const std::string& part : parts) {
+    at = message.find(part, at);
+    CHECK_MESSAGE(at != std::string::npos, part, " in ", message);
+  }
+  CHECK(message.find("nope.a") == std::string::npos);
+}
+
+TEST_CASE("a file that is missing or no TOML says where") {
+  CHECK_THROWS_WITH_AS(load_config_file("/nowhere/job.toml"),
+                       doctest::Contains("error at /nowhere/job.toml: cannot read"), UserError);
+  CHECK_THROWS_WITH_AS(load_config_file("/tmp"), doctest::Contains("error at /tmp: cannot read"), UserError);
+  CHECK(error_of("[training]\nsteps =").find("error at job.toml:2:") == 0);
+  CHECK(error_of("[training]\nsteps = 1\nsteps = 2").find("error at job.toml:3:") == 0);
+}
+
+TEST_CASE("dataset tokens needs a file") {
+  CHECK(flag_error({"--training.dataset", "tokens"}).find("error at training.dataset_path: unset") == 0);
+  CHECK(from_flags({"--training.dataset", "tokens", "--training.dataset_path", "t.bin"}).training.dataset_path ==
+        "t.bin");
+}
+
+TEST_CASE("to_toml loads back to an equal configuration") {
+  JobConfig config = from_flags({"--optimizer.lr", "0.00012345678901234567", "--debug.seed", "42", "--model.args.a",
+                                 "1", "--model.args.b", "x\"\\\ny", "--model.args.c", "1.0", "--model.args.d", "true",
+                                 "--training.dataset_path", "C:\\\"tokens\"", "--compile.components", "model"});
+  const JobConfig again = from_toml(to_toml(config));
+  config.job.config_file = again.job.config_file;  // a scratch file
+  CHECK(again == config);
+  CHECK(again.model_args.at("c") == ModelArg(1.0));
+}
+
+TEST_CASE("every key can be set from a file and from a flag, and is described") {
+  const std::string all = describe_all_keys();
+  std::set<std::string> paths;
+  for (const Field& field : config_fields()) {
+    CAPTURE(field.path());
+    CHECK(paths.insert(field.path()).second);
+    CHECK(all.find("| " + field.key + " | ") != std::string::npos);
+    CHECK_FALSE(field.help.empty());
+    CHECK(find_field(field.path()) == &field);
+    // A default obeys its own rule, so a file may spell it out.
+    const std::string value = literal(field, JobConfig());
+    if (!value.empty()) CHECK(error_of("[" + field.section + "]\n" + field.key + " = " + value) == "");
+    if (field.is_bool())
+      CHECK_NOTHROW(from_flags({"--" + field.section + (value == "true" ? "." : ".no_") + field.key}));
+  }
+  CHECK(paths.size() > 150);
+  for (const SectionInfo& section : config_sections())
+    CHECK(all.find("## [" + section.path + "]") != std::string::npos);
+  CHECK(describe_flags().find("--training.steps INT\n      optimizer steps; 1 or more [10000]") != std::string::npos);
+  CHECK(describe_flags().find("pipeline_parallel_degree") == std::string::npos);
+}
+
+TEST_CASE("zero_stage is 0 to 3; below 3 resharding has nothing to do, which is said") {
+  CHECK(from_flags({}).parallelism.zero_stage == 3);
+  CHECK(error_of("[parallelism]\nzero_stage = 4").find("zero_stage") != std::string::npos);
+  const std::vector<std::string> always = {"--parallelism.fsdp_reshard_after_forward", "always",
+                                           "--parallelism.zero_stage"};
+  const auto notes = [&](const std::string& stage) {
+    std::vector<std::string> flags = always;
+    flags.push_back(stage);
+    return from_flags(flags).notes;
+  };
+  CHECK(notes("3").empty());
+  CHECK(notes("2") == std::vector<std::string>{"parallelism.fsdp_reshard_after_forward changes nothing at zero_stage = "
+                                               "2: parameters are whole"});
+}
+
+TEST_CASE("every key that is used changes the configuration") {
+  for (const Field& field : config_fields()) {
+    if (field.status != KeyStatus::Used || field.path() == "job.config_file") continue;
+    CAPTURE(field.path());
+    const std::string type = field.type_name();
+    std::string value = type == "INT"     ? (literal(field, JobConfig()) == "3" ? "2" : "3")
+                        : type == "FLOAT" ? "0.625"
+                                          : "other";
+    if (!field.rule.choices.empty()) {
+      const std::string now = literal(field, JobConfig());
+      value = json_quoted(field.rule.choices.front()) == now ? field.rule.choices.back() : field.rule.choices.front();
+    }
+    std::vector<std::string> flags{"--" + field.path()};
+    if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
+    if (!field.is_bool()) flags.push_back(value);
+    if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
+    CHECK_FALSE(from_flags(flags) == JobConfig());
+  }
+}
+
+TEST_CASE("every file in configs/ loads and sets nothing without effect") {
+#ifdef SFSDP_SOURCE_DIR
+  const fs::path folder = fs::path(SFSDP_SOURCE_DIR) / "configs";
+#else
+  const fs::path folder = "configs";
+#endif
+  std::vector<std::string> names;
+  for (const auto& file : fs::directory_iterator(folder)) {
+    if (file.path().extension() != ".toml") continue;
+    CAPTURE(file.path().string());
+    const JobConfig config = load_config_file(file.path().string());
+    CHECK(config.notes.empty());
+    CHECK(config.job.description != JobConfig().job.description);
+    CHECK(file.path().filename().string().starts_with(config.model.name));
+    names.push_back(file.path().stem().string());
+  }
+  for (const char* name : {"llama3_debug", "llama3_8b", "llama3_70b", "llama3_405b", "gpt2_124m"})
+    CHECK(std::count(names.begin(), names.end(), name) == 1);
+}
+
+TEST_CASE("the mesh has the data axes, dp_replicate outside dp_shard, and a view of both") {
+  const auto mesh = [](int64_t replicate, int64_t shard, int64_t world) {
+    Parallelism parallelism;
+    parallelism.data_parallel_replicate_degree = replicate;
+    parallelism.data_parallel_shard_degree = shard;
+    return make_mesh(parallelism, world);
+  };
+  CHECK(to_string(mesh(1, -1, 8)) == "[dp_shard=8]");
+  CHECK(to_string(mesh(2, -1, 8)) == "[dp_replicate=2, dp_shard=4]");
+  CHECK(to_string(mesh(4, 1, 4)) == "[dp_replicate=4, dp_shard=1]");
+  CHECK(to_string(mesh(1, -1, 1)) == "[dp_shard=1]");
+  CHECK(mesh(2, 4, 8).size("dp") == 8);
+  CHECK_THROWS_WITH_AS(mesh(1, 4, 8), doctest::Contains("expected degrees that multiply to 8"), UserError);
+  CHECK_THROWS_AS(mesh(3, -1, 8), UserError);
+}
+
+// conventions.md: "B is a multiple of the number of data-parallel ranks", "each gets as many".
+TEST_CASE("a step's batch is shared evenly over ranks and micro-batches") {
+  Training training;
+  training.local_batch_size = 2;
+  CHECK(share_batch(training, 4) == BatchShares{2, 8, 1});
+  training.global_batch_size = 32;
+  CHECK(share_batch(training, 4) == BatchShares{2, 32, 4});
+  training.global_batch_size = 12;
+  CHECK_THROWS_WITH_AS(share_batch(training, 4), doctest::Contains("expected a multiple of local_batch_size 2 * 4"),
+                       UserError);
+  training.global_batch_size = 4;
+  CHECK_THROWS_WITH_AS(share_batch(training, 4), doctest::Contains("try 8"), UserError);
+}
+
+TEST_CASE("activation_checkpoint says what backward computes again") {
+  const auto of = [](const char* mode, const char* option) {
+    ActivationCheckpoint config;
+    config.mode = mode;
+    config.selective_ac_option = option;
+    return remat_of(config);
+  };
+  CHECK(of("none", "2").mode == "none");
+  CHECK(of("full", "2").every == 1);
+  CHECK(of("selective", "2").mode == "full");
+  CHECK(of("selective", "2").every == 2);
+  CHECK(of("selective", "op").mode == "op");
+  CHECK(of("selective", "op").mm_again == 2);
+  CHECK_THROWS_WITH_AS(of("selective", "0"), doctest::Contains("expected op, or a number"), UserError);
+  CHECK(of("memory_budget", "2").mode == "memory_budget");
+  CHECK(of("memory_budget", "2").memory_budget == 0.5);
+}
+
+}  // namespace sfsdp::train

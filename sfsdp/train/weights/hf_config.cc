@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/train/weights/json_text.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+constexpr size_t kMaxConfigBytes = 4'000'000;
+constexpr int64_t kMaxSize = 2147483647;  // of any one dimension
+constexpr int64_t kMaxLayers = 100000;
+
+// An object of the file, and how to name its keys.
+class Section {
+ public:
+  Section(const JsonValue& object, std::string file, std::string prefix)
+      : object_(object), file_(std::move(file)), prefix_(std::move(prefix)) {
+    if (!object.as<JsonObject>()) refuse("", describe(object), "an object");
+  }
+
+  [[noreturn]] void refuse(std::string_view key, const std::string& got, const std::string& expected) const {
+    const std::string name = prefix_ + std::string(key);
+    throw UserError("error at " + file_ + ": " + (name.empty() ? "the document" : name) + " = " + got +
+                    "\n  expected " + expected);
+  }
+
+  // Null for a missing key and for null, which transformers writes for "use the default".
+  const JsonValue* find(std::string_view key) const {
+    const JsonValue* value = object_.find(key);
+    return value && value->as<JsonNull>() ? nullptr : value;
+  }
+
+  std::optional<int64_t> find_integer(std::string_view key, int64_t max = kMaxSize) const {
+    const JsonValue* value = find(key);
+    if (!value) return std::nullopt;
+    const auto* number = value->as<uint64_t>();
+    if (!number || *number < 1 || *number > static_cast<uint64_t>(max))
+      refuse(key, describe(*value), concat("an integer from 1 to ", max));
+    return static_cast<int64_t>(*number);
+  }
+
+  int64_t integer(std::string_view key, int64_t max = kMaxSize) const {
+    const auto number = find_integer(key, max);
+    if (!number) refuse(key, "missing", concat("an integer from 1 to ", max));
+    return *number;
+  }
+
+  // 500000 and 500000.0 are both written.
+  std::optional<double> find_number(std::string_view key) const {
+    const JsonValue* value = find(key);
+    if (!value) return std::nullopt;
+    double number = 0;
+    if (const auto* whole = value->as<uint64_t>()) number = static_cast<double>(*whole);
+    if (const auto* real = value->as<double>()) number = *real;
+    if (!(number > 0) || !std::isfinite(number)) refuse(key, describe(*value), "a number above 0");
+    return number;
+  }
+
+  double number(std::string_view key) const {
+    const auto number = find_number(key);
+    if (!number) refuse(key, "missing", "a number above 0");
+    return *number;
+  }
+
+  bool flag(std::string_view key, bool otherwise) const {
+    const JsonValue* value = find(key);
+    if (!value) return otherwise;
+    const auto* flag = value->as<bool>();
+    if (!flag) refuse(key, describe(*value), "true or false");
+    return *flag;
+  }
+
+  std::optional<std::string> find_text(std::string_view key) const {
+    const JsonValue* value = find(key);
+    if (!value) return std::nullopt;
+    const auto* text = value->as<std::string>();
+    if (!text) refuse(key, describe(*value), "a text");
+    return *text;
+  }
+
+  // A key with one value we can compute, which is also its default.
+  void must_be_flag(std::string_view key, bool only) const {
+    if (flag(key, only) != only)
+      refuse(key, only ? "false" : "true", only ? "true; no other is supported" : "false; no other is supported");
+  }
+  void must_be_text(std::string_view key, std::string_view only) const {
+    const auto text = find_text(key);
+    if (text && *text != only) refuse(key, quote_safe(*text), concat("\"", only, "\"; no other is supported"));
+  }
+
+  const JsonObject& members() const { return *object_.as<JsonObject>(); }
+  const std::string& file() const { return file_; }
+
+ private:
+  const JsonValue& object_;
+  std::string file_;
+  std::string prefix_;
+};
+
+struct Rope {
+  std::optional<double> theta;
+  bool scaled = false;
+  double factor = 0, low = 0, high = 0;
+  int64_t original_max = 0;
+};
+
+// The object in rope_scaling (transformers 4) or rope_parameters (5).
+Rope read_rope(const JsonValue& object, const Section& top, const std::string& key) {
+  static constexpr std::array<std::string_view, 8> kKnown = {"rope_type",
+                                                             "type",
+                                                             "rope_theta",
+                                                             "factor",
+                                                             "low_freq_factor",
+                                                             "high_freq_factor",
+                                                             "original_max_position_embeddings",
+                                                             "partial_rotary_factor"};
+  const Section rope(object, top.file(), key + ".");
+  for (const auto& [name, value] : rope.members())
+    if (std::find(kKnown.begin(), kKnown.end(), name) == kKnown.end())
+      rope.refuse(quote_safe(name), describe(value), "only keys of the rope types default and llama3");
+  const auto new_type = rope.find_text("rope_type");
+  const auto old_type = rope.find_text("type");
+  if (new_type && old_type && *new_type != *old_type)
+    rope.refuse("type", quote_safe(*old_type), "the same as rope_type");
+  const auto type = new_type ? new_type : old_type;
+  if (!type) rope.refuse("rope_type", "missing", "\"default\" or \"llama3\"");
+  if (*type != "default" && *type != "llama3")
+    rope.refuse("rope_type", quote_safe(*type), "\"default\" or \"llama3\"; no other is supported");
+  if (rope.find_number("partial_rotary_factor").value_or(1) != 1)
+    rope.refuse("partial_rotary_factor", describe(*rope.find("partial_rotary_factor")), "1; no other is supported");
+
+  Rope out;
+  out.theta = rope.find_number("rope_theta");
+  if (*type == "default") return out;
+  out.scaled = true;
+  out.factor = rope.number("factor");
+  out.low = rope.number("low_freq_factor");
+  out.high = rope.number("high_freq_factor");
+  out.original_max = rope.integer("original_max_position_embeddings");
+  if (out.factor < 1) rope.refuse("factor", concat(out.factor), "at least 1");
+  if (out.high <= out.low)
+    rope.refuse("high_freq_factor", concat(out.high), concat("more than low_freq_factor = ", out.low));
+  return out;
+}
+
+void read_rope_args(const Section& top, std::map<std::string, HfConfig::Value>& args) {
+  const JsonValue* old_object = top.find("rope_scaling");
+  const JsonValue* new_object = top.find("rope_parameters");
+  if (old_object && new_object)
+    top.refuse("rope_scaling", "given beside rope_parameters", "one of them: transformers 4's or 5's");
+  Rope rope;
+  if (old_object) rope = read_rope(*old_object, top, "rope_scaling");
+  if (new_object) rope = read_rope(*new_object, top, "rope_parameters");
+  const auto theta = top.find_number("rope_theta");
+  if (theta && rope.theta && *theta != *rope.theta)
+    top.refuse("rope_theta", concat(*theta), concat("the same as inside the rope object, ", *rope.theta));
+  if (!theta && !rope.theta) top.refuse("rope_theta", "missing", "a number above 0, here or in rope_parameters");
+  args["rope_theta"] = theta ? *theta : *rope.theta;
+  args["rope_scaling"] = rope.scaled;
+  if (!rope.scaled) return;
+  args["rope_scaling_factor"] = rope.factor;
+  args["rope_low_freq_factor"] = rope.low;
+  args["rope_high_freq_factor"] = rope.high;
+  args["rope_original_max_position"] = rope.original_max;
+}
+
+std::map<std::string, HfConfig::Value> read_llama(const Section& top) {
+  top.must_be_text("model_type", "llama");
+  top.must_be_text("hidden_act", "silu");
+  top.must_be_flag("attention_bias", false);
+  top.must_be_flag("mlp_bias", false);
+  const int64_t dim = top.integer("hidden_size");
+  const int64_t heads = top.integer("num_attention_heads");
+  const int64_t kv_heads = top.find_integer("num_key_value_heads").value_or(heads);
+  const auto given_width = top.find_integer("head_dim");
+  if (heads % kv_heads != 0)
+    top.refuse("num_key_value_heads", concat(kv_heads), concat("a divisor of num_attention_heads = ", heads));
+  if (!given_width && dim % heads != 0)
+    top.refuse("num_attention_heads", concat(heads), concat("a divisor of hidden_size = ", dim, ", or head_dim"));
+  const int64_t width = given_width.value_or(dim / heads);
+  if (width % 2 != 0) top.refuse("head_dim", concat(width), "an even number: rotary embeddings turn pairs");
+
+  std::map<std::string, HfConfig::Value> args;
+  args["dim"] = dim;
+  args["n_layers"] = top.integer("num_hidden_layers", kMaxLayers);
+  args["n_heads"] = heads;
+  args["n_kv_heads"] = kv_heads;
+  args["vocab_size"] = top.integer("vocab_size");
+  args["hidden_dim"] = top.integer("intermediate_size");
+  args["head_dim"] = width;
+  args["norm_eps"] = top.number("rms_norm_eps");
+  args["tied"] = top.flag("tie_word_embeddings", false);  // LlamaConfig's default
+  read_rope_args(top, args);
+  return args;
+}
+
+std::map<std::string, HfConfig::Value> read_gpt2(const Section& top) {
+  top.must_be_text("model_type", "gpt2");
+  top.must_be_text("activation_function", "gelu_new");
+  top.must_be_flag("tie_word_embeddings", true);
+  top.must_be_flag("scale_attn_weights", true);
+  top.must_be_flag("scale_attn_by_inverse_layer_idx", false);
+  top.must_be_flag("add_cross_attention", false);
+  const int64_t dim = top.integer("n_embd");
+  const int64_t heads = top.integer("n_head");
+  if (dim % heads != 0) top.refuse("n_head", concat(heads), concat("a divisor of n_embd = ", dim));
+  if (const auto inner = top.find_integer("n_inner", 4 * kMaxSize); inner && *inner != 4 * dim)
+    top.refuse("n_inner", concat(*inner), concat("null or ", 4 * dim, ", 4 n_embd; no other is supported"));
+
+  std::map<std::string, HfConfig::Value> args;
+  args["dim"] = dim;
+  args["n_layers"] = top.integer("n_layer", kMaxLayers);
+  args["n_heads"] = heads;
+  args["vocab_size"] = top.integer("vocab_size");
+  args["max_positions"] = top.integer("n_positions");
+  args["norm_eps"] = top.number("layer_norm_epsilon");
+  return args;
+}
+
+// transformers 4 says torch_dtype, 5 says dtype.
+std::string read_dtype(const Section& top) {
+  const auto old_name = top.find_text("torch_dtype");
+  const auto new_name = top.find_text("dtype");
+  if (old_name && new_name && *old_name != *new_name)
+    top.refuse("torch_dtype", quote_safe(*old_name), "the same as dtype = " + quote_safe(*new_name));
+  const std::string name = new_name ? *new_name : old_name.value_or("");
+  if (!name.empty() && name != "float32" && name != "bfloat16" && name != "float16" && name != "float64")
+    top.refuse(new_name ? "dtype" : "torch_dtype", quote_safe(name), "float32, bfloat16, float16 or float64");
+  return name;
+}
+
+template <typename T>
+T argument(const HfConfig& config, const std::string& key) {
+  const auto found = config.args.find(key);
+  SFSDP_CHECK(found != config.args.end(), "no ", key, " in the config of ", config.model);
+  const T* value = std::get_if<T>(&found->second);
+  SFSDP_CHECK(value, key, " of ", config.model, " is of another type");
+  return *value;
+}
+
+}  // namespace
+
+int64_t HfConfig::integer(const std::string& key) const { return argument<int64_t>(*this, key); }
+double HfConfig::number(const std::string& key) const { return argument<double>(*this, key); }
+bool HfConfig::flag(const std::string& key) const { return argument<bool>(*this, key); }
+
+HfConfig parse_hf_config(std::string_view text, const std::string& file) {
+  return hf_config_of(parse_json(text, file), file);
+}
+
+HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
+  const Section top(document, file, "");
+  static constexpr const char* kSupported = "[\"LlamaForCausalLM\"] or [\"GPT2LMHeadModel\"]; no other is supported";
+  const JsonValue* list = top.find("architectures");
+  if (!list) top.refuse("architectures", "missing", kSupported);
+  const auto* names = list->as<JsonArray>();
+  if (!names || names->size() != 1)
+    top.refuse("architectures", names ? concat(names->size(), " of them") : describe(*list), kSupported);
+  const auto* name = names->front().as<std::string>();
+  if (!name || (*name != "LlamaForCausalLM" && *name != "GPT2LMHeadModel"))
+    top.refuse("architectures", "[" + describe(names->front()) + "]", kSupported);
+  if (const JsonValue* quantized = top.find("quantization_config"))
+    top.refuse("quantization_config", describe(*quantized), "none: quantised weights are not supported");
+
+  HfConfig config;
+  config.dtype = read_dtype(top);
+  const bool llama = *name == "LlamaForCausalLM";
+  config.model = llama ? "llama3" : "gpt";
+  config.args = llama ? read_llama(top) : read_gpt2(top);
+  return config;
+}
+
+HfConfig read_hf_config(const std::string& dir) {
+  const std::string path = (std::filesystem::path(dir) / "config.json").string();
+  return parse_hf_config(read_text_file(path, kMaxConfigBytes), path);
+}
+
+}  // namespace sfsdp::train

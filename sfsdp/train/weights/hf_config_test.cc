@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_config.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+// Llama 3.1 8B, as transformers 4 writes it.
+const std::string kLlama4 = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+  "eos_token_id": [128001, 128008], "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+  "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
+  "rms_norm_eps": 1e-05,
+  "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+  "vocab_size": 128256})";
+
+// The same, transformers 5.
+const std::string kLlama5 = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "dtype": "bfloat16", "head_dim": 128,
+  "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "mlp_bias": false, "model_type": "llama",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+  "rope_parameters": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "rope_theta": 500000,
+                      "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "tie_word_embeddings": false, "vocab_size": 128256})";
+
+const std::string kGpt2 = R"({
+  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+  "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+  "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257})";
+
+// The text with the first `from` replaced, which must be there.
+std::string with(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+std::string message_of(const std::string& text) {
+  try {
+    parse_hf_config(text, "dir/config.json");
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("hf_config: Llama 3.1 8B reads the same from transformers 4 and 5") {
+  for (const std::string& text : {kLlama4, kLlama5}) {
+    const HfConfig config = parse_hf_config(text, "config.json");
+    CHECK(config.model == "llama3");
+    CHECK(config.dtype == "bfloat16");
+    CHECK(config.integer("dim") == 4096);
+    CHECK(config.integer("n_layers") == 32);
+    CHECK(config.integer("n_heads") == 32);
+    CHECK(config.integer("n_kv_heads") == 8);
+    CHECK(config.integer("vocab_size") == 128256);
+    CHECK(config.integer("hidden_dim") == 14336);
+    CHECK(config.integer("head_dim") == 128);
+    CHECK(config.number("norm_eps") == 1e-5);
+    CHECK(config.number("rope_theta") == 500000);
+    CHECK(config.flag("rope_scaling"));
+    CHECK(config.number("rope_scaling_factor") == 8);
+    CHECK(config.number("rope_low_freq_factor") == 1);
+    CHECK(config.number("rope_high_freq_factor") == 4);
+    CHECK(config.integer("rope_original_max_position") == 8192);
+    CHECK_FALSE(config.flag("tied"));
+    CHECK(config.args.size() == 15);
+  }
+}
+
+TEST_CASE("hf_config: no scaling, tied weights, keys left to their defaults") {
+  const size_t at = kLlama4.find("\"rope_scaling\"");
+  const size_t end = kLlama4.find("\"rope_theta\"");
+  const std::string without = kLlama4.substr(0, at) + kLlama4.substr(end);
+  for (const std::string& text :
+       {without, with(without, "\"rope_theta\"", "\"rope_scaling\": null, \"rope_theta\""),
+        with(without, "\"rope_theta\": 500000.0", R"("rope_parameters": {"rope_type": "default", "rope_theta": 5e5})"),
+        with(without, "\"rope_theta\"",
+             R"("rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta")"),
+        with(without, "\"rope_theta\"", R"("rope_scaling": {"type": "default"}, "rope_theta")")}) {
+    const HfConfig config = parse_hf_config(text, "config.json");
+    CHECK_FALSE(config.flag("rope_scaling"));
+    CHECK(config.number("rope_theta") == 500000);
+    CHECK(config.args.count("rope_scaling_factor") == 0);
+  }
+  CHECK(parse_hf_config(with(kLlama4, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true"), "")
+            .flag("tied"));
+  CHECK(parse_hf_config(with(kLlama4, "\"num_key_value_heads\": 8,", ""), "").integer("n_kv_heads") == 32);
+  CHECK(parse_hf_config(with(kLlama5, "\"head_dim\": 128", "\"head_dim\": 64"), "").integer("head_dim") == 64);
+  CHECK(parse_hf_config(with(kLlama4, "\"rope_type\"", "\"type\""), "").flag("rope_scaling"));
+  CHECK(parse_hf_config(with(kLlama4, "\"torch_dtype\": \"bfloat16\",", ""), "").dtype == "");
+}
+
+TEST_CASE("hf_config: GPT-2") {
+  const HfConfig config = parse_hf_config(kGpt2, "config.json");
+  CHECK(config.model == "gpt");
+  CHECK(config.integer("dim") == 768);
+  CHECK(config.integer("n_layers") == 12);
+  CHECK(config.integer("n_heads") == 12);
+  CHECK(config.integer("vocab_size") == 50257);
+  CHECK(config.integer("max_positions") == 1024);
+  CHECK(config.number("norm_eps") == 1e-5);
+  CHECK(config.args.size() == 6);
+  CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": 3072, \"n_ctx\""), "").integer("dim") == 768);
+  CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": null, \"n_ctx\""), "").integer("dim") == 768);
+}
+
+TEST_CASE("hf_config: what our models do not compute is refused, saying what is supported") {
+  const struct {
+    const std::string& base;
+    const char* from;
+    const char* to;
+    const char* says;
+  } cases[] = {
+      {kLlama4, "LlamaForCausalLM", "MistralForCausalLM", "LlamaForCausalLM"},
+      {kLlama4, "[\"LlamaForCausalLM\"]", "[]", "0 of them"},
+      {kLlama4, "[\"LlamaForCausalLM\"]", "\"LlamaForCausalLM\"", "architectures"},
+      {kLlama4, "\"architectures\": [\"LlamaForCausalLM\"],", "", "architectures = missing"},
+      {kLlama4, "\"model_type\": \"llama\"", "\"model_type\": \"mistral\"", "model_type"},
+      {kLlama4, "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias = true"},
+      {kLlama4, "\"attention_bias\": false", "\"attention_bias\": 0", "true or false"},
+      {kLlama4, "\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias = true"},
+      {kLlama4, "\"silu\"", "\"gelu\"", "expected \"silu\""},
+      {kLlama4, "\"rope_type\": \"llama3\"", "\"rope_type\": \"yarn\"", "\"default\" or \"llama3\""},
+      {kLlama4, "\"rope_type\": \"llama3\"", "\"rope_type\": 3", "a text"},
+      {kLlama4, ", \"rope_type\": \"llama3\"", "", "rope_scaling.rope_type = missing"},
+      {kLlama4, "\"low_freq_factor\": 1.0, ", "", "rope_scaling.low_freq_factor = missing"},
+      {kLlama4, "\"high_freq_factor\": 4.0", "\"high_freq_factor\": 1.0", "more than low_freq_factor"},
+      {kLlama4, "\"factor\": 8.0", "\"factor\": 0.5", "at least 1"},
+      {kLlama4, "\"factor\": 8.0", "\"factor\": 8.0, \"beta_fast\": 32", "beta_fast"},
+      {kLlama4, "\"rope_theta\": 500000.0,", "", "rope_theta = missing"},
+      {kLlama4, "\"rope_theta\": 500000.0", "\"rope_theta\": -1.0", "above 0"},
+      {kLlama4, "\"rope_theta\": 500000.0", "\"rope_theta\": \"5e5\"", "above 0"},
+      {kLlama4, "\"rope_theta\"", "\"rope_parameters\": {}, \"rope_theta\"", "one of them"},
+      {kLlama5, "\"vocab_size\"", "\"rope_theta\": 10000.0, \"vocab_size\"", "the same as inside"},
+      {kLlama5, "\"factor\": 8", "\"factor\": 8, \"partial_rotary_factor\": 0.5", "partial_rotary_factor"},
+      {kLlama4, "\"hidden_size\": 4096,", "", "hidden_size = missing"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": null", "hidden_size = missing"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": 4096.0", "an integer from 1"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": 0", "an integer from 1"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": -4096", "an integer from 1"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": 99999999999999999999", "an integer from 1"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": 4096, \"hidden_size\": 4096", "twice"},
+      {kLlama4, "\"hidden_size\": 4096", "\"hidden_size\": 4100", "a divisor of hidden_size"},
+      {kLlama4, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 1000000", "from 1 to 100000"},
+      {kLlama4, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7", "a divisor of num_attention_heads"},
+      {kLlama5, "\"head_dim\": 128", "\"head_dim\": 127", "even"},
+      {kLlama4, "\"rms_norm_eps\": 1e-05,", "", "rms_norm_eps = missing"},
+      {kLlama4, "\"bfloat16\"", "\"int4\"", "float32, bfloat16"},
+      {kLlama4, "\"torch_dtype\"", "\"dtype\": \"float32\", \"torch_dtype\"", "the same as dtype"},
+      {kLlama4, "\"use_cache\": true", "\"quantization_config\": {}", "quantization_config"},
+      {kLlama4, "\"vocab_size\": 128256}", "\"vocab_size\": 128256", "invalid JSON"},
+      {kGpt2, "\"gelu_new\"", "\"relu\"", "gelu_new"},
+      {kGpt2, "\"n_ctx\"", "\"n_inner\": 1000, \"n_ctx\"", "3072"},
+      {kGpt2, "\"n_ctx\"", "\"tie_word_embeddings\": false, \"n_ctx\"", "tie_word_embeddings"},
+      {kGpt2, "\"n_ctx\"", "\"scale_attn_by_inverse_layer_idx\": true, \"n_ctx\"", "scale_attn_by_inverse_layer_idx"},
+      {kGpt2, "\"n_head\": 12", "\"n_head\": 7", "a divisor of n_embd"},
+      {kGpt2, "\"n_positions\": 1024,", "", "n_positions = missing"},
+  };
+  for (const auto& bad : cases) {
+    CAPTURE(std::string(bad.to));
+    const std::string message = message_of(with(bad.base, bad.from, bad.to));
+    CAPTURE(message);
+    CHECK(contains(message, "dir/config.json"));
+    CHECK(contains(message, bad.says));
+    CHECK(contains(message, "expected"));
+  }
+  CHECK(contains(message_of("[]"), "an object"));
+  CHECK(contains(message_of(""), "invalid JSON"));
+}
+
+TEST_CASE("hf_config: is read from the folder, and a missing one is named") {
+  const testing::TemporaryFolder folder;
+  CHECK_THROWS_WITH_AS(read_hf_config(folder.path()), doctest::Contains("config.json"), UserError);
+  folder.write("config.json", kGpt2);
+  CHECK(read_hf_config(folder.path()).model == "gpt");
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_names.h"
+
+#include <array>
+#include <string>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+enum class Heads : uint8_t { None, Query, KeyValue };
+
+struct LlamaRow {
+  std::string_view ours;
+  std::string_view hf;
+  Heads heads = Heads::None;
+};
+
+// Behind "layers.{i}." here and "model.layers.{i}." there.
+constexpr std::array<LlamaRow, 9> kLlamaLayer = {{
+    {"attention.wq.weight", "self_attn.q_proj.weight", Heads::Query},
+    {"attention.wk.weight", "self_attn.k_proj.weight", Heads::KeyValue},
+    {"attention.wv.weight", "self_attn.v_proj.weight"},
+    {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
+    {"feed_forward.w2.weight", "mlp.down_proj.weight"},
+    {"feed_forward.w3.weight", "mlp.up_proj.weight"},
+    {"attention_norm.weight", "input_layernorm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+}};
+
+struct GptRow {
+  std::string_view name;
+  bool transposed = false;
+};
+
+// Behind "h.{i}.".
+constexpr std::array<GptRow, 12> kGptLayer = {{
+    {"ln_1.weight"},
+    {"ln_1.bias"},
+    {"attn.c_attn.weight", true},
+    {"attn.c_attn.bias"},
+    {"attn.c_proj.weight", true},
+    {"attn.c_proj.bias"},
+    {"ln_2.weight"},
+    {"ln_2.bias"},
+    {"mlp.c_fc.weight", true},
+    {"mlp.c_fc.bias"},
+    {"mlp.c_proj.weight", true},
+    {"mlp.c_proj.bias"},
+}};
+
+// "layers.3.ffn_norm.weight" -> "ffn_norm.weight", and "3" in `layer`; none for another prefix or a layer we lack.
+std::optional<std::string_view> behind_layer(std::string_view name, std::string_view prefix, int64_t layers,
+                                             std::string& layer) {
+  if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const auto number = parse_int(name.substr(0, dot));
+  if (!number || *number < 0 || *number >= layers || std::to_string(*number) != name.substr(0, dot))
+    return std::nullopt;
+  layer = std::to_string(*number);
+  return name.substr(dot + 1);
+}
+
+HfTensor plain(std::string name) { return {std::move(name), HfTensor::None, 0, ""}; }
+
+std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& config) {
+  if (name == "tok_embeddings.weight") return plain("model.embed_tokens.weight");
+  if (name == "norm.weight") return plain("model.norm.weight");
+  if (name == "output.weight") return plain(config.flag("tied") ? "model.embed_tokens.weight" : "lm_head.weight");
+  std::string layer;
+  const auto rest = behind_layer(name, "layers.", config.integer("n_layers"), layer);
+  if (!rest) return std::nullopt;
+  for (const LlamaRow& row : kLlamaLayer) {
+    if (row.ours != *rest) continue;
+    HfTensor tensor = plain("model.layers." + layer + "." + std::string(row.hf));
+    if (row.heads != Heads::None) {
+      tensor.transform = HfTensor::PermuteHeads;
+      tensor.heads = config.integer(row.heads == Heads::Query ? "n_heads" : "n_kv_heads");
+    }
+    return tensor;
+  }
+  return std::nullopt;
+}
+
+std::optional<HfTensor> gpt_tensor(std::string_view name, const HfConfig& config) {
+  const auto named = [](const std::string& base, HfTensor::Transform transform) {
+    return HfTensor{"transformer." + base, transform, 0, base};
+  };
+  if (name == "lm_head.weight") return named("wte.weight", HfTensor::None);  // tied
+  if (name == "wte.weight" || name == "wpe.weight" || name == "ln_f.weight" || name == "ln_f.bias")
+    return named(std::string(name), HfTensor::None);
+  std::string layer;
+  const auto rest = behind_layer(name, "h.", config.integer("n_layers"), layer);
+  if (!rest) return std::nullopt;
+  for (const GptRow& row : kGptLayer)
+    if (row.name == *rest) return named(std::string(name), row.transposed ? HfTensor::Transpose : HfTensor::None);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<HfTensor> hf_tensor_of(std::string_view model, std::string_view our_name, const HfConfig& config) {
+  SFSDP_CHECK(model == config.model, model, " with the config of ", config.model);
+  if (model == "llama3") return llama_tensor(our_name, config);
+  SFSDP_CHECK(model == "gpt", "model ", model);
+  return gpt_tensor(our_name, config);
+}
+
+int64_t source_row(const HfTensor& tensor, int64_t rows, int64_t row) {
+  SFSDP_CHECK(row >= 0 && row < rows, "row ", row, " of ", rows, " of ", tensor.hf_name);
+  if (tensor.transform != HfTensor::PermuteHeads) return row;
+  SFSDP_CHECK(tensor.heads > 0 && rows % (2 * tensor.heads) == 0, rows, " rows of ", tensor.heads, " heads in ",
+              tensor.hf_name);
+  const int64_t width = rows / tensor.heads;
+  const int64_t in_head = row % width;  // 2 i + j: pair i, component j
+  return row - in_head + in_head % 2 * (width / 2) + in_head / 2;
+}
+
+}  // namespace sfsdp::train

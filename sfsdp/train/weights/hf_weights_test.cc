@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Training from a Hugging Face folder equals PyTorch: the numbers in tests/fixtures, on every form of data parallelism.
+#include "sfsdp/train/weights/hf_weights.h"
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/models/loss.h"
+#include "sfsdp/models/registry.h"
+#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/weights/hf_names.h"
+#include "sfsdp/train/weights/json_text.h"
+#include "tests/fixtures/fixture.h"
+
+namespace sfsdp::train {
+namespace {
+
+using testing::Fixture;
+
+struct Model {
+  models::LanguageModel model;
+  std::shared_ptr<Program> program;
+};
+
+Batch batch_of(const Fixture& fixture, int64_t step, int64_t first, int64_t rows) {
+  const auto ids = testing::fixture_batch(fixture.training, step);
+  const int64_t length = fixture.training.seq_len;
+  Batch batch = {at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < length; ++i)
+      for (size_t side : {0, 1})
+        batch[side].mutable_data_ptr<int64_t>()[r * length + i] =
+            ids[static_cast<size_t>(first + r)][static_cast<size_t>(i) + side];
+  return batch;
+}
+
+Model make_model(const Fixture& fixture, const Strategy& strategy, int64_t micro_batches, bool keep_gradients) {
+  Model out;
+  models::ModelSpec spec{fixture.config.model, "", {fixture.config.args.begin(), fixture.config.args.end()}};
+  capture::run_meta_init([&] {
+    out.model = models::make_language_model(spec);
+    return out.model.module;
+  });
+  const auto& t = fixture.training;
+  AdamW adamw{t.lr, t.beta1, t.beta2, t.eps, t.weight_decay};
+  CompileOptions options;
+  options.micro_batches = micro_batches;
+  options.max_norm = t.max_norm;
+  if (keep_gradients) {  // with beta1 = 0 the first moment after step 1 is the gradient
+    adamw.beta1 = 0;
+    options.max_norm = 0;
+  }
+  auto forward = out.model.forward;
+  const int64_t rows = t.global_batch_size / strategy.data_ranks() / micro_batches;
+  out.program = std::make_shared<Program>(
+      out.model.module,
+      [forward](const Batch& b) -> LossValue {
+        return {models::cross_entropy(forward(b[0]), b[1]), {}};
+      },
+      adamw, batch_of(fixture, 1, 0, rows), strategy, options);
+  return out;
+}
+
+// A whole tensor of ours as the checkpoint has it.
+at::Tensor to_hf_layout(const at::Tensor& ours, const HfTensor& place) {
+  if (place.transform == HfTensor::Transpose) return ours.t().contiguous();
+  if (place.transform == HfTensor::None) return ours;
+  at::Tensor out = at::empty_like(ours);
+  for (int64_t r = 0; r < ours.size(0); ++r) out[source_row(place, ours.size(0), r)].copy_(ours[r]);
+  return out;
+}
+
+std::vector<double> numbers(const at::Tensor& t) {
+  const at::Tensor flat = t.to(at::kDouble).contiguous().view({-1});
+  return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
+}
+
+template <class T>
+void append(std::string& to, const std::vector<T>& values) {
+  static_assert(std::endian::native == std::endian::little);
+  to.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+std::string dims(at::IntArrayRef sizes) {
+  std::vector<std::string> parts;
+  for (const int64_t size : sizes) parts.push_back(std::to_string(size));
+  return join(parts, ",");
+}
+
+std::string safetensors(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::string header, data;
+  for (const auto& [name, value] : tensors) {
+    const size_t begin = data.size();
+    const at::Tensor packed = value.contiguous();
+    data.append(static_cast<const char*>(packed.const_data_ptr()), packed.nbytes());
+    header += concat(header.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"",
+                     safetensors_name(capture::dtype_of(packed.scalar_type())), "\",\"shape\":[", dims(packed.sizes()),
+                     "],\"data_offsets\":[", begin, ",", data.size(), "]}");
+  }
+  header += "}";
+  std::string file;
+  append(file, std::vector<uint64_t>{header.size()});
+  return file + header + data;
+}
+
+void write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+// The fixture's initial weights by Hugging Face name.
+std::vector<std::pair<std::string, at::Tensor>> initial_weights(const Fixture& fixture) {
+  const Model whole = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const StoredTensor& t : whole.program->tensors()) {
+    if (t.source < 0) continue;
+    const HfTensor place = *hf_tensor_of(fixture.config.model, t.name, fixture.config);
+    std::vector<int64_t> shape = t.global_shape;
+    if (place.transform == HfTensor::Transpose) std::reverse(shape.begin(), shape.end());
+    const auto values = testing::fixture_weight(place.hf_name, c10::multiply_integers(shape));
+    tensors.emplace_back(place.hf_name, at::tensor(values).view(shape));
+  }
+  return tensors;
+}
+
+struct Tolerance {
+  double loss = 1e-6, grad_norm = 5e-6;  // relative
+  double gradient = 1e-6;                // of each tensor's norm
+  double weight = 1e-5;                  // absolute, per element
+};
+
+void expect_equals_pytorch(const Fixture& fixture, const std::string& folder, DeviceMesh mesh,
+                           DataParallelOptions options, int64_t micro_batches, Tolerance tolerance) {
+  CAPTURE(to_string(mesh));
+  const Strategy strategy = data_parallel(mesh, options);
+  const auto ranks = static_cast<int>(mesh.world_size());
+  const int64_t rows = fixture.training.global_batch_size / ranks / micro_batches;
+  const auto checkpoint = SafetensorsCheckpoint::open(folder);
+  const auto batches = [&](int64_t k, int rank) {
+    std::vector<Batch> out;
+    for (int64_t m = 0; m < micro_batches; ++m) out.push_back(batch_of(fixture, k, (m * ranks + rank) * rows, rows));
+    return out;
+  };
+  std::mutex mutex;  // doctest's checks are made by one thread at a time
+  const auto expect_near = [&](Step& step, const std::string& suffix, const auto& expected, double of_norm,
+                               double per_element) {
+    for (const StoredTensor& t : step.program().tensors()) {
+      if (t.source < 0) continue;
+      const HfTensor place = *hf_tensor_of(fixture.config.model, t.name, fixture.config);
+      const at::Tensor whole = to_hf_layout(step.gather(t.name + suffix), place);
+      const std::lock_guard lock(mutex);
+      CAPTURE(place.hf_name);
+      const testing::Fingerprint& want = expected.at(place.hf_name);
+      double of_element = per_element;
+      // The true gradient of a key bias is 0: Adam makes steps of up to lr out of its rounding error.
+      if (place.hf_name.ends_with("attn.c_attn.bias")) of_element = 20 * fixture.training.lr / std::sqrt(3.0);
+      const double root = std::sqrt(static_cast<double>(whole.numel()));
+      const testing::Fingerprint got = testing::fingerprint(place.hf_name, numbers(whole));
+      CHECK(testing::difference(got, want) * want.norm <= of_norm * want.norm + of_element * root);
+    }
+  };
+
+  const Model gradients = make_model(fixture, strategy, micro_batches, true);
+  testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+    Step step(gradients.program, &world);
+    CHECK(load_hf_weights(step, checkpoint, fixture.config).empty());
+    step(batches(1, world.rank()));
+    expect_near(step, ".exp_avg", fixture.gradients, tolerance.gradient, 0);
+  });
+
+  const Model trained = make_model(fixture, strategy, micro_batches, false);
+  testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+    Step step(trained.program, &world);
+    load_hf_weights(step, checkpoint, fixture.config);
+    for (size_t k = 0; k < fixture.steps.size(); ++k) {
+      const testing::FixtureStep& expected = fixture.steps[k];
+      step.lr = expected.lr;
+      const StepResult got = step(batches(static_cast<int64_t>(k) + 1, world.rank()));
+      const std::lock_guard lock(mutex);
+      CAPTURE(k);
+      CHECK(got.loss == doctest::Approx(expected.loss).epsilon(tolerance.loss));
+      CHECK(got.grad_norm == doctest::Approx(expected.grad_norm).epsilon(tolerance.grad_norm));
+    }
+    if (!fixture.weights.empty()) expect_near(step, "", fixture.weights, 0, tolerance.weight);
+  });
+}
+
+void expect_all_forms_equal_pytorch(const std::string& name) {
+  const Fixture fixture = testing::read_fixture(name);
+  const testing::TemporaryFolder folder;
+  write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
+  const auto expect = [&](DeviceMesh mesh, DataParallelOptions options, int64_t micro_batches = 1) {
+    expect_equals_pytorch(fixture, folder.path(), std::move(mesh), options, micro_batches, {});
+  };
+  expect(init_device_mesh({{"dp_shard", 1}}), {});
+  expect(init_device_mesh({{"dp_shard", 2}}), {});
+  expect(init_device_mesh({{"dp_shard", 2}}), {}, 2);
+  expect(init_device_mesh({{"dp_shard", 4}}), {});
+  expect(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate});
+  expect(init_device_mesh({{"dp_replicate", 4}}), {.mode = DataParallelMode::Replicate});
+  expect(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard});
+}
+
+std::string config_json(const std::string& fixture) {
+  const std::string text = read_text_file(testing::fixture_path(fixture + ".json"), 1 << 20);
+  const size_t begin = text.find('{', text.find("\"config\""));
+  size_t end = begin;
+  int depth = 0;
+  do {
+    depth += text[end] == '{' ? 1 : text[end] == '}' ? -1 : 0;
+  } while (++end < text.size() && depth > 0);
+  return text.substr(begin, end - begin);
+}
+
+// Runs the sfsdp beside this test; returns its exit status.
+int run_sfsdp(const std::string& arguments) {
+  const auto binary = std::filesystem::canonical("/proc/self/exe").parent_path() / "sfsdp";
+  const int status = std::system(concat("'", binary.string(), "' ", arguments, " >/dev/null").c_str());
+  return WEXITSTATUS(status);
+}
+
+// Losses and norms of metrics.jsonl against the fixture's, to what independent implementations agree to.
+void expect_metrics_equal(const Fixture& fixture, const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  size_t k = 0;
+  for (; std::getline(file, line); ++k) {
+    REQUIRE(k < fixture.steps.size());
+    CAPTURE(line);
+    const JsonValue metrics = parse_json(line, path);
+    const auto number = [&](const char* key) { return testing::fixture_detail::number(metrics, key); };
+    CHECK(number("step") == static_cast<double>(k + 1));
+    CHECK(number("loss") == doctest::Approx(fixture.steps[k].loss).epsilon(1e-5));
+    CHECK(number("grad_norm") == doctest::Approx(fixture.steps[k].grad_norm).epsilon(5e-5));
+    CHECK(number("lr") == doctest::Approx(fixture.steps[k].lr).epsilon(1e-12));
+    CHECK(number("tokens") == static_cast<double>((k + 1) * 4 * 16));
+    for (const char* key : {"step_time_s", "tps", "memory_gib"}) CHECK(number(key) > 0);
+  }
+  CHECK(k == fixture.steps.size());
+}
+
+}  // namespace
+
+TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, whatever the ranks") {
+  for (const std::string name : {"llama", "llama_tied", "gpt2"}) {
+    CAPTURE(name);
+    const Fixture fixture = testing::read_fixture(name);
+    const auto& t = fixture.training;
+    const testing::TemporaryFolder folder;
+    write(folder / "config.json", config_json(name));
+    // Sharded, as large checkpoints are: every other tensor in a second file.
+    std::vector<std::pair<std::string, at::Tensor>> files[2];
+    std::string map;
+    size_t bytes = 0, next = 0;
+    for (auto& tensor : initial_weights(fixture)) {
+      map += concat(map.empty() ? "" : ",", "\"", tensor.first, "\":\"", next, ".safetensors\"");
+      bytes += tensor.second.nbytes();
+      files[next].push_back(std::move(tensor));
+      next = 1 - next;
+    }
+    for (size_t i : {0, 1}) write(folder / concat(i, ".safetensors"), safetensors(files[i]));
+    write(folder / "model.safetensors.index.json",
+          concat("{\"metadata\":{\"total_size\":", bytes, "},\"weight_map\":{", map, "}}"));
+
+    const std::string train =
+        concat("train --model.name hf --model.hf_assets_path ", folder.path(), " --checkpoint.initial_load_path ",
+               folder.path(), " --checkpoint.initial_load_in_hf --training.dataset tokens --training.dataset_path ",
+               testing::fixture_path("tokens.bin"), " --training.token_dtype uint16 --training.seq_len ", t.seq_len,
+               " --training.global_batch_size ", t.global_batch_size, " --training.steps ", fixture.steps.size(),
+               " --training.max_norm ", t.max_norm, " --training.mixed_precision_param float32 --optimizer.lr ", t.lr,
+               " --optimizer.beta1 ", t.beta1, " --optimizer.beta2 ", t.beta2, " --optimizer.eps ", t.eps,
+               " --optimizer.weight_decay ", t.weight_decay, " --lr_scheduler.warmup_steps ", t.warmup_steps,
+               " --lr_scheduler.decay_ratio 0 ");
+    const auto expect = [&](int ranks, int64_t local_batch, const std::string& flags) {
+      CAPTURE(ranks);
+      CAPTURE(flags);
+      const std::string out = folder / "out";
+      const std::string command =
+          concat(train, "--job.dump_folder ", out, " --training.local_batch_size ", local_batch, " ", flags);
+      REQUIRE(run_sfsdp(ranks == 1 ? command : concat("launch -n ", ranks, " -- ", command)) == 0);
+      expect_metrics_equal(fixture, out + "/metrics.jsonl");
+      std::filesystem::remove_all(out);
+    };
+    expect(1, 4, "");
+    if (name == "llama") {  // the forms themselves are compared on threads
+      expect(1, 1, "");     // four micro-batches
+      expect(2, 2, "");
+      expect(2, 1, "--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1");
+      expect(4, 1, "--parallelism.data_parallel_replicate_degree 2");
+    }
+  }
+}
+
+TEST_CASE("hf_weights: rows are converted, unknown tensors are named, old names are found") {
+  const Fixture fixture = testing::read_fixture("gpt2");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const testing::TemporaryFolder folder;
+  auto tensors = initial_weights(fixture);
+  for (auto& [name, value] : tensors) {
+    name = name.substr(std::string("transformer.").size());
+    value = value.to(at::kBFloat16);
+  }
+  tensors.emplace_back("h.0.attn.bias", at::ones({1, 1, 4, 4}));  // a constant: the causal mask
+  tensors.emplace_back("h.7.ln_1.weight", at::ones({32}));
+  write(folder / "model.safetensors", safetensors(tensors));
+  Step step(model.program, nullptr);
+  CHECK(load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config) ==
+        std::vector<std::string>{"h.7.ln_1.weight"});
+  for (const auto& [name, value] : tensors)
+    if (name == "h.1.mlp.c_fc.weight") CHECK(at::equal(step.gather(name), value.to(at::kFloat).t()));
+}
+
+TEST_CASE("hf_weights: a missing tensor, and a wrong shape are errors that name the tensor") {
+  const Fixture fixture = testing::read_fixture("llama");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const auto load = [&](const std::function<void(std::pair<std::string, at::Tensor>&)>& change) {
+    const testing::TemporaryFolder folder;
+    auto tensors = initial_weights(fixture);
+    for (auto& tensor : tensors)
+      if (tensor.first == "model.layers.1.mlp.down_proj.weight") change(tensor);
+    write(folder / "model.safetensors", safetensors(tensors));
+    Step step(model.program, nullptr);
+    load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config);
+  };
+  CHECK_THROWS_WITH_AS(load([](auto& t) { t.first = "other"; }),
+                       doctest::Contains("model.layers.1.mlp.down_proj.weight"), UserError);
+  CHECK_THROWS_WITH_AS(load([](auto& t) { t.second = t.second.t(); }),
+                       doctest::Contains("down_proj.weight has shape [96, 64]\n  expected [64, 96]"), UserError);
+  CHECK_NOTHROW(load([](auto& t) { t.second = t.second.to(at::kDouble); }));
+}
+
+TEST_CASE("hf_weights: Llama with grouped heads, own head_dim and llama3 rope scaling equals PyTorch") {
+  expect_all_forms_equal_pytorch("llama");
+}
+
+TEST_CASE("hf_weights: Llama with tied embeddings equals PyTorch") { expect_all_forms_equal_pytorch("llama_tied"); }
+
+TEST_CASE("hf_weights: GPT-2 equals PyTorch") { expect_all_forms_equal_pytorch("gpt2"); }
+
+TEST_CASE("hf_weights: bfloat16 parameters with float32 reduction equal FSDP2's MixedPrecisionPolicy") {
+  const MixedPrecisionPolicy policy{ir::DType::bf16, ir::DType::f32};
+  const Fixture fixture = testing::read_fixture("llama_bf16_fsdp2");
+  const testing::TemporaryFolder folder;
+  write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
+  expect_equals_pytorch(fixture, folder.path(), init_device_mesh({{"dp_shard", 2}}), {.mixed_precision = policy}, 1,
+                        {.loss = 2e-3, .grad_norm = 1e-2, .gradient = 0x1p-7});
+}
+
+}  // namespace sfsdp::train
