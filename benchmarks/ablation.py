@@ -11,12 +11,13 @@ import argparse, json, os, statistics, subprocess, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = f"{ROOT}/docs/ablation.md"
-SINGLE = ["--parallelism.fsdp_layout", "dim0", "--debug.disable_pass", "copy_buckets,reshard"]
+OVERLAP = "split_collectives,prefetch_gathers,sink_waits,pipeline_reductions"
+SINGLE = ["--parallelism.fsdp_layout", "dim0", "--debug.disable_pass"]
 VARIANTS = {
-    "vanilla": SINGLE + ["--parallelism.no_fsdp_reorder"],
-    "reorder": SINGLE,
+    "vanilla": SINGLE + ["copy_buckets,reshard," + OVERLAP],
+    "reorder": SINGLE + ["copy_buckets,reshard"],
     "copies": ["--parallelism.fsdp_layout", "dim0"],
-    "bucket": ["--parallelism.no_fsdp_reorder"],
+    "bucket": ["--debug.disable_pass", OVERLAP],
     "both": [],
     "auto": ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_reshard_after_forward", "auto"],
     "search": ["--parallelism.fsdp_wrap", "search", "--parallelism.fsdp_reshard_after_forward", "auto"],

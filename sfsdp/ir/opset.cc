@@ -89,8 +89,6 @@ bool is_collective(const Op& op) { return has_flag(op, kCollective); }
 bool is_start(const Op& op) { return has_flag(op, kStart); }
 bool is_wait(const Op& op) { return op.is("wait"); }
 
-bool is_in_flight(const Op& op) { return op.is("state") && op.result()->type().kind == Type::Kind::Async; }
-
 bool is_once(const Op& op) {
   const auto once = op.attrs.find("once");
   return once != op.attrs.end() && once->second == Attr(true);

@@ -49,8 +49,6 @@ bool is_root(const Op& op);
 bool is_collective(const Op& op);
 bool is_start(const Op& op);
 bool is_wait(const Op& op);
-// A state that the step before left in flight: no storage of its own.
-bool is_in_flight(const Op& op);
 bool is_random(const Op& op);
 // Attribute once=true, in a section that micro-batches repeat: the last one alone runs it.
 bool is_once(const Op& op);

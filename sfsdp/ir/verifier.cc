@@ -76,10 +76,8 @@ class Verifier {
           report(concat("%", result->name(), " is the name of two values"), "expected unique names");
       }
     }
-    for (const Carry& carry : graph_.carries) {
+    for (const Carry& carry : graph_.carries)
       if (values_.contains(carry.current)) carried_.insert(carry.current);
-      if (values_.contains(carry.next)) carried_on_.insert(carry.next);
-    }
   }
 
   void check_mesh() {
@@ -249,11 +247,10 @@ class Verifier {
       if (is_start(op) && !async)
         report(concat(name_of(op), " starts what is not async"),
                concat("expected async ", result->type(), ", got ", result->type()));
-      // A gather that the step before left in flight comes in as an async state.
-      if (async && !is_start(op) && !is_root(op))
+      if (async && !is_start(op))
         report(concat(name_of(op), " has an async result"),
-               concat("expected a tensor, got ", result->type(), "; only *.start ops and states are async"));
-      if (async && (is_start(op) || is_root(op))) in_flight_.push_back(result.get());
+               concat("expected a tensor, got ", result->type(), "; only *.start ops are async"));
+      if (async && is_start(op)) in_flight_.push_back(result.get());
     }
   }
 
@@ -274,11 +271,9 @@ class Verifier {
 
   void check_all_waited() {
     for (const Value* value : in_flight_) {
-      if (carried_on_.contains(value)) continue;
       op_ = value->producer();
       report(concat(name_of(*op_), " is started, but nothing waits for it"),
-             concat("expected a wait, or a carry into the next step; insert %", value->name(), ".full = wait %",
-                    value->name()));
+             concat("expected a wait; insert %", value->name(), ".full = wait %", value->name()));
     }
   }
 
@@ -383,7 +378,7 @@ class Verifier {
   const Op* op_ = nullptr;  // the one being checked
   std::vector<Diagnostic> diagnostics_;
   std::map<const Op*, size_t> positions_;
-  std::set<const Value*> values_, carried_, carried_on_;
+  std::set<const Value*> values_, carried_;
   std::vector<const Value*> in_flight_;           // in graph order, as diagnostics walk over it
   std::map<const Value*, const Value*> storage_;  // of every value defined so far
   std::map<const Value*, const Op*> donated_;     // storage to the op that took it

@@ -63,29 +63,28 @@ TEST_CASE("a graph that is broken to begin with is the user's mistake") {
 }
 
 TEST_CASE("passes and options are spelled alike everywhere, and typing mistakes are answered") {
-  const auto calls = parse_passes("dead_code, merge_duplicates across_sections=true,dead_code");
+  const auto calls = parse_passes("dead_code, reshard keep_last=true,dead_code");
   REQUIRE(calls.size() == 3);
-  CHECK(calls[1].info->name == "merge_duplicates");
-  CHECK(std::get<bool>(calls[1].options.at("across_sections")));
-  CHECK_FALSE(std::get<bool>(parse_passes("merge_duplicates")[0].options.at("across_sections")));
+  CHECK(calls[1].info->name == "reshard");
+  CHECK(std::get<bool>(calls[1].options.at("keep_last")));
+  CHECK_FALSE(std::get<bool>(parse_passes("reshard")[0].options.at("keep_last")));
   CHECK(parse_passes("").empty());
   const auto says = [](const char* text, const char* part) {
     CHECK_THROWS_WITH_AS(parse_passes(text), doctest::Contains(part), UserError);
   };
   says("dead_cod", "did you mean dead_code?");
-  says("frobnicate", "expected one of: bucket carry_gathers chunk_loss copy_buckets dead_code");
+  says("frobnicate", "expected one of: bucket chunk_loss copy_buckets dead_code");
   says("dead_code x=1", "it has no options");
-  says("merge_duplicates across_section=true", "did you mean across_sections?");
-  says("merge_duplicates across_sections=3", "expected a value like false");
-  says("merge_duplicates across_sections", "expected across_sections=false");
+  says("reshard keep_lst=true", "did you mean keep_last?");
+  says("reshard keep_last=3", "expected a value like false");
+  says("reshard keep_last", "expected keep_last=false");
   says("dead_code,", "expected the name of a pass");
   says("dead_code)", "cannot read ')'");
 }
 
 TEST_CASE("a call prints with all its options, and reads back") {
   for (const char* text :
-       {"merge_duplicates across_sections=true", "dead_code",
-        "prefetch_gathers backward=after depth=3 forward=before max_bytes=0",
+       {"reshard keep_last=true", "dead_code", "prefetch_gathers backward=after depth=3 forward=before max_bytes=0",
         "wrap keep=false machine=\"\" memory_gib=0.0 micro_batches=1 mode=manual units=\"layers.*, [norm, output]\"",
         "wrap keep=false machine=\"\" memory_gib=0.0 micro_batches=1 mode=manual units=\"\""}) {
     const auto calls = parse_passes(text);

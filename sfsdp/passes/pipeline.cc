@@ -58,20 +58,16 @@ std::vector<Stage> own_stages(const PipelineOptions& o, const std::optional<Stor
       // Where each parameter is stored by itself: copied into one gather and one reduction per unit.
       {make_call("copy_buckets"), !o.flat},
       // Start and wait of each collective, to be moved apart.
-      {make_call("split_collectives"), o.reorder},
+      {make_call("split_collectives")},
       // Gathers start under the compute of earlier units.
       {make_call("prefetch_gathers", {{"depth", o.prefetch_depth},
                                       {"forward", o.prefetch_forward},
                                       {"backward", o.prefetch_backward},
-                                      {"max_bytes", o.prefetch_bytes}}),
-       o.reorder},
+                                      {"max_bytes", o.prefetch_bytes}})},
       // Reductions are waited for at the next one.
-      {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}}), o.reorder},
+      {make_call("sink_waits", {{"depth", o.sink_depth}, {"next", o.sink_next}})},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
-      {make_call("pipeline_reductions", {{"micro_batches", o.micro_batches}}), o.reorder},
-      // The first gathers start in the step before.
-      {make_call("carry_gathers", {{"depth", o.carry_depth}, {"micro_batches", o.micro_batches}}),
-       o.reorder && o.carry_depth > 0},
+      {make_call("pipeline_reductions", {{"micro_batches", o.micro_batches}})},
   };
 }
 
@@ -117,6 +113,10 @@ void set_order(PipelineOptions& options, const std::string& name) {
   options.sink_next = order->reduction;
 }
 
+std::vector<std::string> overlap_passes() {
+  return {"split_collectives", "prefetch_gathers", "sink_waits", "pipeline_reductions"};
+}
+
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<StorageLayout>& layout) {
   std::vector<Stage> stages = own_stages(options, layout);
   for (const ExtraPass& extra : options.extra) insert(stages, extra);
@@ -136,10 +136,6 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
     throw UserError(concat("wrap = ", options.wrap, " with layout = Dim0",
                            "\n  expected manual: its costs are those of units that are stored flat; set"
                            " fsdp_wrap = manual, or fsdp_layout = flat"));
-  if (!options.flat && options.carry_depth > 0)
-    throw UserError(
-        "gathers across steps with layout = Dim0\n  expected layout = Flat: a unit's gather starts behind its update,"
-        " and here each parameter has one; set fsdp_prefetch_across_steps = false, or fsdp_layout = flat");
   const std::vector<PassCall> calls = pipeline_passes(options, layout);
   if (layout) write_schedules(graph, *layout);
   RunOptions run{.layout = layout ? &*layout : nullptr, .observer = options.observer, .checks = options.checks};

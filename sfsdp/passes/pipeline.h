@@ -40,16 +40,12 @@ struct PipelineOptions {
   bool keep_last = true;
   // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
   bool keep_whole = false;
-  // Collectives apart from their waits (split_collectives, prefetch_gathers, sink_waits,
-  // pipeline_reductions, carry_gathers); false: where they are needed.
-  bool reorder = true;
   int64_t prefetch_depth = 1;
   int64_t prefetch_bytes = 0;  // of gathers in flight at once, besides the one that is needed next; 0: no bound
   std::string prefetch_forward = "before";
   std::string prefetch_backward = "after";
   int64_t sink_depth = 1;
   std::string sink_next = "before";
-  int64_t carry_depth = 0;                   // units whose first gather starts behind the step before (carry_gathers)
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir
@@ -63,6 +59,10 @@ struct PipelineOptions {
 // waited for behind the next one's start).
 //   throws: UserError for another name
 void set_order(PipelineOptions& options, const std::string& name);
+
+// Those that move collectives apart from their waits; without them (PipelineOptions::disable) each stands where its
+// result is needed.
+std::vector<std::string> overlap_passes();
 
 // The passes of a step in order.
 //   throws: UserError for an unknown pass, option or anchor, and a disabled pass that another one needs

@@ -29,9 +29,9 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
         kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.flat = false}) ==
         kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits pipeline_reductions");
-  CHECK(names_of({.remat = {.mode = "full"}, .flat = false, .reorder = false}) ==
+  CHECK(names_of({.remat = {.mode = "full"}, .flat = false, .disable = overlap_passes()}) ==
         kCleanUp + "remat merge_duplicates wrap reshard copy_buckets");
-  CHECK(names_of({.reorder = false}) == kCleanUp + "remat wrap reshard bucket");
+  CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket");
   const auto calls = pipeline_passes({.units = "layers.*, [norm, output]", .prefetch_depth = 3}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
     for (const PassCall& call : calls)
@@ -61,7 +61,8 @@ TEST_CASE("the published orders by name") {
 TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
         kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers pipeline_reductions");
-  CHECK(names_of({.reorder = false, .disable = {"sink_waits"}}) == names_of({.reorder = false}));
+  CHECK(names_of({.disable = {"sink_waits", "split_collectives", "prefetch_gathers", "pipeline_reductions"}}) ==
+        names_of({.disable = overlap_passes()}));
   CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) ==
         names_of({.flat = false, .disable = {"wrap", "reshard", "copy_buckets"}}));
   const auto says = [](std::vector<std::string> disable, const char* part) {
@@ -76,26 +77,25 @@ TEST_CASE("passes can be left out, but not one that others need") {
 
 TEST_CASE("an extra pass stands where it is told, in the order of the list") {
   const ExtraPass again{"dead_code", {}, Place::After, "bucket"};
-  CHECK(names_of({.reorder = false, .extra = {again}}) == kCleanUp + "remat wrap reshard bucket dead_code");
+  CHECK(names_of({.extra = {again}, .disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket dead_code");
   // A pass that is not run for this step marks its place all the same.
-  CHECK(names_of({.flat = false, .reorder = false, .extra = {again}}) ==
+  CHECK(names_of({.flat = false, .extra = {again}, .disable = overlap_passes()}) ==
         kCleanUp + "remat wrap reshard dead_code copy_buckets");
-  CHECK(names_of({.reorder = false,
-                  .extra = {{"split_collectives", {}, Place::After, "remat"},
+  CHECK(names_of({.extra = {{"split_collectives", {}, Place::After, "remat"},
                             {"sink_waits", {}, Place::After, "remat"},
                             {"fold_views", {}, Place::Before, "wrap"},
                             {"merge_duplicates", {}, Place::Before, "wrap"},
                             {"prefetch_gathers", {}, Place::Before, "fold_views"}}}) ==
         "prefetch_gathers " + kCleanUp +
-            "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket");
-  CHECK(names_of({.reorder = false, .extra = {again}, .disable = {"dead_code"}}) ==
-        "fold_views merge_duplicates hoist_casts remat wrap reshard bucket");
+            "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket "
+            "split_collectives prefetch_gathers sink_waits pipeline_reductions");
+  CHECK(names_of({.extra = {again}, .disable = {"dead_code"}}) == names_of({.disable = {"dead_code"}}));
   const auto says = [](ExtraPass extra, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.extra = {std::move(extra)}}), doctest::Contains(part), UserError);
   };
   says({"dead_code", {}, Place::After, "buckt"}, "'buckt', which is no pass of the pipeline\n  did you mean bucket?");
   says({"dead", {}, Place::After, "bucket"}, "unknown pass");
-  says({"merge_duplicates", {{"across", true}}, Place::After, "bucket"}, "expected one of: across_sections");
+  says({"reshard", {{"last", true}}, Place::After, "bucket"}, "expected one of: keep_last");
   CHECK_THROWS_WITH_AS(names_of({.prefetch_depth = -1}), doctest::Contains("depth=-1"), UserError);
 }
 
@@ -138,7 +138,6 @@ TEST_CASE("what layout Dim0 has no meaning for is refused") {
     CHECK_THROWS_WITH_AS(run_pipeline(graph, options, layout), doctest::Contains(part), UserError);
   };
   says({.flat = false, .wrap = "search"}, "wrap = search with layout = Dim0\n  expected manual");
-  says({.flat = false, .carry_depth = 1}, "gathers across steps with layout = Dim0\n  expected layout = Flat");
 }
 
 }  // namespace

@@ -21,7 +21,6 @@
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
-#include "sfsdp/passes/overlap/carry_gathers.h"
 #include "sfsdp/passes/overlap/pipeline_reductions.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
@@ -65,17 +64,6 @@ const std::vector<PassInfo>& rows() {
            [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
              return bucket(graph, {.alignment = get<int64_t>(values, "alignment"), .layout = ctx.layout}, ctx);
            }},
-      {.name = "carry_gathers",
-       .exactness = Exactness::Exact,
-       .help = "starts the first gathers in the step before, behind the update",
-       .options = {{.name = "depth", .fallback = int64_t{1}, .max = 1000, .help = "units; 0: none"},
-                   {.name = "micro_batches", .fallback = int64_t{1}, .min = 1, .max = 1e9, .help = "of a step"}},
-       .run =
-           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
-             return carry_gathers(
-                 graph,
-                 {.depth = get<int64_t>(values, "depth"), .micro_batches = get<int64_t>(values, "micro_batches")}, ctx);
-           }},
       {.name = "chunk_loss",
        .exactness = Exactness::ReordersSums,
        .help = "computes the last product and the cross entropy in chunks of tokens",
@@ -111,13 +99,8 @@ const std::vector<PassInfo>& rows() {
       {.name = "merge_duplicates",
        .exactness = Exactness::Exact,
        .help = "computes once what is computed twice",
-       .options = {{.name = "across_sections",
-                    .fallback = false,
-                    .help = "also merge with an op of another section: its result then lives until there"}},
-       .run =
-           [](ir::Graph& graph, const OptionValues& values, PassContext& ctx) {
-             return merge_duplicates(graph, {.across_sections = get<bool>(values, "across_sections")}, ctx);
-           }},
+       .options = {},
+       .run = [](ir::Graph& graph, const OptionValues&, PassContext& ctx) { return merge_duplicates(graph, ctx); }},
       {.name = "pipeline_reductions",
        .exactness = Exactness::Exact,
        .help = "starts what is reduced once per step as soon as it is there, updates in that order",

@@ -73,7 +73,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
-      if (op.is("param") || (op.is("state") && !ir::is_in_flight(op)) || op.is("constant") || op.is("scalar")) {
+      if (op.is("param") || op.is("state") || op.is("constant") || op.is("scalar")) {
         outside.insert(value);
         continue;
       }
@@ -115,7 +115,7 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   plan.buffers = find_buffers(graph, options);
   for (const auto& op : graph.ops())
-    if ((op->is("param") || op->is("state")) && !ir::is_in_flight(*op))
+    if (op->is("param") || op->is("state"))
       plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
   plan.arena_bytes = assign_offsets(plan.buffers, options.enough_bytes - plan.state_bytes);
   const Peak peak = live_peak(plan.buffers);

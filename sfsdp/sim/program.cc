@@ -52,7 +52,6 @@ class Maker {
       }
       if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
     }
-    link_carried();
     // A stretch is a range of `order`; the parts' own lists are put one behind the other.
     for (size_t p = 0; p < kParts; ++p) {
       for (Task& task : out_.tasks[p])
@@ -103,27 +102,9 @@ class Maker {
   }
 
   void wait(const Op& op, const Op* started, int64_t position) {
-    const auto found = collective_of_.find(started);
-    for (const size_t part : parts_of(op)) {
-      std::vector<Task>& tasks = out_.tasks[part];
-      if (found == collective_of_.end()) {  // in flight since the step before
-        carried_.push_back({started, part, tasks.size()});
-        tasks.push_back({.kind = Task::Wait, .position = position, .carried = true});
-      } else {
-        tasks.push_back({.kind = Task::Wait, .collective = found->second, .position = position});
-      }
-    }
-  }
-
-  // What forward waits for is known once the tail that starts it has been read.
-  void link_carried() {
-    for (const CarriedWait& wait : carried_)
-      for (const ir::Carry& carry : graph_.carries) {
-        if (carry.current->producer() != wait.state) continue;
-        const size_t collective = collective_of_.at(carry.next->producer());
-        out_.collectives[collective].carried = true;
-        out_.tasks[wait.part][wait.task].collective = collective;
-      }
+    const size_t collective = collective_of_.at(started);
+    for (const size_t part : parts_of(op))
+      out_.tasks[part].push_back({.kind = Task::Wait, .collective = collective, .position = position});
   }
 
   size_t communicator_of(const std::vector<std::string>& axes) {
@@ -137,16 +118,10 @@ class Maker {
     return index;
   }
 
-  struct CarriedWait {
-    const Op* state = nullptr;
-    size_t part = 0, task = 0;
-  };
-
   const Graph& graph_;
   const cost::Machine& machine_;
   const bool blocks_;  // a collective is over when it has started
   RankProgram out_;
-  std::vector<CarriedWait> carried_;
   std::array<std::vector<size_t>, kParts> order_;
   std::unordered_map<const Op*, size_t> collective_of_;
 };

@@ -29,8 +29,7 @@ struct Collective {
   std::string kind;  // all_gather, …
   double bytes = 0;  // of the larger side: what a gather makes, what a reduction reads
   cost::CollectiveCost cost;
-  double slowdown = 1;   // what kernels take longer while it runs
-  bool carried = false;  // waited for in the next step
+  double slowdown = 1;  // what kernels take longer while it runs
   size_t communicator = 0;
   int64_t turn = 0;       // how many of its part come before it on its communicator
   int64_t body_turn = 0;  // Last: the same in Body
@@ -41,7 +40,6 @@ struct Task {
   size_t first = 0, count = 0;  // Compute: kernels in `order`
   size_t collective = 0;        // Start, Wait
   int64_t position = 0;         // Start, Wait: of the op in the graph
-  bool carried = false;         // Wait: for the collective of the step before
 };
 
 struct RankProgram {

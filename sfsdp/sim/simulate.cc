@@ -60,11 +60,8 @@ struct Moment {
 
 class Simulator {
  public:
-  // carried: by collective, seconds of this step that one carried from the step before still runs; empty: all are done.
-  Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options,
-            std::vector<double> carried)
+  Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
       : options_(options),
-        carried_(std::move(carried)),
         program_(make_program(graph, machine, options.execution, options.micro_batches)),
         ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
                    ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
@@ -78,15 +75,6 @@ class Simulator {
     for (const auto& axes : program_.communicators) {
       out_.lanes.push_back(axes.empty() ? "one rank" : join(axes, ","));
       add_groups(DeviceMesh(graph.mesh), axes);
-    }
-    carried_.resize(program_.collectives.size());
-    for (size_t i = 0; i < carried_.size(); ++i) {
-      const Collective& c = program_.collectives[i];
-      for (Group& group : groups_[c.communicator]) group.free_at = std::max(group.free_at, carried_[i]);
-      for (Rank& rank : ranks_) {
-        rank.busy_until = std::max(rank.busy_until, carried_[i]);
-        if (carried_[i] > 0) rank.slowdown = c.slowdown;
-      }
     }
     passes_ = {Part::Head};
     passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches - 1), Part::Body);
@@ -110,14 +98,10 @@ class Simulator {
                   " at task ", ranks_[r].task);
       out_.step_seconds = std::max(out_.step_seconds, ranks_[r].now);
     }
-    for (double& end : carried_on_) end = std::max(0.0, end - out_.step_seconds);
     out_.micro_batches = options_.micro_batches;
     out_.kernels = std::move(program_.kernels);
     return std::move(out_);
   }
-
-  // Of the collectives that the next step waits for: how long they run on behind this one. Before run() is left.
-  const std::vector<double>& carried_on() const { return carried_on_; }
 
  private:
   void add_groups(const DeviceMesh& mesh, const std::vector<std::string>& axes) {
@@ -208,10 +192,6 @@ class Simulator {
   bool wait(size_t r, const Task& task) {
     Rank& rank = ranks_[r];
     const Collective& c = program_.collectives[task.collective];
-    if (task.carried) {
-      wait_until(r, c, carried_[task.collective], task.position, -1);
-      return true;
-    }
     Group& group = groups_[c.communicator][rank.groups[c.communicator]];
     const int64_t number = turn_of(c, rank.pass);
     Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
@@ -286,12 +266,7 @@ class Simulator {
       out_.contention_seconds[c.kind] += std::max(0.0, turn.end - turn.begin - c.cost.seconds());
       out_.communicated_bytes[c.kind] += c.bytes;
     }
-    if (c.carried) {
-      carried_on_.resize(program_.collectives.size());
-      carried_on_[turn.collective] = std::max(carried_on_[turn.collective], finish.at);
-    } else {
-      out_.step_seconds = std::max(out_.step_seconds, finish.at);
-    }
+    out_.step_seconds = std::max(out_.step_seconds, finish.at);
     begin_turn(communicator, g);
     for (const size_t r : group.ranks)
       if (ranks_[r].waits_for == number && ranks_[r].waits_on == communicator) advance(r);
@@ -316,7 +291,6 @@ class Simulator {
   }
 
   SimulateOptions options_;
-  std::vector<double> carried_, carried_on_;  // by collective: until when, of the step before; past this step's end
   RankProgram program_;
   std::vector<Part> passes_;
   std::vector<Rank> ranks_;
@@ -349,10 +323,7 @@ std::string event_name(const Simulation& simulation, const Event& event) {
 }
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
-  Simulator first(graph, machine, options, {});
-  Simulation simulation = first.run();
-  if (first.carried_on().empty()) return simulation;
-  return Simulator(graph, machine, options, first.carried_on()).run();  // a step behind another
+  return Simulator(graph, machine, options).run();
 }
 
 }  // namespace sfsdp::sim

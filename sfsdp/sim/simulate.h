@@ -2,8 +2,7 @@
 // Runs a step's graph on a described machine: an event simulation over lanes. One compute lane per rank runs kernels in
 // the graph's order; each communicator has a lane for its collectives, in the order of their starts, each when all its
 // ranks have come; collectives of several communicators that pass one link at once share its bandwidth; a wait holds the
-// compute lane until its collective is done. Of a graph that carries gathers in flight a step behind another is simulated:
-// a carried one runs on from the end of the slowest rank's step.
+// compute lane until its collective is done.
 #pragma once
 
 #include <cstdint>

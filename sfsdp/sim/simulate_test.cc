@@ -219,32 +219,5 @@ TEST_CASE("chrome trace: a row per lane, microseconds") {
   CHECK(trace.find(R"("ts":32000000.000000,"dur":128000000.000000,"name":"aten.mm %y")") != std::string::npos);
 }
 
-// A product in forward that waits for a gather of 32 s in flight, and one of 128 s in opt, behind or before its start.
-TEST_CASE("a carried gather runs under what stands behind its start in the step before, the rest of it in this one") {
-  const std::string start = "  %s = all_gather.start %a axis=dp_shard dim=0 : async f32[4, 4]\n";
-  const std::string update = "  %u = aten.mm %x, %x : f32[4, 4]\n";
-  const auto simulated = [&](const std::string& opt, Timelines timelines) {
-    return simulate(ir::parse_or_throw(R"(
-graph mesh [dp_shard=2] view local
-  %fly = state name=fly : async f32[4, 4]
-  %a = param name=a : f32[2/dp_shard, 4]
-  %x = input name=x : f32[4, 4] own(dp_shard)
-fwd:
-  %w = wait %fly : f32[4, 4]
-  %y = aten.mm %x, %w : f32[4, 4]
-opt:
-)" + opt + "  return %y, %u\n  carry %fly = %s\n"),
-                    unit_machine(), {.timelines = timelines});
-  };
-  for (const Timelines timelines : {Timelines::Collapsed, Timelines::PerRank}) {
-    const Simulation hidden = simulated(start + update, timelines), exposed = simulated(update + start, timelines);
-    CHECK(hidden.step_seconds == doctest::Approx(256));
-    CHECK(hidden.exposed() == 0);
-    CHECK(exposed.step_seconds == doctest::Approx(288));
-    CHECK(exposed.exposed() == doctest::Approx(32));
-    CHECK(hidden.communication_seconds.at("all_gather") == doctest::Approx(32));
-  }
-}
-
 }  // namespace
 }  // namespace sfsdp::sim

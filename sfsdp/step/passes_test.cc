@@ -24,6 +24,13 @@
 namespace sfsdp {
 namespace {
 
+// Passes to leave out: those that move collectives apart from their waits, and `others`.
+std::vector<std::string> without_overlap(std::vector<std::string> others = {}) {
+  const auto overlap = passes::overlap_passes();
+  others.insert(others.end(), overlap.begin(), overlap.end());
+  return others;
+}
+
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
     testing::sum_of_squares, testing::tokens;
 
@@ -49,7 +56,7 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
         CAPTURE(reshard);
         const DataParallelOptions options{.mode = mode, .reshard_after_forward = reshard, .units = units};
         const auto plain =
-            run(mesh, options, {.reorder = false, .disable = {"fold_views", "merge_duplicates", "dead_code"}});
+            run(mesh, options, {.disable = without_overlap({"fold_views", "merge_duplicates", "dead_code"})});
         for (const passes::PipelineOptions& pipeline :
              {passes::PipelineOptions{},
               passes::PipelineOptions{.prefetch_depth = 2, .prefetch_forward = "after", .sink_next = "after"},
@@ -57,9 +64,10 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
               passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
               passes::PipelineOptions{.remat = {.mode = "full"}},
               passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
-              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .reorder = false},
+              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .disable = without_overlap()},
               passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.6}},
-              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2}, .reorder = false}}) {
+              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2},
+              .disable = without_overlap()}}) {
           const auto reordered = run(mesh, options, pipeline);
           testing::expect_same_bits(reordered, plain);
         }
@@ -98,9 +106,9 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
                              return testing::micro_batches_of(step, rank, ranks, kMicroBatches);
                            }));
         };
-        const auto [many, plain] = run({.reorder = false, .disable = {"copy_buckets", "reshard"}});
+        const auto [many, plain] = run({.disable = without_overlap({"copy_buckets", "reshard"})});
         for (const passes::PipelineOptions& pipeline :
-             {passes::PipelineOptions{}, passes::PipelineOptions{.reorder = false},
+             {passes::PipelineOptions{}, passes::PipelineOptions{.disable = without_overlap()},
               passes::PipelineOptions{.remat = {.mode = "full"}, .prefetch_depth = 2, .sink_depth = 2}}) {
           const auto [few, bucketed] = run(pipeline);
           // Stages 1 and 2 gather each parameter behind its own update.
@@ -118,7 +126,7 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
     options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
     options.pipeline.choose_reshard = keep;
     options.pipeline.keep_last = false;
-    options.pipeline.reorder = reorder;
+    if (!reorder) options.pipeline.disable = without_overlap();
     options.pipeline.checks = passes::Checks::EveryPass;
     const int64_t rows = kGlobalBatch / 3;
     auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
@@ -244,7 +252,7 @@ TEST_CASE("all-reduces under backward and updates in the order of reductions cha
             if (updates++ > 0) between += waits > 0;
             waits = 0;
           }
-          if (pipeline.reorder) {
+          if (pipeline.disable.empty()) {
             CHECK(early > 0);
             const bool free = c.max_norm == 0 && !c.skip_non_finite;
             if (mode != DataParallelMode::FullyShard) CHECK(between == (free ? updates - 1 : 0));
@@ -255,100 +263,9 @@ TEST_CASE("all-reduces under backward and updates in the order of reductions cha
             return testing::micro_batches_of(step, rank, ranks, micro_batches);
           });
         };
-        const auto plain = run({.reorder = false}), pipelined = run({});
+        const auto plain = run({.disable = without_overlap()}), pipelined = run({});
         testing::expect_same_bits(pipelined, plain);
       }
-}
-
-TEST_CASE("gathers in flight across the step boundary change nothing, whatever happens between steps") {
-  struct Seen {
-    std::vector<StepResult> results;
-    std::vector<double> evals;
-    std::map<std::string, at::Tensor> middle, end;
-  };
-  for (const auto& [mesh, mode] :
-       {std::pair(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard),
-        std::pair(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate),
-        std::pair(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), DataParallelMode::HybridShard)})
-    for (const int64_t micro_batches : {1, 2}) {
-      CAPTURE(to_string(mesh));
-      CAPTURE(micro_batches);
-      const auto ranks = static_cast<int>(mesh.world_size());
-      const auto run = [&](int64_t depth) {
-        CompileOptions options;
-        options.max_norm = 1.0;
-        options.micro_batches = micro_batches;
-        options.notify = [](const std::string&) {};
-        options.pipeline.carry_depth = depth;
-        auto program =
-            compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
-                            data_parallel(mesh, {.mode = mode, .mixed_precision = {ir::DType::bf16, {}}}), options);
-        int64_t carried = 0;
-        for (const ir::Carry& c : program->first_graph().carries)
-          carried += c.current->type().kind == ir::Type::Kind::Async;
-        CHECK(carried == (mode == DataParallelMode::Replicate || micro_batches > 1 ? 0 : depth));
-        Seen seen;
-        testing::run_ranks(ranks, [&](comm::CommWorld& world) {
-          Step step(program, &world);
-          const bool mine = world.rank() == 0;
-          const auto train = [&](int64_t k, int64_t seq = 12) {
-            std::vector<Batch> batches;
-            for (int64_t m = 0; m < micro_batches; ++m)
-              batches.push_back(tokens(k, (m * ranks + world.rank()) * 2, 2, seq));
-            const StepResult result = step(batches);
-            if (mine) seen.results.push_back(result);
-          };
-          const auto weights = [&] {
-            std::map<std::string, at::Tensor> whole;
-            for (const StoredTensor& t : program->tensors()) whole[t.name] = step.gather(t.name);
-            return whole;
-          };
-          for (int64_t k = 0; k < 3; ++k) train(k);
-          const auto middle = weights();  // and of one rank alone: reading settles nothing
-          if (mine) seen.middle = middle;
-          if (mine) CHECK(step.state_dict().size() == middle.size());
-          train(3);
-          const double loss = step.eval(tokens(9, world.rank() * 2, 2));
-          if (mine) seen.evals.push_back(loss);
-          train(4, 10);  // another batch shape on the same state
-          train(5);
-          step.load_state_dict(middle);  // back to what it was behind step 3
-          train(6);
-          // A gradient that is not finite: nothing is updated, the gather of the next step is of the old weights.
-          const auto before = weights();
-          const at::Tensor scale = before.at("norm.weight");
-          step.load_state_dict({{"norm.weight", at::full_like(scale, INFINITY)}});
-          train(7);
-          if (mine) CHECK(seen.results.back().skipped);
-          step.load_state_dict({{"norm.weight", scale}});
-          train(8);
-          // Written through an alias: the caller settles.
-          step.state_dict().at("tok_embeddings.weight").mul_(0.5);
-          step.settle();
-          train(9);
-          train(10);
-          const auto end = weights();
-          if (mine) seen.end = end;
-        });
-        program->check_recapture(tokens(0, 0, 2));
-        return seen;
-      };
-      const Seen plain = run(0);
-      for (const int64_t depth : {1, 2}) {
-        CAPTURE(depth);
-        const Seen carried = run(depth);
-        REQUIRE(carried.results.size() == plain.results.size());
-        for (size_t k = 0; k < plain.results.size(); ++k) {
-          CAPTURE(k);
-          if (!plain.results[k].skipped) CHECK(carried.results[k].loss == plain.results[k].loss);
-          if (!plain.results[k].skipped) CHECK(carried.results[k].grad_norm == plain.results[k].grad_norm);
-          CHECK(carried.results[k].skipped == plain.results[k].skipped);
-        }
-        CHECK(carried.evals == plain.evals);
-        for (const auto& [name, value] : plain.middle) CHECK(at::equal(carried.middle.at(name), value));
-        for (const auto& [name, value] : plain.end) CHECK(at::equal(carried.end.at(name), value));
-      }
-    }
 }
 
 // Blocks with numbers, each with a dropout of its own.
@@ -526,11 +443,8 @@ TEST_CASE("ranks whose own passes differ are told before the first step, also wh
     return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, 2),
                            data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
   };
-  const auto extra = [](bool across) {
-    return passes::ExtraPass{
-        "merge_duplicates", {{"across_sections", across}}, passes::ExtraPass::Place::After, "remat"};
-  };
-  const std::vector programs = {compile_with({extra(false)}), compile_with({})};
+  const passes::ExtraPass extra{"merge_duplicates", {}, passes::ExtraPass::Place::After, "remat"};
+  const std::vector programs = {compile_with({extra}), compile_with({})};
   std::mutex mutex;
   std::vector<std::string> said;
   testing::run_ranks(2, [&](comm::CommWorld& world) {
@@ -544,7 +458,7 @@ TEST_CASE("ranks whose own passes differ are told before the first step, also wh
   REQUIRE(said.size() == 2);
   for (const std::string& message : said) {
     CHECK(message.find("rank 0 and rank 1 have different passes; first difference, line ") == 0);
-    CHECK(message.find("merge_duplicates across_sections=false\n") != std::string::npos);
+    CHECK(message.find("merge_duplicates\n") != std::string::npos);
   }
 }
 

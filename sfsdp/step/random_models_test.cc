@@ -148,9 +148,9 @@ Case draw_case(Draw& draw, bool tied) {
     p.wrap = draw.one_of<std::string>({"manual", "auto", "search"});
   p.choose_reshard = p.wrap != "manual";
   c.plain = p;
-  c.plain.reorder = false;
+  c.plain.disable = passes::overlap_passes();
 
-  p.reorder = !draw.once_in(4);
+  if (draw.once_in(4)) p.disable = passes::overlap_passes();
   p.prefetch_depth = draw.below(4);
   p.prefetch_bytes = draw.one_of<int64_t>({0, 1500});
   p.prefetch_forward = draw.one_of<std::string>({"before", "after"});
@@ -158,11 +158,10 @@ Case draw_case(Draw& draw, bool tied) {
   p.sink_depth = draw.below(4);
   p.sink_next = draw.one_of<std::string>({"before", "after"});
   p.keep_last = draw.once_in(2);
-  if (flat) p.carry_depth = draw.below(2);
   p.remat.mode = draw.one_of<std::string>({"none", "full", "op", "memory_budget", "auto"});
   p.remat.memory_budget = 0.5;
   if (p.wrap == "manual")
-    c.plain.disable = {"fold_views", "merge_duplicates"};
+    for (const char* name : {"fold_views", "merge_duplicates"}) c.plain.disable.emplace_back(name);
   else
     c.plain.remat = p.remat;  // which units are best depends on it
   p.checks = passes::Checks::EveryPass;

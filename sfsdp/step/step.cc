@@ -204,7 +204,6 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
   std::map<std::string, StoredTensor> places;  // by the name of a parameter or buffer
   for (const auto& op : graph.ops()) {
     if (!op->is("param") && !op->is("state")) continue;
-    if (ir::is_in_flight(*op)) continue;
     StoredTensor t;
     t.buffer = op->attr<std::string>("name");
     t.shard = op->result()->type().numel();
@@ -261,8 +260,7 @@ struct Step::Impl {
   exec::Groups groups;
   exec::DataPosition position;
   int64_t shard_rank = 0, shard_size = 1;
-  std::map<std::string, at::Tensor, std::less<>> state;      // this rank's buffers, with padding
-  std::map<std::string, at::Tensor, std::less<>> in_flight;  // gathers that the last step started for the next
+  std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   struct Running {
     std::unique_ptr<exec::ReferenceExecutor> executor;
   };
@@ -338,7 +336,7 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
     impl_->shard_size = strategy.axis_size("dp_shard");
   }
   for (const auto& op : program_->first_graph().ops())
-    if ((op->is("param") || op->is("state")) && !ir::is_in_flight(*op)) {
+    if (op->is("param") || op->is("state")) {
       const ir::Type& type = op->result()->type();
       impl_->state[op->attr<std::string>("name")] =
           at::zeros(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
@@ -365,13 +363,9 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   scalars.lr = lr;
   scalars.step = static_cast<double>(step + 1);
   scalars.seed = static_cast<double>(program_->options().seed);
-  // A graph of another batch shape may carry other gathers: those it does not know are dropped.
-  executor.in_flight = std::exchange(impl_->in_flight, {});
-  executor.start_in_flight();
   const auto outputs = executor.run(micro_batches, scalars);
   impl_->state = executor.state;
   impl_->keep_refreshed(graph);
-  impl_->in_flight = std::exchange(executor.in_flight, {});
   impl_->peak = executor.peak_bytes();
   ++step;
   return {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
@@ -388,8 +382,6 @@ double Step::eval(const Batch& batch) {
   executor.state = impl_->state;
   return executor.run({batch}, {})[0].item<double>();
 }
-
-void Step::settle() { impl_->in_flight.clear(); }
 
 int64_t Step::peak_bytes() const { return impl_->peak; }
 
@@ -427,7 +419,6 @@ Chunk Step::range_of(const std::string& name) const { return impl_->range(find_t
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
   impl_->refreshed.clear();
-  settle();
   for (const auto& [name, value] : values) {
     const StoredTensor& t = find_tensor(*program_, name);
     at::Tensor mine = impl_->shaped(t);

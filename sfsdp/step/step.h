@@ -141,12 +141,9 @@ class Step {
   // Dim0), or a flat range of elements (layout Flat); see range_of. At ZeRO stages 1 and 2 it is the shard that the update
   // writes: change it by load_state_dict, which has the whole copies gathered anew.
   std::map<std::string, at::Tensor> state_dict() const;
-  // Values by name, each either whole or as state_dict has it; settles, so it is to be called on every rank. Throws UserError
+  // Values by name, each either whole or as state_dict has it; to be called on every rank. Throws UserError
   // for unknown names and wrong shapes.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
-  // Ends what the last step left in flight for the next (pipeline.carry_depth); the next step gathers anew. Reading state
-  // needs none. Must be called, by all ranks, behind a write to parameters that does not go through load_state_dict.
-  void settle();
   // Which elements of the whole tensor, in row-major order, its tensor in state_dict() holds.
   Chunk range_of(const std::string& name) const;
 

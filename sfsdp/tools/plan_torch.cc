@@ -107,7 +107,7 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   }
   config.parallelism.fsdp_layout = "dim0";
   config.parallelism.fsdp_wrap = "manual";
-  config.parallelism.fsdp_reorder = config.parallelism.fsdp_prefetch_across_steps = false;
+  config.debug.disable_pass = passes::overlap_passes();
   for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world);
   const auto profile = passes::profile_step(single.program->training(single.example).graph, machine,

@@ -99,7 +99,6 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
-  options.pipeline.reorder = config.parallelism.fsdp_reorder;
   options.pipeline.wrap = config.parallelism.fsdp_wrap;
   options.pipeline.machine = config.parallelism.fsdp_machine;
   options.pipeline.memory_gib = config.parallelism.fsdp_memory_gib;
@@ -108,7 +107,6 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
   options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
   options.pipeline.prefetch_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
   passes::set_order(options.pipeline, config.parallelism.fsdp_order);
-  options.pipeline.carry_depth = config.parallelism.fsdp_prefetch_across_steps ? 1 : 0;
   options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   options.pipeline.disable = config.debug.disable_pass;

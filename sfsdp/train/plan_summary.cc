@@ -22,8 +22,7 @@ PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
     ++summary.ops;
     if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
     if (op->is("state") && op->has_attr("whole_of")) summary.parameter_bytes += op->result()->type().bytes();
-    if (op->is("state") && !op->has_attr("whole_of") && !ir::is_in_flight(*op))
-      summary.state_bytes += op->result()->type().bytes();
+    if (op->is("state") && !op->has_attr("whole_of")) summary.state_bytes += op->result()->type().bytes();
     const std::string kind(ir::collective_kind(*op));
     if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
     CollectiveSum& sum = summary.collectives[kind];

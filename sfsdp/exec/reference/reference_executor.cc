@@ -143,7 +143,7 @@ struct ReferenceExecutor::Impl {
       for (int s : steps[i].results) {
         if (last[static_cast<size_t>(s)] < 0) last[static_cast<size_t>(s)] = static_cast<int>(i);
         const ir::Op& op = *steps[i].op;
-        kept[static_cast<size_t>(s)] = op.is("param") || (op.is("state") && !ir::is_in_flight(op)) || op.is("constant");
+        kept[static_cast<size_t>(s)] = op.is("param") || op.is("state") || op.is("constant");
       }
     }
     for (const ir::Value* v : graph.outputs) kept[static_cast<size_t>(slot_of.at(v))] = true;
@@ -204,10 +204,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
     } else if (op.is("input")) {
       results = {at::empty({0}, at::kDouble)};  // kernels read the scalars from their context
-    } else if (ir::is_in_flight(op)) {
-      auto found = in_flight.extract(op.attr<std::string>("name"));
-      SFSDP_CHECK(!found.empty(), op.attr<std::string>("name"), " was not started; call start_in_flight()");
-      results = {std::move(found.mapped())};
     } else if (op.is("param") || op.is("state")) {
       auto found = state.find(op.attr<std::string>("name"));
       SFSDP_CHECK(found != state.end(), "no state for ", op.attr<std::string>("name"));
@@ -254,35 +250,11 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
 
   std::vector<at::Tensor> outputs;
   for (const ir::Value* v : m.graph.outputs) outputs.push_back(m.slots[static_cast<size_t>(m.slot_of.at(v))]);
-  in_flight.clear();  // what this graph did not take was gathered before its update
   for (const ir::Carry& c : m.graph.carries)
-    (ir::is_in_flight(*c.current->producer()) ? in_flight : state)[c.current->producer()->attr<std::string>("name")] =
-        m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
+    state[c.current->producer()->attr<std::string>("name")] = m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
   std::ranges::fill(m.slots, at::Tensor());
   std::ranges::fill(m.accumulators, at::Tensor());
   return outputs;
-}
-
-void ReferenceExecutor::start_in_flight() {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Impl& m = *impl_;
-  std::unordered_map<const ir::Value*, std::string> stored;  // name of what holds a value in the next step
-  for (const ir::Carry& c : m.graph.carries) stored[c.next] = c.current->producer()->attr<std::string>("name");
-  // The ops between the stored shard and the start, on what is stored now.
-  const std::function<at::Tensor(const ir::Value&)> value_of = [&](const ir::Value& value) -> at::Tensor {
-    const ir::Op& op = *value.producer();
-    if (value.type().kind != ir::Type::Kind::Async)
-      if (const auto found = stored.find(&value); found != stored.end()) return state.at(found->second);
-    const auto step = std::ranges::find(m.steps, &op, &Impl::Step::op);
-    SFSDP_CHECK(step->kernel && op.operands.size() == 1, op.opcode, " between an update and what is carried in flight");
-    const std::vector<at::Tensor> operands = {value_of(*op.operands[0])};
-    return step->kernel({op, operands, m.groups, {}, m.position, step->group})[0];
-  };
-  for (const ir::Carry& c : m.graph.carries) {
-    if (!ir::is_in_flight(*c.current->producer())) continue;
-    const std::string& name = stored.at(c.next);
-    if (!in_flight.contains(name)) in_flight[name] = value_of(*c.next);
-  }
 }
 
 int64_t ReferenceExecutor::peak_bytes() const { return impl_->live.peak(); }

@@ -56,11 +56,6 @@ class ReferenceExecutor {
   // Parameters, moments, buffers and counters by the name of their param/state op; carried from step to step.
   std::map<std::string, at::Tensor, std::less<>> state;
 
-  // What the step before left in flight, by the name of its async state op: done here, as collectives block. run() takes
-  // it and leaves the next; start_in_flight() makes what is missing of `state`. Called by all ranks alike.
-  std::map<std::string, at::Tensor, std::less<>> in_flight;
-  void start_in_flight();
-
   // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
   std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
 

@@ -47,8 +47,8 @@ bool same_attrs(const Op& a, const Op& b) {
   });
 }
 
-bool compute_the_same(const Op& a, const Op& b, const Replacements& merged, const MergeDuplicatesOptions& options) {
-  if (a.opcode != b.opcode || (a.section != b.section && !options.across_sections)) return false;
+bool compute_the_same(const Op& a, const Op& b, const Replacements& merged) {
+  if (a.opcode != b.opcode || a.section != b.section) return false;
   const auto same_value = [&](Value* x, Value* y) { return merged_value(x, merged) == merged_value(y, merged); };
   const auto same_type = [](const auto& x, const auto& y) { return x->type() == y->type(); };
   return std::ranges::equal(a.operands, b.operands, same_value) &&
@@ -61,8 +61,7 @@ struct Duplicate {
   Op* kept;
 };
 
-std::vector<Duplicate> find_duplicates(const Graph& graph, const MergeDuplicatesOptions& options,
-                                       Replacements& merged) {
+std::vector<Duplicate> find_duplicates(const Graph& graph, Replacements& merged) {
   const std::set<const Value*> own = own_memory(graph);
   std::unordered_map<size_t, std::vector<Op*>> kept;  // by hash, each list in the graph's order
   std::vector<Duplicate> duplicates;
@@ -70,7 +69,7 @@ std::vector<Duplicate> find_duplicates(const Graph& graph, const MergeDuplicates
     if (!is_mergeable(*op, own)) continue;
     std::vector<Op*>& alike = kept[hash_of(*op, merged)];
     const auto found =
-        std::ranges::find_if(alike, [&](const Op* other) { return compute_the_same(*other, *op, merged, options); });
+        std::ranges::find_if(alike, [&](const Op* other) { return compute_the_same(*other, *op, merged); });
     if (found == alike.end()) {
       alike.push_back(op.get());
       continue;
@@ -82,17 +81,17 @@ std::vector<Duplicate> find_duplicates(const Graph& graph, const MergeDuplicates
   return duplicates;
 }
 
-void check_merged(const Graph& graph, const MergeDuplicatesOptions& options) {
+void check_merged(const Graph& graph) {
   Replacements none;
-  const size_t left = find_duplicates(graph, options, none).size();
+  const size_t left = find_duplicates(graph, none).size();
   SFSDP_CHECK(left == 0, left, " duplicates are left");
 }
 
 }  // namespace
 
-bool merge_duplicates(Graph& graph, const MergeDuplicatesOptions& options, PassContext& ctx) {
+bool merge_duplicates(Graph& graph, PassContext& ctx) {
   Replacements merged;
-  const std::vector<Duplicate> duplicates = find_duplicates(graph, options, merged);
+  const std::vector<Duplicate> duplicates = find_duplicates(graph, merged);
   std::map<const Op*, const Op*> kept_of;
   std::vector<Op*> erased;
   for (const Duplicate& duplicate : duplicates) {
@@ -110,7 +109,7 @@ bool merge_duplicates(Graph& graph, const MergeDuplicatesOptions& options, PassC
     graph.replace_uses(merged);
     graph.erase(erased);
   }
-  check_merged(graph, options);
+  check_merged(graph);
   return !duplicates.empty();
 }
 

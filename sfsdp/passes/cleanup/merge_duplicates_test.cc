@@ -82,16 +82,6 @@ TEST_CASE("merge_duplicates: leaves the gather of the backward, which was meant 
   expect_unchanged("merge_duplicates", kGatherAgain);
 }
 
-TEST_CASE("merge_duplicates: merges over sections when told to") {
-  expect_pass("merge_duplicates across_sections=true", kGatherAgain, R"(
-    graph mesh [dp_shard=2] view local
-      %w = param name=w : f32[2/dp_shard, 4]
-    fwd:
-      %w1 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
-      return %w1, %w1
-  )");
-}
-
 TEST_CASE("merge_duplicates: leaves ops that differ in an attribute, an operand, their order or a type") {
   expect_unchanged("merge_duplicates", R"(
     graph mesh [a=2, b=2] view local
@@ -148,8 +138,15 @@ TEST_CASE("merge_duplicates: leaves two values apart whose memory is carried or 
 }
 
 TEST_CASE("merge_duplicates: counts collectives and the bytes that are not sent") {
-  ir::Graph graph = ir::parse_or_throw(testing::dedent(kGatherAgain));
-  const auto reports = run_passes(graph, parse_passes("merge_duplicates across_sections=true"));
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[2/dp_shard, 4]
+    fwd:
+      %w1 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
+      %w2 = all_gather %w axis=dp_shard dim=0 : f32[4, 4]
+      return %w1, %w2
+  )"));
+  const auto reports = run_passes(graph, parse_passes("merge_duplicates"));
   CHECK(reports[0].metrics.get("collectives_merged") == 1);
   CHECK(reports[0].metrics.get("bytes_saved") == 64);
   CHECK(reports[0].metrics.get("collectives_after") == 1);
@@ -157,14 +154,14 @@ TEST_CASE("merge_duplicates: counts collectives and the bytes that are not sent"
 
 TEST_CASE("merge_duplicates: random programs mean the same, and nothing changes twice") {
   int64_t merged = 0;
-  for (const char* spelling : {"merge_duplicates", "merge_duplicates across_sections=true"})
-    for (uint64_t seed = 0; seed < 200; ++seed) {
-      const ir::Graph before = testing::random_program(seed);
-      ir::Graph after = before.clone();
-      merged += run_passes(after, parse_passes(spelling))[0].metrics.get("ops_merged");
-      CHECK_FALSE(run_passes(after, parse_passes(spelling))[0].changed);
-      REQUIRE_MESSAGE(testing::check_same_meaning(before, after, testing::Agreement::Bitwise) == "", "seed ", seed);
-    }
+  const auto calls = parse_passes("merge_duplicates");
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const ir::Graph before = testing::random_program(seed);
+    ir::Graph after = before.clone();
+    merged += run_passes(after, calls)[0].metrics.get("ops_merged");
+    CHECK_FALSE(run_passes(after, calls)[0].changed);
+    REQUIRE_MESSAGE(testing::check_same_meaning(before, after, testing::Agreement::Bitwise) == "", "seed ", seed);
+  }
   CHECK(merged > 300);
 }
 

@@ -102,8 +102,7 @@ class Verifier {
     note(check_memory_plan(m, plan_.alignment));
     int64_t state = 0;
     for (const auto& op : plan_.graph.ops())
-      if ((op->is("param") || op->is("state")) && !ir::is_in_flight(*op))
-        state += round_up(op->result()->type().bytes(), plan_.alignment);
+      if (op->is("param") || op->is("state")) state += round_up(op->result()->type().bytes(), plan_.alignment);
     const Peak peak = live_peak(m.buffers);
     const auto compare = [&](const char* what, int64_t got, int64_t expected) {
       if (got != expected) note(concat(what, " = ", got, "\n  expected ", expected));
