@@ -23,7 +23,7 @@ function may_include_torch(f,   i) {
 BEGIN {
   # folder -> folders it may include, besides itself
   core = "base"; allowed["base"] = ""
-  n = split("mesh ir cost plan sim passes parallel optim", chain, " ")
+  n = split("mesh ir cost plan passes sim tune parallel optim", chain, " ")
   for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
   allowed["capture"] = core
   allowed["comm"] = core
@@ -60,6 +60,8 @@ FNR == 1 {
   if (target ~ /^(CLI|toml\+\+)\// && file ~ /\.h$/) report(where, "includes <" target ">; expected in a .cc only")
   if (target ~ /^sfsdp\//) {
     split(target, to, "/")
+    if (folder == "passes" && !is_test && target == "sfsdp/cost/machine.h")
+      report(where, "includes " target "; a pass reads no machine file: what depends on one is chosen in tune/")
     if (to[2] == "testing" && !is_test) report(where, "includes " target "; expected in tests only")
     else if (!is_test && to[2] != folder && index(" " allowed[folder] " ", " " to[2] " ") == 0)
       report(where, folder "/ includes " target "; it may include: " (allowed[folder] == "" ? "nothing" : allowed[folder]))

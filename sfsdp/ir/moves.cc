@@ -12,7 +12,7 @@ void Moves::add(Places& places, const Op* place, std::span<Op* const> ops) {
 }
 
 void Moves::before(const Op* place, std::span<Op* const> ops) { add(before_, place, ops); }
-void Moves::behind(const Op* place, std::span<Op* const> ops) { add(behind_, place, ops); }
+void Moves::after(const Op* place, std::span<Op* const> ops) { add(after_, place, ops); }
 
 bool Moves::apply() {
   std::vector<Op*> order;
@@ -25,7 +25,7 @@ bool Moves::apply() {
     if (moved_.contains(op.get())) continue;
     put(before_, op.get());
     order.push_back(op.get());
-    put(behind_, op.get());
+    put(after_, op.get());
   }
   SFSDP_CHECK(order.size() == graph_.ops().size(), "an op was moved to one that is moved itself, or moved twice");
   return graph_.set_order(order);

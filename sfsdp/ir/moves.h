@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ops moved before or behind others in one walk.
+// Ops moved before or after others in one walk.
 #pragma once
 
 #include <span>
@@ -15,9 +15,9 @@ class Moves {
  public:
   explicit Moves(Graph& graph) : graph_(graph) {}
 
-  // Moves `ops`, in their order, to `place`, behind what was moved there already. `place` must not be moved itself.
+  // Moves `ops`, in their order, to `place`, after what was moved there already. `place` must not be moved itself.
   void before(const Op* place, std::span<Op* const> ops);
-  void behind(const Op* place, std::span<Op* const> ops);
+  void after(const Op* place, std::span<Op* const> ops);
   bool contains(const Op* op) const { return moved_.contains(op); }
   // Returns whether the order changed.
   bool apply();
@@ -27,7 +27,7 @@ class Moves {
   void add(Places& places, const Op* place, std::span<Op* const> ops);
 
   Graph& graph_;
-  Places before_, behind_;
+  Places before_, after_;
   std::unordered_set<const Op*> moved_;
 };
 

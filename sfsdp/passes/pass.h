@@ -7,12 +7,11 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/passes/storage_layout.h"
+#include "sfsdp/passes/options.h"
+#include "sfsdp/plan/storage_layout.h"
 
 namespace sfsdp::passes {
 
@@ -39,21 +38,8 @@ class Metrics {
 struct PassContext {
   Metrics metrics;
   // Storage that an earlier graph on the same state has decided; null: this graph decides.
-  const StorageLayout* layout = nullptr;
-  // Runs the passes behind this one on another graph, to see what a choice comes to; unset: this is the only one.
-  std::function<void(ir::Graph&)> finish = {};
+  const plan::StorageLayout* layout = nullptr;
 };
-
-// One field of a pass's options struct, as written on the command line: name=value.
-struct PassOption {
-  std::string name;
-  ir::Attr fallback;  // bool, int64_t, double or string; a value must be of the same kind
-  double min = 0;     // of numbers
-  double max = 0;
-  std::string help;
-};
-
-using OptionValues = std::map<std::string, ir::Attr>;  // every option of the pass, fallbacks filled in
 
 struct PassInfo {
   std::string name;

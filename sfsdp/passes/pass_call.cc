@@ -17,7 +17,7 @@ namespace {
 using ir::Token;
 
 [[noreturn]] void fail(std::string_view text, const std::string& message, const std::string& detail) {
-  throw UserError(concat("error in passes \"", text, "\": ", message, "\n  ", detail));
+  throw UserError(concat("passes \"", text, "\": ", message, "\n  ", detail));
 }
 
 std::string suggestion(std::string_view name, const std::vector<std::string>& candidates) {
@@ -45,6 +45,8 @@ const PassOption& known_option(const PassInfo& info, const std::string& name, st
 
 bool in_range(const ir::Attr& value, const PassOption& option) {
   if (value.index() != option.fallback.index()) return false;
+  if (const auto* text = std::get_if<std::string>(&value))
+    return option.words.empty() || std::ranges::find(option.words, *text) != option.words.end();
   double number = option.min;
   if (const auto* integer = std::get_if<int64_t>(&value)) number = static_cast<double>(*integer);
   if (const auto* real = std::get_if<double>(&value)) number = *real;
@@ -52,6 +54,7 @@ bool in_range(const ir::Attr& value, const PassOption& option) {
 }
 
 [[noreturn]] void fail_value(const PassOption& option, const std::string& got, std::string_view text) {
+  if (!option.words.empty()) fail(text, concat(option.name, '=', got), "expected one of: " + join(option.words, " "));
   const bool number =
       std::holds_alternative<int64_t>(option.fallback) || std::holds_alternative<double>(option.fallback);
   const std::string range = number ? concat(" in [", option.min, ", ", option.max, ']') : "";
@@ -173,7 +176,7 @@ std::vector<PassCall> without(std::vector<PassCall> calls, const std::vector<std
   std::erase_if(calls, [&](const PassCall& call) { return std::ranges::find(names, call.info->name) != names.end(); });
   for (const std::string& name : names)
     if (const std::string needing = needed_by(calls, name); !needing.empty())
-      throw UserError(concat("error: pass ", name, " cannot be disabled alone: ", needing,
+      throw UserError(concat("pass ", name, " cannot be disabled alone: ", needing,
                              " can do nothing without it\n  expected ", needing, " disabled too"));
   return calls;
 }

@@ -19,6 +19,10 @@ struct PassCall {
 // The pass with these options, the others at their fallbacks.
 //   throws: UserError for an unknown pass or option, a value of the wrong kind or out of range
 PassCall make_call(std::string_view name, const OptionValues& options = {});
+template <class Options>
+PassCall make_call(std::string_view name, const Options& options) {
+  return make_call(name, values_of(options));
+}
 // The same from text.
 std::vector<PassCall> parse_passes(std::string_view text);
 // "sink_waits depth=1 next=before": with every option; parse_passes reads it.

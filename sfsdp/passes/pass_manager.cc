@@ -37,16 +37,11 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   std::string text;  // of the graph as it is, where that is known
   if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);
   if (options.observer) options.observer("start", graph);
-  std::optional<StepPrediction> prediction;
-  if (options.predict) prediction = options.predict(graph);
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const PassCall& call = calls[i];
+  std::optional<StepFigures> figures;
+  if (options.measure) figures = options.measure(graph);
+  for (const PassCall& call : calls) {
     PassContext context;
     context.layout = options.layout;
-    if (i + 1 < calls.size())
-      context.finish = [&, i](ir::Graph& other) {
-        run_passes(other, calls.subspan(i + 1), {.layout = options.layout, .checks = options.checks});
-      };
     count(graph, "before", context.metrics);
     const bool checked = options.checks == Checks::EveryPass || is_registered(*call.info);
     if (checked && text.empty()) {
@@ -62,9 +57,9 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
                   " the graph, but ", changed ? "did not" : "says it did not", '\n', after);
     }
     count(graph, "after", context.metrics);
-    const auto before = prediction;
-    if (options.predict && changed) prediction = options.predict(graph);
-    reports.push_back({call.info->name, changed, std::move(context.metrics), before, prediction});
+    const auto before = figures;
+    if (options.measure && changed) figures = options.measure(graph);
+    reports.push_back({call.info->name, changed, std::move(context.metrics), before, figures});
     text = std::move(after);
     if (options.observer) options.observer(call.info->name, graph);
   }

@@ -23,10 +23,9 @@ enum class Checks {
 };
 
 struct RunOptions {
-  const StorageLayout* layout = nullptr;  // PassContext::layout of each pass
+  const plan::StorageLayout* layout = nullptr;  // PassContext::layout of each pass
   PassObserver observer = {};
-  // What the step takes before the first pass and behind each, for the reports; unset: they say nothing of it.
-  std::function<StepPrediction(const ir::Graph&)> predict = {};
+  Measure measure = {};  // before the first pass and after each, for the reports; unset: they say nothing of it
   Checks checks = Checks::EveryPass;
 };
 

@@ -27,7 +27,7 @@ std::string counted(const PassReport& report, const std::string& what, double un
 // Step and exposed communication in ms, peak in GiB; empty where nothing is predicted.
 std::array<std::string, 3> predicted(const PassReport& report) {
   if (!report.before || !report.after) return {};
-  const StepPrediction &a = *report.before, &b = *report.after;
+  const StepFigures &a = *report.before, &b = *report.after;
   constexpr double kGiB = 1 << 30;
   return {before_and_after(a.seconds * 1e3, b.seconds * 1e3, 2), before_and_after(a.exposed * 1e3, b.exposed * 1e3, 2),
           before_and_after(static_cast<double>(a.peak_bytes) / kGiB, static_cast<double>(b.peak_bytes) / kGiB, 2)};

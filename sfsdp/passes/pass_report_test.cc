@@ -3,14 +3,13 @@
 
 #include <doctest/doctest.h>
 
-#include <optional>
 #include <vector>
 
-#include "sfsdp/base/error.h"
+#include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
-#include "sfsdp/passes/pipeline.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -36,24 +35,20 @@ TEST_CASE("the table has a line per pass: what there was, what there is, what th
         "dead_code         3       1            2.0         nothing to do\n");
 }
 
-TEST_CASE("on a machine reports say what the step takes before and behind each pass") {
+TEST_CASE("on a machine reports say what the step takes before and after each pass") {
   ir::Graph graph = two_gathers();
   const cost::Machine machine = cost::load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
-  const StepPrediction first = predict_step(graph, machine, 1);
-  const auto predict = [&](const ir::Graph& g) { return predict_step(g, machine, 1); };
-  const auto reports = run_passes(graph, parse_passes("merge_duplicates, dead_code"), {.predict = predict});
+  const auto measure = [&](const ir::Graph& g) { return tune::simulated(g, machine, 1); };
+  const StepFigures first = measure(graph);
+  const auto reports = run_passes(graph, parse_passes("merge_duplicates, dead_code"), {.measure = measure});
   REQUIRE(reports.size() == 2);
   CHECK(reports[0].before->seconds == first.seconds);
   CHECK(reports[0].after->exposed == doctest::Approx(first.exposed / 2));  // one gather is left of two
   CHECK(reports[0].before->peak_bytes - reports[0].after->peak_bytes == 524288 * 4);
   CHECK(reports[1].before->seconds == reports[0].after->seconds);
-  CHECK(reports[1].after->seconds == predict(graph).seconds);
+  CHECK(reports[1].after->seconds == measure(graph).seconds);
   CHECK(table(reports).find("step ms") != std::string::npos);
   CHECK(to_string(reports[0]).find("peak GiB 0.01 -> 0.00") != std::string::npos);
-
-  std::optional<StorageLayout> layout;
-  CHECK_THROWS_WITH_AS(run_pipeline(graph, {.flat = false, .predict = true}, layout),
-                       doctest::Contains("there is no machine\n  expected a machine file"), UserError);
 }
 
 }  // namespace

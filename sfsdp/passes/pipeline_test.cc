@@ -14,7 +14,7 @@ namespace {
 
 using Place = ExtraPass::Place;
 
-std::string names_of(const PipelineOptions& options, const std::optional<StorageLayout>& layout = std::nullopt) {
+std::string names_of(const PipelineOptions& options, const std::optional<plan::StorageLayout>& layout = std::nullopt) {
   std::vector<std::string> names;
   for (const PassCall& call : pipeline_passes(options, layout)) names.push_back(call.info->name);
   return join(names, " ");
@@ -25,33 +25,39 @@ const std::string kCleanUp = "fold_views merge_duplicates dead_code hoist_casts 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
         kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
-  CHECK(names_of({}, StorageLayout()) ==
+  CHECK(names_of({}, plan::StorageLayout()) ==
         kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
   CHECK(names_of({.flat = false}) ==
         kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits pipeline_reductions");
-  CHECK(names_of({.remat = {.mode = "full"}, .flat = false, .disable = overlap_passes()}) ==
+  CHECK(names_of({.remat = {.mode = RematMode::Full}, .flat = false, .disable = overlap_passes()}) ==
         kCleanUp + "remat merge_duplicates wrap reshard copy_buckets");
   CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket");
-  const auto calls = pipeline_passes({.units = "layers.*, [norm, output]", .prefetch_depth = 3}, std::nullopt);
+  const auto calls =
+      pipeline_passes({.wrap = {.units = "layers.*, [norm, output]"}, .prefetch = {.depth = 3}}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
     for (const PassCall& call : calls)
       if (call.info->name == name) return to_string(call);
     return std::string();
   };
-  CHECK(spelling("wrap") ==
-        "wrap keep=false machine=\"\" memory_gib=0.0 micro_batches=1 mode=manual units=\"layers.*, [norm, output]\"");
+  CHECK(spelling("wrap") == "wrap units=\"layers.*, [norm, output]\"");
   CHECK(spelling("prefetch_gathers") == "prefetch_gathers backward=after depth=3 forward=before max_bytes=0");
+}
+
+std::string sides(const PipelineOptions& options) {
+  return join({word_of(side_words(), options.prefetch.forward), word_of(side_words(), options.prefetch.backward),
+               word_of(side_words(), options.sink.next)},
+              " ");
 }
 
 TEST_CASE("the published orders by name") {
   const auto order = [](const std::string& name) {
     PipelineOptions options;
     set_order(options, name);
-    return options.prefetch_forward + " " + options.prefetch_backward + " " + options.sink_next;
+    return sides(options);
   };
   CHECK(order("simplefsdp") == "before after before");
   const PipelineOptions initial;
-  CHECK(initial.prefetch_forward + " " + initial.prefetch_backward + " " + initial.sink_next == order("simplefsdp"));
+  CHECK(sides(initial) == order("simplefsdp"));
   CHECK(order("autoparallel") == "after after before");
   CHECK(order("graphtrainer") == "before before after");
   CHECK_THROWS_WITH_AS(order("fsdp2"), doctest::Contains("expected simplefsdp, autoparallel or graphtrainer"),
@@ -96,7 +102,7 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
   says({"dead_code", {}, Place::After, "buckt"}, "'buckt', which is no pass of the pipeline\n  did you mean bucket?");
   says({"dead", {}, Place::After, "bucket"}, "unknown pass");
   says({"reshard", {{"last", true}}, Place::After, "bucket"}, "expected one of: keep_last");
-  CHECK_THROWS_WITH_AS(names_of({.prefetch_depth = -1}), doctest::Contains("depth=-1"), UserError);
+  CHECK_THROWS_WITH_AS(names_of({.prefetch = {.depth = -1}}), doctest::Contains("depth=-1"), UserError);
 }
 
 ir::Graph step() {
@@ -113,7 +119,7 @@ ir::Graph step() {
 
 TEST_CASE("the pipeline reports every pass in order, and an observer sees the graph behind each") {
   ir::Graph graph = step();
-  std::optional<StorageLayout> layout;
+  std::optional<plan::StorageLayout> layout;
   std::vector<std::string> seen;
   const auto observer = [&](const std::string& name, const ir::Graph& at) {
     seen.push_back(name + " " + std::to_string(at.ops().size()));
@@ -129,15 +135,6 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   CHECK(reports[2].metrics.get("ops_removed") == 1);
   CHECK(reports[2].metrics.get("collective_bytes_before") == 64);
   CHECK_FALSE(layout);
-}
-
-TEST_CASE("what layout Dim0 has no meaning for is refused") {
-  const auto says = [](const PipelineOptions& options, const char* part) {
-    ir::Graph graph = step();
-    std::optional<StorageLayout> layout;
-    CHECK_THROWS_WITH_AS(run_pipeline(graph, options, layout), doctest::Contains(part), UserError);
-  };
-  says({.flat = false, .wrap = "search"}, "wrap = search with layout = Dim0\n  expected manual");
 }
 
 }  // namespace

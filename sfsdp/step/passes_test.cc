@@ -24,6 +24,8 @@
 namespace sfsdp {
 namespace {
 
+const std::string kMachine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+
 // Passes to leave out: those that move collectives apart from their waits, and `others`.
 std::vector<std::string> without_overlap(std::vector<std::string> others = {}) {
   const auto overlap = passes::overlap_passes();
@@ -59,14 +61,17 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomp
             run(mesh, options, {.disable = without_overlap({"fold_views", "merge_duplicates", "dead_code"})});
         for (const passes::PipelineOptions& pipeline :
              {passes::PipelineOptions{},
-              passes::PipelineOptions{.prefetch_depth = 2, .prefetch_forward = "after", .sink_next = "after"},
-              passes::PipelineOptions{.prefetch_depth = 3, .prefetch_bytes = 8192},
-              passes::PipelineOptions{.prefetch_depth = 9, .prefetch_backward = "before", .sink_depth = 9},
-              passes::PipelineOptions{.remat = {.mode = "full"}},
-              passes::PipelineOptions{.remat = {.mode = "op", .mm_again = 2}, .prefetch_depth = 2},
-              passes::PipelineOptions{.remat = {.mode = "full", .every = 2}, .disable = without_overlap()},
-              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.6}},
-              passes::PipelineOptions{.remat = {.mode = "memory_budget", .memory_budget = 0.2},
+              passes::PipelineOptions{.prefetch = {.depth = 2, .forward = passes::Side::After},
+              .sink = {.next = passes::Side::After}},
+              passes::PipelineOptions{.prefetch = {.depth = 3, .max_bytes = 8192}},
+              passes::PipelineOptions{.prefetch = {.depth = 9, .backward = passes::Side::Before}, .sink = {.depth = 9}},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::Full}},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::Op, .mm_again = 2},
+              .prefetch = {.depth = 2}},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::Full, .every = 2},
+              .disable = without_overlap()},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::MemoryBudget, .memory_budget = 0.6}},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::MemoryBudget, .memory_budget = 0.2},
               .disable = without_overlap()}}) {
           const auto reordered = run(mesh, options, pipeline);
           testing::expect_same_bits(reordered, plain);
@@ -109,7 +114,8 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
         const auto [many, plain] = run({.disable = without_overlap({"copy_buckets", "reshard"})});
         for (const passes::PipelineOptions& pipeline :
              {passes::PipelineOptions{}, passes::PipelineOptions{.disable = without_overlap()},
-              passes::PipelineOptions{.remat = {.mode = "full"}, .prefetch_depth = 2, .sink_depth = 2}}) {
+              passes::PipelineOptions{
+                  .remat = {.mode = passes::RematMode::Full}, .prefetch = {.depth = 2}, .sink = {.depth = 2}}}) {
           const auto [few, bucketed] = run(pipeline);
           // Stages 1 and 2 gather each parameter behind its own update.
           CHECK((stage == 1 || stage == 2 ? few : 2 * few) < many);
@@ -119,13 +125,11 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
 }
 
 TEST_CASE("units by cost: the same bits whatever the order, and the curves of units by name") {
-  const auto run = [](const std::string& wrap, bool keep, bool reorder) {
+  const auto run = [](tune::Wrap wrap, bool keep, bool reorder) {
     CompileOptions options;
     options.max_norm = 1.0;
-    options.pipeline.wrap = wrap;
-    options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
-    options.pipeline.choose_reshard = keep;
-    options.pipeline.keep_last = false;
+    options.tune = {.wrap = wrap, .choose_reshard = keep, .machine = kMachine};
+    options.pipeline.reshard.keep_last = false;
     if (!reorder) options.pipeline.disable = without_overlap();
     options.pipeline.checks = passes::Checks::EveryPass;
     const int64_t rows = kGlobalBatch / 3;
@@ -145,10 +149,10 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
                                              }),
                      gathers);
   };
-  const auto [named, named_gathers] = run("manual", false, false);
-  for (const std::string wrap : {"auto", "search"})
+  const auto [named, named_gathers] = run(tune::Wrap::Manual, false, false);
+  for (const tune::Wrap wrap : {tune::Wrap::Auto, tune::Wrap::Search})
     for (const bool keep : {false, true}) {
-      CAPTURE(wrap);
+      CAPTURE(static_cast<int>(wrap));
       CAPTURE(keep);
       const auto [plain, plain_gathers] = run(wrap, keep, false);
       const auto [ordered, gathers] = run(wrap, keep, true);
@@ -168,14 +172,14 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
 
 TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same curve, found again on other batches") {
   constexpr int64_t kRows = kGlobalBatch / 2;
-  const auto compile_with = [](const std::string& mode, const std::string& wrap, double memory_gib) {
+  const auto compile_with = [](bool choose_remat, tune::Wrap wrap, double memory_gib) {
     CompileOptions options;
     options.max_norm = 1.0;
-    options.pipeline.wrap = wrap;
-    options.pipeline.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
-    options.pipeline.memory_gib = memory_gib;
-    options.pipeline.choose_reshard = wrap != "manual";
-    options.pipeline.remat.mode = mode;
+    options.tune = {.wrap = wrap,
+                    .choose_reshard = wrap != tune::Wrap::Manual,
+                    .choose_remat = choose_remat,
+                    .machine = kMachine,
+                    .memory_gib = memory_gib};
     return compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, kRows),
                            data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
   };
@@ -183,23 +187,23 @@ TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same c
     return testing::train_on_ranks(
         program, 4, [&](int64_t step, int64_t rank) { return std::vector<Batch>{tokens(step, rank * kRows, kRows)}; });
   };
-  const auto plain = train(compile_with("none", "manual", 0));
-  for (const std::string wrap : {"manual", "auto", "search"}) {
-    CAPTURE(wrap);
-    const auto& roomy = compile_with("auto", wrap, 0)->training(tokens(0, 0, kRows)).remat.trials;
+  const auto plain = train(compile_with(false, tune::Wrap::Manual, 0));
+  for (const tune::Wrap wrap : {tune::Wrap::Manual, tune::Wrap::Auto, tune::Wrap::Search}) {
+    CAPTURE(static_cast<int>(wrap));
+    const auto& roomy = compile_with(true, wrap, 0)->training(tokens(0, 0, kRows)).remat.trials;
     REQUIRE(roomy.size() > 5);
     int64_t least = roomy[0].peak_bytes, most = 0;
-    for (const passes::RematTrial& trial : roomy) {
+    for (const tune::RematTrial& trial : roomy) {
       CHECK(trial.fits);
       least = std::min(least, trial.peak_bytes);
       most = std::max(most, trial.peak_bytes);
     }
     REQUIRE(least < most);
     const double memory_gib = static_cast<double>(least + most) / 2 / (1 << 30);
-    const auto program = compile_with("auto", wrap, memory_gib);
+    const auto program = compile_with(true, wrap, memory_gib);
     const auto& variant = program->training(tokens(0, 0, kRows));
-    CHECK(std::ranges::any_of(variant.remat.trials, &passes::RematTrial::fits));
-    const cost::Machine machine = cost::load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
+    CHECK(std::ranges::any_of(variant.remat.trials, &tune::RematTrial::fits));
+    const cost::Machine machine = cost::load_machine(kMachine);
     const auto kernels = cost::form_kernels(variant.graph, machine, cost::Execution::Fused);
     const auto memory = plan::plan_memory(variant.graph, plan::memory_options(variant.graph, kernels));
     CHECK(static_cast<double>(memory.peak()) <= memory_gib * (1 << 30));
@@ -212,7 +216,7 @@ TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same c
   CHECK_THROWS_WITH_AS(
       [] {
         CompileOptions options;
-        options.pipeline.remat.mode = "auto";
+        options.tune.choose_remat = true;
         compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, kRows),
                         data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
       }(),
@@ -306,13 +310,13 @@ TEST_CASE("recomputation draws the same random numbers again") {
   const auto [plain, draws] = run({});
   CHECK(draws == 3 * 3);
   CHECK(plain[0] > 0);
-  const auto [full, full_draws] = run({.mode = "full"});
+  const auto [full, full_draws] = run({.mode = passes::RematMode::Full});
   CHECK(full == plain);
   CHECK(full_draws > draws);
-  const auto [least, least_draws] = run({.mode = "memory_budget", .memory_budget = 0});
+  const auto [least, least_draws] = run({.mode = passes::RematMode::MemoryBudget, .memory_budget = 0});
   CHECK(least == plain);
   CHECK(least_draws > draws);
-  CHECK(run({.mode = "memory_budget", .memory_budget = 0.5}).first == plain);
+  CHECK(run({.mode = passes::RematMode::MemoryBudget, .memory_budget = 0.5}).first == plain);
 }
 
 TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the order of sums") {
@@ -341,7 +345,7 @@ TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the
     CHECK(whole == batch_rows);
     for (const passes::PipelineOptions& pipeline :
          {passes::PipelineOptions{.loss_chunks = 3}, passes::PipelineOptions{.loss_chunks = 7},
-          passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = "full"}}}) {
+          passes::PipelineOptions{.loss_chunks = 4, .remat = {.mode = passes::RematMode::Full}}}) {
       CAPTURE(pipeline.loss_chunks);
       const auto [got, got_state, largest] = run(make, mesh, options, micro_batches, pipeline);
       CHECK(largest == (batch_rows + pipeline.loss_chunks - 1) / pipeline.loss_chunks);

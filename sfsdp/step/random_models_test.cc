@@ -122,6 +122,7 @@ struct Case {
   DataParallelOptions options;
   int64_t micro_batches = 1;
   passes::PipelineOptions plain, pipeline;
+  tune::TuneOptions plain_tune, tune;
 };
 
 Case draw_case(Draw& draw, bool tied) {
@@ -142,28 +143,34 @@ Case draw_case(Draw& draw, bool tied) {
 
   const bool flat = c.options.layout == ParameterLayout::Flat;
   passes::PipelineOptions& p = c.pipeline;
-  p.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+  c.tune.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
   if (!tied && draw.once_in(4)) p.loss_chunks = 2;
   if (flat && (c.options.zero_stage == 0 || c.options.zero_stage == 3))
-    p.wrap = draw.one_of<std::string>({"manual", "auto", "search"});
-  p.choose_reshard = p.wrap != "manual";
+    c.tune.wrap = draw.one_of<tune::Wrap>({tune::Wrap::Manual, tune::Wrap::Auto, tune::Wrap::Search});
+  c.tune.choose_reshard = c.tune.wrap != tune::Wrap::Manual;
   c.plain = p;
+  c.plain_tune = c.tune;
   c.plain.disable = passes::overlap_passes();
 
   if (draw.once_in(4)) p.disable = passes::overlap_passes();
-  p.prefetch_depth = draw.below(4);
-  p.prefetch_bytes = draw.one_of<int64_t>({0, 1500});
-  p.prefetch_forward = draw.one_of<std::string>({"before", "after"});
-  p.prefetch_backward = draw.one_of<std::string>({"before", "after"});
-  p.sink_depth = draw.below(4);
-  p.sink_next = draw.one_of<std::string>({"before", "after"});
-  p.keep_last = draw.once_in(2);
-  p.remat.mode = draw.one_of<std::string>({"none", "full", "op", "memory_budget", "auto"});
+  const std::vector<passes::Side> sides = {passes::Side::Before, passes::Side::After};
+  p.prefetch.depth = draw.below(4);
+  p.prefetch.max_bytes = draw.one_of<int64_t>({0, 1500});
+  p.prefetch.forward = draw.one_of<passes::Side>(sides);
+  p.prefetch.backward = draw.one_of<passes::Side>(sides);
+  p.sink.depth = draw.below(4);
+  p.sink.next = draw.one_of<passes::Side>(sides);
+  p.reshard.keep_last = draw.once_in(2);
+  const int64_t remat = draw.below(5);  // the last: chosen by cost
+  c.tune.choose_remat = remat == 4;
+  if (remat < 4) p.remat.mode = static_cast<passes::RematMode>(remat);
   p.remat.memory_budget = 0.5;
-  if (p.wrap == "manual")
+  if (c.tune.wrap == tune::Wrap::Manual) {
     for (const char* name : {"fold_views", "merge_duplicates"}) c.plain.disable.emplace_back(name);
-  else
-    c.plain.remat = p.remat;  // which units are best depends on it
+  } else {  // which units are best depends on it
+    c.plain.remat = p.remat;
+    c.plain_tune.choose_remat = c.tune.choose_remat;
+  }
   p.checks = passes::Checks::EveryPass;
   return c;
 }
@@ -177,22 +184,23 @@ TEST_CASE("random models on random meshes with random options train as one eager
     const Case c = draw_case(draw, args.tied);
     CAPTURE(to_string(c.mesh));
     CAPTURE(c.options.zero_stage);
-    CAPTURE(c.pipeline.wrap);
-    CAPTURE(c.pipeline.remat.mode);
+    CAPTURE(static_cast<int>(c.tune.wrap));
+    CAPTURE(passes::to_string(c.pipeline.remat.mode));
 
     const int64_t ranks = c.mesh.world_size(), rows = kGlobalBatch / ranks / c.micro_batches;
-    const auto train = [&](const passes::PipelineOptions& pipeline) {
+    const auto train = [&](const passes::PipelineOptions& pipeline, const tune::TuneOptions& tune) {
       CompileOptions options;
       options.max_norm = 1.0;
       options.micro_batches = c.micro_batches;
       options.pipeline = pipeline;
+      options.tune = tune;
       const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, rows),
                                            data_parallel(c.mesh, c.options), options);
       return testing::train_on_ranks(program, kSteps, [&](int64_t step, int64_t rank) {
         return testing::micro_batches_of(step, rank, ranks, c.micro_batches);
       });
     };
-    const auto got = train(c.pipeline), plain = train(c.plain);
+    const auto got = train(c.pipeline, c.tune), plain = train(c.plain, c.plain_tune);
     testing::expect_same_bits(got, plain);
 
     Step one = compile(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch),

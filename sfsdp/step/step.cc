@@ -70,7 +70,7 @@ void check_same_program(const Program& program, comm::CommWorld& world) {
   const std::string advice = "expected the same model, batch shapes, options and passes on all ranks";
   const auto& layout = program.storage_layout();
   const comm::RankText texts[] = {{"passes", program.pass_list(), advice},
-                                  {"storage layouts", layout ? passes::print(*layout) : "", advice},
+                                  {"storage layouts", layout ? plan::print(*layout) : "", advice},
                                   {"programs", ir::print(program.first_graph()), advice, meaning_of_difference}};
   comm::expect_same_texts(world, texts);
 }
@@ -80,7 +80,7 @@ void check_same_program(const Program& program, comm::CommWorld& world) {
 struct Program::Cache {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Variant>> variants;
-  std::map<std::string, passes::RematChoice> remat;  // by the shapes of a training batch
+  std::map<std::string, tune::RematChoice> remat;  // by the shapes of a training batch
 };
 
 Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunction loss, Optimizer optimizer,
@@ -161,15 +161,16 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
-  if (passes.remat.mode != "auto") {
+  if (!options_.tune.choose_remat) {
     variant->remat.options = passes.remat;
   } else if (training) {  // chosen once: captured again, the step is to be the same
     const std::string shapes = shape_key(example);
-    if (!cache_->remat.contains(shapes)) cache_->remat[shapes] = passes::choose_remat(captured.graph, passes, layout_);
+    if (!cache_->remat.contains(shapes))
+      cache_->remat[shapes] = tune::choose_remat(captured.graph, passes, options_.tune, layout_);
     variant->remat = cache_->remat[shapes];
   }
   passes.remat = variant->remat.options;
-  variant->passes = passes::run_pipeline(captured.graph, passes, layout_);
+  variant->tuned = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   ir::verify_or_throw(captured.graph);
   for (const std::string& wrong :
@@ -186,7 +187,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
 passes::PipelineOptions Program::pipeline() const {
   passes::PipelineOptions options = options_.pipeline;
   options.flat = strategy_.options.layout == ParameterLayout::Flat;
-  options.units = strategy_.options.units;
+  options.wrap.units = strategy_.options.units;
   options.micro_batches = options_.micro_batches;
   const ZeroPlacements zero = zero_placements(strategy_.options.zero_stage);
   options.keep_whole = zero.parameters == Held::Whole && zero.state == Held::Shard;

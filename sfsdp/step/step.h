@@ -19,9 +19,9 @@
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
-#include "sfsdp/passes/choose_remat.h"
 #include "sfsdp/passes/pipeline.h"
-#include "sfsdp/passes/storage_layout.h"
+#include "sfsdp/plan/storage_layout.h"
+#include "sfsdp/tune/remat_share.h"
 
 namespace sfsdp {
 
@@ -37,6 +37,7 @@ struct CompileOptions {
   uint64_t seed = 0;  // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
   passes::PipelineOptions pipeline = {};  // of passes; its storage options are those of the strategy
+  tune::TuneOptions tune = {};            // what is chosen by cost
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
   // rank's thread.
   std::function<void(const std::string&)> notify = {};
@@ -72,10 +73,10 @@ class Program {
   struct Variant {
     ir::Graph graph;
     std::vector<at::Tensor> constants;
-    double capture_ms = 0;                   // running the model on meta tensors
-    double complete_ms = 0;                  // data parallelism, optimizer, passes, verification
-    std::vector<passes::PassReport> passes;  // what each did, in order
-    passes::RematChoice remat;               // as asked for; of mode auto what was chosen, and the trials
+    double capture_ms = 0;    // running the model on meta tensors
+    double complete_ms = 0;   // data parallelism, optimizer, passes, verification
+    tune::Tuned tuned;        // what each pass did, what the units chosen by cost were estimated at
+    tune::RematChoice remat;  // as asked for, or what was chosen by cost, and the trials
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe.
   const Variant& training(const Batch& example);
@@ -89,7 +90,7 @@ class Program {
   const Optimizer& optimizer() const { return optimizer_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // What lies where in which bucket, for all graphs of this program; unset with layout Dim0.
-  const std::optional<passes::StorageLayout>& storage_layout() const { return layout_; }
+  const std::optional<plan::StorageLayout>& storage_layout() const { return layout_; }
   const std::vector<capture::StateTensor>& state() const { return state_; }
   int64_t num_parameters() const;  // elements, tied ones once
   // The passes that this program's graphs go through, with their options, a line each.
@@ -111,7 +112,7 @@ class Program {
   Strategy strategy_;
   CompileOptions options_;
   std::vector<capture::StateTensor> state_;
-  std::optional<passes::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
+  std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
   const ir::Graph* first_graph_ = nullptr;  // in cache_
   std::shared_ptr<Cache> cache_;

@@ -50,7 +50,7 @@ void print_json(std::ostream& out, const Inspection& i) {
   std::vector<std::string> collectives, reports;
   for (const auto& [kind, sum] : i.plan.collectives)
     collectives.push_back(concat(json_quoted(kind), ": {\"count\": ", sum.count, ", \"bytes\": ", sum.bytes, "}"));
-  for (const passes::PassReport& report : i.variant.passes) reports.push_back(json_of(report));
+  for (const passes::PassReport& report : i.variant.tuned.passes) reports.push_back(json_of(report));
   out << "{\"model\": " << json_quoted(i.config.model.name) << ", \"flavor\": " << json_quoted(i.config.model.flavor)
       << ", \"mesh\": " << json_quoted(to_string(i.job.program->strategy().mesh))
       << ", \"parameters\": " << i.job.program->num_parameters()
@@ -59,6 +59,14 @@ void print_json(std::ostream& out, const Inspection& i) {
       << ", \"complete_seconds\": " << shortest(i.variant.complete_ms / 1e3) << ", \"ops\": " << i.plan.ops
       << ", \"parameter_bytes\": " << i.plan.parameter_bytes << ", \"state_bytes\": " << i.plan.state_bytes
       << ", \"collectives\": {" << join(collectives, ", ") << "}, \"passes\": [" << join(reports, ", ") << "]}\n";
+}
+
+// What the units that were chosen by cost are estimated at; "" for units by name.
+std::string estimate_line(const tune::Tuned& tuned) {
+  if (!tuned.estimate) return "";
+  return concat("units by cost: estimated step ", with_commas(tuned.estimate->seconds * 1e3, 2), " ms, exposed ",
+                with_commas(tuned.estimate->exposed * 1e3, 2), " ms, peak ",
+                train::bytes_text(tuned.estimate->peak_bytes), "\n");
 }
 
 }  // namespace
@@ -74,8 +82,8 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
     const Request request = parse_request(args, {"machine"}, {"graph", "passes", "layout", "json"});
     train::JobConfig config = config_of(request);
     const bool shows_passes = request.has("passes") || request.has("json");
-    if (shows_passes && request.has("machine")) config.debug.predict_passes = true;
-    train::CompiledJob job = train::make_job(config, request.world);
+    const std::string measured_on = shows_passes ? request.get("machine", "") : "";
+    train::CompiledJob job = train::make_job(config, request.world, 0, measured_on);
     const Program::Variant& variant = job.program->training(job.example);
     const ir::Graph& graph = variant.graph;
     if (request.has("graph")) {
@@ -84,11 +92,11 @@ int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostre
     }
     if (request.has("layout")) {
       const auto& layout = job.program->storage_layout();
-      out << (layout ? passes::print(*layout) : "no buckets: each parameter is stored by itself\n");
+      out << (layout ? plan::print(*layout) : "no buckets: each parameter is stored by itself\n");
       return 0;
     }
     if (request.has("passes")) {
-      out << passes::table(variant.passes) << passes::table(variant.remat.trials);
+      out << passes::table(variant.tuned.passes) << estimate_line(variant.tuned) << tune::table(variant.remat.trials);
       return 0;
     }
     const Inspection inspection{config, job, variant, train::summarise(graph, job.program->options().micro_batches)};

@@ -14,9 +14,9 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pass_manager.h"
-#include "sfsdp/passes/predict_step.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/passes/registry.h"
+#include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -110,8 +110,8 @@ void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) 
   const auto calls = passes::without(passes::parse_passes(arguments.passes), disabled);
   passes::RunOptions options{.observer = passes::print_ir(arguments.print_ir, out, err)};
   if (arguments.metrics && !arguments.machine.empty())
-    options.predict = [machine = cost::load_machine(arguments.machine)](const ir::Graph& graph) {
-      return passes::predict_step(graph, machine, 1);
+    options.measure = [machine = cost::load_machine(arguments.machine)](const ir::Graph& graph) {
+      return tune::simulated(graph, machine, 1);
     };
   const auto reports = passes::run_passes(parsed.graph, calls, options);
   out << ir::print(parsed.graph);

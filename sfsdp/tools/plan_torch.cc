@@ -11,15 +11,15 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/op_cost.h"
-#include "sfsdp/passes/choose_units.h"
-#include "sfsdp/passes/explain_units.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
-#include "sfsdp/passes/predict.h"
+#include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tools/request.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
+#include "sfsdp/tune/estimate.h"
+#include "sfsdp/tune/explain.h"
+#include "sfsdp/tune/search.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -79,21 +79,15 @@ int check_file(const std::string& path, std::ostream& out) {
 }
 
 // The units of the plan on the profile of the same step.
-passes::Schedule schedule_of(const ir::Graph& graph, const passes::StepProfile& profile) {
+tune::Schedule schedule_of(const ir::Graph& graph, const tune::StepProfile& profile) {
   std::map<std::string, const ir::Op*> unit_of;
   for (const auto& op : graph.ops())
     if (op->is("param") && op->has_attr("members"))
       for (const std::string& member : op->attr<std::vector<std::string>>("members")) unit_of[member] = op.get();
-  std::vector<std::string> names;
-  for (const passes::ParamProfile& p : profile.params) {
-    const auto found = unit_of.find(p.name);
-    if (found == unit_of.end())
+  for (const tune::ParamProfile& p : profile.params)
+    if (!unit_of.contains(p.name))
       throw UserError("--explain: parameters are in no flat units\n  expected parallelism.fsdp_layout = flat");
-    names.push_back(found->second->attr<std::string>("unit"));
-  }
-  passes::Schedule schedule = passes::named_units(profile, names);
-  for (passes::UnitChoice& unit : schedule) passes::read_schedule(*unit_of.at(profile.params[unit.first].name), unit);
-  return schedule;
+  return tune::read_units(profile, unit_of);
 }
 
 void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine,
@@ -102,7 +96,7 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   // The same step with each parameter by itself.
   train::JobConfig config = config_of(request);
   if (config.activation_checkpoint.mode == "auto") {  // what it chose for this plan
-    config.activation_checkpoint.mode = variant.remat.options.mode;
+    config.activation_checkpoint.mode = passes::to_string(variant.remat.options.mode);
     config.activation_checkpoint.memory_budget = variant.remat.options.memory_budget;
   }
   config.parallelism.fsdp_layout = "dim0";
@@ -110,12 +104,12 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   config.debug.disable_pass = passes::overlap_passes();
   for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world);
-  const auto profile = passes::profile_step(single.program->training(single.example).graph, machine,
-                                            cost::Execution::Fused, micro_batches);
+  const auto profile = tune::profile_step(single.program->training(single.example).graph, machine,
+                                          cost::Execution::Fused, micro_batches);
   const auto schedule = schedule_of(graph, profile);
-  const auto now = passes::predict(profile, schedule);
+  const auto now = tune::estimate(profile, schedule);
   const std::string path = request.get("explain", "");
-  const auto units = passes::explain_units(profile, schedule, path);
+  const auto units = tune::explain_units(profile, schedule, path);
   if (units.empty()) {
     std::vector<std::string> names;
     for (const auto& p : profile.params) names.push_back(p.name);
@@ -125,15 +119,15 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   }
   out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
       << train::bytes_text(now.peak_bytes) << ", predicted on " << machine.name << "\n";
-  for (const passes::UnitExplanation& e : units) {
+  for (const tune::UnitExplanation& e : units) {
     out << "Unit of " << e.params << " parameters, " << e.first << " to " << e.last << "\n"
         << "  ends here: " << e.reason << "\n"
         << "  gather " << train::bytes_text(static_cast<int64_t>(e.gathered_bytes)) << " in " << ms(e.gather_seconds)
         << ", under " << ms(e.forward_cover) << " of compute in forward\n"
         << "  reduction " << train::bytes_text(static_cast<int64_t>(e.reduced_bytes)) << " in " << ms(e.reduce_seconds)
-        << "; compute of the unit behind it in backward " << ms(e.backward_cover) << "\n"
+        << "; compute of the unit after it in backward " << ms(e.backward_cover) << "\n"
         << "  what would change if it were\n";
-    for (const passes::Alternative& a : e.alternatives)
+    for (const tune::Alternative& a : e.alternatives)
       out << "    " << a.change << ": step " << ms(a.seconds, true) << ", peak " << (a.bytes < 0 ? "-" : "+")
           << train::bytes_text(std::abs(a.bytes)) << "\n";
   }
@@ -167,7 +161,7 @@ int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream&
       return 0;
     }
     const plan::StepPlan plan = plan::make_plan(graph, memory);
-    verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch_bytes});
+    verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
     if (request.has("out")) {
       const std::string path = request.get("out", "");
       std::ofstream file(path, std::ios::binary);

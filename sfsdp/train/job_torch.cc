@@ -17,6 +17,7 @@
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/weights/hf_weights.h"
 #include "sfsdp/train/weights/safetensors.h"
+#include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::train {
 
@@ -70,7 +71,7 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
 
 }  // namespace
 
-CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) {
+CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, const std::string& measured_on) {
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
@@ -99,24 +100,23 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank) 
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
-  options.pipeline.wrap = config.parallelism.fsdp_wrap;
-  options.pipeline.machine = config.parallelism.fsdp_machine;
-  options.pipeline.memory_gib = config.parallelism.fsdp_memory_gib;
-  options.pipeline.choose_reshard = config.parallelism.fsdp_reshard_after_forward == "auto";
-  options.pipeline.keep_last = config.parallelism.fsdp_reshard_after_forward == "default";
-  options.pipeline.prefetch_depth = config.parallelism.fsdp_prefetch_depth;
-  options.pipeline.prefetch_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
+  options.tune = tune_of(config);
+  options.pipeline.reshard.keep_last = config.parallelism.fsdp_reshard_after_forward == "default";
+  options.pipeline.prefetch.depth = config.parallelism.fsdp_prefetch_depth;
+  options.pipeline.prefetch.max_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
   passes::set_order(options.pipeline, config.parallelism.fsdp_order);
   options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   options.pipeline.disable = config.debug.disable_pass;
-  options.pipeline.predict = config.debug.predict_passes;
   if (rank == 0)
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
   job.shares = share_batch(config.training, strategy.data_ranks());
   if (job.shares.accumulation == 1) strategy.options.reduce_once = false;  // the only one is the last
   options.micro_batches = job.shares.accumulation;
+  if (!measured_on.empty())
+    options.pipeline.measure = [machine = cost::load_machine(measured_on), count = job.shares.accumulation](
+                                   const ir::Graph& graph) { return tune::simulated(graph, machine, count); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   auto forward = job.model.forward;
   capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {

@@ -16,7 +16,6 @@
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_flow.h"
 #include "sfsdp/passes/analysis/param_reads.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -109,7 +108,7 @@ class Rewriter {
     op->attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
                  {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
     if (like->has_attr("trainable")) op->attrs["trainable"] = like->attrs.at("trainable");
-    op->attrs.merge(unit_attrs(*like));
+    op->attrs.merge(plan::unit_attrs(*like));
     b.stored = op->result();
   }
 
@@ -325,13 +324,14 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
   return buckets;
 }
 
-std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& reader, const StorageLayout& layout) {
+std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& reader,
+                                      const plan::StorageLayout& layout) {
   std::map<std::string, Op*> params;
   for (const auto& op : graph.ops())
     if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
   std::vector<Bucket> buckets;
   size_t members = 0;
-  for (const BucketLayout& row : layout) {
+  for (const plan::BucketLayout& row : layout) {
     Bucket& b = buckets.emplace_back();
     b.name = row.name;
     b.offsets = row.offsets;
@@ -371,10 +371,17 @@ void check_bucketed(const Graph& graph) {
 
 }  // namespace
 
+const std::vector<Field<BucketOptions>>& BucketOptions::fields() {
+  static const std::vector<Field<BucketOptions>> kFields = {
+      field("alignment", &BucketOptions::alignment, {1, 1 << 20},
+            "bytes, of each parameter in its bucket and of each rank's shard")};
+  return kFields;
+}
+
 bool bucket(Graph& graph, const BucketOptions& options, PassContext& ctx) {
   const ParamReader reader(graph);
   std::vector<Bucket> buckets =
-      options.layout ? buckets_of_layout(graph, reader, *options.layout) : form_buckets(graph, reader, options);
+      ctx.layout ? buckets_of_layout(graph, reader, *ctx.layout) : form_buckets(graph, reader, options);
   if (buckets.empty()) return false;
   std::vector<Op*> order;
   for (const auto& op : graph.ops()) order.push_back(op.get());

@@ -14,17 +14,17 @@
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
-#include "sfsdp/passes/storage_layout.h"
 
 namespace sfsdp::passes {
 
 struct BucketOptions {
   int64_t alignment = 256;  // bytes, of each parameter in its bucket and of each rank's shard
-  // Storage that another graph on the same state has decided; units and alignment are not read then.
-  const StorageLayout* layout = nullptr;
+
+  static const std::vector<Field<BucketOptions>>& fields();
 };
 
-// Throws UserError where the graph does not fit the given layout: a gradient that some members of a bucket lack.
+// With PassContext::layout, buckets are those; units and alignment are not read then.
+//   throws: UserError where the graph does not fit that layout: a gradient that some members of a bucket lack
 bool bucket(ir::Graph& graph, const BucketOptions& options, PassContext& ctx);
 
 }  // namespace sfsdp::passes

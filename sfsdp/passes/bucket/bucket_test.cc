@@ -41,7 +41,7 @@ void expect_same_meaning(int64_t world, const std::vector<Param>& params, bool b
   ir::Graph after = before.clone();
   const auto reports = run_passes(after, parse_passes(passes));
   CHECK(reports.back().changed);
-  const StorageLayout layout = storage_layout_of(after);
+  const plan::StorageLayout layout = plan::storage_layout_of(after);
 
   std::vector<Inputs> inputs = ir::interp::seeded_inputs(before, 7);
   for (Inputs& rank : inputs)
@@ -55,7 +55,7 @@ void expect_same_meaning(int64_t world, const std::vector<Param>& params, bool b
     return shards;
   };
   for (size_t r = 0; r < inputs.size(); ++r) flat_inputs[r]["step"] = inputs[r].at("step");
-  for (const BucketLayout& b : layout)
+  for (const plan::BucketLayout& b : layout)
     for (const std::string suffix : {"", ".exp_avg", ".exp_avg_sq"}) {
       std::vector<double> flat(static_cast<size_t>(b.whole));
       for (size_t i = 0; i < b.members.size(); ++i) {
@@ -71,7 +71,7 @@ void expect_same_meaning(int64_t world, const std::vector<Param>& params, bool b
 
   const auto expected = ir::interp::run(before, inputs), got = ir::interp::run(after, flat_inputs);
   for (size_t r = 0; r < inputs.size(); ++r) CHECK(got.ranks[r].outputs == expected.ranks[r].outputs);
-  for (const BucketLayout& b : layout)
+  for (const plan::BucketLayout& b : layout)
     for (const std::string suffix : {"", ".exp_avg", ".exp_avg_sq"}) {
       std::vector<double> flat;
       for (const auto& rank : got.ranks) {
@@ -109,7 +109,7 @@ TEST_CASE("bucket: one gather per unit and region, one packed reduction, one upd
   CHECK(reports[1].metrics.get("params_merged") == 3);
   CHECK(reports[1].metrics.get("collectives_before") == 3 * 3 + 1);
   CHECK(reports[1].metrics.get("collectives_after") == 3 * 2 + 1);
-  StorageLayout layout = storage_layout_of(graph);
+  plan::StorageLayout layout = plan::storage_layout_of(graph);
   const std::string text = print(layout);
   CHECK(text.substr(text.find('\n') + 1) ==
         "bucket layers.0.flat whole=16 shard=8\n"
@@ -119,7 +119,7 @@ TEST_CASE("bucket: one gather per unit and region, one packed reduction, one upd
         "  head.w offset=0 numel=4\n");
   CHECK(text.starts_with(concat("layout ", hex(hash(layout)), ": 2 buckets\n")));
   ++layout[1].offsets[0];
-  CHECK(hash(layout) != hash(storage_layout_of(graph)));
+  CHECK(hash(layout) != hash(plan::storage_layout_of(graph)));
   std::string got;
   for (const std::string& line : split(ir::print(graph), '\n'))
     if (line.find("layers.0.flat") != std::string::npos || line.find("sum_squares") != std::string::npos)
@@ -153,7 +153,7 @@ TEST_CASE("bucket: each parameter and each shard begins where alignment asks") {
       ir::Graph graph = ir::parse_or_throw(
           sharded_step_text(world, {{"l.0.a", 5, 7}, {"l.0.b", 64, 1}, {"l.0.c", 3, 3}}, {.bf16 = bf16}));
       run_passes(graph, parse_passes("wrap, bucket"));
-      for (const BucketLayout& b : storage_layout_of(graph)) {
+      for (const plan::BucketLayout& b : plan::storage_layout_of(graph)) {
         const int64_t element = bf16 ? 2 : 4;  // as gathered: the smaller
         int64_t end = 0;
         for (size_t i = 0; i < b.members.size(); ++i) {

@@ -39,7 +39,7 @@ class Merger {
     insertions.apply();
     // Readers between a member and the merged collective, before they read something else.
     ir::Moves moves(graph_);
-    for (const auto& [place, ops] : behind_) moves.behind(place, ops);
+    for (const auto& [place, ops] : behind_) moves.after(place, ops);
     for (const auto& [place, ops] : before_) moves.before(place, ops);
     moves.apply();
     ir::take_places(graph_, replaced_, erased_);

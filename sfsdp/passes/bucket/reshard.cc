@@ -50,6 +50,12 @@ bool mark_last(const ir::Graph& graph, const ParamReader& reader) {
 
 }  // namespace
 
+const std::vector<Field<ReshardOptions>>& ReshardOptions::fields() {
+  static const std::vector<Field<ReshardOptions>> kFields = {
+      field("keep_last", &ReshardOptions::keep_last, {}, "also of the unit that forward reads last")};
+  return kFields;
+}
+
 bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx) {
   const ParamReader reader(graph);
   const bool marked = options.keep_last && mark_last(graph, reader);

@@ -15,6 +15,8 @@ namespace sfsdp::passes {
 struct ReshardOptions {
   // Dropping the unit that forward reads last would free nothing: backward begins with it.
   bool keep_last = false;
+
+  static const std::vector<Field<ReshardOptions>>& fields();
 };
 
 bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx);

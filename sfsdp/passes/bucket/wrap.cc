@@ -12,11 +12,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/passes/analysis/param_reads.h"
-#include "sfsdp/passes/choose_units.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
-#include "sfsdp/passes/predict.h"
-#include "sfsdp/passes/step_profile.h"
-#include "sfsdp/plan/memory_plan.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -120,115 +115,11 @@ std::vector<std::string> units_by_number(const std::vector<Path>& names) {
   return result;
 }
 
-// Units in the profile's order by what they are named for every param.
-std::vector<std::string> in_profile_order(const StepProfile& profile, const std::vector<ir::Op*>& params,
-                                          const std::vector<std::string>& units) {
-  std::map<std::string, std::string> unit_of;
-  for (size_t i = 0; i < params.size(); ++i) unit_of[params[i]->attr<std::string>("name")] = units[i];
-  std::vector<std::string> ordered;
-  for (const ParamProfile& p : profile.params) ordered.push_back(unit_of.at(p.name));
-  return ordered;
-}
-
-// The last unit is the first that backward reads: kept gathered, then those before it, as long as all fits.
-void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budget) {
-  for (size_t u = schedule.size(); u-- > 0;) {
-    schedule[u].keep = true;
-    if (predict(profile, schedule).peak_bytes <= budget) continue;
-    schedule[u].keep = false;
-    break;
-  }
-}
-
-// A schedule as attributes of params, in their order; returns their units.
-std::vector<std::string> write_units(const std::vector<ir::Op*>& params, const StepProfile& profile,
-                                     const Schedule& schedule, const std::string& mode) {
-  std::map<std::string, std::pair<std::string, const UnitChoice*>> choice_of;
-  for (const UnitChoice& unit : schedule) {
-    const std::string& first = profile.params[unit.first].name;
-    for (size_t i = unit.first; i < unit.end; ++i) choice_of[profile.params[i].name] = {first, &unit};
-  }
-  std::vector<std::string> units;
-  for (ir::Op* param : params) {
-    const auto& [name, unit] = choice_of.at(param->attr<std::string>("name"));
-    units.push_back(name);
-    param->attrs["reason"] = std::string(unit->reason);
-    if (unit->keep) param->attrs["keep"] = true;
-    if (mode == "search") write_schedule(*param, *unit);
-  }
-  return units;
-}
-
 std::vector<ir::Op*> params_of(const ir::Graph& graph) {
   std::vector<ir::Op*> params;
   for (const auto& op : graph.ops())
     if (op->is("param")) params.push_back(op.get());
   return params;
-}
-
-// Arena over live bytes: units of all sizes, kept or not, leave holes; at worst 1.15 was seen.
-constexpr double kLooseArena = 1.15;
-
-// Whether a schedule's plan, with addresses, takes at most `memory` bytes. A profile tells where it is clear; else the
-// passes behind this one run on a copy, which is then planned.
-bool fits(const Schedule& schedule, const StepProfile& profile, const ir::Graph& graph, const WrapOptions& options,
-          const PassContext& ctx, double memory) {
-  const int64_t peak = predict(profile, schedule).peak_bytes;
-  const auto state = static_cast<double>(profile.state_bytes);
-  if (state + (static_cast<double>(peak) - state) * kLooseArena <= memory) return true;
-  if (!ctx.finish) return static_cast<double>(peak) <= memory;
-  ir::Graph copy = graph.clone();
-  const auto params = params_of(copy);
-  const auto units = write_units(params, profile, schedule, options.mode);
-  for (size_t i = 0; i < params.size(); ++i) params[i]->attrs["unit"] = units[i];
-  ctx.finish(copy);
-  const auto kernels = cost::form_kernels(copy, *options.machine, cost::Execution::Fused, options.micro_batches);
-  plan::MemoryOptions plan = plan::memory_options(copy, kernels, options.micro_batches);
-  plan.enough_bytes = static_cast<int64_t>(memory);
-  return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
-}
-
-std::vector<std::string> units_by_cost(const std::vector<ir::Op*>& params, const std::vector<std::string>& named,
-                                       const ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
-  if (options.mode != "auto" && options.mode != "search")
-    throw UserError(concat("wrap mode=", options.mode, "\n  expected manual, auto or search"));
-  if (!options.machine)
-    throw UserError(concat("wrap mode=", options.mode, " has no machine to count costs on",
-                           "\n  expected a machine file, such as machines/dgx_h100.toml, in parallelism.fsdp_machine"));
-  const StepProfile profile = profile_step(graph, *options.machine, cost::Execution::Fused, options.micro_batches);
-  // A profile counts live bytes, to some per cent; addresses need a little more.
-  const double memory =
-      options.memory_bytes > 0 ? static_cast<double>(options.memory_bytes) : options.machine->memory_bytes;
-  auto budget = static_cast<int64_t>(0.95 * memory);
-  Schedule schedule = greedy_units(profile, budget);
-  if (options.choose_reshard) keep_what_fits(profile, schedule, budget);
-  if (options.mode == "search") {
-    Schedule manual = named_units(profile, in_profile_order(profile, params, named));
-    manual.back().keep = options.choose_reshard;  // as pass reshard does with named units
-    // Where the named units take more and still fit, so may others: search is not to be slower for its caution.
-    if (const int64_t peak = predict(profile, manual).peak_bytes; static_cast<double>(peak) <= memory)
-      budget = std::max(budget, peak);
-    const Schedule greedy = std::move(schedule);
-    SearchOptions search = {.budget_bytes = budget, .choose_reshard = options.choose_reshard};
-    const auto fits_memory = [&](const Schedule& s) { return fits(s, profile, graph, options, ctx, memory); };
-    schedule = search_units(profile, {manual, greedy}, search);
-    if (!fits_memory(schedule)) {
-      const auto state = static_cast<double>(profile.state_bytes);
-      search.budget_bytes = static_cast<int64_t>(state + (memory - state) / kLooseArena);
-      search.evaluations /= 2;  // from what was found
-      std::vector<Schedule> others = {search_units(profile, {schedule, manual, greedy}, search), manual, greedy};
-      std::ranges::stable_sort(others, {}, [&](const Schedule& s) { return predict(profile, s).seconds; });
-      const auto fitting = std::ranges::find_if(others, fits_memory);
-      schedule = fitting != others.end() ? *fitting : *std::ranges::min_element(others, {}, [&](const Schedule& s) {
-        return predict(profile, s).peak_bytes;
-      });
-    }
-  }
-  const Prediction prediction = predict(profile, schedule);
-  ctx.metrics.add("predicted_step_us", static_cast<int64_t>(prediction.seconds * 1e6));
-  ctx.metrics.add("predicted_exposed_us", static_cast<int64_t>(prediction.exposed * 1e6));
-  ctx.metrics.add("predicted_peak_mib", prediction.peak_bytes >> 20);
-  return write_units(params, profile, schedule, options.mode);
 }
 
 std::string brackets_of(const Group& group) {
@@ -270,13 +161,23 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
   return rules;
 }
 
+const std::vector<Field<WrapOptions>>& WrapOptions::fields() {
+  static const std::vector<Field<WrapOptions>> kFields = {
+      field("units", &WrapOptions::units, {},
+            "module paths, as \"tok_embeddings, layers.*, [norm, output]\"; empty: by module number")};
+  return kFields;
+}
+
+std::vector<std::string> units_by_name(const ir::Graph& graph, const WrapOptions& options) {
+  std::vector<Path> names;
+  for (const ir::Op* param : params_of(graph)) names.push_back(split(param->attr<std::string>("name"), '.'));
+  if (names.empty()) return {};
+  return trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+}
+
 bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
   const std::vector<ir::Op*> params = params_of(graph);
-  std::vector<Path> names;
-  for (const ir::Op* param : params) names.push_back(split(param->attr<std::string>("name"), '.'));
-  if (params.empty()) return false;
-  auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
-  if (options.mode != "manual") units = units_by_cost(params, units, graph, options, ctx);
+  const std::vector<std::string> units = units_by_name(graph, options);
   bool changed = false;
   for (size_t i = 0; i < params.size(); ++i) {
     const ir::Attr unit = units[i];
@@ -285,6 +186,8 @@ bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
   }
   ctx.metrics.add("units", static_cast<int64_t>(std::set<std::string>(units.begin(), units.end()).size()));
   ctx.metrics.add("params", static_cast<int64_t>(params.size()));
+  for (const auto& op : graph.ops())
+    SFSDP_CHECK(!op->is("param") || op->has_attr("unit"), "param ", op->result()->name(), " is in no unit");
   return changed;
 }
 

@@ -278,6 +278,12 @@ class Rewriter {
 
 }  // namespace
 
+const std::vector<Field<ChunkLossOptions>>& ChunkLossOptions::fields() {
+  static const std::vector<Field<ChunkLossOptions>> kFields = {
+      field("chunks", &ChunkLossOptions::chunks, {1, 1e6}, "1: none")};
+  return kFields;
+}
+
 bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx) {
   SFSDP_CHECK(options.chunks >= 1, "chunks ", options.chunks);
   if (options.chunks == 1) return false;

@@ -18,6 +18,8 @@ namespace sfsdp::passes {
 
 struct ChunkLossOptions {
   int64_t chunks = 8;  // of equal rows, the last one fewer; 1: none
+
+  static const std::vector<Field<ChunkLossOptions>>& fields();
 };
 
 bool chunk_loss(ir::Graph& graph, const ChunkLossOptions& options, PassContext& ctx);

@@ -20,6 +20,11 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
 
+const Words<RematMode> kModes = {{"none", RematMode::None},
+                                 {"full", RematMode::Full},
+                                 {"op", RematMode::Op},
+                                 {"memory_budget", RematMode::MemoryBudget}};
+
 bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section == Section::Loss; }
 
 bool is_given(const Value* value) {
@@ -114,8 +119,8 @@ class Rewriter {
     std::vector<BlockValues> within_budget;
     for (size_t b = 0; b < blocks.size(); ++b) {
       if (static_cast<int64_t>(b) % options.every != 0) continue;
-      if (options.mode == "memory_budget")
-        within_budget.push_back(pose(own_of(blocks[b]), read_by_backward_));
+      if (options.mode == RematMode::MemoryBudget)
+        within_budget.push_back(pose(own_of(blocks[b]), read_by_backward_, options.flops_per_byte));
       else
         choose(blocks[b]);
     }
@@ -192,7 +197,7 @@ class Rewriter {
     for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
       if (!is_forward(op)) continue;
-      if (options_.mode == "op" && is_kept_op(op)) continue;
+      if (options_.mode == RematMode::Op && is_kept_op(op)) continue;
       for (const auto& result : op.results())
         if (is_own(result.get(), block)) again_.insert(result.get());
     }
@@ -245,10 +250,24 @@ class Rewriter {
 
 }  // namespace
 
+std::string to_string(RematMode mode) { return word_of(kModes, mode); }
+
+const std::vector<Field<RematOptions>>& RematOptions::fields() {
+  static const std::vector<Field<RematOptions>> kFields = {
+      field("mode", &RematOptions::mode, kModes, "none, full, op or memory_budget"),
+      field("every", &RematOptions::every, {1, 1000}, "only every k-th block"),
+      field("mm_again", &RematOptions::mm_again, {0, 1000},
+            "op: every k-th product of a block is computed again too; 0: none"),
+      field("memory_budget", &RematOptions::memory_budget, {0, 1},
+            "memory_budget: share of the bytes kept between full (0) and none (1)"),
+      field("flops_per_byte", &RematOptions::flops_per_byte, {0, 1e6},
+            "memory_budget: work of a byte that is written again, in flops of a product"),
+  };
+  return kFields;
+}
+
 bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
-  if (options.mode == "none") return false;
-  if (options.mode != "full" && options.mode != "op" && options.mode != "memory_budget")
-    throw UserError(concat("remat mode=", options.mode, "\n  expected none, full, op or memory_budget"));
+  if (options.mode == RematMode::None) return false;
   if (!(options.memory_budget >= 0 && options.memory_budget <= 1))
     throw UserError(concat("remat memory_budget=", options.memory_budget, "\n  expected a number from 0 to 1"));
   SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);

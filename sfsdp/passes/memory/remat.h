@@ -19,16 +19,26 @@
 
 namespace sfsdp::passes {
 
+enum class RematMode : uint8_t {
+  None,
+  Full,          // of each block (module with a number: layers.3) only what it is given is kept
+  Op,            // results of products and attention are kept, all else of a block is computed again
+  MemoryBudget,  // as RematOptions::memory_budget says
+};
+std::string to_string(RematMode mode);
+
 struct RematOptions {
-  // "none"; "full": of each block (module with a number: layers.3) only what it is given is kept; "op": results of
-  // products and attention are kept, all else of a block is computed again; "memory_budget": as memory_budget says.
-  // "auto": none of this pass; Program replaces it by what choose_remat finds.
-  std::string mode = "none";
-  int64_t every = 1;     // full, op: only every k-th block; the others keep everything
-  int64_t mm_again = 0;  // op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)
-  // memory_budget: at most this share of the bytes that mode none keeps of blocks beyond mode full, by the least work;
+  RematMode mode = RematMode::None;
+  int64_t every = 1;     // Full, Op: only every k-th block; the others keep everything
+  int64_t mm_again = 0;  // Op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)
+  // MemoryBudget: at most this share of the bytes that mode None keeps of blocks beyond mode Full, by the least work;
   // 0: as full, 1: as none.
   double memory_budget = 0.5;
+  // memory_budget: work of a byte that is written again, in floating point operations of a product: the machine's
+  // flops over its bandwidth. 277: an H100's (0.75 · 989 TFLOP/s, 0.8 · 3.35 TB/s).
+  double flops_per_byte = 277;
+
+  static const std::vector<Field<RematOptions>>& fields();
 };
 
 // Counts in ctx.metrics: blocks, ops_repeated, flops_repeated (of products and attention), bytes_not_kept (of what is

@@ -11,14 +11,9 @@
 namespace sfsdp::passes {
 namespace {
 
-// Work of a byte that is written again, in the work of a floating point operation of a product. An H100 does 0.75 · 989
-// TFLOP/s and writes 0.8 · 3.35 TB/s; A100, B200 and most others lie within a factor of 1.5. A number of a machine file
-// would let the plan differ from cluster to cluster for little.
-constexpr double kFlopsPerByte = 277;
-
-int64_t work_of(const ir::Op& op) {
+int64_t work_of(const ir::Op& op, double flops_per_byte) {
   double work = cost::flops_of(op);
-  for (const auto& result : op.results()) work += kFlopsPerByte * static_cast<double>(result->type().bytes());
+  for (const auto& result : op.results()) work += flops_per_byte * static_cast<double>(result->type().bytes());
   return std::max<int64_t>(static_cast<int64_t>(work), 1);
 }
 
@@ -31,7 +26,8 @@ struct Saving {
 
 }  // namespace
 
-BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_set<const ir::Value*>& needed) {
+BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_set<const ir::Value*>& needed,
+                 double flops_per_byte) {
   BlockValues block{.problem = {}, .values = own};
   std::unordered_map<const ir::Value*, int> number;
   const ir::Op* last = nullptr;
@@ -44,7 +40,7 @@ BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_
         const auto found = number.find(ir::storage_of(operand));
         if (found != number.end()) reads.push_back(found->second);
       }
-      block.problem.ops.push_back({work_of(op), std::move(reads)});
+      block.problem.ops.push_back({work_of(op, flops_per_byte), std::move(reads)});
       last = &op;
     }
     number.emplace(value, static_cast<int>(number.size()));

@@ -20,7 +20,9 @@ struct BlockValues {
 
 // own:    storages of forward that only this block reads, in the order they are made
 // needed: storages that backward reads
-BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_set<const ir::Value*>& needed);
+// flops_per_byte: RematOptions::flops_per_byte
+BlockValues pose(const std::vector<const ir::Value*>& own, const std::unordered_set<const ir::Value*>& needed,
+                 double flops_per_byte);
 
 // Values to make again: the kept ones have at most `budget` (0 … 1) of the bytes that backward would read of these blocks.
 // A larger budget never keeps fewer bytes and never makes again what a smaller one keeps from running.

@@ -232,9 +232,9 @@ TEST_CASE("remat: a graph without blocks stays, unknown modes are refused") {
   )");
   ir::Graph graph;
   PassContext context;
-  CHECK_THROWS_WITH_AS(remat(graph, {.mode = "some"}, context),
-                       doctest::Contains("expected none, full, op or memory_budget"), UserError);
-  CHECK_THROWS_WITH_AS(remat(graph, {.mode = "memory_budget", .memory_budget = 1.5}, context),
+  CHECK_THROWS_WITH_AS(parse_passes("remat mode=some"), doctest::Contains("one of: none full op memory_budget"),
+                       UserError);
+  CHECK_THROWS_WITH_AS(remat(graph, {.mode = RematMode::MemoryBudget, .memory_budget = 1.5}, context),
                        doctest::Contains("expected a number from 0 to 1"), UserError);
 }
 

@@ -87,7 +87,7 @@ bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassC
     const auto& read = group[0]->operands;
     if (!std::ranges::all_of(read, [](const Value* v) { return in_body(*v->producer()); })) continue;
     const Value* last = *std::ranges::max_element(read, {}, [&](const Value* v) { return position.at(v->producer()); });
-    moves.behind(last->producer(), group);
+    moves.after(last->producer(), group);
     for (Op* member : group) moved.emplace_back(member, last->producer()->section);
     ++starts;
   }
@@ -223,6 +223,12 @@ void check_started(const Graph& graph) {
 }
 
 }  // namespace
+
+const std::vector<Field<PipelineReductionsOptions>>& PipelineReductionsOptions::fields() {
+  static const std::vector<Field<PipelineReductionsOptions>> kFields = {
+      field("micro_batches", &PipelineReductionsOptions::micro_batches, {1, 1e9}, "of a step")};
+  return kFields;
+}
 
 bool pipeline_reductions(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
   const bool updates = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == Section::Opt; });

@@ -18,7 +18,9 @@
 namespace sfsdp::passes {
 
 struct PipelineReductionsOptions {
-  int64_t micro_batches = 1;  // of a step
+  int64_t micro_batches = 1;  // forward-backward runs per optimizer step
+
+  static const std::vector<Field<PipelineReductionsOptions>>& fields();
 };
 
 bool pipeline_reductions(ir::Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx);

@@ -2,14 +2,12 @@
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 
 #include <algorithm>
-#include <map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
+#include "sfsdp/passes/overlap/schedule.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -35,17 +33,21 @@ bool add_own(const Graph::Uses& uses, const Value* value, std::vector<Op*>& own)
   return true;
 }
 
-// Gathers of a section whose shard is given to the graph, in order. Others (of activations) stay where they are.
-std::vector<Gather> find_gathers(const Graph& graph, Section section) {
+// Gathers of a section whose shard is given to the graph, in order. Others (of activations) stay where they are, and are
+// counted.
+std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContext& ctx) {
   const auto uses = graph.uses();
   std::vector<Gather> gathers;
   for (const auto& op : graph.ops()) {
     if (!op->is("all_gather.start") || op->section != section) continue;
     Gather g;
-    if (!add_own(uses, op->operands[0], g.start)) continue;
-    g.start.push_back(op.get());
     const auto readers = uses.find(op->result());
-    if (readers == uses.end() || readers->second.size() != 1 || !ir::is_wait(*readers->second[0])) continue;
+    const bool waited = readers != uses.end() && readers->second.size() == 1 && ir::is_wait(*readers->second[0]);
+    if (!waited || !add_own(uses, op->operands[0], g.start)) {
+      ctx.metrics.add("left_alone", 1);
+      continue;
+    }
+    g.start.push_back(op.get());
     g.wait = readers->second[0];
     const Op* given = g.start[0]->operands[0]->producer();
     if (given->is("param")) g.param = given;
@@ -55,46 +57,45 @@ std::vector<Gather> find_gathers(const Graph& graph, Section section) {
   return gathers;
 }
 
-bool is_before(const std::string& section, const std::string& variant) {
-  if (variant != "before" && variant != "after")
-    throw UserError(concat("prefetch_gathers ", section, "=", variant, "\n  expected before or after"));
-  return variant == "before";
-}
-
 }  // namespace
 
+const std::vector<Field<PrefetchGathersOptions>>& PrefetchGathersOptions::fields() {
+  static const std::vector<Field<PrefetchGathersOptions>> kFields = {
+      field("depth", &PrefetchGathersOptions::depth, {0, 1000}, "units ahead; 0: none"),
+      field("forward", &PrefetchGathersOptions::forward, side_words(), "before or after the wait of that unit"),
+      field("backward", &PrefetchGathersOptions::backward, side_words(), "likewise"),
+      field("max_bytes", &PrefetchGathersOptions::max_bytes, {0, 1e15},
+            "of gathers in flight at once, besides one; 0: no bound")};
+  return kFields;
+}
+
 bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassContext& ctx) {
-  const std::map<Section, bool> before = {{Section::Fwd, is_before("forward", options.forward)},
-                                          {Section::Bwd, is_before("backward", options.backward)}};
+  const UnitSchedule fallback = {.forward_depth = options.depth,
+                                 .backward_depth = options.depth,
+                                 .forward = options.forward,
+                                 .backward = options.backward};
+  const auto backward = std::ranges::find(graph.ops(), Section::Bwd, [](const auto& op) { return op->section; });
+  const Op* const first_backward = backward == graph.ops().end() ? nullptr : backward->get();
   ir::Moves moves(graph);
-  const auto is_backward = [](const auto& op) { return op->section == Section::Bwd; };
-  const auto begin = std::ranges::find_if(graph.ops(), is_backward);
-  const Op* const first_backward = begin == graph.ops().end() ? nullptr : begin->get();
-  for (const auto& [section, goes_before] : before) {
-    const std::vector<Gather> gathers = find_gathers(graph, section);
+  for (const Section section : {Section::Fwd, Section::Bwd}) {
+    const std::vector<Gather> gathers = find_gathers(graph, section, ctx);
+    const auto bytes = [&](size_t k) { return gathers[k].bytes; };
     for (size_t i = 0; i < gathers.size(); ++i) {
-      const std::string name(section == Section::Fwd ? "forward" : "backward");
-      const auto depth = static_cast<size_t>(schedule_attr(gathers[i].param, name + "_depth", options.depth));
-      size_t target = i - std::min(i, depth);
-      const auto in_flight = [&] {
-        int64_t bytes = 0;
-        for (size_t k = target + 1; k <= i; ++k) bytes += gathers[k].bytes;
-        return bytes;
-      };
-      while (options.max_bytes > 0 && target < i && in_flight() > options.max_bytes) {
-        ++target;
-        ctx.metrics.add("held_back_by_bytes", 1);
+      const UnitSchedule unit = read_schedule(gathers[i].param, fallback);
+      const bool forward = section == Section::Fwd;
+      const int64_t depth = forward ? unit.forward_depth : unit.backward_depth;
+      const Place place = gather_place(i, depth, forward ? unit.forward : unit.backward, options.max_bytes, bytes);
+      const bool begins = !forward && starts_with_backward(i, depth) && gathers[0].start[0] != first_backward;
+      if (begins) moves.before(first_backward, gathers[0].start);
+      if (place.where == Place::Where::Moves) {
+        const Op* wait = gathers[place.target].wait;
+        place.side == Side::Before ? moves.before(wait, gathers[i].start) : moves.after(wait, gathers[i].start);
       }
-      if (i == 0 && depth > 0 && section == Section::Bwd && gathers[0].start[0] != first_backward) {
-        moves.before(first_backward, gathers[0].start);
-        ctx.metrics.add("prefetched", 1);
-      }
-      if (target == i) continue;
-      if (schedule_attr(gathers[i].param, name + "_before", goes_before))
-        moves.before(gathers[target].wait, gathers[i].start);
-      else
-        moves.behind(gathers[target].wait, gathers[i].start);
-      ctx.metrics.add("prefetched", 1);
+      if (begins || place.where == Place::Where::Moves) ctx.metrics.add("prefetched", 1);
+      const size_t wanted = i - std::min(i, static_cast<size_t>(depth));
+      if (options.max_bytes > 0)
+        ctx.metrics.add("held_back_by_bytes",
+                        static_cast<int64_t>((place.where == Place::Where::Moves ? place.target : i) - wanted));
     }
   }
   return moves.apply();

@@ -11,18 +11,21 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/passes/pass.h"
 
 namespace sfsdp::passes {
 
 struct PrefetchGathersOptions {
-  int64_t depth = 1;               // units ahead; 0 leaves all as it is
-  std::string forward = "before";  // the start goes "before" or "after" the wait `depth` gathers earlier
-  std::string backward = "after";
+  int64_t depth = 1;            // units ahead; 0 leaves all as it is
+  Side forward = Side::Before;  // of the wait `depth` gathers earlier
+  Side backward = Side::After;
   int64_t max_bytes = 0;  // of gathers in flight at once, besides one; 0: no bound
+
+  static const std::vector<Field<PrefetchGathersOptions>>& fields();
 };
 
 bool prefetch_gathers(ir::Graph& graph, const PrefetchGathersOptions& options, PassContext& ctx);

@@ -289,11 +289,8 @@ TEST_CASE("sink_waits: a reduction that backward needs is waited for where it is
 }
 
 TEST_CASE("variants that do not exist are refused") {
-  ir::Graph graph;
-  PassContext context;
-  CHECK_THROWS_WITH_AS(prefetch_gathers(graph, {.forward = "soon"}, context), doctest::Contains("before or after"),
-                       UserError);
-  CHECK_THROWS_WITH_AS(sink_waits(graph, {.next = "late"}, context), doctest::Contains("before or after"), UserError);
+  for (const char* text : {"prefetch_gathers forward=soon", "prefetch_gathers backward=\"\"", "sink_waits next=late"})
+    CHECK_THROWS_WITH_AS(parse_passes(text), doctest::Contains("expected one of: before after"), UserError);
 }
 
 }  // namespace

@@ -5,11 +5,10 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/analysis/param_reads.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
+#include "sfsdp/passes/overlap/schedule.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -60,28 +59,34 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
 
 }  // namespace
 
+const std::vector<Field<SinkWaitsOptions>>& SinkWaitsOptions::fields() {
+  static const std::vector<Field<SinkWaitsOptions>> kFields = {
+      field("depth", &SinkWaitsOptions::depth, {0, 1000}, "reductions in flight; 0: none"),
+      field("next", &SinkWaitsOptions::next, side_words(), "before or after that start")};
+  return kFields;
+}
+
 bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx) {
-  if (options.next != "before" && options.next != "after")
-    throw UserError(concat("sink_waits next=", options.next, "\n  expected before or after"));
-  if (options.depth == 0) return false;
   const std::vector<Reduction> reductions = find_reductions(graph);
+  const UnitSchedule fallback = {.sink_depth = options.depth, .sink = options.next};
   ir::Moves moves(graph);
   std::vector<Op*> at_end;
   for (size_t i = 0; i < reductions.size(); ++i) {
     const Reduction& r = reductions[i];
-    const size_t next = i + static_cast<size_t>(schedule_attr(r.param, "sink_depth", options.depth));
-    if (next >= reductions.size())
+    const UnitSchedule unit = read_schedule(r.param, fallback);
+    const Place place = wait_place(i, reductions.size(), unit.sink_depth, unit.sink);
+    if (place.where == Place::Where::ToEnd)
       at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());
-    else if (schedule_attr(r.param, "sink_before", options.next == "before"))
-      moves.before(reductions[next].filled, r.wait);
-    else
-      moves.behind(reductions[next].start, r.wait);
+    else if (place.where == Place::Where::Moves && place.side == Side::Before)
+      moves.before(reductions[place.target].filled, r.wait);
+    else if (place.where == Place::Where::Moves)
+      moves.after(reductions[place.target].start, r.wait);
   }
   const Op* last = nullptr;  // of backward, and not moved
   for (const auto& op : graph.ops())
     if (op->section == Section::Bwd && !moves.contains(op.get()) && std::ranges::find(at_end, op.get()) == at_end.end())
       last = op.get();
-  if (last) moves.behind(last, at_end);
+  if (last) moves.after(last, at_end);
   ctx.metrics.add("waits", static_cast<int64_t>(reductions.size()));
   return moves.apply();
 }

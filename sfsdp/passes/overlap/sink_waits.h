@@ -9,16 +9,19 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/passes/pass.h"
 
 namespace sfsdp::passes {
 
 struct SinkWaitsOptions {
-  int64_t depth = 1;            // reductions in flight at once; 0 leaves all as it is
-  std::string next = "before";  // the wait goes "before" or "after" the start that is `depth` reductions later
+  int64_t depth = 1;         // reductions in flight at once; 0 leaves all as it is
+  Side next = Side::Before;  // of the start that is `depth` reductions later
+
+  static const std::vector<Field<SinkWaitsOptions>>& fields();
 };
 
 bool sink_waits(ir::Graph& graph, const SinkWaitsOptions& options, PassContext& ctx);

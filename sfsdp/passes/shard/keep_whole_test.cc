@@ -182,13 +182,5 @@ TEST_CASE("keep_whole: three steps give the same bits as gathering where paramet
     }
 }
 
-TEST_CASE("units by cost are refused where parameters are whole") {
-  ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"layers.0.a", 4, 3}}));
-  std::optional<StorageLayout> layout;
-  CHECK_THROWS_WITH_AS(
-      run_pipeline(graph, {.wrap = "auto", .machine = "machines/dgx_h100.toml", .keep_whole = true}, layout),
-      doctest::Contains("zero_stage = 3"), UserError);
-}
-
 }  // namespace
 }  // namespace sfsdp::passes

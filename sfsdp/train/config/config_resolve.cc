@@ -44,14 +44,34 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
 }
 
 passes::RematOptions remat_of(const ActivationCheckpoint& config) {
-  if (config.mode == "none" || config.mode == "full" || config.mode == "auto") return {.mode = config.mode};
-  if (config.mode == "memory_budget") return {.mode = config.mode, .memory_budget = config.memory_budget};
-  if (config.selective_ac_option == "op") return {.mode = "op", .mm_again = 2};
+  using passes::RematMode;
+  if (config.mode == "none" || config.mode == "auto") return {};
+  if (config.mode == "full") return {.mode = RematMode::Full};
+  if (config.mode == "memory_budget") return {.mode = RematMode::MemoryBudget, .memory_budget = config.memory_budget};
+  if (config.selective_ac_option == "op") return {.mode = RematMode::Op, .mm_again = 2};
   const auto every = parse_int(config.selective_ac_option);
   if (!every || *every < 1)
     throw UserError(concat("error at activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
                            "\n  expected op, or a number k for every k-th block"));
-  return {.mode = "full", .every = *every};
+  return {.mode = RematMode::Full, .every = *every};
+}
+
+tune::TuneOptions tune_of(const JobConfig& config) {
+  const Parallelism& p = config.parallelism;
+  tune::TuneOptions tune;
+  tune.wrap = p.fsdp_wrap == "search" ? tune::Wrap::Search
+              : p.fsdp_wrap == "auto" ? tune::Wrap::Auto
+                                      : tune::Wrap::Manual;
+  tune.choose_reshard = p.fsdp_reshard_after_forward == "auto";
+  tune.choose_remat = config.activation_checkpoint.mode == "auto";
+  tune.machine = p.fsdp_machine;
+  tune.memory_gib = p.fsdp_memory_gib;
+  if (tune.machine.empty() && (tune.wrap != tune::Wrap::Manual || tune.choose_remat))
+    throw UserError(
+        concat(tune.choose_remat ? "activation_checkpoint.mode = auto" : "parallelism.fsdp_wrap = " + p.fsdp_wrap,
+               " needs a machine to count costs on\n  expected a machine file in parallelism.fsdp_machine,"
+               " such as machines/dgx_h100.toml"));
+  return tune;
 }
 
 std::string initial_hf_folder(const JobConfig& config) {

@@ -7,6 +7,7 @@
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/train/config/config.h"
+#include "sfsdp/tune/tune.h"
 
 namespace sfsdp::train {
 
@@ -27,6 +28,8 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
 
 // What backward computes again.
 //   throws: UserError for memory_budget, and an option that is neither a number nor op
+// What is chosen by cost. throws: UserError where that needs a machine and parallelism.fsdp_machine is empty
+tune::TuneOptions tune_of(const JobConfig& config);
 passes::RematOptions remat_of(const ActivationCheckpoint& config);
 
 // The folder of Hugging Face weights to start from; "" for weights the model draws itself.

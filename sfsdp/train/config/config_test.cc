@@ -337,15 +337,28 @@ TEST_CASE("activation_checkpoint says what backward computes again") {
     config.selective_ac_option = option;
     return remat_of(config);
   };
-  CHECK(of("none", "2").mode == "none");
+  CHECK(of("none", "2").mode == passes::RematMode::None);
   CHECK(of("full", "2").every == 1);
-  CHECK(of("selective", "2").mode == "full");
+  CHECK(of("selective", "2").mode == passes::RematMode::Full);
   CHECK(of("selective", "2").every == 2);
-  CHECK(of("selective", "op").mode == "op");
+  CHECK(of("selective", "op").mode == passes::RematMode::Op);
   CHECK(of("selective", "op").mm_again == 2);
   CHECK_THROWS_WITH_AS(of("selective", "0"), doctest::Contains("expected op, or a number"), UserError);
-  CHECK(of("memory_budget", "2").mode == "memory_budget");
+  CHECK(of("memory_budget", "2").mode == passes::RematMode::MemoryBudget);
   CHECK(of("memory_budget", "2").memory_budget == 0.5);
+}
+
+TEST_CASE("what is chosen by cost needs a machine") {
+  JobConfig config;
+  CHECK(tune_of(config).wrap == tune::Wrap::Manual);
+  config.parallelism.fsdp_wrap = "search";
+  CHECK_THROWS_WITH_AS(tune_of(config), doctest::Contains("parallelism.fsdp_wrap = search needs a machine"), UserError);
+  config.activation_checkpoint.mode = "auto";
+  CHECK_THROWS_WITH_AS(tune_of(config), doctest::Contains("activation_checkpoint.mode = auto needs a machine"),
+                       UserError);
+  config.parallelism.fsdp_machine = "machines/dgx_h100.toml";
+  CHECK(tune_of(config).wrap == tune::Wrap::Search);
+  CHECK(tune_of(config).choose_remat);
 }
 
 }  // namespace sfsdp::train

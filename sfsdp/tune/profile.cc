@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/step_profile.h"
+#include "sfsdp/tune/profile.h"
 
 #include <algorithm>
 #include <bit>
@@ -18,7 +18,7 @@
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/program.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
@@ -65,11 +65,11 @@ class Profiler {
  private:
   static Graph one_unit(const Graph& whole) {
     Graph graph = whole.clone();
-    PassContext ignored;
+    passes::PassContext ignored;
     for (const auto& op : graph.ops())
       if (op->is("param")) op->attrs["unit"] = std::string("all");
-    bucket(graph, {}, ignored);
-    split_collectives(graph, ignored);
+    passes::bucket(graph, {}, ignored);
+    passes::split_collectives(graph, ignored);
     return graph;
   }
 
@@ -243,6 +243,24 @@ class Profiler {
 
 }  // namespace
 
+std::string_view to_string(Reason reason) {
+  switch (reason) {
+    case Reason::Named: return "named";
+    case Reason::LastParameter: return "the last parameter";
+    case Reason::Gather: return "forward: its gather would outlast the compute of the unit before";
+    case Reason::Reduction: return "backward: its reduction would outlast the compute of the unit before";
+    case Reason::Memory: return "memory: two such units would not fit";
+    case Reason::Search: return "search: no other border found is faster";
+  }
+  return "";
+}
+
+Reason parse_reason(std::string_view text) {
+  for (const Reason reason : {Reason::LastParameter, Reason::Gather, Reason::Reduction, Reason::Memory, Reason::Search})
+    if (text == to_string(reason)) return reason;
+  return Reason::Named;
+}
+
 double StepProfile::seconds_between(int64_t from, int64_t to) const {
   return clock[static_cast<size_t>(to)] - clock[static_cast<size_t>(from)];
 }
@@ -259,4 +277,4 @@ StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost:
   return Profiler(graph, machine, execution, micro_batches).run();
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which parameters form a unit, decided by cost: greedily as the paper has it, or by search in the profile.
+// Which parameters form a unit, by cost: greedily as the paper has it, or by search on the profile.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "sfsdp/passes/step_profile.h"
+#include "sfsdp/tune/profile.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 // The paper's greedy rule. Walking through the parameters as forward reads them, a parameter joins the open unit as long
 // as, with P the unit before it and Q the one before P,
@@ -20,8 +20,9 @@ namespace sfsdp::passes {
 //   budget_bytes: of the device, state included
 Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes);
 
-// Units given by name: parameters next to each other with equal names form one.
-Schedule named_units(const StepProfile& profile, const std::vector<std::string>& unit_of_param);
+// Units given by name: parameters next to each other in the profile with equal names form one.
+//   unit_of_param: of the graph's params, in its order
+Schedule named_units(const StepProfile& profile, const ir::Graph& graph, const std::vector<std::string>& unit_of_param);
 
 struct SearchOptions {
   int64_t budget_bytes = 0;
@@ -35,4 +36,4 @@ struct SearchOptions {
 // the one that needs least memory.
 Schedule search_units(const StepProfile& profile, const std::vector<Schedule>& starts, const SearchOptions& options);
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

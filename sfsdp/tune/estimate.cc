@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Times a schedule on a profile: what sim::simulate does with the graph that the passes make of it, for one rank and
 // one communicator.
-#include "sfsdp/passes/predict.h"
+#include "sfsdp/tune/estimate.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,12 +9,13 @@
 
 #include "sfsdp/mesh/chunk.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 // The parameters of one unit and kind: what has one gather and one reduction.
-struct Predictor::Bucket {
+struct Estimator::Bucket {
   const UnitChoice* unit = nullptr;
   const KindProfile* kind = nullptr;
+  size_t param = 0;  // the first, in the profile
   int64_t elements = 0;
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
   double cast = 0, gather = 0, pack = 0, reduce = 0, replicas = 0;         // seconds
@@ -32,8 +33,8 @@ struct Predictor::Bucket {
 
 namespace {
 
-// Memory is counted at four moments a position: the op itself, and behind it a pack and the start of its reduction. The
-// profile knows two: at the op, and behind it.
+// Memory is counted at four moments a position: the op itself, and after it a pack and the start of its reduction. The
+// profile knows two: at the op, and after it.
 constexpr int64_t kMoments = 4, kPack = 2, kStart = 3;
 
 int64_t last_moment(const StepProfile& profile) { return (static_cast<int64_t>(profile.live[0].size()) - 1) * 2; }
@@ -42,27 +43,30 @@ int64_t lower(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a,
 
 }  // namespace
 
-// Which ops stand before or behind which, as lists: of op i the first in `before` or `behind`, then along `next`; -1 ends.
+// Which ops stand before or after which, as lists: of op i the first in `before` or `after`, then along `next`; -1 ends.
 struct Places {
-  std::vector<int> before, behind, next;
-  std::vector<bool> moved;
+  std::vector<int> before, after, next;
+  std::vector<bool> moved, at_end;
   void clear(size_t n) {
     before.assign(n, -1);
-    behind.assign(n, -1);
+    after.assign(n, -1);
     next.assign(n, -1);
     moved.assign(n, false);
+    at_end.assign(n, false);
   }
   // To be called from the last op to the first, so that lists are in order.
-  void put(size_t op, size_t target, bool is_before) {
-    int& head = (is_before ? before : behind)[target];
+  void put(size_t op, const passes::Place& place) {
+    moved[op] = place.where != passes::Place::Where::Stays;
+    at_end[op] = place.where == passes::Place::Where::ToEnd;
+    if (place.where != passes::Place::Where::Moves) return;
+    int& head = (place.side == passes::Side::Before ? before : after)[place.target];
     next[op] = head;
     head = static_cast<int>(op);
-    moved[op] = true;
   }
 };
 
-// Kept from schedule to schedule: allocating it anew took most of a prediction.
-struct Predictor::Scratch {
+// Kept from schedule to schedule: allocating it anew took most of an estimate.
+struct Estimator::Scratch {
   std::vector<Bucket> buckets;
   std::vector<Bucket*> forward, backward, packs, reductions;  // reductions: of the micro-batch at hand
   std::vector<std::pair<int64_t, int64_t>> changes;           // of held bytes, by moment
@@ -70,7 +74,7 @@ struct Predictor::Scratch {
 };
 
 // One schedule on the clock.
-class Predictor::Run {
+class Estimator::Run {
  public:
   Run(const StepProfile& profile, Scratch& scratch)
       : profile_(profile),
@@ -97,18 +101,21 @@ class Predictor::Run {
     std::ranges::stable_sort(packs_, {}, &Bucket::gradient);
   }
 
-  Prediction predict(bool with_memory) {
+  std::vector<ScheduleEvent>* log = nullptr;  // takes what happens, where it is set
+
+  Estimate estimate(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
       last_ = m + 1 == profile_.micro_batches;
       changes_.clear();
+      if (log) log->clear();
       run_forward();
       run_backward();
     }
     for (const Bucket* b : packs_) wait_for(b->replicas_done);
     now_ += profile_.tail_seconds;
     for (const Bucket& b : buckets_) now_ += tail_of(b);
-    Prediction out;
+    Estimate out;
     out.seconds = now_;
     out.exposed = exposed_;
     if (with_memory) out.peak_bytes = profile_.state_bytes + peak();
@@ -137,7 +144,11 @@ class Predictor::Run {
     slowdown_ = slowdown;
     return lane;
   }
+  void note(ScheduleEvent::Kind kind, const Bucket& b) {
+    if (log) log->push_back({kind, b.param});
+  }
   void start_gather(Bucket& b) {
+    note(ScheduleEvent::Kind::StartGather, b);
     compute(b.cast);
     b.gather_done = start(lane_, b.gather, b.gather_slowdown);
     b.gather_begin = at_ * kMoments;
@@ -153,14 +164,14 @@ class Predictor::Run {
     hold(at_ * kMoments, end_, b.shard);
   }
 
-  // Gathers of a section as the pass prefetch_gathers places them: by the gather at whose wait each starts.
   void place(const std::vector<Bucket*>& gathers, bool forward) {
     gathers_.clear(gathers.size());
+    const auto bytes = [&](size_t k) { return gathered_bytes(*gathers[k]); };
     for (size_t i = gathers.size(); i-- > 0;) {
-      const UnitChoice& unit = *gathers[i]->unit;
-      const auto depth = static_cast<size_t>(forward ? unit.forward_depth : unit.backward_depth);
-      const size_t target = i - std::min(i, depth);
-      if (target != i) gathers_.put(i, target, forward ? unit.forward_before : unit.backward_before);
+      const passes::UnitSchedule& order = gathers[i]->unit->order;
+      const int64_t depth = forward ? order.forward_depth : order.backward_depth;
+      gathers_.put(i, passes::gather_place(i, depth, forward ? order.forward : order.backward,
+                                           profile_.max_gather_bytes, bytes));
     }
   }
   void run_gather(const std::vector<Bucket*>& gathers, size_t i) {
@@ -168,7 +179,8 @@ class Predictor::Run {
     for (int k = gathers_.before[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
       start_gather(*gathers[static_cast<size_t>(k)]);
     wait_for(gathers[i]->gather_done);
-    for (int k = gathers_.behind[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
+    note(ScheduleEvent::Kind::WaitForGather, *gathers[i]);
+    for (int k = gathers_.after[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
       start_gather(*gathers[static_cast<size_t>(k)]);
   }
 
@@ -186,21 +198,19 @@ class Predictor::Run {
 
   void run_backward() {
     place(backward_, false);
-    if (!backward_.empty() && backward_[0]->unit->backward_depth > 0) {
+    if (!backward_.empty() && passes::starts_with_backward(0, backward_[0]->unit->order.backward_depth)) {
       gathers_.moved[0] = true;
       start_gather(*backward_[0]);
     }
     size_t next = 0;
-    // As the pass sink_waits places them: by the reduction at whose start each is waited for.
     reductions_.clear();
     for (Bucket* b : packs_)
       if (b->has_reduction() && (last_ || !b->kind->once)) reductions_.push_back(b);
     const size_t n = reductions_.size();
     waits_.clear(n);
     for (size_t i = n; i-- > 0;) {
-      const UnitChoice& unit = *reductions_[i]->unit;
-      const size_t target = i + static_cast<size_t>(unit.sink_depth);
-      if (unit.sink_depth > 0 && target < n) waits_.put(i, target, unit.sink_before);
+      const passes::UnitSchedule& order = reductions_[i]->unit->order;
+      waits_.put(i, passes::wait_place(i, n, order.sink_depth, order.sink));
     }
     const auto gathers_up_to = [&](int64_t position) {
       for (; next < backward_.size() && backward_[next]->bwd_first <= position; ++next) {
@@ -210,6 +220,7 @@ class Predictor::Run {
     };
     const auto finish = [&](Bucket* b, int64_t until) {  // until: the last moment of what is sent
       wait_for(b->reduce_done);
+      note(ScheduleEvent::Kind::WaitForReduction, *b);
       if (!b->kind->once) {
         const int64_t start = b->gradient * kMoments + kStart;
         hold(b->gradient * kMoments + kPack, std::max(start, until), b->packed_bytes());
@@ -224,7 +235,7 @@ class Predictor::Run {
     size_t i = 0;
     for (Bucket* const packed : packs_) {
       Bucket& b = *packed;
-      gathers_up_to(b.gradient + 1);
+      gathers_up_to(b.gradient);
       advance(b.gradient + 1);
       const bool reduces = i < n && reductions_[i] == packed;
       const int64_t packed_at = b.gradient * kMoments + kPack;
@@ -237,14 +248,15 @@ class Predictor::Run {
       }
       if (b.kind->once) finish_all(waits_.before[i], packed_at);
       b.reduce_done = start(lane_, b.reduce, b.reduce_slowdown);
-      finish_all(waits_.behind[i], packed_at + 1);
-      if (b.unit->sink_depth == 0) finish(&b, packed_at + 1);
+      note(ScheduleEvent::Kind::StartReduction, b);
+      finish_all(waits_.after[i], packed_at + 1);
+      if (!waits_.moved[i]) finish(&b, packed_at + 1);
       ++i;
     }
     gathers_up_to(std::numeric_limits<int64_t>::max());
     advance(profile_.body_end);
     for (size_t k = 0; k < n; ++k)
-      if (!waits_.moved[k] && reductions_[k]->unit->sink_depth > 0) finish(reductions_[k], at_ * kMoments - 1);
+      if (waits_.at_end[k]) finish(reductions_[k], at_ * kMoments - 1);
     for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
   }
 
@@ -292,11 +304,11 @@ class Predictor::Run {
   bool last_ = true;  // micro-batch
 };
 
-Predictor::Predictor(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
-Predictor::~Predictor() = default;
+Estimator::Estimator(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
+Estimator::~Estimator() = default;
 
 // The buckets of a unit, which depend on its parameters alone: most units of two schedules are the same.
-const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t end) {
+const std::vector<Estimator::Bucket>& Estimator::buckets_of(size_t first, size_t end) {
   const auto [place, fresh] = known_.try_emplace(first * (profile_.params.size() + 1) + end);
   std::vector<Bucket>& buckets = place->second;
   if (!fresh) return buckets;
@@ -305,7 +317,10 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
     const KindProfile* kind = &profile_.kinds[p.kind];
     size_t at = 0;
     while (at < buckets.size() && buckets[at].kind != kind) ++at;
-    if (at == buckets.size()) buckets.emplace_back().kind = kind;
+    if (at == buckets.size()) {
+      buckets.emplace_back().kind = kind;
+      buckets.back().param = i;
+    }
     Bucket& b = buckets[at];
     b.elements += p.elements;
     b.fwd_first = lower(b.fwd_first, p.fwd_first);
@@ -337,11 +352,11 @@ const std::vector<Predictor::Bucket>& Predictor::buckets_of(size_t first, size_t
   return buckets;
 }
 
-double Predictor::memory_seconds(double bytes) const {
+double Estimator::memory_seconds(double bytes) const {
   return profile_.machine.launch + bytes / (profile_.machine.memory_bandwidth * profile_.machine.memory_efficiency);
 }
 
-void Predictor::price(Bucket& b) const {
+void Estimator::price(Bucket& b) const {
   const KindProfile& k = *b.kind;
   b.elements = round_up(b.elements, k.multiple);
   const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.multiple);
@@ -361,24 +376,33 @@ void Predictor::price(Bucket& b) const {
   if (b.is_packed()) b.pack = memory_seconds(2 * n * k.reduced);
 }
 
-void Predictor::fill(const Schedule& schedule) {
+void Estimator::fill(const Schedule& schedule) {
   scratch_->buckets.clear();
   for (const UnitChoice& unit : schedule)
     for (const Bucket& b : buckets_of(unit.first, unit.end)) scratch_->buckets.emplace_back(b).unit = &unit;
 }
 
-Prediction Predictor::predict(const Schedule& schedule) {
+Estimate Estimator::estimate(const Schedule& schedule) {
   fill(schedule);
-  return Run(profile_, *scratch_).predict(true);
+  return Run(profile_, *scratch_).estimate(true);
 }
 
-double Predictor::seconds(const Schedule& schedule) {
+double Estimator::seconds(const Schedule& schedule) {
   fill(schedule);
-  return Run(profile_, *scratch_).predict(false).seconds;
+  return Run(profile_, *scratch_).estimate(false).seconds;
 }
 
-Prediction predict(const StepProfile& profile, const Schedule& schedule) {
-  return Predictor(profile).predict(schedule);
+std::vector<ScheduleEvent> Estimator::events(const Schedule& schedule) {
+  fill(schedule);
+  Run run(profile_, *scratch_);
+  std::vector<ScheduleEvent> log;
+  run.log = &log;
+  run.estimate(false);
+  return log;
 }
 
-}  // namespace sfsdp::passes
+Estimate estimate(const StepProfile& profile, const Schedule& schedule) {
+  return Estimator(profile).estimate(schedule);
+}
+
+}  // namespace sfsdp::tune

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/passes/step_profile.h"
+#include "sfsdp/tune/profile.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 struct Alternative {
   std::string change;
@@ -20,7 +20,7 @@ struct UnitExplanation {
   size_t params = 0;
   std::string reason;
   double gathered_bytes = 0, gather_seconds = 0, reduced_bytes = 0, reduce_seconds = 0;
-  // Compute of the unit before it in forward, under which its gather runs; of the unit behind it in backward.
+  // Compute of the unit before it in forward, under which its gather runs; of the unit after it in backward.
   double forward_cover = 0, backward_cover = 0;
   std::vector<Alternative> alternatives;
 };
@@ -29,4 +29,4 @@ struct UnitExplanation {
 std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Schedule& schedule,
                                            const std::string& path);
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -3,7 +3,7 @@
 // parameters share the device's memory, and either can be made again, by kernels or by a gather.
 //
 // Each share of the activations that may be kept (RematOptions::memory_budget) is tried: the whole pipeline runs on a copy
-// of the graph, units stay gathered where that pays and memory allows (`wrap`), and the plan is simulated. The fastest
+// of the graph, units stay gathered where that pays and memory allows, and the plan is simulated. The fastest
 // that fits is taken. A smaller share frees memory for gathered parameters, so the largest share that fits need not be the
 // fastest.
 #pragma once
@@ -15,30 +15,30 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/passes/pipeline.h"
+#include "sfsdp/tune/tune.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 struct RematTrial {
-  RematOptions options;
+  passes::RematOptions options;
   double seconds = 0;      // of the step, simulated
   int64_t peak_bytes = 0;  // with addresses, state included
   bool fits = false;
 };
 
 struct RematChoice {
-  RematOptions options;  // mode none, full or memory_budget
+  passes::RematOptions options;  // mode None, Full or MemoryBudget
   std::vector<RematTrial> trials;
 };
 
-// The graph, its options and the storage layout as for run_pipeline; options.remat is not read. Where options.wrap is
-// search, trials choose units by the greedy rule, and the best two are then compared with search. The one that needs least
+// The graph, its options and the storage layout as for run_pipeline; options.remat is not read. Where tune.wrap is
+// Search, trials choose units by the greedy rule, and the best two are then compared with search. The one that needs least
 // memory where none fits. Deterministic: the same on every rank.
-//   throws: UserError without options.machine, and as run_pipeline does
-RematChoice choose_remat(const ir::Graph& graph, const PipelineOptions& options,
-                         const std::optional<StorageLayout>& layout);
+//   throws: UserError without tune.machine, and as run_pipeline does
+RematChoice choose_remat(const ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
+                         const std::optional<plan::StorageLayout>& layout);
 
 // A line per trial, in the order they were made; "" without trials.
 std::string table(std::span<const RematTrial> trials);
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/unit_cost.h"
+#include "sfsdp/tune/unit_cost.h"
+
+#include <algorithm>
 
 #include "sfsdp/mesh/chunk.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 UnitCost::UnitCost(const StepProfile& profile, size_t first, size_t end)
     : profile_(profile), first_(first), end_(end), elements_(profile.kinds.size()) {
@@ -49,19 +51,15 @@ double UnitCost::forward_compute() const {
 }
 
 double UnitCost::backward_compute() const {
-  const int64_t from = first_backward(first_, end_);
-  const int64_t to = first_ == 0 ? profile_.body_end : first_backward(0, first_);
-  return from < 0 || to < from ? 0 : profile_.seconds_between(from, to);
+  const int64_t from = std::max(last_gradient(end_, profile_.params.size()), profile_.backward_begin);
+  const int64_t to = first_ == 0 ? profile_.body_end : last_gradient(first_, end_);
+  return to < from ? 0 : profile_.seconds_between(from, to);
 }
 
-int64_t UnitCost::first_backward(size_t first, size_t end) const {
-  int64_t at = -1;
-  for (size_t i = first; i < end; ++i) {
-    const ParamProfile& p = profile_.params[i];
-    const int64_t mine = p.bwd_first >= 0 ? p.bwd_first : p.gradient;
-    if (mine >= 0 && (at < 0 || mine < at)) at = mine;
-  }
-  return at;
+int64_t UnitCost::last_gradient(size_t first, size_t end) const {
+  int64_t last = -1;
+  for (size_t i = first; i < end; ++i) last = std::max(last, profile_.params[i].gradient);
+  return last;
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/choose_units.h"
+#include "sfsdp/tune/search.h"
 
-#include <algorithm>
+#include <map>
 
-#include "sfsdp/base/check.h"
-#include "sfsdp/passes/unit_cost.h"
+#include "sfsdp/tune/unit_cost.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   Schedule schedule;
@@ -16,15 +15,15 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   double cover_forward = 0, cover_backward = 0, bytes_before = 0, gather_before = 0, gather_open = 0;
   for (size_t first = 0; first < n;) {
     size_t end = first + 1;
-    std::string_view reason = "the last parameter";
+    Reason reason = Reason::LastParameter;
     for (; end < n; ++end) {
       const UnitCost grown(profile, first, end + 1);
       if (grown.gather() > cover_forward)
-        reason = "forward: its gather would outlast the compute of the unit before";
+        reason = Reason::Gather;
       else if (grown.reduce() + gather_before > cover_backward)
-        reason = "backward: its reduction would outlast the compute of the unit before";
+        reason = Reason::Reduction;
       else if (bytes_before + grown.gathered_bytes() + 2 * grown.reduced_bytes() > headroom)
-        reason = "memory: two such units would not fit";
+        reason = Reason::Memory;
       else
         continue;
       break;
@@ -41,16 +40,23 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   return schedule;
 }
 
-Schedule named_units(const StepProfile& profile, const std::vector<std::string>& unit_of_param) {
-  SFSDP_CHECK(unit_of_param.size() == profile.params.size(), unit_of_param.size(), " names for ",
-              profile.params.size());
+Schedule named_units(const StepProfile& profile, const ir::Graph& graph,
+                     const std::vector<std::string>& unit_of_param) {
+  std::map<std::string, std::string> unit_of;
+  size_t next = 0;
+  for (const auto& op : graph.ops())
+    if (op->is("param")) unit_of[op->attr<std::string>("name")] = unit_of_param.at(next++);
   Schedule schedule;
-  for (size_t i = 0; i < unit_of_param.size(); ++i)
-    if (i > 0 && unit_of_param[i] == unit_of_param[i - 1])
+  const std::string* open = nullptr;
+  for (size_t i = 0; i < profile.params.size(); ++i) {
+    const std::string& unit = unit_of.at(profile.params[i].name);
+    if (open && unit == *open)
       schedule.back().end = i + 1;
     else
-      schedule.push_back({.first = i, .end = i + 1, .reason = "named"});
+      schedule.push_back({.first = i, .end = i + 1});
+    open = &unit;
+  }
   return schedule;
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

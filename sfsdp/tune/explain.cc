@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/explain_units.h"
+#include "sfsdp/tune/explain.h"
 
 #include <algorithm>
 #include <functional>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/passes/predict.h"
-#include "sfsdp/passes/unit_cost.h"
+#include "sfsdp/tune/estimate.h"
+#include "sfsdp/tune/unit_cost.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 namespace {
 
 bool is_under(const std::string& name, const std::string& path) {
@@ -18,7 +18,7 @@ bool is_under(const std::string& name, const std::string& path) {
 class Explainer {
  public:
   Explainer(const StepProfile& profile, const Schedule& schedule)
-      : profile_(profile), schedule_(schedule), now_(predict(profile, schedule)) {}
+      : profile_(profile), schedule_(schedule), now_(estimate(profile, schedule)) {}
 
   UnitExplanation explain(size_t u) {
     const UnitChoice& unit = schedule_[u];
@@ -27,7 +27,7 @@ class Explainer {
     e.first = profile_.params[unit.first].name;
     e.last = profile_.params[unit.end - 1].name;
     e.params = unit.end - unit.first;
-    e.reason = std::string(unit.reason);
+    e.reason = std::string(to_string(unit.reason));
     e.gathered_bytes = cost.gathered_bytes();
     e.gather_seconds = cost.gather();
     e.reduced_bytes = cost.reduced_bytes();
@@ -38,7 +38,7 @@ class Explainer {
     const auto add = [&](const std::string& change, const std::function<void(Schedule&)>& apply) {
       Schedule changed = schedule_;
       apply(changed);
-      const Prediction p = predict(profile_, changed);
+      const Estimate p = estimate(profile_, changed);
       e.alternatives.push_back({change, p.seconds - now_.seconds, p.peak_bytes - now_.peak_bytes});
     };
     const auto at = [u](Schedule& s) -> UnitChoice& { return s[u]; };
@@ -55,16 +55,16 @@ class Explainer {
       });
     add(unit.keep ? "gathered again for backward" : "kept gathered until backward",
         [&](Schedule& s) { at(s).keep = !at(s).keep; });
-    add("gathered one unit earlier in forward", [&](Schedule& s) { ++at(s).forward_depth; });
-    add("gathered one unit earlier in backward", [&](Schedule& s) { ++at(s).backward_depth; });
-    add("its reduction waited for one unit later", [&](Schedule& s) { ++at(s).sink_depth; });
+    add("gathered one unit earlier in forward", [&](Schedule& s) { ++at(s).order.forward_depth; });
+    add("gathered one unit earlier in backward", [&](Schedule& s) { ++at(s).order.backward_depth; });
+    add("its reduction waited for one unit later", [&](Schedule& s) { ++at(s).order.sink_depth; });
     return e;
   }
 
  private:
   const StepProfile& profile_;
   const Schedule& schedule_;
-  Prediction now_;
+  Estimate now_;
 };
 
 }  // namespace
@@ -82,4 +82,4 @@ std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Sch
   return found;
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/predict_step.h"
+#include "sfsdp/tune/simulated.h"
 
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
-StepPrediction predict_step(const ir::Graph& graph, const cost::Machine& machine, int64_t micro_batches,
-                            int64_t enough_bytes) {
+passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t micro_batches,
+                              int64_t enough_bytes) {
   const sim::Simulation simulation = sim::simulate(graph, machine, {.micro_batches = micro_batches});
   plan::MemoryOptions memory = plan::memory_options(graph, simulation.kernels, micro_batches);
   memory.enough_bytes = enough_bytes;
   return {simulation.step_seconds, simulation.exposed(), plan::plan_memory(graph, memory).peak()};
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -4,19 +4,23 @@
 #include <optional>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/passes/choose_units.h"
-#include "sfsdp/passes/predict.h"
+#include "sfsdp/tune/estimate.h"
+#include "sfsdp/tune/search.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 namespace {
 
 constexpr int64_t kMemoryCost = 8;    // evaluations that one with memory counts for
 constexpr double kWorthwhile = 1e-9;  // relative gain below which nothing changes
 
+passes::Side other(passes::Side side) {
+  return side == passes::Side::Before ? passes::Side::After : passes::Side::Before;
+}
+
 class Search {
  public:
   Search(const StepProfile& profile, const SearchOptions& options)
-      : profile_(profile), predictor_(profile), options_(options), left_(options.evaluations) {}
+      : profile_(profile), estimator_(profile), options_(options), left_(options.evaluations) {}
 
   Schedule run(const std::vector<Schedule>& starts) {
     SFSDP_CHECK(!starts.empty() && !profile_.params.empty(), "nothing to search");
@@ -28,32 +32,31 @@ class Search {
         if (keep_all)
           for (UnitChoice& unit : schedule) unit.keep = true;
         scored.push_back({std::move(schedule), {}});
-        scored.back().prediction = predictor_.predict(scored.back().schedule);
+        scored.back().estimate = estimator_.estimate(scored.back().schedule);
         --left_;
       }
-    std::ranges::stable_sort(scored,
-                             [&](const Scored& a, const Scored& b) { return better(a.prediction, b.prediction); });
+    std::ranges::stable_sort(scored, [&](const Scored& a, const Scored& b) { return better(a.estimate, b.estimate); });
     std::optional<Scored> best;
     constexpr size_t kClimbs = 3;
     const int64_t share = left_ / static_cast<int64_t>(kClimbs);
     for (size_t i = 0; i < std::min(kClimbs, scored.size()); ++i) {
       left_ = share;
       climb(scored[i]);
-      if (!best || better(scored[i].prediction, best->prediction)) best = scored[i];
+      if (!best || better(scored[i].estimate, best->estimate)) best = scored[i];
     }
     for (UnitChoice& unit : best->schedule)
-      if (unit.reason.empty() || unit.reason == "named") unit.reason = "search: no other border found is faster";
+      if (unit.reason == Reason::Named) unit.reason = Reason::Search;
     return best->schedule;
   }
 
  private:
   struct Scored {
     Schedule schedule;
-    Prediction prediction;
+    Estimate estimate;
   };
 
-  bool fits(const Prediction& p) const { return p.peak_bytes <= options_.budget_bytes; }
-  bool better(const Prediction& a, const Prediction& b) const {
+  bool fits(const Estimate& p) const { return p.peak_bytes <= options_.budget_bytes; }
+  bool better(const Estimate& a, const Estimate& b) const {
     if (fits(a) != fits(b)) return fits(a);
     if (!fits(a) && a.peak_bytes != b.peak_bytes) return a.peak_bytes < b.peak_bytes;
     return a.seconds < b.seconds * (1 - kWorthwhile);
@@ -67,7 +70,7 @@ class Search {
       size_t first = 0;
       for (size_t u = 0; u < units && first < n; ++u) {
         size_t end = std::max(first + 1, n * (u + 1) / units);
-        schedule.push_back({.first = first, .end = end, .reason = ""});
+        schedule.push_back({.first = first, .end = end});
         first = end;
       }
       starts.push_back(std::move(schedule));
@@ -79,11 +82,10 @@ class Search {
   bool take(Scored& now) {
     if (left_-- <= 0) return false;
     // Time first, which most candidates lose by.
-    if (fits(now.prediction) && predictor_.seconds(candidate_) >= now.prediction.seconds * (1 - kWorthwhile))
-      return false;
+    if (fits(now.estimate) && estimator_.seconds(candidate_) >= now.estimate.seconds * (1 - kWorthwhile)) return false;
     left_ -= kMemoryCost;
-    const Prediction p = predictor_.predict(candidate_);
-    if (!better(p, now.prediction)) return false;
+    const Estimate p = estimator_.estimate(candidate_);
+    if (!better(p, now.estimate)) return false;
     now = {candidate_, p};
     return true;
   }
@@ -91,15 +93,15 @@ class Search {
   using Change = std::function<void(UnitChoice&)>;
   std::vector<Change> changes() const {
     std::vector<Change> all = {
-        [](UnitChoice& u) { u.forward_before = !u.forward_before; },
-        [](UnitChoice& u) { u.backward_before = !u.backward_before; },
-        [](UnitChoice& u) { u.sink_before = !u.sink_before; },
-        [](UnitChoice& u) { ++u.forward_depth; },
-        [](UnitChoice& u) { ++u.backward_depth; },
-        [](UnitChoice& u) { ++u.sink_depth; },
-        [](UnitChoice& u) { u.forward_depth = std::max<int64_t>(u.forward_depth - 1, 0); },
-        [](UnitChoice& u) { u.backward_depth = std::max<int64_t>(u.backward_depth - 1, 0); },
-        [](UnitChoice& u) { u.sink_depth = std::max<int64_t>(u.sink_depth - 1, 1); },
+        [](UnitChoice& u) { u.order.forward = other(u.order.forward); },
+        [](UnitChoice& u) { u.order.backward = other(u.order.backward); },
+        [](UnitChoice& u) { u.order.sink = other(u.order.sink); },
+        [](UnitChoice& u) { ++u.order.forward_depth; },
+        [](UnitChoice& u) { ++u.order.backward_depth; },
+        [](UnitChoice& u) { ++u.order.sink_depth; },
+        [](UnitChoice& u) { u.order.forward_depth = std::max<int64_t>(u.order.forward_depth - 1, 0); },
+        [](UnitChoice& u) { u.order.backward_depth = std::max<int64_t>(u.order.backward_depth - 1, 0); },
+        [](UnitChoice& u) { u.order.sink_depth = std::max<int64_t>(u.order.sink_depth - 1, 1); },
     };
     if (options_.choose_reshard) all.push_back([](UnitChoice& u) { u.keep = !u.keep; });
     return all;
@@ -162,7 +164,7 @@ class Search {
   }
 
   const StepProfile& profile_;
-  Predictor predictor_;
+  Estimator estimator_;
   SearchOptions options_;
   int64_t left_;        // evaluations that may still be made
   Schedule candidate_;  // what is tried; one for all, as allocating them costs more than timing them
@@ -174,4 +176,4 @@ Schedule search_units(const StepProfile& profile, const std::vector<Schedule>& s
   return Search(profile, options).run(starts);
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

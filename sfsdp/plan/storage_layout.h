@@ -9,7 +9,7 @@
 
 #include "sfsdp/ir/graph.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::plan {
 
 // A flat buffer, cut into equal shards. Sizes and offsets in elements.
 struct BucketLayout {
@@ -18,12 +18,15 @@ struct BucketLayout {
   std::vector<int64_t> offsets, numels;  // of the members
   int64_t whole = 0;                     // with padding
   int64_t shard = 0;                     // a rank's; = whole where it is replicated
-  // The unit's schedule (schedule_attrs.h), which holds for every batch shape.
+  // What its unit's params say of it (unit_attrs), which holds for every batch shape.
   std::map<std::string, ir::Attr> schedule = {};
   bool operator==(const BucketLayout&) const = default;
 };
 
 using StorageLayout = std::vector<BucketLayout>;
+
+// What a unit's params say of it beside its name: why it is one, what stays gathered, its schedule.
+std::map<std::string, ir::Attr> unit_attrs(const ir::Op& param);
 
 // What the pass bucket has decided: of all params with members=.
 StorageLayout storage_layout_of(const ir::Graph& graph);
@@ -33,10 +36,10 @@ StorageLayout storage_layout_of(const ir::Graph& graph);
 //   bucket layers.0.flat whole=1024 shard=512
 //     layers.0.w.weight offset=0 numel=600
 std::string print(const StorageLayout& layout);
-// Of the lines behind the first.
+// Of the lines after the first.
 uint64_t hash(const StorageLayout& layout);
 
-// Writes the schedules on the members' params, where wrap would.
-void write_schedules(ir::Graph& graph, const StorageLayout& layout);
+// Writes them on the members' params, where choosing units would.
+void write_unit_attrs(ir::Graph& graph, const StorageLayout& layout);
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::plan

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/storage_layout.h"
+#include "sfsdp/plan/storage_layout.h"
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/passes/overlap/schedule_attrs.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::plan {
 namespace {
 
 std::string print_buckets(const StorageLayout& layout) {
@@ -22,6 +21,14 @@ std::string print_buckets(const StorageLayout& layout) {
 }
 
 }  // namespace
+
+std::map<std::string, ir::Attr> unit_attrs(const ir::Op& param) {
+  std::map<std::string, ir::Attr> attrs;
+  for (const char* name : {"reason", "keep", "forward_depth", "forward_before", "backward_depth", "backward_before",
+                           "sink_depth", "sink_before"})
+    if (const auto found = param.attrs.find(name); found != param.attrs.end()) attrs[name] = found->second;
+  return attrs;
+}
 
 StorageLayout storage_layout_of(const ir::Graph& graph) {
   using Names = std::vector<std::string>;
@@ -43,7 +50,7 @@ std::string print(const StorageLayout& layout) {
                 layout.size() == 1 ? " bucket\n" : " buckets\n", buckets);
 }
 
-void write_schedules(ir::Graph& graph, const StorageLayout& layout) {
+void write_unit_attrs(ir::Graph& graph, const StorageLayout& layout) {
   std::map<std::string, const BucketLayout*> bucket_of;
   for (const BucketLayout& bucket : layout)
     for (const std::string& member : bucket.members) bucket_of[member] = &bucket;
@@ -55,4 +62,4 @@ void write_schedules(ir::Graph& graph, const StorageLayout& layout) {
   }
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::plan

@@ -13,8 +13,9 @@
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/overlap/schedule.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 // Parameters of one kind may share a bucket: the same dtypes, collectives and update.
 struct KindProfile {
@@ -43,31 +44,34 @@ struct StepProfile {
   std::vector<KindProfile> kinds;
   std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
   int64_t body_begin = 0, backward_begin = 0, body_end = 0;
-  double tail_seconds = 0;  // kernels and scalar collectives behind backward
+  double tail_seconds = 0;  // kernels and scalar collectives after backward
   // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out: row k has the
   // most of 2^k entries from each on.
   std::vector<std::vector<int64_t>> live;
   int64_t state_bytes = 0;
   int64_t micro_batches = 1;
+  int64_t max_gather_bytes = 0;  // of gathers in flight besides one (PrefetchGathersOptions::max_bytes); 0: no bound
   cost::Machine machine;
 
   double seconds_between(int64_t from, int64_t to) const;  // of forward or backward, whichever a param's reads span
   int64_t most_live(int64_t first, int64_t last) const;    // of entries [first, last]
 };
 
+// Why a unit ends where it ends.
+enum class Reason : uint8_t { Named, LastParameter, Gather, Reduction, Memory, Search };
+std::string_view to_string(Reason reason);
+Reason parse_reason(std::string_view text);  // Named for a text that is none of them
+
 // One unit: parameters [first, end) of the profile.
 struct UnitChoice {
   size_t first = 0, end = 0;
   bool keep = false;  // gathered once for forward and backward
-  // Gathers start `depth` gathers ahead, before or after that one's wait; a reduction is waited for at the start of the
-  // one `sink` later, before or after it.
-  int64_t forward_depth = 1, backward_depth = 1, sink_depth = 1;
-  bool forward_before = true, backward_before = false, sink_before = true;
-  std::string_view reason;  // why it ends where it ends; text that outlives the schedule
+  passes::UnitSchedule order = {};
+  Reason reason = Reason::Named;
 };
 using Schedule = std::vector<UnitChoice>;
 
-struct Prediction {
+struct Estimate {
   double seconds = 0, exposed = 0;  // of the step; of it, waiting for collectives
   int64_t peak_bytes = 0;           // state included
 };
@@ -77,4 +81,4 @@ struct Prediction {
 StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          int64_t micro_batches);
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "sfsdp/passes/step_profile.h"
+#include "sfsdp/tune/profile.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::tune {
 
 // Seconds and bytes of the parameters [first, end) of a profile as one unit.
 class UnitCost {
@@ -19,17 +19,18 @@ class UnitCost {
   double reduced_bytes() const;
   // Seconds of compute from its first read to that of the next unit.
   double forward_compute() const;
-  // Backward goes through the units in the other direction: this one's part ends where that of its predecessor begins.
+  // Seconds of compute in backward, which goes the other way: from the last gradient of the units after it to its own. What
+  // backward reads again early, for recomputation, moves no gradient.
   double backward_compute() const;
 
  private:
   template <class Of>
   double over_kinds(Of of) const;
-  int64_t first_backward(size_t first, size_t end) const;
+  int64_t last_gradient(size_t first, size_t end) const;  // -1: none
 
   const StepProfile& profile_;
   size_t first_, end_;
   std::vector<int64_t> elements_;  // by kind
 };
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::tune

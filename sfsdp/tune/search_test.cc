@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tune/search.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/passes/bucket/bucket.h"
+#include "sfsdp/passes/bucket/reshard.h"
+#include "sfsdp/passes/overlap/pipeline_reductions.h"
+#include "sfsdp/passes/overlap/prefetch_gathers.h"
+#include "sfsdp/passes/overlap/sink_waits.h"
+#include "sfsdp/passes/overlap/split_collectives.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+#include "sfsdp/testing/sharded_step.h"
+#include "sfsdp/tune/estimate.h"
+#include "sfsdp/tune/tune.h"
+
+namespace sfsdp::tune {
+namespace {
+
+using passes::Side;
+
+constexpr int64_t kPlenty = int64_t{1} << 50;
+
+// A step over `n` parameters of random sizes, on a machine that is compute- or communication-bound by chance.
+struct Case {
+  ir::Graph graph;
+  cost::Machine machine;
+  StepProfile profile;
+  int64_t micro_batches = 1;
+};
+
+//   step, micro_batches: bf16 is chosen by chance
+Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_t micro_batches = 1) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
+  std::vector<testing::Param> params;
+  for (size_t i = 0; i < n; ++i) params.push_back({concat("p", i), pick(1, 400), pick(1, 400)});
+  step.bf16 = pick(0, 1) == 1;
+  Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, step)), {}, {}, micro_batches};
+  c.machine.name = c.machine.device = "test";
+  c.machine.peak_bf16 = c.machine.peak_f32 = 1e12;
+  c.machine.memory_bandwidth = 1e9 * static_cast<double>(pick(1, 20));
+  c.machine.memory_bytes = 1e12;
+  c.machine.launch = 1e-6;
+  c.machine.devices_per_node = 4;
+  c.machine.node = {.bandwidth = 1e9, .base_latency = 1e-6 * static_cast<double>(pick(1, 40)), .hop_latency = 1e-6};
+  c.machine.network = c.machine.node;
+  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused, micro_batches);
+  return c;
+}
+
+UnitChoice random_choice(std::mt19937_64& random) {
+  UnitChoice unit;
+  unit.keep = random() % 3 == 0;
+  unit.order.forward_depth = static_cast<int64_t>(random() % 4);
+  unit.order.backward_depth = static_cast<int64_t>(random() % 4);
+  unit.order.sink_depth = static_cast<int64_t>(random() % 4);
+  unit.order.forward = random() % 2 == 0 ? Side::Before : Side::After;
+  unit.order.backward = random() % 2 == 0 ? Side::Before : Side::After;
+  unit.order.sink = random() % 2 == 0 ? Side::Before : Side::After;
+  return unit;
+}
+
+Schedule random_schedule(std::mt19937_64& random, size_t n) {
+  Schedule schedule;
+  for (size_t i = 0; i < n; ++i) {
+    if (i == 0 || random() % 2 == 0) {
+      schedule.push_back(random_choice(random));
+      schedule.back().first = i;
+    }
+    schedule.back().end = i + 1;
+  }
+  return schedule;
+}
+
+// The graph that the passes make of a schedule.
+ir::Graph scheduled(const Case& c, const Schedule& schedule) {
+  ir::Graph graph = c.graph.clone();
+  passes::PassContext ctx;
+  write_units(graph, c.profile, schedule, true);
+  passes::reshard(graph, {}, ctx);
+  passes::bucket(graph, {}, ctx);
+  passes::split_collectives(graph, ctx);
+  passes::prefetch_gathers(graph, {.max_bytes = c.profile.max_gather_bytes}, ctx);
+  passes::sink_waits(graph, {}, ctx);
+  passes::pipeline_reductions(graph, {.micro_batches = c.micro_batches}, ctx);
+  return graph;
+}
+
+// All ways to cut n parameters into units, times all choices of what stays gathered, times the variants of all units.
+void for_each_schedule(size_t n, const std::function<void(const Schedule&)>& body) {
+  for (uint64_t cuts = 0; cuts < uint64_t{1} << (n - 1); ++cuts) {
+    Schedule units = {{.first = 0, .end = 1}};
+    for (size_t i = 1; i < n; ++i) {
+      if (cuts >> (i - 1) & 1) units.push_back({.first = i, .end = i});
+      ++units.back().end;
+    }
+    for (uint64_t keep = 0; keep < uint64_t{1} << units.size(); ++keep)
+      for (uint64_t variant = 0; variant < 8; ++variant)
+        for (int64_t depth = 1; depth <= 2; ++depth) {
+          for (size_t u = 0; u < units.size(); ++u) {
+            units[u].keep = keep >> u & 1;
+            units[u].order.forward = (variant & 1) != 0 ? Side::Before : Side::After;
+            units[u].order.backward = (variant >> 1 & 1) != 0 ? Side::Before : Side::After;
+            units[u].order.sink = (variant >> 2 & 1) != 0 ? Side::Before : Side::After;
+            units[u].order.forward_depth = units[u].order.backward_depth = depth;
+          }
+          body(units);
+        }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a schedule is predicted as the simulator times the graph that is made of it") {
+  for (uint64_t seed = 0; seed < 120; ++seed) {
+    CAPTURE(seed);
+    const testing::ShardedStep step = {.replicas = 1 + static_cast<int64_t>(seed / 3 % 2),
+                                       .reduce_once = seed % 3 == 2};
+    const Case c = random_case(seed, 2 + seed % 6, step, seed % 3 == 0 ? 1 : 3);
+    std::mt19937_64 random(seed);
+    const Schedule schedule = random_schedule(random, c.profile.params.size());
+    const ir::Graph graph = scheduled(c, schedule);
+    const sim::Simulation simulation = sim::simulate(graph, c.machine, {.micro_batches = c.micro_batches});
+    const Estimate expected = estimate(c.profile, schedule);
+    CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01));
+    const plan::MemoryPlan memory =
+        plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels, c.micro_batches));
+    CHECK(static_cast<double>(expected.peak_bytes) ==
+          doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
+  }
+}
+
+// What the passes made of a schedule, as the estimator would say it.
+std::vector<ScheduleEvent> events_of(const ir::Graph& graph, const StepProfile& profile) {
+  using Kind = ScheduleEvent::Kind;
+  std::map<std::string, size_t> index;
+  for (size_t i = 0; i < profile.params.size(); ++i) index[profile.params[i].name] = i;
+  const auto uses = graph.uses();
+  std::vector<ScheduleEvent> events;
+  for (const auto& op : graph.ops()) {
+    const ir::Op& start = ir::is_wait(*op) ? *op->operands[0]->producer() : *op;
+    if (!ir::is_start(start) || !ir::is_repeated(op->section)) continue;
+    const bool gathers = start.is("all_gather.start");
+    const ir::Op* param =
+        gathers ? start.operands[0]->producer() : passes::param_of_gradient(graph, uses, start.result());
+    while (param && !param->is("param")) param = param->operands[0]->producer();
+    REQUIRE(param);
+    size_t first = profile.params.size();
+    for (const std::string& member : param->attr<std::vector<std::string>>("members"))
+      first = std::min(first, index.at(member));
+    events.push_back({ir::is_wait(*op) ? (gathers ? Kind::WaitForGather : Kind::WaitForReduction)
+                                       : (gathers ? Kind::StartGather : Kind::StartReduction),
+                      first});
+  }
+  return events;
+}
+
+// "G0 g0 R0 r0": starts in capitals, waits in small letters.
+std::string text_of(const std::vector<ScheduleEvent>& events) {
+  std::string text;
+  for (const ScheduleEvent& e : events) text += concat("GgRr"[static_cast<size_t>(e.kind)], e.param, ' ');
+  return text;
+}
+
+TEST_CASE("passes put gathers and waits of 300 random steps where the estimate has them") {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    Case c = random_case(7000 + seed, 2 + seed % 9);
+    std::mt19937_64 random(seed);
+    if (seed % 2 == 1) c.profile.max_gather_bytes = static_cast<int64_t>(random() % 400000);
+    const Schedule schedule = random_schedule(random, c.profile.params.size());
+    CHECK(text_of(Estimator(c.profile).events(schedule)) == text_of(events_of(scheduled(c, schedule), c.profile)));
+  }
+}
+
+TEST_CASE("search is within a per cent of the best of all schedules") {
+  double gap_manual = 0, gap_greedy = 0, worst = 1;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    CAPTURE(seed);
+    const size_t n = 2 + seed % 5;
+    const Case c = random_case(1000 + seed, n);
+    double best = std::numeric_limits<double>::max();
+    Estimator estimator(c.profile);
+    for_each_schedule(n, [&](const Schedule& s) { best = std::min(best, estimator.seconds(s)); });
+    Schedule manual;
+    for (size_t i = 0; i < n; ++i) manual.push_back({.first = i, .end = i + 1});
+    const Schedule greedy = greedy_units(c.profile, kPlenty);
+    const Schedule found = search_units(c.profile, {manual, greedy}, {.budget_bytes = kPlenty});
+    const double ratio = estimate(c.profile, found).seconds / best;
+    CHECK(ratio <= 1.01);
+    worst = std::max(worst, ratio);
+    gap_manual += estimate(c.profile, manual).seconds / best - 1;
+    gap_greedy += estimate(c.profile, greedy).seconds / best - 1;
+  }
+  MESSAGE("search at worst ", worst, " of the best; mean gap of a unit per parameter ", gap_manual / 2,
+          " %, of the greedy rule ", gap_greedy / 2, " %");
+}
+
+TEST_CASE("search obeys the byte budget, and takes the smallest where none fits") {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    const Case c = random_case(5000 + seed, 5);
+    Schedule manual;
+    for (size_t i = 0; i < 5; ++i) manual.push_back({.first = i, .end = i + 1});
+    const int64_t least = estimate(c.profile, manual).peak_bytes;
+    const Schedule fits = search_units(c.profile, {manual}, {.budget_bytes = least});
+    CHECK(estimate(c.profile, fits).peak_bytes <= least);
+    CHECK(estimate(c.profile, fits).seconds <= estimate(c.profile, manual).seconds * (1 + 1e-9));
+    const Schedule none = search_units(c.profile, {manual}, {.budget_bytes = 1});
+    CHECK(estimate(c.profile, none).peak_bytes <= least);
+  }
+}
+
+TEST_CASE("the greedy rule says why each unit ends, and obeys it") {
+  const Case c = random_case(3, 6);
+  const Schedule schedule = greedy_units(c.profile, kPlenty);
+  size_t next = 0;
+  for (const UnitChoice& unit : schedule) {
+    CHECK(unit.first == next);
+    CHECK(unit.end > unit.first);
+    CHECK(unit.reason != Reason::Named);
+    next = unit.end;
+  }
+  CHECK(next == 6);
+  // Without memory for two of anything, every parameter is alone.
+  for (const UnitChoice& unit : greedy_units(c.profile, 1)) CHECK(unit.end == unit.first + 1);
+}
+
+TEST_CASE("a schedule is written on params and read back") {
+  Case c = random_case(9, 6);
+  std::mt19937_64 random(9);
+  Schedule schedule = random_schedule(random, 6);
+  schedule[0].reason = Reason::Memory;
+  write_units(c.graph, c.profile, schedule, true);
+  std::map<std::string, const ir::Op*> param_of;
+  for (const auto& op : c.graph.ops())
+    if (op->is("param")) param_of[op->attr<std::string>("name")] = op.get();
+  const Schedule read = read_units(c.profile, param_of);
+  REQUIRE(read.size() == schedule.size());
+  for (size_t u = 0; u < read.size(); ++u) {
+    CHECK(read[u].first == schedule[u].first);
+    CHECK(read[u].end == schedule[u].end);
+    CHECK(read[u].keep == schedule[u].keep);
+    CHECK(read[u].reason == schedule[u].reason);
+    CHECK(read[u].order == schedule[u].order);
+  }
+}
+
+TEST_CASE("search takes another schedule where its first does not fit with addresses") {
+  const Case c = random_case(9, 4);
+  Schedule all;
+  for (size_t i = 0; i < c.profile.params.size(); ++i) all.push_back({.first = i, .end = i + 1});
+  const auto any_kept = [](const Schedule& s) { return std::ranges::any_of(s, &UnitChoice::keep); };
+  const TuneOptions search = {.wrap = Wrap::Search, .choose_reshard = true};
+  int asked = 0;
+  const auto only_without_keep = [&](const Schedule& s) {
+    ++asked;
+    return !any_kept(s);
+  };
+  REQUIRE(any_kept(choose_units(c.profile, all, search, 1e12, only_without_keep)));
+  CHECK(asked == 0);  // far from the memory's end
+  const Schedule best = search_units(c.profile, {all}, {.budget_bytes = int64_t{1} << 40, .choose_reshard = true});
+  const double tight = static_cast<double>(estimate(c.profile, best).peak_bytes) / 0.95 + 1;
+  const Schedule first = choose_units(c.profile, all, search, tight, [&](const Schedule&) { return ++asked > 0; });
+  CHECK(any_kept(first));
+  CHECK(asked == 1);
+  const Schedule second = choose_units(c.profile, all, search, tight, only_without_keep);
+  CHECK(asked == 2);
+  CHECK(estimate(c.profile, second).peak_bytes < estimate(c.profile, first).peak_bytes);
+}
+
+TEST_CASE("units by cost need a machine, and parameters that are stored flat") {
+  const auto says = [](const passes::PipelineOptions& options, const char* part) {
+    ir::Graph graph;
+    std::optional<plan::StorageLayout> layout;
+    CHECK_THROWS_WITH_AS(run_pipeline(graph, options, {.wrap = Wrap::Auto}, layout), doctest::Contains(part),
+                         UserError);
+  };
+  says({}, "TuneOptions::machine");
+  says({.flat = false}, "layout = Dim0");
+  says({.keep_whole = true}, "ZeRO stage 1 or 2");
+}
+
+}  // namespace sfsdp::tune

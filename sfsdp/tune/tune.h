@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Chooses by cost what passes then do: which parameters form a unit, their order, what stays gathered, how much of the
+// activations is kept. Stands above sim/: a choice is timed on a profile, and where memory is tight planned and simulated.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/passes/pipeline.h"
+#include "sfsdp/tune/profile.h"
+
+namespace sfsdp::tune {
+
+enum class Wrap : uint8_t {
+  Manual,  // units by name
+  Auto,    // by the paper's greedy rule (search.h)
+  Search,  // by search, never slower than Manual and Auto
+};
+
+struct TuneOptions {
+  Wrap wrap = Wrap::Manual;
+  bool choose_reshard = false;  // Auto, Search: also which units stay gathered between forward and backward
+  bool choose_remat = false;    // how much is computed again (remat_share.h); PipelineOptions::remat is not read then
+  std::string machine = {};     // a machine file, as machines/dgx_h100.toml: needed where a cost is counted
+  double memory_gib = 0;        // that a rank may use; 0: all of the machine's
+};
+
+struct Tuned {
+  std::vector<passes::PassReport> passes;  // what each did, in order
+  std::optional<Estimate> estimate;        // of the units that were chosen by cost
+};
+
+// passes::run_pipeline with units chosen as `tune` says; choose_remat is not read. Deterministic: the same on every rank.
+//   layout: where it is given, units are its own
+//   throws: UserError as run_pipeline does; without a machine where one is needed, and where parameters are not stored flat
+Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
+                   std::optional<plan::StorageLayout>& layout);
+
+// The units of a profile as `tune.wrap` says.
+//   named: units by name
+//   memory: bytes that a rank may use
+//   fits:   whether the plan of a schedule, with addresses, takes at most `memory`; asked only near the memory's end
+Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
+                      const std::function<bool(const Schedule&)>& fits);
+
+// Writes a schedule on the params: unit=, reason=, keep=, and `with_order` what prefetch_gathers and sink_waits read.
+void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule, bool with_order);
+
+// The schedule that is written on params, flat ones or each by itself.
+//   param_of: for each parameter of the profile, by name, the param that holds it
+Schedule read_units(const StepProfile& profile, const std::map<std::string, const ir::Op*>& param_of);
+
+}  // namespace sfsdp::tune
