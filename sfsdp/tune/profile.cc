@@ -56,6 +56,7 @@ class Profiler {
     read_positions();
     read_clock();
     read_live();
+    share_out_backward(out_);
     std::ranges::stable_sort(out_.params, {}, [](const ParamProfile& p) {
       return p.fwd_first < 0 ? std::numeric_limits<int64_t>::max() : p.fwd_first;
     });
@@ -270,6 +271,19 @@ int64_t StepProfile::most_live(int64_t first, int64_t last) const {
   const auto level = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(last - first + 1)) - 1);
   const auto width = int64_t{1} << level;
   return std::max(live[level][static_cast<size_t>(first)], live[level][static_cast<size_t>(last - width + 1)]);
+}
+
+void share_out_backward(StepProfile& profile) {
+  std::vector<ParamProfile*> trained;
+  for (ParamProfile& p : profile.params)
+    if (p.gradient >= 0) trained.push_back(&p);
+  std::ranges::stable_sort(trained, {}, &ParamProfile::gradient);
+  int64_t from = profile.backward_begin;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const int64_t to = i + 1 < trained.size() ? std::max(from, trained[i]->gradient) : profile.body_end;
+    trained[i]->backward_seconds = profile.seconds_between(from, to);
+    from = to;
+  }
 }
 
 StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost::Execution execution,

@@ -37,6 +37,7 @@ struct ParamProfile {
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1;
   int64_t gradient = -1;                           // where it is ready to be packed
   int64_t gradient_made = -1, gradient_bytes = 0;  // what is in memory until then
+  double backward_seconds = 0;  // of compute between the gradient made before its own, of any parameter, and its own
 };
 
 struct StepProfile {
@@ -75,6 +76,9 @@ struct Estimate {
   double seconds = 0, exposed = 0;  // of the step; of it, waiting for collectives
   int64_t peak_bytes = 0;           // state included
 };
+
+// Fills in backward_seconds: the compute of backward, shared out over the gradients in the order in which they are made.
+void share_out_backward(StepProfile& profile);
 
 //   graph: as data parallelism, the optimizer and remat left it, each parameter by itself
 // Throws UserError where parameters are stored otherwise already.

@@ -147,21 +147,21 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
 // What the passes made of a schedule, as the estimator would say it.
 std::vector<ScheduleEvent> events_of(const ir::Graph& graph, const StepProfile& profile) {
   using Kind = ScheduleEvent::Kind;
-  std::map<std::string, size_t> index;
-  for (size_t i = 0; i < profile.params.size(); ++i) index[profile.params[i].name] = i;
-  const auto uses = graph.uses();
+  std::map<std::string, size_t> number;
+  for (size_t i = 0; i < profile.params.size(); ++i) number[profile.params[i].name] = i;
+  const ir::Index index(graph);
   std::vector<ScheduleEvent> events;
   for (const auto& op : graph.ops()) {
     const ir::Op& start = ir::is_wait(*op) ? *op->operands[0]->producer() : *op;
     if (!ir::is_start(start) || !ir::is_repeated(op->section)) continue;
     const bool gathers = start.is("all_gather.start");
     const ir::Op* param =
-        gathers ? start.operands[0]->producer() : passes::param_of_gradient(graph, uses, start.result());
+        gathers ? start.operands[0]->producer() : passes::param_of_gradient(graph, index, start.result());
     while (param && !param->is("param")) param = param->operands[0]->producer();
     REQUIRE(param);
     size_t first = profile.params.size();
     for (const std::string& member : param->attr<std::vector<std::string>>("members"))
-      first = std::min(first, index.at(member));
+      first = std::min(first, number.at(member));
     events.push_back({ir::is_wait(*op) ? (gathers ? Kind::WaitForGather : Kind::WaitForReduction)
                                        : (gathers ? Kind::StartGather : Kind::StartReduction),
                       first});

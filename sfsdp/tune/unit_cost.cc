@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/tune/unit_cost.h"
 
-#include <algorithm>
-
 #include "sfsdp/mesh/chunk.h"
 
 namespace sfsdp::tune {
@@ -51,15 +49,9 @@ double UnitCost::forward_compute() const {
 }
 
 double UnitCost::backward_compute() const {
-  const int64_t from = std::max(last_gradient(end_, profile_.params.size()), profile_.backward_begin);
-  const int64_t to = first_ == 0 ? profile_.body_end : last_gradient(first_, end_);
-  return to < from ? 0 : profile_.seconds_between(from, to);
-}
-
-int64_t UnitCost::last_gradient(size_t first, size_t end) const {
-  int64_t last = -1;
-  for (size_t i = first; i < end; ++i) last = std::max(last, profile_.params[i].gradient);
-  return last;
+  double seconds = 0;
+  for (size_t i = first_; i < end_; ++i) seconds += profile_.params[i].backward_seconds;
+  return seconds;
 }
 
 }  // namespace sfsdp::tune

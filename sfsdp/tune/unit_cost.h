@@ -19,14 +19,12 @@ class UnitCost {
   double reduced_bytes() const;
   // Seconds of compute from its first read to that of the next unit.
   double forward_compute() const;
-  // Seconds of compute in backward, which goes the other way: from the last gradient of the units after it to its own. What
-  // backward reads again early, for recomputation, moves no gradient.
+  // Seconds of compute that makes its gradients. Recomputation, which reads a block's parameters early, moves none.
   double backward_compute() const;
 
  private:
   template <class Of>
   double over_kinds(Of of) const;
-  int64_t last_gradient(size_t first, size_t end) const;  // -1: none
 
   const StepProfile& profile_;
   size_t first_, end_;

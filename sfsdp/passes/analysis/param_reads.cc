@@ -21,10 +21,9 @@ const ir::Op* param_of(const ir::Value* value) {
   return op->is("param") ? op : nullptr;
 }
 
-const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Graph::Uses& uses, const ir::Value* value) {
-  for (auto readers = uses.find(value); readers != uses.end() && readers->second.size() == 1;
-       readers = uses.find(value)) {
-    const ir::Op* reader = readers->second[0];
+const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, const ir::Value* value) {
+  while (index.readers(value).size() == 1) {
+    const ir::Op* reader = index.readers(value)[0];
     if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
     const bool keeps = reader->is("cast") || reader->is("accumulate") || reader->is("view") || ir::is_wait(*reader);
     if (!keeps && !ir::is_collective(*reader)) break;

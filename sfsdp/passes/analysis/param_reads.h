@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/index.h"
 
 namespace sfsdp::passes {
 
@@ -15,7 +16,7 @@ bool is_materialisation(const ir::Op& op);
 const ir::Op* param_of(const ir::Value* value);
 
 // The param whose gradient `value` becomes, reduced and added up on its way; nullptr: none, or several.
-const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Graph::Uses& uses, const ir::Value* value);
+const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, const ir::Value* value);
 
 // "layers.3" of "layers.3.attention.wq.weight": the path through its first number; "" where no component is one.
 std::string block_of(const std::string& name);

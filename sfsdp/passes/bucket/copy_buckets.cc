@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
@@ -34,15 +35,13 @@ class Merger {
 
   bool run() {
     const std::vector<Group> groups = find_groups();
-    ir::Insertions insertions(graph_);
-    for (const Group& group : groups) kind_ == "all_gather" ? gather(group, insertions) : reduce(group, insertions);
-    insertions.apply();
+    for (const Group& group : groups) kind_ == "all_gather" ? gather(group) : reduce(group);
+    build_.apply();
     // Readers between a member and the merged collective, before they read something else.
     ir::Moves moves(graph_);
-    for (const auto& [place, ops] : behind_) moves.after(place, ops);
+    for (const auto& [place, ops] : after_) moves.after(place, ops);
     for (const auto& [place, ops] : before_) moves.before(place, ops);
     moves.apply();
-    ir::take_places(graph_, replaced_, erased_);
     return !groups.empty();
   }
 
@@ -51,8 +50,6 @@ class Merger {
     std::vector<Group> groups;
     std::map<std::string, size_t> by_key;
     for (const auto& op : graph_.ops()) {
-      position_[op.get()] = order_.size();
-      order_.push_back(op.get());
       if (!op->is(kind_)) continue;
       const Op* param = param_of_collective(*op);
       if (!param) continue;
@@ -73,22 +70,18 @@ class Merger {
   // The parameter whose shards are gathered, or whose gradient is reduced; nullptr: another collective.
   const Op* param_of_collective(const Op& op) const {
     if (kind_ == "all_gather") return op.operands.size() == 1 ? param_of(op.result()) : nullptr;
-    return param_of_gradient(graph_, uses_, op.result());
+    return param_of_gradient(graph_, index_, op.result());
   }
 
-  Op* add(ir::Insertions& insertions, const std::string& opcode, std::vector<Value*> operands, Type type,
-          const std::string& name, Op* before, const Op& like) {
-    Op* op = insertions.add(opcode, std::move(operands), {{name, std::move(type)}}, before);
-    op->section = like.section;
-    op->module_path = unit_;
-    if (ir::is_once(like)) op->attrs["once"] = true;
-    return op;
+  // The attributes of an op that runs as often as `like`.
+  static ir::Attrs as_often_as(const Op& like, ir::Attrs attrs) {
+    if (ir::is_once(like)) attrs["once"] = true;
+    return attrs;
   }
 
-  // pack -> the collective, before `place`. Offsets are those of the parts in a rank's share of the whole buffer.
-  Value* collect(const Group& group, ir::Insertions& insertions, Op* place, const std::string& suffix,
+  // pack -> the collective, at `place`. Offsets are those of the parts in a rank's share of the whole buffer.
+  Value* collect(const Group& group, const ir::Builder::Place& place, const std::string& suffix,
                  std::vector<int64_t>& offsets) {
-    unit_ = group.unit;
     const Op& like = *group.members[0];
     const ir::DType dtype = like.result()->type().dtype;
     const bool gathers = kind_ == "all_gather";
@@ -104,73 +97,65 @@ class Merger {
     }
     const int64_t sent = parts[0]->type().numel(), received = like.result()->type().numel();
     const int64_t ranks = sent == received ? 1 : gathers ? received / sent : sent / received;
-    Op* pack = add(insertions, "pack", parts, Type::tensor(dtype, {gathers ? end : end * ranks}),
-                   unit_ + suffix + ".packed", place, like);
-    pack->operand_lists = {{0, static_cast<int>(parts.size())}};
-    pack->attrs["offsets"] = offsets;
-    if (!gathers && ranks > 1) pack->attrs["ranks"] = ranks;
-    Op* made = add(insertions, kind_, {pack->result()}, Type::tensor(dtype, {gathers ? end * ranks : end}),
-                   unit_ + suffix, place, like);
-    made->attrs = like.attrs;
+    ir::Attrs attrs = as_often_as(like, {{"offsets", offsets}});
+    if (!gathers && ranks > 1) attrs["ranks"] = ranks;
+    Op* pack = place.list("pack", parts, Type::tensor(dtype, {gathers ? end : end * ranks}),
+                          group.unit + suffix + ".packed", std::move(attrs));
+    Value* made = place.value(kind_, {pack->result()}, Type::tensor(dtype, {gathers ? end * ranks : end}),
+                              group.unit + suffix, like.attrs);
     ctx_.metrics.add("merged", std::ssize(group.members));
     ctx_.metrics.add("buckets", 1);
-    erased_.insert(erased_.end(), group.members.begin(), group.members.end());
-    return made->result();
+    build_.erase(group.members);
+    return made;
   }
 
   // One gather where the first of them stands; each parameter copied out where its own stood.
-  void gather(const Group& group, ir::Insertions& insertions) {
+  void gather(const Group& group) {
     Op* const place = group.members[0];
     std::vector<int64_t> offsets;
-    Value* whole = collect(group, insertions, place, ".full", offsets);
+    Value* whole = collect(group, build_.before(place).at(group.unit), ".full", offsets);
     const Op* pack = whole->producer()->operands[0]->producer();
     for (size_t i = 0; i < group.members.size(); ++i) {
       Op* member = group.members[i];
-      if (Op* cast = member->operands[0]->producer(); position_.at(cast) > position_.at(place))
+      if (Op* cast = member->operands[0]->producer(); index_.position(cast) > index_.position(place))
         before_[pack].push_back(cast);
       const Type type = member->result()->type();
-      Op* part = add(insertions, "unpack", {whole}, type, member->result()->name(), member, *member);
-      part->module_path = member->module_path;
-      part->attrs["offset"] = offsets[i];
-      part->attrs["ranks"] = type.numel() / member->operands[0]->type().numel();
-      replaced_[member->result()] = part->result();
+      const int64_t ranks = type.numel() / member->operands[0]->type().numel();
+      build_.take_place(member->result(),
+                        build_.before(member).value("unpack", {whole}, type, member->result()->name(),
+                                                    as_often_as(*member, {{"offset", offsets[i]}, {"ranks", ranks}})));
     }
   }
 
-  // One reduction where the last of them stands, and behind it what reads the others.
-  void reduce(const Group& group, ir::Insertions& insertions) {
-    const size_t first = position_.at(group.members.front()), last = position_.at(group.members.back());
-    Op* const place = order_.at(last + 1);
+  // One reduction where the last of them stands, and after it what reads the others.
+  void reduce(const Group& group) {
+    const size_t first = index_.position(group.members.front()), last = index_.position(group.members.back());
+    const auto place = build_.after(group.members.back());
     std::vector<int64_t> offsets;
-    Value* sum = collect(group, insertions, place, ".grad", offsets);
+    Value* sum = collect(group, place.at(group.unit), ".grad", offsets);
     Op* view = nullptr;
     std::unordered_set<const Value*> late;
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Op& member = *group.members[i];
-      view = add(insertions, "view", {sum}, member.result()->type(), member.result()->name(), place, member);
-      view->module_path = member.module_path;
-      view->attrs["offset"] = offsets[i];
-      replaced_[member.result()] = view->result();
+      view = place.like(member).op("view", {sum}, {{member.result()->name(), member.result()->type()}},
+                                   as_often_as(member, {{"offset", offsets[i]}}));
+      build_.take_place(member.result(), view->result());
       late.insert(member.result());
     }
     for (size_t i = first + 1; i < last; ++i) {
-      Op* op = order_[i];
+      Op* op = index_.at(i);
       if (std::ranges::none_of(op->operands, [&](const Value* v) { return late.contains(v); })) continue;
       for (const auto& result : op->results()) late.insert(result.get());
-      behind_[view].push_back(op);
+      after_[view].push_back(op);
     }
   }
 
   Graph& graph_;
   const std::string kind_;
   PassContext& ctx_;
-  const Graph::Uses uses_ = graph_.uses();
-  std::vector<Op*> order_;
-  std::unordered_map<const Op*, size_t> position_;
-  std::string unit_;
-  std::map<Value*, Value*> replaced_;
-  std::vector<Op*> erased_;
-  std::unordered_map<const Op*, std::vector<Op*>> before_, behind_;
+  const ir::Index index_{graph_};
+  ir::Builder build_{graph_};
+  std::unordered_map<const Op*, std::vector<Op*>> before_, after_;
 };
 
 }  // namespace

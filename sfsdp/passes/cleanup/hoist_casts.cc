@@ -2,13 +2,13 @@
 #include "sfsdp/passes/cleanup/hoist_casts.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/analysis/own_memory.h"
 
@@ -16,11 +16,6 @@ namespace sfsdp::passes {
 namespace {
 
 using ir::DType, ir::Graph, ir::Op, ir::Type, ir::Value;
-
-Type with_dtype(Type type, DType dtype) {
-  type.dtype = dtype;
-  return type;
-}
 
 // To another dtype and nothing else; `.to(dtype)` of a model is captured as _to_copy.
 bool is_cast(const Op& op) {
@@ -30,7 +25,7 @@ bool is_cast(const Op& op) {
          op.result()->type() == with_dtype(op.operands[0]->type(), op.result()->type().dtype);
 }
 
-// A gather, the narrow behind it that takes the padding off, if there is one, and the casts that read it.
+// A gather, the narrow after it that takes the padding off, if there is one, and the casts that read it.
 struct CastGather {
   Op* gather = nullptr;
   Op* narrow = nullptr;
@@ -47,9 +42,7 @@ struct ByValue {
 
 class Finder {
  public:
-  explicit Finder(const Graph& graph) : uses_(graph.uses()), own_memory_(own_memory(graph)) {
-    kept_.insert(graph.outputs.begin(), graph.outputs.end());
-  }
+  explicit Finder(const Graph& graph) : index_(graph), own_memory_(own_memory(graph)) {}
 
   // Values all of whose gathers are cast to one smaller dtype, in the order of their first gather.
   std::vector<ByValue> find(const Graph& graph) const {
@@ -64,21 +57,16 @@ class Finder {
   }
 
  private:
-  const std::vector<Op*>& readers(const Value* value) const {
-    static const std::vector<Op*> none;
-    const auto found = uses_.find(value);
-    return found == uses_.end() ? none : found->second;
-  }
-
   std::optional<std::vector<CastGather>> cast_gathers(const Value* shard) const {
     std::vector<CastGather> gathers;
-    for (Op* reader : readers(shard)) {
+    for (Op* reader : index_.readers(shard)) {
       if (!reader->is("all_gather")) continue;  // the update reads the stored value, in its own dtype
       CastGather found{.gather = reader, .narrow = nullptr, .casts = {}};
-      const auto& behind = readers(reader->result());
-      if (behind.size() == 1 && behind[0]->is("narrow")) found.narrow = behind[0];
-      found.casts = readers(found.whole());
-      if (kept_.contains(reader->result()) || kept_.contains(found.whole()) || found.casts.empty()) return std::nullopt;
+      const auto& next = index_.readers(reader->result());
+      if (next.size() == 1 && next[0]->is("narrow")) found.narrow = next[0];
+      found.casts = index_.readers(found.whole());
+      if (index_.is_returned(reader->result()) || index_.is_returned(found.whole()) || found.casts.empty())
+        return std::nullopt;
       const DType to = found.casts[0]->result()->type().dtype;
       const bool same = std::ranges::all_of(found.casts, [&](const Op* op) {
         return is_cast(*op) && op->result()->type().dtype == to && !own_memory_.contains(op->result());
@@ -90,42 +78,34 @@ class Finder {
     return gathers;
   }
 
-  ir::Graph::Uses uses_;
-  std::set<const Value*> own_memory_, kept_;
+  ir::Index index_;
+  std::set<const Value*> own_memory_;
 };
 
-void hoist(const CastGather& at, ir::Insertions& insertions, std::map<Value*, Value*>& replaced) {
-  Value* const shard = at.gather->operands[0];
+void hoist(const CastGather& at, ir::Builder& build) {
   const DType dtype = at.dtype();
-  Op* cast = insertions.add("cast", {shard}, {{shard->name() + ".cast", with_dtype(shard->type(), dtype)}}, at.gather);
-  cast->section = at.gather->section;
-  cast->module_path = at.gather->module_path;
-  at.gather->operands[0] = cast->result();
+  at.gather->operands[0] = build.before(at.gather).cast(at.gather->operands[0], dtype);
   for (Op* op : {at.gather, at.narrow})
     if (op) op->result()->set_type(with_dtype(op->result()->type(), dtype));
-  for (const Op* op : at.casts) replaced.emplace(op->result(), at.whole());
+  for (Op* op : at.casts) {
+    build.replace(op->result(), at.whole());
+    build.erase(op);
+  }
 }
 
 }  // namespace
 
 bool hoist_casts(Graph& graph, PassContext& ctx) {
   const std::vector<ByValue> values = Finder(graph).find(graph);
-  ir::Insertions insertions(graph);
-  std::map<Value*, Value*> replaced;
-  std::vector<Op*> erased;
+  ir::Builder build(graph);
   for (const ByValue& value : values)
     for (const CastGather& at : value.gathers) {
       const int64_t bytes = at.gather->result()->type().bytes();
-      hoist(at, insertions, replaced);
-      erased.insert(erased.end(), at.casts.begin(), at.casts.end());
+      hoist(at, build);
       ctx.metrics.add("gathers_narrowed", 1);
       ctx.metrics.add("bytes_saved", bytes - at.gather->result()->type().bytes());
     }
-  if (!values.empty()) {
-    insertions.apply();
-    graph.replace_uses(replaced);
-    graph.erase(erased);
-  }
+  if (!values.empty()) build.apply();
   SFSDP_CHECK(Finder(graph).find(graph).empty(), "gathers are left that only casts read");
   return !values.empty();
 }

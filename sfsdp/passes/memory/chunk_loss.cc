@@ -2,21 +2,19 @@
 #include "sfsdp/passes/memory/chunk_loss.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/index.h"
+#include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
 namespace {
 
 using ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
-using Uses = ir::Graph::Uses;
 
 // hidden [N, D] · weight_t [D, V] -> logits -> x (wider, or logits) -> log_p -> loss, total; and back from the seed:
 // grad_p, grad_x, grad_logits (narrower again), grad_hidden = grad_logits · weight, grad_weight = grad_logits_t · hidden.
@@ -40,10 +38,7 @@ bool is_matrix(const Value* value) { return value->type().dims.size() == 2 && va
 
 class Finder {
  public:
-  explicit Finder(const Graph& graph) : uses_(graph.uses()) {
-    for (const Value* output : graph.outputs) returned_.insert(output);
-    for (const ir::Carry& carry : graph.carries) returned_.insert(carry.next);
-  }
+  explicit Finder(const ir::Index& index) : index_(index) {}
 
   std::optional<Loss> match(Op* loss) const {
     Loss m;
@@ -62,43 +57,31 @@ class Finder {
     return match_backward(m);
   }
 
-  const std::vector<Op*>& readers(const Value* value) const {
-    static const std::vector<Op*> kNone;
-    const auto found = uses_.find(value);
-    return found == uses_.end() ? kNone : found->second;
-  }
-
  private:
-  // The one reader of a value that the step does not return.
-  Op* only_reader(const Value* value) const {
-    const auto& all = readers(value);
-    return all.size() == 1 && !returned_.contains(value) ? all[0] : nullptr;
-  }
-
   std::optional<Loss> match_backward(Loss m) const {
     Op* forward = m.widen ? m.widen : m.log_p;
-    if (only_reader(m.logits->result()) != forward) return std::nullopt;
-    if (m.widen && only_reader(m.widen->result()) != m.log_p) return std::nullopt;
-    m.grad_p = only_reader(m.loss->result(1));
+    if (index_.only_reader(m.logits->result()) != forward) return std::nullopt;
+    if (m.widen && index_.only_reader(m.widen->result()) != m.log_p) return std::nullopt;
+    m.grad_p = index_.only_reader(m.loss->result(1));
     if (!m.grad_p || !m.grad_p->is("aten.nll_loss_backward")) return std::nullopt;
-    m.grad_x = only_reader(m.grad_p->result());
+    m.grad_x = index_.only_reader(m.grad_p->result());
     if (!m.grad_x || !m.grad_x->is("aten._log_softmax_backward_data")) return std::nullopt;
-    for (const Op* reader : readers(m.log_p->result()))
+    for (const Op* reader : index_.readers(m.log_p->result()))
       if (reader != m.loss && reader != m.grad_p && reader != m.grad_x) return std::nullopt;
     const Value* grad_logits = m.grad_x->result();
     if (m.widen) {
-      m.narrow = only_reader(grad_logits);
+      m.narrow = index_.only_reader(grad_logits);
       if (!m.narrow || !is_cast(*m.narrow)) return std::nullopt;
       grad_logits = m.narrow->result();
     }
-    if (returned_.contains(m.log_p->result()) || returned_.contains(grad_logits)) return std::nullopt;
-    if (readers(grad_logits).size() != 2) return std::nullopt;
-    for (Op* reader : readers(grad_logits)) {
+    if (index_.is_returned(m.log_p->result()) || index_.is_returned(grad_logits)) return std::nullopt;
+    if (index_.readers(grad_logits).size() != 2) return std::nullopt;
+    for (Op* reader : index_.readers(grad_logits)) {
       if (reader->is("aten.t")) m.transpose = reader;
       if (reader->is("aten.mm") && reader->operands[0] == grad_logits) m.grad_hidden = reader;
     }
     if (!m.transpose || !m.grad_hidden) return std::nullopt;
-    m.grad_weight = only_reader(m.transpose->result());
+    m.grad_weight = index_.only_reader(m.transpose->result());
     const bool is_product = m.grad_weight && m.grad_weight->is("aten.mm") &&
                             m.grad_weight->operands[0] == m.transpose->result() &&
                             m.grad_weight->operands[1] == m.logits->operands[0];
@@ -107,40 +90,31 @@ class Finder {
     return m;
   }
 
-  Uses uses_;
-  std::unordered_set<const Value*> returned_;
+  const ir::Index& index_;
 };
 
-// What `value` is computed from behind `place`, in order: the weight's cast, gather and views.
-std::vector<Op*> needed_behind(const Graph& graph, const Value* value, const Op* place) {
-  std::unordered_map<const Op*, size_t> position;
-  for (size_t i = 0; i < graph.ops().size(); ++i) position[graph.ops()[i].get()] = i;
+// What `value` is computed from after `place`, in order: the weight's cast, gather and views.
+std::vector<Op*> needed_after(const ir::Index& index, const Value* value, const Op* place) {
   std::vector<Op*> needed, open = {value->producer()};
   while (!open.empty()) {
     Op* op = open.back();
     open.pop_back();
-    if (position.at(op) < position.at(place) || std::ranges::find(needed, op) != needed.end()) continue;
+    if (index.position(op) < index.position(place) || std::ranges::find(needed, op) != needed.end()) continue;
     needed.push_back(op);
     for (const Value* operand : op->operands)
       if (operand) open.push_back(operand->producer());
   }
-  std::ranges::sort(needed, {}, [&](const Op* op) { return position.at(op); });
+  std::ranges::sort(needed, {}, [&](const Op* op) { return index.position(op); });
   return needed;
-}
-
-void move_before(Graph& graph, const std::vector<Op*>& ops, const Op* place) {
-  const std::unordered_set<const Op*> moved(ops.begin(), ops.end());
-  std::vector<Op*> order;
-  for (const auto& op : graph.ops()) {
-    if (op.get() == place) order.insert(order.end(), ops.begin(), ops.end());
-    if (!moved.contains(op.get())) order.push_back(op.get());
-  }
-  graph.set_order(order);
 }
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const Loss& loss) : graph_(graph), m_(loss), insertions_(graph), before_(loss.grad_p) {}
+  Rewriter(Graph& graph, const Loss& loss)
+      : graph_(graph),
+        m_(loss),
+        build_(graph),
+        place_(build_.before(loss.grad_p).in(Section::Bwd).at(loss.logits->module_path)) {}
 
   void run(int64_t chunks) {
     const int64_t rows = m_.logits->operands[0]->type().dims[0].size;
@@ -152,15 +126,12 @@ class Rewriter {
     for (int64_t start = 0; start < rows; start += each) chunk(start, std::min(each, rows - start));
     Value* loss = loss_;
     if (reduction() == kMean) loss = add("div", {loss_, total_}, loss_->type());
-    Op* whole = new_op("aten.cat", grads_of_hidden_, m_.grad_hidden->result()->type());
-    whole->operand_lists = {{0, static_cast<int>(grads_of_hidden_.size())}};
-    std::map<Value*, Value*> replacements = {{m_.loss->result(0), loss}, {m_.grad_hidden->result(), whole->result()}};
-    replace_grad_of_weight(replacements);
-    insertions_.apply();
-    graph_.replace_uses(replacements);
-    std::vector<Op*> dead = m_.ops();
-    dead.insert(dead.end(), casts_.begin(), casts_.end());
-    graph_.erase(dead);
+    build_.replace(m_.loss->result(0), loss);
+    build_.replace(m_.grad_hidden->result(),
+                   place_.list("aten.cat", grads_of_hidden_, m_.grad_hidden->result()->type(), "")->result());
+    replace_grad_of_weight();
+    build_.erase(m_.ops());
+    build_.apply();
   }
 
  private:
@@ -171,14 +142,8 @@ class Rewriter {
     return found == m_.loss->attrs.end() ? kMean : std::get<int64_t>(found->second);
   }
 
-  Op* new_op(std::string opcode, std::vector<Value*> operands, Type type) {
-    Op* op = insertions_.add(std::move(opcode), std::move(operands), {{"", std::move(type)}}, before_);
-    op->section = Section::Bwd;
-    op->module_path = m_.logits->module_path;
-    return op;
-  }
-  Value* add(std::string opcode, std::vector<Value*> operands, Type type) {
-    return new_op(std::move(opcode), std::move(operands), std::move(type))->result();
+  Value* add(std::string opcode, std::vector<Value*> operands, Type type, ir::Attrs attrs = {}) {
+    return place_.value(std::move(opcode), std::move(operands), std::move(type), "", std::move(attrs));
   }
 
   // `op` again on other operands, whose dimension `dim` has `rows` of the tokens.
@@ -189,19 +154,13 @@ class Rewriter {
       if (!type.dims.empty()) type.dims[dim].size = rows;
       results.push_back({"", std::move(type)});
     }
-    Op* copy = insertions_.add(op->opcode, std::move(operands), std::move(results), before_);
-    copy->attrs = op->attrs;
-    copy->section = Section::Bwd;
-    copy->module_path = m_.logits->module_path;
-    return copy;
+    return place_.again(*op, std::move(operands), std::move(results));
   }
 
   Value* rows_of(Value* value, int64_t start, int64_t rows) {
     Type type = value->type();
     type.dims[0].size = rows;
-    Op* op = new_op("narrow", {value}, std::move(type));
-    op->attrs = {{"dim", int64_t{0}}, {"start", start}, {"length", rows}};
-    return op->result();
+    return add("narrow", {value}, std::move(type), {{"dim", int64_t{0}}, {"start", start}, {"length", rows}});
   }
 
   // The mean's divisor is known before the first chunk: each chunk's gradient needs it.
@@ -209,11 +168,11 @@ class Rewriter {
     Value* targets = m_.loss->operands[1];
     Type counted = targets->type();
     counted.dtype = DType::b1;
-    Op* ne = new_op("aten.ne.Scalar", {targets}, counted);
     const auto ignored = m_.loss->attrs.find("ignore_index");
-    ne->attrs["other"] = ignored == m_.loss->attrs.end() ? ir::Attr(int64_t{-100}) : ignored->second;
+    const ir::Attr other = ignored == m_.loss->attrs.end() ? ir::Attr(int64_t{-100}) : ignored->second;
+    Value* ne = add("aten.ne.Scalar", {targets}, counted, {{"other", other}});
     counted.dtype = m_.loss->result(1)->type().dtype;
-    total_ = add("aten.sum", {add("cast", {ne->result()}, counted)}, m_.loss->result(1)->type());
+    total_ = add("aten.sum", {add("cast", {ne}, counted)}, m_.loss->result(1)->type());
   }
 
   void chunk(int64_t start, int64_t rows) {
@@ -239,41 +198,38 @@ class Rewriter {
     Type type = part->type();
     if (type.dtype == DType::bf16 || type.dtype == DType::f16) type.dtype = DType::f32;
     if (grad_of_weight_) {
-      Op* sum = new_op("add_into", {grad_of_weight_, part}, type);
-      sum->attrs["donates"] = std::vector<int64_t>{0};
-      grad_of_weight_ = sum->result();
+      grad_of_weight_ = add("add_into", {grad_of_weight_, part}, type, {{"donates", std::vector<int64_t>{0}}});
     } else {
       grad_of_weight_ = type.dtype == part->type().dtype ? part : add("cast", {part}, type);
     }
   }
 
   // Readers get the sum in the product's dtype; a reader that only casts it to the sum's dtype is not needed any more.
-  void replace_grad_of_weight(std::map<Value*, Value*>& replacements) {
+  void replace_grad_of_weight() {
     Value* product = m_.grad_weight->result();
     if (grad_of_weight_->type().dtype == product->type().dtype) {
-      replacements[product] = grad_of_weight_;
+      build_.replace(product, grad_of_weight_);
       return;
     }
     bool others = std::ranges::find(graph_.outputs, product) != graph_.outputs.end();
     for (const auto& op : graph_.ops()) {
       if (std::ranges::find(op->operands, product) == op->operands.end()) continue;
       if (op->is("cast") && op->result()->type() == grad_of_weight_->type()) {
-        replacements[op->result()] = grad_of_weight_;
-        casts_.push_back(op.get());
+        build_.replace(op->result(), grad_of_weight_);
+        build_.erase(op.get());
       } else {
         others = true;
       }
     }
-    if (others) replacements[product] = add("cast", {grad_of_weight_}, product->type());
+    if (others) build_.replace(product, add("cast", {grad_of_weight_}, product->type()));
   }
 
   Graph& graph_;
   Loss m_;
-  ir::Insertions insertions_;
-  Op* before_;
+  ir::Builder build_;
+  ir::Builder::Place place_;
   Value *weight_t_ = nullptr, *total_ = nullptr, *loss_ = nullptr, *grad_of_weight_ = nullptr;
   std::vector<Value*> grads_of_hidden_;
-  std::vector<Op*> casts_;
 };
 
 }  // namespace
@@ -287,7 +243,8 @@ const std::vector<Field<ChunkLossOptions>>& ChunkLossOptions::fields() {
 bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx) {
   SFSDP_CHECK(options.chunks >= 1, "chunks ", options.chunks);
   if (options.chunks == 1) return false;
-  const Finder finder(graph);
+  const ir::Index index(graph);
+  const Finder finder(index);
   std::vector<Loss> found;
   for (const auto& op : graph.ops())
     if (op->is("aten.nll_loss_forward"))
@@ -297,11 +254,13 @@ bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx)
     const int64_t rows = loss.logits->result()->type().dims[0].size;
     // Chunks of an earlier run stand in bwd. A loss that forward reads on would come too late from there.
     if (loss.loss->section == Section::Bwd || rows < options.chunks) continue;
-    if (std::ranges::any_of(finder.readers(loss.loss->result(0)), reads_in_forward)) continue;
-    const std::vector<Op*> weight = needed_behind(graph, loss.grad_hidden->operands[1], loss.grad_p);
+    if (std::ranges::any_of(index.readers(loss.loss->result(0)), reads_in_forward)) continue;
+    const std::vector<Op*> weight = needed_after(index, loss.grad_hidden->operands[1], loss.grad_p);
     const std::vector<Op*> own = loss.ops();
     if (std::ranges::any_of(weight, [&](Op* op) { return std::ranges::find(own, op) != own.end(); })) continue;
-    move_before(graph, weight, loss.grad_p);
+    ir::Moves moves(graph);
+    moves.before(loss.grad_p, weight);
+    moves.apply();
     ctx.metrics.add("logits_bytes", loss.logits->result()->type().bytes());
     ctx.metrics.add("chunks", options.chunks);
     Rewriter(graph, loss).run(options.chunks);

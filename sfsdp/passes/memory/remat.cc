@@ -10,7 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/op_cost.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/memory/remat_budget.h"
@@ -105,7 +105,7 @@ class BlockFinder {
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const RematOptions& options) : graph_(graph), options_(options), insertions_(graph) {
+  Rewriter(Graph& graph, const RematOptions& options) : graph_(graph), options_(options), build_(graph) {
     const std::vector<Block> blocks = BlockFinder(graph).find();
     blocks_ = blocks.size();
     // Where parameters are gathered again for backward, the gathered ones of forward are not kept for repeated ops either.
@@ -134,7 +134,7 @@ class Rewriter {
     for (Op* op : backward)
       for (Value*& operand : op->operands)
         if (operand && again_.contains(ir::storage_of(operand))) operand = repeat(operand, op);
-    insertions_.apply();
+    build_.apply();
     ctx.metrics.add("blocks", static_cast<int64_t>(blocks_));
     ctx.metrics.add("ops_repeated", static_cast<int64_t>(clones_.size()));
     ctx.metrics.add("flops_repeated", flops_repeated());
@@ -225,11 +225,10 @@ class Rewriter {
         operands.push_back(operand && again_.contains(ir::storage_of(operand)) ? repeat(operand, before) : operand);
       std::vector<Graph::NewResult> results;
       for (const auto& result : op->results()) results.push_back({result->name() + ".again", result->type()});
-      Op* clone = insertions_.add(op->opcode, std::move(operands), std::move(results), before);
-      clone->operand_lists = op->operand_lists;
-      clone->attrs = op->attrs;
-      clone->section = Section::Bwd;
-      clone->module_path = op->module_path;
+      Op* clone = build_.before(before)
+                      .in(Section::Bwd)
+                      .at(op->module_path)
+                      .again(*op, std::move(operands), std::move(results));
       found = clones_.emplace(op, clone).first;
       if (ir::aliased_operand(*op) < 0)
         for (const auto& result : op->results()) bytes_not_kept_ += result->type().bytes();
@@ -239,7 +238,7 @@ class Rewriter {
 
   Graph& graph_;
   RematOptions options_;
-  ir::Insertions insertions_;
+  ir::Builder build_;
   std::unordered_set<const Value*> again_;              // storages of forward that backward makes itself
   std::unordered_map<const Value*, size_t> last_read_;  // by forward, of storages; the end for what the step leaves
   std::unordered_set<const Value*> read_by_backward_;   // storages, before anything is repeated

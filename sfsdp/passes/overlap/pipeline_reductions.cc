@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
@@ -76,8 +77,7 @@ std::vector<Op*> find_blocking(const Graph& graph) {
 // in the last.
 bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
   ir::Moves moves(graph);
-  std::unordered_map<const Op*, size_t> position;
-  for (const auto& op : graph.ops()) position.emplace(op.get(), position.size());
+  const ir::Index index(graph);
   int64_t starts = 0;
   std::vector<std::pair<Op*, Section>> moved;
   for (const auto& op : graph.ops()) {
@@ -86,7 +86,8 @@ bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassC
     if (Op* pack = op->operands[0]->producer(); pack->is("pack") && in_tail(*pack)) group.insert(group.begin(), pack);
     const auto& read = group[0]->operands;
     if (!std::ranges::all_of(read, [](const Value* v) { return in_body(*v->producer()); })) continue;
-    const Value* last = *std::ranges::max_element(read, {}, [&](const Value* v) { return position.at(v->producer()); });
+    const Value* last =
+        *std::ranges::max_element(read, {}, [&](const Value* v) { return index.position(v->producer()); });
     moves.after(last->producer(), group);
     for (Op* member : group) moved.emplace_back(member, last->producer()->section);
     ++starts;
@@ -105,9 +106,7 @@ bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassC
 class TailOrder {
  public:
   explicit TailOrder(Graph& graph)
-      : graph_(graph), held_(find_held(graph)), needed_(needed_by_updates(graph)), uses_(graph.uses()) {
-    for (size_t i = 0; i < graph.ops().size(); ++i) position_[graph.ops()[i].get()] = i;
-  }
+      : graph_(graph), held_(find_held(graph)), needed_(needed_by_updates(graph)), index_(graph) {}
 
   bool apply(PassContext& ctx) {
     std::vector<Op*> tail;
@@ -147,7 +146,7 @@ class TailOrder {
       if (ir::is_start(*op) && !held_.at(op).by) starts.push_back(op);
     std::ranges::stable_sort(starts, {}, [&](const Op* op) {
       const Op* from = op->operands[0]->producer();
-      return in_tail(*from) ? graph_.ops().size() : position_.at(from);
+      return in_tail(*from) ? graph_.ops().size() : index_.position(from);
     });
     for (Op* start : starts) emit(start);
     for (size_t i = 0; i < order_.size(); ++i) place_[order_[i]] = i;
@@ -171,20 +170,17 @@ class TailOrder {
   }
   size_t place_of(const Op& op) const {
     const auto found = place_.find(&op);
-    return found == place_.end() ? order_.size() + position_.at(&op) : found->second;
+    return found == place_.end() ? order_.size() + index_.position(&op) : found->second;
   }
 
   // Ops of the optimizer that read the gradient, clipped or not.
   std::vector<Op*> updates_of(const Op& gradient) const {
     std::vector<Op*> updates;
-    const auto readers = uses_.find(gradient.result());
-    if (readers == uses_.end()) return updates;
-    for (Op* reader : readers->second) {
+    for (Op* reader : index_.readers(gradient.result())) {
       if (reader->section == Section::Opt) updates.push_back(reader);
       if (!reader->is("scale")) continue;
-      if (const auto scaled = uses_.find(reader->result()); scaled != uses_.end())
-        for (Op* update : scaled->second)
-          if (update->section == Section::Opt) updates.push_back(update);
+      for (Op* update : index_.readers(reader->result()))
+        if (update->section == Section::Opt) updates.push_back(update);
     }
     return updates;
   }
@@ -208,8 +204,8 @@ class TailOrder {
   Graph& graph_;
   const std::unordered_map<const Op*, Held> held_;
   const std::unordered_set<const Op*> needed_;
-  const ir::Graph::Uses uses_;
-  std::unordered_map<const Op*, size_t> position_, place_;  // in the graph as it was; in the new order
+  const ir::Index index_;                        // of the graph as it was
+  std::unordered_map<const Op*, size_t> place_;  // in the new order
   std::unordered_set<const Op*> emitted_;
   std::vector<Op*> order_;
 };

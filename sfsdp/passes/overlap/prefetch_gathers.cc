@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/overlap/schedule.h"
@@ -17,18 +18,18 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 // A gather's first half with what it alone needs (casts of the shards, their pack), and its second half.
 struct Gather {
   std::vector<Op*> start;  // in order, the collective last
-  Op* wait = nullptr;
+  const Op* wait = nullptr;
   const Op* param = nullptr;  // that is gathered; nullptr: something else that is given to the graph
   int64_t bytes = 0;
 };
 
 // Adds what makes `value` out of what is given to the graph and is read by nothing else; false: something else does.
-bool add_own(const Graph::Uses& uses, const Value* value, std::vector<Op*>& own) {
+bool add_own(const ir::Index& index, const Value* value, std::vector<Op*>& own) {
   Op* op = value->producer();
   if (ir::is_root(*op)) return true;
-  if ((!op->is("cast") && !op->is("pack")) || uses.at(value).size() != 1) return false;
+  if ((!op->is("cast") && !op->is("pack")) || index.readers(value).size() != 1) return false;
   for (const Value* operand : op->operands)
-    if (!add_own(uses, operand, own)) return false;
+    if (!add_own(index, operand, own)) return false;
   own.push_back(op);
   return true;
 }
@@ -36,19 +37,18 @@ bool add_own(const Graph::Uses& uses, const Value* value, std::vector<Op*>& own)
 // Gathers of a section whose shard is given to the graph, in order. Others (of activations) stay where they are, and are
 // counted.
 std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContext& ctx) {
-  const auto uses = graph.uses();
+  const ir::Index index(graph);
   std::vector<Gather> gathers;
   for (const auto& op : graph.ops()) {
     if (!op->is("all_gather.start") || op->section != section) continue;
     Gather g;
-    const auto readers = uses.find(op->result());
-    const bool waited = readers != uses.end() && readers->second.size() == 1 && ir::is_wait(*readers->second[0]);
-    if (!waited || !add_own(uses, op->operands[0], g.start)) {
+    const Op* wait = index.only_reader(op->result());
+    if (!wait || !ir::is_wait(*wait) || !add_own(index, op->operands[0], g.start)) {
       ctx.metrics.add("left_alone", 1);
       continue;
     }
     g.start.push_back(op.get());
-    g.wait = readers->second[0];
+    g.wait = wait;
     const Op* given = g.start[0]->operands[0]->producer();
     if (given->is("param")) g.param = given;
     g.bytes = op->result()->type().bytes();

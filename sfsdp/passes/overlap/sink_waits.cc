@@ -25,15 +25,13 @@ struct Reduction {
 
 // What backward does with a reduced value but keep it: views of it, sums over micro-batches, casts.
 //   returns whether it computes with it
-bool follow(const Graph::Uses& uses, const Value* value, std::vector<Op*>& kept) {
-  const auto readers = uses.find(value);
-  if (readers == uses.end()) return false;
+bool follow(const ir::Index& index, const Value* value, std::vector<Op*>& kept) {
   bool needed = false;
-  for (Op* reader : readers->second) {
+  for (Op* reader : index.readers(value)) {
     if (reader->section != Section::Bwd) continue;
     if (ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast")) {
       kept.push_back(reader);
-      needed |= follow(uses, reader->result(), kept);
+      needed |= follow(index, reader->result(), kept);
     } else {
       needed = true;
     }
@@ -42,7 +40,7 @@ bool follow(const Graph::Uses& uses, const Value* value, std::vector<Op*>& kept)
 }
 
 std::vector<Reduction> find_reductions(const Graph& graph) {
-  const auto uses = graph.uses();
+  const ir::Index index(graph);
   std::vector<Reduction> reductions;
   for (const auto& op : graph.ops()) {
     if (op->section != Section::Bwd || (!op->is("reduce_scatter.start") && !op->is("all_reduce.start"))) continue;
@@ -50,8 +48,8 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
     r.start = r.filled = op.get();
     if (Op* sent = op->operands[0]->producer(); sent->is("pack") && sent->section == Section::Bwd) r.filled = sent;
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
-    const bool needed = follow(uses, op->result(), r.wait);
-    r.param = param_of_gradient(graph, uses, op->result());
+    const bool needed = follow(index, op->result(), r.wait);
+    r.param = param_of_gradient(graph, index, op->result());
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }
   return reductions;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/overlap/split_collectives.h"
 
-#include <map>
-#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
@@ -19,25 +17,20 @@ bool is_blocking(const Op& op) { return ir::is_repeated(op.section) && ir::is_co
 }  // namespace
 
 void split(Graph& graph, const std::vector<Op*>& blocking) {
-  ir::Insertions insertions(graph);
-  std::map<Value*, Value*> waited;
+  ir::Builder build(graph);
   for (Op* op : blocking) {
     Value* const result = op->result();
     ir::Type in_flight = result->type();
     in_flight.kind = ir::Type::Kind::Async;
-    Op* start = insertions.add(op->opcode + ".start", op->operands, {{result->name() + ".start", in_flight}}, op);
-    Op* wait = insertions.add("wait", {start->result()}, {{"", result->type()}}, op);
-    for (Op* half : {start, wait}) {
-      half->section = op->section;
-      half->module_path = op->module_path;
-      half->bwd_of = op->bwd_of;
-    }
-    start->attrs = op->attrs;
+    const auto place = build.before(op);
+    Op* start = place.op(op->opcode + ".start", op->operands, {{result->name() + ".start", in_flight}}, op->attrs);
+    Op* wait = place.op("wait", {start->result()}, {{"", result->type()}});
+    start->bwd_of = wait->bwd_of = op->bwd_of;
     if (ir::is_once(*op)) wait->attrs["once"] = true;
-    waited[result] = wait->result();
+    build.take_place(result, wait->result());
+    build.erase(op);
   }
-  insertions.apply();
-  ir::take_places(graph, waited, blocking);
+  build.apply();
 }
 
 bool split_collectives(Graph& graph, PassContext& ctx) {

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 
 namespace sfsdp::passes {
@@ -40,70 +41,47 @@ std::vector<Gathered> find_gathers(const Graph& graph) {
 
 class Rewriter {
  public:
-  explicit Rewriter(Graph& graph) : graph_(graph), insertions_(graph), uses_(graph.uses()) {
-    const Op* previous = nullptr;
-    for (const auto& op : graph.ops()) {
-      if (previous) next_[previous] = op.get();
-      previous = op.get();
-    }
+  explicit Rewriter(Graph& graph) : graph_(graph), index_(graph), build_(graph) {
     for (const ir::Carry& carry : graph.carries) updated_[carry.current] = carry.next;
   }
 
   void rewrite(const Gathered& g) {
     const Op& like = *g.gathers[0];
     const std::string name = g.param->attr<std::string>("name");
-    Op* state = insertions_.add("state", {}, {{name + ".whole", like.result()->type()}}, g.param);
-    state->section = Section::Init;
-    state->module_path = g.param->module_path;
-    state->attrs = {{"name", name + ".whole"}, {"whole_of", name}};
+    Value* whole = build_.before(g.param).value("state", {}, like.result()->type(), name + ".whole",
+                                                {{"name", name + ".whole"}, {"whole_of", name}});
     for (Op* gather : g.gathers) {
       SFSDP_CHECK(gather->result()->type() == like.result()->type(), "param ", name, " is gathered as ",
                   gather->result()->type(), " and as ", like.result()->type());
-      replaced_[gather->result()] = state->result();
-      erased_.push_back(gather);
+      build_.replace(gather->result(), whole);
+      build_.erase(gather);
       // The cast before it, with the last of its readers.
       Op* cast = gather->operands[0]->producer();
-      if (cast->is("cast") && ++gone_[cast] == std::ssize(uses_.at(cast->result()))) erased_.push_back(cast);
+      if (cast->is("cast") && ++gone_[cast] == std::ssize(index_.readers(cast->result()))) build_.erase(cast);
     }
     if (const auto next = updated_.find(g.param->result()); next != updated_.end())
-      gather_again(next->second, like, state->result());
+      gather_again(next->second, like, whole);
   }
 
-  void finish() {
-    insertions_.apply();
-    graph_.replace_uses(replaced_);
-    graph_.erase(erased_);
-  }
+  void finish() { build_.apply(); }
 
  private:
-  // Behind the update: what forward's gather was, into the buffer that the step has read.
+  // After the update: what forward's gather was, into the buffer that the step has read.
   void gather_again(Value* stored, const Op& like, Value* whole) {
-    const Op& update = *stored->producer();
-    const auto place = next_.find(&update);
-    const auto add = [&](const std::string& opcode, std::vector<Value*> operands, Type type, const std::string& hint) {
-      Op* op = place == next_.end()
-                   ? graph_.add(opcode, std::move(operands), {{hint, std::move(type)}})
-                   : insertions_.add(opcode, std::move(operands), {{hint, std::move(type)}}, place->second);
-      op->section = update.section;
-      op->module_path = update.module_path;
-      return op;
-    };
+    const auto place = build_.after(stored->producer());
     const Op* cast = like.operands[0]->producer();
-    if (cast->is("cast")) stored = add("cast", {stored}, cast->result()->type(), stored->name() + ".cast")->result();
-    Op* gather = add("all_gather", {stored, whole}, like.result()->type(), whole->name() + ".new");
-    gather->attrs = like.attrs;
-    gather->attrs["donates"] = std::vector<int64_t>{1};
-    graph_.carries.push_back({whole, gather->result()});
+    if (cast->is("cast")) stored = place.value("cast", {stored}, cast->result()->type(), stored->name() + ".cast");
+    ir::Attrs attrs = like.attrs;
+    attrs["donates"] = std::vector<int64_t>{1};
+    Value* gathered = place.value("all_gather", {stored, whole}, like.result()->type(), whole->name() + ".new", attrs);
+    graph_.carries.push_back({whole, gathered});
   }
 
   Graph& graph_;
-  ir::Insertions insertions_;
-  ir::Graph::Uses uses_;
-  std::unordered_map<const Op*, Op*> next_;
+  ir::Index index_;
+  ir::Builder build_;
   std::map<const Value*, Value*> updated_;    // by the carried value
   std::map<const Op*, std::ptrdiff_t> gone_;  // by the cast before a gather: readers that are gone
-  std::map<Value*, Value*> replaced_;
-  std::vector<Op*> erased_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::sim {
@@ -16,7 +17,7 @@ using ir::Graph, ir::Op, ir::Value;
 
 class Finder {
  public:
-  explicit Finder(const Graph& graph) : uses_(graph.uses()) {
+  explicit Finder(const Graph& graph) : index_(graph) {
     for (const auto& op : graph.ops())
       if (op->is("param")) params_.emplace(op->attr<std::string>("name"), op.get());
   }
@@ -29,9 +30,9 @@ class Finder {
     if (from->producer()->is("param")) return from->producer();
     const Value* value = collective.result();
     while (true) {
-      const auto readers = uses_.find(value);
-      if (readers == uses_.end() || readers->second.empty()) return nullptr;
-      const Op& next = *readers->second[0];
+      const auto& readers = index_.readers(value);
+      if (readers.empty()) return nullptr;
+      const Op& next = *readers[0];
       if (next.is("gradient")) {
         const auto param = params_.find(next.attr<std::string>("param"));
         return param == params_.end() ? nullptr : param->second;
@@ -52,7 +53,7 @@ class Finder {
   }
 
  private:
-  ir::Graph::Uses uses_;
+  ir::Index index_;
   std::unordered_map<std::string, const Op*> params_;
 };
 

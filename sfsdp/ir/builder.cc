@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/builder.h"
+
+#include <unordered_set>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::ir {
+
+Type with_dtype(Type type, DType dtype) {
+  type.dtype = dtype;
+  return type;
+}
+
+Builder::Place Builder::Place::like(const Op& op) const {
+  Place place = *this;
+  place.section_ = op.section;
+  place.module_path_ = op.module_path;
+  return place;
+}
+
+Builder::Place Builder::Place::in(Section section) const {
+  Place place = *this;
+  place.section_ = section;
+  return place;
+}
+
+Builder::Place Builder::Place::at(std::string module_path) const {
+  Place place = *this;
+  place.module_path_ = std::move(module_path);
+  return place;
+}
+
+Op* Builder::Place::op(std::string opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results,
+                       Attrs attrs) const {
+  Op* op = builder_->graph_.add(std::move(opcode), std::move(operands), std::move(results));
+  op->section = section_;
+  op->module_path = module_path_;
+  op->attrs = std::move(attrs);
+  if (anchor_) (after_ ? builder_->after_ : builder_->before_)[anchor_].push_back(op);
+  return op;
+}
+
+Value* Builder::Place::value(std::string opcode, std::vector<Value*> operands, Type type, std::string hint,
+                             Attrs attrs) const {
+  return op(std::move(opcode), std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs))->result();
+}
+
+Value* Builder::Place::cast(Value* value, DType dtype, std::string hint) const {
+  if (value->type().dtype == dtype) return value;
+  if (hint.empty()) hint = value->name() + ".cast";
+  return this->value("cast", {value}, with_dtype(value->type(), dtype), std::move(hint));
+}
+
+Op* Builder::Place::list(std::string opcode, std::vector<Value*> operands, Type type, std::string hint,
+                         Attrs attrs) const {
+  const int count = static_cast<int>(operands.size());
+  Op* made = op(std::move(opcode), std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs));
+  made->operand_lists = {{0, count}};
+  return made;
+}
+
+Op* Builder::Place::again(const Op& like, std::vector<Value*> operands, std::vector<Graph::NewResult> results) const {
+  Op* made = op(like.opcode, std::move(operands), std::move(results), like.attrs);
+  made->operand_lists = like.operand_lists;
+  return made;
+}
+
+Builder::Place Builder::before(Op* op) {
+  Place place;
+  place.builder_ = this;
+  place.anchor_ = op;
+  return place.like(*op);
+}
+
+Builder::Place Builder::after(Op* op) {
+  Place place = before(op);
+  place.after_ = true;
+  return place;
+}
+
+Builder::Place Builder::at_end(Section section, std::string module_path) {
+  Place place;
+  place.builder_ = this;
+  place.section_ = section;
+  place.module_path_ = std::move(module_path);
+  return place;
+}
+
+void Builder::take_place(Value* old, Value* value) {
+  replace(old, value);
+  renamed_.emplace_back(value, old->name());
+}
+
+void Builder::apply() {
+  put_in_order();
+  graph_.replace_uses(replaced_);
+  graph_.erase(erased_);
+  for (const auto& [value, name] : renamed_) graph_.rename(value, name);  // names are free once the ops are gone
+  before_.clear();
+  after_.clear();
+  replaced_.clear();
+  renamed_.clear();
+  erased_.clear();
+}
+
+void Builder::put_in_order() {
+  if (before_.empty() && after_.empty()) return;
+  std::unordered_set<const Op*> anchored;
+  for (const Anchored* side : {&before_, &after_})
+    for (const auto& [anchor, ops] : *side) anchored.insert(ops.begin(), ops.end());
+  std::vector<Op*> order;
+  order.reserve(graph_.ops().size());
+  // A new op can be an anchor itself. Chains of these are short.
+  const auto put = [&](const auto& self, Op* op) -> void {
+    if (const auto found = before_.find(op); found != before_.end())
+      for (Op* added : found->second) self(self, added);
+    order.push_back(op);
+    if (const auto found = after_.find(op); found != after_.end())
+      for (Op* added : found->second) self(self, added);
+  };
+  for (const auto& op : graph_.ops())
+    if (!anchored.contains(op.get())) put(put, op.get());
+  SFSDP_CHECK(order.size() == graph_.ops().size(), "an op was added at one of another graph");
+  graph_.set_order(order);
+}
+
+}  // namespace sfsdp::ir
