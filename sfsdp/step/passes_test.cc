@@ -406,7 +406,7 @@ TEST_CASE("clean-up passes and a user's own pass each do something, and change n
     options.pipeline.checks = passes::Checks::EveryPass;
     auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
                                    data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
-    for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).passes)
+    for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).tuned.passes)
       for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
     std::vector<at::Tensor> out;
     testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {

@@ -153,7 +153,7 @@ Case draw_case(Draw& draw, bool tied) {
   c.plain.disable = passes::overlap_passes();
 
   if (draw.once_in(4)) p.disable = passes::overlap_passes();
-  const std::vector<passes::Side> sides = {passes::Side::Before, passes::Side::After};
+  const auto sides = {passes::Side::Before, passes::Side::After};
   p.prefetch.depth = draw.below(4);
   p.prefetch.max_bytes = draw.one_of<int64_t>({0, 1500});
   p.prefetch.forward = draw.one_of<passes::Side>(sides);
