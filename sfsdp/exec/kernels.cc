@@ -198,10 +198,12 @@ Tensors add_into(const KernelContext& c) {
 Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
 
 // %p, %m, %v, %g, %step, %non_finite -> the three updated, in their own buffers. torch.optim.AdamW's formula.
+// LibTorch's kernel takes element i of each tensor's memory, whatever their strides: the gradient has to be as stored.
 Tensors adamw(const KernelContext& c) {
   const auto& in = c.operands;
-  at::_fused_adamw_({in[0]}, {in[3]}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr, ir::number_of(c.op, "beta1"),
-                    ir::number_of(c.op, "beta2"), ir::number_of(c.op, "weight_decay"), ir::number_of(c.op, "eps"),
+  at::_fused_adamw_({in[0]}, {in[3].contiguous()}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr,
+                    ir::number_of(c.op, "beta1"), ir::number_of(c.op, "beta2"), ir::number_of(c.op, "weight_decay"),
+                    ir::number_of(c.op, "eps"),
                     /*amsgrad=*/false,
                     /*maximize=*/false, std::nullopt, in[5]);
   return {in[0], in[1], in[2]};

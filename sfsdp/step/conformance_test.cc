@@ -2,9 +2,11 @@
 // What FSDP2's own tests hold, beyond parity: see docs/conformance.md, which names these cases.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
 
 #include <chrono>
 #include <cmath>
@@ -355,6 +357,148 @@ TEST_CASE("a gradient that is not finite skips the update, on all ranks alike") 
     for (const auto& [name, value] : step.state_dict()) CHECK(at::equal(value, before.at(name)));
     CHECK_FALSE(step(batch(2, world.rank(), 1.0f)).skipped);
   });
+}
+
+struct Storage {
+  DeviceMesh mesh;
+  DataParallelOptions options = {};
+  int64_t micro_batches = 1;
+};
+
+// Layouts, ZeRO stages, DDP, FSDP and HSDP, micro-batches and both ways to reduce them.
+std::vector<Storage> storages(const std::string& units) {
+  const DeviceMesh one = init_device_mesh({{"dp_shard", 1}}), two = init_device_mesh({{"dp_shard", 2}}),
+                   three = init_device_mesh({{"dp_shard", 3}}), replicas = init_device_mesh({{"dp_replicate", 2}}),
+                   hybrid = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+  std::vector<Storage> all;
+  for (const ParameterLayout layout : {ParameterLayout::Flat, kDim0}) {
+    all.push_back({one, {.layout = layout, .units = units}, 2});
+    all.push_back({one, {.layout = layout, .units = units}});
+    all.push_back({replicas, {.mode = DataParallelMode::Replicate, .layout = layout, .units = units}, 2});
+    for (const int64_t zero_stage : {0, 1, 2, 3}) {
+      all.push_back({three, {.zero_stage = zero_stage, .layout = layout, .units = units}});
+      all.push_back({two, {.zero_stage = zero_stage, .reduce_once = true, .layout = layout, .units = units}, 3});
+    }
+    all.push_back({two, {.layout = layout, .units = units}, 3});
+    all.push_back({two, {.min_shard_numel = 7, .layout = layout, .units = units}, 2});
+    all.push_back({hybrid, {.mode = DataParallelMode::HybridShard, .layout = layout, .units = units}, 2});
+  }
+  return all;
+}
+
+void expect_close(const Trained& got, const Trained& expected) {
+  for (size_t k = 0; k < expected.results.size(); ++k) {
+    CHECK(got.results[k].loss == doctest::Approx(expected.results[k].loss).epsilon(1e-6));
+    CHECK(got.results[k].grad_norm == doctest::Approx(expected.results[k].grad_norm).epsilon(5e-6));
+  }
+  for (const auto& [name, value] : expected.state) {
+    CAPTURE(name);
+    CHECK((got.state.at(name) - value).abs().max().item<double>() <= 1e-5);
+  }
+}
+
+// Five steps of the module that `make` makes, in every storage, end where eager's do.
+//   batch: of a step, first row and rows, a share of kRows
+template <class Make, class Loss, class MakeBatch>
+void expect_equal_to_eager(Make make, Loss loss, MakeBatch batch, const std::vector<std::string>& units) {
+  const auto copy = [&] {
+    torch::manual_seed(5);
+    return make();
+  };
+  auto eager = copy();
+  testing::EagerTrainer trainer(eager.ptr(), kAdamW, 1.0);
+  Trained expected;
+  for (int64_t k = 0; k < 5; ++k)
+    expected.results.push_back(trainer.step([&] { return loss(eager, batch(k, 0, kRows)); }));
+  expected.state = trainer.state();
+  for (const std::string& unit : units)
+    for (const Storage& storage : storages(unit)) {
+      const int64_t ranks = storage.mesh.world_size(), rows = kRows / ranks / storage.micro_batches;
+      CAPTURE(to_string(storage.mesh));
+      CAPTURE(unit);
+      CAPTURE(storage.options.zero_stage);
+      CAPTURE(storage.options.reduce_once);
+      CAPTURE(storage.micro_batches);
+      CAPTURE(static_cast<int>(storage.options.layout));
+      CompileOptions options;
+      options.max_norm = 1.0;
+      options.micro_batches = storage.micro_batches;
+      const auto program = compile_program(copy(), loss, kAdamW, batch(0, 0, rows),
+                                           data_parallel(storage.mesh, storage.options), options);
+      const auto batches = [&](int64_t step, int64_t rank) {
+        std::vector<Batch> mine;
+        for (int64_t m = 0; m < storage.micro_batches; ++m)
+          mine.push_back(batch(step, (m * ranks + rank) * rows, rows));
+        return mine;
+      };
+      expect_close(testing::train_on_ranks(program, 5, batches), expected);
+    }
+}
+
+at::Tensor waves(int64_t step, int64_t first, at::IntArrayRef shape) {
+  const int64_t rows = shape[0], columns = c10::multiply_integers(shape) / rows;
+  return (at::arange(rows * columns, at::kDouble) + static_cast<double>(first * columns + 17 * step))
+      .mul(0.7)
+      .sin()
+      .to(at::kFloat)
+      .view(shape);
+}
+
+// Both layers' biases have one gradient, and both weights.
+struct TwinsImpl : torch::nn::Module {
+  TwinsImpl()
+      : left(register_module("left", torch::nn::Linear(6, 5))),
+        right(register_module("right", torch::nn::Linear(6, 5))),
+        shift(register_parameter("shift", at::linspace(-1, 1, 5))) {}
+  at::Tensor forward(const at::Tensor& x) { return at::tanh(left(x) + right(x) + shift); }
+  torch::nn::Linear left, right;
+  at::Tensor shift;
+};
+TORCH_MODULE(Twins);
+
+TEST_CASE("parameters with one and the same gradient equal eager, in one unit and in several") {
+  const auto batch = [](int64_t step, int64_t first, int64_t rows) { return Batch{waves(step, first, {rows, 6})}; };
+  const auto loss = [](Twins& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  expect_equal_to_eager([] { return Twins(); }, loss, batch, {"", "[left, right]", "left, right"});
+}
+
+struct RecurrentImpl : torch::nn::Module {
+  RecurrentImpl()
+      : layer(register_module("layer", torch::nn::LSTM(torch::nn::LSTMOptions(3, 4).batch_first(true)))),
+        cell(register_module("cell", torch::nn::LSTMCell(4, 3))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return std::get<0>(cell(std::get<0>(layer(x)).select(1, -1))).square().mean();
+  }
+  torch::nn::LSTM layer;
+  torch::nn::LSTMCell cell;
+};
+TORCH_MODULE(Recurrent);
+
+TEST_CASE("LSTM and LSTMCell, whose two biases have one gradient, equal eager") {
+  const auto batch = [](int64_t step, int64_t first, int64_t rows) { return Batch{waves(step, first, {rows, 4, 3})}; };
+  const auto loss = [](Recurrent& m, const Batch& b) { return m->forward(b[0]); };
+  expect_equal_to_eager([] { return Recurrent(); }, loss, batch, {"", "layer, cell"});
+}
+
+// Each expert's weight is [in, out], its gradient comes as the transpose of [out, in].
+struct ExpertsImpl : torch::nn::Module {
+  ExpertsImpl() : weight(register_parameter("weight", waves(3, 0, {4, 6, 5}))) {}
+  at::Tensor forward(const at::Tensor& x) { return at::einsum("bi,eio->boe", {x, weight}); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Experts);
+
+TEST_CASE("a gradient with other strides than its parameter's equals eager in every layout") {
+  const auto batch = [](int64_t step, int64_t first, int64_t rows) { return Batch{waves(step, first, {rows, 6})}; };
+  const auto loss = [](Experts& m, const Batch& b) {
+    return at::tanh(m->forward(b[0])).select(2, 1).square().mean() + m->forward(b[0]).square().mean();
+  };
+  {
+    Experts experts;
+    const at::Tensor gradient = torch::autograd::grad({loss(experts, batch(0, 0, 4))}, {experts->weight})[0];
+    REQUIRE_FALSE(gradient.is_contiguous());  // else this is no test
+  }
+  expect_equal_to_eager([] { return Experts(); }, loss, batch, {""});
 }
 
 }  // namespace

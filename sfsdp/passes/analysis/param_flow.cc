@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/passes/analysis/param_flow.h"
 
+#include <algorithm>
+
 namespace sfsdp::passes {
 namespace {
 
@@ -8,6 +10,10 @@ using ir::Graph, ir::Op, ir::Value;
 
 bool is_update(const Op& op) { return op.is("adamw") || op.is("sgd"); }
 bool is_moment(const Op& update, size_t operand) { return update.is("adamw") || operand == 1; }
+
+bool is_on_gradient_path(const Op& op) {
+  return op.is("cast") || op.is("pad") || op.is("reduce_scatter") || op.is("accumulate") || op.is("all_reduce");
+}
 
 }  // namespace
 
@@ -78,15 +84,19 @@ void ParamReader::add_plain_use(ParamFlow& flow, Op* reader) const {
   flow.uses.push_back(use);
 }
 
+// Of one parameter, or of several that have one and the same gradient: duplicates of their paths were merged.
+bool ParamReader::becomes_gradients_only(const Value* value) const {
+  return std::ranges::all_of(readers(value), [&](const Op* op) {
+    return op->is("gradient") || (is_on_gradient_path(*op) && becomes_gradients_only(op->result()));
+  });
+}
+
 GradientPath ParamReader::path_to(Op* gradient) const {
   GradientPath path;
   path.gradient = gradient;
   path.raw = gradient->operands[0];
-  while (true) {
-    Op* op = path.raw->producer();
-    const bool ours =
-        op->is("cast") || op->is("pad") || op->is("reduce_scatter") || op->is("accumulate") || op->is("all_reduce");
-    if (!ours || readers(op->result()).size() != 1) break;
+  for (Op* op = path.raw->producer(); is_on_gradient_path(*op) && becomes_gradients_only(op->result());
+       op = path.raw->producer()) {
     path.ops.insert(path.ops.begin(), op);
     path.raw = op->operands[0];
   }

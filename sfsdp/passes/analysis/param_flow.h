@@ -21,7 +21,7 @@ struct ParamUse {
 };
 
 // The way of a gradient from its producer to the update, in order: casts and pad before the collective, then what
-// follows; `gradient` and `scale` are not in it.
+// follows; `gradient` and `scale` are not in it. Parameters with one and the same gradient may share ops of it.
 struct GradientPath {
   ir::Value* raw = nullptr;
   std::vector<ir::Op*> ops;
@@ -51,6 +51,7 @@ class ParamReader {
   const std::vector<ir::Op*>& readers(const ir::Value* value) const;
   ParamUse follow(ir::Op* op) const;
   void add_plain_use(ParamFlow& flow, ir::Op* reader) const;
+  bool becomes_gradients_only(const ir::Value* value) const;
   GradientPath path_to(ir::Op* gradient) const;
 
   ir::Graph::Uses uses_;
