@@ -122,6 +122,28 @@ TEST_CASE("a (sum, count) loss is divided by the global count") {
   check_equal(train(meta_net(), counted_loss, AdamW{}, 2, 3), one);
 }
 
+TEST_CASE(
+    "a count that no batch decides is counted once for each rank and micro-batch, and a loss that reads none too") {
+  const auto constant_count = [](Net& m, const Batch& b) {
+    const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::Sum);
+    return std::pair<at::Tensor, at::Tensor>{each, at::full({}, b[0].size(0))};
+  };
+  const auto frozen_count = [](Net& m, const Batch& b) {
+    const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::Sum);
+    return std::pair<at::Tensor, at::Tensor>{each, at::scalar_tensor(b[0].size(0), at::kCPU)};
+  };
+  const auto decay_only = [](Net& m, const Batch&) { return m->up->weight.square().sum() + m->up->bias.sum(); };
+  const Trained mean = train(meta_net(), mean_loss, AdamW{}, 1, 1);
+  check_equal(train(meta_net(), constant_count, AdamW{}, 1, 1), mean);
+  const Trained decayed = train(meta_net(), decay_only, AdamW{}, 1, 1);
+  for (const auto& [world, micro_batches] : {std::pair(2, 1), std::pair(3, 2), std::pair(1, 3)}) {
+    CAPTURE(world);
+    check_equal(train(meta_net(), constant_count, AdamW{}, world, micro_batches), mean);
+    check_equal(train(meta_net(), frozen_count, AdamW{}, world, micro_batches), mean);
+    check_equal(train(meta_net(), decay_only, AdamW{}, world, micro_batches), decayed);
+  }
+}
+
 TEST_CASE("a parameter whose gradient is all zero is updated like any other: decay, and the momentum it has") {
   const auto loss = [](Net& m, const Batch& b) { return mean_loss(m, b) * b[2].mean(); };
   const AdamW adamw{.lr = 0.1, .weight_decay = 0.5};

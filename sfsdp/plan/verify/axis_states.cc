@@ -34,6 +34,13 @@ bool is_elementwise(const Op& op) {
   return false;
 }
 
+// Brings whole values to where they are read, computing nothing: of a parameter it leaves the parameter.
+bool brings_values(const Op& op) {
+  for (const char* name : {"cast", "wait", "pad", "narrow", "view", "pack", "unpack"})
+    if (op.is(name)) return true;
+  return false;
+}
+
 bool is_optimizer(const Op& op) { return op.is("adamw") || op.is("sgd"); }
 
 // One axis at a time.
@@ -70,7 +77,7 @@ class Checker {
     const ir::Type& type = op.result()->type();
     for (const ir::Dim& dim : type.dims)
       if (std::ranges::find(dim.split, axis_) != dim.split.end()) return State::Shard;
-    if (local_.contains(op.result())) return State::Own;
+    if (local_.contains(op.result()) || op.is("constant")) return State::Own;
     for (const ir::AxisState& state : type.states)
       if (std::ranges::find(state.axes, axis_) != state.axes.end()) return State::Own;
     return State::Same;
@@ -100,17 +107,16 @@ class Checker {
       set(op, here ? State::Own : State::Same);
       return "";
     }
-    if (any_shard && op.is("pack") && (any_same || op.has_attr("ranks")))
+    if (any_shard && op.is("pack") && (any_same || any_own || op.has_attr("ranks")))
       return error(op, "shards are packed with what is whole, or as if they were it",
                    "expected shards alone, without ranks=");
     if (any_shard && any_own)
       return error(op, "a shard meets values of each rank's own batch", "expected the whole parameter; gather it");
     if (any_shard && !is_elementwise(op))
       return error(op, "a shard is read as if it were the whole", "expected the whole; gather it");
-    const bool repeats = op.section == ir::Section::Fwd || op.section == ir::Section::Bwd;
-    // Random numbers are drawn per element of the global batch, each rank its own rows; the gradient that backward
-    // begins with is the rank's share of that of the global loss.
-    const bool begins_own = repeats && (ir::is_random(op) || (op.is("full") && op.section == ir::Section::Bwd));
+    // What forward, loss and backward compute is a rank's own contribution, also where no batch is read: a count of
+    // rows, a decay of weights, the share of the global loss's gradient that backward begins with.
+    const bool begins_own = ir::is_repeated(op.section) && !any_shard && !brings_values(op);
     set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Same);
     return "";
   }

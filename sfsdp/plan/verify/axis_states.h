@@ -13,11 +13,12 @@ namespace sfsdp::plan {
 // the rank computed from its own batch and is still to be reduced. From the leaves on:
 //   param, state   Shard where the type is split over the axis, else Same (a buffer that is written from Own values, such
 //                  as batch norm's statistics, is local to a rank and so Own); input Own over the axes its type names;
-//                  random numbers and the gradient that backward begins with Own
+//                  constants Own: a rank may give its number of rows as one
 //   all_gather     of a Shard: Same. Of Own values: Same (each rank's value, side by side)
 //   reduce_scatter, all_reduce (sum)   of Own: a Shard, Same. Of Same: an error, every rank would count once
 //   sum_squares    of Shards: Own (a part of the sum)
-//   other ops      Own if an operand is; a Shard if one is and the op is elementwise or moves no data, else an error
+//   other ops      Own if an operand is; a Shard if one is and the op is elementwise or moves no data, else an error.
+//                  Of Same: in forward, loss and backward Own, unless the op only moves or casts; elsewhere Same
 // The loss, the norm and what the next step starts from must not be Own; an update takes a gradient in the state of its
 // parameter.
 // Source: docs/architecture.md, section 4.

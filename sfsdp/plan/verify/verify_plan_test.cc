@@ -217,6 +217,18 @@ TEST_CASE("a shard that is read as if it were the whole is caught") {
             .find("as if it were the whole") != std::string::npos);
 }
 
+TEST_CASE("a count that each rank knows by itself is to be summed, once") {
+  const auto wrong = [](const std::string& body) {
+    return check_axis_states(
+        ir::parse_or_throw("graph mesh [dp_shard=2] view local\nfwd:\n  %n = full value=8.0 : f64[]\n" + body));
+  };
+  const std::string sum = "  %all = all_reduce %n axis=dp_shard : f64[]\n";
+  CHECK(wrong(sum + "  return %all\n").empty());
+  CHECK(wrong("  return %n\n").find("returns %n, which is each rank's own") != std::string::npos);
+  CHECK(wrong("clip:\n" + sum + "  %twice = all_reduce %all axis=dp_shard : f64[]\n  return %twice\n")
+            .find("sums what is the same on all ranks") != std::string::npos);
+}
+
 TEST_CASE("prefetched bytes are held to their budget") {
   const StepPlan plan = sound_plan();
   CHECK(join(verify_plan(plan, {.prefetch_bytes = 1 << 20}), "\n").empty());
