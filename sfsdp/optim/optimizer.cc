@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/optim/optimizer.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -55,9 +56,9 @@ Loss reduce_loss(Graph& graph, const Strategy& strategy, int64_t micro_batches) 
   const bool counted = graph.outputs.size() > 1;
   const double share = 1.0 / static_cast<double>(strategy.data_ranks() * micro_batches);
   const auto accumulated = [&](Value* v, const std::string& hint) {
-    if (v->type().dtype != DType::f32 && v == value)
+    if (v == value && ir::size_in_bytes(v->type().dtype) < 4)
       v = add(graph, Section::Loss, "cast", {v}, Type::tensor(DType::f32, {}), hint + ".f32");
-    return add(graph, Section::Loss, "accumulate", {v}, v->type(), hint);
+    return micro_batches == 1 ? v : add(graph, Section::Loss, "accumulate", {v}, v->type(), hint);
   };
   value = accumulated(value, "loss.sum");
   if (!counted) {
@@ -70,7 +71,7 @@ Loss reduce_loss(Graph& graph, const Strategy& strategy, int64_t micro_batches) 
     count = add(graph, Section::Clip, "cast", {count}, Type::tensor(DType::f64, {}), "loss.count");
   count = reduce_over_data(graph, count, strategy);
   value = reduce_over_data(graph, value, strategy);
-  return {add(graph, Section::Clip, "div", {value, count}, Type::tensor(DType::f32, {}), "loss.mean"), count};
+  return {add(graph, Section::Clip, "div", {value, count}, value->type(), "loss.mean"), count};
 }
 
 Value* append_norm(Graph& graph, const std::vector<Op*>& gradients, Value* count, const Strategy& strategy) {
@@ -118,8 +119,7 @@ struct UpdateContext {
 
   Value* moment(const Op& param, const std::string& kind) {
     const std::string name = param.attr<std::string>("name") + "." + kind;
-    Type type = param.result()->type();
-    type.dtype = DType::f32;
+    const Type type = param.result()->type();
     states.push_back({name, param.attr<std::string>("name")});
     return add_state(insertions, name, type, first_op);
   }
@@ -174,7 +174,8 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   if (options.max_norm > 0 || loss.count) {
     std::vector<Value*> inputs = {norm};
     if (loss.count) inputs.push_back(loss.count);
-    coefficient = add(graph, Section::Clip, "clip_coefficient", inputs, Type::tensor(DType::f32, {}),
+    const bool f64 = std::ranges::any_of(gradients, [](Op* g) { return g->result()->type().dtype == DType::f64; });
+    coefficient = add(graph, Section::Clip, "clip_coefficient", inputs, Type::tensor(f64 ? DType::f64 : DType::f32, {}),
                       "clip_coefficient", {{"max_norm", options.max_norm}});
   }
   std::vector<OptimizerState> states;

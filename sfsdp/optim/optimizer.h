@@ -11,7 +11,9 @@
 
 namespace sfsdp {
 
-// torch.optim.AdamW: decoupled decay of all parameters, moments in f32, bias corrections from the step count.
+// torch.optim.AdamW: decoupled decay of all parameters, bias corrections from the step count. Moments have the dtype of
+// the stored parameter, as PyTorch's do: store f32 and compute in bf16 (MixedPrecisionPolicy) for updates that bf16 would
+// round away.
 struct AdamW {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -47,7 +49,7 @@ struct OptimizerState {
 };
 
 // Appends loss reduction, norm, clipping and update to a graph that data_parallel has made a rank's own. Outputs become
-// loss (mean of the global batch, f32[]), grad_norm (before clipping, f64[]), non_finite (f32[], 1: nothing was
+// loss (mean of the global batch, f32[], or f64[] where it is), grad_norm (before clipping, f64[]), non_finite (f32[], 1: nothing was
 // updated, if skip_non_finite). Conventions: torch.nn.utils.clip_grad_norm_ with eps 1e-6; the norm counts every parameter once.
 std::vector<OptimizerState> append_update(ir::Graph& graph, const Optimizer& optimizer, const Strategy& strategy,
                                           const UpdateOptions& options);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
@@ -168,8 +169,11 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
 // micro-batches are added up: a reduction per micro-batch would move the same bytes k times. Where a shard of the sum is
 // all that the update reads (stage 1) that is a reduce_scatter too: the same sums in the same order, half of the bytes
 // of an all_reduce. With reduce_once what is to be a shard is added up whole, and reduced by the last micro-batch.
+// Whole gradients add up in the dtype of their reduction, shards in that of the stored parameter, as FSDP2's do: k
+// shards in bf16 would round k times.
 //   next: the op behind the gradient's producer: the whole gradient is to live no longer than it must
-void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy) {
+void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy,
+                     const GradientOptions& options) {
   Value* value = gradient->operands[0];
   const std::string name = gradient->attr<std::string>("param") + ".grad";
   Chain chain{insertions, next, Section::Bwd, gradient->module_path};
@@ -184,25 +188,35 @@ void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const S
     value = chain.add("reduce_scatter", value, with_rows(value->type(), s.rows), name + ".rs",
                       {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
+  std::vector<std::string> axes;  // of the replicas
+  for (const std::string& axis : strategy.data_axes())
+    if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
+  const bool several = options.micro_batches > 1;
   const bool whole = s.placements.gradients == Held::Whole;
   const bool once = !whole && strategy.options.reduce_once;
-  if (s.sharded && !whole && !once) reduce_scatter();
-  value = chain.add("accumulate", value, with_dtype(value->type(), reduce_dtype), name + ".acc");
+  if (s.sharded && !whole && !once) {
+    reduce_scatter();
+    if (several) value = chain.cast(value, s.dtype, name + ".stored");
+  }
+  if (several) value = chain.add("accumulate", value, with_dtype(value->type(), value->type().dtype), name + ".acc");
   if (s.sharded && once) {
     reduce_scatter();
+    if (several) value->producer()->attrs["once"] = true;
+  }
+  if (!axes.empty() && value->type().dtype != reduce_dtype) {
+    value = chain.cast(value, reduce_dtype, name + ".sent");
     value->producer()->attrs["once"] = true;
   }
   chain.section = Section::Clip;
   chain.before = gradient;
   if (s.sharded && whole) reduce_scatter();
-  std::vector<std::string> axes;
-  for (const std::string& axis : strategy.data_axes())
-    if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
   if (!axes.empty()) {
     const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
-    value = chain.add("all_reduce", value, value->type(), name + ".ar", {{"axis", axis}});
+    value = chain.add("all_reduce", value, with_dtype(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});
   }
   value = chain.cast(value, s.dtype, name + ".stored");
+  if (options.factor != 1)
+    value = chain.add("mul_scalar", value, value->type(), name + ".mean", {{"value", options.factor}});
   gradient->operands[0] = value;
   gradient->section = Section::Clip;
   gradient->result()->set_type(value->type());
@@ -228,7 +242,8 @@ void check_reduced(const Graph& graph, const Strategy& strategy) {
     for (const Op* at = op.get(); at && !at->operands.empty(); at = at->operands[0]->producer()) {
       if (at->is("reduce_scatter") || at->is("all_reduce")) reduced = true;
       if (reduced) break;
-      if (!at->is("gradient") && !at->is("cast") && !at->is("accumulate") && !at->is("pad")) break;
+      const bool keeps = at->is("gradient") || at->is("cast") || at->is("accumulate") || at->is("pad");
+      if (!keeps && !at->is("mul_scalar")) break;
     }
     SFSDP_CHECK(reduced, "gradient of ", op->attr<std::string>("param"), " is not reduced over the data axes");
   }
@@ -236,7 +251,14 @@ void check_reduced(const Graph& graph, const Strategy& strategy) {
 
 }  // namespace
 
-void apply_data_parallel(Graph& graph, const Strategy& strategy) {
+MeanShare share_of_mean(int64_t parts, bool half_precision) {
+  SFSDP_CHECK(parts > 0, "a mean over ", parts, " parts");
+  const auto count = static_cast<uint64_t>(parts);
+  const uint64_t power = half_precision ? std::bit_floor(count) : count;
+  return {1.0 / static_cast<double>(power), static_cast<double>(power) / static_cast<double>(count)};
+}
+
+void apply_data_parallel(Graph& graph, const Strategy& strategy, const GradientOptions& options) {
   graph.mesh = strategy.mesh.axes();
   graph.view = Graph::View::Local;
   std::vector<Op*> params, gradients;
@@ -254,7 +276,7 @@ void apply_data_parallel(Graph& graph, const Strategy& strategy) {
   ir::Insertions insertions(graph);
   for (Op* gradient : gradients)
     reduce_gradient(insertions, gradient, next.at(gradient->operands[0]->producer()),
-                    storages.at(gradient->attr<std::string>("param")), strategy);
+                    storages.at(gradient->attr<std::string>("param")), strategy, options);
   for (Op* param : params) {
     const auto found = readers.find(param->result());
     shard_parameter(insertions, param, found == readers.end() ? std::vector<Op*>{} : found->second,

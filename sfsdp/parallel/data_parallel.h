@@ -82,8 +82,22 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
 
 namespace parallel {
 
+// Who divides by the number of equal parts of a mean: 1 / parts = seed · rest.
+//   seed: the gradient of the loss, with which backward begins
+//   rest: what reduced gradients are multiplied by, in the dtype of the stored parameter
+// In half precision the seed is a power of two: 1/3 rounds in bf16, and all gradients would be off by up to 2^-9.
+struct MeanShare {
+  double seed = 1, rest = 1;
+};
+MeanShare share_of_mean(int64_t parts, bool half_precision);
+
+struct GradientOptions {
+  int64_t micro_batches = 1;  // per step; with one there is nothing to add up
+  double factor = 1;          // of reduced gradients
+};
+
 // Rewrites `graph` in place. Collectives of axes of size 1 are not emitted: one rank has none at all.
-void apply_data_parallel(ir::Graph& graph, const Strategy& strategy);
+void apply_data_parallel(ir::Graph& graph, const Strategy& strategy, const GradientOptions& options = {});
 
 }  // namespace parallel
 }  // namespace sfsdp

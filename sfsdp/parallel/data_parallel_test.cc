@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
@@ -27,9 +29,10 @@ constexpr const char* kCaptured = R"(
     return %y
 )";
 
-std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMode mode) {
+std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMode mode,
+                      const parallel::GradientOptions& gradients = {.micro_batches = 2}) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
-  parallel::apply_data_parallel(graph, data_parallel(mesh, {.mode = mode, .zero_stage = zero_stage}));
+  parallel::apply_data_parallel(graph, data_parallel(mesh, {.mode = mode, .zero_stage = zero_stage}), gradients);
   CHECK(ir::verify(graph).empty());
   return ir::print(graph);
 }
@@ -132,9 +135,11 @@ TEST_CASE("reduce_once: whole gradients add up in the dtype of their reduction, 
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
   const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
   parallel::apply_data_parallel(
-      graph, data_parallel(mesh, {.mode = DataParallelMode::HybridShard,
-                                  .mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::f64},
-                                  .reduce_once = true}));
+      graph,
+      data_parallel(mesh, {.mode = DataParallelMode::HybridShard,
+                           .mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::f64},
+                           .reduce_once = true}),
+      {.micro_batches = 2});
   CHECK(ir::verify(graph).empty());
   const std::string text = ir::print(graph);
   CHECK(text.substr(text.find("bwd:")) == testing::dedent(R"(
@@ -152,6 +157,51 @@ TEST_CASE("reduce_once: whole gradients add up in the dtype of their reduction, 
       %w.grad = gradient %w.grad.stored param=w replicated=false : f32[2, 2] at w
       return %y
   )"));
+}
+
+TEST_CASE("one micro-batch has nothing to add up") {
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    const std::string text = rewritten(stage, init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard, {});
+    CHECK(text.find("accumulate") == std::string::npos);
+    CHECK((text.find("= reduce_scatter") != std::string::npos) == (stage > 0));
+  }
+}
+
+TEST_CASE("shards of micro-batches add up in the dtype of what is stored") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
+  const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+  const MixedPrecisionPolicy policy{.param_dtype = {}, .reduce_dtype = ir::DType::bf16};
+  parallel::apply_data_parallel(graph,
+                                data_parallel(mesh, {.mode = DataParallelMode::HybridShard, .mixed_precision = policy}),
+                                {.micro_batches = 3, .factor = 0.75});
+  CHECK(ir::verify(graph).empty());
+  const std::string text = ir::print(graph);
+  const size_t first = text.find("  %w.grad.cast");
+  CHECK("bwd:\n" + text.substr(first, text.find("  return") - first) == testing::dedent(R"(
+    bwd:
+      %w.grad.cast = cast %g : bf16[3, 2] at w
+      %w.grad.pad = pad %w.grad.cast dim=0 size=4 : bf16[4, 2] at w
+      %w.grad.rs = reduce_scatter %w.grad.pad axis=dp_shard dim=0 : bf16[2, 2] at w
+      %w.grad.stored = cast %w.grad.rs : f32[2, 2] at w
+      %w.grad.acc = accumulate %w.grad.stored : f32[2, 2] at w
+      %w.grad.sent = cast %w.grad.acc once=true : bf16[2, 2] at w
+    clip:
+      %w.grad.ar = all_reduce %w.grad.sent axis=dp_replicate : bf16[2, 2] at w
+      %w.grad.stored_1 = cast %w.grad.ar : f32[2, 2] at w
+      %w.grad.mean = mul_scalar %w.grad.stored_1 value=0.75 : f32[2, 2] at w
+      %w.grad = gradient %w.grad.mean param=w replicated=false : f32[2, 2] at w
+  )"));
+}
+
+TEST_CASE("the share of a mean is exact in half precision") {
+  for (const int64_t parts : {1, 2, 3, 5, 6, 8, 24, 96}) {
+    const auto [seed, rest] = parallel::share_of_mean(parts, true);
+    CHECK(std::exp2(std::round(std::log2(seed))) == seed);
+    CHECK(seed * rest * static_cast<double>(parts) == doctest::Approx(1).epsilon(1e-15));
+    CHECK(rest <= 1);
+    CHECK(rest > 0.5);
+    CHECK(parallel::share_of_mean(parts, false).rest == 1);
+  }
 }
 
 TEST_CASE("an unknown ZeRO stage is named") {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
@@ -19,6 +20,7 @@
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/run_ranks.h"
 #include "sfsdp/testing/tiny_models_torch.h"
+#include "tests/fixtures/fixture.h"
 
 namespace sfsdp {
 namespace {
@@ -235,8 +237,10 @@ TEST_CASE("bytes that a rank holds fall from stage to stage: parameters, gradien
     std::vector<int64_t> held, gradients, peak;
     for (const int64_t stage : {0, 1, 2, 3}) {
       models::Llama3 model = meta_init(make_llama);
+      CompileOptions options;
+      options.micro_batches = 2;
       auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 1),
-                                     data_parallel(mesh, {.mode = mode, .zero_stage = stage}));
+                                     data_parallel(mesh, {.mode = mode, .zero_stage = stage}), options);
       const ir::Graph& graph = program->training(tokens(0, 0, 1)).graph;
       int64_t bytes = 0;
       for (const auto& op : graph.ops())
@@ -342,6 +346,62 @@ TEST_CASE("batch norm equals DDP: each rank its own statistics, gradients averag
   expect_batch_norm_of_ddp(init_device_mesh({{"dp_replicate", 2}}), DataParallelMode::Replicate);
   expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard);
   expect_batch_norm_of_ddp(init_device_mesh({{"dp_shard", 3}}), DataParallelMode::FullyShard);
+}
+
+struct ClassifierImpl : torch::nn::Module {
+  ClassifierImpl() {
+    for (auto& [name, layer] : {std::pair("up", &up), std::pair("down", &down)}) {
+      register_module(name, *layer);
+      at::Tensor& weight = (*layer)->weight;
+      const auto values = testing::fixture_weight(std::string(name) + ".weight", weight.numel());
+      weight.set_data(at::tensor(values).view(weight.sizes()));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(at::tanh(up(x))); }
+  torch::nn::Linear up{torch::nn::LinearOptions(24, 40).bias(false)}, down{torch::nn::LinearOptions(40, 7).bias(false)};
+};
+TORCH_MODULE(Classifier);
+
+// share: micro-batch · ranks + rank
+Batch classifier_batch(int64_t step, int64_t share) {
+  const auto values = testing::fixture_uniform(concat("inputs.", step, ".", share), 4 * 24);
+  return {at::tensor(values).to(at::kFloat).view({4, 24}), (at::arange(4) * 3 + step + share).remainder(7)};
+}
+
+// Rounding in bfloat16 is the same as FSDP2's: what could differ is how gradients are divided, reduced and added up.
+TEST_CASE(
+    "bfloat16 equals FSDP2: shards of micro-batches add up in float32, the mean over three ranks rounds nothing") {
+  const auto loss = [](Classifier& m, const Batch& b) {
+    return at::cross_entropy_loss(m->forward(b[0]).to(at::kFloat), b[1]);
+  };
+  for (const auto& [name, reduce_dtype] :
+       {std::pair("bf16_reduction", ir::DType::bf16), std::pair("three_ranks", ir::DType::f32)}) {
+    const testing::ClassifierRun expected = testing::read_classifier_run(name);
+    for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
+      CAPTURE(name);
+      CAPTURE(static_cast<int>(layout));
+      CompileOptions options;
+      options.micro_batches = expected.micro_batches;
+      const auto program =
+          compile_program(Classifier(), loss, AdamW{.lr = 1e-3, .weight_decay = 0.1}, classifier_batch(1, 0),
+                          data_parallel(init_device_mesh({{"dp_shard", expected.ranks}}),
+                                        {.mixed_precision = {ir::DType::bf16, reduce_dtype}, .layout = layout}),
+                          options);
+      const auto batches = [&](int64_t step, int64_t rank) {
+        std::vector<Batch> mine;
+        for (int64_t m = 0; m < expected.micro_batches; ++m)
+          mine.push_back(classifier_batch(step + 1, m * expected.ranks + rank));
+        return mine;
+      };
+      const auto steps = static_cast<int64_t>(expected.steps.size());
+      const std::vector<StepResult> got = testing::train_on_ranks(program, steps, batches).results;
+      for (size_t k = 0; k < got.size(); ++k) {
+        CAPTURE(k);
+        CHECK(got[k].loss == doctest::Approx(expected.steps[k].loss).epsilon(1e-6));
+        CHECK(got[k].grad_norm == doctest::Approx(expected.steps[k].grad_norm).epsilon(1e-6));
+      }
+    }
+  }
 }
 
 TEST_CASE("a sharded step's graph is text: it prints, parses back and is verified") {

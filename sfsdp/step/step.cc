@@ -143,15 +143,23 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   capture_options.param_dtype = strategy_.options.mixed_precision.param_dtype;
   capture_options.training = training;
   // A mean is shared out here, once; a (sum, count) is divided by the global count in the clip section.
-  capture_options.seed_gradient = 1.0 / static_cast<double>(strategy_.data_ranks() * options_.micro_batches);
+  const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
+  const auto& param_dtype = capture_options.param_dtype;
+  parallel::MeanShare share =
+      parallel::share_of_mean(strategy_.data_ranks() * options_.micro_batches,
+                              (param_dtype && is_half(capture::scalar_type_of(*param_dtype))) ||
+                                  std::ranges::any_of(state_, is_half, &capture::StateTensor::dtype));
+  capture_options.seed_gradient = share.seed;
   const auto start = Clock::now();
   auto captured = capture::capture_step(*module_, state_, loss_, example, capture_options);
   const auto captured_at = Clock::now();
   if (options_.rng == exec::Rng::Counter) exec::number_random_ops(captured.graph);
-  if (captured.graph.outputs.size() > 1)
+  if (captured.graph.outputs.size() > 1) {
+    share = {};
     for (const auto& op : captured.graph.ops())
       if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
-  parallel::apply_data_parallel(captured.graph, strategy_);
+  }
+  parallel::apply_data_parallel(captured.graph, strategy_, {options_.micro_batches, share.rest});
   std::vector<step::OptimizerState> states;
   if (training)
     states = step::append_update(captured.graph, optimizer_, strategy_,
@@ -241,7 +249,6 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
     } else {
       t = tensors_[index.at(s.param)];
       t.buffer += s.name.substr(s.param.size());  // "layers.3.flat" + ".exp_avg"
-      t.dtype = c10::ScalarType::Float;
       t.trainable = false;
       t.source = -1;
     }

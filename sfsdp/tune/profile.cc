@@ -35,7 +35,7 @@ const Op* flat_of(const Value* value) {
 // Kernels and buffers that buckets bring with them: they are counted by bucket.
 bool belongs_to_bucket(const Op& op) {
   if (op.is("pack") || op.is("reduce_scatter.start")) return true;
-  if (op.is("accumulate") || op.is("scale")) return op.operands[0]->type().dims.size() == 1;
+  if (op.is("accumulate") || op.is("scale") || op.is("mul_scalar")) return op.operands[0]->type().dims.size() == 1;
   if (op.is("all_reduce.start")) return op.operands[0]->producer()->is("pack");
   if (op.is("cast") || op.is("all_gather.start") || op.is("wait")) return flat_of(op.result()) != nullptr;
   return false;
@@ -134,7 +134,8 @@ class Profiler {
       const auto kind = kind_of_name.find(op->attr<std::string>("param"));
       if (kind == kind_of_name.end()) continue;
       const Op* from = op->operands[0]->producer();
-      while (from->is("wait") || from->is("accumulate") || from->is("cast") || ir::is_collective(*from)) {
+      while (from->is("wait") || from->is("accumulate") || from->is("cast") || from->is("mul_scalar") ||
+             ir::is_collective(*from)) {
         gradient_kind_[from] = kind->second;
         from = from->operands[0]->producer();
       }

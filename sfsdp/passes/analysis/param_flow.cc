@@ -12,7 +12,9 @@ bool is_update(const Op& op) { return op.is("adamw") || op.is("sgd"); }
 bool is_moment(const Op& update, size_t operand) { return update.is("adamw") || operand == 1; }
 
 bool is_on_gradient_path(const Op& op) {
-  return op.is("cast") || op.is("pad") || op.is("reduce_scatter") || op.is("accumulate") || op.is("all_reduce");
+  for (const char* name : {"cast", "pad", "reduce_scatter", "accumulate", "all_reduce"})
+    if (op.is(name)) return true;
+  return op.is("mul_scalar") && op.section == ir::Section::Clip;  // the rest of a mean
 }
 
 }  // namespace

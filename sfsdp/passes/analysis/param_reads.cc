@@ -25,7 +25,8 @@ const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, 
   while (index.readers(value).size() == 1) {
     const ir::Op* reader = index.readers(value)[0];
     if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
-    const bool keeps = reader->is("cast") || reader->is("accumulate") || reader->is("view") || ir::is_wait(*reader);
+    const bool keeps = reader->is("cast") || reader->is("accumulate") || reader->is("mul_scalar") ||
+                       reader->is("view") || ir::is_wait(*reader);
     if (!keeps && !ir::is_collective(*reader)) break;
     value = reader->result();
   }

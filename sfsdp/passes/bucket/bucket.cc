@@ -187,7 +187,10 @@ class Rewriter {
     for (size_t i = packed; i < like.ops.size(); ++i) {
       const Op* op = like.ops[i];
       const int64_t size = op->is("reduce_scatter") ? b.shard : value->type().numel();
-      const char* suffix = op->is("reduce_scatter") ? ".grad.rs" : op->is("all_reduce") ? ".grad.ar" : ".grad.acc";
+      const char* suffix = op->is("reduce_scatter") ? ".grad.rs"
+                           : op->is("all_reduce")   ? ".grad.ar"
+                           : op->is("mul_scalar")   ? ".grad.mean"
+                                                    : ".grad.acc";
       Op* made = add(op->opcode, {value}, {{b.name + suffix, Type::tensor(op->result()->type().dtype, {size})}},
                      op->section == Section::Bwd ? behind : head, *op);
       made->attrs = op->attrs;

@@ -38,7 +38,7 @@ class Finder {
         return param == params_.end() ? nullptr : param->second;
       }
       const bool goes_on = ir::is_wait(next) || ir::is_collective(next) || next.is("accumulate") || next.is("cast") ||
-                           next.is("view") || next.is("pack");
+                           next.is("mul_scalar") || next.is("view") || next.is("pack");
       if (!goes_on) return nullptr;
       value = next.result();
     }
