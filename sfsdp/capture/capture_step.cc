@@ -136,6 +136,10 @@ void check_loss(const LossValue& loss) {
     throw UserError(concat("the loss function returned a tensor of shape ",
                            loss.value.defined() ? concat(loss.value.sizes()) : "undefined",
                            "\n  expected one floating number (the mean, or a sum with its count)"));
+  if (loss.count.defined() && (loss.count.numel() != 1 || loss.count.requires_grad()))
+    throw UserError(concat("the count of the loss is a tensor of shape ", loss.count.sizes(),
+                           loss.count.requires_grad() ? " that depends on parameters" : "",
+                           "\n  expected one number of targets; two losses are to be added up"));
 }
 
 }  // namespace

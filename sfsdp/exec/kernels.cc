@@ -2,6 +2,7 @@
 #include "sfsdp/exec/kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -108,8 +109,7 @@ Tensors sum_squares(const KernelContext& c) {
   const int64_t rank = c.group ? c.group->rank() : 0;
   size_t segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
-    const at::Tensor g = c.operands[i].to(at::kFloat).contiguous();
-    const float* data = g.const_data_ptr<float>();
+    const at::Tensor g = c.operands[i].contiguous();
     const int64_t parts = segments.empty() ? 0 : segments[i];
     const int64_t shard = replicated[i] ? 0 : rank * g.numel();  // where this rank's begins in the bucket
     for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sums) {
@@ -120,7 +120,10 @@ Tensors sum_squares(const KernelContext& c) {
         ++segment;
       }
       if (replicated[i] && rank != 0) continue;
-      for (int64_t e = begin; e < end; ++e) *sums += static_cast<double>(data[e]) * static_cast<double>(data[e]);
+      AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, g.scalar_type(), "sum_squares", [&] {
+        const scalar_t* data = g.const_data_ptr<scalar_t>();
+        for (int64_t e = begin; e < end; ++e) *sums += static_cast<double>(data[e]) * static_cast<double>(data[e]);
+      });
     }
   }
   return {out};
@@ -174,7 +177,7 @@ Tensors clip_coefficient(const KernelContext& c) {
   const double norm = c.operands[0].item<double>();
   double coefficient = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
   if (c.operands.size() > 1 && c.operands[1].defined()) coefficient /= c.operands[1].item<double>();
-  return {at::scalar_tensor(coefficient, at::kFloat)};
+  return {at::scalar_tensor(coefficient, capture::scalar_type_of(c.op.result()->type().dtype))};
 }
 
 Tensors non_finite(const KernelContext& c) {

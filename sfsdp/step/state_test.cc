@@ -45,7 +45,7 @@ const auto mean_loss = [](Net& m, const Batch& b) { return at::cross_entropy_los
 const auto counted_loss = [](Net& m, const Batch& b) {
   const at::Tensor counts = b[1].ne(0);
   const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::None);
-  return std::pair<at::Tensor, at::Tensor>{(each * counts).sum(), counts.sum().to(at::kFloat)};
+  return SumCount{(each * counts).sum(), counts.sum().to(at::kFloat)};
 };
 
 Strategy shards(int64_t world) { return data_parallel(init_device_mesh({{"dp_shard", world}})); }
@@ -126,11 +126,11 @@ TEST_CASE(
     "a count that no batch decides is counted once for each rank and micro-batch, and a loss that reads none too") {
   const auto constant_count = [](Net& m, const Batch& b) {
     const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::Sum);
-    return std::pair<at::Tensor, at::Tensor>{each, at::full({}, b[0].size(0))};
+    return SumCount{each, at::full({}, b[0].size(0))};
   };
   const auto frozen_count = [](Net& m, const Batch& b) {
     const at::Tensor each = at::cross_entropy_loss(m->forward(b[0]), b[1], {}, at::Reduction::Sum);
-    return std::pair<at::Tensor, at::Tensor>{each, at::scalar_tensor(b[0].size(0), at::kCPU)};
+    return SumCount{each, at::scalar_tensor(b[0].size(0), at::kCPU)};
   };
   const auto decay_only = [](Net& m, const Batch&) { return m->up->weight.square().sum() + m->up->bias.sum(); };
   const Trained mean = train(meta_net(), mean_loss, AdamW{}, 1, 1);
@@ -142,6 +142,16 @@ TEST_CASE(
     check_equal(train(meta_net(), frozen_count, AdamW{}, world, micro_batches), mean);
     check_equal(train(meta_net(), decay_only, AdamW{}, world, micro_batches), decayed);
   }
+}
+
+TEST_CASE("two losses are not taken for a sum and a count") {
+  static_assert(LossResult<at::Tensor> && LossResult<SumCount> && !LossResult<std::pair<at::Tensor, at::Tensor>>);
+  const auto two = [](Net& m, const Batch& b) { return SumCount{mean_loss(m, b), m->up->weight.square().sum()}; };
+  CHECK_THROWS_WITH_AS(train(meta_net(), two, AdamW{}, 1, 1), doctest::Contains("that depends on parameters"),
+                       UserError);
+  const auto each = [](Net& m, const Batch& b) { return SumCount{mean_loss(m, b), b[1].ne(0)}; };
+  CHECK_THROWS_WITH_AS(train(meta_net(), each, AdamW{}, 1, 1), doctest::Contains("expected one number of targets"),
+                       UserError);
 }
 
 TEST_CASE("a parameter whose gradient is all zero is updated like any other: decay, and the momentum it has") {
@@ -313,6 +323,43 @@ TEST_CASE("a new batch shape compiles once, and is said") {
   REQUIRE(said.size() == 1);
   CHECK(said[0].find("f32[5, 6]") != std::string::npos);
   CHECK(step.step == 4);
+}
+
+// Moments have the dtype of what is stored, as torch.optim.AdamW's have.
+TEST_CASE("modules of real float64 and bfloat16 weights equal eager LibTorch, norm and clipping included") {
+  for (const auto& [dtype, tolerance] : {std::pair(at::kDouble, 1e-13), std::pair(at::kBFloat16, 0x1p-8)}) {
+    CAPTURE(static_cast<int>(dtype));
+    const auto loss = [dtype = dtype](Net& m, const Batch& b) {
+      const at::Tensor out = m->forward(b[0].to(dtype));
+      return at::cross_entropy_loss(dtype == at::kBFloat16 ? out.to(at::kFloat) : out, b[1]);
+    };
+    const auto net = [dtype = dtype] {
+      torch::manual_seed(3);
+      Net model;
+      model->to(dtype);
+      return model;
+    };
+    Net eager = net();
+    testing::EagerTrainer trainer(eager.ptr(), AdamW{.lr = 0.02}, 0.5);
+    Trained expected;
+    for (int64_t k = 0; k < 4; ++k)
+      expected.results.push_back(trainer.step([&] { return loss(eager, rows_of(k, 0, 12)); }));
+    for (const int64_t world : {1, 2, 3}) {
+      CAPTURE(world);
+      const Trained got = train(net(), loss, AdamW{.lr = 0.02}, world, 1);
+      for (size_t k = 0; k < 4; ++k) {
+        CHECK(got.results[k].loss == doctest::Approx(expected.results[k].loss).epsilon(tolerance));
+        CHECK(got.results[k].grad_norm == doctest::Approx(expected.results[k].grad_norm).epsilon(2 * tolerance));
+      }
+      for (const auto& [name, value] : trainer.state()) {
+        CAPTURE(name);
+        const at::Tensor& mine = got.state.at(name);
+        CHECK((mine.scalar_type() == dtype));
+        const double error = (mine.to(at::kDouble) - value.to(at::kDouble)).abs().max().item<double>();
+        CHECK(error <= (world == 1 ? 1e-15 : 4 * tolerance));
+      }
+    }
+  }
 }
 
 TEST_CASE("check_recapture finds a number that was frozen into the graph") {

@@ -4,11 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,15 @@ namespace sfsdp {
 
 using capture::Batch;
 using capture::LossValue;
+
+// A loss that is not a mean: a sum and how many targets it is over, one number each. The step divides both loss and
+// gradients by the count of all ranks and micro-batches.
+struct SumCount {
+  at::Tensor sum, count;
+};
+
+template <class Value>
+concept LossResult = std::convertible_to<Value, at::Tensor> || std::same_as<Value, SumCount>;
 
 struct CompileOptions {
   double max_norm = 0;        // clip gradients to this global norm; 0: off
@@ -158,7 +169,7 @@ class Step {
   std::unique_ptr<Impl> impl_;
 };
 
-// Loss: (model, batch) -> Tensor (a mean) or std::pair<Tensor, Tensor> (sum, count).
+// Loss: (model, batch) -> Tensor (a mean, of which every rank and micro-batch has an equal share) or SumCount.
 template <class Model, class Loss>
 std::shared_ptr<Program> compile_program(Model model, Loss loss, Optimizer optimizer, const Batch& example,
                                          Strategy strategy, CompileOptions options = {}) {
@@ -167,10 +178,12 @@ std::shared_ptr<Program> compile_program(Model model, Loss loss, Optimizer optim
     module = model.ptr();
   else
     module = model;
+  using Value = std::invoke_result_t<Loss&, Model&, const Batch&>;
+  static_assert(LossResult<Value>, "a loss returns one tensor, a mean, or sfsdp::SumCount; add up several losses");
   capture::LossFunction function = [model, loss](const Batch& batch) mutable -> LossValue {
     auto value = loss(model, batch);
-    if constexpr (requires { value.first; })
-      return {value.first, value.second};
+    if constexpr (std::same_as<Value, SumCount>)
+      return {value.sum, value.count};
     else
       return {value, at::Tensor()};
   };

@@ -33,14 +33,13 @@ StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
     if (!p.grad().defined()) continue;
     gradients[name] = p.grad().clone();
     // Element by element in row-major order, in double: the convention of the step's own norm.
-    const at::Tensor g = p.grad().contiguous();
+    const at::Tensor g = p.grad().contiguous().to(at::kDouble);
     double squares = 0;
-    for (int64_t i = 0; i < g.numel(); ++i)
-      squares += static_cast<double>(g.const_data_ptr<float>()[i]) * static_cast<double>(g.const_data_ptr<float>()[i]);
+    for (int64_t i = 0; i < g.numel(); ++i) squares += g.const_data_ptr<double>()[i] * g.const_data_ptr<double>()[i];
     sum += squares;
   }
   const double norm = std::sqrt(sum);
-  const auto coefficient = static_cast<float>(max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0);
+  const double coefficient = max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0;
   count_.add_(1);
   for (auto& [name, p] : parameters_) {
     if (!p.grad().defined()) continue;
@@ -50,9 +49,11 @@ StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
       m = at::zeros_like(p);
       v = at::zeros_like(p);
     }
-    at::_fused_adamw_({p}, {p.grad() * coefficient}, {m}, {v}, {}, {count_}, optimizer_.lr, optimizer_.beta1,
-                      optimizer_.beta2, optimizer_.weight_decay, optimizer_.eps, /*amsgrad=*/false,
-                      /*maximize=*/false);
+    at::_fused_adamw_(
+        {p}, {p.grad() * at::scalar_tensor(coefficient, p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)},
+        {m}, {v}, {}, {count_}, optimizer_.lr, optimizer_.beta1, optimizer_.beta2, optimizer_.weight_decay,
+        optimizer_.eps, /*amsgrad=*/false,
+        /*maximize=*/false);
   }
   return {value.item<double>(), norm, false};
 }
