@@ -2,7 +2,6 @@
 #include "sfsdp/exec/random_ops.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <map>
 #include <string>
@@ -46,16 +45,7 @@ const std::map<std::string, Fill>& fills() {
 bool draws_random(const ir::Op& op) { return fills().contains(op.opcode); }
 
 void check_drawable(const ir::Op& op) {
-  if (!op.opcode.starts_with("aten.") || draws_random(op)) return;
-  // LibTorch marks attention as random because it can drop out; on the CPU it is traced only without.
-  if (op.opcode.starts_with("aten._scaled_dot_product_") && ir::number_of(op, "dropout_p", 0) == 0) return;
-  std::string name = op.opcode.substr(5), overload;
-  if (const size_t dot = name.find('.'); dot != std::string::npos) {
-    overload = name.substr(dot + 1);
-    name.resize(dot);
-  }
-  const auto handle = c10::Dispatcher::singleton().findOp({"aten::" + name, overload});
-  if (!handle || !handle->hasTag(at::Tag::nondeterministic_seeded)) return;
+  if (!ir::is_aten(op.opcode) || !ir::is_random(op) || draws_random(op)) return;
   throw UserError(concat(op.opcode, op.module_path.empty() ? "" : " at ", op.module_path,
                          " draws random numbers in the order of calls, which differ from mesh to mesh",
                          "\n  expected rand, randn, uniform_, normal_, bernoulli or dropout; write it with one of them,"

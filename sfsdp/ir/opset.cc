@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "sfsdp/ir/shape_rules.h"
 
@@ -29,11 +30,28 @@ constexpr std::array<std::string_view, 24> kAtenViews = {
     "unbind",       "unfold",           "unsqueeze",      "view",     "view_as_complex",
     "view_as_real", "_unsafe_view",     "_reshape_alias", "chunk"};
 
-// These draw from ATen's ordered generator: removing one changes what the next one draws.
-constexpr std::array<std::string_view, 16> kAtenRandom = {
-    "bernoulli",        "dropout", "multinomial", "native_dropout", "normal",     "rand",
-    "rand_like",        "randint", "randn",       "randint_like",   "randn_like", "randperm",
-    "rrelu_with_noise", "poisson", "uniform",     "exponential"};
+struct AtenEffects {
+  std::unordered_set<std::string_view> draws, drops_out, writes, out_overloads;
+};
+
+const AtenEffects& aten_effects() {
+  static const AtenEffects effects = [] {
+    AtenEffects e;
+#define SFSDP_ATEN_DRAWS(name) e.draws.insert(name);
+#define SFSDP_ATEN_DROPS_OUT(name) e.drops_out.insert(name);
+#define SFSDP_ATEN_WRITES(name) e.writes.insert(name);
+#define SFSDP_ATEN_OUT_OVERLOAD(name) e.out_overloads.insert(name);
+#include "sfsdp/ir/aten_effects.def"
+#undef SFSDP_ATEN_DRAWS
+#undef SFSDP_ATEN_DROPS_OUT
+#undef SFSDP_ATEN_WRITES
+#undef SFSDP_ATEN_OUT_OVERLOAD
+    return e;
+  }();
+  return effects;
+}
+
+constexpr std::string_view kAten = "aten.";
 
 struct AtenName {
   std::string_view base;      // "add"
@@ -41,25 +59,27 @@ struct AtenName {
 };
 
 AtenName split_aten(std::string_view opcode) {
-  std::string_view rest = opcode.substr(std::string_view("aten.").size());
+  std::string_view rest = opcode.substr(kAten.size());
   const size_t dot = rest.find('.');
   if (dot == std::string_view::npos) return {rest, ""};
   return {rest.substr(0, dot), rest.substr(dot + 1)};
 }
 
-bool is_random_aten(const Op& op, const AtenName& name) {
-  if (std::ranges::find(kAtenRandom, name.base) != kAtenRandom.end()) return true;
-  const auto dropout = op.attrs.find("dropout_p");
-  if (dropout == op.attrs.end()) return false;
-  const double* p = std::get_if<double>(&dropout->second);
-  return p && *p > 0;
+bool is_random_aten(const Op& op) {
+  const AtenName name = split_aten(op.opcode);
+  if (aten_effects().draws.contains(name.base)) return true;
+  return aten_effects().drops_out.contains(name.base) && number_of(op, "dropout_p", 0) > 0;
 }
 
-bool is_pure_aten(const Op& op) {
-  const AtenName name = split_aten(op.opcode);
+bool writes_argument(std::string_view opcode) {
+  const AtenEffects& effects = aten_effects();
+  const AtenName name = split_aten(opcode);
   const bool in_place = name.base.ends_with('_') && !name.base.ends_with("__");
-  return !in_place && name.overload != "out" && !name.overload.ends_with("_out") && !is_random_aten(op, name);
+  return in_place || effects.writes.contains(opcode.substr(kAten.size())) || name.overload == "out" ||
+         name.overload.ends_with("_out") || effects.out_overloads.contains(name.overload);
 }
+
+bool is_pure_aten(const Op& op) { return !writes_argument(op.opcode) && !is_random_aten(op); }
 
 bool has_flag(const Op& op, OpFlags flag) {
   const OpRow* row = find_row(op.opcode);
@@ -81,7 +101,7 @@ const OpRow* find_row(std::string_view opcode) {
   return found == by_name.end() ? nullptr : found->second;
 }
 
-bool is_aten(std::string_view opcode) { return opcode.starts_with("aten.") && opcode.size() > 5; }
+bool is_aten(std::string_view opcode) { return opcode.starts_with(kAten) && opcode.size() > kAten.size(); }
 
 bool is_pure(const Op& op) { return is_aten(op.opcode) ? is_pure_aten(op) : has_flag(op, kPure); }
 bool is_root(const Op& op) { return has_flag(op, kRoot); }
@@ -96,9 +116,7 @@ bool is_once(const Op& op) {
 
 bool is_repeated(const Op& op) { return is_repeated(op.section) && !is_once(op); }
 
-bool is_random(const Op& op) {
-  return is_aten(op.opcode) ? is_random_aten(op, split_aten(op.opcode)) : has_flag(op, kRandom);
-}
+bool is_random(const Op& op) { return is_aten(op.opcode) ? is_random_aten(op) : has_flag(op, kRandom); }
 
 int aliased_operand(const Op& op) {
   if (op.operands.empty() || !op.operands[0]) return -1;

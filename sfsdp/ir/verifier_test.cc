@@ -320,7 +320,12 @@ TEST_CASE("what an aten op may do is read off its name") {
   CHECK(is_pure(op("aten.__and__.Tensor")));
   CHECK_FALSE(is_pure(op("aten.add_.Tensor")));
   CHECK_FALSE(is_pure(op("aten.mm.out")));
+  CHECK_FALSE(is_pure(op("aten.sort.values")));
+  CHECK_FALSE(is_pure(op("aten._assert_async.msg")));
+  CHECK_FALSE(is_pure(op("aten._native_batch_norm_legit")));
+  CHECK(is_pure(op("aten._native_batch_norm_legit.no_stats")));
   CHECK_FALSE(is_pure(op("aten.native_dropout")));
+  CHECK_FALSE(is_pure(op("aten.normal_functional")));
   CHECK_FALSE(is_pure(op("mystery")));
   Op attention = op("aten._scaled_dot_product_flash_attention_for_cpu");
   CHECK(is_pure(attention));
