@@ -48,8 +48,9 @@ void check_drawable(const ir::Op& op) {
   if (!ir::is_aten(op.opcode) || !ir::is_random(op) || draws_random(op)) return;
   throw UserError(concat(op.opcode, op.module_path.empty() ? "" : " at ", op.module_path,
                          " draws random numbers in the order of calls, which differ from mesh to mesh",
-                         "\n  expected rand, randn, uniform_, normal_, bernoulli or dropout; write it with one of them,"
-                         " or pass the numbers in the batch"));
+                         "\n  expected rand, randn, uniform_, normal_, bernoulli or dropout; write it with one of them"
+                         " (RReLU: torch::where(x < 0, x * torch::empty_like(x).uniform_(lower, upper), x)), or pass"
+                         " the numbers in the batch"));
 }
 
 void number_random_ops(ir::Graph& graph) {
