@@ -115,7 +115,7 @@ ir::Op* add_state_op(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
   return op;
 }
 
-Batch declare_batch(Tracer& tracer, const Batch& example, const CaptureOptions& options) {
+Batch declare_batch(Tracer& tracer, const Batch& example) {
   Batch batch;
   for (size_t i = 0; i < example.size(); ++i) {
     const at::Tensor& real = example[i];
@@ -126,12 +126,17 @@ Batch declare_batch(Tracer& tracer, const Batch& example, const CaptureOptions& 
     tracer.declare(meta, op->result());
     batch.push_back(meta);
   }
-  // Mixed precision casts floating inputs at the root, inside the trace.
-  (void)options;
   return batch;
 }
 
-void check_loss(const LossValue& loss) {
+void check_batch(const Batch& example) {
+  for (size_t i = 0; i < example.size(); ++i)
+    if (!example[i].defined() || example[i].layout() != at::kStrided)
+      throw UserError(concat("tensor ", i, " of the batch is ", example[i].defined() ? "sparse" : "undefined",
+                             "\n  expected ", example.size(), " dense tensors"));
+}
+
+void check_loss(const LossValue& loss, bool training) {
   if (!loss.value.defined() || loss.value.numel() != 1 || !loss.value.is_floating_point())
     throw UserError(concat("the loss function returned a tensor of shape ",
                            loss.value.defined() ? concat(loss.value.sizes()) : "undefined",
@@ -140,6 +145,24 @@ void check_loss(const LossValue& loss) {
     throw UserError(concat("the count of the loss is a tensor of shape ", loss.count.sizes(),
                            loss.count.requires_grad() ? " that depends on parameters" : "",
                            "\n  expected one number of targets; two losses are to be added up"));
+  if (training && !loss.value.requires_grad())
+    throw UserError(
+        "the loss has no gradient: no trainable parameter leads to it\n  expected a loss computed from the module's"
+        " parameters without NoGradGuard, detach() or integer casts on the way");
+}
+
+// Parameters are read where they are gathered, and written by the optimizer alone.
+void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const at::Tensor& tensor) {
+  ir::Value* before = tracer.graph.find_param(s.name)->result();
+  const ir::Value* after = tracer.value_of(tensor);
+  if (after == before) return;
+  const ir::Op& writer = *after->producer();
+  const std::string cure =
+      writer.opcode.starts_with("aten.embedding_renorm")
+          ? "without max_norm; scale the rows that are read in forward, or the tensor of state_dict() between steps"
+          : "a buffer for what forward updates (register_buffer): buffers are carried from step to step";
+  throw UserError(concat("parameter ", s.name, " is written in forward by ", writer.opcode,
+                         writer.module_path.empty() ? "" : " at ", writer.module_path, "\n  expected ", cure));
 }
 
 }  // namespace
@@ -192,21 +215,25 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
       leaves.push_back(tensors[i]);
     }
   }
-  Batch batch = declare_batch(tracer, example, options);
+  if (options.training && leaves.empty())
+    throw UserError(concat("module ", module.name(), " has no trainable parameter, so there is nothing to train",
+                           "\n  expected register_parameter for what is to be trained, with requires_grad"));
+  check_batch(example);
+  Batch batch = declare_batch(tracer, example);
 
   LossValue value;
   std::vector<at::Tensor> gradients;
   tracer.run([&] {
     at::AutoGradMode grad_mode(options.training);
     tracer.section = ir::Section::Fwd;
-    if (options.param_dtype)
+    if (options.param_dtype)  // mixed precision casts floating inputs at the root, inside the trace
       for (at::Tensor& t : batch)
         if (t.is_floating_point()) t = t.to(scalar_type_of(*options.param_dtype));
     value = loss(batch);
-    check_loss(value);
+    check_loss(value, options.training);
     tracer.graph.outputs.push_back(tracer.value_of(value.value));
     if (value.count.defined()) tracer.graph.outputs.push_back(tracer.value_of(value.count));
-    if (!options.training || leaves.empty()) return;
+    if (!options.training) return;
     tracer.section = ir::Section::Bwd;
     ir::Op* seed = tracer.graph.add("full", {}, {{"seed", type_of(value.value)}});
     seed->section = ir::Section::Bwd;
@@ -229,8 +256,9 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     op->attrs["param"] = s.name;
     op->module_path = owner_path(s.name);
   }
-  for (size_t i = 0; i < state.size() && options.training; ++i) {
-    if (!state[i].is_buffer) continue;
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], tensors[i]);
+    if (!state[i].is_buffer || !options.training) continue;
     ir::Value* before = tracer.graph.find_param(state[i].name)->result();
     if (ir::Value* after = tracer.value_of(tensors[i]); after != before)
       tracer.graph.carries.push_back({before, after});

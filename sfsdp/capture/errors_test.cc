@@ -2,13 +2,15 @@
 // What cannot be captured is refused with a message that names the op, the module and a way out.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
-#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/capture_step.h"
+#include "sfsdp/exec/reference/reference_executor.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -101,11 +103,135 @@ TEST_CASE("an op of the backward pass is refused at the module of its forward op
   expect_error(body, {"aten.fractional_max_pool3d_backward at blocks.gate", "no shape function"});
 }
 
-TEST_CASE("comparing two tensors is refused unless the answer is known without data") {
-  expect_error([](const Tensor& x) { return at::equal(x, x * 2) ? x : -x; },
-               {"aten.equal at blocks.gate", "reads the value", "torch::where"});
-  CHECK(error_of([](const Tensor& x) { return at::equal(x, x) ? x : -x; }) == "captured");
+// x, and the step that `body` makes of it run on `data`.
+std::string error_of_run(const Body& body, const Tensor& data) {
+  auto net = std::make_shared<NetImpl>();
+  const auto state = take_state(*net);
+  const auto loss = [&](const Batch& batch) {
+    return LossValue{body(batch[0] * net->blocks->gate->weight).mean() * net->scale, {}};
+  };
+  const CapturedStep step = capture_step(*net, state, loss, {data}, {});
+  exec::ReferenceExecutor executor(step.graph, step.constants, {}, {}, exec::Rng::Eager);
+  for (const StateTensor& s : state) executor.state[s.name] = s.value;
+  try {
+    executor.run({{data}}, {});
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "ran";
+}
+
+TEST_CASE("comparing two tensors of one shape takes them as different, and the step checks that they are") {
+  CHECK(error_of([](const Tensor& x) { return at::equal(x, x) ? x : throw std::logic_error("the same value"); }) ==
+        "captured");
   CHECK(error_of([](const Tensor& x) { return at::equal(x, x[0]) ? x : -x; }) == "captured");
+  const Body compare = [](const Tensor& x) { return at::equal(x, x * 2) ? x : -x; };
+  CHECK(error_of_run(compare, at::ones({3, 4})) == "ran");
+  const std::string message = error_of_run(compare, at::zeros({3, 4}));
+  CAPTURE(message);
+  for (const char* part : {" at blocks.gate", "torch::equal", "pass one tensor for both"})
+    CHECK(message.find(part) != std::string::npos);
+  expect_error(
+      [](const Tensor& x) {
+        Tensor y = x;
+        while (!at::equal(y, y * 0.5)) y = y * 0.5;
+        return y;
+      },
+      {"aten.equal at blocks.gate", "reads the value", "torch::where"});
+}
+
+TEST_CASE("what the kernel refuses at run time is said with op, module path and what it got") {
+  const std::string message = error_of_run(
+      [](const Tensor& x) { return at::embedding(x, x.detach().to(at::kLong).select(1, 0) + 5); }, at::ones({3, 4}));
+  CAPTURE(message);
+  for (const char* part : {"aten.embedding at blocks.gate", "i64[3]", "out of range", "expected data"})
+    CHECK(message.find(part) != std::string::npos);
+  CHECK(message.find("frame #") == std::string::npos);
+}
+
+TEST_CASE("sparse gradients are refused") {
+  const Tensor ids = at::tensor({0, 2}, at::kLong);
+  expect_error([&](const Tensor& x) { return at::embedding(x, ids, -1, false, /*sparse=*/true); },
+               {" at blocks.gate", "Sparse tensor of shape [3, 4]", "sparse(false)"});
+}
+
+TEST_CASE("an error that autograd throws is said without its stack") {
+  const std::string message = error_of([](const Tensor& x) {
+    Tensor y = x.exp();
+    y.detach().add_(1);
+    return y;
+  });
+  CAPTURE(message);
+  CHECK(message.find("modified by an inplace operation") != std::string::npos);
+  CHECK(message.find("expected") != std::string::npos);
+  CHECK(message.find("frame #") == std::string::npos);
+}
+
+// A step's error where the loss is `loss` of (net, batch).
+std::string error_of_loss(const std::function<Tensor(NetImpl&, const Batch&)>& loss, const Batch& example,
+                          bool trainable = true) {
+  auto net = std::make_shared<NetImpl>();
+  for (Tensor& p : net->parameters()) p.set_requires_grad(trainable);
+  const auto state = take_state(*net);
+  try {
+    capture_step(*net, state, [&](const Batch& b) { return LossValue{loss(*net, b), {}}; }, example, {});
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "captured";
+}
+
+TEST_CASE("a step that trains nothing, or writes parameters itself, is refused by name") {
+  struct Refusal {
+    std::vector<std::string> parts;
+    std::function<Tensor(NetImpl&, const Batch&)> loss;
+    Batch example = {at::ones({3, 4})};
+    bool trainable = true;
+  };
+  const auto plain = [](NetImpl& net, const Batch& b) { return (b[0] * net.blocks->gate->weight).sum() * net.scale; };
+  const Refusal refusals[] = {
+      {{"no trainable parameter", "NetImpl", "requires_grad"}, plain, {at::ones({3, 4})}, false},
+      {{"the loss has no gradient", "detach()"}, [](NetImpl&, const Batch& b) { return b[0].sum(); }},
+      {{"the loss has no gradient"}, [&](NetImpl& net, const Batch& b) { return plain(net, b).detach(); }},
+      {{"tensor 1 of the batch is undefined", "2 dense tensors"}, plain, {at::ones({3, 4}), Tensor()}},
+      {{"parameter blocks.gate.weight is written in forward by aten.mul.Scalar at blocks.gate", "register_buffer"},
+       [&](NetImpl& net, const Batch& b) {
+         at::NoGradGuard no_grad;
+         net.blocks->gate->weight.add_(net.scale).mul_(0.9);
+         at::AutoGradMode grad(true);
+         return plain(net, b);
+       }},
+      {{"parameter blocks.gate.weight is written in forward by aten.as_strided_scatter", "register_buffer"},
+       [&](NetImpl& net, const Batch& b) {
+         const Tensor loss = plain(net, b);
+         at::NoGradGuard no_grad;
+         net.blocks->gate->weight[0].zero_();
+         return loss;
+       }},
+  };
+  CHECK(error_of_loss(plain, {at::ones({3, 4})}) == "captured");
+  for (const Refusal& r : refusals) {
+    const std::string message = error_of_loss(r.loss, r.example, r.trainable);
+    CAPTURE(message);
+    for (const std::string& part : r.parts) {
+      CAPTURE(part);
+      CHECK(message.find(part) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("an embedding with max_norm writes its weight in forward") {
+  struct Lookup : torch::nn::Module {
+    torch::nn::Embedding rows =
+        register_module("rows", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 4).max_norm(1.0)));
+  };
+  auto net = std::make_shared<Lookup>();
+  const auto state = take_state(*net);
+  const auto loss = [&](const Batch& b) { return LossValue{net->rows->forward(b[0]).sum(), {}}; };
+  CHECK_THROWS_WITH_AS(capture_step(*net, state, loss, {at::tensor({1, 2}, at::kLong)}, {}),
+                       doctest::Contains("parameter rows.weight is written in forward by aten.embedding_renorm at rows"
+                                         "\n  expected without max_norm"),
+                       UserError);
 }
 
 TEST_CASE("the host cannot reach a traced tensor's memory") {

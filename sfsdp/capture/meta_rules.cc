@@ -149,6 +149,7 @@ constexpr MetaRuleRow kRows[] = {
     {"hardswish_backward", MetaRule::PointwiseFirst},
     {"mish_backward", MetaRule::PointwiseFirst},
     {"logit", MetaRule::PointwiseFirst},
+    {"rrelu_with_noise", MetaRule::Contiguous},
     {"nan_to_num", MetaRule::PointwiseFirst},
     {"_prelu_kernel", MetaRule::PointwiseFirst},
     {"logical_and", MetaRule::Predicate},
@@ -186,7 +187,31 @@ constexpr MetaRuleRow kRows[] = {
     {"mode", MetaRule::Reduce},
 };
 
+// What stands in for ops without a shape function, by the begin of their name.
+struct StandIn {
+  std::string_view begin;
+  const char* text;
+};
+constexpr StandIn kStandIns[] = {
+    {"aten::nonzero", "nll_loss of log_prob() in place of torch::nn::AdaptiveLogSoftmaxWithLoss's forward, or "},
+    {"aten::_ctc_loss",
+     "at::ctc_loss with lengths as lists of numbers and Reduction::None in place of torch::nn::CTCLoss, or "},
+    {"aten::_fft_", "two matrix products with the cosines and sines of the transform, or "},
+    {"aten::fractional_max_pool3d", "MaxPool3d in place of torch::nn::FractionalMaxPool3d, or "},
+};
+
 }  // namespace
+
+std::string instead_of(std::string_view name) {
+  std::string text;
+  for (const StandIn& row : kStandIns)
+    if (name.starts_with(row.begin)) text = row.text;
+  return text +
+         "an op whose result shapes follow from its input shapes: keep the full shape and mask with torch::where, take "
+         "a"
+         " fixed number with topk, compute it before the step and pass it in the batch, or add a shape function to"
+         " sfsdp/capture/meta_kernels.cc";
+}
 
 Tensor broadcast_all(const std::vector<Tensor>& inputs, c10::ScalarType dtype) {
   at::TensorIteratorConfig config;

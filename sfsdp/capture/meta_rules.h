@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace torch {
@@ -36,6 +38,9 @@ at::Tensor broadcast_all(const std::vector<at::Tensor>& inputs, c10::ScalarType 
 
 // Every op that a rule describes.
 std::span<const MetaRuleRow> meta_rules();
+
+// What to write instead of an op ("aten::nonzero") that has neither rule nor function of its own.
+std::string instead_of(std::string_view name);
 
 // Registers the rule of one row on the library's Meta key.
 void register_rule(torch::Library& meta, const MetaRuleRow& row);

@@ -15,7 +15,9 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/dispatch_key.h"
+#include "sfsdp/capture/functional_twin.h"
 #include "sfsdp/capture/meta_kernels.h"
+#include "sfsdp/capture/meta_rules.h"
 #include "sfsdp/capture/tensor_type.h"
 
 namespace sfsdp::capture {
@@ -91,29 +93,6 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// In-place ops whose functional twin is not simply the name without its underscore.
-struct Twin {
-  const char* name;
-  const char* overload;
-  const char* functional;
-  const char* functional_overload;
-};
-constexpr Twin kTwins[] = {
-    {"aten::bernoulli_", "float", "aten::bernoulli", "p"},
-    {"aten::normal_", "", "aten::normal_functional", ""},
-    {"aten::native_batch_norm", "", "aten::_native_batch_norm_legit_functional", ""},
-    {"aten::_native_batch_norm_legit", "", "aten::_native_batch_norm_legit_functional", ""},
-};
-
-std::optional<c10::OperatorName> functional_twin(const c10::OperatorName& name) {
-  for (const Twin& twin : kTwins)
-    if (name.name == twin.name && name.overload_name == twin.overload)
-      return c10::OperatorName(twin.functional, twin.functional_overload);
-  if (name.name.ends_with('_') && !name.name.ends_with("__"))
-    return c10::OperatorName(name.name.substr(0, name.name.size() - 1), name.overload_name);
-  return std::nullopt;
-}
-
 // LibTorch's words for a null data pointer, which only a tensor without memory has.
 bool touches_memory(const c10::Error& error) {
   return std::string_view(error.what_without_backtrace()).find("its data is not allocated yet") != std::string::npos;
@@ -182,7 +161,9 @@ void Tracer::run(const std::function<void()>& body) {
   } catch (const c10::Error& error) {
     recording_ = false;
     if (touches_memory(error)) refuse_memory(at_module());
-    throw;
+    throw UserError(concat("the step cannot be captured", at_module(), ": ", error.what_without_backtrace(),
+                           "\n  expected a forward and a loss that run on real tensors; the same call without"
+                           " sfsdp shows more"));
   } catch (...) {
     recording_ = false;
     throw;
@@ -236,18 +217,21 @@ ir::Value* Tracer::constant(const at::Tensor& tensor) {
   return op->result();
 }
 
-// Kernels take tensors of one device. A real one, which is the same in each step, is replaced by a meta tensor.
+// Kernels take tensors of one device, so a meta tensor stands for a real one. The graph holds a copy of its values: what
+// the host writes later changes neither the tensor itself in the graph nor what was computed from it at capture.
 at::Tensor Tracer::stand_in(const at::Tensor& real) {
-  auto [place, fresh] = stand_ins_.try_emplace(real.unsafeGetTensorImpl());
-  if (!fresh) return place->second;
+  const Geometry geometry = geometry_of(real);
+  const uint32_t version = real.is_inference() ? 0 : static_cast<uint32_t>(real._version());
+  auto& known = stand_ins_[real.storage().unsafeGetStorageImpl()];
+  for (const StandIn& held : known)
+    if (held.version == version && held.geometry == geometry) return held.meta;
   c10::impl::ExcludeDispatchKeyGuard untraced(kTraceKey);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   alive_.push_back(real);
-  // Views of a constant are rebuilt from the start of its memory.
-  const at::Tensor held = real.storage_offset() == 0 && real.is_non_overlapping_and_dense() ? real : real.clone();
+  const at::Tensor held = real.clone();
   at::Tensor meta = at::empty_strided(held.sizes(), held.strides(), held.options().device(at::kMeta));
   declare(meta, constant(held));
-  place->second = meta;
+  known.push_back({geometry, version, meta});
   return meta;
 }
 
@@ -339,21 +323,30 @@ void Tracer::refuse(const c10::OperatorHandle& op, const std::string& reason) co
   }
   if (failed->hasTag(at::Tag::dynamic_output_shape) || failed->hasTag(at::Tag::data_dependent_output))
     throw UserError(concat(where(op), made_of, " gives a shape that depends on data, so it cannot be captured",
-                           "\n  expected shapes that follow from input shapes; keep the full shape and mask with"
-                           " torch::where, take a fixed number with topk, or compute it before the step and pass it in"
-                           " the batch"));
-  throw UserError(concat(where(op), made_of, " has no shape function, so it cannot be captured",
-                         "\n  expected an op whose result shapes follow from its input shapes; write it with other"
-                         " ops, compute it before the step and pass it in the batch, or add a shape function to"
-                         " sfsdp/capture/meta_kernels.cc"));
+                           "\n  expected ", instead_of(failed->operator_name().name)));
+  throw UserError(concat(where(op), made_of, " has no shape function, so it cannot be captured\n  expected ",
+                         instead_of(failed->operator_name().name)));
 }
 
-// torch::equal, as torch::nn::MultiheadAttention calls it to find self-attention: known without data for one and the
-// same value and for two shapes.
-std::optional<bool> Tracer::equal_without_data(const at::Tensor& a, const at::Tensor& b) {
+// torch::equal, as torch::nn::MultiheadAttention calls it to find self-attention. Two values of one shape are taken as
+// different, and the step checks at run time that they are.
+bool Tracer::equal(const c10::OperatorHandle& op, const Call& call) {
+  const at::Tensor &a = call.tensors[0], &b = call.tensors[1];
   if (a.sizes() != b.sizes()) return false;
-  if (value_of(a) == value_of(b)) return true;
-  return std::nullopt;
+  ir::Value *left = value_of(a), *right = value_of(b);
+  if (left == right) return true;
+  constexpr int kMost = 1000;  // a loop that ends when two tensors are equal would never end
+  if (++comparisons_ > kMost) refuse_read(op, call);
+  const auto add = [&](const char* opcode, std::vector<ir::Value*> operands, const std::vector<int64_t>& shape) {
+    ir::Op* added = graph.add(opcode, std::move(operands), {{"", ir::Type::tensor(ir::DType::b1, shape)}});
+    note_position(*added);
+    return added;
+  };
+  ir::Value* same = add("aten.all", {add("aten.eq.Tensor", {left, right}, a.sizes().vec())->result()}, {})->result();
+  ir::Value* differ = add("aten.logical_not", {same}, {})->result();
+  add("aten._functional_assert_async.msg", {differ, differ}, {})->attrs["assert_msg"] =
+      "two tensors are equal that torch::equal was told are not, as capture has no values; pass one tensor for both";
+  return false;
 }
 
 void Tracer::refuse_read(const c10::OperatorHandle& op, const Call& call) const {
@@ -364,6 +357,14 @@ void Tracer::refuse_read(const c10::OperatorHandle& op, const Call& call) const 
                          " during capture (.item(), a condition, a loop bound or a size from data)",
                          "\n  expected shapes and branches that do not depend on data; use torch::where or a mask, or"
                          " compute the value before the step and pass it in the batch"));
+}
+
+void Tracer::refuse_sparse(const c10::OperatorHandle& op, std::span<const at::Tensor> tensors, const char* role) const {
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.layout() != at::kStrided)
+      throw UserError(concat(where(op), " ", role, " a ", t.layout(), " tensor of shape ", t.sizes(),
+                             "\n  expected dense tensors: sparse(false) in the options of torch::nn::Embedding and"
+                             " EmbeddingBag, to_dense() elsewhere"));
 }
 
 const Tracer::Signature& Tracer::signature_of(const c10::OperatorHandle& op) {
@@ -409,6 +410,7 @@ bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& st
       tracked = true;
     }
   }
+  if (tracked) refuse_sparse(op, call.tensors, "takes");
   for (const at::Tensor& t : call.written)
     if (tracked && t.defined() && !t.is_meta())
       throw UserError(concat(where(op), " writes into a tensor of shape ", t.sizes(),
@@ -427,10 +429,9 @@ void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const std::string& name = op.operator_name().name;
   if (tracked && name == "aten::_local_scalar_dense") refuse_read(op, call);
   if (tracked && name == "aten::equal") {
-    auto known = equal_without_data(call.tensors[0], call.tensors[1]);
-    if (!known) refuse_read(op, call);
+    const bool answer = equal(op, call);
     torch::jit::drop(*stack, op.schema().arguments().size());
-    stack->emplace_back(*known);
+    stack->emplace_back(answer);
     return;
   }
   const bool reshapes = tracked && op.hasTag(at::Tag::inplace_view);
@@ -442,7 +443,8 @@ void Tracer::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   redispatch(op, keys, stack);
   if (reshapes && (bytes != call.tensors[0].storage().nbytes() || name == "aten::set_"))
     throw UserError(concat(where(op), " gives its argument other memory, which cannot be captured",
-                           "\n  expected a tensor made at its final shape"));
+                           "\n  expected a tensor made at its final shape; in place of torch::nn::CrossMapLRN2d,"
+                           " torch::nn::LocalResponseNorm"));
   if (tracked) bind_outputs(op, call, *stack);  // else: real tensors only, folded at capture
 }
 
@@ -503,6 +505,7 @@ void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch
   std::vector<at::Tensor> outputs;
   const size_t returns = op.schema().returns().size();
   for (size_t i = 0; i < returns; ++i) collect(stack[stack.size() - returns + i], outputs);
+  refuse_sparse(op, outputs, "gives");
   if (call.reshaped) call.written.clear();  // another look at the same memory
 
   // Views that change nothing (detach, view to the same shape) are the value they look at.
@@ -518,8 +521,7 @@ void Tracer::bind_outputs(const c10::OperatorHandle& op, Call& call, const torch
   if (mutates_hidden) call.written = {call.tensors[3], call.tensors[4]};
   std::optional<c10::OperatorHandle> target = op;
   if (!call.written.empty() || call.reshaped) {
-    auto twin = functional_twin(op.operator_name());
-    target = twin ? c10::Dispatcher::singleton().findSchema(*twin) : std::nullopt;
+    target = functional_twin(op);
     if (!target)
       throw UserError(concat(where(op), " writes into its argument and has no functional form",
                              "\n  expected an op such as add_ or copy_; use the op that returns a new tensor"));

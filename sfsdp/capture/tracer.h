@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -47,7 +48,7 @@ class Tracer {
   // The value a tensor stands for now; a view of a tensor that was updated in place is rebuilt here. Throws UserError
   // for a meta tensor from outside the trace.
   ir::Value* value_of(const at::Tensor& tensor);
-  // Adds a real tensor as a constant of the graph.
+  // Adds a real tensor, as it is now, as a constant of the graph.
   ir::Value* constant(const at::Tensor& tensor);
 
   ir::Graph graph;
@@ -67,6 +68,12 @@ class Tracer {
   };
   struct Call;
   struct Signature;
+  // A real tensor that was met, and the meta one of its constant.
+  struct StandIn {
+    Geometry geometry;
+    uint32_t version;  // an in-place op made another value of it
+    at::Tensor meta;
+  };
 
   void note_position(ir::Op& op);
   const ir::Op* forward_op() const;
@@ -74,7 +81,8 @@ class Tracer {
   std::string where(const c10::OperatorHandle& op) const;
   [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason) const;
   [[noreturn]] void refuse_read(const c10::OperatorHandle& op, const Call& call) const;
-  std::optional<bool> equal_without_data(const at::Tensor& a, const at::Tensor& b);
+  void refuse_sparse(const c10::OperatorHandle& op, std::span<const at::Tensor> tensors, const char* role) const;
+  bool equal(const c10::OperatorHandle& op, const Call& call);
   void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
   const Signature& signature_of(const c10::OperatorHandle& op);
   bool read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call);
@@ -89,10 +97,11 @@ class Tracer {
 
   std::unordered_map<const c10::OperatorName*, Signature> signatures_;  // by the name that the dispatcher holds
   std::unordered_map<c10::StorageImpl*, StorageState> storages_;
-  std::unordered_map<c10::TensorImpl*, at::Tensor> stand_ins_;  // of a real tensor, the meta one of its constant
+  std::unordered_map<c10::StorageImpl*, std::vector<StandIn>> stand_ins_;  // by the storage of the real tensor
   std::vector<at::Tensor> alive_;           // a freed meta's storage address could come back as another tensor's
   std::map<int64_t, ir::Op*> forward_ops_;  // autograd sequence number -> the forward op that owns it
   std::string module_path_;
+  int comparisons_ = 0;  // that were guarded
   bool recording_ = false;
 };
 

@@ -6,12 +6,14 @@
 #include <doctest/doctest.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/exec/reference/reference_executor.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::capture {
@@ -118,6 +120,21 @@ TEST_CASE("writing to a view updates the tensor it looks at") {
 )");
 }
 
+TEST_CASE("the functional twin of an in-place op is found by its arguments, not by its overload's name") {
+  const Trace t = trace({numbers({2, 3})}, [](const Tensors& in) {
+    Tensor y = at::neg(in[0]);
+    y.pow_(3).pow_(in[0]).transpose_(0, 1);
+    return at::exp(y);
+  });
+  CHECK(text_of(t.graph) == R"(
+%0 = aten.neg %x0 : f32[2, 3]
+%1 = aten.pow.Tensor_Scalar %0 exponent=3 : f32[2, 3]
+%2 = aten.pow.Tensor_Tensor %1, %x0 : f32[2, 3]
+%3 = aten.transpose.int %2 dim0=0 dim1=1 : f32[3, 2]{1, 3}
+%4 = aten.exp %3 : f32[3, 2]{1, 3}
+)");
+}
+
 TEST_CASE("mutations and views run as in eager") {
   const Tensors one = {numbers({4, 6})}, two = {numbers({4, 6}), numbers({4, 6}).mul(0.25)};
   SUBCASE("chunks of one product, each activated in place, as recurrent cells do") {
@@ -162,6 +179,12 @@ TEST_CASE("mutations and views run as in eager") {
       y.mul_(2);
       return y.squeeze_(1) + in[0].t();
     });
+    expect_runs_as_eager(one, [](const Tensors& in) {
+      Tensor y = in[0].view({4, 3, 2}) * 1;
+      y.transpose_(0, 2);
+      y.select(1, 0).pow_(2);
+      return y.swapaxes_(0, 1).neg_();
+    });
   }
   SUBCASE("an input that is updated in place") {
     expect_runs_as_eager(one, [](const Tensors& in) {
@@ -175,6 +198,15 @@ TEST_CASE("mutations and views run as in eager") {
     expect_runs_as_eager(one, [&](const Tensors& in) {
       Tensor y = in[0] * table.slice(0, 1, 8, 2) + table.t().slice(0, 0, 4).slice(1, 1, 7);
       return at::cat({y.index({rows}), table}, 0);
+    });
+  }
+  SUBCASE("a constant that is updated between two reads") {
+    const Tensor table = numbers({4, 6});
+    expect_runs_as_eager(one, [&](const Tensors& in) {
+      Tensor own = table.clone();
+      Tensor y = in[0] * own;
+      own.add_(1);
+      return y + own * own.mul_(2) + in[0] * own;
     });
   }
   SUBCASE("conjugates are values of their own") {
@@ -201,6 +233,65 @@ TEST_CASE("a tensor made on the cpu is a constant, a number an attribute, a fact
 %3 = aten.ones size=[3] : f32[3]
 %4 = aten.add.Tensor %2, %3 : f32[2, 3]
 )");
+}
+
+// beta * p and (1 - beta) * p are of one beta, whatever the host writes into it afterwards.
+TEST_CASE("a constant holds what the tensor held at capture") {
+  Tensor beta = at::full({3}, 0.25f);
+  const Trace t = trace({numbers({3})}, [&](const Tensors& in) {
+    const Tensor kept = in[0] * beta;
+    return kept + in[0] * (1 - beta);
+  });
+  beta.fill_(0.5);
+  REQUIRE(t.constants.size() == 2);
+  CHECK(at::equal(t.constants[0], at::full({3}, 0.25f)));
+  CHECK(at::equal(t.constants[1], at::full({3}, 0.75f)));
+}
+
+TEST_CASE("views of one constant that are equal are one constant") {
+  const Tensor table = numbers({4, 3});
+  const Trace t = trace({numbers({2, 3})}, [&](const Tensors& in) {
+    return in[0] * table.slice(0, 0, 2) + in[0] * table.slice(0, 0, 2) - table.slice(0, 1, 3);
+  });
+  CHECK(t.constants.size() == 2);
+}
+
+// What a module of noise draws, and a random fill that LibTorch writes as an op of its own.
+TEST_CASE("random fills are random ops, which no pass may merge or drop") {
+  const Trace t = trace({numbers({3})}, [](const Tensors& in) {
+    Tensor a = at::empty({3}), b = at::empty({3});
+    return in[0] + a.normal_() + b.normal_() + at::empty({3}).uniform_() + at::empty({3}).bernoulli_(0.5);
+  });
+  int draws = 0;
+  for (const auto& op : t.graph.ops())
+    if (ir::is_random(*op)) {
+      ++draws;
+      CHECK_FALSE(ir::is_pure(*op));
+    }
+  CHECK(draws == 4);
+}
+
+TEST_CASE("what sfsdp says of an aten op's effects is what LibTorch's schemas and tags say") {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  int seen = 0;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || !name.name.starts_with("aten::")) continue;
+    ++seen;
+    ir::Op op;
+    op.opcode = "aten." + name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    CAPTURE(op.opcode);
+    const c10::FunctionSchema& schema = handle->schema();
+    if (schema.argumentIndexWithName("dropout_p")) op.attrs["dropout_p"] = 0.5;
+    const bool generator = std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+      return argument.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()));
+    });
+    const bool random = generator || handle->hasTag(at::Tag::nondeterministic_seeded);
+    CHECK(ir::is_random(op) == random);
+    const bool stops = name.name.starts_with("aten::_functional_assert_");
+    CHECK(ir::is_pure(op) == !(random || schema.is_mutable() || schema.returns().empty() || stops));
+  }
+  CHECK(seen > 3000);
 }
 
 TEST_CASE("a number that the host computed is frozen into the graph, as an attribute that recapturing shows") {

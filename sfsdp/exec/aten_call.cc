@@ -39,7 +39,8 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& out) {
 
 }  // namespace
 
-AtenCall::AtenCall(const ir::Op& op) : handle_(find(op)) {
+AtenCall::AtenCall(const ir::Op& op)
+    : where_(op.module_path.empty() ? op.opcode : concat(op.opcode, " at ", op.module_path)), handle_(find(op)) {
   const auto& schema = handle_.schema();
   returns_ = schema.returns().size();
   int next = 0;
@@ -100,7 +101,16 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
       }
     }
   }
-  handle_.callBoxed(stack);
+  try {
+    handle_.callBoxed(stack);
+  } catch (const c10::Error& error) {
+    std::string got;
+    for (const at::Tensor& t : operands)
+      if (t.defined()) got += concat(got.empty() ? " on " : ", ", capture::type_of(t));
+    throw UserError(concat(where_, got, ": ", error.what_without_backtrace(),
+                           "\n  expected data that this op takes, such as ids below the number of classes or rows; the"
+                           " same batch on the module without sfsdp shows more"));
+  }
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) flatten(value, results);
   return results;

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -18,7 +19,8 @@ class AtenCall {
   // Throws UserError when this LibTorch has no such op.
   explicit AtenCall(const ir::Op& op);
 
-  // `operands` as the op lists them, undefined for absent ones; returns one tensor per result.
+  // `operands` as the op lists them, undefined for absent ones; returns one tensor per result. Throws UserError naming
+  // op and module path for what the kernel refuses: a target out of range, dtypes that only data brings together.
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands) const;
 
  private:
@@ -27,6 +29,7 @@ class AtenCall {
     c10::IValue constant;
     int first = 0, count = 0;  // operands
   };
+  std::string where_;  // "aten.mm at layers.0", for errors
   c10::OperatorHandle handle_;
   std::vector<Argument> arguments_;
   size_t returns_ = 0;
