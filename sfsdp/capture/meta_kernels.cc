@@ -6,6 +6,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Pool.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -390,6 +391,91 @@ Tensor meta_triu_indices(int64_t rows, int64_t columns, int64_t offset, std::opt
   return at::empty({2, count}, at::TensorOptions(dtype.value_or(at::kLong)).device(at::kMeta));
 }
 
+// Window arguments are one number or three; no stride: the kernel's.
+std::tuple<Tensor, Tensor> meta_max_pool3d(const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride,
+                                           at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  if (stride.empty()) stride = kernel;
+  std::vector<int64_t> tail;
+  for (size_t d = 0; d < 3; ++d) {
+    const auto of = [d](at::IntArrayRef v) { return v[v.size() == 1 ? 0 : d]; };
+    tail.push_back(at::native::pooling_output_shape(x.size(static_cast<int64_t>(d) - 3), of(kernel), of(padding),
+                                                    of(stride), of(dilation), ceil_mode));
+  }
+  Tensor out = empty_image(x, tail);
+  // Without a batch dimension, a volume may lie channels last as one with it does.
+  if (x.dim() == 4 && x.unsqueeze(0).is_contiguous(at::MemoryFormat::ChannelsLast3d))
+    out = at::empty_like(out.unsqueeze(0), at::MemoryFormat::ChannelsLast3d).squeeze(0);
+  return {out, at::empty_like(out, at::kLong)};
+}
+Tensor meta_max_pool3d_backward(const Tensor&, const Tensor& x, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                                at::IntArrayRef, bool, const Tensor&) {
+  return empty_image(x, {});
+}
+
+Tensor meta_max_unpool2d(const Tensor& x, const Tensor&, at::IntArrayRef size) { return empty_image(x, size.vec()); }
+Tensor meta_max_unpool3d(const Tensor& x, const Tensor&, at::IntArrayRef size, at::IntArrayRef, at::IntArrayRef) {
+  auto sizes = x.sizes().vec();
+  std::copy(size.begin(), size.end(), sizes.end() - 3);
+  return at::empty(sizes, x.options());
+}
+
+// Losses of rows of classes: a number for each target, or one.
+std::vector<int64_t> row_loss_shape(const Tensor& x, bool each) {
+  return each ? std::vector<int64_t>{x.dim() > 1 ? x.size(0) : 1} : std::vector<int64_t>{};
+}
+Tensor meta_multi_margin_loss(const Tensor& x, const Tensor& target, const at::Scalar&, const at::Scalar&,
+                              const OptTensor&, int64_t reduction) {
+  return at::empty(row_loss_shape(x, reduction == at::Reduction::None && target.dim() > 0), x.options());
+}
+Tensor meta_multi_margin_loss_backward(const Tensor&, const Tensor& x, const Tensor&, const at::Scalar&,
+                                       const at::Scalar&, const OptTensor&, int64_t) {
+  return at::empty(x.sizes(), x.options());
+}
+std::tuple<Tensor, Tensor> meta_multilabel_margin_loss(const Tensor& x, const Tensor& target, int64_t reduction) {
+  return {at::empty(row_loss_shape(x, reduction == at::Reduction::None && target.dim() > 1), x.options()),
+          at::empty(target.sizes(), x.options())};
+}
+Tensor meta_multilabel_margin_loss_backward(const Tensor&, const Tensor& x, const Tensor&, int64_t, const Tensor&) {
+  return at::empty(x.sizes(), x.options());
+}
+
+// Bags of rows, one after the other: offsets are where each begins. The kernel sums rows that lie dense in one call, and
+// then leaves out the table of which bag a row is in.
+std::tuple<Tensor, Tensor, Tensor, Tensor> meta_embedding_bag(const Tensor& weight, const Tensor& indices,
+                                                              const Tensor& offsets, bool, int64_t mode, bool,
+                                                              const OptTensor& scales, bool last_is_end,
+                                                              int64_t padding) {
+  constexpr int64_t kSum = 0, kMax = 2;
+  const int64_t bags = offsets.size(0) - (last_is_end ? 1 : 0);
+  const bool scaled = scales && scales->defined();
+  const bool dense = weight.scalar_type() != at::kDouble && weight.stride(1) == 1 && padding < 0 &&
+                     (!scaled || scales->stride(0) == 1);
+  return {at::empty({bags, weight.size(1)}, weight.options()),
+          at::empty({mode == kSum && dense ? 0 : indices.size(0)}, offsets.options()),
+          at::empty({bags}, offsets.options()),
+          mode == kMax ? at::empty({bags, weight.size(1)}, offsets.options()) : at::empty({bags}, offsets.options())};
+}
+Tensor meta_embedding_bag_backward(const Tensor& grad, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, int64_t rows, bool, int64_t, bool sparse, const OptTensor&, int64_t) {
+  TORCH_CHECK(!sparse, "the gradient of an embedding with sparse(true) is a sparse tensor; set sparse(false)");
+  return at::empty({rows, grad.size(1)}, grad.options());
+}
+Tensor meta_embedding_bag_scale_backward(const Tensor& grad, const Tensor&, const Tensor& indices, const Tensor&,
+                                         const Tensor&, int64_t, int64_t) {
+  return at::empty({indices.size(0)}, grad.options());
+}
+
+std::tuple<Tensor, Tensor> meta_ctc_loss(const Tensor& log_probs, const Tensor&, at::IntArrayRef,
+                                         at::IntArrayRef target_lengths, int64_t, bool) {
+  const int64_t steps = log_probs.size(0), batch = log_probs.size(1);
+  const int64_t longest = target_lengths.empty() ? 0 : *std::ranges::max_element(target_lengths);
+  return {at::empty({batch}, log_probs.options()), at::empty({batch, steps, 2 * longest + 1}, log_probs.options())};
+}
+Tensor meta_ctc_loss_backward(const Tensor&, const Tensor& log_probs, const Tensor&, at::IntArrayRef, at::IntArrayRef,
+                              const Tensor&, const Tensor&, int64_t, bool) {
+  return at::empty(log_probs.sizes(), log_probs.options());
+}
+
 struct Registrar {
   torch::Library& meta;
   std::vector<std::string>* names;
@@ -468,6 +554,19 @@ void register_meta_kernels() {
   registrar.add("grid_sampler_2d", &meta_grid_sampler_2d);
   registrar.add("grid_sampler_2d_backward", &meta_grid_sampler_2d_backward);
   registrar.add("_safe_softmax", &meta_safe_softmax);
+  registrar.add("max_pool3d_with_indices", &meta_max_pool3d);
+  registrar.add("max_pool3d_with_indices_backward", &meta_max_pool3d_backward);
+  registrar.add("max_unpool2d", &meta_max_unpool2d);
+  registrar.add("max_unpool3d", &meta_max_unpool3d);
+  registrar.add("multi_margin_loss", &meta_multi_margin_loss);
+  registrar.add("multi_margin_loss_backward", &meta_multi_margin_loss_backward);
+  registrar.add("multilabel_margin_loss_forward", &meta_multilabel_margin_loss);
+  registrar.add("multilabel_margin_loss_backward", &meta_multilabel_margin_loss_backward);
+  registrar.add("_embedding_bag", &meta_embedding_bag);
+  registrar.add("_embedding_bag_backward", &meta_embedding_bag_backward);
+  registrar.add("_embedding_bag_per_sample_weights_backward", &meta_embedding_bag_scale_backward);
+  registrar.add("_ctc_loss", &meta_ctc_loss);
+  registrar.add("_ctc_loss_backward", &meta_ctc_loss_backward);
   registrar.add("tril_indices", &meta_tril_indices);
   registrar.add("triu_indices", &meta_triu_indices);
   autograd.impl("scaled_dot_product_attention", &attention_for_cpu);

@@ -608,6 +608,141 @@ Stack triangle_indices(Random& r) {
                   IValue());
 }
 
+struct Volume {
+  Tensor x;
+  Sizes kernel, stride, padding, dilation;
+  bool ceil_mode = false;
+};
+Volume volume(Random& r) {
+  Volume v{r.tensor(image(r, 3), r.floating()), {}, {}, {}, {}, r.chance(30)};
+  const size_t numbers = r.chance(30) ? 1 : 3;
+  for (size_t d = 0; d < numbers; ++d) {
+    v.kernel.push_back(r.in(2, 3));
+    v.stride.push_back(r.in(1, 3));
+    v.padding.push_back(r.in(0, 1));
+    v.dilation.push_back(1);
+  }
+  if (r.chance(30)) v.stride.clear();
+  return v;
+}
+Stack max_pool3d(Random& r) {
+  const Volume v = volume(r);
+  return stack_of(v.x, v.kernel, v.stride, v.padding, v.dilation, v.ceil_mode);
+}
+Stack max_pool3d_backward(Random& r) {
+  const Volume v = volume(r);
+  const auto f = call("max_pool3d_with_indices", v.x, v.kernel, v.stride, v.padding, v.dilation, v.ceil_mode);
+  const Tensor out = f[0].toTensor();
+  return stack_of(r.tensor(out.sizes().vec(), out.scalar_type()), v.x, v.kernel, v.stride, v.padding, v.dilation,
+                  v.ceil_mode, f[1]);
+}
+MakeArguments max_unpool(int64_t spatial) {
+  return [=](Random& r) {
+    const Sizes sizes = image(r, spatial);
+    Sizes out(sizes.end() - spatial, sizes.end());
+    for (int64_t& s : out) s *= 2;
+    Stack stack = stack_of(r.tensor(sizes, r.floating()), r.indices(sizes, 4), out);
+    if (spatial == 3) {
+      stack.emplace_back(Sizes{2, 2, 2});
+      stack.emplace_back(Sizes{0, 0, 0});
+    }
+    return stack;
+  };
+}
+
+// Rows of classes with a target each; one row may have no batch dimension.
+struct RowLoss {
+  Tensor x, target;
+  std::optional<Tensor> weight;
+  int64_t reduction = 0;
+};
+RowLoss row_loss(Random& r, bool many_targets) {
+  const int64_t classes = r.in(2, 5);
+  Sizes sizes = r.chance(70) ? Sizes{r.in(1, 4), classes} : Sizes{classes}, targets = sizes;
+  if (!many_targets) targets.pop_back();
+  if (!many_targets && sizes.size() == 1 && r.chance(50)) targets = {1};
+  RowLoss l;
+  l.x = r.tensor(sizes, r.pick({at::kFloat, at::kDouble}));
+  l.target = r.indices(targets, classes);
+  l.weight = r.maybe(at::rand({classes}).to(l.x.scalar_type()));
+  l.reduction = r.in(0, 2);
+  return l;
+}
+Stack multi_margin(Random& r) {
+  const RowLoss l = row_loss(r, false);
+  return stack_of(l.x, l.target, 1, 1.0, l.weight, l.reduction);
+}
+Stack multi_margin_backward(Random& r) {
+  const RowLoss l = row_loss(r, false);
+  const Tensor out = call("multi_margin_loss", l.x, l.target, 1, 1.0, l.weight, l.reduction)[0].toTensor();
+  return stack_of(at::rand_like(out), l.x, l.target, 1, 1.0, l.weight, l.reduction);
+}
+Stack multilabel_margin(Random& r) {
+  const RowLoss l = row_loss(r, true);
+  return stack_of(l.x, l.target, l.reduction);
+}
+Stack multilabel_margin_backward(Random& r) {
+  const RowLoss l = row_loss(r, true);
+  const auto f = call("multilabel_margin_loss_forward", l.x, l.target, l.reduction);
+  return stack_of(at::rand_like(f[0].toTensor()), l.x, l.target, l.reduction, f[1]);
+}
+
+struct EmbeddingBag {
+  Tensor weight, indices, offsets;
+  int64_t mode = 0, padding = -1;
+  std::optional<Tensor> scales;
+  bool last_is_end = false;
+};
+EmbeddingBag embedding_bag(Random& r) {
+  EmbeddingBag b;
+  const int64_t rows = r.in(2, 6), count = r.in(1, 8), bags = r.in(1, 4);
+  b.weight = r.tensor({rows, r.in(1, 5)}, r.floating());
+  b.indices = r.indices({count}, rows);
+  b.offsets = std::get<0>(at::sort(r.indices({bags}, count + 1)));
+  b.offsets[0].zero_();
+  b.mode = r.in(0, 2);
+  b.last_is_end = r.chance(30);
+  if (b.last_is_end) b.offsets = at::cat({b.offsets, at::full({1}, count, at::kLong)});
+  if (b.mode == 0) b.scales = r.maybe(r.tensor({count}, b.weight.scalar_type()), 40);
+  if (r.chance(30)) b.padding = r.in(0, rows - 1);
+  return b;
+}
+Stack embedding_bag_forward(Random& r) {
+  const EmbeddingBag b = embedding_bag(r);
+  return stack_of(b.weight, b.indices, b.offsets, false, b.mode, false, b.scales, b.last_is_end, b.padding);
+}
+MakeArguments embedding_bag_backward(bool of_scales) {
+  return [=](Random& r) {
+    const EmbeddingBag b = embedding_bag(r);
+    const auto f = call("_embedding_bag", b.weight, b.indices, b.offsets, false, b.mode, false, b.scales, b.last_is_end,
+                        b.padding);
+    const Tensor grad = r.tensor(f[0].toTensor().sizes().vec(), b.weight.scalar_type());
+    Tensor bag_of = f[1].toTensor();
+    if (bag_of.numel() == 0) bag_of = at::zeros_like(b.indices);
+    if (of_scales) return stack_of(grad, b.weight, b.indices, b.offsets, bag_of, b.mode, b.padding);
+    return stack_of(grad, b.indices, b.offsets, bag_of, f[2], f[3], b.weight.size(0), false, b.mode, false, b.scales,
+                    b.padding);
+  };
+}
+
+Stack ctc(Random& r) {
+  const int64_t steps = r.in(6, 8), batch = r.in(1, 3), classes = r.in(3, 5);
+  Sizes lengths, targets;
+  for (int64_t i = 0; i < batch; ++i) {
+    lengths.push_back(r.in(6, steps));
+    targets.push_back(r.in(1, 3));
+  }
+  const auto dtype = r.pick({at::kFloat, at::kDouble});
+  return stack_of(r.tensor({steps, batch, classes}, dtype), r.indices({batch, 3}, classes - 1) + 1, lengths, targets,
+                  int64_t{0}, r.chance(50));
+}
+Stack ctc_backward(Random& r) {
+  Stack forward = ctc(r);
+  const auto f = call("_ctc_loss", forward[0], forward[1], forward[2], forward[3], forward[4], forward[5]);
+  return stack_of(at::rand_like(f[0].toTensor()), forward[0], forward[1], forward[2], forward[3], f[0], f[1],
+                  forward[4], forward[5]);
+}
+
 const std::map<std::string, MakeArguments>& own_fuzzers() {
   static const std::map<std::string, MakeArguments> fuzzers = {
       {"index_select", index_select},
@@ -659,6 +794,19 @@ const std::map<std::string, MakeArguments>& own_fuzzers() {
       {"grid_sampler_2d", grid_sampler},
       {"grid_sampler_2d_backward", grid_sampler_backward},
       {"_safe_softmax", safe_softmax},
+      {"max_pool3d_with_indices", max_pool3d},
+      {"max_pool3d_with_indices_backward", max_pool3d_backward},
+      {"max_unpool2d", max_unpool(2)},
+      {"max_unpool3d", max_unpool(3)},
+      {"multi_margin_loss", multi_margin},
+      {"multi_margin_loss_backward", multi_margin_backward},
+      {"multilabel_margin_loss_forward", multilabel_margin},
+      {"multilabel_margin_loss_backward", multilabel_margin_backward},
+      {"_embedding_bag", embedding_bag_forward},
+      {"_embedding_bag_backward", embedding_bag_backward(false)},
+      {"_embedding_bag_per_sample_weights_backward", embedding_bag_backward(true)},
+      {"_ctc_loss", ctc},
+      {"_ctc_loss_backward", ctc_backward},
       {"tril_indices", triangle_indices},
       {"triu_indices", triangle_indices},
   };

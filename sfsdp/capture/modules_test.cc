@@ -155,6 +155,12 @@ TEST_CASE("losses") {
        {{2, 5, 3, 3}},
        [](const Tensors& p, const Tensors& b) { return at::cross_entropy_loss(p[0], b[0]); },
        {at::arange(18).view({2, 3, 3}) % 5}},
+      {"ctc, lengths as numbers",
+       {{6, 2, 5}},
+       [](const Tensors& p, const Tensors& b) {
+         return at::ctc_loss(at::log_softmax(p[0].to(at::kFloat), 2), b[0], {6, 5}, {3, 2}, 0, at::Reduction::None);
+       },
+       {ids({1, 2, 3, 4, 1, 2}).view({2, 3})}},
       binary("mse", [](const Tensor& a, const Tensor& b) { return at::mse_loss(a, b); }),
       binary("l1", [](const Tensor& a, const Tensor& b) { return at::l1_loss(a, b); }),
       binary("smooth_l1", [](const Tensor& a, const Tensor& b) { return at::smooth_l1_loss(a, b); }),
@@ -273,6 +279,7 @@ TEST_CASE("indexing, sorting, scans, products") {
       unary("sort", s, [](const Tensor& x) { return std::get<0>(at::sort(x, 1)); }),
       unary("topk", s, [](const Tensor& x) { return std::get<0>(at::topk(x, 2, 1)); }),
       unary("max, std, norm", s, [](const Tensor& x) { return at::max(x) + at::std(x) + at::norm(x); }),
+      unary("norm of order 3", s, [](const Tensor& x) { return at::norm(x, 3); }),
       unary("flip and roll", s, [](const Tensor& x) { return at::flip(x, {1}) + at::roll(x, {1}, {2}); }),
       {"einsum",
        {{2, 3, 4}, {2, 4, 5}},
