@@ -2,8 +2,10 @@
 // A step's state and its other entrances: eval, state_dict, losses with counts, batch shapes, initialisation.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
@@ -56,8 +58,9 @@ Net meta_net(double dropout = 0.0) {
 using testing::Trained;
 
 // Four steps over a global batch of 12.
-template <class Loss>
-Trained train(Net model, Loss loss, Optimizer optimizer, int64_t world, int64_t micro_batches, double max_norm = 0.5) {
+template <class Model, class Loss>
+Trained train(Model model, Loss loss, Optimizer optimizer, int64_t world, int64_t micro_batches,
+              double max_norm = 0.5) {
   CompileOptions options;
   options.micro_batches = micro_batches;
   options.max_norm = max_norm;
@@ -104,6 +107,36 @@ TEST_CASE("noise of a forward is the same on every mesh; ops that draw in call o
     return mean_loss(m, {b[0].index_select(1, at::randperm(6)), b[1]});
   };
   CHECK_THROWS_WITH_AS(train(meta_net(), shuffled, AdamW{}, 1, 1), doctest::Contains("aten.randperm"), UserError);
+}
+
+TEST_CASE("two fills of normal_ are two draws") {
+  const auto apart = [](Net& m, const Batch& b) {
+    at::Tensor one = at::empty_like(b[0]).normal_(), other = at::empty_like(b[0]).normal_();
+    return mean_loss(m, b) * 0 + (one - other).square().mean();
+  };
+  const Trained one = train(meta_net(), apart, AdamW{}, 1, 1);
+  CHECK(one.results[0].loss > 0.5);  // 2, give or take
+  check_equal(train(meta_net(), apart, AdamW{}, 2, 2), one);
+}
+
+// Query and memory have one shape: LibTorch asks whether they are equal, and the step checks that they are not.
+struct AttendImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor memory = up(x);
+    return std::get<0>(attention(x, memory, memory));
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 6));
+  torch::nn::MultiheadAttention attention = register_module("attention", torch::nn::MultiheadAttention(6, 2));
+};
+TORCH_MODULE(Attend);
+
+TEST_CASE("attention between two tensors of one shape trains alike on every mesh") {
+  const auto model = [] { return meta_init([] { return Attend(); }); };
+  const auto loss = [](Attend& m, const Batch& b) {
+    return m->forward(b[0].view({-1, 3, 6}).transpose(0, 1)).square().mean();
+  };
+  const Trained one = train(model(), loss, SGD{}, 1, 1);
+  check_equal(train(model(), loss, SGD{}, 2, 2), one);
 }
 
 TEST_CASE("a (sum, count) loss is divided by the global count") {
@@ -369,6 +402,97 @@ TEST_CASE("check_recapture finds a number that was frozen into the graph") {
   CHECK_NOTHROW(program->check_recapture(rows_of(0, 0, 12)));
   factor = 0.5;
   CHECK_THROWS_WITH_AS(program->check_recapture(rows_of(0, 0, 12)), doctest::Contains("batch as a tensor"), UserError);
+}
+
+// A tensor from outside is frozen whether a step reads it or what is made of it.
+TEST_CASE("check_recapture finds a tensor from outside that has changed") {
+  at::Tensor beta = at::full({1}, 0.25f);
+  const auto derived = [&](Net& m, const Batch& b) { return mean_loss(m, b) * (1 - beta).sum(); };
+  const auto complex = [&](Net& m, const Batch& b) {
+    const at::Tensor turn = at::view_as_complex(at::stack({beta, beta}, -1));
+    return mean_loss(m, b) * at::view_as_real(m->up->weight.sum() * turn).sum();
+  };
+  const auto expect = [&](auto loss, const std::string& difference) {
+    beta.fill_(0.25);
+    auto program = compile_program(meta_net(), loss, SGD{}, rows_of(0, 0, 12), shards(1));
+    Step step(program, nullptr);
+    const double before = step.eval(rows_of(0, 0, 12));
+    CHECK_NOTHROW(program->check_recapture(rows_of(0, 0, 12)));
+    beta.fill_(0.5);
+    CHECK(step.eval(rows_of(0, 0, 12)) == before);
+    CHECK_THROWS_WITH_AS(program->check_recapture(rows_of(0, 0, 12)), doctest::Contains(difference.c_str()), UserError);
+    CHECK_THROWS_WITH_AS(program->check_recapture(rows_of(0, 0, 12)), doctest::Contains("batch as a tensor"),
+                         UserError);
+  };
+  expect([&](Net& m, const Batch& b) { return mean_loss(m, b) * beta[0]; }, "element 0 was 0.25, now 0.5");
+  expect([&](Net& m, const Batch& b) { return (m->up->weight.sum() * beta + mean_loss(m, b))[0]; },
+         "aten.mul.Tensor at up read");
+  expect(derived, "element 0 was 0.75, now 0.5");
+  expect(complex, "element 0 was (0.25,0.25), now (0.5,0.5)");
+}
+
+TEST_CASE("a batch of fewer tensors than compiled, and micro-batches of two shapes, are refused") {
+  CompileOptions options;
+  options.micro_batches = 2;
+  auto program = compile_program(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 6), shards(1), options);
+  Step step(program, nullptr);
+  const Batch whole = rows_of(0, 0, 6), inputs = {whole[0]};
+  for (const std::vector<Batch>& batches : {std::vector<Batch>{inputs, inputs}, {whole, inputs}, {whole, {}}})
+    CHECK_THROWS_AS(step(batches), UserError);
+  CHECK_THROWS_WITH_AS(step({inputs, inputs}),
+                       "step: the batch has 1 tensors: f32[6, 6] \n  expected 2, as in the example batch of compile",
+                       UserError);
+  CHECK_THROWS_WITH_AS(step.eval(inputs), doctest::Contains("the batch has 1 tensors"), UserError);
+  CHECK_THROWS_WITH_AS(step({whole, rows_of(0, 6, 5)}), doctest::Contains("a micro-batch is f32[5, 6] i64[5]"),
+                       UserError);
+  step({whole, {whole[0].t().contiguous().t(), whole[1]}});  // its strides are its own affair
+}
+
+// A momentum encoder: its weights follow those that are trained.
+struct FollowedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      at::NoGradGuard no_grad;
+      target.mul_(0.9).add_(query->weight, 0.1);
+    }
+    return query(x) - at::mm(x, target.t());
+  }
+  torch::nn::Linear query = register_module("query", torch::nn::Linear(6, 3));
+  at::Tensor target = register_buffer("target", query->weight.detach().clone());
+};
+TORCH_MODULE(Followed);
+
+TEST_CASE("a buffer that follows a parameter is carried on every mesh, as a written parameter is told to be") {
+  constexpr double kLr = 0.5;
+  const auto loss = [](Followed& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  torch::manual_seed(3);
+  Followed eager;
+  std::vector<at::Tensor> parameters = eager->parameters();
+  std::vector<double> losses;
+  for (int64_t k = 0; k < 3; ++k) {
+    const at::Tensor value = loss(eager, rows_of(k, 0, 12));
+    const auto gradients = torch::autograd::grad({value}, parameters);
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters.size(); ++i) parameters[i].sub_(gradients[i] * kLr);
+    losses.push_back(value.item<double>());
+  }
+  for (int64_t world : {1, 3})
+    for (const auto layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
+      torch::manual_seed(3);
+      Strategy strategy = shards(world);
+      strategy.options.layout = layout;
+      SGD sgd;
+      sgd.lr = kLr;
+      auto program = compile_program(Followed(), loss, sgd, rows_of(0, 0, 12 / world), strategy);
+      testing::run_ranks(world, [&](comm::CommWorld& ranks) {
+        Step step(program, &ranks);
+        for (int64_t k = 0; k < 3; ++k) {
+          const auto result = step(rows_of(k, ranks.rank() * 12 / world, 12 / world));
+          CHECK(result.loss == doctest::Approx(losses[static_cast<size_t>(k)]).epsilon(1e-5));
+        }
+        CHECK(at::allclose(step.gather("target"), eager->target, 1e-5, 1e-6));
+      });
+    }
 }
 
 TEST_CASE("a module with real weights is taken over and sharded as it is") {

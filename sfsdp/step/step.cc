@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <iostream>
 #include <mutex>
 #include <set>
@@ -34,7 +35,8 @@ using Clock = std::chrono::steady_clock;
 // "i64[8, 128] i64[8, 128]": what a captured graph is valid for.
 std::string shape_key(const Batch& batch) {
   std::string key;
-  for (const at::Tensor& t : batch) key += concat(capture::type_of(t), " ");
+  for (const at::Tensor& t : batch)  // a trace reads each as contiguous
+    key += t.defined() ? concat(ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec()), " ") : "none ";
   return key;
 }
 
@@ -65,6 +67,26 @@ std::string meaning_of_difference(const std::string& ours, const std::string& th
   return met.empty() ? "their collectives are the same" : "they would not meet: " + met;
 }
 
+// "aten.mul.Tensor at blocks.gate, ...": at most three.
+std::string readers_of(const ir::Op& op, const ir::Graph& graph) {
+  std::string text;
+  int count = 0;
+  for (const auto& reader : graph.ops())
+    if (std::ranges::find(reader->operands, op.result()) != reader->operands.end() && ++count <= 3)
+      text +=
+          concat(count > 1 ? ", " : "", reader->opcode, reader->module_path.empty() ? "" : " at ", reader->module_path);
+  return count > 3 ? text + ", ..." : text;
+}
+
+// "element 1 was 0.5, now 0.25"; empty: the same bits. Of two dense tensors of one type.
+std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
+  if (std::memcmp(was.const_data_ptr(), now.const_data_ptr(), was.nbytes()) == 0) return "";
+  const at::Tensor a = was.flatten(), b = now.flatten();
+  int64_t i = 0;
+  while (i + 1 < a.numel() && at::equal(a[i], b[i])) ++i;
+  return concat("element ", i, " was ", a[i].item(), ", now ", b[i].item());
+}
+
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
 void check_same_program(const Program& program, comm::CommWorld& world) {
   const std::string advice = "expected the same model, batch shapes, options and passes on all ranks";
@@ -90,6 +112,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       optimizer_(optimizer),
       strategy_(std::move(strategy)),
       options_(options),
+      example_size_(example.size()),
       cache_(std::make_shared<Cache>()) {
   if (options_.micro_batches < 1)
     throw UserError(concat("compile: micro_batches = ", options_.micro_batches, "\n  expected at least 1"));
@@ -101,6 +124,9 @@ const Program::Variant& Program::training(const Batch& example) { return variant
 const Program::Variant& Program::evaluation(const Batch& example) { return variant(example, false); }
 
 const Program::Variant& Program::variant(const Batch& example, bool training) {
+  if (example.size() != example_size_)  // the loss function indexes its batch without a check
+    throw UserError(concat("step: the batch has ", example.size(), " tensors: ", shape_key(example), "\n  expected ",
+                           example_size_, ", as in the example batch of compile"));
   std::lock_guard lock(cache_->mutex);
   const std::string kind = training ? "training" : "evaluation";
   auto& held = cache_->variants[concat(kind, " ", shape_key(example))];
@@ -122,18 +148,28 @@ void Program::say(const std::string& notice) const {
 }
 
 void Program::check_recapture(const Batch& example) {
-  const std::vector<std::string> before = split(ir::print(training(example).graph), '\n');
-  std::vector<std::string> now;
+  const Variant& before = training(example);
+  std::unique_ptr<Variant> now;
   {
     std::lock_guard lock(cache_->mutex);
-    now = split(ir::print(build(example, true, {})->graph), '\n');  // seen by nobody: it is built to be compared
+    now = build(example, true, {});  // seen by nobody: it is built to be compared
   }
-  for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
-    const std::string was = i < before.size() ? before[i] : "(nothing)", is = i < now.size() ? now[i] : "(nothing)";
-    if (was != is)
-      throw UserError(concat("the captured step has changed; first difference:\n  was", was, "\n  now", is,
-                             "\n  expected the same graph: a number that varies from step to step must come in the"
-                             " batch as a tensor"));
+  const std::string advice =
+      "\n  expected the same graph: what varies from step to step must come in the batch as a tensor, or be a buffer";
+  const auto was = split(ir::print(before.graph), '\n'), is = split(ir::print(now->graph), '\n');
+  for (size_t i = 0; i < std::max(was.size(), is.size()); ++i) {
+    const std::string line = i < was.size() ? was[i] : "(nothing)", other = i < is.size() ? is[i] : "(nothing)";
+    if (line != other)
+      throw UserError(
+          concat("the captured step has changed; first difference:\n  was", line, "\n  now", other, advice));
+  }
+  for (const auto& op : before.graph.ops()) {
+    if (!op->is("constant")) continue;
+    const auto index = static_cast<size_t>(op->attr<int64_t>("index"));
+    const std::string differs = first_difference(before.constants[index], now->constants[index]);
+    if (!differs.empty())
+      throw UserError(concat("the captured step has changed: the tensor that ", readers_of(*op, before.graph),
+                             " read, a constant of the graph, has other values\n  ", differs, advice));
   }
 }
 
@@ -363,6 +399,10 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   if (static_cast<int64_t>(micro_batches.size()) != program_->options().micro_batches)
     throw UserError(concat("step: got ", micro_batches.size(), " micro-batches\n  expected micro_batches = ",
                            program_->options().micro_batches, ", as compiled"));
+  for (const Batch& batch : micro_batches)
+    if (shape_key(batch) != shape_key(micro_batches[0]))
+      throw UserError(concat("step: a micro-batch is ", shape_key(batch), "\n  expected all of one step alike: ",
+                             shape_key(micro_batches[0]), "; pad the smaller ones"));
   const ir::Graph& graph = program_->training(micro_batches[0]).graph;
   auto& executor = this->executor(micro_batches[0]);
   impl_->refresh(graph);

@@ -89,11 +89,13 @@ class Program {
     tune::Tuned tuned;        // what each pass did, what the units chosen by cost were estimated at
     tune::RematChoice remat;  // as asked for, or what was chosen by cost, and the trials
   };
-  // The graph for these batch shapes; captured when first asked for. Thread-safe.
+  // The graph for these batch shapes; captured when first asked for. Thread-safe. Throws UserError for a batch of more
+  // or fewer tensors than the example of the constructor.
   const Variant& training(const Batch& example);
   const Variant& evaluation(const Batch& example);
-  // Captures the training step again. Throws UserError naming the first op that differs: a C++ number that changes from
-  // step to step is frozen in the graph and must become a tensor of the batch.
+  // Captures the training step again. Throws UserError naming the first op that differs, or what reads the first constant
+  // with other values: a C++ number or a tensor from outside that changes from step to step is frozen in the graph, and
+  // must become a tensor of the batch.
   void check_recapture(const Batch& example);
 
   const Strategy& strategy() const { return strategy_; }
@@ -122,6 +124,7 @@ class Program {
   Optimizer optimizer_;
   Strategy strategy_;
   CompileOptions options_;
+  size_t example_size_;  // tensors of a batch
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
