@@ -48,7 +48,7 @@ class Tracer {
   // The value a tensor stands for now; a view of a tensor that was updated in place is rebuilt here. Throws UserError
   // for a meta tensor from outside the trace.
   ir::Value* value_of(const at::Tensor& tensor);
-  // Adds a real tensor, as it is now, as a constant of the graph.
+  // Adds a real tensor, which nobody may write to from now on, as a constant of the graph.
   ir::Value* constant(const at::Tensor& tensor);
 
   ir::Graph graph;
