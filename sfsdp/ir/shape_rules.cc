@@ -84,9 +84,10 @@ void RuleContext::need_number(const std::string& key) {
 std::vector<int64_t> RuleContext::integers(const std::string& key, size_t count) {
   const auto found = op.attrs.find(key);
   const auto* list = found == op.attrs.end() ? nullptr : std::get_if<std::vector<int64_t>>(&found->second);
-  if (list && list->size() == count) return *list;
+  const auto counts = [](int64_t n) { return n >= 0 && n <= kMaxBytes; };
+  if (list && list->size() == count && std::ranges::all_of(*list, counts)) return *list;
   report(concat("needs ", key, '='),
-         concat("expected ", count, " integers, got ", found == op.attrs.end() ? Attr() : found->second));
+         concat("expected ", count, " integers from 0 to ", kMaxBytes, ", got ", found == op.attrs.end() ? Attr() : found->second));
   return {};
 }
 
@@ -207,7 +208,7 @@ void rule_pack(RuleContext& context) {
     free_from = offsets[i] + operand.numel() / ranks;
   }
   if (result.dims.size() != 1 || result.numel() / ranks < free_from)
-    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", free_from * ranks));
+    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", saturating_product(free_from, ranks)));
 }
 
 void rule_unpack(RuleContext& context) {
@@ -232,7 +233,7 @@ void rule_all_gather(RuleContext& context) {
   context.expect_dtype(context.operand().dtype, context.result().dtype, "the result");
   if (!dim || !ranks) return;
   std::vector<int64_t> shape = context.operand().shape();
-  shape[*dim] *= *ranks;
+  shape[*dim] = saturating_product(shape[*dim], *ranks);
   context.expect_shape(shape, context.result(), "the result");
   check_gathered_split(context, context.operand().dims[*dim], context.result().dims[*dim], "the operand's dimension");
 }
@@ -314,6 +315,9 @@ void rule_sum_squares(RuleContext& context) {
   auto sums = static_cast<int64_t>(count);
   if (context.op.has_attr("segments")) {
     const std::vector<int64_t> segments = context.integers("segments", count);
+    constexpr int64_t kMost = int64_t{1} << 31;  // parameters in a bucket, so that their sum fits
+    if (std::ranges::any_of(segments, [](int64_t n) { return n > kMost; }))
+      return context.report(concat("has segments=", Attr(segments)), concat("expected at most ", kMost, " each"));
     int64_t all = 0;
     sums = 0;
     for (const int64_t n : segments) {

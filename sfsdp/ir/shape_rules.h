@@ -31,7 +31,7 @@ class RuleContext {
   std::optional<int64_t> integer(const std::string& key);
   std::optional<std::string> text(const std::string& key);
   void need_number(const std::string& key);  // integer or float
-  // A list of integers that must be there; reports and returns an empty one otherwise.
+  // A list of counts or offsets, none below 0 or above kMaxBytes, that must be there; reports and returns an empty one otherwise.
   std::vector<int64_t> integers(const std::string& key, size_t count);
   // Attribute `dim`, in range of operand 0.
   std::optional<size_t> dim();

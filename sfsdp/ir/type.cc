@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/ir/type.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <ostream>
 
 #include "sfsdp/base/check.h"
@@ -103,6 +105,28 @@ int64_t Type::numel() const {
 }
 
 int64_t Type::bytes() const { return numel() * size_in_bytes(dtype); }
+
+bool Type::fits() const {
+  const int64_t most = kind == Kind::Token ? 1 : kMaxBytes / size_in_bytes(dtype);
+  int64_t count = 1;  // a size of 0 must not hide the product of the others
+  for (const Dim& dim : dims) {
+    if (dim.size < 0) return false;
+    count = saturating_product(count, std::max<int64_t>(dim.size, 1));
+  }
+  int64_t span = 0;
+  for (size_t i = 0; i < std::min(strides.size(), dims.size()); ++i) {
+    if (strides[i] < 0) return false;
+    const int64_t reach = saturating_product(std::max<int64_t>(dims[i].size - 1, 0), strides[i]);
+    if (reach >= most - span) return false;
+    span += reach;
+  }
+  return count <= most;
+}
+
+int64_t saturating_product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
 
 std::ostream& operator<<(std::ostream& out, const Type& type) {
   if (type.kind == Type::Kind::Token) return out << "token";

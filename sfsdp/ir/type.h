@@ -20,6 +20,12 @@ std::optional<DType> parse_dtype(std::string_view text);
 int64_t size_in_bytes(DType dtype);
 bool is_floating(DType dtype);
 
+// The most bytes that all values of a graph may have together: sums of sizes, offsets and strides then fit into int64.
+inline constexpr int64_t kMaxBytes = int64_t{1} << 60;
+
+// a · b, neither below 0; the largest int64 where it does not fit.
+int64_t saturating_product(int64_t a, int64_t b);
+
 // How a value differs over the ranks of one mesh axis, where it is not simply the same on all of them.
 struct AxisState {
   enum class Kind : uint8_t {
@@ -56,6 +62,9 @@ struct Type {
   std::vector<int64_t> shape() const;
   int64_t numel() const;
   int64_t bytes() const;
+  // No size or stride is below 0, and neither the elements nor what the strides span take more than kMaxBytes. numel()
+  // and bytes() may be asked of such a type alone, as the verifier makes sure.
+  bool fits() const;
   bool operator==(const Type&) const = default;
 };
 

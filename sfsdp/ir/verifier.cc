@@ -18,6 +18,9 @@ std::string name_of(const Op& op) {
   return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
 }
 
+// More than any machine has; what is kept per rank stays small.
+constexpr int64_t kMaxRanks = int64_t{1} << 20;
+
 std::string plural(size_t count, std::string_view noun) { return concat(count, ' ', noun, count == 1 ? "" : "s"); }
 
 // What runs once behind the region that micro-batches repeat.
@@ -30,6 +33,9 @@ class Verifier {
   std::vector<Diagnostic> verify() {
     index_values();
     check_mesh();
+    check_sizes();
+    // The rules calculate with sizes, so nothing more is looked into where these do not fit.
+    if (!diagnostics_.empty()) return std::move(diagnostics_);
     for (const auto& op : graph_.ops()) {
       op_ = op.get();
       // What follows reads through operands and results, so a broken op is not looked into.
@@ -82,11 +88,36 @@ class Verifier {
 
   void check_mesh() {
     std::set<std::string> names;
+    int64_t ranks = 1;
     for (const MeshAxis& axis : graph_.mesh) {
       if (!is_word(axis.name) || !names.insert(axis.name).second)
         report(concat("mesh axis ", quote(axis.name), " is no name, or named twice"), "expected unique names");
       if (axis.size < 1) report(concat("mesh axis ", axis.name, " has size ", axis.size), "expected at least 1");
+      ranks = saturating_product(ranks, std::max<int64_t>(axis.size, 1));
     }
+    if (ranks > kMaxRanks)
+      report("the mesh has too many ranks", concat("expected sizes with a product of at most ", kMaxRanks));
+  }
+
+  void check_sizes() {
+    int64_t rest = kMaxBytes;
+    for (const auto& op : graph_.ops()) {
+      op_ = op.get();
+      for (const auto& result : op->results()) {
+        const Type& type = result->type();
+        const bool fits = type.fits();
+        const int64_t bytes = fits ? type.bytes() : 0;
+        if (std::ranges::any_of(type.dims, [](const Dim& dim) { return dim.size < 0; }))
+          report(concat('%', result->name(), " has a negative dimension"), concat("got ", type));
+        else if (std::ranges::any_of(type.strides, [](int64_t stride) { return stride < 0; }))
+          report(concat('%', result->name(), " has a negative stride"), concat("got ", type));
+        else if (!fits || bytes > rest)
+          return report(concat('%', result->name(), " is too large: ", type),
+                        concat("expected at most ", kMaxBytes, " bytes in all values of the graph together"));
+        rest -= bytes;
+      }
+    }
+    op_ = nullptr;
   }
 
   // ---- one op -------------------------------------------------------------------------------------------------------
@@ -174,7 +205,6 @@ class Verifier {
       const Type& type = result->type();
       std::set<std::string> axes;
       for (const Dim& dim : type.dims) {
-        if (dim.size < 0) report(concat('%', result->name(), " has a negative dimension"), concat("got ", type));
         for (const std::string& axis : dim.split) check_axis(*result, axis, axes);
       }
       for (const AxisState& state : type.states)

@@ -353,5 +353,35 @@ TEST_CASE("compare_collectives: each communicator must see the same calls in the
       std::string::npos);
 }
 
+// 2^63 elements would make the count of bytes overflow, and with it whatever is derived from it.
+TEST_CASE("a type whose bytes, strides or ranks do not fit is refused at its line") {
+  const auto graph = [](const std::string& type, const std::string& mesh = "a=2") {
+    return concat("graph mesh [", mesh, "] view local\n  %x = input name=x : ", type, "\n  return %x\n");
+  };
+  expect_diagnostic(graph("f32[9223372036854775807, 9223372036854775807]"), "test.ir:2:3: %x is too large");
+  expect_diagnostic(graph("f32[9223372036854775807, 9223372036854775807, 0]"), "%x is too large");
+  expect_diagnostic(graph("f64[144115188075855873]"), "%x is too large");  // 2^57 + 1 elements of 8 bytes
+  expect_diagnostic(graph("f32[2, 2]{9223372036854775807, 1}"), "%x is too large");
+  expect_diagnostic(graph("f32[2, 2]{-2, 1}"), "%x has a negative stride");
+  expect_diagnostic(graph("f32[2]", "a=4294967296, b=4294967296"), "the mesh has too many ranks");
+  const auto largest = parse(graph("f64[144115188075855872]"), "test.ir");
+  CHECK(verify(largest.graph).empty());
+}
+
+TEST_CASE("the values of a graph fit into one count of bytes, all together") {
+  std::string text = "graph mesh [a=2] view local\n";
+  for (int i = 0; i < 3; ++i) text += concat("  %x", i, " = input name=x", i, " : f32[134217728, 1073741824]\n");
+  expect_diagnostic(text, "test.ir:4:3: %x2 is too large");
+}
+
+TEST_CASE("an attribute that counts elements is no number that overflows") {
+  const std::string head = "graph mesh [a=2] view local\n  %x = param name=x : f32[4]\nfwd:\n";
+  expect_diagnostic(head + "  %p = pack [%x] offsets=[9223372036854775807] : f32[4]\n", "needs offsets=");
+  expect_diagnostic(head + "  %n = narrow %x dim=0 length=9223372036854775807 start=2 : f32[2]\n", "reads start=2");
+  expect_diagnostic(head + "  %v = view %x offset=9223372036854775807 : f32[4]\n", "reads 4 elements");
+  expect_diagnostic(head + "  %s = sum_squares [%x] numels=[1] offsets=[0] segments=[1152921504606846976] : f64[1]\n",
+                    "has segments=");
+}
+
 }  // namespace
 }  // namespace sfsdp::ir
