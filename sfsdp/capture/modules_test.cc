@@ -15,6 +15,7 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -86,6 +87,7 @@ void expect_captured_as_eager(const Case& c, at::ScalarType dtype) {
   const auto state = take_state(*module);
   const auto loss = [&](const Batch& batch) { return LossValue{loss_of(c.forward(module->list, batch)), {}}; };
   const CapturedStep step = capture_step(*module, state, loss, c.batch, {});
+  CHECK(ir::to_string(ir::verify(step.graph)) == "");
   exec::ReferenceExecutor executor(step.graph, step.constants, {}, {}, exec::Rng::Eager);
   for (const StateTensor& s : state) executor.state[s.name] = s.value;
   std::map<std::string, Tensor> gradients;

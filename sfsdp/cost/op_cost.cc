@@ -54,8 +54,7 @@ double attention_seconds(const Op& op, const Machine& machine) {
 double bytes_read(const Op& op, const Value& operand) {
   const auto all = static_cast<double>(std::min(operand.type().bytes(), ir::storage_of(&operand)->type().bytes()));
   if (op.is("unpack")) return static_cast<double>(op.result()->type().bytes());
-  const bool picks = op.is("aten.embedding") || op.is("aten.nll_loss_forward") || op.is("aten.gather");
-  if (!picks || &operand != op.operands[0]) return all;
+  if (!ir::has_flag(op, ir::kPicks) || &operand != op.operands[0]) return all;
   // An element of a row is a memory sector of 32 bytes.
   const double sectors = 32.0 * static_cast<double>(op.operands[1]->type().numel());
   return std::min(all, std::max(sectors, static_cast<double>(op.result()->type().bytes())));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/op_shape.h"
 
-#include <string>
-
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 
@@ -11,32 +9,33 @@ namespace {
 
 using ir::Op, ir::Type;
 
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-bool is_product(const Op& op) {
-  return op.is("aten.mm") || op.is("aten.addmm") || op.is("aten.bmm") || op.is("aten.baddbmm");
-}
+bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
+bool is_convolution(const Op& op) { return op.is("aten.convolution") || op.is("aten.convolution_backward"); }
 
 }  // namespace
 
 Class class_of(const Op& op) {
   if (ir::is_collective(op)) return Class::Collective;
   if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
-  if (op.is("constant") || op.is("scalar")) return Class::Free;
-  if (is_product(op) || contains(op.opcode, "convolution")) return Class::Product;
-  if (contains(op.opcode, "scaled_dot_product")) return Class::Attention;
-  for (const char* alone : {"embedding", "index", "scatter", "gather", "sort", "topk"})
-    if (contains(op.opcode, alone)) return Class::Alone;
-  if (op.is("adamw") || op.is("sgd") || op.is("pack") || op.is("unpack") || op.is("sum_squares")) return Class::Alone;
-  return Class::Fusible;
+  const ir::OpRow* row = ir::find_row(op.opcode);
+  if (!row) return Class::Fusible;
+  switch (row->cost) {
+    case ir::CostClass::Free: return Class::Free;
+    case ir::CostClass::Product: return Class::Product;
+    case ir::CostClass::Attention: return Class::Attention;
+    case ir::CostClass::Alone: return Class::Alone;
+    case ir::CostClass::Communication: return Class::Collective;
+    default: return Class::Fusible;
+  }
 }
 
 ProductShape product_shape(const Op& op) {
   ProductShape s;
-  const Type& out = op.result()->type();
-  if (contains(op.opcode, "convolution")) {  // as one product: output elements × weight elements of one output channel
-    const auto weight = op.operands[1]->type().shape();
-    s.m = static_cast<double>(out.numel());
+  if (is_convolution(op)) {  // as one product: output elements × weight elements of one output channel
+    const size_t first = is_backward(op) ? 2 : 1;
+    const auto weight = op.operands[first]->type().shape();
+    s.m = static_cast<double>((is_backward(op) ? op.operands[0] : op.result())->type().numel());
+    if (is_backward(op)) s.batch = 2;  // of the input and of the weight
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
   }
@@ -52,7 +51,7 @@ ProductShape product_shape(const Op& op) {
 
 AttentionShape attention_shape(const Op& op) {
   AttentionShape s;
-  s.backward = contains(op.opcode, "backward");
+  s.backward = is_backward(op);
   const size_t q = s.backward ? 1 : 0;
   const auto query = op.operands[q]->type().shape(), key = op.operands[q + 1]->type().shape();
   SFSDP_CHECK(query.size() == 4 && key.size() == 4, op.opcode, " of ", query.size(), " dimensions");

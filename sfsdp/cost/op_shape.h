@@ -8,8 +8,8 @@
 
 namespace sfsdp::cost {
 
-// Free moves no data; Fusible: pointwise ops and reductions, which a compiler joins; Alone: kernels that no compiler
-// joins with others (gathers and scatters by index, the optimizer, packing into buckets).
+// Free moves no data; Fusible: pointwise ops and reductions, and aten ops that have no row in atenset.def; the rest as
+// ir::CostClass says.
 enum class Class : uint8_t { Free, Product, Attention, Fusible, Alone, Collective };
 
 Class class_of(const ir::Op& op);

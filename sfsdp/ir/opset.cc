@@ -2,10 +2,12 @@
 #include "sfsdp/ir/opset.h"
 
 #include <algorithm>
-#include <array>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/aten_rules.h"
 #include "sfsdp/ir/shape_rules.h"
 
 namespace sfsdp::ir {
@@ -18,17 +20,13 @@ namespace {
       OpRow{name ".start", 1, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
 constexpr OpRow kRows[] = {
 #include "sfsdp/ir/opset.def"
+#define SFSDP_ATEN(name, min_operands, max_operands, results, flags, cost, alias, rule) \
+  OpRow{"aten." name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
+#include "sfsdp/ir/atenset.def"
+#undef SFSDP_ATEN
 };
 #undef SFSDP_OP
 #undef SFSDP_COLLECTIVE
-
-// Results that are the first operand's memory seen otherwise, by base name. `reshape` may copy, but may not.
-constexpr std::array<std::string_view, 24> kAtenViews = {
-    "alias",        "as_strided",       "detach",         "diagonal", "expand",
-    "narrow",       "permute",          "reshape",        "select",   "slice",
-    "split",        "split_with_sizes", "squeeze",        "t",        "transpose",
-    "unbind",       "unfold",           "unsqueeze",      "view",     "view_as_complex",
-    "view_as_real", "_unsafe_view",     "_reshape_alias", "chunk"};
 
 struct AtenEffects {
   std::unordered_set<std::string_view> draws, drops_out, writes, out_overloads;
@@ -68,7 +66,9 @@ AtenName split_aten(std::string_view opcode) {
 bool is_random_aten(const Op& op) {
   const AtenName name = split_aten(op.opcode);
   if (aten_effects().draws.contains(name.base)) return true;
-  return aten_effects().drops_out.contains(name.base) && number_of(op, "dropout_p", 0) > 0;
+  const auto dropout = op.attrs.find("dropout_p");
+  const double* p = dropout == op.attrs.end() ? nullptr : std::get_if<double>(&dropout->second);
+  return aten_effects().drops_out.contains(name.base) && p && *p > 0;
 }
 
 bool writes_argument(std::string_view opcode) {
@@ -81,24 +81,36 @@ bool writes_argument(std::string_view opcode) {
 
 bool is_pure_aten(const Op& op) { return !writes_argument(op.opcode) && !is_random_aten(op); }
 
-bool has_flag(const Op& op, OpFlags flag) {
-  const OpRow* row = find_row(op.opcode);
-  return row && (row->flags & flag) != 0;
-}
-
 }  // namespace
 
 std::span<const OpRow> opset() { return kRows; }
 
 const OpRow* find_row(std::string_view opcode) {
-  if (is_aten(opcode)) return nullptr;
   static const auto by_name = [] {
     std::unordered_map<std::string_view, const OpRow*> rows;
     for (const OpRow& row : kRows) rows.emplace(row.name, &row);
     return rows;
   }();
-  const auto found = by_name.find(opcode);
+  auto found = by_name.find(opcode);
+  if (found == by_name.end() && is_aten(opcode)) {
+    const auto [base, overload] = split_aten(opcode);
+    if (overload != "out" && !overload.ends_with("_out")) found = by_name.find(concat("aten.", base, ".*"));
+  }
   return found == by_name.end() ? nullptr : found->second;
+}
+
+bool has_flag(const Op& op, OpFlags flag) {
+  const OpRow* row = find_row(op.opcode);
+  return row && (row->flags & flag) != 0;
+}
+
+std::vector<std::string> unchecked_opcodes(const Graph& graph) {
+  std::set<std::string> found;
+  for (const auto& op : graph.ops()) {
+    const OpRow* row = find_row(op->opcode);
+    if (!row || (is_aten(op->opcode) && row->rule == no_rule)) found.insert(op->opcode);
+  }
+  return {found.begin(), found.end()};
 }
 
 bool is_aten(std::string_view opcode) { return opcode.starts_with(kAten) && opcode.size() > kAten.size(); }
@@ -120,7 +132,6 @@ bool is_random(const Op& op) { return is_aten(op.opcode) ? is_random_aten(op) : 
 
 int aliased_operand(const Op& op) {
   if (op.operands.empty() || !op.operands[0]) return -1;
-  if (is_aten(op.opcode)) return std::ranges::find(kAtenViews, split_aten(op.opcode).base) != kAtenViews.end() ? 0 : -1;
   const OpRow* row = find_row(op.opcode);
   return row && row->alias == Alias::ViewOfFirst ? 0 : -1;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What is known of an opcode: the rows of opset.def, and what the spelling of an "aten." op tells.
+// What is known of an opcode: the rows of opset.def and atenset.def. An "aten." op without a row may be captured and run;
+// of it the spelling alone tells something, and the verifier does not know its types.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +24,14 @@ enum OpFlags : uint32_t {
   kStart = 8,       // the result is in flight until `wait`
   kRandom = 16,
   kOptional = 32,  // operands may be absent, except the first
+  kReshape = 64,   // the result has the operand's elements, or a range of them, in the same row-major order
+  kPermute = 128,  // the result has the operand's dimensions in another order
+  kPicks = 256,    // reads of the first operand as much as the second, of indexes, picks
 };
 
-enum class CostClass : uint8_t { Free, Pointwise, Reduction, Matmul, Communication };
+// Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing
+// (gathers and scatters by index, the optimizer, packing into buckets).
+enum class CostClass : uint8_t { Free, Pointwise, Reduction, Product, Attention, Alone, Communication };
 enum class Alias : uint8_t { Fresh, ViewOfFirst };
 
 struct OpRow {
@@ -40,8 +46,13 @@ struct OpRow {
 };
 inline constexpr int kAny = -1;
 
+// Rows of both lists. `aten.add.*` stands for every overload that has no row of its own.
 std::span<const OpRow> opset();
 const OpRow* find_row(std::string_view opcode);  // nullptr: no row
+bool has_flag(const Op& op, OpFlags flag);       // false where there is no row
+// The opcodes of a graph, each once, in alphabetical order, whose types the verifier cannot check: an "aten." op that has
+// no row, or one without a rule.
+std::vector<std::string> unchecked_opcodes(const Graph& graph);
 bool is_aten(std::string_view opcode);
 
 bool is_pure(const Op& op);

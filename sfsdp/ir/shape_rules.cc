@@ -39,11 +39,27 @@ void check_reduction(RuleContext& context) {
   if (!known) context.report(concat("reduces with op=", found->second), "expected sum, max or min");
 }
 
+// rows=: of a parameter that is cut in dimension 0, all ranks together.
+void check_rows(RuleContext& context) {
+  if (!context.op.has_attr("rows")) return;
+  const auto rows = context.integer("rows");
+  const std::vector<Dim>& dims = context.result().dims;
+  const auto ranks = dims.empty() ? std::nullopt : axis_size(context.graph, dims[0].split);
+  if (rows && ranks && (*rows < 0 || *rows > saturating_product(dims[0].size, *ranks)))
+    context.report(concat("has rows=", *rows), concat("expected at most those of all ranks of ", context.result()));
+  if (dims.empty()) context.report("has rows=", "expected a tensor with dimensions");
+}
+
 }  // namespace
 
 void RuleContext::report(const std::string& message, const std::string& detail) {
   const std::string name = op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
   diagnostics_.push_back({.where = {}, .message = concat(name, ' ', message), .detail = detail});
+}
+
+void RuleContext::stop(const std::string& message, const std::string& detail) {
+  report(message, detail);
+  throw Stop();
 }
 
 void RuleContext::expect_dtype(DType expected, DType got, std::string_view whose) {
@@ -86,8 +102,8 @@ std::vector<int64_t> RuleContext::integers(const std::string& key, size_t count)
   const auto* list = found == op.attrs.end() ? nullptr : std::get_if<std::vector<int64_t>>(&found->second);
   const auto counts = [](int64_t n) { return n >= 0 && n <= kMaxBytes; };
   if (list && list->size() == count && std::ranges::all_of(*list, counts)) return *list;
-  report(concat("needs ", key, '='),
-         concat("expected ", count, " integers from 0 to ", kMaxBytes, ", got ", found == op.attrs.end() ? Attr() : found->second));
+  report(concat("needs ", key, '='), concat("expected ", count, " integers from 0 to ", kMaxBytes, ", got ",
+                                            found == op.attrs.end() ? Attr() : found->second));
   return {};
 }
 
@@ -127,9 +143,20 @@ void rule_named(RuleContext& context) { context.text("name"); }
 
 void rule_param(RuleContext& context) {
   context.text("name");
-  const auto trainable = context.op.attrs.find("trainable");
-  if (trainable != context.op.attrs.end() && !std::holds_alternative<bool>(trainable->second))
-    context.report(concat("has trainable=", trainable->second), "expected true or false");
+  for (const char* key : {"trainable", "keep"}) {
+    const auto flag = context.op.attrs.find(key);
+    if (flag != context.op.attrs.end() && !std::holds_alternative<bool>(flag->second))
+      context.report(concat("has ", key, '=', flag->second), "expected true or false");
+  }
+  if (context.op.has_attr("unit")) context.text("unit");
+  check_rows(context);
+  const auto members = context.op.attrs.find("members");
+  if (members == context.op.attrs.end()) return;
+  const auto* names = std::get_if<std::vector<std::string>>(&members->second);
+  if (!names) return context.report(concat("has members=", members->second), "expected a list of names");
+  context.integers("offsets", names->size());
+  context.integers("numels", names->size());
+  context.integer("size");
 }
 
 void rule_constant(RuleContext& context) { context.integer("index"); }
@@ -208,7 +235,8 @@ void rule_pack(RuleContext& context) {
     free_from = offsets[i] + operand.numel() / ranks;
   }
   if (result.dims.size() != 1 || result.numel() / ranks < free_from)
-    context.report("has the wrong shape: the result", concat("expected one dimension of at least ", saturating_product(free_from, ranks)));
+    context.report("has the wrong shape: the result",
+                   concat("expected one dimension of at least ", saturating_product(free_from, ranks)));
 }
 
 void rule_unpack(RuleContext& context) {

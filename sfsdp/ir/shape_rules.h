@@ -25,6 +25,9 @@ class RuleContext {
 
   // `message` goes behind the op's name: "aten.mm %y " + message.
   void report(const std::string& message, const std::string& detail);
+  // Reports and leaves the rule, which could not go on.
+  struct Stop {};
+  [[noreturn]] void stop(const std::string& message, const std::string& detail);
   void expect_dtype(DType expected, DType got, std::string_view whose);
   void expect_shape(const std::vector<int64_t>& expected, const Type& got, std::string_view whose);
   // An attribute that must be there; reports and returns nullopt otherwise.

@@ -149,8 +149,8 @@ class Verifier {
   }
 
   bool check_arity(const Op& op) {
-    if (is_aten(op.opcode)) return true;  // its schema was checked in capture
     const OpRow* row = find_row(op.opcode);
+    if (!row && is_aten(op.opcode)) return true;
     if (!row) {
       report_unknown(op);
       return false;
@@ -196,7 +196,10 @@ class Verifier {
     if (!row) return;
     std::vector<Diagnostic> found;
     RuleContext context(graph_, op, found);
-    row->rule(context);
+    try {
+      row->rule(context);
+    } catch (const RuleContext::Stop&) {  // it has reported
+    }
     for (Diagnostic& diagnostic : found) report(std::move(diagnostic.message), std::move(diagnostic.detail));
   }
 
@@ -253,6 +256,11 @@ class Verifier {
     if (op.has_attr("once") && (!is_once(op) || !is_repeated(op.section)))
       report(concat(name_of(op), " has once= in section ", to_string(op.section)),
              "expected once=true, in a section that micro-batches repeat");
+    if (op.is("accumulate") && !is_repeated(op))
+      report(concat(name_of(op), " adds up in section ", to_string(op.section)),
+             "expected it in forward, loss or backward, in every micro-batch");
+    if (op.section == Section::Init) check_init(op);
+    if (is_wait(op)) check_wait_section(op, *op.operands[0]->producer());
     if (!is_repeated(op.section)) return;
     for (const Value* operand : op.operands) {
       if (!operand) continue;
@@ -265,6 +273,20 @@ class Verifier {
                "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step "
                "by a carry");
     }
+  }
+
+  // What stands above all sections runs before the first micro-batch is there.
+  void check_init(const Op& op) {
+    for (const Value* operand : op.operands)
+      if (operand && (operand->producer()->section != Section::Init || operand->producer()->is("input")))
+        report(concat(name_of(op), " in section init reads %", operand->name()),
+               "expected a param, a state or a constant; move the op into section fwd");
+  }
+
+  void check_wait_section(const Op& op, const Op& start) {
+    if (!is_start(start) || !is_repeated(op) || is_repeated(start)) return;
+    report(concat(name_of(op), " waits in every micro-batch for ", name_of(start), ", which starts once"),
+           "expected the start in forward, loss or backward, without once=true");
   }
 
   // ---- start and wait -----------------------------------------------------------------------------------------------

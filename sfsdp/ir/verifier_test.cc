@@ -32,7 +32,8 @@ const std::string kStep = dedent(R"(
   loss:
     %loss = aten.sum %y : bf16[]
   bwd:
-    %dw = aten.mm %x, %y bwd_of=%y : bf16[256, 256]
+    %xt = aten.t %x : bf16[256, 8]{1, 256}
+    %dw = aten.mm %xt, %y bwd_of=%y : bf16[256, 256]
     %rs = reduce_scatter %dw axis=dp_shard dim=0 : bf16[64, 256]
     %acc = accumulate %rs : bf16[64, 256]
   clip:
@@ -381,6 +382,15 @@ TEST_CASE("an attribute that counts elements is no number that overflows") {
   expect_diagnostic(head + "  %v = view %x offset=9223372036854775807 : f32[4]\n", "reads 4 elements");
   expect_diagnostic(head + "  %s = sum_squares [%x] numels=[1] offsets=[0] segments=[1152921504606846976] : f64[1]\n",
                     "has segments=");
+}
+
+TEST_CASE("what runs once and what every micro-batch runs do not mix") {
+  const std::string head = "graph mesh [a=2] view local\n  %w = param name=w : f32[2]\n  %x = input name=x : f32[2]\n";
+  expect_diagnostic(head + "clip:\n  %s = accumulate %w : f32[2]\n", "adds up in section clip");
+  expect_diagnostic(head + "bwd:\n  %s = accumulate %x once=true : f32[2]\n", "adds up in section bwd");
+  expect_diagnostic(head + "  %y = aten.neg %x : f32[2]\n", "in section init reads %x");
+  expect_diagnostic(head + "  %g = all_gather.start %w axis=a dim=0 : async f32[4]\nfwd:\n  %f = wait %g : f32[4]\n",
+                    "waits in every micro-batch for all_gather.start %g, which starts once");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/tools/opt.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -23,13 +25,15 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: sfsdp opt FILE [--pass NAME[ OPTION=VALUE…][,NAME…]]… [--disable-pass NAME[,NAME…]] [--metrics]\n"
-    "                 [--machine FILE]\n"
+    "                 [--machine FILE] [--verify]\n"
     "                 [--print-ir-after-all[=FOLDER]] [--print-ir-diff[=FOLDER]] [--list]\n"
     "  FILE                  IR text, - for standard input\n"
     "  --pass                passes to run, in order; without any the graph is checked and printed\n"
     "  --disable-pass        leaves these out of the passes above\n"
     "  --metrics             what each pass did, to standard error\n"
     "  --machine             with --metrics: step time, exposed communication and peak on this machine too\n"
+    "  --verify              how many ops the verifier checked, and those whose types it does not know, to standard "
+    "error\n"
     "  --print-ir-after-all  the graph as given and behind each pass, to standard error or NN-pass.txt in FOLDER\n"
     "  --print-ir-diff       what each pass changed as a unified diff, to standard error or NN-pass.diff in FOLDER\n"
     "  --list                the passes and their options\n";
@@ -39,7 +43,7 @@ struct Arguments {
   std::string passes;
   std::string disabled, machine;
   passes::PrintIrOptions print_ir;
-  bool metrics = false;
+  bool metrics = false, verify = false;
   bool list = false;
   bool help = false;
 };
@@ -57,6 +61,8 @@ std::optional<Arguments> parse_arguments(std::span<const std::string> args) {
     const std::string& arg = args[i];
     if (arg == "--metrics") {
       arguments.metrics = true;
+    } else if (arg == "--verify") {
+      arguments.verify = true;
     } else if (arg == "--list") {
       arguments.list = true;
     } else if (arg == "--help" || arg == "-h") {
@@ -101,6 +107,18 @@ std::string read(const std::string& file) {
   return text.str();
 }
 
+// The graph has been verified. A line in all, then one per opcode without a rule.
+void print_verified(const ir::Graph& graph, std::ostream& err) {
+  std::ostringstream lines;
+  int64_t unchecked = 0;
+  for (const std::string& opcode : ir::unchecked_opcodes(graph)) {
+    const auto count = std::ranges::count(graph.ops(), opcode, [](const auto& op) { return op->opcode; });
+    lines << "  " << opcode << ": " << count << " ops, no rule in sfsdp/ir/atenset.def\n";
+    unchecked += count;
+  }
+  err << "verified: " << graph.ops().size() << " ops, " << unchecked << " of unknown types\n" << lines.str();
+}
+
 void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) {
   ir::ParseResult parsed = ir::parse(read(arguments.file), arguments.file == "-" ? "<stdin>" : arguments.file);
   if (!parsed.ok()) throw UserError(ir::to_string(parsed.diagnostics));
@@ -115,6 +133,7 @@ void optimize(const Arguments& arguments, std::ostream& out, std::ostream& err) 
     };
   const auto reports = passes::run_passes(parsed.graph, calls, options);
   out << ir::print(parsed.graph);
+  if (arguments.verify) print_verified(parsed.graph, err);
   if (!arguments.metrics) return;
   for (const passes::PassReport& report : reports) err << passes::to_string(report) << '\n';
 }

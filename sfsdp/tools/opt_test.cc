@@ -51,6 +51,15 @@ constexpr const char* kText =
     "  %d = aten.neg %x : f32[2]\n"
     "  return %y, %z\n";
 
+TEST_CASE("opt --verify lists the ops whose types nobody checks, with their number") {
+  const TextFile file(
+      "graph mesh [] view local\n  %x = input name=x : f32[2]\nfwd:\n  %y = aten.erfc %x : f32[2]\n"
+      "  %z = aten.erfc %y : f32[2]\n  %r = aten.relu %z : f32[2]\n  return %r\n");
+  const Run result = run({file.path(), "--verify"});
+  CHECK(result.status == 0);
+  CHECK(result.err == "verified: 4 ops, 2 of unknown types\n  aten.erfc: 2 ops, no rule in sfsdp/ir/atenset.def\n");
+}
+
 TEST_CASE("opt runs passes in order and prints the text") {
   const TextFile file(kText);
   const Run result = run({file.path(), "--pass", "merge_duplicates,dead_code", "--metrics"});

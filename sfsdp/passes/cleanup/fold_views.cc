@@ -16,16 +16,10 @@ namespace {
 using ir::Graph, ir::Op, ir::Type, ir::Value;
 using Order = std::vector<int64_t>;
 
-// Ops whose result is a range of their operand's elements in the same order: all of them, or for `view` those from its
-// offset on.
-constexpr std::string_view kReshapes[] = {
-    "view",        "aten.view",      "aten._unsafe_view", "aten.reshape",     "aten._reshape_alias", "aten.alias",
-    "aten.detach", "aten.unsqueeze", "aten.squeeze",      "aten.squeeze.dim", "aten.squeeze.dims"};
-
-// The first of these elements in the operand; nullopt for any other op, and where memory is not contiguous on both
+// Where the result's elements begin in the operand, in the same order; nullopt for any other op, and where memory is not contiguous on both
 // sides, as strides then decide which shapes fit.
 std::optional<int64_t> offset_of(const Op& op) {
-  if (std::ranges::find(kReshapes, op.opcode) == std::end(kReshapes)) return std::nullopt;
+  if (!ir::has_flag(op, ir::kReshape)) return std::nullopt;
   const Type &from = op.operands[0]->type(), &to = op.result()->type();
   if (!from.strides.empty() || !to.strides.empty() || from.dtype != to.dtype) return std::nullopt;
   return op.has_attr("offset") ? op.attr<int64_t>("offset") : 0;
@@ -33,7 +27,7 @@ std::optional<int64_t> offset_of(const Op& op) {
 
 // Dimension i of the result is dimension order[i] of the operand; nullopt for other ops.
 std::optional<Order> order_of(const Op& op) {
-  if (!op.is("aten.t") && !op.is("aten.transpose.int") && !op.is("aten.permute")) return std::nullopt;
+  if (!ir::has_flag(op, ir::kPermute)) return std::nullopt;
   const auto rank = static_cast<int64_t>(op.operands[0]->type().dims.size());
   const auto wrapped = [&](int64_t dim) { return static_cast<size_t>(dim < 0 ? dim + rank : dim); };
   Order order(static_cast<size_t>(rank));

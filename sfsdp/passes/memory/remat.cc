@@ -165,9 +165,10 @@ class Rewriter {
   }
 
   bool is_kept_op(const Op& op) {
-    if (op.opcode.find("scaled_dot_product") != std::string::npos) return true;
+    const ir::OpRow* row = ir::find_row(op.opcode);
+    if (row && row->cost == ir::CostClass::Attention) return true;
     if (ir::is_collective(op) && !op.is("all_gather")) return true;
-    if (!op.is("aten.mm") && !op.is("aten.addmm") && !op.is("aten.bmm")) return false;
+    if (!row || row->cost != ir::CostClass::Product) return false;
     return options_.mm_again == 0 || ++products_ % options_.mm_again != 0;
   }
 
@@ -270,6 +271,11 @@ bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
   if (!(options.memory_budget >= 0 && options.memory_budget <= 1))
     throw UserError(concat("remat memory_budget=", options.memory_budget, "\n  expected a number from 0 to 1"));
   SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
+  for (const auto& op : graph.ops())
+    if (ir::is_start(*op) && (op->section == ir::Section::Fwd || op->section == ir::Section::Loss))
+      throw UserError(
+          concat("pass remat: ", op->opcode, " %", op->result()->name(),
+                 " starts in forward\n  expected collectives that block; run the pass before split_collectives"));
   return Rewriter(graph, options).run(ctx);
 }
 
