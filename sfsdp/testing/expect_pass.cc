@@ -13,6 +13,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/line_diff.h"
 #include "sfsdp/ir/interp/interpreter.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -77,16 +78,17 @@ std::string dedent(std::string_view text) {
   return result;
 }
 
-std::string check_same_meaning(const Graph& before, const Graph& after, Agreement agreement) {
+std::string check_same_meaning(const Graph& before, const Graph& after, Agreement agreement, int64_t micro_batches) {
   const bool exact = agreement == Agreement::Bitwise;
-  const ir::interp::RunOptions options{.rounding = exact ? ir::interp::Rounding::PerOp : ir::interp::Rounding::None};
+  const ir::interp::RunOptions options{.rounding = exact ? ir::interp::Rounding::PerOp : ir::interp::Rounding::None,
+                                       .micro_batches = micro_batches};
   std::string problems;
   for (const uint64_t seed : {1u, 2u, 3u}) {
-    const auto inputs = ir::interp::seeded_inputs(before, seed);
+    const auto inputs = ir::interp::seeded_inputs(before, seed, micro_batches);
     const auto a = ir::interp::run(before, inputs, options), b = ir::interp::run(after, inputs, options);
     const double bound = exact ? 0 : reorder_bound(a, b);
     for (size_t rank = 0; rank < a.ranks.size(); ++rank) {
-      const std::string where = concat("seed ", seed, ", rank ", rank, ": ");
+      const std::string where = concat("seed ", seed, ", ", micro_batches, " micro-batches, rank ", rank, ": ");
       if (a.ranks[rank].outputs.size() != b.ranks[rank].outputs.size()) return where + "another number of outputs";
       for (size_t i = 0; i < a.ranks[rank].outputs.size(); ++i)
         problems += compare(a.ranks[rank].outputs[i], b.ranks[rank].outputs[i], bound, concat(where, "output ", i));
@@ -114,7 +116,12 @@ std::string check_pass(std::string_view passes, std::string_view before, std::st
       return concat(report.name, " changes the graph again when run again:\n", unified_diff(got, ir::print(graph)));
   const bool exact =
       std::ranges::all_of(calls, [](const auto& call) { return call.info->exactness == passes::Exactness::Exact; });
-  return check_same_meaning(original, graph, exact ? Agreement::Bitwise : Agreement::UpToOrderOfSums);
+  const bool in_flight = std::ranges::any_of(graph.ops(), [](const auto& op) { return ir::is_in_flight(*op); });
+  std::string problems;
+  for (int64_t micro_batches = 1; micro_batches <= (in_flight ? 1 : 3) && problems.empty(); ++micro_batches)
+    problems =
+        check_same_meaning(original, graph, exact ? Agreement::Bitwise : Agreement::UpToOrderOfSums, micro_batches);
+  return problems;
 } catch (const std::exception& error) {
   return error.what();
 }

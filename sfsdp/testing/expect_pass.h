@@ -10,7 +10,7 @@
 namespace sfsdp::testing {
 
 // Parse, verify, run, verify, compare the text, check the returned bool, run again (nothing may change), interpret
-// before and after: bitwise for Exact, within a derived bound for ReordersSums. Texts may be indented as a whole.
+// before and after with 1 to 3 micro-batches (1 where a gather is carried in flight): bitwise for Exact, within a derived bound for ReordersSums. Texts may be indented as a whole.
 // `passes`: as for `sfsdp opt --pass`, e.g. "sink_waits max_pending=1".
 void expect_pass(std::string_view passes, std::string_view before, std::string_view after);
 void expect_unchanged(std::string_view passes, std::string_view text);
@@ -19,9 +19,10 @@ void expect_diagnostic(std::string_view text, std::string_view part);
 
 // What the above report, "" if all is well: so that the tests' own tools can be tested.
 std::string check_pass(std::string_view passes, std::string_view before, std::string_view after);
-// Interprets both graphs on all ranks; "" if outputs and carried values agree. `exact`: bit for bit.
+// Interprets both graphs on all ranks; "" if outputs and carried values agree.
 enum class Agreement { Bitwise, UpToOrderOfSums };
-std::string check_same_meaning(const ir::Graph& before, const ir::Graph& after, Agreement agreement);
+std::string check_same_meaning(const ir::Graph& before, const ir::Graph& after, Agreement agreement,
+                               int64_t micro_batches = 1);
 
 // Without the indentation that all lines share.
 std::string dedent(std::string_view text);

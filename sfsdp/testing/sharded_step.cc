@@ -10,6 +10,8 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
   const bool bf16 = step.bf16;
   std::string head = concat("graph mesh [", step.replicas > 1 ? concat("dp_replicate=", step.replicas, ", ") : "",
                             "dp_shard=", world, "] view local\n  %step = state name=step : f32[]\n");
+  if (step.batch)
+    head += concat("  %x = input name=x : f32[] own(", step.replicas > 1 ? "dp_replicate, " : "", "dp_shard)\n");
   std::string fwd = "fwd:\n  %loss0 = full value=0.0 : f32[]\n", bwd = "bwd:\n", clip = "clip:\n", opt = "opt:\n";
   std::string carries = "  carry %step = %step.new\n", squares, flags;
   std::string loss = "%loss0";
@@ -44,7 +46,8 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
     fwd += concat("  %", p.name, ".loss = aten.add.Tensor ", loss, ", %", p.name, ".sum alpha=1 : f32[]\n");
     loss = concat("%", p.name, ".loss");
     bwd += gather(".b");
-    bwd += concat("  %", p.name, ".g = mul_scalar %", p.name, ".b value=0.25 : ", compute, whole, "\n");
+    bwd += step.batch ? concat("  %", p.name, ".g = scale %", p.name, ".b, %x : ", compute, whole, "\n")
+                      : concat("  %", p.name, ".g = mul_scalar %", p.name, ".b value=0.25 : ", compute, whole, "\n");
     std::string gradient = p.name + ".g";
     if (bf16) {
       bwd += concat("  %", p.name, ".gf = cast %", gradient, " : f32", whole, "\n");

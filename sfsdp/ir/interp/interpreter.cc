@@ -28,7 +28,9 @@ class Interpreter {
   }
 
   RunResult run() {
-    for (const auto& op : graph_.ops()) run_op(*op);
+    run_once([](const Op& op) { return op.section == Section::Init && !op.is("input"); });
+    for (micro_batch_ = 0; micro_batch_ < options_.micro_batches; ++micro_batch_) run_micro_batch();
+    run_once([](const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; });
     for (size_t rank = 0; rank < ranks_; ++rank) {
       RankResult result;
       for (const Value* output : graph_.outputs) result.outputs.push_back(get(output, rank));
@@ -42,7 +44,27 @@ class Interpreter {
  private:
   const Array& get(const Value* value, size_t rank) const { return values_.at(value)[rank]; }
 
+  template <class Predicate>
+  void run_once(const Predicate& runs) {
+    for (const auto& op : graph_.ops())
+      if (runs(*op)) run_op(*op);
+  }
+
+  void run_micro_batch() {
+    const bool last = micro_batch_ + 1 == options_.micro_batches;
+    for (const auto& op : graph_.ops())
+      if (op->is("input") || is_repeated(*op) || (last && is_repeated(op->section))) run_op(*op);
+    if (last) return;
+    std::vector<std::pair<const Value*, std::vector<Array>>> carried;  // all at once, as one may be another's next
+    for (const Carry& carry : graph_.carries)                          // running statistics go on from one to the next
+      if (is_repeated(carry.next->producer()->section)) carried.emplace_back(carry.current, values_.at(carry.next));
+    for (auto& [value, arrays] : carried) values_[value] = std::move(arrays);
+  }
+
   void run_op(const Op& op) {
+    std::vector<std::vector<Array>> sums;  // of the micro-batches before this one
+    if (op.is("accumulate") && micro_batch_ > 0) sums.push_back(values_.at(op.result()));
+    for (const auto& result : op.results()) values_[result.get()].clear();
     if (is_collective(op)) {
       std::vector<const Array*> operands;
       for (size_t rank = 0; rank < ranks_; ++rank) operands.push_back(&get(op.operands.at(0), rank));
@@ -54,12 +76,17 @@ class Interpreter {
       std::vector<Array> results = is_given(op) ? std::vector<Array>{given(op, rank)} : run_kernel(op, rank);
       if (results.size() != op.results().size())
         throw UserError(concat(op.opcode, " gave ", results.size(), " of ", op.results().size(), " results"));
+      if (!sums.empty()) add_to(results[0], sums[0][rank]);
       for (size_t i = 0; i < results.size(); ++i) store(*op.result(static_cast<int>(i)), std::move(results[i]));
     }
   }
 
+  static void add_to(Array& array, const Array& sum) {
+    for (size_t i = 0; i < array.data.size(); ++i) array.data[i] += sum.data[i];
+  }
+
   Array given(const Op& op, size_t rank) const {
-    const std::string name = input_name(op);
+    const std::string name = op.is("input") ? input_key(input_name(op), micro_batch_) : input_name(op);
     const auto found = inputs_[rank].find(name);
     if (found == inputs_[rank].end()) throw UserError(concat("no input ", name, " for rank ", rank));
     return found->second;
@@ -95,6 +122,7 @@ class Interpreter {
   const std::vector<Inputs>& inputs_;
   const RunOptions& options_;
   size_t ranks_;
+  int64_t micro_batch_ = 0;
   std::map<const Value*, std::vector<Array>> values_;  // one array per rank
   RunResult result_;
 };
@@ -112,19 +140,25 @@ std::string place_text(const Graph& graph, const Type& type, int64_t rank) {
 
 }  // namespace
 
+std::string input_key(const std::string& name, int64_t micro_batch) {
+  return micro_batch == 0 ? name : concat(name, '@', micro_batch);
+}
+
 RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options) {
   return Interpreter(graph, inputs, options).run();
 }
 
-std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed) {
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed, int64_t micro_batches) {
   std::vector<Inputs> inputs(static_cast<size_t>(world_size(graph)));
   for (size_t rank = 0; rank < inputs.size(); ++rank)
     for (const auto& op : graph.ops()) {
       if (!is_given(*op)) continue;
       const Type& type = op->result()->type();
-      const std::string name = input_name(*op);
-      const uint64_t key = hash_path(name + place_text(graph, type, static_cast<int64_t>(rank)));
-      inputs[rank].emplace(name, seeded(type, seed ^ key));
+      const std::string place = place_text(graph, type, static_cast<int64_t>(rank));
+      for (int64_t m = 0; m < (op->is("input") ? micro_batches : 1); ++m) {
+        const std::string name = input_key(input_name(*op), m);
+        inputs[rank].emplace(name, seeded(type, seed ^ hash_path(name + place)));
+      }
     }
   return inputs;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a local-view graph on every rank of its mesh, op by op, all ranks in lockstep: what a graph means.
+// Runs a local-view graph on every rank of its mesh, op by op, all ranks in lockstep: what a graph means. What stands above
+// the sections runs once, then fwd, loss and bwd for each micro-batch, then clip and opt.
 #pragma once
 
 #include <map>
@@ -11,8 +12,11 @@
 
 namespace sfsdp::ir::interp {
 
-// What inputs, params, states (by attribute `name`) and constants ("constant.<index>") hold on one rank.
+// What inputs, params, states (by attribute `name`) and constants ("constant.<index>") hold on one rank. An input of
+// micro-batch 1 and those after it goes by input_key.
 using Inputs = std::map<std::string, Array>;
+
+std::string input_key(const std::string& name, int64_t micro_batch);  // "x", "x@1", "x@2"
 
 enum class Rounding {
   PerOp,  // every result is rounded to its dtype, as on a machine
@@ -22,6 +26,7 @@ enum class Rounding {
 struct RunOptions {
   Rounding rounding = Rounding::PerOp;
   double lr = 0.125;
+  int64_t micro_batches = 1;  // forward-backward runs of the step
 };
 
 struct RankResult {
@@ -35,10 +40,11 @@ struct RunResult {
   int64_t numbers = 0;  // computed in all
 };
 
-// One step with one micro-batch. throws: UserError for an opcode without a kernel, a missing input, a wrong shape
+// One step. Outputs are those of the last micro-batch. throws: UserError for an opcode without a kernel, a missing input, a wrong shape
 RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options = {});
 
-// Made-up inputs: ranks hold the same values except along the axes that a type names (split, own, partial).
-std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed);
+// Made-up inputs, others for each micro-batch: ranks hold the same values except along the axes that a type names (split,
+// own, partial).
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed, int64_t micro_batches = 1);
 
 }  // namespace sfsdp::ir::interp

@@ -234,6 +234,57 @@ TEST_CASE("results are rounded per op, unless asked not to") {
   CHECK(run(graph, inputs, {.rounding = Rounding::None}).ranks[0].outputs[0].data == Data{1 + 0x1p-8});
 }
 
+TEST_CASE("micro-batches: accumulate adds up, what is once=true runs in the last alone, then the update") {
+  const Graph graph = read("a=2", R"(
+      %w = param name=w : f32[1/a]
+      %nf = state name=nf : f32[]
+      %x = input name=x : f32[2] own(a)
+    fwd:
+      %y = mul_scalar %x value=2.0 : f32[2]
+    bwd:
+      %sum = accumulate %y : f32[2]
+      %rs = reduce_scatter %sum axis=a dim=0 once=true : f32[1]
+    opt:
+      %w.new = sgd %w, none, %rs, %nf momentum=0.0 weight_decay=0.0 : f32[1/a]
+      return %y, %sum
+      carry %w = %w.new
+  )");
+  const Array no = Array::scalar(DType::f32, 0);
+  const std::vector<Inputs> inputs = {
+      {{"w", f32({1}, {100})}, {"nf", no}, {"x", f32({2}, {1, 2})}, {"x@1", f32({2}, {3, 4})}},
+      {{"w", f32({1}, {200})}, {"nf", no}, {"x", f32({2}, {10, 20})}, {"x@1", f32({2}, {30, 40})}}};
+  const RunResult one = run(graph, inputs), two = run(graph, inputs, {.micro_batches = 2});
+  CHECK(one.ranks[0].outputs[1].data == Data{2, 4});
+  CHECK(one.ranks[0].carried.at("w").data == Data{100 - 22.0 / 8});  // 2 · (1 + 10), times lr
+  CHECK(two.ranks[0].outputs[0].data == Data{6, 8});                 // of the last
+  CHECK(two.ranks[1].outputs[1].data == Data{80, 120});
+  CHECK(two.ranks[0].carried.at("w").data == Data{100 - 88.0 / 8});   // 8 + 80
+  CHECK(two.ranks[1].carried.at("w").data == Data{200 - 132.0 / 8});  // 12 + 120
+  CHECK_THROWS_WITH_AS(run(graph, inputs, {.micro_batches = 3}), doctest::Contains("no input x@2 for rank 0"),
+                       UserError);
+}
+
+TEST_CASE("micro-batches: a running statistic goes on from one to the next, a sum is rounded each time") {
+  const Graph graph = read("", R"(
+      %s = state name=s : f32[1]
+      %x = input name=x : f32[1]
+    fwd:
+      %h = mul_scalar %s value=0.5 : f32[1]
+      %n = aten.add.Tensor %h, %x : f32[1]
+      %low = cast %x : bf16[1]
+      %sum = accumulate %low : bf16[1]
+      return %sum
+      carry %s = %n
+  )");
+  const std::vector<Inputs> inputs = {
+      {{"s", f32({1}, {8})}, {"x", f32({1}, {256})}, {"x@1", f32({1}, {1})}, {"x@2", f32({1}, {1})}}};
+  const RunResult three = run(graph, inputs, {.micro_batches = 3});
+  CHECK(three.ranks[0].carried.at("s").data == Data{66.5});  // 8 / 2 + 256 = 260, 130 + 1 = 131, 65.5 + 1
+  CHECK(three.ranks[0].outputs[0].data == Data{256});        // bf16 holds no 257
+  const RunResult exact = run(graph, inputs, {.rounding = Rounding::None, .micro_batches = 3});
+  CHECK(exact.ranks[0].outputs[0].data == Data{258});
+}
+
 TEST_CASE("made-up inputs differ over the axes that a type names, and there only") {
   const Graph graph = read("a=2, b=2", R"(
       %same = param name=same : f32[8]
@@ -246,6 +297,10 @@ TEST_CASE("made-up inputs differ over the axes that a type names, and there only
   CHECK(inputs[0].at("split") != inputs[1].at("split"));
   CHECK(inputs[0].at("own") != inputs[2].at("own"));
   CHECK(seeded_inputs(graph, 2)[0].at("same") != inputs[0].at("same"));
+  const auto two = seeded_inputs(graph, 1, 2);
+  CHECK(two[0].at("own") == inputs[0].at("own"));
+  CHECK(two[0].at("own@1") != two[0].at("own"));
+  CHECK_FALSE(two[0].contains("same@1"));  // parameters are of the step
 }
 
 TEST_CASE("what it cannot run is an error that says so") {

@@ -413,7 +413,7 @@ constexpr Row kKernels[] = {
     {"cast", &identity},  // the interpreter rounds to the result's dtype
     {"wait", &identity},
     {"gradient", &identity},
-    {"accumulate", &identity},  // of one micro-batch
+    {"accumulate", &identity},  // the interpreter adds what is there
     {"pad", &pad},
     {"narrow", &narrow},
     {"view", &view},
