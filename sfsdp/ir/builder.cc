@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 
 namespace sfsdp::ir {
 
@@ -92,9 +93,10 @@ void Builder::take_place(Value* old, Value* value) {
   renamed_.emplace_back(value, old->name());
 }
 
-void Builder::apply() {
+void Builder::apply(std::string_view pass) {
   put_in_order();
   graph_.replace_uses(replaced_);
+  if (!pass.empty()) require_unread(pass);
   graph_.erase(erased_);
   for (const auto& [value, name] : renamed_) graph_.rename(value, name);  // names are free once the ops are gone
   before_.clear();
@@ -102,6 +104,25 @@ void Builder::apply() {
   replaced_.clear();
   renamed_.clear();
   erased_.clear();
+}
+
+void Builder::require_unread(std::string_view pass) const {
+  const std::unordered_set<const Op*> gone(erased_.begin(), erased_.end());
+  const auto check = [&](const Value* value, const std::string& reader) {
+    if (value && gone.contains(value->producer()))
+      throw UserError(concat("pass ", pass, ": %", value->name(), " is replaced, but ", reader, " still reads it",
+                             "\n  expected a step as data parallelism and the optimizer leave it, each parameter with"
+                             " one gradient and one update"));
+  };
+  for (const auto& op : graph_.ops())
+    if (!gone.contains(op.get()))
+      for (const Value* operand : op->operands)
+        check(operand, op->results().empty() ? op->opcode : concat(op->opcode, " %", op->result()->name()));
+  for (const Value* output : graph_.outputs) check(output, "return");
+  for (const Carry& carry : graph_.carries) {
+    check(carry.current, "carry");
+    check(carry.next, "carry");
+  }
 }
 
 void Builder::put_in_order() {

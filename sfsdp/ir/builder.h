@@ -10,6 +10,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -65,11 +66,14 @@ class Builder {
   void erase(const std::vector<Op*>& ops) { erased_.insert(erased_.end(), ops.begin(), ops.end()); }
 
   // Puts new ops in their places, then replaces, then erases: erased ops may read each other.
-  void apply();
+  //   pass: whose graphs are not always of the expected form: where something still reads an erased op, a UserError
+  //         names both; "": an InternalError, as of Graph::erase
+  void apply(std::string_view pass = "");
 
  private:
   using Anchored = std::unordered_map<const Op*, std::vector<Op*>>;
   void put_in_order();
+  void require_unread(std::string_view pass) const;
 
   Graph& graph_;
   Anchored before_, after_;

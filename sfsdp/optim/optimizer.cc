@@ -6,7 +6,7 @@
 #include <string>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
 
 namespace sfsdp {
 
@@ -24,12 +24,9 @@ using ir::Section;
 using ir::Type;
 using ir::Value;
 
-Value* add(Graph& graph, Section section, const std::string& opcode, std::vector<Value*> operands, Type type,
-           const std::string& hint, std::map<std::string, ir::Attr> attrs = {}) {
-  Op* op = graph.add(opcode, std::move(operands), {{hint, std::move(type)}});
-  op->section = section;
-  op->attrs = std::move(attrs);
-  return op->result();
+Value* add(ir::Builder& build, Section section, const std::string& opcode, std::vector<Value*> operands, Type type,
+           const std::string& hint, ir::Attrs attrs = {}) {
+  return build.at_end(section).value(opcode, std::move(operands), std::move(type), hint, std::move(attrs));
 }
 
 ir::Attr axis_attr(const std::vector<std::string>& axes) {
@@ -37,10 +34,10 @@ ir::Attr axis_attr(const std::vector<std::string>& axes) {
   return axes;
 }
 
-Value* reduce_over_data(Graph& graph, Value* value, const Strategy& strategy) {
+Value* reduce_over_data(ir::Builder& build, Value* value, const Strategy& strategy) {
   const auto axes = strategy.data_axes();
   if (axes.empty()) return value;
-  return add(graph, Section::Clip, "all_reduce", {value}, value->type(), value->name() + ".all",
+  return add(build, Section::Clip, "all_reduce", {value}, value->type(), value->name() + ".all",
              {{"axis", axis_attr(axes)}});
 }
 
@@ -50,31 +47,31 @@ struct Loss {
 };
 
 // Sums over micro-batches and ranks. A mean becomes a mean of equal shares, a sum is divided by the global count.
-Loss reduce_loss(Graph& graph, const Strategy& strategy, int64_t micro_batches) {
+Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy, int64_t micro_batches) {
   SFSDP_CHECK(!graph.outputs.empty(), "a step without a loss");
   Value* value = graph.outputs[0];
   const bool counted = graph.outputs.size() > 1;
   const double share = 1.0 / static_cast<double>(strategy.data_ranks() * micro_batches);
   const auto accumulated = [&](Value* v, const std::string& hint) {
     if (v == value && ir::size_in_bytes(v->type().dtype) < 4)
-      v = add(graph, Section::Loss, "cast", {v}, Type::tensor(DType::f32, {}), hint + ".f32");
-    return micro_batches == 1 ? v : add(graph, Section::Loss, "accumulate", {v}, v->type(), hint);
+      v = add(build, Section::Loss, "cast", {v}, Type::tensor(DType::f32, {}), hint + ".f32");
+    return micro_batches == 1 ? v : add(build, Section::Loss, "accumulate", {v}, v->type(), hint);
   };
   value = accumulated(value, "loss.sum");
   if (!counted) {
     if (share != 1.0)
-      value = add(graph, Section::Clip, "mul_scalar", {value}, value->type(), "loss.share", {{"value", share}});
-    return {reduce_over_data(graph, value, strategy), nullptr};
+      value = add(build, Section::Clip, "mul_scalar", {value}, value->type(), "loss.share", {{"value", share}});
+    return {reduce_over_data(build, value, strategy), nullptr};
   }
   Value* count = accumulated(graph.outputs[1], "loss.count");
   if (count->type().dtype != DType::f64)
-    count = add(graph, Section::Clip, "cast", {count}, Type::tensor(DType::f64, {}), "loss.count");
-  count = reduce_over_data(graph, count, strategy);
-  value = reduce_over_data(graph, value, strategy);
-  return {add(graph, Section::Clip, "div", {value, count}, value->type(), "loss.mean"), count};
+    count = add(build, Section::Clip, "cast", {count}, Type::tensor(DType::f64, {}), "loss.count");
+  count = reduce_over_data(build, count, strategy);
+  value = reduce_over_data(build, value, strategy);
+  return {add(build, Section::Clip, "div", {value, count}, value->type(), "loss.mean"), count};
 }
 
-Value* append_norm(Graph& graph, const std::vector<Op*>& gradients, Value* count, const Strategy& strategy) {
+Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, Value* count) {
   std::vector<Value*> operands;
   std::vector<bool> replicated;
   bool any_sharded = false;
@@ -84,35 +81,30 @@ Value* append_norm(Graph& graph, const std::vector<Op*>& gradients, Value* count
     any_sharded |= !replicated.back();
     g->attrs.erase("replicated");
   }
-  std::map<std::string, ir::Attr> attrs = {{"replicated", replicated}};
+  ir::Attrs attrs = {{"replicated", replicated}};
   if (any_sharded) attrs["axis"] = std::string("dp_shard");
   const auto n = static_cast<int64_t>(operands.size());
-  Op* squares = graph.add("sum_squares", operands, {{"grad.squares", Type::tensor(DType::f64, {n})}});
-  squares->section = Section::Clip;
-  squares->operand_lists = {{0, static_cast<int>(n)}};
-  squares->attrs = attrs;
-  Value* value = squares->result();
+  Value* value = build.at_end(Section::Clip)
+                     .list("sum_squares", operands, Type::tensor(DType::f64, {n}), "grad.squares", std::move(attrs))
+                     ->result();
   if (any_sharded)
-    value = add(graph, Section::Clip, "all_reduce", {value}, value->type(), "grad.squares.all",
+    value = add(build, Section::Clip, "all_reduce", {value}, value->type(), "grad.squares.all",
                 {{"axis", std::string("dp_shard")}});
   std::vector<Value*> inputs = {value};
   if (count) inputs.push_back(count);
-  (void)strategy;
-  return add(graph, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");
+  return add(build, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");
 }
 
-Value* add_state(ir::Insertions& insertions, const std::string& name, Type type, Op* before) {
-  Op* op = insertions.add("state", {}, {{name, std::move(type)}}, before);
-  op->section = Section::Init;
-  op->attrs["name"] = name;
-  return op->result();
+// At the head of the graph.
+Value* add_state(ir::Builder& build, const std::string& name, Type type, Op* first) {
+  return build.before(first).in(Section::Init).at("").value("state", {}, std::move(type), name, {{"name", name}});
 }
 
 // Builds one parameter's update; returns the optimizer's tensors for it.
 struct UpdateContext {
   Graph& graph;
-  ir::Insertions& insertions;
-  Op* first_op;  // state ops go to the head of the graph
+  ir::Builder& build;
+  Op* first_op;
   Value* step = nullptr;
   Value* non_finite = nullptr;
   std::vector<OptimizerState>& states;
@@ -121,36 +113,33 @@ struct UpdateContext {
     const std::string name = param.attr<std::string>("name") + "." + kind;
     const Type type = param.result()->type();
     states.push_back({name, param.attr<std::string>("name")});
-    return add_state(insertions, name, type, first_op);
+    return add_state(build, name, type, first_op);
   }
-  void carry(Value* current, Value* next) { graph.carries.push_back({current, next}); }
-
   void update(Op* param, Value* gradient, const AdamW& o) {
     Value* p = param->result();
     Value* m = moment(*param, "exp_avg");
     Value* v = moment(*param, "exp_avg_sq");
-    Op* op =
-        graph.add("adamw", {p, m, v, gradient, step, non_finite},
-                  {{p->name() + ".new", p->type()}, {m->name() + ".new", m->type()}, {v->name() + ".new", v->type()}});
-    op->attrs = {{"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}};
-    finish(op, *param, {p, m, v});
+    build_update(*param, "adamw", {p, m, v, gradient, step, non_finite}, {p, m, v},
+                 {{"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}});
   }
   void update(Op* param, Value* gradient, const SGD& o) {
     Value* p = param->result();
     Value* m = o.momentum != 0 ? moment(*param, "momentum_buffer") : nullptr;
-    std::vector<Graph::NewResult> results = {{p->name() + ".new", p->type()}};
-    if (m) results.push_back({m->name() + ".new", m->type()});
-    Op* op = graph.add("sgd", {p, m, gradient, non_finite}, std::move(results));
-    op->attrs = {{"momentum", o.momentum}, {"weight_decay", o.weight_decay}};
-    finish(op, *param, m ? std::vector<Value*>{p, m} : std::vector<Value*>{p});
+    build_update(*param, "sgd", {p, m, gradient, non_finite}, m ? std::vector<Value*>{p, m} : std::vector<Value*>{p},
+                 {{"momentum", o.momentum}, {"weight_decay", o.weight_decay}});
   }
-  void finish(Op* op, const Op& param, const std::vector<Value*>& current) {
-    std::vector<int64_t> donated;  // updated in their own buffers
-    for (size_t i = 0; i < current.size(); ++i) donated.push_back(static_cast<int64_t>(i));
-    op->attrs["donates"] = donated;
-    op->section = Section::Opt;
-    op->module_path = param.module_path;
-    for (size_t i = 0; i < current.size(); ++i) carry(current[i], op->result(static_cast<int>(i)));
+  // Each of `current` is updated in its own buffer.
+  void build_update(const Op& param, const std::string& opcode, std::vector<Value*> operands,
+                    const std::vector<Value*>& current, ir::Attrs attrs) {
+    std::vector<Graph::NewResult> results;
+    std::vector<int64_t> donated;
+    for (size_t i = 0; i < current.size(); ++i) {
+      results.push_back({current[i]->name() + ".new", current[i]->type()});
+      donated.push_back(static_cast<int64_t>(i));
+    }
+    attrs["donates"] = donated;
+    Op* op = build.at_end(Section::Opt, param.module_path).op(opcode, std::move(operands), results, std::move(attrs));
+    for (size_t i = 0; i < current.size(); ++i) graph.carries.push_back({current[i], op->result(static_cast<int>(i))});
   }
 };
 
@@ -164,45 +153,46 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
     if (op->is("gradient")) gradients.push_back(op.get());
     if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
   }
-  const Loss loss = reduce_loss(graph, strategy, options.micro_batches);
-  Value* norm = append_norm(graph, gradients, loss.count, strategy);
-  Value* non_finite = add(graph, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
+  ir::Builder build(graph);
+  const Loss loss = reduce_loss(graph, build, strategy, options.micro_batches);
+  Value* norm = append_norm(build, gradients, loss.count);
+  Value* non_finite = add(build, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
   Value* guard = non_finite;
   if (!options.skip_non_finite)
-    guard = add(graph, Section::Clip, "full", {}, non_finite->type(), "updates", {{"value", 0.0}});
+    guard = add(build, Section::Clip, "full", {}, non_finite->type(), "updates", {{"value", 0.0}});
   Value* coefficient = nullptr;
   if (options.max_norm > 0 || loss.count) {
     std::vector<Value*> inputs = {norm};
     if (loss.count) inputs.push_back(loss.count);
     const bool f64 = std::ranges::any_of(gradients, [](Op* g) { return g->result()->type().dtype == DType::f64; });
-    coefficient = add(graph, Section::Clip, "clip_coefficient", inputs, Type::tensor(f64 ? DType::f64 : DType::f32, {}),
+    coefficient = add(build, Section::Clip, "clip_coefficient", inputs, Type::tensor(f64 ? DType::f64 : DType::f32, {}),
                       "clip_coefficient", {{"max_norm", options.max_norm}});
   }
   std::vector<OptimizerState> states;
   Op* first_op = graph.ops().front().get();
-  ir::Insertions insertions(graph);
-  UpdateContext context{graph, insertions, first_op, nullptr, guard, states};
+  UpdateContext context{graph, build, first_op, nullptr, guard, states};
   if (std::holds_alternative<AdamW>(optimizer)) {
     states.push_back({"optimizer.step", ""});
-    Value* step = add_state(insertions, "optimizer.step", Type::tensor(DType::f32, {}), first_op);
-    context.step = add(graph, Section::Opt, "step_count", {step, guard}, step->type(), "optimizer.step.new");
+    Value* step = add_state(build, "optimizer.step", Type::tensor(DType::f32, {}), first_op);
+    context.step = add(build, Section::Opt, "step_count", {step, guard}, step->type(), "optimizer.step.new");
     graph.carries.push_back({step, context.step});
   }
   for (Op* g : gradients) {
     Value* gradient = g->result();
     if (coefficient)
       gradient =
-          add(graph, Section::Clip, "scale", {gradient, coefficient}, gradient->type(), gradient->name() + ".clipped");
+          add(build, Section::Clip, "scale", {gradient, coefficient}, gradient->type(), gradient->name() + ".clipped");
     Op* param = params.at(g->attr<std::string>("param"));
     std::visit([&](const auto& o) { context.update(param, gradient, o); }, optimizer);
   }
-  insertions.apply();
+  build.apply();
   graph.outputs = {loss.mean, norm, non_finite};
   return states;
 }
 
 void append_loss(Graph& graph, const Strategy& strategy, int64_t micro_batches) {
-  graph.outputs = {reduce_loss(graph, strategy, micro_batches).mean};
+  ir::Builder build(graph);
+  graph.outputs = {reduce_loss(graph, build, strategy, micro_batches).mean};
 }
 
 }  // namespace step

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/index.h"
 
 namespace sfsdp {
 
@@ -88,7 +88,8 @@ Storage storage_of(const Op& param, const Strategy& strategy) {
   return s;
 }
 
-Type with_dtype(Type type, ir::DType dtype) {
+// A contiguous tensor without states.
+Type plain(Type type, ir::DType dtype) {
   type.dtype = dtype;
   type.strides.clear();
   type.states.clear();
@@ -101,47 +102,30 @@ Type with_rows(Type type, int64_t rows) {
   return type;
 }
 
-// Adds ops one after the other before `before`, all in one section and at one module path.
-struct Chain {
-  ir::Insertions& insertions;
-  Op* before;
-  Section section;
-  std::string module_path;
-
-  Value* add(const std::string& opcode, Value* operand, Type type, const std::string& hint,
-             std::map<std::string, ir::Attr> attrs = {}) {
-    Op* op = insertions.add(opcode, {operand}, {{hint, std::move(type)}}, before);
-    op->section = section;
-    op->module_path = module_path;
-    op->attrs = std::move(attrs);
-    return op->result();
-  }
-  Value* cast(Value* value, ir::DType dtype, const std::string& hint) {
-    if (value->type().dtype == dtype) return value;
-    return add("cast", value, with_dtype(value->type(), dtype), hint);
-  }
-};
+Value* cast(const ir::Builder::Place& place, Value* value, ir::DType dtype, const std::string& hint) {
+  return value->type().dtype == dtype ? value : place.value("cast", {value}, plain(value->type(), dtype), hint);
+}
 
 // cast -> all_gather -> narrow: the cast comes first, so that the wire carries the compute dtype.
-Value* materialise(Chain chain, Value* stored, const Storage& s, const Type& full) {
+Value* materialise(const ir::Builder::Place& place, Value* stored, const Storage& s, const Type& full) {
   const std::string name = stored->name();
-  Value* value = chain.cast(stored, full.dtype, name + ".cast");
+  Value* value = cast(place, stored, full.dtype, name + ".cast");
   if (!s.sharded) return value;
-  value = chain.add("all_gather", value, with_rows(full, s.padded_rows), name + ".full",
-                    {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+  value = place.value("all_gather", {value}, with_rows(full, s.padded_rows), name + ".full",
+                      {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   if (s.padded_rows == s.global_rows) return value;
-  return chain.add("narrow", value, full, name + ".unpad",
-                   {{"dim", int64_t{0}}, {"start", int64_t{0}}, {"length", s.global_rows}});
+  return place.value("narrow", {value}, full, name + ".unpad",
+                     {{"dim", int64_t{0}}, {"start", int64_t{0}}, {"length", s.global_rows}});
 }
 
 bool is_backward(const Op& op) { return op.section == Section::Bwd; }
 
 // `readers`: the ops that read the parameter, in order.
-void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op*>& readers, const Storage& s,
+void shard_parameter(ir::Builder& build, Op* param, const std::vector<Op*>& readers, const Storage& s,
                      const Strategy& strategy) {
   Value* stored = param->result();
   const Type full = stored->type();
-  Type stored_type = with_dtype(full, s.dtype);
+  Type stored_type = plain(full, s.dtype);
   if (s.sharded) {
     stored_type = with_rows(stored_type, s.rows);
     stored_type.dims[0].split = {"dp_shard"};
@@ -158,7 +142,7 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
                        is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
-      materialised = materialise({insertions, reader, reader->section, param->module_path}, stored, s, full);
+      materialised = materialise(build.before(reader).at(param->module_path), stored, s, full);
     }
     for (Value*& operand : reader->operands)
       if (operand == stored) operand = materialised;
@@ -171,22 +155,20 @@ void shard_parameter(ir::Insertions& insertions, Op* param, const std::vector<Op
 // of an all_reduce. With reduce_once what is to be a shard is added up whole, and reduced by the last micro-batch.
 // Whole gradients add up in the dtype of their reduction, shards in that of the stored parameter, as FSDP2's do: k
 // shards in bf16 would round k times.
-//   next: the op behind the gradient's producer: the whole gradient is to live no longer than it must
-void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const Storage& s, const Strategy& strategy,
+// Right after the gradient is made: the whole of it is to live no longer than it must.
+void reduce_gradient(ir::Builder& build, Op* gradient, const Storage& s, const Strategy& strategy,
                      const GradientOptions& options) {
   Value* value = gradient->operands[0];
   const std::string name = gradient->attr<std::string>("param") + ".grad";
-  Chain chain{insertions, next, Section::Bwd, gradient->module_path};
+  auto place = build.after(value->producer()).in(Section::Bwd).at(gradient->module_path);
   const ir::DType reduce_dtype = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
-  value = chain.cast(value, reduce_dtype, name + ".cast");
-  if (s.sharded) {
-    if (s.padded_rows != s.global_rows)
-      value = chain.add("pad", value, with_rows(value->type(), s.padded_rows), name + ".pad",
+  value = cast(place, value, reduce_dtype, name + ".cast");
+  if (s.sharded && s.padded_rows != s.global_rows)
+    value = place.value("pad", {value}, with_rows(value->type(), s.padded_rows), name + ".pad",
                         {{"dim", int64_t{0}}, {"size", s.padded_rows}});
-  }
   const auto reduce_scatter = [&] {
-    value = chain.add("reduce_scatter", value, with_rows(value->type(), s.rows), name + ".rs",
-                      {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+    value = place.value("reduce_scatter", {value}, with_rows(value->type(), s.rows), name + ".rs",
+                        {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
   std::vector<std::string> axes;  // of the replicas
   for (const std::string& axis : strategy.data_axes())
@@ -196,27 +178,26 @@ void reduce_gradient(ir::Insertions& insertions, Op* gradient, Op* next, const S
   const bool once = !whole && strategy.options.reduce_once;
   if (s.sharded && !whole && !once) {
     reduce_scatter();
-    if (several) value = chain.cast(value, s.dtype, name + ".stored");
+    if (several) value = cast(place, value, s.dtype, name + ".stored");
   }
-  if (several) value = chain.add("accumulate", value, with_dtype(value->type(), value->type().dtype), name + ".acc");
+  if (several) value = place.value("accumulate", {value}, plain(value->type(), value->type().dtype), name + ".acc");
   if (s.sharded && once) {
     reduce_scatter();
     if (several) value->producer()->attrs["once"] = true;
   }
   if (!axes.empty() && value->type().dtype != reduce_dtype) {
-    value = chain.cast(value, reduce_dtype, name + ".sent");
+    value = cast(place, value, reduce_dtype, name + ".sent");
     value->producer()->attrs["once"] = true;
   }
-  chain.section = Section::Clip;
-  chain.before = gradient;
+  place = build.before(gradient).in(Section::Clip);
   if (s.sharded && whole) reduce_scatter();
   if (!axes.empty()) {
     const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
-    value = chain.add("all_reduce", value, with_dtype(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});
+    value = place.value("all_reduce", {value}, plain(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});
   }
-  value = chain.cast(value, s.dtype, name + ".stored");
+  value = cast(place, value, s.dtype, name + ".stored");
   if (options.factor != 1)
-    value = chain.add("mul_scalar", value, value->type(), name + ".mean", {{"value", options.factor}});
+    value = place.value("mul_scalar", {value}, value->type(), name + ".mean", {{"value", options.factor}});
   gradient->operands[0] = value;
   gradient->section = Section::Clip;
   gradient->result()->set_type(value->type());
@@ -262,27 +243,20 @@ void apply_data_parallel(Graph& graph, const Strategy& strategy, const GradientO
   graph.mesh = strategy.mesh.axes();
   graph.view = Graph::View::Local;
   std::vector<Op*> params, gradients;
-  std::unordered_map<const Op*, Op*> next;
-  Op* previous = nullptr;
   for (const auto& op : graph.ops()) {
     if (op->is("param")) params.push_back(op.get());
     if (op->is("gradient")) gradients.push_back(op.get());
-    next[previous] = op.get();
-    previous = op.get();
   }
-  const auto readers = graph.uses();
+  const ir::Index index(graph);
   std::map<std::string, Storage> storages;
   for (Op* param : params) storages[param->attr<std::string>("name")] = storage_of(*param, strategy);
-  ir::Insertions insertions(graph);
+  ir::Builder build(graph);
   for (Op* gradient : gradients)
-    reduce_gradient(insertions, gradient, next.at(gradient->operands[0]->producer()),
-                    storages.at(gradient->attr<std::string>("param")), strategy, options);
-  for (Op* param : params) {
-    const auto found = readers.find(param->result());
-    shard_parameter(insertions, param, found == readers.end() ? std::vector<Op*>{} : found->second,
-                    storages.at(param->attr<std::string>("name")), strategy);
-  }
-  insertions.apply();
+    reduce_gradient(build, gradient, storages.at(gradient->attr<std::string>("param")), strategy, options);
+  for (Op* param : params)
+    shard_parameter(build, param, index.readers(param->result()), storages.at(param->attr<std::string>("name")),
+                    strategy);
+  build.apply();
   mark_inputs(graph, strategy);
   check_reduced(graph, strategy);
 }

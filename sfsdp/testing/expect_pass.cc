@@ -13,7 +13,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/line_diff.h"
 #include "sfsdp/ir/interp/interpreter.h"
-#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -116,9 +115,8 @@ std::string check_pass(std::string_view passes, std::string_view before, std::st
       return concat(report.name, " changes the graph again when run again:\n", unified_diff(got, ir::print(graph)));
   const bool exact =
       std::ranges::all_of(calls, [](const auto& call) { return call.info->exactness == passes::Exactness::Exact; });
-  const bool in_flight = std::ranges::any_of(graph.ops(), [](const auto& op) { return ir::is_in_flight(*op); });
   std::string problems;
-  for (int64_t micro_batches = 1; micro_batches <= (in_flight ? 1 : 3) && problems.empty(); ++micro_batches)
+  for (int64_t micro_batches = 1; micro_batches <= 3 && problems.empty(); ++micro_batches)
     problems =
         check_same_meaning(original, graph, exact ? Agreement::Bitwise : Agreement::UpToOrderOfSums, micro_batches);
   return problems;

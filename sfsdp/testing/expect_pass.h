@@ -10,7 +10,7 @@
 namespace sfsdp::testing {
 
 // Parse, verify, run, verify, compare the text, check the returned bool, run again (nothing may change), interpret
-// before and after with 1 to 3 micro-batches (1 where a gather is carried in flight): bitwise for Exact, within a derived bound for ReordersSums. Texts may be indented as a whole.
+// before and after with 1 to 3 micro-batches: bitwise for Exact, within a derived bound for ReordersSums. Texts may be indented as a whole.
 // `passes`: as for `sfsdp opt --pass`, e.g. "sink_waits max_pending=1".
 void expect_pass(std::string_view passes, std::string_view before, std::string_view after);
 void expect_unchanged(std::string_view passes, std::string_view text);

@@ -3,6 +3,10 @@
 
 #include <algorithm>
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
+
 namespace sfsdp::passes {
 namespace {
 
@@ -17,13 +21,58 @@ bool is_on_gradient_path(const Op& op) {
   return op.is("mul_scalar") && op.section == ir::Section::Clip;  // the rest of a mean
 }
 
+constexpr const char* kRegular =
+    "expected a step as data parallelism and the optimizer leave it, each parameter with one gradient and one update";
+
+[[noreturn]] void refuse(std::string_view pass, const std::string& problem) {
+  throw UserError(concat("pass ", pass, ": ", problem, "\n  ", kRegular));
+}
+
+const Value* carried_on(const Graph& graph, const Value* current) {
+  const auto found = std::ranges::find(graph.carries, current, &ir::Carry::current);
+  return found == graph.carries.end() ? nullptr : found->next;
+}
+
 }  // namespace
 
-ParamReader::ParamReader(const Graph& graph) : uses_(graph.uses()) {
-  for (const auto& op : graph.ops()) {
-    position_.emplace(op.get(), position_.size());
-    if (op->is("gradient")) gradients_.emplace(op->attr<std::string>("param"), op.get());
+void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view pass) {
+  const auto require = [&](bool holds, std::string_view problem) {
+    if (!holds) refuse(pass, concat("parameter ", flow.name, ' ', problem));
+  };
+  for (const ParamUse& use : flow.uses) {
+    require(ir::is_repeated(use.section), concat("is read in section ", to_string(use.section)));
+    for (const Op* op : use.chain)
+      require(!op->is("all_gather") || flow.param->has_attr("rows"), "is gathered, but has no rows=");
+    for (const Op* op : use.chain)
+      require(!op->is("all_gather") || ir::axes_of(*op) == std::vector<std::string>{"dp_shard"},
+              "is gathered over another axis than dp_shard");
+    require(!use.readers.empty(), "is gathered or cast for nobody; run dead_code first");
+    require(std::ranges::none_of(use.readers, [](const Op* reader) { return ir::is_start(*reader); }),
+            "is gathered apart from its wait; run the pass before split_collectives");
   }
+  const Value* next = carried_on(graph, flow.param->result());
+  require(!next || (flow.update && next == flow.update->result()), "is carried on by another op than its update");
+  if (!flow.update) return;
+  const Op& update = *flow.update;
+  require(next != nullptr, "is updated, but not carried on");
+  require(flow.path.has_value(), "is updated, but has no op gradient");
+  const GradientPath& path = *flow.path;
+  require(ir::is_repeated(path.raw->producer()->section) &&
+              (flow.uses.empty() || path.raw->type().numel() == flow.whole.numel()),
+          "has a gradient that backward does not leave whole; run the pass before split_collectives");
+  const Value* gradient = update.operands[update.is("adamw") ? 3 : 2];
+  require(gradient == (path.scale ? path.scale : path.gradient)->result(), "is updated by what is not its gradient");
+  const size_t moments = update.is("adamw") ? 2 : update.operands[1] ? 1 : 0;
+  require(flow.moments.size() == moments, "has a moment that is no state");
+  for (size_t k = 0; k < moments; ++k)
+    require(carried_on(graph, flow.moments[k]->result()) == update.result(static_cast<int>(k) + 1) &&
+                flow.moments[k]->attr<std::string>("name").starts_with(flow.name),
+            "has a moment that its update does not carry on, or of another's name");
+}
+
+ParamReader::ParamReader(const Graph& graph) : index_(graph) {
+  for (const auto& op : graph.ops())
+    if (op->is("gradient")) gradients_.emplace(op->attr<std::string>("param"), op.get());
 }
 
 ParamFlow ParamReader::read(Op* param) const {
@@ -32,7 +81,7 @@ ParamFlow ParamReader::read(Op* param) const {
   flow.name = param->attr<std::string>("name");
   flow.whole = param->result()->type();
   if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), {}, false};
-  for (Op* reader : readers(param->result())) {
+  for (Op* reader : index_.readers(param->result())) {
     if (is_update(*reader)) {
       flow.update = reader;
     } else if (reader->is("all_gather") || reader->is("cast")) {
@@ -50,12 +99,6 @@ ParamFlow ParamReader::read(Op* param) const {
   return flow;
 }
 
-const std::vector<Op*>& ParamReader::readers(const Value* value) const {
-  static const std::vector<Op*> none;
-  const auto found = uses_.find(value);
-  return found == uses_.end() ? none : found->second;
-}
-
 // From the first op of a materialisation to the value that is read.
 ParamUse ParamReader::follow(Op* op) const {
   ParamUse use;
@@ -63,13 +106,13 @@ ParamUse ParamReader::follow(Op* op) const {
   while (true) {
     use.chain.push_back(op);
     use.value = op->result();
-    const auto& next = readers(use.value);
+    const auto& next = index_.readers(use.value);
     if (next.size() != 1) break;
     const bool more = (op->is("cast") && next[0]->is("all_gather")) || (op->is("all_gather") && next[0]->is("narrow"));
-    if (!more) break;
+    if (!more || next[0]->section != op->section) break;
     op = next[0];
   }
-  use.readers = readers(use.value);
+  use.readers = index_.readers(use.value);
   return use;
 }
 
@@ -88,7 +131,7 @@ void ParamReader::add_plain_use(ParamFlow& flow, Op* reader) const {
 
 // Of one parameter, or of several that have one and the same gradient: duplicates of their paths were merged.
 bool ParamReader::becomes_gradients_only(const Value* value) const {
-  return std::ranges::all_of(readers(value), [&](const Op* op) {
+  return std::ranges::all_of(index_.readers(value), [&](const Op* op) {
     return op->is("gradient") || (is_on_gradient_path(*op) && becomes_gradients_only(op->result()));
   });
 }
@@ -102,7 +145,7 @@ GradientPath ParamReader::path_to(Op* gradient) const {
     path.ops.insert(path.ops.begin(), op);
     path.raw = op->operands[0];
   }
-  for (Op* reader : readers(gradient->result()))
+  for (Op* reader : index_.readers(gradient->result()))
     if (reader->is("scale")) path.scale = reader;
   return path;
 }

@@ -5,10 +5,11 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/index.h"
 
 namespace sfsdp::passes {
 
@@ -39,23 +40,25 @@ struct ParamFlow {
   std::vector<ir::Op*> moments;  // state ops of the update, in operand order
 };
 
+// Throws UserError unless all of the flow is of the kind that a pass may store elsewhere: read in forward, loss or backward;
+// updated once, if at all, by its own gradient, with moments that are states; carried on by that update. `pass`: who asks.
+void require_regular(const ir::Graph& graph, const ParamFlow& flow, std::string_view pass);
+
 // Reads flows off a graph as data parallelism and the optimizer left it, before units are stored flat. The graph must
 // not change meanwhile.
 class ParamReader {
  public:
   explicit ParamReader(const ir::Graph& graph);
   ParamFlow read(ir::Op* param) const;
-  size_t position(const ir::Op* op) const { return position_.at(op); }
+  const ir::Index& index() const { return index_; }
 
  private:
-  const std::vector<ir::Op*>& readers(const ir::Value* value) const;
   ParamUse follow(ir::Op* op) const;
   void add_plain_use(ParamFlow& flow, ir::Op* reader) const;
   bool becomes_gradients_only(const ir::Value* value) const;
   GradientPath path_to(ir::Op* gradient) const;
 
-  ir::Graph::Uses uses_;
-  std::unordered_map<const ir::Op*, size_t> position_;
+  ir::Index index_;
   std::map<std::string, ir::Op*> gradients_;
 };
 

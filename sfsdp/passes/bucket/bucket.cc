@@ -11,7 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/insertions.h"
+#include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_flow.h"
@@ -55,61 +55,47 @@ struct Bucket {
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const ParamReader& reader, std::vector<Op*> order)
-      : graph_(graph), reader_(reader), order_(std::move(order)), insertions_(graph) {}
+  Rewriter(Graph& graph, const ParamReader& reader) : graph_(graph), index_(reader.index()), build_(graph) {}
 
   void rewrite(Bucket& b) {
     store(b);
     for (const Section section : {Section::Fwd, Section::Loss, Section::Bwd}) materialise(b, section);
     Value* gradient = reduce(b);
     if (b.members[0].update) update(b, gradient);
-    for (ParamFlow& m : b.members) erased_.push_back(m.param);
+    for (ParamFlow& m : b.members) build_.erase(m.param);
   }
 
   void finish() {
     rewrite_norm();
-    insertions_.apply();
     std::erase_if(graph_.carries, [&](const ir::Carry& c) {
       return std::ranges::find(dead_carries_, c.current) != dead_carries_.end();
     });
     graph_.carries.insert(graph_.carries.end(), new_carries_.begin(), new_carries_.end());
-    graph_.replace_uses(replaced_);
-    graph_.erase(erased_);
+    build_.apply("bucket");
   }
 
   std::map<const Value*, const Bucket*> bucket_of_gradient;  // by the flat gradient
   std::map<Value*, Value*> flat_gradient_of;                 // by a member's gradient
 
  private:
-  Op* add(const std::string& opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results, Op* before,
-          const Op& like) {
-    Op* op = insertions_.add(opcode, std::move(operands), std::move(results), before);
-    op->section = like.section;
-    op->module_path = unit_;
-    return op;
-  }
-  // The first of some ops in the graph's order.
-  Op* first_of(const std::vector<Op*>& ops) const {
-    return *std::ranges::min_element(ops, {}, [&](const Op* op) { return reader_.position(op); });
-  }
+  ir::Builder::Place before(Op* op) { return build_.before(op).at(unit_); }
 
   void store(Bucket& b) {
     unit_ = b.members[0].unit;
     const Op* like = b.members[0].param;
     Type type = Type::tensor(like->result()->type().dtype, {b.shard});
     if (b.shard != b.whole) type.dims[0].split = {"dp_shard"};
-    Op* op = add("param", {}, {{b.name, type}}, b.members[0].param, *like);
     std::vector<std::string> names;
     std::vector<int64_t> numels;
     for (const ParamFlow& m : b.members) {
       names.push_back(m.name);
       numels.push_back(m.whole.numel());
     }
-    op->attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
-                 {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
-    if (like->has_attr("trainable")) op->attrs["trainable"] = like->attrs.at("trainable");
-    op->attrs.merge(plan::unit_attrs(*like));
-    b.stored = op->result();
+    ir::Attrs attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
+                       {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
+    if (like->has_attr("trainable")) attrs["trainable"] = like->attrs.at("trainable");
+    attrs.merge(plan::unit_attrs(*like));
+    b.stored = before(b.members[0].param).value("param", {}, type, b.name, std::move(attrs));
   }
 
   // One gather where the first member of the region was gathered; each member a view of it.
@@ -119,11 +105,11 @@ class Rewriter {
     for (ParamFlow& m : b.members)
       for (ParamUse& use : m.uses)
         if (use.section == section) {
-          starts.push_back(use.chain.empty() ? first_of(use.readers) : use.chain[0]);
+          starts.push_back(use.chain.empty() ? index_.first_of(use.readers) : use.chain[0]);
           if (!like || use.chain.size() > like->chain.size()) like = &use;
         }
     if (starts.empty()) return;
-    Op* const before = first_of(starts);
+    const auto place = before(index_.first_of(starts)).in(section);
     Value* flat = b.stored;
     for (const Op* op : like->chain) {
       if (op->is("narrow")) continue;
@@ -131,23 +117,22 @@ class Rewriter {
       const int64_t size = op->is("all_gather") ? b.whole : flat->type().numel();
       Type type = Type::tensor(dtype, {size});
       if (!op->is("all_gather")) type.dims = flat->type().dims;
-      Op* made = add(op->opcode, {flat}, {{b.name + (op->is("cast") ? ".cast" : ".full"), type}}, before, *op);
-      made->attrs = op->attrs;
-      flat = made->result();
+      flat = place.value(op->opcode, {flat}, type, b.name + (op->is("cast") ? ".cast" : ".full"), op->attrs);
     }
     for (size_t i = 0; i < b.members.size(); ++i)
       for (ParamUse& use : b.members[i].uses) {
         if (use.section != section) continue;
-        Op* const at = use.chain.empty() ? first_of(use.readers) : use.chain[0];
-        Op* part = add("view", {flat}, {{b.members[i].name + ".part", use.value->type()}}, at, *at);
-        part->attrs["offset"] = b.offsets[i];
-        part->module_path = b.members[i].param->module_path;
+        Op* const at = use.chain.empty() ? index_.first_of(use.readers) : use.chain[0];
+        Value* part =
+            build_.before(at)
+                .at(b.members[i].param->module_path)
+                .value("view", {flat}, use.value->type(), b.members[i].name + ".part", {{"offset", b.offsets[i]}});
         if (use.chain.empty()) {  // the stored value itself has readers in several sections
-          for (Op* reader : use.readers) std::ranges::replace(reader->operands, use.value, part->result());
+          for (Op* reader : use.readers) std::ranges::replace(reader->operands, use.value, part);
         } else {
-          replaced_[use.value] = part->result();
+          build_.replace(use.value, part);
         }
-        erased_.insert(erased_.end(), use.chain.begin(), use.chain.end());
+        build_.erase(use.chain);
       }
   }
 
@@ -156,7 +141,7 @@ class Rewriter {
     if (!b.members[0].path) return nullptr;
     std::vector<Value*> parts;
     std::vector<Op*> gradients;
-    const Op* last = nullptr;
+    Op* last = nullptr;
     size_t packed = 0;  // ops of the representative path before the collective
     const GradientPath& like = *b.members[0].path;
     for (const ParamFlow& m : b.members) {
@@ -165,25 +150,22 @@ class Rewriter {
       size_t i = 0;
       for (; i < ops.size() && is_packed(*ops[i]) && ops[i]->section == Section::Bwd; ++i) {
         if (ops[i]->is("pad"))
-          erased_.push_back(ops[i]);
+          build_.erase(ops[i]);
         else
           value = ops[i]->result();
       }
-      erased_.insert(erased_.end(), ops.begin() + static_cast<std::ptrdiff_t>(i), ops.end());
+      build_.erase({ops.begin() + static_cast<std::ptrdiff_t>(i), ops.end()});
       if (&*m.path == &like) packed = i;
       parts.push_back(value);
       gradients.push_back(m.path->gradient);
-      if (!last || reader_.position(value->producer()) > reader_.position(last)) last = value->producer();
+      if (!last || index_.position(value->producer()) > index_.position(last)) last = value->producer();
     }
-    Op* const behind = order_[reader_.position(last) + 1];
-    Op* const head = first_of(gradients);
-    Op* pack = insertions_.add("pack", parts,
-                               {{b.name + ".grad.packed", Type::tensor(parts[0]->type().dtype, {b.whole})}}, behind);
-    pack->section = Section::Bwd;
-    pack->module_path = unit_;
-    pack->operand_lists = {{0, static_cast<int>(parts.size())}};
-    pack->attrs["offsets"] = b.offsets;
-    Value* value = pack->result();
+    const auto after = build_.after(last).in(Section::Bwd).at(unit_);
+    const auto head = before(index_.first_of(gradients));
+    Value* value = after
+                       .list("pack", parts, Type::tensor(parts[0]->type().dtype, {b.whole}), b.name + ".grad.packed",
+                             {{"offsets", b.offsets}})
+                       ->result();
     for (size_t i = packed; i < like.ops.size(); ++i) {
       const Op* op = like.ops[i];
       const int64_t size = op->is("reduce_scatter") ? b.shard : value->type().numel();
@@ -191,19 +173,17 @@ class Rewriter {
                            : op->is("all_reduce")   ? ".grad.ar"
                            : op->is("mul_scalar")   ? ".grad.mean"
                                                     : ".grad.acc";
-      Op* made = add(op->opcode, {value}, {{b.name + suffix, Type::tensor(op->result()->type().dtype, {size})}},
-                     op->section == Section::Bwd ? behind : head, *op);
-      made->attrs = op->attrs;
-      value = made->result();
+      const auto place = op->section == Section::Bwd ? after : head.in(op->section);
+      value = place.value(op->opcode, {value}, Type::tensor(op->result()->type().dtype, {size}), b.name + suffix,
+                          op->attrs);
     }
-    Op* flat = add("gradient", {value}, {{b.name + ".grad", value->type()}}, head, *head);
-    flat->attrs = {{"param", b.name}};
+    Value* flat = head.value("gradient", {value}, value->type(), b.name + ".grad", {{"param", b.name}});
     for (const ParamFlow& m : b.members) {
-      flat_gradient_of[m.path->gradient->result()] = flat->result();
-      erased_.push_back(m.path->gradient);
+      flat_gradient_of[m.path->gradient->result()] = flat;
+      build_.erase(m.path->gradient);
     }
-    bucket_of_gradient[flat->result()] = &b;
-    return flat->result();
+    bucket_of_gradient[flat] = &b;
+    return flat;
   }
 
   void update(Bucket& b, Value* gradient) {
@@ -213,38 +193,31 @@ class Rewriter {
       if (m.path->scale) scales.push_back(m.path->scale);
     }
     const Op& like = *b.members[0].update;
-    if (!scales.empty()) {
-      Op* scale = add("scale", {gradient, scales[0]->operands[1]}, {{b.name + ".grad.clipped", gradient->type()}},
-                      first_of(scales), *scales[0]);
-      gradient = scale->result();
-    }
+    if (!scales.empty())
+      gradient = before(index_.first_of(scales))
+                     .value("scale", {gradient, scales[0]->operands[1]}, gradient->type(), b.name + ".grad.clipped");
     std::vector<Value*> operands = like.operands;
     operands[0] = b.stored;
     std::vector<Value*> current = {b.stored};
     for (size_t k = 0; k < b.members[0].moments.size(); ++k) {
       const Op* moment = b.members[0].moments[k];
       const std::string suffix = moment->attr<std::string>("name").substr(b.members[0].name.size());
-      Type type = b.stored->type();
-      type.dtype = moment->result()->type().dtype;
-      Op* state = add("state", {}, {{b.name + suffix, type}}, b.members[0].moments[0], *moment);
-      state->attrs["name"] = b.name + suffix;
-      operands[1 + k] = state->result();
-      current.push_back(state->result());
+      const Type type = with_dtype(b.stored->type(), moment->result()->type().dtype);
+      operands[1 + k] =
+          before(b.members[0].moments[0]).value("state", {}, type, b.name + suffix, {{"name", b.name + suffix}});
+      current.push_back(operands[1 + k]);
     }
     operands[like.is("adamw") ? 3 : 2] = gradient;
     std::vector<Graph::NewResult> results;
     for (const Value* value : current) results.push_back({value->name() + ".new", value->type()});
-    Op* made = add(like.opcode, operands, results, first_of(updates), like);
-    made->attrs = like.attrs;
+    Op* made = before(index_.first_of(updates)).op(like.opcode, operands, results, like.attrs);
     for (size_t k = 0; k < current.size(); ++k) new_carries_.push_back({current[k], made->result(static_cast<int>(k))});
     for (const ParamFlow& m : b.members) {
-      erased_.push_back(m.update);
+      build_.erase(m.update);
       dead_carries_.push_back(m.param->result());
-      if (m.path->scale) erased_.push_back(m.path->scale);
-      for (Op* moment : m.moments) {
-        dead_carries_.push_back(moment->result());
-        erased_.push_back(moment);
-      }
+      if (m.path->scale) build_.erase(m.path->scale);
+      build_.erase(m.moments);
+      for (const Op* moment : m.moments) dead_carries_.push_back(moment->result());
     }
   }
 
@@ -252,7 +225,8 @@ class Rewriter {
   void rewrite_norm() {
     for (const auto& op : graph_.ops()) {
       if (!op->is("sum_squares")) continue;
-      const auto replicated = op->attr<std::vector<bool>>("replicated");
+      std::vector<bool> replicated(op->operands.size());
+      if (op->has_attr("replicated")) replicated = op->attr<std::vector<bool>>("replicated");
       std::vector<Value*> operands;
       std::vector<bool> flags;
       std::vector<int64_t> segments, offsets, numels;
@@ -281,13 +255,10 @@ class Rewriter {
   }
 
   Graph& graph_;
-  const ParamReader& reader_;
-  std::vector<Op*> order_;
-  ir::Insertions insertions_;
+  const ir::Index& index_;
+  ir::Builder build_;
   std::string unit_;
-  std::map<Value*, Value*> replaced_;
-  std::vector<Op*> erased_;
-  std::vector<Value*> dead_carries_;
+  std::vector<const Value*> dead_carries_;
   std::vector<ir::Carry> new_carries_;
 };
 
@@ -301,7 +272,9 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
   for (const auto& op : graph.ops()) {
     if (!op->is("param") || op->has_attr("members")) continue;
     ParamFlow m = reader.read(op.get());
-    SFSDP_CHECK(op->has_attr("unit"), "param ", m.name, " has no unit; run wrap first");
+    if (!op->has_attr("unit"))
+      throw UserError(concat("pass bucket: parameter ", m.name, " has no unit\n  expected unit=; run pass wrap first"));
+    require_regular(graph, m, "bucket");
     m.unit = op->attr<std::string>("unit");
     const auto [place, fresh] = by_key.emplace(key_of(m), buckets.size());
     if (fresh) {
@@ -386,9 +359,7 @@ bool bucket(Graph& graph, const BucketOptions& options, PassContext& ctx) {
   std::vector<Bucket> buckets =
       ctx.layout ? buckets_of_layout(graph, reader, *ctx.layout) : form_buckets(graph, reader, options);
   if (buckets.empty()) return false;
-  std::vector<Op*> order;
-  for (const auto& op : graph.ops()) order.push_back(op.get());
-  Rewriter rewriter(graph, reader, std::move(order));
+  Rewriter rewriter(graph, reader);
   for (Bucket& b : buckets) {
     rewriter.rewrite(b);
     ctx.metrics.add("params_merged", static_cast<int64_t>(b.members.size()));

@@ -214,7 +214,7 @@ TEST_CASE("wrap: says by which rule a unit came to be") {
 TEST_CASE("bucket: without wrap it says what to run first") {
   ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"w", 2, 2}}));
   PassContext context;
-  CHECK_THROWS_WITH_AS(bucket(graph, {}, context), doctest::Contains("run wrap first"), InternalError);
+  CHECK_THROWS_WITH_AS(bucket(graph, {}, context), doctest::Contains("run pass wrap first"), UserError);
 }
 
 }  // namespace

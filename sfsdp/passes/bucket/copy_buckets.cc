@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
@@ -53,7 +54,9 @@ class Merger {
       if (!op->is(kind_)) continue;
       const Op* param = param_of_collective(*op);
       if (!param) continue;
-      SFSDP_CHECK(param->has_attr("unit"), "param ", param->result()->name(), " has no unit; run wrap first");
+      if (!param->has_attr("unit"))
+        throw UserError(concat("pass copy_buckets: parameter ", param->result()->name(),
+                               " has no unit\n  expected unit=; run pass wrap first"));
       const auto& unit = param->attr<std::string>("unit");
       std::ostringstream key;
       key << unit << '|' << ir::to_string(op->section) << '|' << ir::to_string(op->result()->type().dtype);

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/builder.h"
 #include "sfsdp/passes/analysis/param_flow.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 
@@ -33,8 +35,8 @@ bool mark_last(const ir::Graph& graph, const ParamReader& reader) {
     for (const ParamUse& use : flow.uses) {
       if (use.section == Section::Bwd) continue;
       for (const Op* by : use.readers)
-        if (reader.position(by) >= position) {
-          position = reader.position(by);
+        if (reader.index().position(by) >= position) {
+          position = reader.index().position(by);
           last = unit;
         }
     }
@@ -59,30 +61,35 @@ const std::vector<Field<ReshardOptions>>& ReshardOptions::fields() {
 bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx) {
   const ParamReader reader(graph);
   const bool marked = options.keep_last && mark_last(graph, reader);
-  std::map<Value*, Value*> replaced;
-  std::vector<Op*> erased;
+  ir::Builder build(graph);
+  std::set<const Op*> kept;  // params that backward does not gather any more
   for (const auto& op : graph.ops()) {
     if (!op->is("param") || !op->has_attr("keep") || !op->attr<bool>("keep")) continue;
     const ParamFlow flow = reader.read(op.get());
-    const auto forward = std::ranges::find_if(
-        flow.uses, [](const ParamUse& use) { return use.section != Section::Bwd && !use.chain.empty(); });
+    const auto forward = std::ranges::find_if(flow.uses, [](const ParamUse& use) {
+      return use.section != Section::Bwd && ir::is_repeated(use.section) && !use.chain.empty();
+    });
     if (forward == flow.uses.end()) continue;
+    bool all = true, any = false;
     for (const ParamUse& use : flow.uses) {
       if (use.section != Section::Bwd || use.chain.empty()) continue;
-      replaced[use.value] = forward->value;
-      erased.insert(erased.end(), use.chain.begin(), use.chain.end());
+      const bool same = use.value->type() == forward->value->type();
+      (same ? any : all) = same;
+      if (!same) continue;
+      build.replace(use.value, forward->value);
+      build.erase(use.chain);
       ctx.metrics.add("gathers_saved", 1);
     }
+    if (any && all) kept.insert(op.get());
   }
-  graph.replace_uses(replaced);
-  graph.erase(erased);
+  build.apply("reshard");
   for (const auto& op : graph.ops()) {
     if (op->section != Section::Bwd || !op->is("all_gather")) continue;
     const Op* param = param_of(op->result());
-    const bool kept = param && param->has_attr("keep") && param->attr<bool>("keep") && replaced.contains(op->result());
-    SFSDP_CHECK(!kept, "param ", param->result()->name(), " is kept gathered and gathered again in backward");
+    SFSDP_CHECK(!kept.contains(param), "param ", param->result()->name(),
+                " is kept gathered and gathered again in backward");
   }
-  return marked || !erased.empty();
+  return marked || ctx.metrics.get("gathers_saved") > 0;
 }
 
 }  // namespace sfsdp::passes

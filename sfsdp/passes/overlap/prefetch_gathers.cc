@@ -2,6 +2,7 @@
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -34,8 +35,8 @@ bool add_own(const ir::Index& index, const Value* value, std::vector<Op*>& own) 
   return true;
 }
 
-// Gathers of a section whose shard is given to the graph, in order. Others (of activations) stay where they are, and are
-// counted.
+// Gathers of a section whose shard is given to the graph, in the order in which they are waited for. Others (of activations)
+// stay where they are, and are counted.
 std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContext& ctx) {
   const ir::Index index(graph);
   std::vector<Gather> gathers;
@@ -54,6 +55,9 @@ std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContex
     g.bytes = op->result()->type().bytes();
     gathers.push_back(std::move(g));
   }
+  std::unordered_map<const Op*, size_t> position;
+  for (const auto& op : graph.ops()) position.emplace(op.get(), position.size());
+  std::ranges::stable_sort(gathers, {}, [&](const Gather& g) { return position.at(g.wait); });
   return gathers;
 }
 

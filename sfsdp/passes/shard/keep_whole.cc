@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/index.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/param_flow.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 
 namespace sfsdp::passes {
@@ -29,9 +32,12 @@ std::vector<Gathered> find_gathers(const Graph& graph) {
   std::vector<Gathered> found;
   std::unordered_map<const Op*, size_t> index;
   for (const auto& op : graph.ops()) {
-    if (!op->is("all_gather") || op->operands.size() != 1) continue;
-    const Op* param = param_of(op->operands[0]);
+    const Op* param = is_gather(*op) ? param_of(op->operands[0]) : nullptr;
     if (!param) continue;
+    if (!op->is("all_gather") || op->operands.size() != 1 || !ir::is_repeated(op->section))
+      throw UserError(concat("pass keep_whole: ", op->opcode, " %", op->result()->name(), " of parameter ",
+                             param->attr<std::string>("name"),
+                             "\n  expected all_gather in forward or backward; run the pass before split_collectives"));
     const auto [place, fresh] = index.emplace(param, found.size());
     if (fresh) found.push_back({graph.find_param(param->attr<std::string>("name")), {}});
     found[place->second].gathers.push_back(op.get());
@@ -51,8 +57,9 @@ class Rewriter {
     Value* whole = build_.before(g.param).value("state", {}, like.result()->type(), name + ".whole",
                                                 {{"name", name + ".whole"}, {"whole_of", name}});
     for (Op* gather : g.gathers) {
-      SFSDP_CHECK(gather->result()->type() == like.result()->type(), "param ", name, " is gathered as ",
-                  gather->result()->type(), " and as ", like.result()->type());
+      if (gather->result()->type() != like.result()->type())
+        throw UserError(concat("pass keep_whole: parameter ", name, " is gathered as ", gather->result()->type(),
+                               " and as ", like.result()->type(), "\n  expected one type; cast after the gather"));
       build_.replace(gather->result(), whole);
       build_.erase(gather);
       // The cast before it, with the last of its readers.
@@ -61,13 +68,29 @@ class Rewriter {
     }
     if (const auto next = updated_.find(g.param->result()); next != updated_.end())
       gather_again(next->second, like, whole);
+    require_read_by_region(g, name);
   }
 
-  void finish() { build_.apply(); }
+  void finish() { build_.apply("keep_whole"); }
 
  private:
+  // The update's gather writes into the buffer of the whole, so nothing else after the region may read it.
+  void require_read_by_region(const Gathered& g, const std::string& name) const {
+    for (const auto& op : graph_.ops())
+      for (const Value* operand : op->operands)
+        if (operand && !ir::is_repeated(op->section) &&
+            std::ranges::find(g.gathers, ir::storage_of(operand)->producer()) != g.gathers.end())
+          throw UserError(concat("pass keep_whole: ", op->opcode, " in section ", to_string(op->section),
+                                 " reads parameter ", name,
+                                 " gathered\n  expected readers in forward and backward alone"));
+  }
+
   // After the update: what forward's gather was, into the buffer that the step has read.
   void gather_again(Value* stored, const Op& like, Value* whole) {
+    const Op& update = *stored->producer();
+    if (update.section != Section::Opt)
+      throw UserError(concat("pass keep_whole: %", stored->name(), " is carried on by ", update.opcode, " in section ",
+                             to_string(update.section), "\n  expected an update in section opt"));
     const auto place = build_.after(stored->producer());
     const Op* cast = like.operands[0]->producer();
     if (cast->is("cast")) stored = place.value("cast", {stored}, cast->result()->type(), stored->name() + ".cast");
