@@ -230,7 +230,10 @@ void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint
   while (true) {
     const uint32_t seen = memory_->wakes;
     if (memory_->released >= phase) return;
-    if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
+    if (memory_->failure != Failure::None) {
+      if (memory_->released >= phase) return;  // before the failure, behind which nothing is released: all go on
+      throw_failed(site, call, sequence);
+    }
     const int64_t waited_ms = elapsed_ms(begin);
     if (memory_->left > 0 || waited_ms >= std::min(kLookMs, timeout_ms)) {
       const Lock lock(*memory_);

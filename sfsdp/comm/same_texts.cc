@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/same_texts.h"
 
-#include <algorithm>
 #include <numeric>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -12,19 +12,26 @@
 namespace sfsdp::comm {
 namespace {
 
-// Every rank's text, in rank order.
-std::vector<std::string> gather_texts(Communicator& group, const std::string& mine, const std::string& what) {
-  const auto ranks = static_cast<size_t>(group.size());
-  const uint64_t length = mine.size();
-  std::vector<uint64_t> lengths(ranks);
-  group.all_gather(std::as_bytes(std::span(&length, 1)), std::as_writable_bytes(std::span(lengths)), {what, ""});
-  const size_t longest = std::ranges::max(lengths);
-  std::string padded = mine, all(ranks * longest, ' ');
-  padded.resize(longest, ' ');
-  group.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)), {what, ""});
-  std::vector<std::string> texts;
-  for (size_t r = 0; r < ranks; ++r) texts.push_back(all.substr(r * longest, lengths[r]));
-  return texts;
+std::shared_ptr<Communicator> all_ranks(CommWorld& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.group("world", ranks);
+}
+
+// Every rank's numbers, in rank order.
+std::vector<uint64_t> gather(Communicator& group, const std::vector<uint64_t>& mine, const char* what) {
+  std::vector<uint64_t> all(static_cast<size_t>(group.size()) * mine.size());
+  group.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), {what, ""});
+  return all;
+}
+
+// `text` of group rank `root`, on all ranks of the group.
+std::string broadcast(Communicator& group, std::string text, int root) {
+  uint64_t length = text.size();
+  group.broadcast(std::as_writable_bytes(std::span(&length, 1)), root, {"length of a text", ""});
+  text.resize(length);
+  group.broadcast(std::as_writable_bytes(std::span(text)), root, {"text", ""});
+  return text;
 }
 
 // "line 12:", then both lines.
@@ -36,26 +43,49 @@ std::string first_difference(const std::string& a, const std::string& b) {
   return concat("line ", i + 1, ":\n    ", line(left), "\n    ", line(right));
 }
 
+// What rank `other` says of rank 0's text and its own.
+std::string describe_difference(const RankText& mine, const std::string& of_rank_0, int other) {
+  std::string message = concat("rank 0 and rank ", other, " have different ", mine.what, "; first difference, ",
+                               first_difference(of_rank_0, mine.text));
+  const std::string meaning = mine.explain ? mine.explain(of_rank_0, mine.text) : "";
+  if (!meaning.empty()) message += "\n  " + meaning;
+  return message + "\n  " + mine.advice;
+}
+
+// A whole text goes from rank 0 to `other` alone: a program of a large model has megabytes, and there are many ranks.
+[[noreturn]] void throw_difference(CommWorld& world, Communicator& all, const RankText& mine, int other) {
+  const bool compares = world.rank() == 0 || world.rank() == other;
+  const auto pair = world.group(concat("rank 0 and rank ", other),
+                                compares ? std::vector<int>{0, other} : std::vector<int>{world.rank()});
+  std::string message;
+  if (compares) {
+    const std::string of_rank_0 = broadcast(*pair, mine.text, 0);
+    if (world.rank() == other) message = describe_difference(mine, of_rank_0, other);
+  }
+  throw UserError(broadcast(all, std::move(message), other));
+}
+
 }  // namespace
 
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
-  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto group = world.group("world", ranks);
+  const auto group = all_ranks(world);
   std::vector<uint64_t> mine;
   for (const RankText& text : texts) mine.push_back(hash_path(text.text));
-  std::vector<uint64_t> all(ranks.size() * mine.size());
-  group->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), {"program hash", ""});
+  const std::vector<uint64_t> all = gather(*group, mine, "program hash");
   for (size_t k = 0; k < texts.size(); ++k)
-    for (size_t r = 1; r < ranks.size(); ++r) {
-      if (all[r * mine.size() + k] == all[k]) continue;
-      const auto of_ranks = gather_texts(*group, texts[k].text, texts[k].what);
-      std::string message = concat("rank 0 and rank ", r, " have different ", texts[k].what, "; first difference, ",
-                                   first_difference(of_ranks[0], of_ranks[r]));
-      const std::string meaning = texts[k].explain ? texts[k].explain(of_ranks[0], of_ranks[r]) : "";
-      if (!meaning.empty()) message += "\n  " + meaning;
-      throw UserError(message + "\n  " + texts[k].advice);
-    }
+    for (int r = 1; r < group->size(); ++r)
+      if (all[static_cast<size_t>(r) * mine.size() + k] != all[k]) throw_difference(world, *group, texts[k], r);
+}
+
+void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
+                      const std::string& failure) {
+  const auto group = all_ranks(world);
+  const std::vector<uint64_t> all = gather(*group, {failure.empty() ? 0U : 1U, hash}, "program hash");
+  for (int r = 0; r < group->size(); ++r)
+    if (all[static_cast<size_t>(r) * 2] != 0)
+      throw UserError(concat("rank ", r, " cannot go on: ", broadcast(*group, failure, r)));
+  for (int r = 1; r < group->size(); ++r)
+    if (all[static_cast<size_t>(r) * 2 + 1] != all[1]) throw_difference(world, *group, text(), r);
 }
 
 }  // namespace sfsdp::comm

@@ -2,6 +2,7 @@
 // All ranks must have decided alike: compares what they are about to run, before the first other collective.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -18,8 +19,15 @@ struct RankText {
   std::function<std::string(const std::string&, const std::string&)> explain = {};
 };
 
-// A collective call of all ranks: 8 bytes per text and rank, and the texts themselves where they differ.
+// A collective call of all ranks: 8 bytes per text and rank. Where texts differ, rank 0's goes to the first rank that has
+// another one, which tells all ranks in a few lines what differs.
 //   throws: UserError on all ranks, of the first text that differs: both ranks, the first line, meaning, advice
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts);
+
+// The same for one text that is compared often: `hash` stands for it, `text` is called only where hashes differ.
+//   failure: why this rank cannot go on, "" if it can
+//   throws:  UserError on all ranks, naming the first one that cannot go on and its reason, else as above
+void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
+                      const std::string& failure = "");
 
 }  // namespace sfsdp::comm

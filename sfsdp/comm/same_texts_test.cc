@@ -3,13 +3,61 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/comm/thread/run_ranks.h"
 
 namespace sfsdp::comm {
 namespace {
+
+// Counts what a rank is sent of other ranks' data.
+class CountingGroup final : public Communicator {
+ public:
+  CountingGroup(std::shared_ptr<Communicator> group, size_t& bytes) : group_(std::move(group)), bytes_(bytes) {}
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  const std::string& name() const override { return group_->name(); }
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
+    bytes_ += out.size() - in.size();
+    group_->all_gather(in, out, info);
+  }
+  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
+    if (root != rank()) bytes_ += data.size();
+    group_->broadcast(data, root, info);
+  }
+  void reduce_scatter(std::span<const std::byte>, std::span<std::byte>, ir::DType, ReduceOp, const CallInfo&) override {
+    throw InternalError("not counted");
+  }
+  void all_reduce(std::span<std::byte>, ir::DType, ReduceOp, const CallInfo&) override {
+    throw InternalError("not counted");
+  }
+  void barrier(const CallInfo& info) override { group_->barrier(info); }
+  void abort(const std::string& reason) override { group_->abort(reason); }
+
+ private:
+  std::shared_ptr<Communicator> group_;
+  size_t& bytes_;
+};
+
+struct CountingWorld final : CommWorld {
+  CountingWorld(CommWorld& counted, size_t& received) : world(counted), bytes(received) {}
+  int rank() const override { return world.rank(); }
+  int world_size() const override { return world.world_size(); }
+  std::shared_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<CountingGroup>(world.group(name, ranks), bytes);
+  }
+  void set_timeout_ms(int64_t timeout_ms) override { world.set_timeout_ms(timeout_ms); }
+  void abort(const std::string& reason) override { world.abort(reason); }
+
+  CommWorld& world;
+  size_t& bytes;
+};
 
 // What each rank is told; "" where all is well.
 std::vector<std::string> compare(const std::vector<std::string>& plans, const std::vector<std::string>& programs) {
@@ -40,6 +88,50 @@ TEST_CASE("the first text that differs is told on all ranks: who, where, meaning
       "rank 0 and rank 1 have different programs; first difference, line 2:\n    (nothing)\n    y\n  x / x\ny\n"
       "  expected one program";
   CHECK(compare({"a", "a"}, {"x", "x\ny"}) == std::vector<std::string>(2, programs));
+}
+
+TEST_CASE("a program of a megabyte that differs on one of 16 ranks goes to that rank alone") {
+  constexpr size_t kText = 1 << 20;
+  std::vector<size_t> bytes(16);
+  testing::run_ranks(16, [&](CommWorld& world) {
+    const auto rank = static_cast<size_t>(world.rank());
+    CountingWorld counting(world, bytes[rank]);
+    std::string program(kText, 'x');
+    for (size_t i = 0; i < kText; i += 64) program[i] = '\n';
+    if (rank == 11) program.back() = 'y';
+    const RankText text = {"programs", program, "expected one program"};
+    CHECK_THROWS_AS(expect_same_texts(counting, {&text, 1}), UserError);
+  });
+  for (size_t r = 0; r < bytes.size(); ++r) CHECK(bytes[r] <= (r == 11 ? kText : 0) + 1000);
+}
+
+TEST_CASE("a hash is compared without its text, which is asked for where hashes differ") {
+  std::vector<std::string> said(3);
+  testing::run_ranks(3, [&](CommWorld& world) {
+    size_t bytes = 0;
+    CountingWorld counting(world, bytes);
+    expect_same_hash(counting, 5, []() -> RankText { throw InternalError("nobody needs a text"); });
+    CHECK(bytes == 2 * 16);
+    const uint64_t hash = world.rank() == 2 ? 6 : 5;
+    const auto text = [&] { return RankText{"programs", concat("program ", hash), "expected one program"}; };
+    try {
+      expect_same_hash(counting, hash, text);
+    } catch (const UserError& error) {
+      said[static_cast<size_t>(world.rank())] = error.what();
+    }
+  });
+  CHECK(said == std::vector<std::string>(3,
+                                         "rank 0 and rank 2 have different programs; first difference, line 1:\n"
+                                         "    program 5\n    program 6\n  expected one program"));
+}
+
+TEST_CASE("a rank that cannot go on says why on all ranks") {
+  testing::run_ranks(3, [](CommWorld& world) {
+    const std::string failure = world.rank() == 1 ? "its batch is empty" : "";
+    CHECK_THROWS_WITH_AS(expect_same_hash(world, world.rank() == 1 ? 0 : 7, nullptr, failure),
+                         "rank 1 cannot go on: its batch is empty", UserError);
+    expect_same_hash(world, 7, nullptr);  // and the group is still of use
+  });
 }
 
 }  // namespace

@@ -16,8 +16,8 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
-#include "sfsdp/testing/run_ranks.h"
 
 namespace sfsdp {
 namespace {

@@ -17,8 +17,8 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
-#include "sfsdp/testing/run_ranks.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 #include "tests/fixtures/fixture.h"
 

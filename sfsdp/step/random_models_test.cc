@@ -12,8 +12,8 @@
 
 #include "sfsdp/base/strings.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
-#include "sfsdp/testing/run_ranks.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {

@@ -14,8 +14,8 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
-#include "sfsdp/testing/run_ranks.h"
 
 namespace sfsdp {
 namespace {

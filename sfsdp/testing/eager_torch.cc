@@ -9,7 +9,7 @@
 #include <cmath>
 #include <set>
 
-#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing.h"
 
 namespace sfsdp::testing {
 

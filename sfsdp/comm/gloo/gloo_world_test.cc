@@ -23,8 +23,8 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
-#include "sfsdp/testing/run_ranks.h"
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::comm {

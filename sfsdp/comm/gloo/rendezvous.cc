@@ -22,6 +22,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/comm/init.h"
+#include "sfsdp/comm/null/null_world.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -240,3 +243,10 @@ c10d::Store* Rendezvous::store() const { return impl_->store.get(); }
 std::string Rendezvous::place() const { return describe_place(impl_->options); }
 
 }  // namespace sfsdp::comm
+
+std::unique_ptr<sfsdp::comm::CommWorld> sfsdp::init() {
+  if (!std::getenv("RANK") && !std::getenv("WORLD_SIZE")) return comm::make_null_world(1);
+  const comm::GlooOptions options = comm::gloo_options_from_env();
+  if (options.world_size == 1) return comm::make_null_world(1);
+  return comm::make_gloo_world(options);
+}

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/comm/board.h"
 #include "sfsdp/comm/chunks.h"
 #include "sfsdp/comm/reduce.h"
@@ -20,17 +22,29 @@ namespace {
 using Timeout = std::atomic<int64_t>;
 
 // What the ranks of a group share. A rank writes its two spans before it enters a call; all read them until they have
-// met behind it.
+// met behind it, or, after an error, until each has said that it reads no more.
 struct Group {
   struct Spans {
     std::span<const std::byte> in;
     std::span<std::byte> out;
   };
 
-  explicit Group(int size) : board(Board::in_process(size)), spans(static_cast<size_t>(size)) {}
+  explicit Group(int size)
+      : board(Board::in_process(size)), spans(static_cast<size_t>(size)), read(static_cast<size_t>(size)) {}
+
+  void reads_no_more(int rank, uint64_t sequence) {
+    read[static_cast<size_t>(rank)] = sequence;
+    read[static_cast<size_t>(rank)].notify_all();
+  }
+  // Reading is copying and adding, so this does not take long.
+  void wait_for_readers(uint64_t sequence) const {
+    for (const auto& last : read)
+      for (uint64_t seen = last; seen < sequence; seen = last) last.wait(seen);
+  }
 
   std::unique_ptr<Board> board;
   std::vector<Spans> spans;
+  std::vector<std::atomic<uint64_t>> read;  // by rank: the last call that it has read
 };
 
 // All groups of the worlds made together, by name and ranks.
@@ -93,55 +107,56 @@ class ThreadCommunicator final : public Communicator {
 
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
     const Call call = all_gather_call(in.size(), out.size(), size(), info);
-    enter(call, {in, out});
-    for (size_t r = 0; r < group_->spans.size(); ++r) copy(group_->spans[r].in, out.subspan(r * in.size(), in.size()));
-    finish(call);
+    exchange(call, {in, out}, [&] {
+      for (size_t r = 0; r < group_->spans.size(); ++r)
+        copy(group_->spans[r].in, out.subspan(r * in.size(), in.size()));
+    });
   }
 
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
                       const CallInfo& info) override {
     const Call call = reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info);
-    enter(call, {in, out});
     const size_t begin = static_cast<size_t>(rank()) * out.size();
-    reduce(parts(begin, out.size()), out, dtype, op);
-    finish(call);
+    exchange(call, {in, out}, [&] { reduce(parts(begin, out.size()), out, dtype, op); });
   }
 
   // Each rank reduces its chunk of the elements in place, where only it looks; then all copy the others' chunks.
   void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override {
     const Call call = all_reduce_call(data.size(), dtype, op, info);
-    enter(call, {data, data});
-    const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
-    reduce(parts(chunks.begin(rank()), chunks.size(rank())), chunks.of(data, rank()), dtype, op);
-    group_->board->meet(site_, call, sequence_, *timeout_ms_);
-    for (int r = 0; r < size(); ++r) copy(chunks.of(group_->spans[static_cast<size_t>(r)].in, r), chunks.of(data, r));
-    finish(call);
+    exchange(call, {data, data}, [&] {
+      const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
+      reduce(parts(chunks.begin(rank()), chunks.size(rank())), chunks.of(data, rank()), dtype, op);
+      group_->board->meet(site_, call, sequence_, *timeout_ms_);
+      for (int r = 0; r < size(); ++r) copy(chunks.of(group_->spans[static_cast<size_t>(r)].in, r), chunks.of(data, r));
+    });
   }
 
   void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
     const Call call = broadcast_call(data.size(), root, size(), info);
-    enter(call, {data, data});
-    copy(group_->spans[static_cast<size_t>(root)].in, data);
-    finish(call);
+    exchange(call, {data, data}, [&] { copy(group_->spans[static_cast<size_t>(root)].in, data); });
   }
 
   void barrier(const CallInfo& info) override {
-    const Call call = barrier_call(info);
-    enter(call, {});
-    finish(call);
+    group_->board->enter(site_, barrier_call(info), ++sequence_, *timeout_ms_);
+    group_->board->finish(site_, sequence_);
   }
 
   void abort(const std::string& reason) override { group_->board->abort(site_.global_rank(), reason); }
 
  private:
-  void enter(const Call& call, Group::Spans spans) {
+  // Shows `spans` to all, then reads theirs. Returns or throws when nobody reads this rank's memory any more.
+  void exchange(const Call& call, Group::Spans spans, const std::function<void()>& read) {
     group_->spans[static_cast<size_t>(rank())] = spans;
-    group_->board->enter(site_, call, ++sequence_, *timeout_ms_);
-  }
-
-  // Peers may still read this rank's memory: they all are done before any returns.
-  void finish(const Call& call) {
-    if (call.kind != CallKind::Barrier) group_->board->meet(site_, call, sequence_, *timeout_ms_);
+    group_->board->enter(site_, call, ++sequence_, *timeout_ms_);  // all ranks get past it, or none
+    try {
+      read();
+      group_->reads_no_more(rank(), sequence_);
+      group_->board->meet(site_, call, sequence_, *timeout_ms_);
+    } catch (...) {
+      group_->reads_no_more(rank(), sequence_);
+      group_->wait_for_readers(sequence_);
+      throw;
+    }
     group_->board->finish(site_, sequence_);
   }
 
@@ -188,7 +203,8 @@ class ThreadWorld final : public CommWorld {
 
 std::vector<std::unique_ptr<CommWorld>> make_thread_worlds(int world_size, int64_t timeout_ms) {
   constexpr int kMaxRanks = 128;  // threads beyond that only wait
-  SFSDP_CHECK(world_size >= 1 && world_size <= kMaxRanks, "world_size ", world_size);
+  if (world_size < 1 || world_size > kMaxRanks)
+    throw UserError(concat("ranks as threads: ", world_size, " of them\n  expected 1 to ", kMaxRanks));
   auto hub = std::make_shared<Hub>(world_size);
   std::vector<std::unique_ptr<CommWorld>> worlds;
   for (int r = 0; r < world_size; ++r) worlds.push_back(std::make_unique<ThreadWorld>(hub, r, timeout_ms));

@@ -3,14 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <stdexcept>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
-#include "sfsdp/testing/run_ranks.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -82,6 +84,35 @@ TEST_CASE("thread: abort ends waiting calls with the reason, also in groups made
     }
     CHECK_THROWS_AS(group->barrier({"", ""}), AbortedError);
   });
+}
+
+TEST_CASE("thread: a rank that gives up leaves its memory to those who still read it") {
+  // The root of a broadcast copies nothing, so it is the first to wait for the others, and does not wait long. Where they
+  // are late even for the call, or done before it gives up, it is tried again.
+  constexpr size_t kBytes = 64 << 20;
+  const std::vector<char> sent(kBytes, 'a'), untouched(kBytes, 'b');
+  std::atomic<int> torn = 0;
+  std::atomic<bool> gave_up_while_read = false;
+  for (int attempt = 0; attempt < 20 && !gave_up_while_read; ++attempt)
+    run_ranks(4, [&](CommWorld& world) {
+      const auto group = world.group("dp_shard", first_ranks(4));
+      std::vector<char> data(kBytes, world.rank() == 0 ? 'a' : 'b');
+      bool gave_up = false;
+      group->barrier({"", ""});
+      if (world.rank() == 0) world.set_timeout_ms(3);
+      try {
+        group->broadcast(std::as_writable_bytes(std::span(data)), 0, {"%w", ""});
+      } catch (const CommError&) {
+        gave_up = true;
+      }
+      if (world.rank() == 0) {
+        std::ranges::fill(data, 'c');  // what freed memory may hold next
+        return;
+      }
+      if (data != sent && data != untouched) ++torn;
+      if (gave_up && data == sent) gave_up_while_read = true;
+    });
+  CHECK(torn == 0);
 }
 
 TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {

@@ -18,7 +18,7 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/models/registry.h"
-#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/json_text.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/testing/run_ranks.h"
+#include "sfsdp/comm/thread/run_ranks.h"
 
 #include <exception>
 #include <mutex>

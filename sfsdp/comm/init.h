@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The ranks of this run, however it was started.
+#pragma once
+
+#include <memory>
+
+#include "sfsdp/comm/communicator.h"
+
+namespace sfsdp {
+
+// Started by `sfsdp launch` or torchrun (RANK and WORLD_SIZE are set): blocks until all ranks are there. Else: a world of
+// this process alone. It must outlive every Step that is given it.
+//   throws: UserError naming an environment variable that is missing or wrong; CommError naming ranks that do not come
+std::unique_ptr<comm::CommWorld> init();
+
+}  // namespace sfsdp

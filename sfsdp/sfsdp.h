@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The one header of a training program: init, meta_init, init_device_mesh, data_parallel, compile, Step. See the README.
+#pragma once
+
+#include "sfsdp/comm/init.h"
+#include "sfsdp/step/step.h"
