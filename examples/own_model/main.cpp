@@ -1,10 +1,7 @@
-#include <sfsdp/comm/gloo/gloo_world.h>
-#include <sfsdp/comm/null/null_world.h>
-#include <sfsdp/step/step.h>
+#include <sfsdp/sfsdp.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdlib>
 #include <iostream>
 
 struct NetImpl : torch::nn::Module {
@@ -18,8 +15,7 @@ TORCH_MODULE(Net);
 
 int main() {
   using namespace sfsdp;
-  const bool launched = std::getenv("WORLD_SIZE");  // by sfsdp launch or torchrun; else this is the only rank
-  auto world = launched ? comm::make_gloo_world(comm::gloo_options_from_env()) : comm::make_null_world(1);
+  auto world = init();                         // the ranks that sfsdp launch or torchrun started, or this process alone
   auto net = meta_init([] { return Net(); });  // allocates nothing: each rank will only make its shards
   auto loss = [](Net& m, const Batch& b) { return torch::nn::functional::cross_entropy(m->forward(b[0]), b[1]); };
 

@@ -1,10 +1,7 @@
-#include <sfsdp/comm/gloo/gloo_world.h>
-#include <sfsdp/comm/null/null_world.h>
-#include <sfsdp/step/step.h>
+#include <sfsdp/sfsdp.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdlib>
 #include <iostream>
 
 #include "drop_mul_by_one.h"
@@ -26,8 +23,7 @@ int main() {
   CompileOptions options;
   options.pipeline.extra = {{"drop_mul_by_one", {}, passes::ExtraPass::Place::Before, "remat"}};
 
-  const bool launched = std::getenv("WORLD_SIZE");
-  auto world = launched ? comm::make_gloo_world(comm::gloo_options_from_env()) : comm::make_null_world(1);
+  auto world = init();
   auto net = meta_init([] { return Net(1.0); });
   auto loss = [](Net& m, const Batch& b) { return torch::nn::functional::cross_entropy(m->forward(b[0]), b[1]); };
   torch::manual_seed(world->rank());

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <limits>
 #include <ostream>
 #include <utility>
 
@@ -14,6 +13,9 @@
 namespace sfsdp {
 
 namespace {
+
+// As many as a launched run may have. Groups and the check of rendezvous keep some bytes for each rank.
+constexpr int64_t kMaxRanks = 1 << 20;
 
 bool is_identifier(std::string_view name) {
   const auto is_word = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
@@ -58,8 +60,8 @@ DeviceMesh::DeviceMesh(std::vector<MeshAxis> axes) {
     check_new_name(*this, axis.name);
     if (axis.size < 1)
       throw UserError(concat("device mesh: axis ", axis.name, " has size ", axis.size, "\n  expected 1 or more"));
-    if (axis.size > std::numeric_limits<int32_t>::max() / world)
-      throw UserError(concat("device mesh: more than 2^31 ranks at axis ", axis.name, " of size ", axis.size,
+    if (axis.size > kMaxRanks / world)
+      throw UserError(concat("device mesh: more than ", kMaxRanks, " ranks at axis ", axis.name, " of size ", axis.size,
                              "\n  expected sizes that multiply to the number of processes"));
     world *= axis.size;
     axes_.push_back(std::move(axis));

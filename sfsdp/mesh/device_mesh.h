@@ -22,7 +22,8 @@ struct MeshAxis {
 using AxisList = std::vector<std::string>;
 
 // Arithmetic only: a mesh holds no rank of its own and no communicator.
-//   throws: UserError for a bad axis (empty, doubled or ill-formed name, size < 1) or a name it does not have
+//   throws: UserError for a bad axis (empty, doubled or ill-formed name, size < 1), more than 2^20 ranks, or a name it
+//           does not have
 class DeviceMesh {
  public:
   DeviceMesh() = default;  // no axes, one rank

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <set>
 
 #include "sfsdp/base/error.h"
@@ -104,7 +105,10 @@ TEST_CASE("a bad axis is refused, with its name and what to do") {
                        UserError);
   CHECK_THROWS_WITH_AS(init_device_mesh({{"", 2}}), doctest::Contains("is no axis name"), UserError);
   CHECK_THROWS_WITH_AS(init_device_mesh({{"a b", 2}}), doctest::Contains("is no axis name"), UserError);
-  CHECK_THROWS_WITH_AS(init_device_mesh({{"a", 1 << 20}, {"b", 1 << 20}}), doctest::Contains("2^31"), UserError);
+  CHECK(init_device_mesh({{"a", 1 << 10}, {"b", 1 << 10}}).world_size() == 1 << 20);
+  const auto too_many = doctest::Contains("more than 1048576 ranks at axis b");
+  for (const int64_t size : {int64_t{2}, int64_t{1'000'000'000'000}, std::numeric_limits<int64_t>::max()})
+    CHECK_THROWS_WITH_AS(init_device_mesh({{"a", 1 << 20}, {"b", size}}), too_many, UserError);
   CHECK_THROWS_WITH_AS(hybrid().size("dp_shrad"), doctest::Contains("did you mean dp_shard?"), UserError);
   CHECK_THROWS_WITH_AS(hybrid().coordinate(12), doctest::Contains("expected 0 to 11"), UserError);
 }

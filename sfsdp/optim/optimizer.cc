@@ -2,16 +2,56 @@
 #include "sfsdp/optim/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
 
 namespace sfsdp {
 
 double learning_rate(const Optimizer& optimizer) {
   return std::visit([](const auto& o) { return o.lr; }, optimizer);
+}
+
+namespace {
+
+struct Field {
+  const char* name;
+  double value;
+};
+
+void check_field(const Field& field, bool holds, const char* expected) {
+  if (!holds || !std::isfinite(field.value))
+    throw UserError(concat("compile: ", field.name, " = ", field.value, "\n  expected ", expected));
+}
+
+void check_at_least_0(const Field& field) { check_field(field, field.value >= 0, "a finite number of at least 0"); }
+
+void check_decay(const Field& field) {
+  check_field(field, field.value >= 0 && field.value < 1, "a number from 0 to below 1");
+}
+
+void check(const AdamW& o) {
+  check_at_least_0({"AdamW::lr", o.lr});
+  check_decay({"AdamW::beta1", o.beta1});
+  check_decay({"AdamW::beta2", o.beta2});
+  check_field({"AdamW::eps", o.eps}, o.eps > 0, "a finite number above 0");
+  check_at_least_0({"AdamW::weight_decay", o.weight_decay});
+}
+
+void check(const SGD& o) {
+  check_at_least_0({"SGD::lr", o.lr});
+  check_decay({"SGD::momentum", o.momentum});
+  check_at_least_0({"SGD::weight_decay", o.weight_decay});
+}
+
+}  // namespace
+
+void check_optimizer(const Optimizer& optimizer) {
+  std::visit([](const auto& o) { check(o); }, optimizer);
 }
 
 namespace step {

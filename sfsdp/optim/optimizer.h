@@ -32,6 +32,8 @@ struct SGD {
 using Optimizer = std::variant<AdamW, SGD>;
 
 double learning_rate(const Optimizer& optimizer);
+// Throws UserError naming the first field that is not finite or out of range, as "AdamW::beta1 = 2".
+void check_optimizer(const Optimizer& optimizer);
 
 namespace step {
 

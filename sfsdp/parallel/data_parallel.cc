@@ -33,6 +33,16 @@ ZeroPlacements zero_placements(int64_t stage) {
   return kStages[static_cast<size_t>(stage)];
 }
 
+namespace {
+
+void check_dtype(const char* name, const std::optional<ir::DType>& dtype) {
+  if (dtype && !ir::is_floating(*dtype))
+    throw UserError(concat("data_parallel: MixedPrecisionPolicy::", name, " = ", ir::to_string(*dtype),
+                           "\n  expected a floating dtype, such as bf16"));
+}
+
+}  // namespace
+
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
   Strategy strategy{std::move(mesh), std::move(options)};
   for (const MeshAxis& a : strategy.mesh.axes()) {
@@ -43,7 +53,16 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
                              "\n  expected only dp_replicate and dp_shard above 1: other axes are not supported yet"));
   }
   zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
+  check_dtype("param_dtype", strategy.options.mixed_precision.param_dtype);
+  check_dtype("reduce_dtype", strategy.options.mixed_precision.reduce_dtype);
+  if (strategy.options.min_shard_numel < 0)
+    throw UserError(concat("data_parallel: DataParallelOptions::min_shard_numel = ", strategy.options.min_shard_numel,
+                           "\n  expected 0 or more elements"));
   const int64_t shard = strategy.axis_size("dp_shard"), replicate = strategy.axis_size("dp_replicate");
+  if (!strategy.options.mode)
+    strategy.options.mode = replicate == 1 ? DataParallelMode::FullyShard
+                            : shard == 1   ? DataParallelMode::Replicate
+                                           : DataParallelMode::HybridShard;
   if (strategy.options.mode == DataParallelMode::FullyShard && replicate > 1)
     throw UserError(concat("data_parallel: FullyShard on a mesh with dp_replicate = ", replicate,
                            "\n  expected dp_replicate = 1; use HybridShard"));

@@ -51,7 +51,8 @@ enum class ParameterLayout : uint8_t {
 };
 
 struct DataParallelOptions {
-  DataParallelMode mode = DataParallelMode::FullyShard;
+  // Unset: as the mesh has it. Only dp_replicate above 1: Replicate; both: HybridShard; else FullyShard.
+  std::optional<DataParallelMode> mode = {};
   int64_t zero_stage = 3;  // what is cut over dp_shard: zero_placements
   MixedPrecisionPolicy mixed_precision = {};
   // Gather again for backward (true) or keep the gathered parameter from forward. Below stage 3 there is nothing to gather.
@@ -77,7 +78,8 @@ struct Strategy {
   std::vector<std::string> data_axes() const;        // those of size > 1, outer first
 };
 
-// Throws UserError for an unknown stage, and when mode and axes do not fit (FullyShard with dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
+// Fills in the mode. Throws UserError for an option out of range, and when mode and axes do not fit (FullyShard with
+// dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
 
 namespace parallel {

@@ -204,6 +204,30 @@ TEST_CASE("the share of a mean is exact in half precision") {
   }
 }
 
+TEST_CASE("an unset mode is what the mesh has; a given one must fit it") {
+  const auto mode = [](std::vector<MeshAxis> axes) {
+    return data_parallel(init_device_mesh(std::move(axes))).options.mode;
+  };
+  CHECK(mode({{"dp_shard", 4}}) == DataParallelMode::FullyShard);
+  CHECK(mode({{"dp_replicate", 1}, {"dp_shard", 4}}) == DataParallelMode::FullyShard);
+  CHECK(mode({{"dp_replicate", 4}}) == DataParallelMode::Replicate);
+  CHECK(mode({{"dp_replicate", 4}, {"dp_shard", 1}}) == DataParallelMode::Replicate);
+  CHECK(mode({{"dp_replicate", 2}, {"dp_shard", 4}}) == DataParallelMode::HybridShard);
+  CHECK(mode({}) == DataParallelMode::FullyShard);  // one rank: nothing is cut
+  CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::FullyShard}),
+                       doctest::Contains("FullyShard on a mesh with dp_replicate = 2"), UserError);
+}
+
+TEST_CASE("options out of range are named as C++ has them") {
+  const DeviceMesh mesh = init_device_mesh({{"dp_shard", 2}});
+  CHECK_THROWS_WITH_AS(data_parallel(mesh, {.min_shard_numel = -1}),
+                       doctest::Contains("DataParallelOptions::min_shard_numel = -1"), UserError);
+  CHECK_THROWS_WITH_AS(data_parallel(mesh, {.mixed_precision = {.param_dtype = ir::DType::i64, .reduce_dtype = {}}}),
+                       doctest::Contains("MixedPrecisionPolicy::param_dtype = i64"), UserError);
+  CHECK_THROWS_WITH_AS(data_parallel(mesh, {.mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::i32}}),
+                       doctest::Contains("MixedPrecisionPolicy::reduce_dtype = i32"), UserError);
+}
+
 TEST_CASE("an unknown ZeRO stage is named") {
   for (const int64_t stage : {-1, 4})
     CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = stage}),

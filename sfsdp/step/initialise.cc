@@ -105,7 +105,7 @@ bool needs_whole_tensor(const capture::StateTensor& tensor) {
 }
 
 at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count) {
-  if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count).clone();
+  if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count);
   const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
   const bool whole = count == c10::multiply_integers(tensor.shape);
   if (whole || !is_elementwise(ops, tensor.recipe.value)) {

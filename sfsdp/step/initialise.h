@@ -11,8 +11,8 @@
 
 namespace sfsdp::step {
 
-// Elements [first, first + count) of `tensor`, row-major, as its module initialises it: a flat tensor. Random numbers
-// are keyed by (seed, path, element), so every mesh starts from the same weights. Only these elements are allocated when
+// Elements [first, first + count) of `tensor`, row-major, as its module initialises it: a flat tensor, a view of
+// real weights. Random numbers are keyed by (seed, path, element), so every mesh starts from the same weights. Only these elements are allocated when
 // the initialisation is elementwise; otherwise (orthogonal_) the whole tensor is made, cut and freed.
 at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count);
 

@@ -55,7 +55,6 @@ template <class Make>
 void expect_parity(Make make, DeviceMesh mesh, DataParallelOptions options, int64_t micro_batches,
                    const Reference& reference) {
   CAPTURE(to_string(mesh));
-  CAPTURE(static_cast<int>(options.mode));
   const auto ranks = static_cast<int>(mesh.world_size());
   const int64_t replicas = mesh.has("dp_replicate") ? mesh.size("dp_replicate") : 1;
   const int64_t rows = kGlobalBatch / ranks / micro_batches;

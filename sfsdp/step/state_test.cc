@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A step's state and its other entrances: eval, state_dict, losses with counts, batch shapes, initialisation.
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/loss.h>
@@ -9,9 +11,12 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <mutex>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
@@ -508,6 +513,127 @@ TEST_CASE("a module with real weights is taken over and sharded as it is") {
     Step step(program, &world);
     for (auto& p : copy->named_parameters()) CHECK(at::equal(step.gather(p.key()), p.value()));
   });
+}
+
+// Bytes of this thread's CPU tensors, as LibTorch's allocator reports them.
+class LiveBytes final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes;
+    peak = std::max(peak, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0, peak = 0;
+};
+
+struct StackImpl : torch::nn::Module {
+  StackImpl() {
+    for (int i = 0; i < 8; ++i) layers.push_back(register_module(concat("layers_", i), torch::nn::Linear(256, 256)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = layer(x);
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Stack);
+
+TEST_CASE("real weights go as the shards come: what is left is the shards") {
+  constexpr int64_t kLayer = (256 + 1) * 256 * 4, kModel = 8 * kLayer;
+  const auto loss = [](Stack& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  for (const auto layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
+    testing::run_ranks(4, [&](comm::CommWorld& world) {  // each with a module of its own, as in a process
+      auto live = std::make_shared<LiveBytes>();
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, live);
+      Stack model;
+      const std::vector<at::Tensor> kept = model->parameters();  // as an optimizer of the user's would hold them
+      SFSDP_CHECK(live->now >= kModel, live->now);
+      // SGD without momentum: the parameters are all state.
+      auto program = compile_program(model, loss, SGD{}, {at::empty({2, 256})},
+                                     data_parallel(init_device_mesh({{"dp_shard", 4}}), {.layout = layout}));
+      live->peak = live->now;
+      const Step step(program, &world);
+      SFSDP_CHECK(live->peak <= kModel + kLayer, live->peak, " beside a model of ", kModel);
+      SFSDP_CHECK(live->now <= kModel / 4 + kLayer / 4, live->now, " for shards of ", kModel / 4);
+    });
+}
+
+TEST_CASE("ranks that share real weights all get their part; a second set of Steps is refused by name") {
+  auto program = compile_program(Net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(4));
+  testing::run_ranks(4, [&](comm::CommWorld& world) { Step(program, &world)(rows_of(0, 0, 3)); });
+  for (const capture::StateTensor& tensor : program->state()) CHECK_FALSE(tensor.value.defined());
+  CHECK_THROWS_WITH_AS(testing::run_ranks(4, [&](comm::CommWorld& world) { Step(program, &world); }),
+                       doctest::Contains("the values of up.weight are gone"), UserError);
+}
+
+TEST_CASE("a run with more or fewer ranks than the mesh is refused, with the cure") {
+  const auto refuse = [](int ranks, const Strategy& strategy, const std::string& text) {
+    testing::run_ranks(ranks, [&](comm::CommWorld& world) {
+      CHECK_THROWS_WITH_AS(compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), strategy, &world),
+                           doctest::Contains(text.c_str()), UserError);
+    });
+  };
+  refuse(2, shards(1), "mesh [dp_shard=1] has 1 rank, the run 2\n  expected as many: name all ranks in the mesh");
+  refuse(4, shards(2), "mesh [dp_shard=2] has 2 ranks, the run 4");
+  refuse(2, shards(4), "start 4 ranks, or make the mesh smaller");
+  CHECK_THROWS_WITH_AS(compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(2)),
+                       doctest::Contains("pass the world of sfsdp::init()"), UserError);
+  testing::run_ranks(1, [&](comm::CommWorld& world) {
+    compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(1), &world)(rows_of(0, 0, 3));
+  });
+}
+
+TEST_CASE("a micro-batch of another shape is refused by name") {
+  Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 4), shards(1), nullptr, {.micro_batches = 2});
+  CHECK_THROWS_WITH_AS(
+      step({rows_of(0, 0, 4), rows_of(0, 4, 3)}),
+      doctest::Contains("micro-batch 1 has other shapes than micro-batch 0\n  expected f32[4, 6] i64[4], "
+                        "got f32[3, 6] i64[3]"),
+      UserError);
+  CHECK(step.step == 0);
+  const Batch turned = {rows_of(0, 4, 4)[0].t().contiguous().t(),
+                        rows_of(0, 4, 4)[1]};  // the same values, other strides
+  CHECK(step({rows_of(0, 0, 4), turned}).loss > 0);
+}
+
+TEST_CASE("ranks whose batches differ in shape all get a UserError, in steps and in evaluations, and can go on") {
+  auto program = compile_program(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 4), shards(3));
+  testing::run_ranks(
+      3,
+      [&](comm::CommWorld& world) {
+        Step step(program, &world);
+        const Batch mine = rows_of(0, 0, world.rank() == 2 ? 3 : 4);
+        const auto differ = doctest::Contains("rank 0 and rank 2 have different programs");
+        CHECK_THROWS_WITH_AS(step(mine), differ, UserError);
+        CHECK_THROWS_WITH_AS(step.eval(mine), differ, UserError);
+        // One rank alone cannot take the step at all: the others learn why.
+        const std::vector<Batch> batches(world.rank() == 1 ? 2 : 1, rows_of(0, 0, 4));
+        CHECK_THROWS_WITH_AS(step(batches),
+                             doctest::Contains(world.rank() == 1 ? "step: got 2 micro-batches"
+                                                                 : "rank 1 cannot go on: step: got 2 micro-batches"),
+                             UserError);
+        CHECK(step(rows_of(0, 4 * world.rank(), 4)).loss > 0);
+        CHECK(step.step == 1);
+      },
+      20000);
+}
+
+TEST_CASE("options out of range are refused as C++ names them") {
+  const auto refuse = [](Optimizer optimizer, const CompileOptions& options, const std::string& text) {
+    CHECK_THROWS_WITH_AS(compile(meta_net(), mean_loss, optimizer, rows_of(0, 0, 3), shards(1), nullptr, options),
+                         doctest::Contains(text.c_str()), UserError);
+  };
+  refuse(AdamW{.lr = -1, .beta1 = 2}, {}, "AdamW::lr = -1");
+  refuse(SGD{.momentum = 1}, {}, "SGD::momentum = 1");
+  refuse(SGD{}, {.max_norm = -1}, "CompileOptions::max_norm = -1");
+  refuse(SGD{}, {.max_norm = std::nan("")}, "CompileOptions::max_norm = nan");
+  refuse(SGD{}, {.micro_batches = 0}, "CompileOptions::micro_batches = 0");
+  CompileOptions again{.rng = exec::Rng::Eager};
+  again.pipeline.remat.mode = "full";
+  refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat.mode = full");
+  Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(1));
+  step.lr = std::nan("");
+  CHECK_THROWS_WITH_AS(step(rows_of(0, 0, 3)), doctest::Contains("Step::lr = nan"), UserError);
 }
 
 TEST_CASE("calling the module after compile says where its values are") {

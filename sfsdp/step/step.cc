@@ -6,14 +6,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <mutex>
+#include <numeric>
+#include <random>
 #include <set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
@@ -32,29 +36,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// "i64[8, 128] i64[8, 128]": what a captured graph is valid for.
+// "i64[8, 128] i64[8, 128]": what a captured graph is valid for. Strides are none of it: tensors are made contiguous.
 std::string shape_key(const Batch& batch) {
-  std::string key;
-  for (const at::Tensor& t : batch)  // a trace reads each as contiguous
-    key += t.defined() ? concat(ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec()), " ") : "none ";
-  return key;
+  std::vector<std::string> types;
+  for (const at::Tensor& t : batch)
+    types.push_back(t.defined() ? concat(ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec())) : "none");
+  return join(types, " ");
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-exec::Groups make_groups(const Strategy& strategy, comm::CommWorld* world) {
+exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   exec::Groups groups;
-  if (strategy.mesh.world_size() == 1) return groups;
-  if (!world || world->world_size() != strategy.mesh.world_size())
-    throw UserError(concat("compile: mesh ", strategy.mesh, " has ", strategy.mesh.world_size(), " ranks, the run ",
-                           world ? world->world_size() : 1, "\n  expected as many; start that many ranks"));
   const auto add = [&](const AxisList& axes) {
     std::vector<int> ranks;
-    for (int64_t r : strategy.mesh.ranks_of_group(world->rank(), axes)) ranks.push_back(static_cast<int>(r));
+    for (int64_t r : strategy.mesh.ranks_of_group(world.rank(), axes)) ranks.push_back(static_cast<int>(r));
     const std::string key = exec::axis_key(ir::Attr(axes));
-    groups[key] = world->group(key, ranks);
+    groups[key] = world.group(key, ranks);
   };
   const AxisList data = strategy.data_axes();
   for (const std::string& axis : data) add({axis});
@@ -87,20 +87,61 @@ std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
   return concat("element ", i, " was ", a[i].item(), ", now ", b[i].item());
 }
 
+comm::RankText text_of(const ir::Graph& graph) {
+  return {"programs", ir::print(graph), "expected the same model, batch shapes, options and passes on all ranks",
+          meaning_of_difference};
+}
+
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
 void check_same_program(const Program& program, comm::CommWorld& world) {
-  const std::string advice = "expected the same model, batch shapes, options and passes on all ranks";
+  const comm::RankText graph = text_of(program.first_graph());
   const auto& layout = program.storage_layout();
-  const comm::RankText texts[] = {{"passes", program.pass_list(), advice},
-                                  {"storage layouts", layout ? plan::print(*layout) : "", advice},
-                                  {"programs", ir::print(program.first_graph()), advice, meaning_of_difference}};
+  const comm::RankText texts[] = {{"passes", program.pass_list(), graph.advice},
+                                  {"storage layouts", layout ? plan::print(*layout) : "", graph.advice},
+                                  graph};
   comm::expect_same_texts(world, texts);
+}
+
+// How many ranks share the program of this one: threads of a process.
+int64_t count_sharing(uint64_t program_id, comm::CommWorld& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<uint64_t> ids(ranks.size());
+  world.group("world", ranks)
+      ->all_gather(std::as_bytes(std::span(&program_id, 1)), std::as_writable_bytes(std::span(ids)),
+                   {"program id", ""});
+  return std::ranges::count(ids, program_id);
+}
+
+void check_options(const CompileOptions& options) {
+  const auto refuse = [](const std::string& what, const std::string& expected) {
+    throw UserError(concat("compile: CompileOptions::", what, "\n  expected ", expected));
+  };
+  if (!(options.max_norm >= 0) || std::isinf(options.max_norm))
+    refuse(concat("max_norm = ", options.max_norm), "a norm above 0, or 0: gradients are not clipped");
+  if (options.micro_batches < 1) refuse(concat("micro_batches = ", options.micro_batches), "at least 1");
+  if (options.rng == exec::Rng::Eager && options.pipeline.remat.mode != "none")
+    refuse(concat("rng = Eager with pipeline.remat.mode = ", options.pipeline.remat.mode),
+           "mode none: what is computed again would draw other random numbers; or rng = Counter, which draws the same");
+}
+
+// All run through the graph of the first.
+void check_micro_batches(const std::vector<Batch>& micro_batches, int64_t expected) {
+  if (static_cast<int64_t>(micro_batches.size()) != expected)
+    throw UserError(concat("step: got ", micro_batches.size(), " micro-batches\n  expected micro_batches = ", expected,
+                           ", as compiled"));
+  const std::string first = shape_key(micro_batches[0]);
+  for (size_t i = 1; i < micro_batches.size(); ++i)
+    if (const std::string key = shape_key(micro_batches[i]); key != first)
+      throw UserError(concat("step: micro-batch ", i, " has other shapes than micro-batch 0\n  expected ", first,
+                             ", got ", key, "; make all micro-batches of a step alike: pad the last, or leave it out"));
 }
 
 }  // namespace
 
 struct Program::Cache {
   std::mutex mutex;
+  std::vector<int64_t> copied;  // by place in Program::state: how many Steps have their part of its real weights
   std::map<std::string, std::unique_ptr<Variant>> variants;
   std::map<std::string, tune::RematChoice> remat;  // by the shapes of a training batch
 };
@@ -111,11 +152,12 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       loss_(std::move(loss)),
       optimizer_(optimizer),
       strategy_(std::move(strategy)),
-      options_(options),
+      options_(std::move(options)),
       example_size_(example.size()),
+      id_((uint64_t{std::random_device()()} << 32) | std::random_device()()),
       cache_(std::make_shared<Cache>()) {
-  if (options_.micro_batches < 1)
-    throw UserError(concat("compile: micro_batches = ", options_.micro_batches, "\n  expected at least 1"));
+  check_optimizer(optimizer_);
+  check_options(options_);
   state_ = capture::take_state(*module_);
   first_graph_ = &training(example).graph;
 }
@@ -135,7 +177,7 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
   const auto compiled =
       std::ranges::count_if(cache_->variants, [&](const auto& v) { return v.first.starts_with(kind); });
   if (compiled > 1)
-    say(concat("compiled the ", kind, " step for another batch, ", shape_key(example), "in ",
+    say(concat("compiled the ", kind, " step for another batch, ", shape_key(example), " in ",
                static_cast<int64_t>(held->capture_ms + held->complete_ms), " ms (", compiled, " shapes so far)"));
   return *held;
 }
@@ -221,6 +263,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
        {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
         plan::check_axis_states(captured.graph)})
     if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
+  variant->hash = hash_path(ir::print(captured.graph));
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
@@ -293,6 +336,20 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
   }
 }
 
+at::Tensor Program::take_start(size_t source, int64_t first, int64_t count, int64_t steps) {
+  capture::StateTensor& tensor = state_[source];
+  if (tensor.recipe.program) return step::initialise_range(tensor, options_.seed, first, count);
+  const std::lock_guard lock(cache_->mutex);
+  if (!tensor.value.defined())
+    throw UserError(concat("compile: the values of ", tensor.name, " are gone: an earlier Step has taken them over",
+                           "\n  expected one Step per rank for a module with real weights; compile a module that has",
+                           " its values, or one built by sfsdp::meta_init"));
+  const at::Tensor mine = step::initialise_range(tensor, options_.seed, first, count);
+  cache_->copied.resize(state_.size());
+  if (++cache_->copied[source] == steps) tensor.value = at::Tensor();
+  return mine;
+}
+
 int64_t Program::num_parameters() const {
   int64_t sum = 0;
   for (const capture::StateTensor& s : state_)
@@ -301,6 +358,7 @@ int64_t Program::num_parameters() const {
 }
 
 struct Step::Impl {
+  comm::CommWorld* world = nullptr;  // null: one rank
   exec::Groups groups;
   exec::DataPosition position;
   int64_t shard_rank = 0, shard_size = 1;
@@ -358,6 +416,23 @@ struct Step::Impl {
       if (const ir::Op& op = *carry.current->producer(); op.has_attr("whole_of"))
         refreshed.insert(op.attr<std::string>("name"));
   }
+  // What this rank is about to run, when all ranks have found the same: a collective call. A rank whose `find` throws
+  // takes the others along, as they would wait for it.
+  const Program::Variant& agree(const std::function<const Program::Variant&()>& find) {
+    if (!world) return find();
+    const Program::Variant* variant = nullptr;
+    try {
+      variant = &find();
+    } catch (const std::exception& error) {
+      try {
+        comm::expect_same_hash(*world, 0, {}, error.what());
+      } catch (const std::exception&) {  // what the others throw; here the error itself says more
+      }
+      throw;
+    }
+    comm::expect_same_hash(*world, variant->hash, [&] { return text_of(variant->graph); });
+    return *variant;
+  }
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
     auto& running = executors[&variant];
     if (!running.executor)
@@ -367,44 +442,70 @@ struct Step::Impl {
   }
 };
 
+void check_ranks(const Strategy& strategy, const comm::CommWorld* world) {
+  const int64_t expected = strategy.mesh.world_size(), got = world ? world->world_size() : 1;
+  if (got == expected) return;
+  throw UserError(concat(
+      "compile: mesh ", strategy.mesh, " has ", expected, expected == 1 ? " rank" : " ranks", ", the run ", got,
+      "\n  expected as many: ",
+      got > expected ? concat("name all ranks in the mesh, such as {\"dp_shard\", world->world_size()}; a model that "
+                              "each rank trains for itself is given no world")
+      : world        ? concat("start ", expected, " ranks, or make the mesh smaller")
+                     : "pass the world of sfsdp::init() to compile"));
+}
+
 Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
     : program_(std::move(program)), impl_(std::make_unique<Impl>()) {
   const Strategy& strategy = program_->strategy();
+  check_ranks(strategy, world);
   lr = learning_rate(program_->optimizer());
-  impl_->groups = make_groups(strategy, world);
-  if (strategy.mesh.world_size() > 1) check_same_program(*program_, *world);
+  int64_t sharing = 1;
+  if (strategy.mesh.world_size() > 1) {
+    impl_->world = world;
+    impl_->groups = make_groups(strategy, *world);
+    check_same_program(*program_, *world);
+    sharing = count_sharing(program_->id_, *world);
+  }
   const int64_t rank = world ? world->rank() : 0;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
   if (strategy.axis_size("dp_shard") > 1) {
     impl_->shard_rank = strategy.mesh.axis_rank(rank, "dp_shard");
     impl_->shard_size = strategy.axis_size("dp_shard");
   }
+  make_state(sharing);
+}
+
+// Buffer after buffer, so that real weights go as shards come; the optimizer's are last.
+void Step::make_state(int64_t sharing) {
+  std::map<std::string, const ir::Type*> types;
   for (const auto& op : program_->first_graph().ops())
-    if (op->is("param") || op->is("state")) {
-      const ir::Type& type = op->result()->type();
-      impl_->state[op->attr<std::string>("name")] =
-          at::zeros(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
-    }
+    if (op->is("param") || op->is("state")) types[op->attr<std::string>("name")] = &op->result()->type();
+  const auto make = [&](const std::string& buffer) {
+    at::Tensor& tensor = impl_->state[buffer];
+    const ir::Type& type = *types.at(buffer);
+    if (!tensor.defined()) tensor = at::zeros(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
+  };
   for (const StoredTensor& t : program_->tensors()) {
+    if (t.source < 0) continue;
+    make(t.buffer);
     const Chunk mine = impl_->range(t);
-    if (t.source < 0 || mine.length == 0) continue;
-    const auto& source = program_->state()[static_cast<size_t>(t.source)];
-    impl_->local(t).copy_(step::initialise_range(source, program_->options().seed, mine.offset, mine.length));
+    const at::Tensor values = program_->take_start(static_cast<size_t>(t.source), mine.offset, mine.length, sharing);
+    if (mine.length > 0) impl_->local(t).copy_(values);
   }
+  for (const auto& [buffer, type] : types) make(buffer);
 }
 Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
 StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
-  if (static_cast<int64_t>(micro_batches.size()) != program_->options().micro_batches)
-    throw UserError(concat("step: got ", micro_batches.size(), " micro-batches\n  expected micro_batches = ",
-                           program_->options().micro_batches, ", as compiled"));
-  for (const Batch& batch : micro_batches)
-    if (shape_key(batch) != shape_key(micro_batches[0]))
-      throw UserError(concat("step: a micro-batch is ", shape_key(batch), "\n  expected all of one step alike: ",
-                             shape_key(micro_batches[0]), "; pad the smaller ones"));
-  const ir::Graph& graph = program_->training(micro_batches[0]).graph;
-  auto& executor = this->executor(micro_batches[0]);
+  const Program::Variant& variant = impl_->agree([&]() -> const Program::Variant& {
+    check_micro_batches(micro_batches, program_->options().micro_batches);
+    if (!(lr >= 0) || std::isinf(lr))
+      throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
+    return program_->training(micro_batches[0]);
+  });
+  const ir::Graph& graph = variant.graph;
+  auto& executor = impl_->executor(variant, program_->options().rng);
   impl_->refresh(graph);
   executor.state = impl_->state;
   exec::StepScalars scalars;
@@ -424,7 +525,8 @@ exec::ReferenceExecutor& Step::executor(const Batch& example) {
 }
 
 double Step::eval(const Batch& batch) {
-  const Program::Variant& variant = program_->evaluation(batch);
+  const Program::Variant& variant =
+      impl_->agree([&]() -> const Program::Variant& { return program_->evaluation(batch); });
   auto& executor = impl_->executor(variant, program_->options().rng);
   impl_->refresh(variant.graph);
   executor.state = impl_->state;

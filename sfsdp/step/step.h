@@ -75,7 +75,9 @@ struct StoredTensor {
 };
 
 // What is the same on all ranks: the module, its captured graphs, the layout of the state. Share one between the ranks
-// of a process; each rank has a Step of its own.
+// of a process; each rank has a Step of its own. Real weights of the module are taken over: the Steps of all ranks that
+// share the program copy their parts, and each tensor is freed as soon as they have; there is no second set of Steps then.
+//   throws: UserError naming an option that is out of range, an op that cannot be captured, a tensor without a value
 class Program {
  public:
   Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunction loss, Optimizer optimizer,
@@ -83,6 +85,7 @@ class Program {
 
   struct Variant {
     ir::Graph graph;
+    uint64_t hash = 0;  // of the printed graph: ranks compare it before each run
     std::vector<at::Tensor> constants;
     double capture_ms = 0;    // running the model on meta tensors
     double complete_ms = 0;   // data parallelism, optimizer, passes, verification
@@ -112,7 +115,11 @@ class Program {
   const ir::Graph& first_graph() const { return *first_graph_; }
 
  private:
+  friend class Step;
   struct Cache;
+  // Elements [first, first + count) of state()[source] as training starts, flat. Once `steps` calls have been made for a
+  // tensor with a real value, the program lets go of it. Thread-safe.
+  at::Tensor take_start(size_t source, int64_t first, int64_t count, int64_t steps);
   const Variant& variant(const Batch& example, bool training);
   std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer);
   void say(const std::string& notice) const;
@@ -125,6 +132,7 @@ class Program {
   Strategy strategy_;
   CompileOptions options_;
   size_t example_size_;  // tensors of a batch
+  uint64_t id_;  // random: ranks that have the same one share this program
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
@@ -132,16 +140,21 @@ class Program {
   std::shared_ptr<Cache> cache_;
 };
 
+// Throws UserError unless the mesh has as many ranks as the world; a null world has one.
+void check_ranks(const Strategy& strategy, const comm::CommWorld* world);
+
 // One rank's training step: owns this rank's shards.
 class Step {
  public:
-  // `world` may be null for a strategy of one rank. With more, a collective call: all ranks must have the same passes
-  // and graph, else UserError on all of them.
+  // `world` may be null for a strategy of one rank, and must outlive the Step. A collective call: all ranks must have the
+  // same passes and graph, else UserError on all of them.
   Step(std::shared_ptr<Program> program, comm::CommWorld* world);
   ~Step();
   Step(Step&&) noexcept;
 
-  // One step over options.micro_batches batches (this rank's share of the global batch).
+  // One step over options.micro_batches batches of the same shapes (this rank's share of the global batch). A collective
+  // call, as eval is: UserError on all ranks if one cannot take the step, or if their graphs differ, such as by the rows of
+  // a batch.
   StepResult operator()(const std::vector<Batch>& micro_batches);
   StepResult operator()(const Batch& batch) { return (*this)(std::vector<Batch>{batch}); }
   // Mean loss of the global batch without dropout, gradients or update; a graph of its own over the same weights.
@@ -168,6 +181,7 @@ class Step {
 
  private:
   struct Impl;
+  void make_state(int64_t sharing);
   std::shared_ptr<Program> program_;
   std::unique_ptr<Impl> impl_;
 };
@@ -196,6 +210,7 @@ std::shared_ptr<Program> compile_program(Model model, Loss loss, Optimizer optim
 template <class Model, class Loss>
 Step compile(Model model, Loss loss, Optimizer optimizer, const Batch& example, Strategy strategy,
              comm::CommWorld* world = nullptr, CompileOptions options = {}) {
+  check_ranks(strategy, world);
   return Step(compile_program(model, loss, optimizer, example, std::move(strategy), options), world);
 }
 

@@ -2,10 +2,12 @@
 #include "sfsdp/tools/request.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/mesh/device_mesh.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -20,7 +22,7 @@ int64_t read_count(const std::string& option, const std::string& text, const std
 std::vector<std::string> mesh_flags(const std::string& text, int64_t& world) {
   static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard"};
   std::vector<std::string> flags, seen;
-  world = 1;
+  std::vector<MeshAxis> axes;
   for (const std::string& part : split(text, ',')) {
     const size_t equals = part.find('=');
     const std::string axis(trim(part.substr(0, equals)));
@@ -31,10 +33,12 @@ std::vector<std::string> mesh_flags(const std::string& text, int64_t& world) {
       throw UserError(concat("--mesh ", text, ": ", axis, " twice\n  expected each axis once"));
     seen.push_back(axis);
     const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));
-    world *= read_count(concat("--mesh ", text, ": ", axis, " ="), size, "a size of at least 1, as in dp_shard=4");
+    axes.push_back(
+        {axis, read_count(concat("--mesh ", text, ": ", axis, " ="), size, "a size of at least 1, as in dp_shard=4")});
     const std::string key = axis == "dp_shard" ? "shard" : "replicate";
     flags.insert(flags.end(), {concat("--parallelism.data_parallel_", key, "_degree"), size});
   }
+  world = init_device_mesh(std::move(axes)).world_size();
   return flags;
 }
 

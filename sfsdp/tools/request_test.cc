@@ -31,6 +31,8 @@ TEST_CASE("request: a mesh is short for the degrees, and the world where none is
   CHECK_THROWS_WITH_AS(
       parse({"--mesh", "dp_shart=4"}),
       doctest::Contains("no axis dp_shart\n  expected dp_replicate or dp_shard; the nearest is dp_shard"), UserError);
+  CHECK_THROWS_WITH_AS(parse({"--mesh", "dp_replicate=1000000000000,dp_shard=1000000000000"}),
+                       doctest::Contains("more than 1048576 ranks"), UserError);
   CHECK_THROWS_WITH_AS(parse({"--mesh", "dp_shard=0"}), doctest::Contains("at least 1"), UserError);
   CHECK_THROWS_WITH_AS(parse({"--mesh", "dp_shard"}), doctest::Contains("as in dp_shard=4"), UserError);
   CHECK_THROWS_WITH_AS(parse({"--mesh", "dp_shard=2,dp_shard=2"}), doctest::Contains("each axis once"), UserError);

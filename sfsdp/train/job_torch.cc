@@ -24,11 +24,7 @@ namespace sfsdp::train {
 Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   const auto& p = config.parallelism;
   DeviceMesh mesh = make_mesh(p, world_size);
-  const int64_t shard = mesh.size("dp_shard"), replicate = p.data_parallel_replicate_degree;
   DataParallelOptions options;
-  options.mode = replicate == 1 ? DataParallelMode::FullyShard
-                 : shard == 1   ? DataParallelMode::Replicate
-                                : DataParallelMode::HybridShard;
   options.zero_stage = p.zero_stage;
   options.reshard_after_forward = p.fsdp_reshard_after_forward != "never";
   options.min_shard_numel = p.min_shard_numel;

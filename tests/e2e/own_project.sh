@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A stranger's CMake project uses sfsdp: what is installed suffices to build and run examples/own_model, which is the
-# example of the README, and examples/own_pass; a project that adds sfsdp as a subfolder configures too; what is missing is named.
+# example of the README, examples/own_test and examples/own_pass; a project that adds sfsdp as a subfolder configures too; what is missing is named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
@@ -25,6 +25,28 @@ awk '/^step 1 / { first = $4 } /^step / { last = $4; ++steps } /^norm of up.weig
 "$dir/build/own_model" >"$dir/one" || fail "one rank: exit code $?" # started by hand it is a world of its own
 grep -q '^step 20 loss' "$dir/one" || fail "one rank: $(cat "$dir/one")"
 
+# An exception that a launched program does not catch is told with its rank.
+mkdir "$dir/fails"
+sed 's/own_model/fails/g' examples/own_model/CMakeLists.txt >"$dir/fails/CMakeLists.txt"
+cat >"$dir/fails/main.cpp" <<CPP
+#include <sfsdp/comm/init.h>
+#include <stdexcept>
+int main() {
+  auto world = sfsdp::init();
+  if (world->rank() == 1) throw std::runtime_error("no data today");
+  world->group("world", {0, 1})->barrier({"", ""});
+}
+CPP
+configure -S "$dir/fails" -B "$dir/fails/build" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
+cmake --build "$dir/fails/build" >"$dir/log" || fail "$(cat "$dir/log")"
+"$dir/prefix/bin/sfsdp" launch -n 2 --exec "$dir/fails/build/fails" -- >"$dir/told" 2>&1 && fail "a rank threw, the launcher's exit code is 0"
+grep -q '^\[rank1\]: error on rank 1: no data today$' "$dir/told" || fail "an exception in a rank: $(cat "$dir/told")"
+
+# A test of the user's own model on ranks that are threads.
+configure -S examples/own_test -B "$dir/test" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
+cmake --build "$dir/test" >"$dir/log" || fail "$(cat "$dir/log")"
+"$dir/test/own_test" >"$dir/threads" || fail "own test: exit code $?: $(cat "$dir/threads")"
+
 # A pass of the user's own, registered from main() (docs/writing-a-pass.md): it did something, and the step trains.
 configure -S examples/own_pass -B "$dir/pass" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
 cmake --build "$dir/pass" >"$dir/log" || fail "$(cat "$dir/log")"
@@ -35,7 +57,7 @@ awk '/^step 1 / { first = $4 } /^step 20 / { last = $4 } END { exit !(last < fir
 
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
-for header in step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
+for header in sfsdp.h testing.h step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
   comm/thread/thread_world.h comm/null/null_world.h passes/registry.h passes/analysis/own_memory.h passes/print_ir.h; do
   echo "#include <sfsdp/$header>" |
     c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$dir/prefix/include" -isystem "$torch/include" \

@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <numeric>
 #include <optional>
@@ -124,6 +125,22 @@ int env_int(const char* name, int64_t low, int64_t high) {
                            "\n  expected a whole number from ", low, " to ", high,
                            "; start the ranks with sfsdp launch -n N -- ..., or with torchrun"));
   return static_cast<int>(*value);
+}
+
+// What std::terminate does in a launched rank: the text of LibTorch's and our errors, and whose they are, in one write, as
+// ranks share a terminal. The C++ library's own handler names a mangled type instead of the rank.
+[[noreturn]] void tell_error_of_rank() {
+  std::string text = "an exception that is no std::exception";
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+    text = "std::terminate without an exception";
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {  // the text says so
+  }
+  text = concat("error on rank ", env_text("RANK"), ": ", text, "\n");
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  std::abort();
 }
 
 }  // namespace
@@ -246,6 +263,7 @@ std::string Rendezvous::place() const { return describe_place(impl_->options); }
 
 std::unique_ptr<sfsdp::comm::CommWorld> sfsdp::init() {
   if (!std::getenv("RANK") && !std::getenv("WORLD_SIZE")) return comm::make_null_world(1);
+  if (std::get_terminate() == __gnu_cxx::__verbose_terminate_handler) std::set_terminate(comm::tell_error_of_rank);
   const comm::GlooOptions options = comm::gloo_options_from_env();
   if (options.world_size == 1) return comm::make_null_world(1);
   return comm::make_gloo_world(options);
