@@ -23,6 +23,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
 #include "sfsdp/testing/temporary_folder.h"
@@ -101,6 +102,21 @@ std::vector<int> all_ranks(const CommWorld& world) {
 
 void expect_part(const std::string& text, const std::string& part) {
   SFSDP_CHECK(text.find(part) != std::string::npos, "expected \"", part, "\" in: ", text);
+}
+
+TEST_CASE("gloo: two ranks compare programs that differ, all learn how") {
+  for (const GlooOptions& options : {file_options(4), watched_by_store(tcp_options(4))})
+    run_gloo(options, [](CommWorld& world) {
+      const RankText text = {"programs", concat("a\n", world.rank() == 2 ? "c" : "b"), "expected one program"};
+      std::string said;
+      try {
+        expect_same_texts(world, {&text, 1});
+      } catch (const UserError& error) {
+        said = error.what();
+      }
+      expect_part(said, "rank 0 and rank 2 have different programs; first difference, line 2:\n    b\n    c\n");
+      expect_same_hash(world, 7, nullptr);  // the run can go on
+    });
 }
 
 TEST_CASE("gloo: every collective has the bits of sums in rank order") {
