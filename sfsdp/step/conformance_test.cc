@@ -246,10 +246,12 @@ TEST_CASE("with flat units a collective serves a unit") {
 }
 
 TEST_CASE("delays on some ranks change nothing, bit for bit") {
-  torch::manual_seed(5);
-  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 3}}));
-  const Trained calm = train(program);
-  const Trained delayed = train(program, [](Step& step, int rank) {
+  const auto make = [] {
+    torch::manual_seed(5);
+    return odd_program(Odd(), init_device_mesh({{"dp_shard", 3}}));
+  };
+  const Trained calm = train(make());
+  const Trained delayed = train(make(), [](Step& step, int rank) {
     int64_t count = 0;
     step.executor(ids(0, 0, kRows / 3)).on_op = [=](const ir::Op&, const std::vector<at::Tensor>&) mutable {
       if ((++count * (rank + 2)) % 41 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2 + rank));
@@ -263,10 +265,12 @@ TEST_CASE("delays on some ranks change nothing, bit for bit") {
 }
 
 TEST_CASE("a step that throws leaves the state as it was; the next one works") {
-  torch::manual_seed(5);
-  const auto program = odd_program(Odd(), init_device_mesh({{"dp_shard", 2}}));
-  const Trained expected = train(program);
-  const Trained got = train(program, [](Step& step, int rank) {
+  const auto make = [] {
+    torch::manual_seed(5);
+    return odd_program(Odd(), init_device_mesh({{"dp_shard", 2}}));
+  };
+  const Trained expected = train(make());
+  const Trained got = train(make(), [](Step& step, int rank) {
     Batch bad = ids(0, rank * 12, 12);
     bad[0].fill_(99);  // no such row of the embedding
     CHECK_THROWS(step(bad));

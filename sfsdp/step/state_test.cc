@@ -629,8 +629,8 @@ TEST_CASE("options out of range are refused as C++ names them") {
   refuse(SGD{}, {.max_norm = std::nan("")}, "CompileOptions::max_norm = nan");
   refuse(SGD{}, {.micro_batches = 0}, "CompileOptions::micro_batches = 0");
   CompileOptions again{.rng = exec::Rng::Eager};
-  again.pipeline.remat.mode = "full";
-  refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat.mode = full");
+  again.pipeline.remat.mode = passes::RematMode::Full;
+  refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat");
   Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(1));
   step.lr = std::nan("");
   CHECK_THROWS_WITH_AS(step(rows_of(0, 0, 3)), doctest::Contains("Step::lr = nan"), UserError);

@@ -120,9 +120,10 @@ void check_options(const CompileOptions& options) {
   if (!(options.max_norm >= 0) || std::isinf(options.max_norm))
     refuse(concat("max_norm = ", options.max_norm), "a norm above 0, or 0: gradients are not clipped");
   if (options.micro_batches < 1) refuse(concat("micro_batches = ", options.micro_batches), "at least 1");
-  if (options.rng == exec::Rng::Eager && options.pipeline.remat.mode != "none")
-    refuse(concat("rng = Eager with pipeline.remat.mode = ", options.pipeline.remat.mode),
-           "mode none: what is computed again would draw other random numbers; or rng = Counter, which draws the same");
+  if (options.rng == exec::Rng::Eager &&
+      (options.pipeline.remat.mode != passes::RematMode::None || options.tune.choose_remat))
+    refuse("rng = Eager with pipeline.remat or tune.choose_remat",
+           "neither: what is computed again would draw other random numbers; or rng = Counter, which draws the same");
 }
 
 // All run through the graph of the first.
