@@ -1,20 +1,33 @@
 #!/usr/bin/env bash
 # Sets up, builds, lints and tests all this machine can; last line: "N passed, N failed", a count of test cases, checks
-# and scripts of tests/e2e.
-#   ./run_tests.sh             everything
+# and scripts of tests/e2e, and ", N skipped" of those that could not run here. Before it: the seconds of each part.
+#   ./run_tests.sh             everything; clang-tidy on what changed
+#   ./run_tests.sh --lint      everything; clang-tidy on every file
 #   ./run_tests.sh core        the checks and the torch-free tests; needs no LibTorch
 #   ./run_tests.sh <word>      test cases, test files and e2e scripts whose name holds the word
 #   ./run_tests.sh --sanitize  all tests under ASan and UBSan, the torch-free ones under TSan too
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-passed=0 failed=0 failures=()
+passed=0 failed=0 skipped=0 failures=() skips=() times=()
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # ranks share the cores
 
 finish() {
+  printf '%6s s  %s\n' "${times[@]}" $SECONDS "in all"
+  ((${#skips[@]})) && printf 'SKIPPED: %s\n' "${skips[@]}"
   ((${#failures[@]})) && printf 'FAILED: %s\n' "${failures[@]}"
-  echo "$passed passed, $failed failed"
+  local summary="$passed passed, $failed failed"
+  ((skipped)) && summary+=", $skipped skipped"
+  echo "$summary"
   ((failed == 0 && passed > 0))
   exit
+}
+
+timed() { # a command, whose time is told at the end
+  local start=$SECONDS status
+  "$@"
+  status=$?
+  times+=($((SECONDS - start)) "$*")
+  return $status
 }
 
 fail() { # $1: what; $2: how many
@@ -23,23 +36,29 @@ fail() { # $1: what; $2: how many
 }
 
 step() { # what must work before anything can be tested
-  "$@" && return
+  timed "$@" && return
   fail "$*"
   finish
 }
 
-check() { # one command, one test
+check() { # one command, one test; exit status 77: it cannot run here
   echo "== $*"
-  if "$@"; then passed=$((passed + 1)); else fail "$*"; fi
+  timed "$@"
+  case $? in
+  0) passed=$((passed + 1)) ;;
+  77) skips+=("$*") && skipped=$((skipped + 1)) ;;
+  *) fail "$*" ;;
+  esac
 }
 
 doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
-  local seconds=$1 binary=$2 log status summary
+  local seconds=$1 binary=$2 log status summary start=$SECONDS
   shift 2
   echo "== $binary $*"
   log=$(mktemp)
   timeout --kill-after=10 "$seconds" "${launcher[@]}" "$binary" --no-colors=true "$@" 2>&1 | tee "$log"
   status=${PIPESTATUS[0]}
+  times+=($((SECONDS - start)) "$binary $*")
   summary=$(grep '^\[doctest\] test cases:' "$log" | tail -1)
   rm -f "$log"
   local good=0 bad=0
@@ -62,9 +81,14 @@ e2e() { # $1: word in the script's name, or nothing
   done
 }
 
+tidy=()
+if [[ ${1:-} == --lint ]]; then
+  tidy=(--all)
+  shift
+fi
 case ${1:-} in
 --sanitize)
-  step ./setup.sh
+  step ./setup.sh --tests
   step scripts/build.sh asan
   export UBSAN_OPTIONS=print_stacktrace=1
   doctest 600 build/asan/core_tests
@@ -76,20 +100,20 @@ case ${1:-} in
   doctest 900 build/tsan/core_tests
   ;;
 core)
-  step ./setup.sh --no-torch
+  step ./setup.sh --tests --no-torch
   step scripts/build.sh core
   check scripts/check_format.sh
   check scripts/check_layers.sh
-  check scripts/check_tidy.sh core
+  check scripts/check_tidy.sh core "${tidy[@]}"
   doctest 120 build/core/core_tests
   ;;
 -*)
-  echo "usage: ./run_tests.sh [core | --sanitize | word]" >&2
+  echo "usage: ./run_tests.sh [--lint] [core | --sanitize | word]" >&2
   exit 2
   ;;
 *)
   word=${1:-}
-  step ./setup.sh
+  step ./setup.sh --tests
   step scripts/build.sh release
   if [[ -n $word ]]; then
     for tests in core_tests torch_tests; do
@@ -99,7 +123,7 @@ core)
   else
     check scripts/check_format.sh
     check scripts/check_layers.sh
-    check scripts/check_tidy.sh release
+    check scripts/check_tidy.sh release "${tidy[@]}"
     doctest 120 build/release/core_tests
     doctest 600 build/release/torch_tests
   fi

@@ -1,17 +1,30 @@
 #!/usr/bin/env bash
 # Finds or installs what the build needs; prints the folder of LibTorch and writes it to build/torch_dir.
-#   ./setup.sh             compiler, libraries, LibTorch
-#   ./setup.sh --no-torch  the same without LibTorch: enough for the torch-free core
+#   ./setup.sh             what training needs: compiler, libraries, LibTorch
+#   ./setup.sh --tests     and what ./run_tests.sh needs: doctest, clang's tools, Chromium
+#   ./setup.sh --no-torch  without LibTorch: enough for the torch-free core
 # LibTorch, first that exists: $LIBTORCH, $Torch_DIR, the torch of python3, of ./.venv; else pip puts torch 2.13.0 into
 # ./.venv. An existing torch is never replaced. Running it again takes well under a second and needs no network.
+# What apt-get prints goes to build/setup.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 say() { echo "setup: $*" >&2; }
 
-packages=(g++ cmake ninja-build ccache doctest-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev)
-# scripts/check_format.sh, check_tidy.sh and tests/e2e/report.sh, which opens the simulator's page in Chromium, say so
-# when theirs is missing
-optional=(clang-format-14 clang-tidy-14 chromium)
+packages=(g++ cmake ninja-build ccache libtomlplusplus-dev nlohmann-json3-dev)
+# Where one of these is missing, the checks that need it are skipped and say so: scripts/check_format.sh, check_tidy.sh
+# and tests/e2e/report.sh, which opens the simulator's page in Chromium.
+optional=()
+torch=yes
+for argument in "$@"; do
+  case $argument in
+  --tests)
+    packages+=(doctest-dev)
+    optional=(clang-format-14 clang-tidy-14 chromium)
+    ;;
+  --no-torch) torch=no ;;
+  *) say "unknown argument $argument; expected --tests or --no-torch" && exit 2 ;;
+  esac
+done
 
 missing_packages() {
   local installed
@@ -20,7 +33,11 @@ missing_packages() {
   for package in "$@"; do grep -qxF -- "$package" <<<"$installed" || echo "$package"; done
 }
 
-apt_install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2; }
+apt() { # what it prints is for the log, unless it fails
+  mkdir -p build
+  DEBIAN_FRONTEND=noninteractive apt-get -y -qq "$@" >>build/setup.log 2>&1
+}
+apt_install() { apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; }; }
 
 require_packages() {
   local missing
@@ -38,22 +55,23 @@ require_packages() {
       exit 1
     fi
     say "installing ${missing[*]}"
-    apt-get update -qq >&2
-    apt_install "${missing[@]}"
+    apt_install "${missing[@]}" || { tail -n 20 build/setup.log >&2; say "apt-get failed; all of it: build/setup.log"; exit 1; }
   fi
-  # Tried once: a machine without network must not wait for it on every run.
-  mapfile -t missing < <(missing_packages "${optional[@]}")
-  if ((${#missing[@]} && EUID == 0)) && [[ ! -e build/no_optional_packages ]]; then
-    say "installing ${missing[*]}"
-    local package failed=()
-    for package in "${missing[@]}"; do # one by one: a distribution without one of them may have the others
-      apt_install "$package" || { apt-get update -qq >&2 && apt_install "$package"; } || failed+=("$package")
-    done
-    if ((${#failed[@]})); then
-      say "could not install ${failed[*]}: their checks will be left out"
-      mkdir -p build && touch build/no_optional_packages
-    fi
-  fi
+}
+
+# Tried once: a machine without network must not wait for it on every run.
+want_packages() {
+  (($# && EUID == 0)) && [[ ! -e build/no_optional_packages ]] && command -v dpkg-query >/dev/null || return 0
+  local missing package failed=()
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  say "installing ${missing[*]}"
+  for package in "${missing[@]}"; do # one by one: a distribution without one of them may have the others
+    apt_install "$package" || failed+=("$package")
+  done
+  ((${#failed[@]})) || return 0
+  say "could not install ${failed[*]}: their checks will be skipped"
+  touch build/no_optional_packages
 }
 
 torch_version() { # "2.13" of the LibTorch in folder $1
@@ -100,8 +118,23 @@ find_torch() { # prints the folder, or nothing if pip has to bring one; fails wh
   done
 }
 
-if [[ ${1:-} == --no-torch ]]; then
+# PyTorch's own index has the small CPU build, 2.13.0+cpu, which pip counts as newer than 2.13.0. pip asks each index
+# for each of torch's dependencies, and retries: one that cannot be reached is found out before, in at most 2 seconds.
+install_torch() {
+  local index=https://download.pytorch.org/whl/cpu from=()
+  if timeout 2 .venv/bin/python3 -I -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=2)" 2>/dev/null; then
+    from=(--extra-index-url "$index")
+  else
+    say "$index cannot be reached; pip takes torch from its own index"
+  fi
+  say "installing torch 2.13.0 into .venv"
+  .venv/bin/python3 -I -m pip install -qq --no-input --retries 1 --timeout 15 "${from[@]}" torch==2.13.0 >&2 ||
+    { say "pip could not install torch; unpack a LibTorch by hand and set LIBTORCH to its folder"; exit 1; }
+}
+
+if [[ $torch == no ]]; then
   require_packages "${packages[@]}"
+  want_packages "${optional[@]}"
   exit 0
 fi
 dir=$(find_torch)
@@ -110,13 +143,10 @@ if [[ -z $dir && ! -x .venv/bin/python3 ]]; then # asked for with the others, so
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 fi
 require_packages "${packages[@]}"
+want_packages "${optional[@]}"
 if [[ -z $dir ]]; then
   [[ -x .venv/bin/python3 ]] || python3 -m venv .venv
-  say "installing torch 2.13.0 into .venv"
-  # 2.13.0+cpu counts as newer than 2.13.0, so pip prefers the small CPU build where it can reach it
-  .venv/bin/python3 -I -m pip install -qq --retries 2 --timeout 30 \
-    --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0 >&2 ||
-    { say "pip could not install torch; unpack a LibTorch by hand and set LIBTORCH to its folder"; exit 1; }
+  install_torch
   dir=$(python_torch .venv/bin/python3)
   is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
   dir=$(realpath "$dir")

@@ -11,10 +11,32 @@ flock 9
 
 torch_dir=
 [[ $preset == core || $preset == tsan ]] || torch_dir=$(<build/torch_dir)
-cached=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' "build/$preset/CMakeCache.txt" 2>/dev/null || true)
-if [[ ! -e build/$preset/build.ninja || $cached != "$torch_dir" ]]; then
+cache=build/$preset/CMakeCache.txt
+cached=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' "$cache" 2>/dev/null || true)
+no_tests=$(grep '^SFSDP_INCLUDE_doctest.*NOTFOUND' "$cache" 2>/dev/null || true) # doctest may have come since
+if [[ ! -e build/$preset/build.ninja || $cached != "$torch_dir" || -n $no_tests ]]; then
   cmake --preset "$preset" -DSFSDP_TORCH_DIR="$torch_dir" >"build/$preset/configure.log" 2>&1 ||
     { cat "build/$preset/configure.log"; exit 1; }
 fi
+
+# A line for each tenth of the work, and all that compilers print.
+each_tenth() {
+  awk '
+    match($0, /^\[[0-9]+\/[0-9]+\] /) {
+      split(substr($0, 2, RLENGTH - 3), part, "/")
+      tenth = int(10 * part[1] / part[2])
+      if (tenth > last) { print; fflush(); last = tenth }
+      next
+    }
+    /^ninja: (no work to do|Entering directory)/ { next }
+    { print; fflush() }'
+}
+
 # ninja configures again by itself when a CMake file or the set of sources changed
-ninja -C "build/$preset" -j "${JOBS:-$(nproc)}" --quiet "$@" 9>&- | { grep -v "no work to do" || true; }
+build=(ninja -C "build/$preset" -j "${JOBS:-$(nproc)}" "$@")
+export NINJA_STATUS="[%f/%t] "
+if [[ -t 1 ]]; then # ninja rewrites one line there
+  "${build[@]}" 9>&-
+else
+  "${build[@]}" 9>&- | each_tenth
+fi

@@ -42,7 +42,7 @@ for python in python3 .venv/bin/python3; do
 done
 if [[ -z $torchrun ]]; then
   echo "torchrun not tested: no Python has both the torch at $torch and a torchrun"
-  exit 0
+  exit 77
 fi
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 OMP_NUM_THREADS=1 "$torchrun" --no-python --nproc-per-node 2 --master-port "$port" "$sfsdp" train "${debug[@]}" \
