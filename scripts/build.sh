@@ -21,15 +21,15 @@ fi
 
 # A line for each tenth of the work, and all that compilers print.
 each_tenth() {
-  awk '
-    match($0, /^\[[0-9]+\/[0-9]+\] /) {
-      split(substr($0, 2, RLENGTH - 3), part, "/")
-      tenth = int(10 * part[1] / part[2])
-      if (tenth > last) { print; fflush(); last = tenth }
-      next
-    }
-    /^ninja: (no work to do|Entering directory)/ { next }
-    { print; fflush() }'
+  local line last=0 tenth
+  while IFS= read -r line; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+)\]\  ]]; then
+      tenth=$((10 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+      ((tenth > last)) && last=$tenth && echo "$line"
+    elif [[ $line != "ninja: no work to do."* && $line != "ninja: Entering directory"* ]]; then
+      printf '%s\n' "$line"
+    fi
+  done
 }
 
 # ninja configures again by itself when a CMake file or the set of sources changed

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
+#include <numeric>
 
 namespace sfsdp {
 
@@ -112,31 +112,40 @@ std::string json_quoted(std::string_view text) {
   return quoted + '"';
 }
 
-int64_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<int64_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
+namespace {
+
+// Letters to insert, delete, replace, or swap with their neighbour (optimal string alignment).
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::iota(d[0].begin(), d[0].end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    int64_t diagonal = row[0];  // distance of a[0, i-1) and b[0, j-1)
-    row[0] = static_cast<int64_t>(i);
+    d[i][0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
-  return row[b.size()];
+  return d[a.size()][b.size()];
 }
 
+}  // namespace
+
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates) {
-  std::string best;
-  int64_t best_distance = std::numeric_limits<int64_t>::max();
+  size_t best = std::max<size_t>(1, name.size() / 3) + 1;
+  std::string near;
   for (const std::string& candidate : candidates) {
-    const int64_t distance = edit_distance(name, candidate);
-    if (distance >= best_distance) continue;
-    best_distance = distance;
-    best = candidate;
+    const size_t distance = edit_distance(name, candidate);
+    if (distance >= best) continue;
+    best = distance;
+    near = candidate;
   }
-  return best;
+  return near;
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {
+  const std::string near = nearest(name, candidates);
+  return near.empty() ? "" : "; did you mean " + near + "?";
 }
 
 std::string hex(uint64_t value) {

@@ -30,10 +30,11 @@ std::string with_commas(double value, int decimals);
 // else passes through, so the result is UTF-8 where `text` is.
 std::string json_quoted(std::string_view text);
 
-// Levenshtein: insertions, deletions and replacements that turn a into b.
-int64_t edit_distance(std::string_view a, std::string_view b);
-// The candidate closest to `name`, the first of equals; "" when there is none at all.
+// The candidate that `name` is a misspelling of, the first of equally close ones; "" where none is near: beyond a third of
+// the letters a suggestion misleads.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
+// "; did you mean steps?", to end a message with; "" where no candidate is near.
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates);
 
 // 16 digits.
 std::string hex(uint64_t value);

@@ -55,16 +55,17 @@ TEST_CASE("a JSON string escapes what JSON must, and passes the rest through") {
   CHECK(json_quoted("λ·µ") == "\"λ·µ\"");
 }
 
-TEST_CASE("edit distance counts insertions, deletions and replacements") {
-  CHECK(edit_distance("", "abc") == 3);
-  CHECK(edit_distance("abc", "abc") == 0);
-  CHECK(edit_distance("kitten", "sitting") == 3);
-  CHECK(edit_distance("steps", "stpes") == 2);
-}
-
-TEST_CASE("nearest takes the first of equally close candidates") {
+TEST_CASE("nearest suggests typing mistakes only, the first of equally close candidates") {
+  const std::vector<std::string> names = {"all_gather", "reduce_scatter", "wait"};
+  CHECK(nearest("all_gathr", names) == "all_gather");
+  CHECK(nearest("wiat", names) == "wait");
+  CHECK(nearest("wai", names) == "wait");
+  CHECK(nearest("wi", names) == "");
+  CHECK(nearest("matmul", names) == "");
   CHECK(nearest("stepz", {"seed", "steps", "stepy"}) == "steps");
   CHECK(nearest("x", {}) == "");
+  CHECK(did_you_mean("wiat", names) == "; did you mean wait?");
+  CHECK(did_you_mean("train", {"-n"}) == "");
 }
 
 }  // namespace sfsdp

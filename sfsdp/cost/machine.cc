@@ -2,7 +2,9 @@
 #include "sfsdp/cost/machine.h"
 
 #include <toml++/toml.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <vector>
@@ -64,8 +66,8 @@ class Table {
     for (const auto& [key, value] : table_) {
       const std::string name(key.str());
       if (std::find(known_.begin(), known_.end(), name) == known_.end())
-        throw UserError(concat("error in ", file_, ": unknown key ", path_, name, "\n  the nearest is ", path_,
-                               nearest(name, known_)));
+        throw UserError(concat(file_, ": unknown key ", path_, name, "\n  expected a key of a machine file",
+                               did_you_mean(name, known_)));
     }
   }
 
@@ -76,7 +78,7 @@ class Table {
       table_[key].visit([&](const auto& value) { got << value; });
     else
       got << "nothing";
-    throw UserError(concat("error in ", file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
+    throw UserError(concat(file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
   }
 
   const toml::table& table_;
@@ -152,7 +154,7 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   try {
     document = toml::parse(toml_text, file);
   } catch (const toml::parse_error& error) {
-    throw UserError(concat("error in ", file, ":", error.source().begin.line, ": ", error.description(),
+    throw UserError(concat(file, ":", error.source().begin.line, ": ", error.description(),
                            "\n  expected a machine file as in machines/"));
   }
   Table table(document, "", file);
@@ -220,10 +222,37 @@ void choose_attention(Machine& machine, const std::string& kernel, const std::st
     throw UserError(concat(key, " ", kernel, "\n  expected flash, vendor or triton"));
 }
 
-Machine load_machine(const std::string& path) {
+namespace {
+
+// Beside an installed program, bin/../share; else that of the sources.
+std::filesystem::path machines_folder() {
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const auto installed = program.parent_path().parent_path() / SFSDP_INSTALL_DATADIR "/sfsdp/machines";
+  return std::filesystem::is_directory(installed, ignored) ? installed : std::filesystem::path(SFSDP_MACHINES_DIR);
+}
+
+}  // namespace
+
+std::vector<std::string> machine_names() {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(machines_folder(), ignored))
+    if (entry.path().extension() == ".toml") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Machine load_machine(const std::string& name) {
+  const std::vector<std::string> names = machine_names();
+  const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
+  const std::string path = is_known ? (machines_folder() / (name + ".toml")).string() : name;
   std::ifstream file(path);
-  if (!file)
-    throw UserError(concat("machine file ", path, " cannot be read\n  expected one such as machines/dgx_h100.toml"));
+  std::error_code ignored;  // a folder opens as a file does
+  if (!file || std::filesystem::is_directory(path, ignored))
+    throw UserError(concat("machine ", name,
+                           " is no name of a machine, and no file that can be read\n  expected one of ",
+                           join(names, ", "), ", or a file such as sfsdp calibrate writes", did_you_mean(name, names)));
   std::stringstream text;
   text << file.rdbuf();
   return parse_machine(text.str(), path);

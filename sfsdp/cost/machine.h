@@ -49,8 +49,11 @@ struct Machine {
 // "flash", "vendor" or "triton": makes that kernel's efficiency the machine's. throws: UserError naming them
 void choose_attention(Machine& machine, const std::string& kernel, const std::string& key);
 
-// throws: UserError naming file, key, expected and got
-Machine load_machine(const std::string& path);
+// The machines that are known by name: those of machines/, in the sources or beside the installed program. Sorted.
+std::vector<std::string> machine_names();
+// name: of a known machine, or the path of a machine file.
+//   throws: UserError naming file, key, expected and got; or the known names
+Machine load_machine(const std::string& name);
 Machine parse_machine(const std::string& toml, const std::string& file);
 // What parse_machine reads back as the same machine, to a relative 1e-15; `comment` goes on top, as # lines.
 std::string print_machine(const Machine& machine, const std::string& comment);

@@ -49,10 +49,22 @@ TEST_CASE("machine files are read, and mistakes in them named") {
   CHECK(h100.peak_bf16 == doctest::Approx(989e12));
   CHECK(h100.devices_per_node == 8);
   CHECK(h100.network.bandwidth == doctest::Approx(46e9));
-  CHECK_THROWS_WITH_AS(load_machine("nowhere.toml"), doctest::Contains("nowhere.toml cannot be read"), UserError);
+  CHECK_THROWS_WITH_AS(load_machine("nowhere.toml"), doctest::Contains("machine nowhere.toml is no name"), UserError);
   CHECK_THROWS_WITH_AS(parse_machine("name = 3", "m.toml"), doctest::Contains("name = 3\n  expected a text"),
                        UserError);
   CHECK_THROWS_WITH_AS(parse_machine("name = ", "m.toml"), doctest::Contains("m.toml:1"), UserError);
+}
+
+TEST_CASE("machines are found by name, and all names are told where one is wrong") {
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(kMachines)) files.insert(entry.path().stem().string());
+  const auto names = machine_names();
+  CHECK(std::set<std::string>(names.begin(), names.end()) == files);
+  CHECK(print_machine(load_machine("dgx_h100"), "") ==
+        print_machine(load_machine((kMachines / "dgx_h100.toml").string()), ""));
+  CHECK_THROWS_WITH_AS(load_machine("dgx_h10"), doctest::Contains("cpu_local, dgx_h100, gb200"), UserError);
+  CHECK_THROWS_WITH_AS(load_machine("dgx_h10"), doctest::Contains("did you mean dgx_h100?"), UserError);
+  CHECK_THROWS_AS(load_machine("/"), UserError);
 }
 
 TEST_CASE("machine files: what is printed reads back as the same machine, measured points and all") {

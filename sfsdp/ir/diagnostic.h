@@ -33,7 +33,4 @@ std::ostream& operator<<(std::ostream& out, const Diagnostic& diagnostic);
 // All of them, one below the other, as an error shows them.
 std::string to_string(std::span<const Diagnostic> diagnostics);
 
-// The candidate with the smallest edit distance, or "" if none is near enough to be a typing mistake.
-std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
-
 }  // namespace sfsdp::ir

@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/lexer.h"
 
 namespace sfsdp::ir {
@@ -333,10 +334,10 @@ class Parser {
     std::vector<std::string> names;
     for (const auto& op : result_.graph.ops())
       for (const auto& result : op->results()) names.push_back(result->name());
-    const std::string nearest = nearest_name(token.text, names);
+    const std::string near = nearest(token.text, names);
     throw SyntaxError{
         token.column, concat('%', token.text, " is read, but no line above defines it"),
-        nearest.empty() ? "move its definition up, or correct the name" : concat("did you mean %", nearest, "?")};
+        near.empty() ? "move its definition up, or correct the name" : concat("did you mean %", near, "?")};
   }
 
   Value* parse_operand(Cursor& cursor) {

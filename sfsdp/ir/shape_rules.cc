@@ -5,6 +5,7 @@
 #include <span>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir {
@@ -128,9 +129,9 @@ std::optional<int64_t> RuleContext::ranks() {
     if (known && std::ranges::count(*axes, axis) == 1) continue;
     std::vector<std::string> names;
     for (const MeshAxis& candidate : graph.mesh) names.push_back(candidate.name);
-    const std::string nearest = nearest_name(axis, names);
+    const std::string near = nearest(axis, names);
     report(concat("names mesh axis ", axis, known ? " twice" : ", which the mesh lacks"),
-           nearest.empty() ? "expected an axis of the line `graph mesh [...]`" : concat("did you mean ", nearest, '?'));
+           near.empty() ? "expected an axis of the line `graph mesh [...]`" : concat("did you mean ", near, '?'));
     return std::nullopt;
   }
   const auto size = axis_size(graph, *axes);

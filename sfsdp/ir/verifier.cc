@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/shape_rules.h"
@@ -179,10 +180,10 @@ class Verifier {
   void report_unknown(const Op& op) {
     std::vector<std::string> names;
     for (const OpRow& row : opset()) names.emplace_back(row.name);
-    const std::string nearest = nearest_name(op.opcode, names);
+    const std::string near = nearest(op.opcode, names);
     report(concat("unknown opcode ", op.opcode.empty() ? "\"\"" : op.opcode),
-           nearest.empty() ? "expected a row of sfsdp/ir/opset.def, or aten.<name>[.<overload>]"
-                           : concat("did you mean ", nearest, '?'));
+           near.empty() ? "expected a row of sfsdp/ir/opset.def, or aten.<name>[.<overload>]"
+                        : concat("did you mean ", near, '?'));
   }
 
   void check_attributes(const Op& op) {

@@ -294,8 +294,8 @@ TEST_CASE("a diagnostic points into the file; verify_or_throw throws all of them
   const ParseResult parsed = parse(mutate(kStep, {"= cast %w", "= casst %w", ""}), "step.ir");
   const auto diagnostics = verify(parsed.graph, &parsed.locations);
   REQUIRE(diagnostics.size() == 1);
-  CHECK(concat(diagnostics[0]) == "error at step.ir:8:3: unknown opcode casst\n  did you mean cast?");
-  CHECK_THROWS_WITH_AS(verify_or_throw(parsed.graph), "error: unknown opcode casst\n  did you mean cast?", UserError);
+  CHECK(concat(diagnostics[0]) == "step.ir:8:3: unknown opcode casst\n  did you mean cast?");
+  CHECK_THROWS_WITH_AS(verify_or_throw(parsed.graph), "unknown opcode casst\n  did you mean cast?", UserError);
 }
 
 TEST_CASE("random programs verify") {

@@ -43,7 +43,7 @@ std::vector<std::string> names_of(const std::vector<MeshAxis>& axes) {
 [[noreturn]] void fail_unknown(const DeviceMesh& mesh, std::string_view name, const std::vector<std::string>& known) {
   if (known.empty()) throw UserError(concat("device mesh []: no axis ", name, "\n  it has no axes at all"));
   throw UserError(concat("device mesh ", mesh, ": no axis ", name, "\n  expected one of ", join(known, ", "),
-                         "; did you mean ", nearest(name, known), "?"));
+                         did_you_mean(name, known)));
 }
 
 void check_rank(const DeviceMesh& mesh, int64_t rank) {

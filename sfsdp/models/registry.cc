@@ -49,7 +49,7 @@ void assign_all(const std::vector<Slot>& slots, const ModelSpec& spec) {
     }
     if (!found)
       throw UserError(concat("model.args.", name, ": model ", spec.name, " has no such argument\n  expected one of ",
-                             join(names, ", "), "; the nearest is ", nearest(name, names)));
+                             join(names, ", "), did_you_mean(name, names)));
     assign(*found, value);
   }
 }
@@ -108,8 +108,8 @@ LanguageModel make_gpt(const ModelSpec& spec) {
 LanguageModel make_language_model(const ModelSpec& spec) {
   if (spec.name == "llama3") return make_llama3(spec);
   if (spec.name == "gpt") return make_gpt(spec);
-  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3, gpt or hf; the nearest is ",
-                         nearest(spec.name, {"llama3", "gpt", "hf"})));
+  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3, gpt or hf",
+                         did_you_mean(spec.name, {"llama3", "gpt", "hf"})));
 }
 
 }  // namespace sfsdp::models

@@ -21,8 +21,8 @@ using ir::Token;
 }
 
 std::string suggestion(std::string_view name, const std::vector<std::string>& candidates) {
-  const std::string nearest = ir::nearest_name(name, candidates);
-  if (!nearest.empty()) return concat("did you mean ", nearest, '?');
+  const std::string near = nearest(name, candidates);
+  if (!near.empty()) return concat("did you mean ", near, '?');
   std::string text = "expected one of:";
   for (const std::string& candidate : candidates) text += " " + candidate;
   return candidates.empty() ? "it has no options" : text;

@@ -71,7 +71,7 @@ void insert(std::vector<Stage>& stages, const ExtraPass& extra) {
   if (at == stages.end()) {
     std::vector<std::string> names;
     for (const Stage& stage : stages) names.push_back(stage.call.info->name);
-    const std::string near = ir::nearest_name(extra.anchor, names);
+    const std::string near = nearest(extra.anchor, names);
     throw UserError(concat("extra pass ", extra.name, " stands ",
                            extra.place == ExtraPass::Place::Before ? "before" : "after", " '", extra.anchor,
                            "', which is no pass of the pipeline\n  ",

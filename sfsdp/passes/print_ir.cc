@@ -44,7 +44,7 @@ class IrPrinter {
     stream << text;
     stream.close();
     if (!stream)
-      throw UserError(concat("error: cannot write ", path.string(), failed ? ": " + failed.message() : "",
+      throw UserError(concat("cannot write ", path.string(), failed ? ": " + failed.message() : "",
                              "\n  expected stdout, stderr or a folder that can be written"));
   }
 

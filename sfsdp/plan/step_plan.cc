@@ -42,7 +42,7 @@ class SectionReader {
 
  private:
   [[noreturn]] void fail(const std::string& expected) const {
-    throw UserError(concat("error in plan ", file_.empty() ? "text" : file_, ", line ", first_line_ + at_, ": ",
+    throw UserError(concat("plan ", file_.empty() ? "text" : file_, ", line ", first_line_ + at_, ": ",
                            at_ < lines_.size() ? lines_[at_] : "(end)", "\n  expected ", expected));
   }
   void expect(std::string_view title) {
@@ -96,7 +96,7 @@ int64_t header_number(const std::vector<std::string>& words, std::string_view ke
     if (word.starts_with(key))
       if (const auto number = parse_int(word.substr(key.size()))) return *number;
   throw UserError(
-      concat("error in plan, line 1: no ", key,
+      concat("plan, line 1: no ", key,
              "\n  expected plan alignment=N micro_batches=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
 }
 
@@ -153,11 +153,11 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   const auto words = split(text.substr(0, header_end), ' ');
   if (words.empty() || words[0] != "plan" || header_end == std::string_view::npos)
     throw UserError(concat(
-        "error in plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
+        "plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
         "\n  expected plan alignment=N micro_batches=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
   const size_t lanes = text.find(concat("\n", kLanes, "\n"));
   if (lanes == std::string_view::npos)
-    throw UserError(concat("error in plan ", file_name, ": the graph is not followed by ", kLanes,
+    throw UserError(concat("plan ", file_name, ": the graph is not followed by ", kLanes,
                            "\n  expected a text that sfsdp plan wrote, whole"));
   StepPlan plan;
   const std::string_view graph_text = text.substr(header_end + 1, lanes - header_end);

@@ -34,23 +34,13 @@
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/step/step.h"
-#include "sfsdp/tools/calibrate.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
-#include "sfsdp/tools/request.h"
 #include "sfsdp/tools/sweeps.h"
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::tools {
 namespace {
-
-constexpr const char* kHelp =
-    "usage: sfsdp calibrate [--config F] [--ranks N] [--out F] [--section.key value ...]\n"
-    "  --config F              whose step is measured: its matrix products, attention and other kernels, op by op\n"
-    "  --ranks N               that measure at once, as in training (default 2); collectives are measured among them\n"
-    "  --out F                 the machine file (default outputs/cpu_local.toml)\n"
-    "  --calibrate.seconds S   to spend on the step's kernels, and as much on other sizes (default 20)\n"
-    "  --calibrate.max_mib M   largest collective and copy (default 256)\n"
-    "Every key of train is taken. Then: sfsdp simulate --machine F --simulate.execution reference --world N ...\n";
 
 struct Settings {
   double seconds = 20;
@@ -380,7 +370,7 @@ void write_machine(const std::string& path, const cost::Machine& machine, const 
 double number_of(const Request& request, const std::string& name, double fallback) {
   const std::string text = request.get(name, shortest(fallback));
   const auto value = parse_double(text);
-  if (!value || !(*value > 0)) throw UserError(concat("--", name, " ", text, "\n  expected a number above 0"));
+  if (!value || !(*value > 0)) throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number above 0"));
   return *value;
 }
 
@@ -421,24 +411,13 @@ int calibrate(const Request& request, std::ostream& out) {
 
 }  // namespace
 
-int run_calibrate(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << kHelp;
-    return 0;
-  }
-  try {
-    const Request request = parse_request(args, {"ranks", "out", "calibrate.seconds", "calibrate.max_mib"}, {});
-    const std::string count = request.get("ranks", "2");
-    if (const auto ranks = parse_int(count); !ranks || *ranks < 1)
-      throw UserError(concat("--ranks ", count, "\n  expected a number of ranks, at least 1"));
-    if (std::getenv("WORLD_SIZE")) return calibrate(request, out);
-    std::vector<std::string> launch = {"-n", count, "--log-rank", "0", "--", "calibrate"};
-    launch.insert(launch.end(), args.begin(), args.end());
-    return run_launch(launch, out, err);
-  } catch (const std::exception& error) {
-    err << "error: " << error.what() << "\n";
-    return 1;
-  }
+int run_calibrate(const Request& request, std::ostream& out, std::ostream& err) {
+  const std::string count = request.get("ranks", "2");
+  number_of("--ranks", count, 1, kMaxRanks);
+  if (std::getenv("WORLD_SIZE")) return calibrate(request, out);
+  std::vector<std::string> launch = {"-n", count, "--log-rank", "0", "--", "calibrate"};
+  launch.insert(launch.end(), request.args.begin(), request.args.end());
+  return run_launch(parse_request(find_command("launch"), launch), out, err);
 }
 
 }  // namespace sfsdp::tools

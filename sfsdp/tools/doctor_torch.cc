@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "sfsdp/capture/dispatch_key.h"
-#include "sfsdp/tools/doctor.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -35,7 +35,7 @@ bool on_path(const char* program) {
 
 }  // namespace
 
-int run_doctor(std::ostream& out) {
+int run_doctor(const Request&, std::ostream& out, std::ostream&) {
   const int64_t memory = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   const std::string headers = train::libtorch_include_dir();
   const bool key_free = !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(capture::kTraceKey);

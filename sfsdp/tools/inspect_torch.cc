@@ -7,8 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/printer.h"
-#include "sfsdp/tools/inspect.h"
-#include "sfsdp/tools/request.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -71,41 +70,29 @@ std::string estimate_line(const tune::Tuned& tuned) {
 
 }  // namespace
 
-int run_inspect(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << "usage: sfsdp inspect --config F --world N [--mesh dp_replicate=2,dp_shard=4] [--graph | --passes | "
-           "--layout | --json] [--machine M] [--section.key value ...]\n"
-           "--passes on a machine: what the step takes behind each; --json: the summary and all passes as one object\n";
+int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
+  const train::JobConfig config = config_of(request);
+  const bool shows_passes = request.has("passes") || request.has("json");
+  const std::string measured_on = shows_passes ? request.get("machine") : "";
+  train::CompiledJob job = train::make_job(config, request.world, 0, measured_on);
+  const Program::Variant& variant = job.program->training(job.example);
+  const ir::Graph& graph = variant.graph;
+  if (request.has("graph")) {
+    out << ir::print(graph);
     return 0;
   }
-  try {
-    const Request request = parse_request(args, {"machine"}, {"graph", "passes", "layout", "json"});
-    train::JobConfig config = config_of(request);
-    const bool shows_passes = request.has("passes") || request.has("json");
-    const std::string measured_on = shows_passes ? request.get("machine", "") : "";
-    train::CompiledJob job = train::make_job(config, request.world, 0, measured_on);
-    const Program::Variant& variant = job.program->training(job.example);
-    const ir::Graph& graph = variant.graph;
-    if (request.has("graph")) {
-      out << ir::print(graph);
-      return 0;
-    }
-    if (request.has("layout")) {
-      const auto& layout = job.program->storage_layout();
-      out << (layout ? plan::print(*layout) : "no buckets: each parameter is stored by itself\n");
-      return 0;
-    }
-    if (request.has("passes")) {
-      out << passes::table(variant.tuned.passes) << estimate_line(variant.tuned) << tune::table(variant.remat.trials);
-      return 0;
-    }
-    const Inspection inspection{config, job, variant, train::summarise(graph, job.program->options().micro_batches)};
-    request.has("json") ? print_json(out, inspection) : print_text(out, inspection);
+  if (request.has("layout")) {
+    const auto& layout = job.program->storage_layout();
+    out << (layout ? plan::print(*layout) : "no buckets: each parameter is stored by itself\n");
     return 0;
-  } catch (const std::exception& error) {
-    err << "error: " << error.what() << "\n";
-    return 1;
   }
+  if (request.has("passes")) {
+    out << passes::table(variant.tuned.passes) << estimate_line(variant.tuned) << tune::table(variant.remat.trials);
+    return 0;
+  }
+  const Inspection inspection{config, job, variant, train::summarise(graph, job.program->options().micro_batches)};
+  request.has("json") ? print_json(out, inspection) : print_text(out, inspection);
+  return 0;
 }
 
 }  // namespace sfsdp::tools

@@ -37,11 +37,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kGraceMs{5000};  // from SIGTERM to SIGKILL: time to write last lines
 constexpr size_t kLastLines = 10;                    // of a failed rank's errors, repeated where the reader looks
-constexpr int64_t kMaxRanks = 1024;
 
 using Line = std::function<void(const std::string& text)>;
 
-struct Request {
+struct LaunchRequest {
   int64_t ranks = 0;
   std::vector<int64_t> log_ranks;  // sorted; empty: all
   int64_t master_port = 0;         // 0: a free one
@@ -49,53 +48,27 @@ struct Request {
   std::vector<std::string> args;
 };
 
-int64_t number(const std::string& flag, const std::string& text, int64_t low, int64_t high) {
-  const auto value = parse_int(text);
-  if (!value || *value < low || *value > high)
-    throw UserError(concat("launch: ", flag, "\n  expected a number from ", low, " to ", high, ", got '", text, "'"));
-  return *value;
-}
-
-void set_flag(const std::string& flag, const std::string& value, Request& request) {
-  if (flag == "-n") {
-    request.ranks = number(flag, value, 1, kMaxRanks);
-  } else if (flag == "--master-port") {
-    request.master_port = number(flag, value, 1, 65535);
-  } else if (flag == "--exec") {
-    request.executable = value;
-  } else {
-    for (const std::string& rank : split(value, ',')) request.log_ranks.push_back(number(flag, rank, 0, kMaxRanks - 1));
-    std::ranges::sort(request.log_ranks);
-    const auto repeated = std::ranges::unique(request.log_ranks);
-    request.log_ranks.erase(repeated.begin(), repeated.end());
-  }
-}
-
-Request parse(std::span<const std::string> args) {
-  static const std::vector<std::string> kFlags = {"-n", "--log-rank", "--master-port", "--exec"};
-  Request request;
-  size_t i = 0;
-  for (; i < args.size() && args[i] != "--"; i += 2) {
-    const std::string& flag = args[i];
-    if (std::ranges::find(kFlags, flag) == kFlags.end())
-      throw UserError(concat("launch: unknown flag\n  expected -n, --log-rank, --master-port, --exec or --, got '",
-                             flag, "'; did you mean ", nearest(flag, kFlags), "?"));
-    if (i + 1 == args.size() || args[i + 1] == "--")
-      throw UserError(concat("launch: ", flag, "\n  expected a value behind it, got none"));
-    set_flag(flag, args[i + 1], request);
-  }
-  if (request.ranks == 0) throw UserError("launch: number of ranks\n  expected -n N, got no -n");
-  if (i == args.size())
-    throw UserError("launch: arguments of the ranks\n  expected them behind --, got no --; try -- train …");
-  if (!request.log_ranks.empty() && request.log_ranks.back() >= request.ranks)
-    throw UserError(
-        concat("launch: --log-rank\n  expected ranks below ", request.ranks, ", got ", request.log_ranks.back()));
-  request.args.assign(args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
+// throws: UserError
+LaunchRequest read_request(const Request& given) {
+  LaunchRequest request;
+  if (!given.has("n")) throw ArgumentError("-n is missing\n  expected -n N, the number of ranks");
+  request.ranks = number_of("-n", given.get("n"), 1, kMaxRanks);
+  if (given.has("master-port")) request.master_port = number_of("--master-port", given.get("master-port"), 1, 65535);
+  request.executable = given.get("exec", request.executable);
+  if (given.has("log-rank"))
+    for (const std::string& rank : split(given.get("log-rank"), ','))
+      request.log_ranks.push_back(number_of("--log-rank", rank, 0, request.ranks - 1));
+  std::ranges::sort(request.log_ranks);
+  const auto repeated = std::ranges::unique(request.log_ranks);
+  request.log_ranks.erase(repeated.begin(), repeated.end());
+  if (!given.own.rest)
+    throw ArgumentError("no -- and nothing after it\n  expected what the ranks run, as in: sfsdp launch -n 2 -- train");
+  request.args = *given.own.rest;
   return request;
 }
 
 UserError system_error(const char* what, const char* cure) {
-  return UserError(concat("launch: ", what, ": ", std::strerror(errno), "\n  ", cure));
+  return UserError(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
 }
 
 // Nothing holds it until rank 0 listens; as the kernel hands such ports out in turn, nobody else gets it soon.
@@ -113,7 +86,7 @@ int64_t free_port() {
 }
 
 // This process's environment and what torchrun adds to it, for one rank.
-std::vector<std::string> environment(const Request& request, int64_t rank) {
+std::vector<std::string> environment(const LaunchRequest& request, int64_t rank) {
   std::map<std::string, std::string> variables;
   for (char** variable = environ; *variable; ++variable) {
     const std::string text = *variable;
@@ -166,6 +139,7 @@ class Signals {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART | SA_NOCLDSTOP;
     for (size_t i = 0; i < kHandled.size(); ++i) sigaction(kHandled[i], &action, &before_[i]);
+    if (before_[2].sa_handler == SIG_IGN) sigaction(SIGHUP, &before_[2], nullptr);  // under nohup
   }
   ~Signals() {
     for (size_t i = 0; i < kHandled.size(); ++i) sigaction(kHandled[i], &before_[i], nullptr);
@@ -191,7 +165,7 @@ class Signals {
   }
 
  private:
-  static constexpr std::array kHandled = {SIGINT, SIGTERM, SIGCHLD};
+  static constexpr std::array kHandled = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
   std::array<int, 2> pipe_{};
   std::array<struct sigaction, kHandled.size()> before_{};
 };
@@ -263,7 +237,7 @@ struct Child {
 
 class Launcher {
  public:
-  Launcher(Request request, std::ostream& out, std::ostream& err)
+  Launcher(LaunchRequest request, std::ostream& out, std::ostream& err)
       : request_(std::move(request)), out_(out), err_(err), children_(static_cast<size_t>(request_.ranks)) {}
 
   // After an error half-way, ranks may be running.
@@ -421,7 +395,7 @@ class Launcher {
       if (child.pid > 0) kill(-child.pid, signal);
   }
 
-  Request request_;
+  LaunchRequest request_;
   std::ostream& out_;
   std::ostream& err_;
   Signals signals_;
@@ -433,20 +407,8 @@ class Launcher {
 
 }  // namespace
 
-int run_launch(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-  Request request;
-  try {
-    request = parse(args);
-  } catch (const UserError& error) {
-    err << "error: " << error.what() << '\n';
-    return 2;
-  }
-  try {
-    return Launcher(std::move(request), out, err).run();
-  } catch (const UserError& error) {
-    err << "error: " << error.what() << '\n';
-    return 1;
-  }
+int run_launch(const Request& request, std::ostream& out, std::ostream& err) {
+  return Launcher(read_request(request), out, err).run();
 }
 
 }  // namespace sfsdp::tools

@@ -2,20 +2,23 @@
 // `sfsdp launch -n N [--log-rank 0,1] [--master-port P] [--exec PATH] -- args…`: N ranks on this host.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
-#include <span>
-#include <string>
+
+#include "sfsdp/tools/commands.h"
 
 namespace sfsdp::tools {
 
-// Starts N copies of this binary (or PATH) with the arguments behind `--`, torchrun's environment and no standard
+inline constexpr int64_t kMaxRanks = 1024;  // on one host
+
+// Starts N copies of this binary (or PATH) with the arguments after `--`, torchrun's environment and no standard
 // input. Output lines of the ranks in --log-rank (all, if not given) go to `out`, prefixed with the rank if there are
 // several; error lines of all ranks to `err`.
 //   returns: 0; the exit code of the first rank that failed, or 128 + the signal that ended it, the others having got
-//            SIGTERM and after 5 s SIGKILL; 128 + SIGINT or SIGTERM, if that came and was forwarded (a second one
+//            SIGTERM and after 5 s SIGKILL; 128 + SIGINT, SIGTERM or SIGHUP, if that came and was forwarded (a second one
 //            kills at once); 1 if the ranks could not be started; 2 for wrong arguments, with a message on err
 // Ranks die with the thread that calls this, whatever ends it; what a rank has started dies with the rank. One call at
 // a time per process, as it handles the process's signals.
-int run_launch(std::span<const std::string> args, std::ostream& out, std::ostream& err);
+int run_launch(const Request& request, std::ostream& out, std::ostream& err);
 
 }  // namespace sfsdp::tools

@@ -2,11 +2,7 @@
 // The commands that need LibTorch, in a build without it: they say so.
 #include <ostream>
 
-#include "sfsdp/tools/calibrate.h"
-#include "sfsdp/tools/doctor.h"
-#include "sfsdp/tools/inspect.h"
-#include "sfsdp/tools/plan.h"
-#include "sfsdp/tools/simulate.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/train/trainer.h"
 
 namespace {
@@ -27,10 +23,10 @@ int run_train(std::span<const std::string>, std::ostream&, std::ostream& err) { 
 
 namespace sfsdp::tools {
 
-int run_inspect(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_plan(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_simulate(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_calibrate(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_doctor(std::ostream& out) { return refuse(out); }
+int run_inspect(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_plan(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_simulate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_calibrate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_doctor(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
 
 }  // namespace sfsdp::tools

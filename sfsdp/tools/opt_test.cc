@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/tools/opt.h"
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -8,6 +6,8 @@
 #include <fstream>
 #include <sstream>
 #include <vector>
+
+#include "sfsdp/tools/commands.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -19,7 +19,7 @@ struct Run {
 
 Run run(std::vector<std::string> args) {
   std::ostringstream out, err;
-  const int status = run_opt(args, out, err);
+  const int status = run_command(find_command("opt"), args, run_opt, out, err);
   return {status, out.str(), err.str()};
 }
 
@@ -88,7 +88,7 @@ TEST_CASE("opt names what is wrong, by file and line") {
   const Run result = run({broken.path()});
   CHECK(result.status == 1);
   CHECK(result.out.empty());
-  CHECK(result.err == "error at " + broken.path() + ":2:3: unknown opcode inptu\n  did you mean input?\n");
+  CHECK(result.err == "error: " + broken.path() + ":2:3: unknown opcode inptu\n  did you mean input?\n");
   CHECK(run({"/nowhere/at/all.ir"}).status == 1);
   const TextFile fine(kText);
   CHECK(run({fine.path(), "--pass", "dead_cod"}).err.find("did you mean dead_code?") != std::string::npos);
@@ -106,7 +106,7 @@ TEST_CASE("opt leaves passes out, and says which it does not know") {
             .err.find("sink_waits can do nothing without it") != std::string::npos);
 }
 
-TEST_CASE("opt shows the graph behind each pass, and what each changed, beside its output") {
+TEST_CASE("opt shows the graph after each pass, and what each changed, beside its output") {
   const TextFile file(kText);
   const Run all = run({file.path(), "--pass", "dead_code", "--print-ir-after-all"});
   CHECK(all.err == std::string("// ---- 00-start.txt\n") + kText + "// ---- 01-dead_code.txt\n" + all.out);
@@ -121,12 +121,13 @@ TEST_CASE("opt shows the graph behind each pass, and what each changed, beside i
 }
 
 TEST_CASE("opt explains itself") {
-  CHECK(run({"--help"}).status == 0);
+  CHECK(run({"--help"}).out.find("--disable-pass LIST") != std::string::npos);
   CHECK(run({"--list"}).out.find("merge_duplicates: ") != std::string::npos);
+  CHECK(run({}).err == "error: FILE is missing\n  expected a file of IR text, or - for standard input\n");
   CHECK(run({}).status == 2);
   CHECK(run({"a", "b"}).status == 2);
   CHECK(run({"a", "--pass"}).status == 2);
-  CHECK(run({"a", "--frobnicate"}).status == 2);
+  CHECK(run({"a", "--disable-passes", "x"}).err.find("did you mean --disable-pass?") != std::string::npos);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/tools/plan.h"
 
 #include <cstdio>
 #include <fstream>
@@ -14,7 +13,7 @@
 #include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/verify/verify_plan.h"
-#include "sfsdp/tools/request.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 #include "sfsdp/tune/estimate.h"
@@ -23,17 +22,6 @@
 
 namespace sfsdp::tools {
 namespace {
-
-constexpr const char* kHelp =
-    "usage: sfsdp plan --config F --world N [options] [--section.key value ...]\n"
-    "       sfsdp plan --check FILE\n"
-    "  --machine M       fused kernels keep values in registers, as the simulator has it; without it every value has "
-    "memory\n"
-    "  --out FILE        writes the plan: order, lanes, addresses; without it a summary is printed\n"
-    "  --explain PATH    why the units under this module path are as they are, and what would change (needs "
-    "--machine)\n"
-    "  --json            the summary as one object\n"
-    "  --check FILE      reads a plan, verifies it, prints its hash\n";
 
 std::string ms(double seconds, bool sign = false) {
   char text[64];
@@ -114,8 +102,8 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
     std::vector<std::string> names;
     for (const auto& p : profile.params) names.push_back(p.name);
     throw UserError(concat("--explain ", path,
-                           " is the path of no parameter\n  expected a module path; the nearest is ",
-                           nearest(path, names)));
+                           " is the path of no parameter\n  expected a module path",
+                           did_you_mean(path, names)));
   }
   out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
       << train::bytes_text(now.peak_bytes) << ", predicted on " << machine.name << "\n";
@@ -135,50 +123,39 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
 
 }  // namespace
 
-int run_plan(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << kHelp;
+int run_plan(const Request& request, std::ostream& out, std::ostream&) {
+  if (request.has("check")) return check_file(request.get("check", ""), out);
+  train::CompiledJob job = train::make_job(config_of(request), request.world);
+  const Program::Variant& variant = job.program->training(job.example);
+  const ir::Graph& graph = variant.graph;
+  const int64_t micro_batches = job.program->options().micro_batches;
+  plan::MemoryOptions memory;
+  memory.micro_batches = micro_batches;
+  std::optional<cost::Machine> machine;
+  if (request.has("machine")) {
+    machine = cost::load_machine(request.get("machine", ""));
+    memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused), micro_batches);
+  }
+  if (request.has("explain")) {
+    if (!machine)
+      throw ArgumentError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
+    explain(out, request, variant, *machine, micro_batches);
     return 0;
   }
-  try {
-    const Request request = parse_request(args, {"machine", "out", "explain", "check"}, {"json"});
-    if (request.has("check")) return check_file(request.get("check", ""), out);
-    train::CompiledJob job = train::make_job(config_of(request), request.world);
-    const Program::Variant& variant = job.program->training(job.example);
-    const ir::Graph& graph = variant.graph;
-    const int64_t micro_batches = job.program->options().micro_batches;
-    plan::MemoryOptions memory;
-    memory.micro_batches = micro_batches;
-    std::optional<cost::Machine> machine;
-    if (request.has("machine")) {
-      machine = cost::load_machine(request.get("machine", ""));
-      memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused), micro_batches);
-    }
-    if (request.has("explain")) {
-      if (!machine)
-        throw UserError("--explain needs --machine\n  expected a machine file, such as machines/dgx_h100.toml");
-      explain(out, request, variant, *machine, micro_batches);
-      return 0;
-    }
-    const plan::StepPlan plan = plan::make_plan(graph, memory);
-    verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
-    if (request.has("out")) {
-      const std::string path = request.get("out", "");
-      std::ofstream file(path, std::ios::binary);
-      file << plan::print(plan);
-      file.close();
-      if (!file)
-        throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
-    }
-    if (request.has("json"))
-      print_json(out, plan);
-    else
-      print_summary(out, plan);
-    return 0;
-  } catch (const std::exception& error) {
-    err << "error: " << error.what() << "\n";
-    return 1;
+  const plan::StepPlan plan = plan::make_plan(graph, memory);
+  verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
+  if (request.has("out")) {
+    const std::string path = request.get("out", "");
+    std::ofstream file(path, std::ios::binary);
+    file << plan::print(plan);
+    file.close();
+    if (!file) throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
   }
+  if (request.has("json"))
+    print_json(out, plan);
+  else
+    print_summary(out, plan);
+  return 0;
 }
 
 }  // namespace sfsdp::tools

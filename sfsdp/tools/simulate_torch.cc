@@ -18,8 +18,7 @@
 #include "sfsdp/sim/report/memory_timeline.h"
 #include "sfsdp/sim/report/trace.h"
 #include "sfsdp/sim/simulate.h"
-#include "sfsdp/tools/request.h"
-#include "sfsdp/tools/simulate.h"
+#include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/simulate_report.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
@@ -27,36 +26,17 @@
 namespace sfsdp::tools {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: sfsdp simulate --config F --machine M --world N [options] [--section.key value ...]\n"
-    "  --machine M                 a machine file, such as machines/dgx_h100.toml\n"
-    "  --world N                   ranks; without it the axes of --mesh multiply to them\n"
-    "  --mesh A=N,...              dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree\n"
-    "  --simulate.execution E      fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 "
-    "with a kernel per op;\n"
-    "                              reference: what train runs on this machine's CPU, op by op, each collective where "
-    "it starts\n"
-    "  --simulate.attention A      flash, vendor or triton: whose kernel's efficiency the machine file gives\n"
-    "  --simulate.jitter X         stragglers: each rank's kernels take up to X longer, drawn once per rank\n"
-    "  --simulate.seed N           of these draws\n"
-    "  --simulate.timelines T      collapsed: ranks that are alike have one; per_rank: one each, as under jitter\n"
-    "  --simulate.memory_depth N   what is alive at the peak, by module path to this depth\n"
-    "  --json                      one object instead of text\n"
-    "  --trace F                   Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind\n"
-    "  --html F                    one page: timeline, memory by kind, buckets and why each was closed\n"
-    "Every key of train is taken: model and model.args, batch, accumulation, recomputation, mesh.\n";
-
 double number_of(const Request& request, const std::string& name, double fallback) {
   if (!request.has(name)) return fallback;
   const std::string text = request.get(name, "");
   const auto value = parse_double(text);
-  if (!value || !(*value >= 0)) throw UserError(concat("--", name, " ", text, "\n  expected a number, not negative"));
+  if (!value || !(*value >= 0)) throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number, not negative"));
   return *value;
 }
 
 cost::Machine machine_of(const Request& request) {
   if (!request.has("machine"))
-    throw UserError("--machine is missing\n  expected a machine file, such as machines/dgx_h100.toml");
+    throw ArgumentError("--machine is missing\n  expected a machine by name, such as dgx_h100, or its file");
   cost::Machine machine = cost::load_machine(request.get("machine", ""));
   cost::choose_attention(machine, choice_of(request, "simulate.attention", {"flash", "vendor", "triton"}),
                          "--simulate.attention");
@@ -133,60 +113,45 @@ void print_peak(std::ostream& out, const plan::MemoryPlan& plan, size_t depth) {
 
 }  // namespace
 
-int run_simulate(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
-  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    out << kHelp;
+int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
+  SimulateReport report;
+  report.machine = machine_of(request);
+  report.execution = request.get("simulate.execution", "fused");
+  report.world = request.world;
+  sim::SimulateOptions options = options_of(request);
+  const train::JobConfig config = config_of(request);
+  train::CompiledJob job = train::make_job(config, request.world);
+  const ir::Graph& graph = job.program->training(job.example).graph;
+  report.model = config.model.name + " " + config.model.flavor;
+  report.mesh = to_string(job.program->strategy().mesh);
+
+  const auto start = std::chrono::steady_clock::now();
+  options.micro_batches = job.program->options().micro_batches;
+  report.simulation = sim::simulate(graph, report.machine, options);
+  report.memory = memory_of(graph, report.simulation.kernels, options);
+  // The reference executor allocates value by value: no arena, nothing lost between buffers.
+  if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
+  const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
+  report.tokens_per_second = tokens / report.simulation.step_seconds;
+  report.mfu = report.tokens_per_second * job.model.flops_per_token(config.training.seq_len) / report.machine.peak_bf16;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  if (request.has("trace")) {
+    const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
+    write_file(request, "trace", sim::chrome_trace(report.simulation, memory, report.memory.state_bytes));
+  }
+  if (request.has("html")) write_file(request, "html", page_of(report, graph, config.parallelism.fsdp_units));
+  if (request.has("json")) {
+    print_report_json(out, report);
     return 0;
   }
-  try {
-    const Request request =
-        parse_request(args,
-                      {"machine", "trace", "html", "simulate.execution", "simulate.attention", "simulate.jitter",
-                       "simulate.seed", "simulate.timelines", "simulate.memory_depth"},
-                      {"json"});
-    SimulateReport report;
-    report.machine = machine_of(request);
-    report.execution = request.get("simulate.execution", "fused");
-    report.world = request.world;
-    sim::SimulateOptions options = options_of(request);
-    const train::JobConfig config = config_of(request);
-    train::CompiledJob job = train::make_job(config, request.world);
-    const ir::Graph& graph = job.program->training(job.example).graph;
-    report.model = config.model.name + " " + config.model.flavor;
-    report.mesh = to_string(job.program->strategy().mesh);
-
-    const auto start = std::chrono::steady_clock::now();
-    options.micro_batches = job.program->options().micro_batches;
-    report.simulation = sim::simulate(graph, report.machine, options);
-    report.memory = memory_of(graph, report.simulation.kernels, options);
-    // The reference executor allocates value by value: no arena, nothing lost between buffers.
-    if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
-    const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
-    report.tokens_per_second = tokens / report.simulation.step_seconds;
-    report.mfu =
-        report.tokens_per_second * job.model.flops_per_token(config.training.seq_len) / report.machine.peak_bf16;
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-
-    if (request.has("trace")) {
-      const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
-      write_file(request, "trace", sim::chrome_trace(report.simulation, memory, report.memory.state_bytes));
-    }
-    if (request.has("html")) write_file(request, "html", page_of(report, graph, config.parallelism.fsdp_units));
-    if (request.has("json")) {
-      print_report_json(out, report);
-      return 0;
-    }
-    out << "Model " << report.model << " on " << report.world << " × " << report.machine.device << " ("
-        << report.machine.name << "), mesh " << report.mesh << ", " << report.execution << " execution, simulated in "
-        << with_commas(seconds * 1e3, 0) << " ms\n";
-    print_report(out, report);
-    if (request.has("simulate.memory_depth"))
-      print_peak(out, report.memory, static_cast<size_t>(number_of(request, "simulate.memory_depth", 1)));
-    return 0;
-  } catch (const std::exception& error) {
-    err << "error: " << error.what() << "\n";
-    return 1;
-  }
+  out << "Model " << report.model << " on " << report.world << " × " << report.machine.device << " ("
+      << report.machine.name << "), mesh " << report.mesh << ", " << report.execution << " execution, simulated in "
+      << with_commas(seconds * 1e3, 0) << " ms\n";
+  print_report(out, report);
+  if (request.has("simulate.memory_depth"))
+    print_peak(out, report.memory, static_cast<size_t>(number_of(request, "simulate.memory_depth", 1)));
+  return 0;
 }
 
 }  // namespace sfsdp::tools

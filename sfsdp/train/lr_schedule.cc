@@ -14,7 +14,7 @@ DecayType parse_decay_type(std::string_view text) {
   if (text == "linear") return DecayType::Linear;
   if (text == "sqrt") return DecayType::Sqrt;
   if (text == "cosine") return DecayType::Cosine;
-  throw UserError(concat("error at lr_scheduler.decay_type = \"", text, "\"\n  expected one of linear, sqrt, cosine"));
+  throw UserError(concat("lr_scheduler.decay_type = \"", text, "\"\n  expected one of linear, sqrt, cosine"));
 }
 
 LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {

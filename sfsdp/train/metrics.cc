@@ -44,9 +44,9 @@ std::string console_line(const StepMetrics& metrics, Color color) {
                 in("38;2;54;234;195"), "memory: ", fixed(metrics.memory_gib, 5, 2), "GiB(",  // turquoise
                 fixed(metrics.memory_percent, 0, 2), "%)  ",                                 //
                 in("34"), "tps: ", with_commas(std::nearbyint(metrics.tps), 0), "  ",        // blue
-                in("36"), "tflops: ", with_commas(metrics.tflops, 2), "  ",                  // cyan
-                in("35"), "mfu: ",                                                           // magenta
-                metrics.mfu_percent ? fixed(*metrics.mfu_percent, 0, 2) + "%" : "N/A", in("39"));
+                in("36"), "tflops: ", with_commas(metrics.tflops, 2),                        // cyan
+                metrics.mfu_percent ? concat("  ", in("35"), "mfu: ", fixed(*metrics.mfu_percent, 0, 2), "%") : "",
+                in("39"));  // magenta
 }
 
 int64_t flops_per_token(const ModelSize& size, int64_t seq_len) {
@@ -78,8 +78,7 @@ std::string json_line(const StepMetrics& metrics) {
 namespace {
 
 [[noreturn]] void fail_to_write(const std::string& path, const std::string& why) {
-  throw UserError(
-      concat("error at ", path, ": ", why, "\n  expected a file that can be written; set --job.dump_folder"));
+  throw UserError(concat(path, ": ", why, "\n  expected a file that can be written; set --job.dump_folder"));
 }
 
 // A short write (disk full, then space again) goes on where it stopped.

@@ -25,7 +25,7 @@ struct StepMetrics {
 enum class Color : uint8_t { Off, On };
 
 // step:  1  loss:  8.04910  grad_norm:  1.2345  memory:  1.00GiB(1.25%)  tps: 12,345  tflops: 1.23  mfu: 0.12%
-// `mfu: N/A` when mfu_percent is unset. No newline.
+// Without mfu when mfu_percent is unset. No newline.
 std::string console_line(const StepMetrics& metrics, Color color);
 
 // Sizes that TorchTitan's FLOP formula asks for.

@@ -45,6 +45,30 @@ void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
   comm::expect_same_texts(*world, {&text, 1});
 }
 
+// The fastest of a few square matrix products, in flops per second of this rank's threads, measured in at most 0.3 s: they
+// double in size as long as the next one, eight times the work, is in time.
+double measure_peak_flops(at::ScalarType dtype) {
+  const auto start = Clock::now();
+  double best = 0;
+  for (int64_t n = 64; n <= 2048; n *= 2) {
+    const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone();
+    at::Tensor z = at::mm(x, y);  // the first one makes threads and fetches code
+    const auto begin = Clock::now();
+    at::mm_out(z, x, y);
+    const double seconds = seconds_since(begin);
+    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds);
+    if (seconds_since(start) + 20 * seconds > 0.3) break;  // two products of eight times the work, and their operands
+  }
+  return best;
+}
+
+// The middle of the sorted values, the upper one of an even number.
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 class Trainer {
  public:
   Trainer(JobConfig config, comm::CommWorld* world, std::ostream& out)
@@ -53,7 +77,8 @@ class Trainer {
         out_(out),
         job_(make_job(config_, world ? world->world_size() : 1, world ? world->rank() : 0)),
         dataset_(open_job_dataset(config_, job_.model.vocab_size)),
-        schedule_(schedule_options()) {
+        schedule_(schedule_options()),
+        id_counts_(static_cast<size_t>(dataset_.vocab_size())) {
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
@@ -108,7 +133,7 @@ class Trainer {
   int64_t global_batch() const { return job_.shares.global; }
 
   // Rows `first` … of step k's global batch.
-  Batch read_batch(int64_t k, int64_t first) const {
+  Batch read_batch(int64_t k, int64_t first) {
     const int64_t rows = config_.training.local_batch_size, length = config_.training.seq_len;
     std::vector<int32_t> ids(static_cast<size_t>(length + 1));
     Batch batch = {at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
@@ -117,6 +142,7 @@ class Trainer {
       for (int64_t i = 0; i < length; ++i) {
         batch[0].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i)];
         batch[1].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i + 1)];
+        ++id_counts_[static_cast<size_t>(ids[static_cast<size_t>(i + 1)])];
       }
     }
     return batch;
@@ -148,13 +174,16 @@ class Trainer {
     metrics.memory_percent =
         100.0 * static_cast<double>(step_->peak_bytes()) /
         (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
-    set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), std::nullopt);
+    set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), peak_flops_);
+    tps_.push_back(metrics.tps);
     last_losses_.push_back(result.loss);
     if (last_losses_.size() > 10) last_losses_.pop_front();
     return metrics;
   }
 
   void banner() {
+    const bool half = config_.training.mixed_precision_param == "bfloat16";
+    peak_flops_ = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
     if (!prints()) return;
     const int64_t micro_batches = job_.program->options().micro_batches;
     const PlanSummary plan = summarise(graph(), micro_batches);
@@ -169,6 +198,8 @@ class Trainer {
          << "Plan: " << plan.ops << " ops, per step " << collectives_text(plan) << "\n"
          << "State per rank: parameters " << bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
          << bytes_text(plan.state_bytes) << "\n"
+         << "Peak for mfu: " << with_commas(peak_flops_ / 1e9, 0) << " GFLOP/s of this rank, a "
+         << config_.training.mixed_precision_param << " matrix product measured now\n"
          << "Dataset " << dataset_.name() << ": " << with_commas(dataset_.num_tokens()) << " tokens, "
          << with_commas(dataset_.size()) << " samples\n"
          << "Trainer is initialized with local batch size " << config_.training.local_batch_size
@@ -181,14 +212,11 @@ class Trainer {
   void summary(double seconds) {
     double mean = 0;
     for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
-    char text[256];
-    std::snprintf(
-        text, sizeof text,
-        "Training completed: %lld steps in %.1f s; mean loss of the last %zu steps %.4f, unigram entropy of the"
-        " data %.4f (%.4f below)",
-        static_cast<long long>(config_.training.steps), seconds, last_losses_.size(), mean, dataset_.unigram_entropy(),
-        dataset_.unigram_entropy() - mean);
-    out_ << text << std::endl;
+    const double entropy = unigram_entropy(id_counts_);
+    out_ << "Training completed: " << config_.training.steps << " steps in " << with_commas(seconds, 1)
+         << " s, median tps " << with_commas(median(tps_), 0) << "; mean loss of the last " << last_losses_.size()
+         << " steps " << with_commas(mean, 4) << ", unigram entropy of this rank's targets " << with_commas(entropy, 4)
+         << " (" << with_commas(entropy - mean, 4) << " below)" << std::endl;
   }
 
   JobConfig config_;
@@ -200,6 +228,9 @@ class Trainer {
   std::optional<Step> step_;
   std::vector<std::string> weight_notes_;
   std::deque<double> last_losses_;
+  std::vector<double> tps_;         // of each step
+  std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
+  double peak_flops_ = 0;
   int64_t skipped_ = 0;
 };
 

@@ -38,6 +38,6 @@ actual = steps[-1]["memory_gib"] * 2**30
 assert abs(reference["peak_bytes"] / actual - 1) < 0.02, (reference["peak_bytes"], actual)
 PY
 "$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 0 >"$dir/text" 2>&1 && fail "zero ranks are taken"
-grep -q 'expected a number of ranks' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'expected a number from 1 to' "$dir/text" || fail "$(cat "$dir/text")"
 "$sfsdp" calibrate --calibrate.secnds 3 >"$dir/text" 2>&1 && fail "a misspelt option is taken"
-grep -q 'the nearest is --calibrate.seconds' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'did you mean --calibrate.seconds?' "$dir/text" || fail "$(cat "$dir/text")"

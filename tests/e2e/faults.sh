@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Each fault ends the run soon, with a message that names rank and cause, and leaves no process behind.
+# Each fault ends the run soon, with a message that names rank and cause, and leaves no process.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 sfsdp=build/release/sfsdp

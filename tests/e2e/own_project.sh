@@ -18,6 +18,11 @@ configure() { env -u LIBTORCH -u Torch_DIR cmake -G Ninja -DCMAKE_BUILD_TYPE=Rel
 configure -S examples/own_model -B "$dir/build" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
 cmake --build "$dir/build" >"$dir/log" || fail "$(cat "$dir/log")"
 
+# A machine by name, beside the installed binary.
+sed 's/^name = .*/name = "ours"/' machines/h200.toml >"$dir/prefix/share/sfsdp/machines/ours.toml"
+(cd "$dir" && prefix/bin/sfsdp simulate --config "$OLDPWD/configs/llama3_debug.toml" --world 2 --machine ours >"$dir/log" 2>&1) ||
+  fail "--machine ours: $(cat "$dir/log")"
+
 # Two ranks, started by the installed launcher: rank 0's log shows the global loss, which falls to below a tenth.
 "$dir/prefix/bin/sfsdp" launch -n 2 --log-rank 0 --exec "$dir/build/own_model" -- >"$dir/two" || fail "two ranks: exit code $?"
 awk '/^step 1 / { first = $4 } /^step / { last = $4; ++steps } /^norm of up.weight [0-9.]+$/ { norm = 1 }

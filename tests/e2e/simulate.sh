@@ -70,11 +70,11 @@ assert small["peak_bytes"] <= 40 * 2**30 < auto["peak_bytes"], (small["peak_byte
 assert auto["step_seconds"] <= small["step_seconds"] <= full["step_seconds"] * 1.02
 PY
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
-grep -q 'the nearest is dp_shard' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'did you mean dp_shard?' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
-grep -q 'nowhere.toml cannot be read' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'machine nowhere.toml is no name of a machine' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --simulate.execution sideways >"$dir/text" 2>&1 && fail "a wrong execution is accepted"
-grep -q 'expected fused or compile or eager or reference; the nearest is' "$dir/text" || fail "$(cat "$dir/text")"
+grep -q 'expected fused or compile or eager or reference' "$dir/text" || fail "$(cat "$dir/text")"
 for option in trace html; do
   simulate --$option "$dir/nowhere/out" >"$dir/text" 2>&1 && fail "--$option to a folder that is not there is accepted"
   grep -q "error: --$option .* cannot be written" "$dir/text" || fail "$(cat "$dir/text")"

@@ -57,7 +57,7 @@ GptArgs gpt_args(std::string_view flavor) {
   for (const Flavor& f : kFlavors)
     if (flavor == f.name) return f.args;
   throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(gpt_flavors(), ", "),
-                         "; the nearest is ", nearest(flavor, gpt_flavors())));
+                         did_you_mean(flavor, gpt_flavors())));
 }
 
 std::vector<std::string> gpt_flavors() {

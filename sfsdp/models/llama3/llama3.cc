@@ -110,7 +110,7 @@ Llama3Args llama3_args(std::string_view flavor) {
   for (const Flavor& f : flavors())
     if (flavor == f.name) return f.args;
   throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(llama3_flavors(), ", "),
-                         "; the nearest is ", nearest(flavor, llama3_flavors())));
+                         did_you_mean(flavor, llama3_flavors())));
 }
 
 std::vector<std::string> llama3_flavors() {

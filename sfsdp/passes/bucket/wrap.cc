@@ -31,7 +31,7 @@ std::string trimmed(std::string_view text) {
 }
 
 [[noreturn]] void fail(const std::string& units, const std::string& message, const std::string& detail) {
-  throw UserError(concat("error in wrap units \"", units, "\": ", message, "\n  ", detail));
+  throw UserError(concat("wrap units \"", units, "\": ", message, "\n  ", detail));
 }
 
 std::vector<Group> parse_units(const std::string& units) {
@@ -92,7 +92,7 @@ std::vector<std::string> units_by_pattern(const std::vector<Path>& names, const 
       std::vector<std::string> modules;
       for (const Path& name : names) modules.push_back(name[0]);
       fail(units, concat(pattern.text, " matches no parameter"),
-           concat("expected the path of a module; did you mean ", nearest(pattern.text, modules), "?"));
+           concat("expected the path of a module", did_you_mean(pattern.text, modules)));
     }
   }
   return result;

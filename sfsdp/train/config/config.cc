@@ -32,20 +32,26 @@ bool collect(std::vector<std::string>& errors, const Body& body) {
 
 bool is_section_or_part(const std::string& path) {  // "quantize" is a part of "quantize.linear.float8"
   if (path == kModelArgs) return true;
-  const auto fits = [&](const SectionInfo& s) { return s.path == path || s.path.starts_with(path + "."); };
-  return std::any_of(config_sections().begin(), config_sections().end(), fits);
+  const auto fits = [&](const std::string& s) { return s == path || s.starts_with(path + "."); };
+  return std::ranges::any_of(config_sections(), fits, &SectionInfo::path) ||
+         std::ranges::any_of(inert_keys(), fits, &InertKey::section);
 }
 
 [[noreturn]] void fail_unknown_section(const std::string& path, const std::string& where) {
   StringList sections{std::string(kModelArgs)};
   for (const SectionInfo& section : config_sections()) sections.push_back(section.path);
-  throw UserError(concat("error at ", where, ": unknown section [", path,
-                         "]\n  expected a section of a job; did you mean [", nearest(path, sections), "]?"));
+  const std::string near = nearest(path, sections);
+  throw UserError(concat(where, ": unknown section [", path, "]\n  expected a section of a job",
+                         near.empty() ? "" : concat("; did you mean [", near, "]?")));
 }
 
 [[noreturn]] void fail_unknown_key(const std::string& path, const std::string& where) {
-  throw UserError(concat("error at ", where, ": unknown key ", path, "\n  expected a key of a job; did you mean ",
-                         nearest_path(path), "?"));
+  StringList paths;
+  for (const Field& field : config_fields()) paths.push_back(field.path());
+  for (const InertKey& key : inert_keys()) paths.push_back(key.path());
+  const std::string near = nearest_key(path, paths);
+  throw UserError(concat(where, ": unknown key ", path, "\n  expected a key of a job",
+                         near.empty() ? "" : concat("; did you mean ", near, "?")));
 }
 
 ModelArg model_arg_of(const TomlEntry& entry) {
@@ -54,7 +60,7 @@ ModelArg model_arg_of(const TomlEntry& entry) {
     if constexpr (std::is_constructible_v<ModelArg, T> && !std::is_same_v<T, TomlTable>)
       return value;
     else
-      throw UserError(concat("error at ", entry.where, ": ", entry.path,
+      throw UserError(concat(entry.where, ": ", entry.path,
                              " is a table or a list\n  expected an integer, number, boolean or string"));
   };
   return std::visit(convert, entry.value);
@@ -83,14 +89,16 @@ class FileReader {
       if (!is_section_or_part(entry.path)) fail_unknown_section(entry.path, entry.where);
       return;
     }
+    const std::string name = concat(entry.where, ": ", entry.path);
+    if (const InertKey* inert = find_inert(entry.path)) return expect_default(*inert, entry.value, name);
     const Field* field = find_field(entry.path);
     if (!field) fail_unknown_key(entry.path, entry.where);
     // TOML itself refuses a key twice; here it can only come by its old and its new name.
     const auto [first, is_new] = set_at_.emplace(field->path(), entry.where);
     if (!is_new)
-      throw UserError(concat("error at ", entry.where, ": ", entry.path, " sets ", field->path(), ", set before at ",
-                             first->second, "\n  keep one of the two"));
-    assign(*field, config_, entry.value, entry.where);
+      throw UserError(
+          concat(name, " sets ", field->path(), ", set before at ", first->second, "\n  expected one of the two"));
+    assign(*field, config_, entry.value, name);
   }
 
   JobConfig& config_;
@@ -101,55 +109,6 @@ class FileReader {
 
 // --- flags ---
 
-struct Flag {
-  std::string name;  // "training.steps", - turned into _
-  std::optional<std::string> value;
-};
-
-// The field of --section.no_key, nullptr if the name is not of that form.
-const Field* negated_field(const std::string& name) {
-  const size_t key_at = name.rfind('.') + 1;
-  if (!name.substr(key_at).starts_with("no_")) return nullptr;
-  const Field* field = find_field(name.substr(0, key_at) + name.substr(key_at + 3));
-  return field && field->is_bool() ? field : nullptr;
-}
-
-enum class Takes { Value, Nothing, Unknown };
-
-Takes takes(const std::string& name) {
-  if (name.starts_with(concat(kModelArgs, '.'))) return Takes::Value;
-  if (const Field* field = find_field(name)) return field->is_bool() ? Takes::Nothing : Takes::Value;
-  return negated_field(name) ? Takes::Nothing : Takes::Unknown;
-}
-
-// Pairs names with values. A value may start with one dash (-1), not with two.
-std::vector<Flag> split_flags(std::span<const std::string> args, std::vector<std::string>& errors) {
-  std::vector<Flag> flags;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (!args[i].starts_with("--") || args[i].size() == 2) {
-      errors.push_back(
-          concat("error at argument \"", args[i], "\": not a flag\n  expected --section.key value",
-                 args[i] == "true" || args[i] == "false" ? "; booleans are --section.key or --section.no_key" : ""));
-      continue;
-    }
-    const size_t equals = args[i].find('=');
-    Flag flag{args[i].substr(2, equals == std::string::npos ? equals : equals - 2), std::nullopt};
-    std::replace(flag.name.begin(), flag.name.end(), '-', '_');
-    const bool has_next = i + 1 < args.size() && !args[i + 1].starts_with("--");
-    const Takes wanted = takes(flag.name);
-    if (equals != std::string::npos) {
-      flag.value = args[i].substr(equals + 1);
-    } else if (wanted == Takes::Value && !has_next) {
-      errors.push_back(concat("error at ", args[i], ": no value\n  expected ", args[i], " value"));
-      continue;
-    } else if (wanted != Takes::Nothing && has_next) {  // an unknown flag's value is no mistake of its own
-      flag.value = args[++i];
-    }
-    flags.push_back(std::move(flag));
-  }
-  return flags;
-}
-
 ModelArg parse_model_arg(const std::string& text) {
   if (text == "true") return true;
   if (text == "false") return false;
@@ -158,46 +117,30 @@ ModelArg parse_model_arg(const std::string& text) {
   return text;
 }
 
-void apply_flag(const Flag& flag, JobConfig& config) {
-  const std::string where = "--" + flag.name;
+void apply_flag(const GivenOption& flag, JobConfig& config) {
+  const std::string path = flag.name.substr(2);
   const std::string prefix = concat(kModelArgs, '.');
-  if (flag.name.starts_with(prefix)) {
-    config.model_args[flag.name.substr(prefix.size())] = parse_model_arg(*flag.value);
-    return;
-  }
-  const Field* field = find_field(flag.name);
-  const Field* negated = field ? nullptr : negated_field(flag.name);
-  if (!field && !negated)
-    throw UserError(concat("error at ", where, ": unknown flag\n  expected a key of a job; did you mean --",
-                           nearest_path(flag.name), "?"));
-  if (negated || field->is_bool()) {
-    const Field& boolean = negated ? *negated : *field;
-    if (flag.value)
-      throw UserError(concat("error at ", where, ": ", *flag.value, " is no value of a flag\n  expected --",
-                             boolean.path(), " or --", boolean.section, ".no_", boolean.key));
-    assign(boolean, config, negated == nullptr, where);
-    return;
-  }
-  assign_text(*field, config, *flag.value, where);
+  if (path.starts_with(prefix))
+    config.model_args[path.substr(prefix.size())] = parse_model_arg(flag.value);
+  else if (const InertKey* inert = find_inert(path))
+    expect_default_text(*inert, flag.value, flag.name);
+  else if (path != "config")
+    assign_text(*find_field(path), config, flag.value, flag.name);
 }
+
+std::string value_name(const std::string& type) { return type == "BOOL" ? "" : type; }
 
 // --- the whole ---
 
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   if (config.training.dataset == "tokens" && !config.training.dataset_path)
     errors.push_back(
-        "error at training.dataset_path: unset, but training.dataset = \"tokens\"\n"
+        "training.dataset_path: unset, but training.dataset = \"tokens\"\n"
         "  expected the file of token ids; try --training.dataset_path tokens.bin");
 }
 
 std::vector<std::string> notes_of(const JobConfig& config) {
   std::vector<std::string> notes;
-  const JobConfig defaults;
-  for (const Field& field : config_fields()) {
-    const std::string value = literal(field, config);
-    if (field.status == KeyStatus::Inert && value != literal(field, defaults))
-      notes.push_back(concat(field.path(), " = ", value.empty() ? "None" : value, " changes nothing: ", field.help));
-  }
   const int64_t schedule_steps = config.lr_scheduler.total_steps.value_or(config.training.steps);
   if (config.lr_scheduler.warmup_steps > schedule_steps)
     notes.push_back(concat("lr_scheduler.warmup_steps = ", config.lr_scheduler.warmup_steps, " is cut to the ",
@@ -211,18 +154,16 @@ std::vector<std::string> notes_of(const JobConfig& config) {
 }
 
 JobConfig load(const std::optional<std::string>& file, std::span<const std::string> args) {
-  std::vector<std::string> errors;
-  const std::vector<Flag> flags = split_flags(args, errors);
+  Arguments flags = parse_arguments(args, {"sfsdp train", key_options(), "", ""});
+  std::vector<std::string> errors = std::move(flags.errors);
   std::optional<std::string> config_file = file;
-  for (const Flag& flag : flags)
-    if (flag.name == "job.config_file" && flag.value) config_file = flag.value;
+  for (const GivenOption& flag : flags.options)
+    if (flag.name == "--config" || flag.name == "--job.config_file") config_file = flag.value;
 
   JobConfig config;
-  if (config_file && !config_file->empty()) {
-    FileReader(config, errors).read(read_toml(*config_file));
-    config.job.config_file = *config_file;
-  }
-  for (const Flag& flag : flags) collect(errors, [&] { apply_flag(flag, config); });
+  if (config_file && !config_file->empty()) FileReader(config, errors).read(read_toml(*config_file));
+  for (const GivenOption& flag : flags.options) collect(errors, [&] { apply_flag(flag, config); });
+  if (config_file) config.job.config_file = *config_file;
   if (errors.empty()) check_together(config, errors);
   if (!errors.empty()) throw UserError(join(errors, "\n"));
   config.notes = notes_of(config);
@@ -234,6 +175,37 @@ JobConfig load(const std::optional<std::string>& file, std::span<const std::stri
 JobConfig load_config(std::span<const std::string> args) { return load(std::nullopt, args); }
 
 JobConfig load_config_file(const std::string& path, std::span<const std::string> flags) { return load(path, flags); }
+
+std::vector<Option> key_options() {
+  std::vector<Option> options = {{"--config", "FILE", "short for --job.config_file"}};
+  const auto add = [&](std::string_view path, const std::string& type, const std::string& help) {
+    options.push_back({concat("--", path), value_name(type), help});
+  };
+  for (const Field& field : config_fields()) add(field.path(), field.type_name(), field.help);
+  for (const InertKey& key : inert_keys()) add(key.path(), key.type, key.why);
+  for (const auto& [old_path, new_path] : moved_keys()) {
+    const Field* field = find_field(new_path);
+    add(old_path, field ? field->type_name() : find_inert(new_path)->type, concat("now ", new_path));
+  }
+  add(concat(kModelArgs, '.'), "VALUE", "any argument of the model's flavor");
+  return options;
+}
+
+std::string describe_flags() {
+  std::vector<Option> options;
+  const JobConfig defaults;
+  for (Option& option : key_options()) {
+    const Field* field = find_field(std::string_view(option.name).substr(2));
+    if (field && option.name.substr(2) == field->path()) {
+      const std::string value = literal(*field, defaults), rule = field->rule.text();
+      option.help += concat(rule.empty() ? "" : "; " + rule, " [", value.empty() ? "unset" : value, "]");
+    } else if (option.name != "--config" && !option.name.ends_with('.')) {
+      continue;
+    }
+    options.push_back(std::move(option));
+  }
+  return describe(options);
+}
 
 std::string to_toml(const JobConfig& config) {
   std::string text;

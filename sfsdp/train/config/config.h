@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The configuration of a training job: TorchTitan's TOML keys and flags. Flags win over the TOML file, the file over
-// defaults. Which keys exist, their types, defaults and ranges: config_fields.def.
+// defaults. Which keys exist, their types, defaults and ranges: config_fields.def; which do nothing: config_inert.def.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include "sfsdp/base/arguments.h"
+
 namespace sfsdp::train {
 
 using OptInt = std::optional<int64_t>;
@@ -21,8 +23,6 @@ using StringList = std::vector<std::string>;
 
 #define SFSDP_SECTION(member, Struct, path, help) struct Struct {
 #define SFSDP_KEY(Struct, type, name, default_value, rule, help) type name = default_value;
-#define SFSDP_LATER SFSDP_KEY
-#define SFSDP_INERT SFSDP_KEY
 #define SFSDP_END(Struct)                         \
   bool operator==(const Struct&) const = default; \
   }                                               \
@@ -42,26 +42,25 @@ struct JobConfig {
 #include "sfsdp/train/config/config_fields.def"
 #undef SFSDP_SECTION
 #undef SFSDP_KEY
-#undef SFSDP_LATER
-#undef SFSDP_INERT
 #undef SFSDP_END
   std::map<std::string, ModelArg> model_args;  // [model.args], --model.args.<key> <value>
-  std::vector<std::string> notes;              // to be logged once: keys that were set and change nothing
+  std::vector<std::string> notes;              // to be logged once: keys that change nothing beside the others
   bool operator==(const JobConfig&) const = default;
 };
 
-// Reads `args`, without the program's name: --section.key value, --section.key=value, booleans --section.key and
-// --section.no_key, lists a,b,c, `None` for an unset optional; - and _ are one in names. --job.config_file first.
-//   throws: UserError naming the file's line or the flag, what was expected, and the nearest key that exists
+// Reads `args`, without the program's name: --section.key value, --section.key=value, booleans bare or with true or
+// false and --section.no_key, lists a,b,c, `None` for an unset optional; - and _ are one in names. --job.config_file, or
+// --config, is read first.
+//   throws: UserError naming the file's line or the flag, what was expected, and the key that was probably meant
 JobConfig load_config(std::span<const std::string> args);
 // One file alone, with `flags` over it.
 JobConfig load_config_file(const std::string& path, std::span<const std::string> flags = {});
 
 // The whole configuration as TOML that loads back to an equal one.
 std::string to_toml(const JobConfig& config);
-// Markdown: a table per section of every key, its default, range and meaning.
-std::string describe_all_keys();
-// "--training.steps INT   optimizer steps [10000]" lines for --help, with only the keys that do something.
+// What a command takes that takes a config: --config and a flag for each key, also for those that do nothing.
+std::vector<Option> key_options();
+// For --help: the flags of keys that do something, their meaning, range and default.
 std::string describe_flags();
 
 }  // namespace sfsdp::train

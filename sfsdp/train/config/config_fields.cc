@@ -90,59 +90,58 @@ const std::vector<Field>& config_fields() {
   {                                                    \
     constexpr auto kMember = &JobConfig::member;       \
     section = path;
-#define SFSDP_ROW(status, Struct, name, rule, help_text)              \
-  rows.push_back({section, #name, KeyStatus::status, rule, help_text, \
-                  [](JobConfig& config) -> Slot { return &(config.*kMember).name; }});
-#define SFSDP_KEY(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Used, Struct, name, rule, help_text)
-#define SFSDP_LATER(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Later, Struct, name, rule, help_text)
-#define SFSDP_INERT(Struct, type, name, default_value, rule, help_text) SFSDP_ROW(Inert, Struct, name, rule, help_text)
+#define SFSDP_KEY(Struct, type, name, default_value, rule, help_text) \
+  rows.push_back({section, #name, rule, help_text, [](JobConfig& config) -> Slot { return &(config.*kMember).name; }});
 #define SFSDP_END(Struct) }
 #include "sfsdp/train/config/config_fields.def"
 #undef SFSDP_SECTION
-#undef SFSDP_ROW
 #undef SFSDP_KEY
-#undef SFSDP_LATER
-#undef SFSDP_INERT
 #undef SFSDP_END
     return rows;
   }();
   return fields;
 }
 
+const std::vector<InertKey>& inert_keys() {
+  static const std::vector<InertKey> keys = {
+#define SFSDP_INERT(section, key, type, default_value, why) {section, #key, #type, default_value, why, false},
+#define SFSDP_LATER(section, key, type, default_value, why) {section, #key, #type, default_value, why, true},
+#include "sfsdp/train/config/config_inert.def"
+#undef SFSDP_INERT
+#undef SFSDP_LATER
+  };
+  return keys;
+}
+
 const std::vector<SectionInfo>& config_sections() {
   static const std::vector<SectionInfo> sections = {
 #define SFSDP_SECTION(member, Struct, path, help) {path, help},
 #define SFSDP_KEY(Struct, type, name, default_value, rule, help)
-#define SFSDP_LATER SFSDP_KEY
-#define SFSDP_INERT SFSDP_KEY
 #define SFSDP_END(Struct)
 #include "sfsdp/train/config/config_fields.def"
 #undef SFSDP_SECTION
 #undef SFSDP_KEY
-#undef SFSDP_LATER
-#undef SFSDP_INERT
 #undef SFSDP_END
   };
   return sections;
 }
 
-const Field* find_field(std::string_view path) {
+std::span<const std::pair<std::string_view, std::string_view>> moved_keys() { return kMoved; }
+
+namespace {
+
+template <class Key>
+const Key* find(const std::vector<Key>& keys, std::string_view path) {
   for (const auto& [old_path, new_path] : kMoved)
     if (path == old_path) path = new_path;
-  for (const Field& field : config_fields())
-    if (field.path() == path) return &field;
-  return nullptr;
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const Key& key) { return key.path() == path; });
+  return found == keys.end() ? nullptr : &*found;
 }
 
-std::string nearest_path(std::string_view path) {
-  const std::string_view key = path.substr(path.rfind('.') + 1);
-  std::vector<std::string> paths, same_key;
-  for (const Field& field : config_fields()) {
-    paths.push_back(field.path());
-    if (field.key == key) same_key.push_back(field.path());
-  }
-  return nearest(path, same_key.empty() ? paths : same_key);
-}
+}  // namespace
+
+const Field* find_field(std::string_view path) { return find(config_fields(), path); }
+const InertKey* find_inert(std::string_view path) { return find(inert_keys(), path); }
 
 namespace {
 
@@ -186,22 +185,21 @@ std::string_view kind_of() {
   if constexpr (std::is_same_v<T, StringList>) return "a list of strings";
 }
 
-[[noreturn]] void fail(const Field& field, const std::string& got, const std::string& where,
-                       const std::string& expected) {
-  throw UserError(concat("error at ", where, ": ", field.path(), " = ", got, "\n  expected ", expected));
+[[noreturn]] void fail(const std::string& name, const std::string& got, const std::string& expected) {
+  throw UserError(concat(name, " = ", got, "\n  expected ", expected));
 }
 
 template <class T>
-T convert(const Field& field, const TomlValue& value, const std::string& where) {
+T convert(const Field& field, const TomlValue& value, const std::string& name) {
   if (const T* same = std::get_if<T>(&value)) return *same;
   if constexpr (std::is_same_v<T, double>)
     if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
   const std::string got = std::visit([](const auto& v) { return literal_of(v); }, value);
-  fail(field, got, where, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
+  fail(name, got, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
 }
 
 template <class T>
-void check_rule(const Field& field, const T& value, const std::string& where) {
+void check_rule(const Field& field, const T& value, const std::string& name) {
   bool allowed = true;
   if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
     allowed = field.rule.allows(static_cast<double>(value));
@@ -209,19 +207,14 @@ void check_rule(const Field& field, const T& value, const std::string& where) {
   if constexpr (std::is_same_v<T, std::string>) allowed = field.rule.allows(value);
   if (allowed) return;
   std::string expected = field.rule.text().empty() ? std::string(kind_of<T>()) : field.rule.text();
-  if constexpr (std::is_same_v<T, std::string>)
-    expected += concat("; did you mean ", nearest(value, field.rule.choices), "?");
-  fail(field, literal_of(value), where, expected);
+  if constexpr (std::is_same_v<T, std::string>) expected += did_you_mean(value, field.rule.choices);
+  fail(name, literal_of(value), expected);
 }
 
-void check_status(const Field& field, const JobConfig& config, const std::string& where) {
-  if (field.status != KeyStatus::Later) return;
-  const std::string default_value = literal(field, JobConfig());
-  const std::string got = literal(field, config);
-  if (got == default_value) return;
-  throw UserError(concat("error at ", where, ": ", field.path(), " = ", got, " is not supported yet (", field.help,
-                         ")\n  expected the default, ", default_value.empty() ? "unset" : default_value,
-                         "; leave this key out"));
+[[noreturn]] void fail_inert(const InertKey& key, const std::string& got, const std::string& name) {
+  throw UserError(concat(name, " = ", got, key.is_later ? " is not supported yet: " : " changes nothing: ", key.why,
+                         "\n  expected the default, ", key.default_value.empty() ? "unset" : key.default_value,
+                         "; leave it out"));
 }
 
 }  // namespace
@@ -244,25 +237,24 @@ std::string Field::type_name() const {
   return std::visit(name, slot(config));
 }
 
-void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& where) {
+void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& name) {
   const auto store = [&](auto* pointer) {
-    auto converted = convert<Inner<decltype(pointer)>>(field, value, where);
-    check_rule(field, converted, where);
+    auto converted = convert<Inner<decltype(pointer)>>(field, value, name);
+    check_rule(field, converted, name);
     *pointer = std::move(converted);
   };
   std::visit(store, field.slot(config));
-  check_status(field, config, where);
 }
 
-void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& where) {
+void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& name) {
   const auto read = [&](auto* pointer) -> TomlValue {
     using T = Inner<decltype(pointer)>;
     const auto check = [&](auto parsed) -> T {
-      if (!parsed)
-        fail(field, text, where, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
+      if (!parsed) fail(name, text, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
       return *parsed;
     };
-    if constexpr (std::is_same_v<T, bool>) fail(field, text, where, "a flag without a value");
+    if constexpr (std::is_same_v<T, bool>)
+      return check(text == "true" || text == "false" ? std::optional(text == "true") : std::nullopt);
     if constexpr (std::is_same_v<T, int64_t>) return check(parse_int(text));
     if constexpr (std::is_same_v<T, double>) return check(parse_double(text));
     if constexpr (std::is_same_v<T, std::string>) return text;
@@ -273,8 +265,20 @@ void assign_text(const Field& field, JobConfig& config, const std::string& text,
     if constexpr (kOptional) pointer->reset();
     return kOptional;
   };
-  if (text == "None" && std::visit(unset, field.slot(config))) return check_status(field, config, where);
-  assign(field, config, std::visit(read, field.slot(config)), where);
+  if (text == "None" && std::visit(unset, field.slot(config))) return;
+  assign(field, config, std::visit(read, field.slot(config)), name);
+}
+
+void expect_default(const InertKey& key, const TomlValue& value, const std::string& name) {
+  const std::string got = std::visit([](const auto& v) { return literal_of(v); }, value);
+  if (got != key.default_value) fail_inert(key, got, name);
+}
+
+void expect_default_text(const InertKey& key, const std::string& text, const std::string& name) {
+  std::string got = text == "None" ? "" : text;
+  if (key.type == "TEXT" && text != "None") got = json_quoted(text);
+  if (key.type == "LIST") got = literal_of(text.empty() ? StringList{} : split(text, ','));
+  if (got != key.default_value) fail_inert(key, text, name);
 }
 
 std::string literal(const Field& field, const JobConfig& config) {

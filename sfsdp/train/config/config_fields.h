@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The rows of config_fields.def as data: what config.cc reads files and flags with. For train/config*.cc only.
+// The rows of config_fields.def and config_inert.def as data: what config.cc reads files and flags with. For train/config*.cc only.
 #pragma once
 
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -27,14 +29,11 @@ struct Rule {
   bool allows(const std::string& value) const;
 };
 
-enum class KeyStatus : uint8_t { Used, Later, Inert };  // SFSDP_KEY, SFSDP_LATER, SFSDP_INERT
-
 using Slot = std::variant<bool*, int64_t*, double*, std::string*, OptInt*, OptDouble*, OptString*, StringList*>;
 
 struct Field {
   std::string section;  // "training"
   std::string key;      // "steps"
-  KeyStatus status = KeyStatus::Used;
   Rule rule;
   std::string help;
   Slot (*slot)(JobConfig&) = nullptr;
@@ -49,19 +48,36 @@ struct SectionInfo {
   std::string help;
 };
 
-// In the order of config_fields.def.
+// A key of TorchTitan's that does nothing here: a row of config_inert.def.
+struct InertKey {
+  std::string section, key;
+  std::string type;           // INT, FLOAT, TEXT, LIST or BOOL
+  std::string default_value;  // as TOML spells it; "": unset
+  std::string why;
+  bool is_later = false;  // SFSDP_LATER
+
+  std::string path() const { return section + "." + key; }
+};
+
+// In the order of config_fields.def and config_inert.def.
 const std::vector<Field>& config_fields();
-const std::vector<SectionInfo>& config_sections();
+const std::vector<InertKey>& inert_keys();
+const std::vector<SectionInfo>& config_sections();  // of keys that do something
 // By full path, also by the older path of a key that moved (training.seed is debug.seed); nullptr if there is none.
 const Field* find_field(std::string_view path);
-// The path to name in "did you mean": the same key in another section, else the closest spelling.
-std::string nearest_path(std::string_view path);
+const InertKey* find_inert(std::string_view path);
+// Older path and path of each key that moved.
+std::span<const std::pair<std::string_view, std::string_view>> moved_keys();
 
-// Checks type, rule and status, then stores. `where` is "configs/debug.toml:31:1" or "--training.steps".
+// Checks type and rule, then stores. `name` is what the user typed: "configs/debug.toml:31:1: training.steps" or
+// "--training.steps".
 //   throws: UserError
-void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& where);
+void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& name);
 // The same of a flag's text; "None" unsets an optional.
-void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& where);
+void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& name);
+//   throws: UserError that says why, if the value is not the default
+void expect_default(const InertKey& key, const TomlValue& value, const std::string& name);
+void expect_default_text(const InertKey& key, const std::string& text, const std::string& name);
 
 // The value as TOML, e.g. "linear" in quotes; "" for an unset optional.
 std::string literal(const Field& field, const JobConfig& config);

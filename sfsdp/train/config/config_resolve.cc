@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/config/config_resolve.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -15,11 +16,11 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   int64_t shard = parallelism.data_parallel_shard_degree;
   if (shard == -1 && world_size % replicate == 0) shard = world_size / replicate;
   if (shard == -1 || replicate * shard != world_size)
-    throw UserError(
-        concat("error at [parallelism]: data_parallel_replicate_degree ", replicate, " * data_parallel_shard_degree ",
-               parallelism.data_parallel_shard_degree, " on ", world_size,
-               " processes\n  expected degrees that multiply to ", world_size,
-               "; try --parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1"));
+    throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
+                           ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree, " on ",
+                           world_size, " ranks\n  expected degrees that multiply to ", world_size,
+                           "; try --parallelism.data_parallel_replicate_degree 1 "
+                           "--parallelism.data_parallel_shard_degree -1"));
   std::vector<MeshAxis> axes;
   AxisList data_axes;
   if (replicate > 1) {
@@ -30,6 +31,32 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   data_axes.push_back("dp_shard");
   DeviceMesh mesh(std::move(axes));
   mesh.add_view("dp", data_axes);
+  mesh.world = init_device_mesh(std::move(axes)).world_size();
+  return mesh;
+}
+
+MeshFlags mesh_flags(const std::string& text) {
+  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard"};
+  const auto fail = [&](const std::string& what, const std::string& expected) {
+    throw UserError(concat("--mesh ", text, ": ", what, "\n  expected ", expected));
+  };
+  MeshFlags mesh;
+  std::vector<std::string> seen;
+  std::vector<MeshAxis> axes;
+  for (const std::string& part : split(text, ',')) {
+    const size_t equals = part.find('=');
+    const std::string axis(trim(part.substr(0, equals)));
+    if (std::ranges::find(kAxes, axis) == kAxes.end())
+      fail(concat("no axis ", axis), join(kAxes, " or ") + did_you_mean(axis, kAxes));
+    if (std::ranges::find(seen, axis) != seen.end()) fail(axis + " twice", "each axis once");
+    seen.push_back(axis);
+    const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));
+    const auto ranks = parse_int(size);
+    if (!ranks || *ranks < 1) fail(concat(axis, " = ", size), concat("a number of at least 1, as in ", axis, "=4"));
+    axes.push_back({axis, *ranks});
+    mesh.flags.push_back(concat("--parallelism.data_parallel_", axis.substr(axis.find('_') + 1), "_degree=", size));
+  }
+  mesh.world = init_device_mesh(std::move(axes)).world_size();
   return mesh;
 }
 
@@ -37,9 +64,9 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   const int64_t at_once = training.local_batch_size * data_parallel_ranks;
   const int64_t global = training.global_batch_size == -1 ? at_once : training.global_batch_size;
   if (global % at_once != 0)
-    throw UserError(concat("error at training.global_batch_size = ", global,
-                           "\n  expected a multiple of local_batch_size ", training.local_batch_size, " * ",
-                           data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
+    throw UserError(concat("training.global_batch_size = ", global, "\n  expected a multiple of training.local_batch_size ",
+                           training.local_batch_size, " * ", data_parallel_ranks, " data-parallel ranks; try ",
+                           (global / at_once + 1) * at_once));
   return {training.local_batch_size, global, global / at_once};
 }
 
@@ -51,7 +78,7 @@ passes::RematOptions remat_of(const ActivationCheckpoint& config) {
   if (config.selective_ac_option == "op") return {.mode = RematMode::Op, .mm_again = 2};
   const auto every = parse_int(config.selective_ac_option);
   if (!every || *every < 1)
-    throw UserError(concat("error at activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
+    throw UserError(concat("activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
                            "\n  expected op, or a number k for every k-th block"));
   return {.mode = RematMode::Full, .every = *every};
 }
@@ -78,8 +105,8 @@ std::string initial_hf_folder(const JobConfig& config) {
   const Checkpoint& c = config.checkpoint;
   if (c.initial_load_in_hf) return c.initial_load_path.value_or(config.model.hf_assets_path);
   if (c.initial_load_path)
-    throw UserError(concat("error at checkpoint.initial_load_path = ", *c.initial_load_path,
-                           "\n  expected initial_load_in_hf = true with it: only Hugging Face folders can be read"));
+    throw UserError(concat("checkpoint.initial_load_path = ", *c.initial_load_path,
+                           "\n  expected checkpoint.initial_load_in_hf = true with it: only Hugging Face folders can be read"));
   return "";
 }
 

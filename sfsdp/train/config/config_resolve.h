@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/passes/memory/remat.h"
@@ -14,6 +16,14 @@ namespace sfsdp::train {
 // Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there); view "dp" over both.
 //   throws: UserError if the degrees do not multiply to world_size
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size);
+
+// dp_replicate=2,dp_shard=4: the degrees of [parallelism] as flags, and the ranks that they multiply to.
+struct MeshFlags {
+  std::vector<std::string> flags;
+  int64_t world = 1;
+};
+//   throws: UserError for an axis that does not exist or stands twice, and a size below 1
+MeshFlags mesh_flags(const std::string& text);
 
 // How one step's sequences are shared out: global = local * ranks * accumulation.
 struct BatchShares {

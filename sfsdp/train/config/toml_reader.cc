@@ -59,13 +59,13 @@ class Flattener {
       for (const toml::node& element : *array) {
         const auto text = element.value_exact<std::string>();
         if (!text)
-          throw UserError(concat("error at ", where, ": ", path, " holds something else than strings\n",
+          throw UserError(concat(where, ": ", path, " holds something else than strings\n",
                                  "  expected a list of strings; try ", path, " = [\"a\", \"b\"]"));
         list.push_back(*text);
       }
       return list;
     }
-    throw UserError(concat("error at ", where, ": ", path, " is a date or time\n",
+    throw UserError(concat(where, ": ", path, " is a date or time\n",
                            "  expected a string, number, boolean or list of strings; put it in quotes"));
   }
 
@@ -83,7 +83,7 @@ std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& na
     return std::move(flattener).entries();
   } catch (const toml::parse_error& error) {
     const auto position = error.source().begin;
-    throw UserError(concat("error at ", name, ':', position.line, ':', position.column, ": ", error.description(),
+    throw UserError(concat(name, ':', position.line, ':', position.column, ": ", error.description(),
                            "\n  expected TOML: key = value lines under [section] headers; strings in quotes"));
   }
 }
@@ -92,7 +92,7 @@ std::vector<TomlEntry> read_toml(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::error_code ignored;  // a folder opens as a file does, and reads as an empty one
   if (!file || std::filesystem::is_directory(path, ignored))
-    throw UserError(concat("error at ", path, ": cannot read this file\n",
+    throw UserError(concat(path, ": cannot read this file\n",
                            "  expected a TOML file; check --job.config_file and the folder you start in"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return parse_toml(text, path);

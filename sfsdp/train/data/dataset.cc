@@ -23,7 +23,7 @@ namespace sfsdp::train {
 TokenDtype parse_token_dtype(std::string_view text) {
   if (text == "uint16") return TokenDtype::UInt16;
   if (text == "uint32") return TokenDtype::UInt32;
-  throw UserError(concat("error at training.token_dtype = \"", text, "\"\n  expected uint16 or uint32"));
+  throw UserError(concat("training.token_dtype = \"", text, "\"\n  expected uint16 or uint32"));
 }
 
 // --- samples ---
@@ -34,14 +34,13 @@ TokenDataset::TokenDataset(Source source, int64_t seq_len, int64_t vocab_size)
   const auto width = static_cast<int64_t>(source_.dtype);
   const auto bytes = static_cast<int64_t>(source_.bytes.size());
   if (bytes % width != 0)
-    throw UserError(concat("error at ", source_.name, ": ", bytes, " bytes are no whole number of ", width,
+    throw UserError(concat(source_.name, ": ", bytes, " bytes are no whole number of ", width,
                            "-byte tokens\n  expected a flat file of ids without a header; check training.token_dtype"));
   tokens_ = bytes / width;
   samples_ = tokens_ < 1 ? 0 : (tokens_ - 1) / seq_len;
   if (samples_ == 0)
-    throw UserError(concat("error at ", source_.name, ": ", tokens_,
-                           " tokens are less than one sample\n  expected at least ", seq_len + 1,
-                           " (training.seq_len + 1); use a larger file or a smaller --training.seq_len"));
+    throw UserError(concat(source_.name, ": ", tokens_, " tokens are less than one sample\n  expected at least ",
+                           seq_len + 1, " (training.seq_len + 1); use a larger file or a smaller --training.seq_len"));
 }
 
 int64_t TokenDataset::token(int64_t position) const {
@@ -50,8 +49,8 @@ int64_t TokenDataset::token(int64_t position) const {
   int64_t id = 0;
   for (size_t i = 0; i < width; ++i) id |= static_cast<int64_t>(bytes[i]) << (8 * i);  // little-endian on any host
   if (id >= vocab_size_)
-    throw UserError(concat("error at ", source_.name, ": token ", id, " at position ", position,
-                           "\n  expected ids below ", vocab_size_,
+    throw UserError(concat(source_.name, ": token ", id, " at position ", position, "\n  expected ids below ",
+                           vocab_size_,
                            ", the model's vocab_size; check training.token_dtype, the file and the model"));
   return id;
 }
@@ -64,14 +63,11 @@ void TokenDataset::read_sample(int64_t index, std::span<int32_t> ids) const {
     ids[static_cast<size_t>(i)] = static_cast<int32_t>(token(place * seq_len_ + i));
 }
 
-double TokenDataset::unigram_entropy() const {
-  std::vector<int64_t> counts(static_cast<size_t>(vocab_size_), 0);
-  for (int64_t position = 0; position < tokens_; ++position) ++counts[static_cast<size_t>(token(position))];
+double unigram_entropy(std::span<const int64_t> counts) {
+  const auto all = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
   double entropy = 0;
-  for (int64_t count : counts) {
-    const double p = static_cast<double>(count) / static_cast<double>(tokens_);
-    if (count > 0) entropy -= p * std::log(p);
-  }
+  for (const int64_t count : counts)
+    if (count > 0) entropy -= static_cast<double>(count) / all * std::log(static_cast<double>(count) / all);
   return entropy;
 }
 
@@ -94,8 +90,8 @@ std::optional<std::string> wrap_notice(const TokenDataset& dataset, int64_t step
 namespace {
 
 [[noreturn]] void fail_to_read(const std::string& path, const std::string& why, std::string_view expected) {
-  throw UserError(concat("error at ", path.empty() ? "training.dataset_path" : path, ": ", why, "\n  expected ",
-                         expected, "; set --training.dataset_path"));
+  throw UserError(concat(path.empty() ? "training.dataset_path" : path, ": ", why, "\n  expected ", expected,
+                         "; set --training.dataset_path"));
 }
 
 // Maps a file; the pages are shared by all ranks of a host.
@@ -180,8 +176,7 @@ TokenDataset open_dataset(const DatasetOptions& options) {
   SFSDP_CHECK(options.seq_len >= 1, "seq_len ", options.seq_len);
   if (options.name == "libtorch_headers") return open_headers(options);
   if (options.name != "tokens")
-    throw UserError(
-        concat("error at training.dataset = \"", options.name, "\"\n  expected tokens or libtorch_headers"));
+    throw UserError(concat("training.dataset = \"", options.name, "\"\n  expected tokens or libtorch_headers"));
   if (options.path.empty()) fail_to_read("", "no file for dataset tokens", "a flat file of little-endian token ids");
   return TokenDataset(map_file(options.path, options.token_dtype), options.seq_len, options.vocab_size);
 }

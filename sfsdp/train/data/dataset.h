@@ -40,10 +40,6 @@ class TokenDataset {
   //   throws: UserError naming the position of an id that is not below vocab_size
   void read_sample(int64_t index, std::span<int32_t> ids) const;
 
-  // Entropy of single ids, in nats, over the whole file: the loss of a model that only knows how frequent each id is.
-  // Reads everything; a training loss below it shows that context is used.
-  double unigram_entropy() const;
-
  private:
   int64_t token(int64_t position) const;  // checked against vocab_size_
 
@@ -69,6 +65,10 @@ struct DatasetOptions {
 // in an order shuffled by `seed`, the same on every machine and in every pass over the data.
 //   throws: UserError if the path is missing, not readable, or holds fewer than seq_len + 1 tokens
 TokenDataset open_dataset(const DatasetOptions& options);
+
+// Entropy, in nats, of ids that occur counts[id] times each: the loss of a model that only knows how frequent each id is.
+// A training loss below it shows that context is used.
+double unigram_entropy(std::span<const int64_t> counts);
 
 // Sample j, of 0 .. global_batch - 1, of a step that counts from 1; after the last sample comes the first again.
 int64_t sample_of_step(int64_t step, int64_t j, int64_t global_batch, int64_t num_samples);

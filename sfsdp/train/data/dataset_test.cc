@@ -126,12 +126,10 @@ TEST_CASE("files that are no data say which file and what to do") {
 }
 
 TEST_CASE("unigram entropy is that of the frequencies of single ids") {
-  const testing::TemporaryFolder folder;
-  const std::string even = folder.write("even.bin", little_endian({0, 1, 2, 3, 0, 1, 2, 3}, 2));
-  CHECK(tokens(even, 3).unigram_entropy() == doctest::Approx(std::log(4.0)));
-  const std::string odd = folder.write("odd.bin", little_endian({7, 7, 7, 9}, 2));
-  CHECK(tokens(odd, 3).unigram_entropy() == doctest::Approx(0.75 * std::log(4.0 / 3) + 0.25 * std::log(4.0)));
-  CHECK(tokens(folder.write("one.bin", little_endian({7, 7, 7, 7}, 2)), 3).unigram_entropy() == 0);
+  CHECK(unigram_entropy(std::vector<int64_t>{2, 2, 2, 2}) == doctest::Approx(std::log(4.0)));
+  CHECK(unigram_entropy(std::vector<int64_t>{0, 3, 1}) ==
+        doctest::Approx(0.75 * std::log(4.0 / 3) + 0.25 * std::log(4.0)));
+  CHECK(unigram_entropy(std::vector<int64_t>{0, 4}) == 0);
 }
 
 TEST_CASE("libtorch_headers concatenates headers by path and nothing else") {

@@ -29,8 +29,8 @@ class Section {
 
   [[noreturn]] void refuse(std::string_view key, const std::string& got, const std::string& expected) const {
     const std::string name = prefix_ + std::string(key);
-    throw UserError("error at " + file_ + ": " + (name.empty() ? "the document" : name) + " = " + got +
-                    "\n  expected " + expected);
+    throw UserError("" + file_ + ": " + (name.empty() ? "the document" : name) + " = " + got + "\n  expected " +
+                    expected);
   }
 
   // Null for a missing key and for null, which transformers writes for "use the default".

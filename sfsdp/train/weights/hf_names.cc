@@ -54,8 +54,8 @@ constexpr std::array<GptRow, 12> kGptLayer = {{
 }};
 
 // "layers.3.ffn_norm.weight" -> "ffn_norm.weight", and "3" in `layer`; none for another prefix or a layer we lack.
-std::optional<std::string_view> behind_layer(std::string_view name, std::string_view prefix, int64_t layers,
-                                             std::string& layer) {
+std::optional<std::string_view> after_layer(std::string_view name, std::string_view prefix, int64_t layers,
+                                            std::string& layer) {
   if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
   name.remove_prefix(prefix.size());
   const size_t dot = name.find('.');
@@ -74,7 +74,7 @@ std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& conf
   if (name == "norm.weight") return plain("model.norm.weight");
   if (name == "output.weight") return plain(config.flag("tied") ? "model.embed_tokens.weight" : "lm_head.weight");
   std::string layer;
-  const auto rest = behind_layer(name, "layers.", config.integer("n_layers"), layer);
+  const auto rest = after_layer(name, "layers.", config.integer("n_layers"), layer);
   if (!rest) return std::nullopt;
   for (const LlamaRow& row : kLlamaLayer) {
     if (row.ours != *rest) continue;
@@ -96,7 +96,7 @@ std::optional<HfTensor> gpt_tensor(std::string_view name, const HfConfig& config
   if (name == "wte.weight" || name == "wpe.weight" || name == "ln_f.weight" || name == "ln_f.bias")
     return named(std::string(name), HfTensor::None);
   std::string layer;
-  const auto rest = behind_layer(name, "h.", config.integer("n_layers"), layer);
+  const auto rest = after_layer(name, "h.", config.integer("n_layers"), layer);
   if (!rest) return std::nullopt;
   for (const GptRow& row : kGptLayer)
     if (row.name == *rest) return named(std::string(name), row.transposed ? HfTensor::Transpose : HfTensor::None);

@@ -59,7 +59,7 @@ class Builder {
   };
 
   [[noreturn]] void fail(const std::string& got, const std::string& expected) const {
-    throw UserError("error at " + file_ + ": " + got + "\n  expected " + expected);
+    throw UserError("" + file_ + ": " + got + "\n  expected " + expected);
   }
 
   bool add(JsonValue value) {
@@ -129,14 +129,14 @@ bool is_utf8(std::string_view text) {
 }
 
 JsonValue parse_json(std::string_view text, const std::string& file, const JsonLimits& limits) {
-  if (!is_utf8(text)) throw UserError("error at " + file + ": the JSON text is not UTF-8\n  expected valid UTF-8");
+  if (!is_utf8(text)) throw UserError("" + file + ": the JSON text is not UTF-8\n  expected valid UTF-8");
   // nlohmann's reader takes a NUL for the end of the text and skips a byte order mark; both could hide something.
   for (const char c : text)
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t')
-      throw UserError(concat("error at ", file, ": control byte ", static_cast<int>(c),
-                             " in the JSON text\n  expected ", "printable text"));
+      throw UserError(
+          concat(file, ": control byte ", static_cast<int>(c), " in the JSON text\n  expected ", "printable text"));
   if (text.substr(0, 3) == "\xef\xbb\xbf")
-    throw UserError("error at " + file + ": starts with a byte order mark\n  expected JSON; remove the first 3 bytes");
+    throw UserError("" + file + ": starts with a byte order mark\n  expected JSON; remove the first 3 bytes");
   Builder builder(file, limits);
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);  // strict: nothing may follow the document
   return builder.take();
@@ -144,8 +144,7 @@ JsonValue parse_json(std::string_view text, const std::string& file, const JsonL
 
 std::string read_text_file(const std::string& path, size_t max_bytes) {
   const auto fail = [&](const std::string& got) {
-    throw UserError(
-        concat("error at ", path, ": ", got, "\n  expected a regular file of at most ", max_bytes, " bytes"));
+    throw UserError(concat(path, ": ", got, "\n  expected a regular file of at most ", max_bytes, " bytes"));
   };
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not block us
   if (fd < 0) fail(std::string("cannot be opened: ") + std::strerror(errno));

@@ -36,7 +36,7 @@ struct JsonLimits {
 
 bool is_utf8(std::string_view text);
 
-// The one document of `text`. throws: UserError "error at <file>: ..." naming the first mistake.
+// The one document of `text`. throws: UserError "<file>: ..." naming the first mistake.
 JsonValue parse_json(std::string_view text, const std::string& file, const JsonLimits& limits = {});
 
 // A regular file's bytes, at most max_bytes. throws: UserError naming the file.

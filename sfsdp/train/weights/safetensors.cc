@@ -59,7 +59,7 @@ const DTypeRow* row_of(std::string_view name) {
 
 template <typename Got, typename Expected>
 [[noreturn]] void refuse(const std::string& where, const Got& got, const Expected& expected) {
-  throw UserError(concat("error at ", where, ": ", got, "\n  expected ", expected));
+  throw UserError(concat(where, ": ", got, "\n  expected ", expected));
 }
 
 // What the header says of one tensor, before it is known to be true.

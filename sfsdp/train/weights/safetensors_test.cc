@@ -138,40 +138,55 @@ TEST_CASE("safetensors: a dtype of the format that we lack can be listed, not us
   CHECK_THROWS_AS(file.find("u")->known_dtype("f"), UserError);
 }
 
-TEST_CASE("safetensors: malformed files are refused, naming the file and the reason") {
-  const std::string good = "{" + entry("a", 0, 4, "[1]") + "}";
-  const std::string bad_dtype = "{" + entry("a", 0, 4, "[1]", "F33") + "}";
-  const auto shape = [](const std::string& text) { return file_of("{" + entry("a", 0, 4, text) + "}", "1234"); };
-  const auto offsets = [](const std::string& text) {
-    return file_of("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":" + text + "}}", "1234");
-  };
-  std::string wide = "[1";
-  for (int i = 0; i < 64; ++i) wide += ",1";
-  const struct {
-    const char* what;
-    std::string bytes;
-    const char* says;
-  } cases[] = {
+struct Malformed {
+  const char* what;
+  std::string bytes;
+  const char* says;
+};
+
+void expect_refused(const std::vector<Malformed>& cases) {
+  const testing::TemporaryFolder folder;
+  for (const Malformed& bad : cases) {
+    CAPTURE(std::string(bad.what));
+    const std::string path = folder.write("bad.safetensors", bad.bytes);
+    const std::string message = message_of(path);
+    CAPTURE(message);
+    CHECK(contains(message, path));
+    CHECK(contains(message, bad.says));
+    CHECK(message.size() < 600);
+  }
+}
+
+const std::string kGood = "{" + entry("a", 0, 4, "[1]") + "}";
+
+TEST_CASE("safetensors: a header that cannot be read is refused, naming the file and the reason") {
+  expect_refused({
       {"nothing", "", "at least 8 bytes"},
       {"seven bytes", "1234567", "at least 8 bytes"},
       {"header above the cap", length_prefix(100000001) + std::string(64, ' '), "at most 100000000"},
-      {"length of all ones", std::string(8, '\xff') + good, "at most 100000000"},
-      {"header past the end", length_prefix(good.size() + 5) + good + "1234", "cut off"},
+      {"length of all ones", std::string(8, '\xff') + kGood, "at most 100000000"},
+      {"header past the end", length_prefix(kGood.size() + 5) + kGood + "1234", "cut off"},
       {"empty header", length_prefix(0) + "1234", "empty header"},
       {"not UTF-8", file_of("{\"\xff\":1}"), "UTF-8"},
       {"overlong UTF-8", file_of("{\"\xc0\x80\":1}"), "UTF-8"},
       {"UTF-8 surrogate", file_of("{\"\xed\xa0\x80\":1}"), "UTF-8"},
-      {"leading blank", file_of(" " + good, "1234"), "expected a {"},
-      {"byte order mark", file_of("\xef\xbb\xbf" + good, "1234"), "expected a {"},
+      {"leading blank", file_of(" " + kGood, "1234"), "expected a {"},
+      {"byte order mark", file_of("\xef\xbb\xbf" + kGood, "1234"), "expected a {"},
       {"an array", file_of("[]"), "expected a {"},
-      {"padding of line ends", file_of(good + "\n", "1234"), "only blanks"},
-      {"padding of NULs", file_of(good + std::string(1, '\0'), "1234"), "only blanks"},
-      {"hidden behind a NUL", file_of(good + std::string(1, '\0') + "}", "1234"), "control byte"},
+      {"padding of line ends", file_of(kGood + "\n", "1234"), "only blanks"},
+      {"padding of NULs", file_of(kGood + std::string(1, '\0'), "1234"), "only blanks"},
+      {"hidden after a NUL", file_of(kGood + std::string(1, '\0') + "}", "1234"), "control byte"},
       {"two documents", file_of("{}{}"), "invalid JSON"},
       {"cut JSON", file_of("{\"a\":{}"), "invalid JSON"},
       {"trailing comma", file_of("{\"a\":{},}"), "invalid JSON"},
       {"comment", file_of("{/* */}"), "invalid JSON"},
       {"lone surrogate escape", file_of("{\"\\ud800\":{}}"), "invalid JSON"},
+  });
+}
+
+TEST_CASE("safetensors: tensors that the header describes wrongly are refused") {
+  const std::string bad_dtype = "{" + entry("a", 0, 4, "[1]", "F33") + "}";
+  expect_refused({
       {"same tensor twice", file_of("{" + entry("a", 0, 4, "[1]") + "," + entry("a", 4, 8, "[1]") + "}", "12345678"),
        "twice"},
       {"same tensor twice, escaped",
@@ -187,6 +202,14 @@ TEST_CASE("safetensors: malformed files are refused, naming the file and the rea
       {"unknown dtype", file_of(bad_dtype, "1234"), "dtype \"F33\""},
       {"dtype in lower case", file_of("{" + entry("a", 0, 4, "[1]", "f32") + "}", "1234"), "dtype \"f32\""},
       {"dtype a number", file_of("{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,4]}}", "1234"), "dtype 1"},
+  });
+}
+
+TEST_CASE("safetensors: shapes that cannot be are refused") {
+  const auto shape = [](const std::string& text) { return file_of("{" + entry("a", 0, 4, text) + "}", "1234"); };
+  std::string wide = "[1";
+  for (int i = 0; i < 64; ++i) wide += ",1";
+  expect_refused({
       {"shape a number", shape("1"), "array of sizes"},
       {"negative size", shape("[-1]"), "unsigned"},
       {"minus zero", shape("[-0]"), "unsigned"},
@@ -202,6 +225,14 @@ TEST_CASE("safetensors: malformed files are refused, naming the file and the rea
       {"shape larger than the bytes", shape("[2]"), "8, by dtype"},
       {"shape smaller than the bytes", shape("[0]"), "0, by dtype"},
       {"half a byte", file_of("{" + entry("a", 0, 1, "[3]", "F4") + "}", "1"), "whole number"},
+  });
+}
+
+TEST_CASE("safetensors: bytes that do not fit the tensors are refused") {
+  const auto offsets = [](const std::string& text) {
+    return file_of("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":" + text + "}}", "1234");
+  };
+  expect_refused({
       {"offsets no array", offsets("4"), "[begin, end]"},
       {"one offset", offsets("[0]"), "[begin, end]"},
       {"three offsets", offsets("[0,4,4]"), "[begin, end]"},
@@ -216,22 +247,12 @@ TEST_CASE("safetensors: malformed files are refused, naming the file and the rea
        "expected 8"},
       {"same bytes twice", file_of("{" + entry("a", 0, 4, "[1]") + "," + entry("b", 0, 4, "[1]") + "}", "1234"),
        "expected 4"},
-      {"one byte too few", file_of(good, "123"), "3 bytes of data"},
-      {"one byte too many", file_of(good, "12345"), "5 bytes of data"},
+      {"one byte too few", file_of(kGood, "123"), "3 bytes of data"},
+      {"one byte too many", file_of(kGood, "12345"), "5 bytes of data"},
       {"data without tensors", file_of("{}", "1"), "1 bytes of data"},
       {"long name", file_of("{" + entry(std::string(4097, 'n'), 0, 4, "[1]") + "}", "1234"), "at most 4096"},
       {"deep nesting", file_of("{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}"), "too deep"},
-  };
-  const testing::TemporaryFolder folder;
-  for (const auto& bad : cases) {
-    CAPTURE(std::string(bad.what));
-    const std::string path = folder.write("bad.safetensors", bad.bytes);
-    const std::string message = message_of(path);
-    CAPTURE(message);
-    CHECK(contains(message, path));
-    CHECK(contains(message, bad.says));
-    CHECK(message.size() < 600);
-  }
+  });
 }
 
 TEST_CASE("safetensors: what is no regular file is refused without waiting for it") {

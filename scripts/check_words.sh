@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Sizes and words of docs/style.md, over the text alone: scripts/check_words.sh [rule]...
+#   files      no file of code has more than 600 lines
+#   functions  no function has more than 80 lines
+#   axes       no "dp_shard" outside parallel/, train/ and tests: passes and plans read axes from types
+#   behind     time is before and after
+# Without a rule: all. A function begins at a line that ends in { and ends at the } under its first letter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+code=(sfsdp tests examples benchmarks)
+sources() { find "${code[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.def' \) | sort; }
+
+check_files() {
+  sources | xargs wc -l | awk '$2 != "total" && $1 > 600 { print $2 ": " $1 " lines, expected at most 600; split it"; bad = 1 } END { exit bad }'
+}
+
+check_functions() {
+  sources | xargs awk '
+    FNR == 1 { begin = 0 }
+    !begin && /^ ? ?[A-Za-z~\[].*\{$/ && !/^ *(namespace|class|struct|enum|union|extern|public:|private:)/ {
+      match($0, /^ */); indent = RLENGTH; begin = FNR; head = $0
+      next
+    }
+    begin && /^ *\}/ {
+      match($0, /^ */)
+      if (RLENGTH == indent) {
+        if (FNR - begin + 1 > 80) { print FILENAME ":" begin ": " FNR - begin + 1 " lines, expected at most 80:" head; bad = 1 }
+        begin = 0
+      }
+    }
+    END { exit bad }'
+}
+
+check_axes() {
+  local found
+  found=$(sources | grep -Ev '^sfsdp/(parallel|train|testing)/|_test\.cc$|^tests/|^examples/|^benchmarks/' |
+    xargs grep -n '^[^/]*"dp_shard"' || true)
+  [[ -z $found ]] || { echo "$found"; return 1; }
+}
+
+check_behind() {
+  local found
+  found=$(git ls-files -- '*.h' '*.cc' '*.cpp' '*.def' '*.md' '*.sh' '*.py' '*.cmake' '*.txt' '*.html' '*.toml' |
+    grep -v '^scripts/check_words.sh$' | xargs grep -nwi 'behind' || true)
+  [[ -z $found ]] || { echo "$found"; return 1; }
+}
+
+status=0
+rules=("$@")
+((${#rules[@]})) || rules=(files functions axes behind)
+for rule in "${rules[@]}"; do
+  case $rule in
+  files | functions | axes | behind) "check_$rule" || status=1 ;;
+  *) echo "no rule $rule; expected files, functions, axes or behind" && exit 2 ;;
+  esac
+done
+exit $status

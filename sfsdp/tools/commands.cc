@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/commands.h"
+
+#include <algorithm>
+#include <limits>
+#include <ostream>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/config/config_resolve.h"
+
+namespace sfsdp::tools {
+namespace {
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+const Option kWorld = {"--world", "N", "ranks; without it the axes of --mesh multiply to them, or 1"};
+const Option kMesh = {"--mesh", "A=N,...", "dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree"};
+const Option kMachine = {"--machine", "M", "a machine by name, such as dgx_h100, or its file"};
+const Option kJson = {"--json", "", "one object instead of text"};
+
+Command inspect_command() {
+  return {
+      .name = "inspect",
+      .usage = "--config F --world N [--graph | --passes | --layout | --json]",
+      .summary = "what a config would run, without running it",
+      .options = {kWorld,
+                  kMesh,
+                  {"--machine", "M", "with --passes or --json: what the step takes after each pass on this machine"},
+                  {"--graph", "", "the graph of the step"},
+                  {"--passes", "", "what each pass did"},
+                  {"--layout", "", "where each parameter is stored"},
+                  {"--json", "", "the summary and all passes as one object"}},
+      .takes_config = true};
+}
+
+Command plan_command() {
+  return {.name = "plan",
+          .usage = "--config F --world N [--out P] [--explain PATH] | --check FILE",
+          .summary = "the plan of its step, verified; why its units are so",
+          .options = {kWorld,
+                      kMesh,
+                      {"--machine", "M", "fused kernels keep values in registers, as the simulator has it"},
+                      {"--out", "FILE", "writes the plan: order, lanes, addresses; without it a summary is printed"},
+                      {"--explain", "PATH",
+                       "why the units under this module path are so, what would change; needs --machine"},
+                      {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
+                      kJson},
+          .takes_config = true};
+}
+
+Command simulate_command() {
+  return {
+      .name = "simulate",
+      .usage = "--config F --machine M --world N",
+      .summary = "what a step would take on that machine",
+      .options = {kMachine,
+                  kWorld,
+                  kMesh,
+                  {"--simulate.execution", "E",
+                   "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
+                   "kernel per op; reference: what train runs on this machine's CPU"},
+                  {"--simulate.attention", "A", "flash, vendor or triton: whose kernel's efficiency the machine has"},
+                  {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
+                  {"--simulate.seed", "N", "of these draws"},
+                  {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
+                  {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
+                  kJson,
+                  {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
+                  {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
+      .takes_config = true};
+}
+
+Command calibrate_command() {
+  return {.name = "calibrate",
+          .usage = "--config F --ranks N --out M",
+          .summary = "measures this machine, writes such a file for simulate",
+          .options = {{"--ranks", "N", "that measure at once, as in training [2]"},
+                      {"--out", "FILE", "the machine file [outputs/cpu_local.toml]"},
+                      {"--calibrate.seconds", "S", "to spend on the step's kernels, and as much on other sizes [20]"},
+                      {"--calibrate.max_mib", "M", "largest collective and copy [256]"}},
+          .takes_config = true};
+}
+
+Command opt_command() {
+  return {
+      .name = "opt",
+      .usage = "FILE --pass a,b",
+      .summary = "runs passes on a graph in text form",
+      .options = {{"--pass", "LIST", "NAME[ OPTION=VALUE...][,NAME...]: in order; without any the graph is checked"},
+                  {"--disable-pass", "LIST", "leaves these out of the passes above"},
+                  {"--metrics", "", "what each pass did, to standard error"},
+                  {"--verify", "", "how many ops the verifier checked, and those whose types it does not know, to standard error"},
+                  {"--machine", "M", "with --metrics: step time, exposed communication and peak there too"},
+                  {"--print-ir-after-all", "FOLDER",
+                   "the graph as given and after each pass, to standard error or NN-pass.txt in FOLDER", true},
+                  {"--print-ir-diff", "FOLDER", "what each pass changed, to standard error or NN-pass.diff in FOLDER",
+                   true},
+                  {"--list", "", "the passes and their options"}},
+      .operand = "FILE"};
+}
+
+Command launch_command() {
+  return {.name = "launch",
+          .usage = "-n N [--log-rank 0,1] -- train ...",
+          .summary = "start N ranks on this host",
+          .options = {{"-n", "N", "ranks"},
+                      {"--log-rank", "LIST", "ranks whose output is shown, as 0,3; errors are shown of all"},
+                      {"--master-port", "PORT", "where they meet; without it a free one"},
+                      {"--exec", "PROGRAM", "what they run; without it this sfsdp"}},
+          .rest = "what the ranks run, as in: sfsdp launch -n 2 -- train"};
+}
+
+std::string dashed(const std::string& name) { return (name.size() == 1 ? "-" : "--") + name; }
+
+}  // namespace
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> all = {
+      {.name = "train",
+       .usage = "--config F [--section.key value ...]",
+       .summary = "train on this rank, of torchrun's environment",
+       .takes_config = true},
+      launch_command(),
+      inspect_command(),
+      plan_command(),
+      simulate_command(),
+      calibrate_command(),
+      opt_command(),
+      {.name = "doctor", .usage = "", .summary = "what this machine has and lacks"}};
+  return all;
+}
+
+const Command& find_command(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Command& command : commands()) {
+    if (command.name == name) return command;
+    names.push_back(command.name);
+  }
+  throw ArgumentError(concat("no command ", name, "\n  expected ", join(names, ", "), did_you_mean(name, names)));
+}
+
+std::string help_of(const Command& command) {
+  std::string text = concat("usage: sfsdp ", command.name, " ", command.usage, "\n", command.summary, "\n\n");
+  if (command.name == "train") return text + train::describe_flags();
+  if (command.takes_config) text += describe(std::vector<Option>{train::key_options().front()});
+  text += describe(command.options);
+  if (command.takes_config) text += "\nAnd each key of train, --section.key value; sfsdp train --help lists them.\n";
+  return text;
+}
+
+std::string help_of_all() {
+  std::string text = "usage: sfsdp <command> ...\n";
+  for (const Command& command : commands())
+    text += concat("  ", command.name, std::string(10 - command.name.size(), ' '), command.summary, "\n");
+  return text + "sfsdp <command> --help says what it takes; sfsdp --version\n";
+}
+
+bool Request::has(const std::string& name) const { return own.has(dashed(name)); }
+std::string Request::get(const std::string& name, const std::string& fallback) const {
+  return own.get(dashed(name), fallback);
+}
+std::vector<std::string> Request::all(const std::string& name) const { return own.all(dashed(name)); }
+
+Request parse_request(const Command& command, std::span<const std::string> args) {
+  Syntax syntax = {"sfsdp " + command.name, command.options, command.operand, command.rest};
+  if (command.takes_config) {
+    const auto keys = train::key_options();
+    syntax.options.insert(syntax.options.end(), keys.begin(), keys.end());
+  }
+  Arguments arguments = parse_arguments(args, syntax);
+  if (!arguments.errors.empty()) throw ArgumentError(join(arguments.errors, "\n"));
+  Request request;
+  request.args.assign(args.begin(), args.end());
+  for (const GivenOption& option : arguments.options) {
+    if (option.name == "--mesh") {
+      const train::MeshFlags mesh = train::mesh_flags(option.value);
+      request.config_args.insert(request.config_args.end(), mesh.flags.begin(), mesh.flags.end());
+      request.world = mesh.world;
+    } else if (std::ranges::find(command.options, option.name, &Option::name) == command.options.end()) {
+      request.config_args.push_back(concat(option.name, "=", option.value));
+    }
+  }
+  request.own = std::move(arguments);
+  if (request.has("world")) request.world = number_of("--world", request.get("world"), 1, kMost);
+  return request;
+}
+
+std::string choice_of(const Request& request, const std::string& name, const std::vector<std::string>& choices) {
+  const std::string got = request.get(name, choices.front());
+  if (std::ranges::find(choices, got) == choices.end())
+    throw ArgumentError(
+        concat("--", name, " = ", got, "\n  expected ", join(choices, " or "), did_you_mean(got, choices)));
+  return got;
+}
+
+int64_t number_of(const std::string& name, const std::string& text, int64_t low, int64_t high) {
+  const auto value = parse_int(text);
+  if (value && *value >= low && *value <= high) return *value;
+  throw ArgumentError(concat(name, " = ", text, "\n  expected a number ",
+                             high == kMost ? concat("of at least ", low) : concat("from ", low, " to ", high)));
+}
+
+train::JobConfig config_of(const Request& request) {
+  train::JobConfig config = train::load_config(request.config_args);
+  if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine");
+  return config;
+}
+
+int run_command(const Command& command, std::span<const std::string> args, const Run& run, std::ostream& out,
+                std::ostream& err) {
+  const auto own = args.first(static_cast<size_t>(std::ranges::find(args, "--") - args.begin()));
+  if (std::ranges::find(own, "--help") != own.end() || std::ranges::find(own, "-h") != own.end()) {
+    out << help_of(command);
+    return 0;
+  }
+  try {
+    return run(parse_request(command, args), out, err);
+  } catch (const ArgumentError& error) {
+    err << "error: " << error.what() << '\n';
+    return 2;
+  } catch (const std::exception& error) {
+    err << "error: " << error.what() << '\n';
+    return 1;
+  }
+}
+
+}  // namespace sfsdp::tools

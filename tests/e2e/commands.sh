@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Every command of the binary explains itself on standard output, takes a config by either name, and ends with status 2
+# and one "error:" for a flag that it does not have.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+sfsdp=build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+run() { # what it writes goes to $dir/out and $dir/err, its status to $status
+  status=0
+  "$sfsdp" "$@" >"$dir/out" 2>"$dir/err" || status=$?
+}
+refuses() { # status, part of the message, arguments
+  local expected=$1 message=$2
+  shift 2
+  run "$@"
+  [[ $status == "$expected" && ! -s $dir/out ]] || fail "$*: status $status, expected $expected: $(cat "$dir/out" "$dir/err")"
+  [[ $(head -1 "$dir/err") == "error: "* || $(head -1 "$dir/err") == "error on rank 0: "* ]] || fail "$*: $(cat "$dir/err")"
+  [[ $(grep -c '^error' "$dir/err") == 1 && $(grep -o 'error' "$dir/err" | wc -l) == 1 ]] || fail "$*: says error twice: $(cat "$dir/err")"
+  grep -qF -- "$message" "$dir/err" || fail "$*: no '$message' in: $(cat "$dir/err")"
+}
+
+run --version
+[[ $status == 0 && $(cat "$dir/out") =~ ^sfsdp\ [0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--version: $(cat "$dir/out" "$dir/err")"
+run help
+[[ $status == 0 && ! -s $dir/err ]] || fail "help: $(cat "$dir/err")"
+commands=$(awk '/^  / { print $1 }' "$dir/out")
+[[ $(wc -w <<<"$commands") == 8 ]] || fail "help lists $commands"
+for command in $commands; do
+  run "$command" --help
+  [[ $status == 0 && ! -s $dir/err ]] || fail "$command --help: status $status, $(cat "$dir/err")"
+  grep -q "^usage: sfsdp $command" "$dir/out" || fail "$command --help: $(cat "$dir/out")"
+  cp "$dir/out" "$dir/help"
+  run help "$command"
+  cmp "$dir/out" "$dir/help" || fail "help $command differs from $command --help"
+done
+refuses 2 'did you mean simulate?' simulat
+refuses 2 'or -- before what the ranks run' launch train
+grep -q 'did you mean' "$dir/err" && fail "launch train: suggests something: $(cat "$dir/err")"
+for command in inspect plan simulate calibrate; do
+  refuses 2 'did you mean --training.steps?' "$command" --training.stepz 3
+  refuses 2 'did you mean --debug.seed?' "$command" --debug.sead 3
+done
+refuses 1 'did you mean --training.steps?' train --training.stepz 3
+
+# Both names of the config, and both forms of a boolean.
+for config in --config --job.config_file; do
+  for json in --json "--json true" --json=true; do
+    # shellcheck disable=SC2086
+    run inspect $config configs/llama3_debug.toml --world 2 $json
+    [[ $status == 0 && $(cat "$dir/out") == "{"* ]] || fail "inspect $config $json: $(cat "$dir/out" "$dir/err")"
+  done
+done
+run train --config configs/llama3_debug.toml --training.steps 1 --training.seq_len 16 --training.local_batch_size 1 \
+  --model.args.n_layers 1 --training.dataset_max_bytes 100000 --metrics.enable_jsonl false --job.print_config=true
+[[ $status == 0 ]] || fail "train --config: $(cat "$dir/err")"
+grep -Eq 'step:  1 .*  mfu: [0-9.]+%' "$dir/out" || fail "train says no mfu: $(cat "$dir/out")"
+grep -Eq '^Peak for mfu: [0-9,]+ GFLOP/s' "$dir/out" || fail "train says no peak: $(cat "$dir/out")"
+grep -Eq 'median tps [0-9,]+' "$dir/out" || fail "train says no median: $(cat "$dir/out")"
+
+# A machine by name, in the sources; own_project.sh looks where it is installed.
+refuses 1 'did you mean dgx_h100?' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h10
+run simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h100
+[[ $status == 0 ]] || fail "simulate --machine dgx_h100: $(cat "$dir/err")"
+
+# A bad id that is never trained on ends nothing; one that is names its place.
+python3 -c 'import array, sys
+array.array("H", [i % 250 for i in range(999)] + [60000] * 40).tofile(open(sys.argv[1], "wb"))' "$dir/tokens.bin"
+tokens=(train --config configs/llama3_debug.toml --training.dataset tokens --training.dataset_path "$dir/tokens.bin"
+  --training.seq_len 16 --training.local_batch_size 1 --model.args.n_layers 1 --job.dump_folder "$dir/run")
+run "${tokens[@]}" --training.steps 2
+[[ $status == 0 ]] || fail "a bad id that is not trained on: $(cat "$dir/err")"
+run "${tokens[@]}" --training.steps 64
+[[ $status == 1 ]] || fail "a bad id that is trained on is taken"
+grep -q 'tokens.bin: token 60000 at position 999' "$dir/err" || fail "$(cat "$dir/err")"
