@@ -120,8 +120,8 @@ TEST_CASE("check_pass shows where texts differ") {
 TEST_CASE("check_pass passes on what is wrong with its texts and passes") {
   CHECK(testing::check_pass("dead_cod", kBefore, kBefore).find("unknown pass") != std::string::npos);
   CHECK(testing::check_pass("dead_code", "graph", kBefore).find("before:1") != std::string::npos);
-  CHECK(testing::check_pass("dead_code", kBefore, "graph mesh [] view local\n  %x = wait : f32[]")
-            .find("after:2") != std::string::npos);
+  CHECK(testing::check_pass("dead_code", kBefore, "graph mesh [] view local\n  %x = wait : f32[]").find("after:2") !=
+        std::string::npos);
 }
 
 TEST_CASE("check_same_meaning sees one wrong rank, output or carried value") {

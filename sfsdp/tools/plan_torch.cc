@@ -101,8 +101,7 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   if (units.empty()) {
     std::vector<std::string> names;
     for (const auto& p : profile.params) names.push_back(p.name);
-    throw UserError(concat("--explain ", path,
-                           " is the path of no parameter\n  expected a module path",
+    throw UserError(concat("--explain ", path, " is the path of no parameter\n  expected a module path",
                            did_you_mean(path, names)));
   }
   out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
@@ -137,8 +136,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream&) {
     memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused), micro_batches);
   }
   if (request.has("explain")) {
-    if (!machine)
-      throw ArgumentError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
+    if (!machine) throw ArgumentError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
     explain(out, request, variant, *machine, micro_batches);
     return 0;
   }

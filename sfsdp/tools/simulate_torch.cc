@@ -30,7 +30,8 @@ double number_of(const Request& request, const std::string& name, double fallbac
   if (!request.has(name)) return fallback;
   const std::string text = request.get(name, "");
   const auto value = parse_double(text);
-  if (!value || !(*value >= 0)) throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number, not negative"));
+  if (!value || !(*value >= 0))
+    throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number, not negative"));
   return *value;
 }
 

@@ -17,8 +17,8 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   if (shard == -1 && world_size % replicate == 0) shard = world_size / replicate;
   if (shard == -1 || replicate * shard != world_size)
     throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
-                           ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree, " on ",
-                           world_size, " ranks\n  expected degrees that multiply to ", world_size,
+                           ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree,
+                           " on ", world_size, " ranks\n  expected degrees that multiply to ", world_size,
                            "; try --parallelism.data_parallel_replicate_degree 1 "
                            "--parallelism.data_parallel_shard_degree -1"));
   std::vector<MeshAxis> axes;
@@ -64,9 +64,9 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   const int64_t at_once = training.local_batch_size * data_parallel_ranks;
   const int64_t global = training.global_batch_size == -1 ? at_once : training.global_batch_size;
   if (global % at_once != 0)
-    throw UserError(concat("training.global_batch_size = ", global, "\n  expected a multiple of training.local_batch_size ",
-                           training.local_batch_size, " * ", data_parallel_ranks, " data-parallel ranks; try ",
-                           (global / at_once + 1) * at_once));
+    throw UserError(concat("training.global_batch_size = ", global,
+                           "\n  expected a multiple of training.local_batch_size ", training.local_batch_size, " * ",
+                           data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
   return {training.local_batch_size, global, global / at_once};
 }
 
@@ -105,8 +105,9 @@ std::string initial_hf_folder(const JobConfig& config) {
   const Checkpoint& c = config.checkpoint;
   if (c.initial_load_in_hf) return c.initial_load_path.value_or(config.model.hf_assets_path);
   if (c.initial_load_path)
-    throw UserError(concat("checkpoint.initial_load_path = ", *c.initial_load_path,
-                           "\n  expected checkpoint.initial_load_in_hf = true with it: only Hugging Face folders can be read"));
+    throw UserError(
+        concat("checkpoint.initial_load_path = ", *c.initial_load_path,
+               "\n  expected checkpoint.initial_load_in_hf = true with it: only Hugging Face folders can be read"));
   return "";
 }
 

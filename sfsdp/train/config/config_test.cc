@@ -345,8 +345,8 @@ TEST_CASE("a step's batch is shared evenly over ranks and micro-batches") {
   training.global_batch_size = 32;
   CHECK(share_batch(training, 4) == BatchShares{2, 32, 4});
   training.global_batch_size = 12;
-  CHECK_THROWS_WITH_AS(share_batch(training, 4), doctest::Contains("expected a multiple of training.local_batch_size = 2 * 4"),
-                       UserError);
+  CHECK_THROWS_WITH_AS(share_batch(training, 4),
+                       doctest::Contains("expected a multiple of training.local_batch_size 2 * 4"), UserError);
   training.global_batch_size = 4;
   CHECK_THROWS_WITH_AS(share_batch(training, 4), doctest::Contains("try 8"), UserError);
 }
@@ -444,7 +444,8 @@ TEST_CASE("every mistake in what keys are together is told with the keys, what w
   config.checkpoint.initial_load_path = "weights";
   expect_named(message([&] { initial_hf_folder(config); }), "checkpoint.initial_load_path = weights",
                "checkpoint.initial_load_in_hf");
-  expect_named(message([&] { mesh_flags("dp_shart=2"); }), "--mesh dp_shart=2: no axis dp_shart", "did you mean dp_shard?");
+  expect_named(message([&] { mesh_flags("dp_shart=2"); }), "--mesh dp_shart=2: no axis dp_shart",
+               "did you mean dp_shard?");
   expect_named(message([&] { mesh_flags("dp_shard=0"); }), "--mesh dp_shard=0: dp_shard = 0", "at least 1");
 }
 
