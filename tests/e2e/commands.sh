@@ -40,17 +40,14 @@ refuses 2 'or -- before what the ranks run' launch train
 grep -q 'did you mean' "$dir/err" && fail "launch train: suggests something: $(cat "$dir/err")"
 for command in inspect plan simulate calibrate; do
   refuses 2 'did you mean --training.steps?' "$command" --training.stepz 3
-  refuses 2 'did you mean --debug.seed?' "$command" --debug.sead 3
 done
 refuses 1 'did you mean --training.steps?' train --training.stepz 3
 
 # Both names of the config, and both forms of a boolean.
-for config in --config --job.config_file; do
-  for json in --json "--json true" --json=true; do
-    # shellcheck disable=SC2086
-    run inspect $config configs/llama3_debug.toml --world 2 $json
-    [[ $status == 0 && $(cat "$dir/out") == "{"* ]] || fail "inspect $config $json: $(cat "$dir/out" "$dir/err")"
-  done
+for form in "--config --json" "--job.config_file --json=true"; do
+  read -r config json <<<"$form"
+  run inspect "$config" configs/llama3_debug.toml --world 2 "$json"
+  [[ $status == 0 && $(cat "$dir/out") == "{"* ]] || fail "inspect $form: $(cat "$dir/out" "$dir/err")"
 done
 run train --config configs/llama3_debug.toml --training.steps 1 --training.seq_len 16 --training.local_batch_size 1 \
   --model.args.n_layers 1 --training.dataset_max_bytes 100000 --metrics.enable_jsonl false --job.print_config=true
