@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails if a C++ file is not as .clang-format wants it; --fix rewrites. Pinned to clang-format 14: versions disagree. Exit status 77:
-# could not run.
+# Fails if a C++ file is not as .clang-format wants it; --fix rewrites. Pinned to clang-format 14: versions disagree.
+# Exit status 77: could not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/find_llvm_tool.sh
