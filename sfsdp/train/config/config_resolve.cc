@@ -31,7 +31,6 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   data_axes.push_back("dp_shard");
   DeviceMesh mesh(std::move(axes));
   mesh.add_view("dp", data_axes);
-  mesh.world = init_device_mesh(std::move(axes)).world_size();
   return mesh;
 }
 
