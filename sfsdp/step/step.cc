@@ -40,7 +40,8 @@ using Clock = std::chrono::steady_clock;
 std::string shape_key(const Batch& batch) {
   std::vector<std::string> types;
   for (const at::Tensor& t : batch)
-    types.push_back(t.defined() ? concat(ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec())) : "none");
+    types.push_back(t.defined() ? concat(ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec()))
+                                : "none");
   return join(types, " ");
 }
 

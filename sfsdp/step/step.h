@@ -132,7 +132,7 @@ class Program {
   Strategy strategy_;
   CompileOptions options_;
   size_t example_size_;  // tensors of a batch
-  uint64_t id_;  // random: ranks that have the same one share this program
+  uint64_t id_;          // random: ranks that have the same one share this program
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;

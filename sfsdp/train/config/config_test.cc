@@ -446,8 +446,9 @@ TEST_CASE("every mistake in what keys are together is told with the keys, what w
                "checkpoint.initial_load_in_hf");
   expect_named(message([&] { mesh_flags("dp_shart=2"); }), "--mesh dp_shart=2: no axis dp_shart",
                "did you mean dp_shard?");
-  CHECK(message([&] { mesh_flags("dp_replicate=1000000000000,dp_shard=1000000000000"); }).find("more than 1048576 ranks") !=
-        std::string::npos);
+  CHECK(message([&] {
+          mesh_flags("dp_replicate=1000000000000,dp_shard=1000000000000");
+        }).find("more than 1048576 ranks") != std::string::npos);
   expect_named(message([&] { mesh_flags("dp_shard=0"); }), "--mesh dp_shard=0: dp_shard = 0", "at least 1");
 }
 
