@@ -140,11 +140,11 @@ bool is_gathered(const Op& op) {
 
 class Former {
  public:
-  Former(const ir::Graph& graph, const Machine& machine, Execution execution, int64_t micro_batches)
+  Former(const ir::Graph& graph, const Machine& machine, Execution execution)
       : graph_(graph),
         machine_(machine),
         execution_(execution),
-        adds_up_(micro_batches > 1),
+        adds_up_(graph.micro_batches > 1),
         measured_(machine.measured),
         readers_(readers_of(graph)) {
     if (execution != Execution::Reference) casts_ = packed_casts(graph, readers_);
@@ -256,8 +256,8 @@ Execution parse_execution(const std::string& text, const std::string& key) {
   throw UserError(concat(key, " ", text, "\n  expected fused, compile, eager or reference"));
 }
 
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, int64_t micro_batches) {
-  return Former(graph, machine, execution, micro_batches).form();
+KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
+  return Former(graph, machine, execution).form();
 }
 
 double bytes_moved(const Op& op) {

@@ -41,9 +41,7 @@ struct KernelTable {
   std::vector<int> kernel_of;
 };
 
-//   micro_batches: of the step; one alone is not added up
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution,
-                         int64_t micro_batches = 1);
+KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
 
 // Bytes that an op reads and writes when it is a kernel of its own.
 double bytes_moved(const ir::Op& op);

@@ -67,6 +67,7 @@ Graph Graph::clone() const {
   Graph copy;
   copy.mesh = mesh;
   copy.view = view;
+  copy.micro_batches = micro_batches;
   copy.next_number_ = next_number_;
   copy.next_suffix_ = next_suffix_;
   std::map<const Value*, Value*> new_values;

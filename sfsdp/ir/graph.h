@@ -100,6 +100,7 @@ class Graph {
   std::vector<MeshAxis> mesh;
   enum class View : uint8_t { Global, Local };
   View view = View::Global;
+  int64_t micro_batches = 1;  // runs of forward, loss and backward per step; sections clip and opt run once
   // What a step returns, in order: loss, gradient norm, …
   std::vector<Value*> outputs;
   std::vector<Carry> carries;

@@ -291,6 +291,11 @@ class Parser {
     const std::string view = cursor.sees_word("global") || cursor.sees_word("local") ? cursor.next().text : "";
     if (view.empty()) cursor.fail("global or local");
     result_.graph.view = view == "global" ? Graph::View::Global : Graph::View::Local;
+    if (cursor.sees_word("micro_batches")) {
+      cursor.next();
+      cursor.expect('=', "between micro_batches and their number");
+      result_.graph.micro_batches = parse_integer(cursor, "how often forward and backward run");
+    }
     cursor.expect_end();
     seen_header_ = true;
   }

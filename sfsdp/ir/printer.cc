@@ -127,7 +127,9 @@ void print_header(std::ostream& out, const Graph& graph) {
     out << separator << axis.name << '=' << axis.size;
     separator = ", ";
   }
-  out << "] view " << (graph.view == Graph::View::Global ? "global" : "local") << '\n';
+  out << "] view " << (graph.view == Graph::View::Global ? "global" : "local");
+  if (graph.micro_batches != 1) out << " micro_batches=" << graph.micro_batches;
+  out << '\n';
 }
 
 }  // namespace

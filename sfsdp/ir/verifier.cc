@@ -21,6 +21,7 @@ std::string name_of(const Op& op) {
 
 // More than any machine has; what is kept per rank stays small.
 constexpr int64_t kMaxRanks = int64_t{1} << 20;
+constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;
 
 std::string plural(size_t count, std::string_view noun) { return concat(count, ' ', noun, count == 1 ? "" : "s"); }
 
@@ -88,6 +89,9 @@ class Verifier {
   }
 
   void check_mesh() {
+    if (graph_.micro_batches < 1 || graph_.micro_batches > kMaxMicroBatches)
+      report(concat("the step has ", graph_.micro_batches, " micro-batches"),
+             concat("expected 1 to ", kMaxMicroBatches));
     std::set<std::string> names;
     int64_t ranks = 1;
     for (const MeshAxis& axis : graph_.mesh) {

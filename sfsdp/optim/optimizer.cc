@@ -87,15 +87,15 @@ struct Loss {
 };
 
 // Sums over micro-batches and ranks. A mean becomes a mean of equal shares, a sum is divided by the global count.
-Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy, int64_t micro_batches) {
+Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy) {
   SFSDP_CHECK(!graph.outputs.empty(), "a step without a loss");
   Value* value = graph.outputs[0];
   const bool counted = graph.outputs.size() > 1;
-  const double share = 1.0 / static_cast<double>(strategy.data_ranks() * micro_batches);
+  const double share = 1.0 / static_cast<double>(strategy.data_ranks() * graph.micro_batches);
   const auto accumulated = [&](Value* v, const std::string& hint) {
     if (v == value && ir::size_in_bytes(v->type().dtype) < 4)
       v = add(build, Section::Loss, "cast", {v}, Type::tensor(DType::f32, {}), hint + ".f32");
-    return micro_batches == 1 ? v : add(build, Section::Loss, "accumulate", {v}, v->type(), hint);
+    return graph.micro_batches == 1 ? v : add(build, Section::Loss, "accumulate", {v}, v->type(), hint);
   };
   value = accumulated(value, "loss.sum");
   if (!counted) {
@@ -194,7 +194,7 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
     if (op->is("param")) params[op->attr<std::string>("name")] = op.get();
   }
   ir::Builder build(graph);
-  const Loss loss = reduce_loss(graph, build, strategy, options.micro_batches);
+  const Loss loss = reduce_loss(graph, build, strategy);
   Value* norm = append_norm(build, gradients, loss.count);
   Value* non_finite = add(build, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
   Value* guard = non_finite;
@@ -230,9 +230,9 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   return states;
 }
 
-void append_loss(Graph& graph, const Strategy& strategy, int64_t micro_batches) {
+void append_loss(Graph& graph, const Strategy& strategy) {
   ir::Builder build(graph);
-  graph.outputs = {reduce_loss(graph, build, strategy, micro_batches).mean};
+  graph.outputs = {reduce_loss(graph, build, strategy).mean};
 }
 
 }  // namespace step

@@ -38,8 +38,7 @@ void check_optimizer(const Optimizer& optimizer);
 namespace step {
 
 struct UpdateOptions {
-  double max_norm = 0;        // gradients are scaled to this global norm; 0: not clipped (the norm is still computed)
-  int64_t micro_batches = 1;  // per step
+  double max_norm = 0;  // gradients are scaled to this global norm; 0: not clipped (the norm is still computed)
   // A norm that is not finite updates nothing: every update waits for the norm. false: no update does, if max_norm is 0.
   bool skip_non_finite = true;
 };
@@ -57,7 +56,7 @@ std::vector<OptimizerState> append_update(ir::Graph& graph, const Optimizer& opt
                                           const UpdateOptions& options);
 
 // For a graph without backward: the loss, averaged over the ranks, is the only output.
-void append_loss(ir::Graph& graph, const Strategy& strategy, int64_t micro_batches);
+void append_loss(ir::Graph& graph, const Strategy& strategy);
 
 }  // namespace step
 }  // namespace sfsdp

@@ -175,7 +175,7 @@ void shard_parameter(ir::Builder& build, Op* param, const std::vector<Op*>& read
 // Whole gradients add up in the dtype of their reduction, shards in that of the stored parameter, as FSDP2's do: k
 // shards in bf16 would round k times.
 // Right after the gradient is made: the whole of it is to live no longer than it must.
-void reduce_gradient(ir::Builder& build, Op* gradient, const Storage& s, const Strategy& strategy,
+void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Storage& s, const Strategy& strategy,
                      const GradientOptions& options) {
   Value* value = gradient->operands[0];
   const std::string name = gradient->attr<std::string>("param") + ".grad";
@@ -192,7 +192,7 @@ void reduce_gradient(ir::Builder& build, Op* gradient, const Storage& s, const S
   std::vector<std::string> axes;  // of the replicas
   for (const std::string& axis : strategy.data_axes())
     if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
-  const bool several = options.micro_batches > 1;
+  const bool several = graph.micro_batches > 1;
   const bool whole = s.placements.gradients == Held::Whole;
   const bool once = !whole && strategy.options.reduce_once;
   if (s.sharded && !whole && !once) {
@@ -271,7 +271,7 @@ void apply_data_parallel(Graph& graph, const Strategy& strategy, const GradientO
   for (Op* param : params) storages[param->attr<std::string>("name")] = storage_of(*param, strategy);
   ir::Builder build(graph);
   for (Op* gradient : gradients)
-    reduce_gradient(build, gradient, storages.at(gradient->attr<std::string>("param")), strategy, options);
+    reduce_gradient(graph, build, gradient, storages.at(gradient->attr<std::string>("param")), strategy, options);
   for (Op* param : params)
     shard_parameter(build, param, index.readers(param->result()), storages.at(param->attr<std::string>("name")),
                     strategy);

@@ -94,8 +94,7 @@ struct MeanShare {
 MeanShare share_of_mean(int64_t parts, bool half_precision);
 
 struct GradientOptions {
-  int64_t micro_batches = 1;  // per step; with one there is nothing to add up
-  double factor = 1;          // of reduced gradients
+  double factor = 1;  // of reduced gradients
 };
 
 // Rewrites `graph` in place. Collectives of axes of size 1 are not emitted: one rank has none at all.

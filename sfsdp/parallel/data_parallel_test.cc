@@ -29,11 +29,12 @@ constexpr const char* kCaptured = R"(
     return %y
 )";
 
-std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMode mode,
-                      const parallel::GradientOptions& gradients = {.micro_batches = 2}) {
+std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMode mode, int64_t micro_batches = 2) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
-  parallel::apply_data_parallel(graph, data_parallel(mesh, {.mode = mode, .zero_stage = zero_stage}), gradients);
+  graph.micro_batches = micro_batches;
+  parallel::apply_data_parallel(graph, data_parallel(mesh, {.mode = mode, .zero_stage = zero_stage}));
   CHECK(ir::verify(graph).empty());
+  graph.micro_batches = 1;  // one header for all
   return ir::print(graph);
 }
 
@@ -133,13 +134,12 @@ TEST_CASE("ZeRO 1 below the world size: the shards' sums are all-reduced over th
 
 TEST_CASE("reduce_once: whole gradients add up in the dtype of their reduction, the last micro-batch reduces them") {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
+  graph.micro_batches = 2;
   const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
   parallel::apply_data_parallel(
-      graph,
-      data_parallel(mesh, {.mode = DataParallelMode::HybridShard,
-                           .mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::f64},
-                           .reduce_once = true}),
-      {.micro_batches = 2});
+      graph, data_parallel(mesh, {.mode = DataParallelMode::HybridShard,
+                                  .mixed_precision = {.param_dtype = {}, .reduce_dtype = ir::DType::f64},
+                                  .reduce_once = true}));
   CHECK(ir::verify(graph).empty());
   const std::string text = ir::print(graph);
   CHECK(text.substr(text.find("bwd:")) == testing::dedent(R"(
@@ -161,7 +161,7 @@ TEST_CASE("reduce_once: whole gradients add up in the dtype of their reduction, 
 
 TEST_CASE("one micro-batch has nothing to add up") {
   for (const int64_t stage : {0, 1, 2, 3}) {
-    const std::string text = rewritten(stage, init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard, {});
+    const std::string text = rewritten(stage, init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard, 1);
     CHECK(text.find("accumulate") == std::string::npos);
     CHECK((text.find("= reduce_scatter") != std::string::npos) == (stage > 0));
   }
@@ -169,11 +169,11 @@ TEST_CASE("one micro-batch has nothing to add up") {
 
 TEST_CASE("shards of micro-batches add up in the dtype of what is stored") {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kCaptured));
+  graph.micro_batches = 3;
   const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
   const MixedPrecisionPolicy policy{.param_dtype = {}, .reduce_dtype = ir::DType::bf16};
-  parallel::apply_data_parallel(graph,
-                                data_parallel(mesh, {.mode = DataParallelMode::HybridShard, .mixed_precision = policy}),
-                                {.micro_batches = 3, .factor = 0.75});
+  parallel::apply_data_parallel(
+      graph, data_parallel(mesh, {.mode = DataParallelMode::HybridShard, .mixed_precision = policy}), {.factor = 0.75});
   CHECK(ir::verify(graph).empty());
   const std::string text = ir::print(graph);
   const size_t first = text.find("  %w.grad.cast");

@@ -10,7 +10,6 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/diagnostic.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
-#include "sfsdp/passes/overlap/pipeline_reductions.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -61,7 +60,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       // Reductions are waited for at the next one.
       {make_call("sink_waits", o.sink)},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
-      {make_call("pipeline_reductions", PipelineReductionsOptions{.micro_batches = o.micro_batches})},
+      {make_call("pipeline_reductions")},
   };
 }
 

@@ -38,7 +38,6 @@ struct PipelineOptions {
   bool keep_whole = false;
   PrefetchGathersOptions prefetch = {};
   SinkWaitsOptions sink = {};
-  int64_t micro_batches = 1;                 // forward-backward runs per optimizer step
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir

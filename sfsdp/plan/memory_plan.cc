@@ -40,12 +40,11 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
 
 }  // namespace
 
-MemoryOptions memory_options(const Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches) {
+MemoryOptions memory_options(const Graph& graph, const cost::KernelTable& kernels) {
   MemoryOptions options;
   options.in_registers = [inside = cost::values_in_registers(graph, kernels)](const Value* value) {
     return inside.contains(value);
   };
-  options.micro_batches = micro_batches;
   return options;
 }
 
@@ -78,7 +77,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
         continue;
       }
       if (ir::aliased_operand(op) >= 0) continue;
-      const bool passes_on = op.is("accumulate") && options.micro_batches == 1;  // there is nothing to add to
+      const bool passes_on = op.is("accumulate") && graph.micro_batches == 1;  // there is nothing to add to
       if (passes_on && index.contains(ir::storage_of(op.operands[0]))) {
         index[value] = index.at(ir::storage_of(op.operands[0]));
         continue;
@@ -107,7 +106,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   };
   for (const Value* output : graph.outputs) keep(output);
   for (const ir::Carry& carry : graph.carries) keep(carry.next);
-  if (options.micro_batches > 1) live_through_repetitions(graph, buffers);
+  if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
   return buffers;
 }
 

@@ -37,7 +37,6 @@ struct MemoryOptions {
   // Values that never reach memory: inside a fused kernel. Unset: none.
   std::function<bool(const ir::Value*)> in_registers = {};
   // Of a step. With several, what one adds to is alive in all of them, as is what all of them read.
-  int64_t micro_batches = 1;
   // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller.
@@ -45,7 +44,7 @@ struct MemoryOptions {
 };
 
 // Values inside these kernels have no memory.
-MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& kernels, int64_t micro_batches = 1);
+MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& kernels);
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});

@@ -55,7 +55,7 @@ TEST_CASE("memory plan: values in registers have no buffer, a donated result has
 }
 
 TEST_CASE("memory plan: a sum over micro-batches is alive in all of them, one micro-batch needs none") {
-  const ir::Graph graph = ir::parse_or_throw(R"(
+  ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [one=1] view local
   %x = input name=x : f32[64]
   %before = aten.neg %x : f32[64]
@@ -70,8 +70,9 @@ clip:
   return %c
 )");
   const auto lives = [&](int64_t micro_batches) {
+    graph.micro_batches = micro_batches;
     std::string text;
-    for (const Buffer& b : plan_memory(graph, {.in_registers = {}, .micro_batches = micro_batches}).buffers)
+    for (const Buffer& b : plan_memory(graph, {}).buffers)
       text += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
     return text;
   };

@@ -95,9 +95,8 @@ int64_t header_number(const std::vector<std::string>& words, std::string_view ke
   for (const std::string& word : words)
     if (word.starts_with(key))
       if (const auto number = parse_int(word.substr(key.size()))) return *number;
-  throw UserError(
-      concat("plan, line 1: no ", key,
-             "\n  expected plan alignment=N micro_batches=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
+  throw UserError(concat("plan, line 1: no ", key,
+                         "\n  expected plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
 }
 
 }  // namespace
@@ -106,7 +105,6 @@ StepPlan make_plan(const Graph& graph, const MemoryOptions& options) {
   StepPlan plan;
   plan.graph = graph.clone();
   plan.alignment = options.alignment;
-  plan.micro_batches = options.micro_batches;
   for (const auto& op : plan.graph.ops()) {
     if (!ir::is_collective(*op)) continue;
     const auto axes = ir::axes_of(*op).value_or(std::vector<std::string>{});
@@ -130,10 +128,9 @@ StepPlan make_plan(const Graph& graph, const MemoryOptions& options) {
 
 std::string print(const StepPlan& plan) {
   const MemoryPlan& m = plan.memory;
-  std::string text =
-      concat("plan alignment=", plan.alignment, " micro_batches=", plan.micro_batches, " state_bytes=", m.state_bytes,
-             " arena_bytes=", m.arena_bytes, " live_bytes=", m.live_bytes, " peak_position=", m.peak_position, "\n",
-             ir::print(plan.graph), kLanes, "\n");
+  std::string text = concat("plan alignment=", plan.alignment, " state_bytes=", m.state_bytes,
+                            " arena_bytes=", m.arena_bytes, " live_bytes=", m.live_bytes,
+                            " peak_position=", m.peak_position, "\n", ir::print(plan.graph), kLanes, "\n");
   for (const CommLane& lane : plan.lanes) {
     text += concat("  ", axes_text(lane.axes), ":");
     for (const Op* op : lane.collectives) text += concat(" %", op->result()->name());
@@ -152,9 +149,8 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   const size_t header_end = text.find('\n');
   const auto words = split(text.substr(0, header_end), ' ');
   if (words.empty() || words[0] != "plan" || header_end == std::string_view::npos)
-    throw UserError(concat(
-        "plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
-        "\n  expected plan alignment=N micro_batches=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
+    throw UserError(concat("plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
+                           "\n  expected plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
   const size_t lanes = text.find(concat("\n", kLanes, "\n"));
   if (lanes == std::string_view::npos)
     throw UserError(concat("plan ", file_name, ": the graph is not followed by ", kLanes,
@@ -163,7 +159,6 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   const std::string_view graph_text = text.substr(header_end + 1, lanes - header_end);
   plan.graph = ir::parse_or_throw(graph_text, file_name);
   plan.alignment = header_number(words, "alignment=");
-  plan.micro_batches = header_number(words, "micro_batches=");
   plan.memory.state_bytes = header_number(words, "state_bytes=");
   plan.memory.arena_bytes = header_number(words, "arena_bytes=");
   plan.memory.live_bytes = header_number(words, "live_bytes=");

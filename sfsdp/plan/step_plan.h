@@ -26,7 +26,6 @@ struct StepPlan {
   MemoryPlan memory;
   std::vector<const ir::Value*> registers;  // that never reach memory: inside a fused kernel
   int64_t alignment = 256;
-  int64_t micro_batches = 1;  // of a step
 };
 
 StepPlan make_plan(const ir::Graph& graph, const MemoryOptions& options = {});

@@ -91,12 +91,12 @@ TEST_CASE("simulate: communicators that share a link slow each other down, other
 }
 
 TEST_CASE("simulate: a timeline per rank gives what one timeline for all gives") {
-  const ir::Graph graph = ir::parse_or_throw(kTwoCommunicators);
+  ir::Graph graph = ir::parse_or_throw(kTwoCommunicators);
   for (const int64_t devices : {1, 2, 4, 8})
     for (const int64_t micro_batches : {1, 3}) {
-      const Simulation one = simulate(graph, machine_of(devices), {.micro_batches = micro_batches});
-      const Simulation all =
-          simulate(graph, machine_of(devices), {.micro_batches = micro_batches, .timelines = Timelines::PerRank});
+      graph.micro_batches = micro_batches;
+      const Simulation one = simulate(graph, machine_of(devices));
+      const Simulation all = simulate(graph, machine_of(devices), {.timelines = Timelines::PerRank});
       CHECK(one.step_seconds == all.step_seconds);
       CHECK(one.exposed_seconds == all.exposed_seconds);
       CHECK(one.contention_seconds == all.contention_seconds);

@@ -34,9 +34,9 @@ cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& ax
 
 class Maker {
  public:
-  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, int64_t micro_batches)
+  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution)
       : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference) {
-    out_.kernels = cost::form_kernels(graph, machine, execution, micro_batches);
+    out_.kernels = cost::form_kernels(graph, machine, execution);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
 
@@ -140,9 +140,8 @@ Part part_of(Section section) {
   return Part::Tail;
 }
 
-RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         int64_t micro_batches) {
-  return Maker(graph, machine, execution, micro_batches).make();
+RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
+  return Maker(graph, machine, execution).make();
 }
 
 }  // namespace sfsdp::sim

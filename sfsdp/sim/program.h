@@ -53,7 +53,6 @@ struct RankProgram {
   std::array<std::vector<Task>, kParts> tasks;
 };
 
-RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         int64_t micro_batches = 1);
+RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution);
 
 }  // namespace sfsdp::sim

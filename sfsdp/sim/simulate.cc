@@ -62,7 +62,7 @@ class Simulator {
  public:
   Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
       : options_(options),
-        program_(make_program(graph, machine, options.execution, options.micro_batches)),
+        program_(make_program(graph, machine, options.execution)),
         ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
                    ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
                    : 1),
@@ -76,11 +76,12 @@ class Simulator {
       out_.lanes.push_back(axes.empty() ? "one rank" : join(axes, ","));
       add_groups(DeviceMesh(graph.mesh), axes);
     }
+    out_.micro_batches = graph.micro_batches;
     passes_ = {Part::Head};
-    passes_.insert(passes_.end(), static_cast<size_t>(options.micro_batches - 1), Part::Body);
+    passes_.insert(passes_.end(), static_cast<size_t>(graph.micro_batches - 1), Part::Body);
     passes_.insert(passes_.end(), {Part::Last, Part::Tail});
     for (const auto& op : graph.ops())
-      out_.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? options.micro_batches : 1);
+      out_.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? graph.micro_batches : 1);
   }
 
   Simulation run() {
@@ -98,7 +99,6 @@ class Simulator {
                   " at task ", ranks_[r].task);
       out_.step_seconds = std::max(out_.step_seconds, ranks_[r].now);
     }
-    out_.micro_batches = options_.micro_batches;
     out_.kernels = std::move(program_.kernels);
     return std::move(out_);
   }
@@ -124,10 +124,10 @@ class Simulator {
   int64_t turn_of(const Collective& c, size_t pass) const {
     const auto turns = [&](Part part) { return program_.turns[static_cast<size_t>(part)][c.communicator]; };
     if (c.part == Part::Head) return c.turn;
-    const int64_t last = turns(Part::Head) + (options_.micro_batches - 1) * turns(Part::Body);
+    const int64_t last = turns(Part::Head) + (out_.micro_batches - 1) * turns(Part::Body);
     if (c.part == Part::Tail) return last + turns(Part::Last) + c.turn;
-    const auto micro_batch = std::min(static_cast<int64_t>(pass), options_.micro_batches) - 1;
-    if (micro_batch + 1 == options_.micro_batches) return last + c.turn;
+    const auto micro_batch = std::min(static_cast<int64_t>(pass), out_.micro_batches) - 1;
+    if (micro_batch + 1 == out_.micro_batches) return last + c.turn;
     return turns(Part::Head) + micro_batch * turns(Part::Body) + c.body_turn;
   }
 

@@ -24,7 +24,6 @@ enum class Timelines : uint8_t {
 
 struct SimulateOptions {
   cost::Execution execution = cost::Execution::Fused;
-  int64_t micro_batches = 1;
   // Straggling: each kernel of rank r takes 1 + jitter · u longer, u in [0, 1) drawn from (seed, r). 0: all ranks alike.
   double jitter = 0;
   uint64_t seed = 0;

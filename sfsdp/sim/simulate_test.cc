@@ -62,9 +62,15 @@ TEST_CASE("simulate: what is exposed is what nothing covers") {
   CHECK(ahead.communicated_bytes.at("all_gather") == 128);
 }
 
+ir::Graph repeated(const ir::Graph& graph, int64_t micro_batches) {
+  ir::Graph copy = graph.clone();
+  copy.micro_batches = micro_batches;
+  return copy;
+}
+
 TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter waits for the slowest") {
   const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
-  CHECK(simulate(graph, unit_machine(), {.micro_batches = 3}).step_seconds ==
+  CHECK(simulate(repeated(graph, 3), unit_machine()).step_seconds ==
         doctest::Approx(3 * simulate(graph, unit_machine()).step_seconds));
   const double alike = simulate(graph, unit_machine()).step_seconds;
   const double jittered = simulate(graph, unit_machine(), {.jitter = 0.5, .seed = 3}).step_seconds;
@@ -94,14 +100,15 @@ TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and th
   };
   for (const int64_t n : {1, 2, 3})
     for (const Timelines timelines : {Timelines::Collapsed, Timelines::PerRank}) {
-      const Simulation s = simulate(graph, unit_machine(), {.micro_batches = n, .timelines = timelines});
+      const ir::Graph step = repeated(graph, n);
+      const Simulation s = simulate(step, unit_machine(), {.timelines = timelines});
       CHECK(count(s, "reduce_scatter") == n);
       CHECK(count(s, "all_reduce") == 1);
       CHECK(s.flops == 256 * n);
     }
   // It runs under what stands behind it in the body.
-  const double body = simulate(graph, unit_machine(), {.micro_batches = 3}).step_seconds -
-                      simulate(graph, unit_machine(), {.micro_batches = 2}).step_seconds;
+  const double body = simulate(repeated(graph, 3), unit_machine()).step_seconds -
+                      simulate(repeated(graph, 2), unit_machine()).step_seconds;
   CHECK(body < simulate(graph, unit_machine()).step_seconds + 1e-9);
   CHECK(simulate(graph, unit_machine()).exposed_seconds.at("all_reduce") == 0);
 }
@@ -171,8 +178,7 @@ TEST_CASE(
   cost::Machine m = unit_machine();
   m.memory_bandwidth = 2;
   const auto reference = [&](const std::string& text, int64_t micro_batches) {
-    return simulate(ir::parse_or_throw(text), m,
-                    {.execution = cost::Execution::Reference, .micro_batches = micro_batches});
+    return simulate(repeated(ir::parse_or_throw(text), micro_batches), m, {.execution = cost::Execution::Reference});
   };
   // Both gathers are over before the first product begins: 32 s each, though the plan runs the second beside it.
   const Simulation blocked = reference(forward("ABw1v2"), 1);

@@ -239,13 +239,13 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     for (const auto& op : captured.graph.ops())
       if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
   }
-  parallel::apply_data_parallel(captured.graph, strategy_, {options_.micro_batches, share.rest});
+  if (training) captured.graph.micro_batches = options_.micro_batches;
+  parallel::apply_data_parallel(captured.graph, strategy_, {share.rest});
   std::vector<step::OptimizerState> states;
   if (training)
-    states = step::append_update(captured.graph, optimizer_, strategy_,
-                                 {options_.max_norm, options_.micro_batches, options_.skip_non_finite});
+    states = step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.skip_non_finite});
   else
-    step::append_loss(captured.graph, strategy_, 1);
+    step::append_loss(captured.graph, strategy_);
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
@@ -277,7 +277,6 @@ passes::PipelineOptions Program::pipeline() const {
   passes::PipelineOptions options = options_.pipeline;
   options.flat = strategy_.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy_.options.units;
-  options.micro_batches = options_.micro_batches;
   const ZeroPlacements zero = zero_placements(strategy_.options.zero_stage);
   options.keep_whole = zero.parameters == Held::Whole && zero.state == Held::Shard;
   return options;

@@ -21,8 +21,7 @@ void expect_diagnostic(std::string_view text, std::string_view part);
 std::string check_pass(std::string_view passes, std::string_view before, std::string_view after);
 // Interprets both graphs on all ranks; "" if outputs and carried values agree.
 enum class Agreement { Bitwise, UpToOrderOfSums };
-std::string check_same_meaning(const ir::Graph& before, const ir::Graph& after, Agreement agreement,
-                               int64_t micro_batches = 1);
+std::string check_same_meaning(const ir::Graph& before, const ir::Graph& after, Agreement agreement);
 
 // Without the indentation that all lines share.
 std::string dedent(std::string_view text);

@@ -281,10 +281,11 @@ std::vector<passes::PassCall> random_passes(Dice& dice) {
   return calls;
 }
 
-void plan_and_simulate(const ir::Graph& graph, Dice& dice) {
-  const int64_t micro_batches = 1 + static_cast<int64_t>(dice.below(3));
+void plan_and_simulate(const ir::Graph& given, Dice& dice) {
+  ir::Graph graph = given.clone();
+  graph.micro_batches = 1 + static_cast<int64_t>(dice.below(3));
   allow_user_error([&] {
-    const plan::StepPlan plan = plan::make_plan(graph, {.micro_batches = micro_batches});
+    const plan::StepPlan plan = plan::make_plan(graph, {});
     plan::verify_plan(plan);
     const std::string text = plan::print(plan);
     SFSDP_CHECK(plan::print(plan::parse_plan(text)) == text, "the plan's text changes when read");
@@ -292,8 +293,7 @@ void plan_and_simulate(const ir::Graph& graph, Dice& dice) {
   static const cost::Machine kMachine = cost::load_machine(SFSDP_SOURCE_DIR "/machines/dgx_h100.toml");
   constexpr cost::Execution kExecutions[] = {cost::Execution::Eager, cost::Execution::Compile,
                                              cost::Execution::Reference, cost::Execution::Fused};
-  allow_user_error(
-      [&] { sim::simulate(graph, kMachine, {.execution = dice.pick(kExecutions), .micro_batches = micro_batches}); });
+  allow_user_error([&] { sim::simulate(graph, kMachine, {.execution = dice.pick(kExecutions)}); });
 }
 
 void use(const ir::Graph& graph, Dice& dice) {
@@ -310,7 +310,7 @@ void use(const ir::Graph& graph, Dice& dice) {
       options.remat.mode = dice.one_in(2) ? passes::RematMode::Full : passes::RematMode::None;
       options.loss_chunks = 1 + static_cast<int64_t>(dice.below(2));
       options.keep_whole = dice.one_in(4);
-      options.micro_batches = 1 + static_cast<int64_t>(dice.below(2));
+      rewritten.micro_batches = 1 + static_cast<int64_t>(dice.below(2));
       passes::run_pipeline(rewritten, options, layout);
     } else {
       passes::run_passes(rewritten, random_passes(dice));

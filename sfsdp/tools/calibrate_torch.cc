@@ -280,10 +280,7 @@ class Calibration {
   StepCheck check;
 
  private:
-  sim::Simulation simulate() const {
-    const int64_t micro_batches = job_.program->options().micro_batches;
-    return sim::simulate(graph_, machine, {.execution = cost::Execution::Reference, .micro_batches = micro_batches});
-  }
+  sim::Simulation simulate() const { return sim::simulate(graph_, machine, {.execution = cost::Execution::Reference}); }
   double predicted_seconds() const { return simulate().step_seconds; }
   double seconds_between_collectives() const {
     const sim::Simulation simulation = simulate();
@@ -294,8 +291,7 @@ class Calibration {
 
   // Where a few fit into the time, and one into half of the memory.
   bool can_run_step() {
-    const auto plan =
-        plan::plan_memory(graph_, {.micro_batches = job_.program->options().micro_batches, .blocking = true});
+    const auto plan = plan::plan_memory(graph_, {.blocking = true});
     check.predicted_peak = plan.state_bytes + plan.live_bytes;
     // By its products alone: of one or two samples each, what stops hit would count as often as the step has it.
     const double seconds = ranks_.largest(simulate().flops / (machine.peak_f32 * machine.matmul_efficiency));

@@ -90,7 +90,7 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
     out << passes::table(variant.tuned.passes) << estimate_line(variant.tuned) << tune::table(variant.remat.trials);
     return 0;
   }
-  const Inspection inspection{config, job, variant, train::summarise(graph, job.program->options().micro_batches)};
+  const Inspection inspection{config, job, variant, train::summarise(graph)};
   request.has("json") ? print_json(out, inspection) : print_text(out, inspection);
   return 0;
 }

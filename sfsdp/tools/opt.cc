@@ -82,7 +82,7 @@ int run_opt(const Request& request, std::ostream& out, std::ostream& err) {
                                    out, err)};
   if (request.has("metrics") && request.has("machine"))
     options.measure = [machine = cost::load_machine(request.get("machine"))](const ir::Graph& graph) {
-      return tune::simulated(graph, machine, 1);
+      return tune::simulated(graph, machine);
     };
   const auto reports = passes::run_passes(parsed.graph, calls, options);
   out << ir::print(parsed.graph);

@@ -78,8 +78,7 @@ tune::Schedule schedule_of(const ir::Graph& graph, const tune::StepProfile& prof
   return tune::read_units(profile, unit_of);
 }
 
-void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine,
-             int64_t micro_batches) {
+void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine) {
   const ir::Graph& graph = variant.graph;
   // The same step with each parameter by itself.
   train::JobConfig config = config_of(request);
@@ -92,8 +91,8 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   config.debug.disable_pass = passes::overlap_passes();
   for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world);
-  const auto profile = tune::profile_step(single.program->training(single.example).graph, machine,
-                                          cost::Execution::Fused, micro_batches);
+  const auto profile =
+      tune::profile_step(single.program->training(single.example).graph, machine, cost::Execution::Fused);
   const auto schedule = schedule_of(graph, profile);
   const auto now = tune::estimate(profile, schedule);
   const std::string path = request.get("explain", "");
@@ -127,17 +126,15 @@ int run_plan(const Request& request, std::ostream& out, std::ostream&) {
   train::CompiledJob job = train::make_job(config_of(request), request.world);
   const Program::Variant& variant = job.program->training(job.example);
   const ir::Graph& graph = variant.graph;
-  const int64_t micro_batches = job.program->options().micro_batches;
   plan::MemoryOptions memory;
-  memory.micro_batches = micro_batches;
   std::optional<cost::Machine> machine;
   if (request.has("machine")) {
     machine = cost::load_machine(request.get("machine", ""));
-    memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused), micro_batches);
+    memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused));
   }
   if (request.has("explain")) {
     if (!machine) throw ArgumentError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
-    explain(out, request, variant, *machine, micro_batches);
+    explain(out, request, variant, *machine);
     return 0;
   }
   const plan::StepPlan plan = plan::make_plan(graph, memory);

@@ -57,7 +57,7 @@ sim::SimulateOptions options_of(const Request& request) {
 
 plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels,
                            const sim::SimulateOptions& simulated) {
-  plan::MemoryOptions options = plan::memory_options(graph, kernels, simulated.micro_batches);
+  plan::MemoryOptions options = plan::memory_options(graph, kernels);
   options.blocking = simulated.execution == cost::Execution::Reference;
   plan::MemoryPlan plan = plan::plan_memory(graph, options);
   if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
@@ -127,7 +127,6 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   report.mesh = to_string(job.program->strategy().mesh);
 
   const auto start = std::chrono::steady_clock::now();
-  options.micro_batches = job.program->options().micro_batches;
   report.simulation = sim::simulate(graph, report.machine, options);
   report.memory = memory_of(graph, report.simulation.kernels, options);
   // The reference executor allocates value by value: no arena, nothing lost between buffers.

@@ -111,8 +111,9 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   if (job.shares.accumulation == 1) strategy.options.reduce_once = false;  // the only one is the last
   options.micro_batches = job.shares.accumulation;
   if (!measured_on.empty())
-    options.pipeline.measure = [machine = cost::load_machine(measured_on), count = job.shares.accumulation](
-                                   const ir::Graph& graph) { return tune::simulated(graph, machine, count); };
+    options.pipeline.measure = [machine = cost::load_machine(measured_on)](const ir::Graph& graph) {
+      return tune::simulated(graph, machine);
+    };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   auto forward = job.model.forward;
   capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {

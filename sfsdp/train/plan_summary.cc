@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 4> kCollectives = {"all_gather", "reduce_
 
 }  // namespace
 
-PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
+PlanSummary summarise(const ir::Graph& graph) {
   PlanSummary summary;
   for (const auto& op : graph.ops()) {
     ++summary.ops;
@@ -26,7 +26,7 @@ PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches) {
     const std::string kind(ir::collective_kind(*op));
     if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
     CollectiveSum& sum = summary.collectives[kind];
-    const int64_t times = ir::is_repeated(*op) ? micro_batches : 1;
+    const int64_t times = ir::is_repeated(*op) ? graph.micro_batches : 1;
     sum.count += times;
     sum.bytes += times * std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
   }

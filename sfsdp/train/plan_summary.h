@@ -23,7 +23,7 @@ struct PlanSummary {
   int64_t state_bytes = 0;      // moments, buffers and counters on this rank
 };
 
-PlanSummary summarise(const ir::Graph& graph, int64_t micro_batches);
+PlanSummary summarise(const ir::Graph& graph);
 
 // "17 all_gather (24.6 MiB), 17 reduce_scatter (…)"; "no collectives".
 std::string collectives_text(const PlanSummary& summary);

@@ -186,7 +186,7 @@ class Trainer {
     peak_flops_ = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
     if (!prints()) return;
     const int64_t micro_batches = job_.program->options().micro_batches;
-    const PlanSummary plan = summarise(graph(), micro_batches);
+    const PlanSummary plan = summarise(graph());
     for (const std::string& note : config_.notes) out_ << note << "\n";
     if (config_.job.print_config) out_ << to_toml(config_);
     for (const std::string& note : weight_notes_) out_ << note << "\n";

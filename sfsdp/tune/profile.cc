@@ -43,12 +43,12 @@ bool belongs_to_bucket(const Op& op) {
 
 class Profiler {
  public:
-  Profiler(const Graph& whole, const cost::Machine& machine, cost::Execution execution, int64_t micro_batches)
+  Profiler(const Graph& whole, const cost::Machine& machine, cost::Execution execution)
       : graph_(one_unit(whole)),
         program_(sim::make_program(graph_, machine, execution)),
         in_registers_(cost::values_in_registers(graph_, program_.kernels)) {
     out_.machine = machine;
-    out_.micro_batches = micro_batches;
+    out_.micro_batches = whole.micro_batches;
   }
 
   StepProfile run() {
@@ -212,7 +212,6 @@ class Profiler {
 
   void read_live() {
     plan::MemoryOptions options;
-    options.micro_batches = out_.micro_batches;
     options.in_registers = [&](const Value* value) { return in_registers_.contains(value); };
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
     for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {
@@ -287,9 +286,8 @@ void share_out_backward(StepProfile& profile) {
   }
 }
 
-StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         int64_t micro_batches) {
-  return Profiler(graph, machine, execution, micro_batches).run();
+StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
+  return Profiler(graph, machine, execution).run();
 }
 
 }  // namespace sfsdp::tune

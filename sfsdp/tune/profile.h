@@ -82,7 +82,6 @@ void share_out_backward(StepProfile& profile);
 
 //   graph: as data parallelism, the optimizer and remat left it, each parameter by itself
 // Throws UserError where parameters are stored otherwise already.
-StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         int64_t micro_batches);
+StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution);
 
 }  // namespace sfsdp::tune

@@ -42,7 +42,7 @@ class Trials {
     tune.wrap = wrap;
     std::optional<plan::StorageLayout> layout = layout_;
     run_pipeline(graph, options, tune, layout);
-    const auto step = simulated(graph, machine_, options.micro_batches, static_cast<int64_t>(memory_));
+    const auto step = simulated(graph, machine_, static_cast<int64_t>(memory_));
     RematTrial trial{remat, step.seconds, step.peak_bytes, false};
     trial.fits = static_cast<double>(trial.peak_bytes) <= memory_;
     return trial;

@@ -37,7 +37,6 @@ struct Case {
   ir::Graph graph;
   cost::Machine machine;
   StepProfile profile;
-  int64_t micro_batches = 1;
 };
 
 //   step, micro_batches: bf16 is chosen by chance
@@ -49,7 +48,8 @@ Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_
   std::vector<testing::Param> params;
   for (size_t i = 0; i < n; ++i) params.push_back({concat("p", i), pick(1, 400), pick(1, 400)});
   step.bf16 = pick(0, 1) == 1;
-  Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, step)), {}, {}, micro_batches};
+  Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, step)), {}, {}};
+  c.graph.micro_batches = micro_batches;
   c.machine.name = c.machine.device = "test";
   c.machine.peak_bf16 = c.machine.peak_f32 = 1e12;
   c.machine.memory_bandwidth = 1e9 * static_cast<double>(pick(1, 20));
@@ -58,7 +58,7 @@ Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_
   c.machine.devices_per_node = 4;
   c.machine.node = {.bandwidth = 1e9, .base_latency = 1e-6 * static_cast<double>(pick(1, 40)), .hop_latency = 1e-6};
   c.machine.network = c.machine.node;
-  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused, micro_batches);
+  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused);
   return c;
 }
 
@@ -96,7 +96,7 @@ ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   passes::split_collectives(graph, ctx);
   passes::prefetch_gathers(graph, {.max_bytes = c.profile.max_gather_bytes}, ctx);
   passes::sink_waits(graph, {}, ctx);
-  passes::pipeline_reductions(graph, {.micro_batches = c.micro_batches}, ctx);
+  passes::pipeline_reductions(graph, ctx);
   return graph;
 }
 
@@ -134,11 +134,10 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
     std::mt19937_64 random(seed);
     const Schedule schedule = random_schedule(random, c.profile.params.size());
     const ir::Graph graph = scheduled(c, schedule);
-    const sim::Simulation simulation = sim::simulate(graph, c.machine, {.micro_batches = c.micro_batches});
+    const sim::Simulation simulation = sim::simulate(graph, c.machine);
     const Estimate expected = estimate(c.profile, schedule);
     CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01));
-    const plan::MemoryPlan memory =
-        plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels, c.micro_batches));
+    const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
     CHECK(static_cast<double>(expected.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
   }

@@ -6,10 +6,9 @@
 
 namespace sfsdp::tune {
 
-passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t micro_batches,
-                              int64_t enough_bytes) {
-  const sim::Simulation simulation = sim::simulate(graph, machine, {.micro_batches = micro_batches});
-  plan::MemoryOptions memory = plan::memory_options(graph, simulation.kernels, micro_batches);
+passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t enough_bytes) {
+  const sim::Simulation simulation = sim::simulate(graph, machine);
+  plan::MemoryOptions memory = plan::memory_options(graph, simulation.kernels);
   memory.enough_bytes = enough_bytes;
   return {simulation.step_seconds, simulation.exposed(), plan::plan_memory(graph, memory).peak()};
 }

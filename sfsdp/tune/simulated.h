@@ -12,7 +12,6 @@ namespace sfsdp::tune {
 
 // Fused execution, one kind of rank.
 //   enough_bytes: memory above it is not searched for a tighter plan (plan/memory_plan.h); 0: it is
-passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t micro_batches,
-                              int64_t enough_bytes = 0);
+passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t enough_bytes = 0);
 
 }  // namespace sfsdp::tune

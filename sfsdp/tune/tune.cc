@@ -79,8 +79,8 @@ bool plan_fits(const ir::Graph& graph, const StepProfile& profile, const Schedul
   quiet.measure = {};
   std::optional<plan::StorageLayout> layout;
   passes::run_with_units(copy, quiet, layout);
-  const auto kernels = cost::form_kernels(copy, profile.machine, cost::Execution::Fused, options.micro_batches);
-  plan::MemoryOptions plan = plan::memory_options(copy, kernels, options.micro_batches);
+  const auto kernels = cost::form_kernels(copy, profile.machine, cost::Execution::Fused);
+  plan::MemoryOptions plan = plan::memory_options(copy, kernels);
   plan.enough_bytes = static_cast<int64_t>(memory);
   return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
 }
@@ -139,7 +139,7 @@ Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, con
   check_options(options, tune);
   out.passes = passes::run_before_units(graph, options);
   const cost::Machine machine = cost::load_machine(tune.machine);
-  StepProfile profile = profile_step(graph, machine, cost::Execution::Fused, options.micro_batches);
+  StepProfile profile = profile_step(graph, machine, cost::Execution::Fused);
   profile.max_gather_bytes = options.prefetch.max_bytes;
   if (!profile.params.empty()) {
     const double memory = tune.memory_gib > 0 ? tune.memory_gib * 1073741824.0 : machine.memory_bytes;

@@ -29,7 +29,7 @@ class Interpreter {
 
   RunResult run() {
     run_once([](const Op& op) { return op.section == Section::Init && !op.is("input"); });
-    for (micro_batch_ = 0; micro_batch_ < options_.micro_batches; ++micro_batch_) run_micro_batch();
+    for (micro_batch_ = 0; micro_batch_ < graph_.micro_batches; ++micro_batch_) run_micro_batch();
     run_once([](const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; });
     for (size_t rank = 0; rank < ranks_; ++rank) {
       RankResult result;
@@ -51,7 +51,7 @@ class Interpreter {
   }
 
   void run_micro_batch() {
-    const bool last = micro_batch_ + 1 == options_.micro_batches;
+    const bool last = micro_batch_ + 1 == graph_.micro_batches;
     for (const auto& op : graph_.ops())
       if (op->is("input") || is_repeated(*op) || (last && is_repeated(op->section))) run_op(*op);
     if (last) return;
@@ -148,14 +148,14 @@ RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOp
   return Interpreter(graph, inputs, options).run();
 }
 
-std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed, int64_t micro_batches) {
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed) {
   std::vector<Inputs> inputs(static_cast<size_t>(world_size(graph)));
   for (size_t rank = 0; rank < inputs.size(); ++rank)
     for (const auto& op : graph.ops()) {
       if (!is_given(*op)) continue;
       const Type& type = op->result()->type();
       const std::string place = place_text(graph, type, static_cast<int64_t>(rank));
-      for (int64_t m = 0; m < (op->is("input") ? micro_batches : 1); ++m) {
+      for (int64_t m = 0; m < (op->is("input") ? graph.micro_batches : 1); ++m) {
         const std::string name = input_key(input_name(*op), m);
         inputs[rank].emplace(name, seeded(type, seed ^ hash_path(name + place)));
       }

@@ -26,7 +26,6 @@ enum class Rounding {
 struct RunOptions {
   Rounding rounding = Rounding::PerOp;
   double lr = 0.125;
-  int64_t micro_batches = 1;  // forward-backward runs of the step
 };
 
 struct RankResult {
@@ -45,6 +44,6 @@ RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOp
 
 // Made-up inputs, others for each micro-batch: ranks hold the same values except along the axes that a type names (split,
 // own, partial).
-std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed, int64_t micro_batches = 1);
+std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed);
 
 }  // namespace sfsdp::ir::interp

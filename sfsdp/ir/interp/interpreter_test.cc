@@ -235,7 +235,7 @@ TEST_CASE("results are rounded per op, unless asked not to") {
 }
 
 TEST_CASE("micro-batches: accumulate adds up, what is once=true runs in the last alone, then the update") {
-  const Graph graph = read("a=2", R"(
+  Graph graph = read("a=2", R"(
       %w = param name=w : f32[1/a]
       %nf = state name=nf : f32[]
       %x = input name=x : f32[2] own(a)
@@ -253,19 +253,22 @@ TEST_CASE("micro-batches: accumulate adds up, what is once=true runs in the last
   const std::vector<Inputs> inputs = {
       {{"w", f32({1}, {100})}, {"nf", no}, {"x", f32({2}, {1, 2})}, {"x@1", f32({2}, {3, 4})}},
       {{"w", f32({1}, {200})}, {"nf", no}, {"x", f32({2}, {10, 20})}, {"x@1", f32({2}, {30, 40})}}};
-  const RunResult one = run(graph, inputs), two = run(graph, inputs, {.micro_batches = 2});
+  const auto run_with = [&](int64_t micro_batches) {
+    graph.micro_batches = micro_batches;
+    return run(graph, inputs);
+  };
+  const RunResult one = run_with(1), two = run_with(2);
   CHECK(one.ranks[0].outputs[1].data == Data{2, 4});
   CHECK(one.ranks[0].carried.at("w").data == Data{100 - 22.0 / 8});  // 2 · (1 + 10), times lr
   CHECK(two.ranks[0].outputs[0].data == Data{6, 8});                 // of the last
   CHECK(two.ranks[1].outputs[1].data == Data{80, 120});
   CHECK(two.ranks[0].carried.at("w").data == Data{100 - 88.0 / 8});   // 8 + 80
   CHECK(two.ranks[1].carried.at("w").data == Data{200 - 132.0 / 8});  // 12 + 120
-  CHECK_THROWS_WITH_AS(run(graph, inputs, {.micro_batches = 3}), doctest::Contains("no input x@2 for rank 0"),
-                       UserError);
+  CHECK_THROWS_WITH_AS(run_with(3), doctest::Contains("no input x@2 for rank 0"), UserError);
 }
 
 TEST_CASE("micro-batches: a running statistic goes on from one to the next, a sum is rounded each time") {
-  const Graph graph = read("", R"(
+  Graph graph = read("", R"(
       %s = state name=s : f32[1]
       %x = input name=x : f32[1]
     fwd:
@@ -278,15 +281,16 @@ TEST_CASE("micro-batches: a running statistic goes on from one to the next, a su
   )");
   const std::vector<Inputs> inputs = {
       {{"s", f32({1}, {8})}, {"x", f32({1}, {256})}, {"x@1", f32({1}, {1})}, {"x@2", f32({1}, {1})}}};
-  const RunResult three = run(graph, inputs, {.micro_batches = 3});
+  graph.micro_batches = 3;
+  const RunResult three = run(graph, inputs);
   CHECK(three.ranks[0].carried.at("s").data == Data{66.5});  // 8 / 2 + 256 = 260, 130 + 1 = 131, 65.5 + 1
   CHECK(three.ranks[0].outputs[0].data == Data{256});        // bf16 holds no 257
-  const RunResult exact = run(graph, inputs, {.rounding = Rounding::None, .micro_batches = 3});
+  const RunResult exact = run(graph, inputs, {.rounding = Rounding::None});
   CHECK(exact.ranks[0].outputs[0].data == Data{258});
 }
 
 TEST_CASE("made-up inputs differ over the axes that a type names, and there only") {
-  const Graph graph = read("a=2, b=2", R"(
+  Graph graph = read("a=2, b=2", R"(
       %same = param name=same : f32[8]
       %split = param name=split : f32[8/b]
       %own = input name=own : f32[8] own(a, b)
@@ -297,7 +301,8 @@ TEST_CASE("made-up inputs differ over the axes that a type names, and there only
   CHECK(inputs[0].at("split") != inputs[1].at("split"));
   CHECK(inputs[0].at("own") != inputs[2].at("own"));
   CHECK(seeded_inputs(graph, 2)[0].at("same") != inputs[0].at("same"));
-  const auto two = seeded_inputs(graph, 1, 2);
+  graph.micro_batches = 2;
+  const auto two = seeded_inputs(graph, 1);
   CHECK(two[0].at("own") == inputs[0].at("own"));
   CHECK(two[0].at("own@1") != two[0].at("own"));
   CHECK_FALSE(two[0].contains("same@1"));  // parameters are of the step

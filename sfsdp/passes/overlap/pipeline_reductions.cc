@@ -75,7 +75,7 @@ std::vector<Op*> find_blocking(const Graph& graph) {
 
 // Starts of the tail that read what the body leaves, packed or not, to stand right behind it; of several micro-batches
 // in the last.
-bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
+bool start_in_body(Graph& graph, PassContext& ctx) {
   ir::Moves moves(graph);
   const ir::Index index(graph);
   int64_t starts = 0;
@@ -97,7 +97,7 @@ bool start_in_body(Graph& graph, const PipelineReductionsOptions& options, PassC
     op->section = section;
     const bool reads_once =
         std::ranges::any_of(op->operands, [](const Value* v) { return ir::is_once(*v->producer()); });
-    if (options.micro_batches > 1 || reads_once) op->attrs["once"] = true;
+    if (graph.micro_batches > 1 || reads_once) op->attrs["once"] = true;
   }
   ctx.metrics.add("started_in_body", starts);
   return starts > 0;
@@ -220,20 +220,14 @@ void check_started(const Graph& graph) {
 
 }  // namespace
 
-const std::vector<Field<PipelineReductionsOptions>>& PipelineReductionsOptions::fields() {
-  static const std::vector<Field<PipelineReductionsOptions>> kFields = {
-      field("micro_batches", &PipelineReductionsOptions::micro_batches, {1, 1e9}, "of a step")};
-  return kFields;
-}
-
-bool pipeline_reductions(Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx) {
+bool pipeline_reductions(Graph& graph, PassContext& ctx) {
   const bool updates = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == Section::Opt; });
   if (!updates) return false;
   const std::vector<Op*> blocking = find_blocking(graph);
   split(graph, blocking);
   ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
   bool changed = !blocking.empty();
-  changed |= start_in_body(graph, options, ctx);
+  changed |= start_in_body(graph, ctx);
   changed |= TailOrder(graph).apply(ctx);
   check_started(graph);
   return changed;

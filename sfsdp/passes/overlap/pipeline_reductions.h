@@ -10,19 +10,11 @@
 //         holds back come behind it, in the same order.
 #pragma once
 
-#include <cstdint>
-
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
 
 namespace sfsdp::passes {
 
-struct PipelineReductionsOptions {
-  int64_t micro_batches = 1;  // forward-backward runs per optimizer step
-
-  static const std::vector<Field<PipelineReductionsOptions>>& fields();
-};
-
-bool pipeline_reductions(ir::Graph& graph, const PipelineReductionsOptions& options, PassContext& ctx);
+bool pipeline_reductions(ir::Graph& graph, PassContext& ctx);
 
 }  // namespace sfsdp::passes

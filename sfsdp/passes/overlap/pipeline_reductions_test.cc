@@ -10,6 +10,11 @@ namespace {
 using testing::expect_pass;
 using testing::expect_unchanged;
 
+std::string with_two(std::string text) {
+  const std::string view = "view local";
+  return text.replace(text.find(view), view.size(), view + " micro_batches=2");
+}
+
 // Two units of HSDP as sink_waits leaves them, b's gradient first; clipped.
 constexpr const char* kClipped = R"(
     graph mesh [dp_replicate=2, dp_shard=2] view local
@@ -99,8 +104,8 @@ TEST_CASE("pipeline_reductions: all-reduces under backward, one barrier for the 
 }
 
 TEST_CASE("pipeline_reductions: of several micro-batches the last one starts them") {
-  expect_pass("pipeline_reductions micro_batches=2", kClipped, R"(
-    graph mesh [dp_replicate=2, dp_shard=2] view local
+  expect_pass("pipeline_reductions", with_two(kClipped), R"(
+    graph mesh [dp_replicate=2, dp_shard=2] view local micro_batches=2
       %a = param name=a : f32[4/dp_shard]
       %b = param name=b : f32[4/dp_shard]
       %x = input name=x : f32[8] own(dp_replicate, dp_shard)

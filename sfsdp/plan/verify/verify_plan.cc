@@ -77,10 +77,9 @@ class Verifier {
     for (const Buffer& b : m.buffers)
       if (!planned.emplace(b.value, &b).second) note(concat("%", b.value->name(), " has two buffers\n  expected one"));
     const std::unordered_set<const Value*> registers(plan_.registers.begin(), plan_.registers.end());
-    const auto needed =
-        find_buffers(plan_.graph, {.alignment = plan_.alignment,
-                                   .in_registers = [&](const Value* value) { return registers.contains(value); },
-                                   .micro_batches = plan_.micro_batches});
+    const auto needed = find_buffers(
+        plan_.graph,
+        {.alignment = plan_.alignment, .in_registers = [&](const Value* value) { return registers.contains(value); }});
     for (const Buffer& b : needed) {
       const auto found = planned.find(b.value);
       const std::string name = concat("%", b.value->name());

@@ -59,8 +59,9 @@ nlohmann::json data_of(const std::string& page) {
 }
 
 TEST_CASE("bucket table: a row per collective, with its unit, how far it is ahead, and why it is one") {
-  const ir::Graph graph = ir::parse_or_throw(step_of(3));
-  const Simulation s = simulate(graph, machine(), {.micro_batches = 2});
+  ir::Graph graph = ir::parse_or_throw(step_of(3));
+  graph.micro_batches = 2;
+  const Simulation s = simulate(graph, machine());
   const auto rows = bucket_table(graph, s, {{"a", "matches a"}});
   REQUIRE(rows.size() == 4);
   CHECK(rows[0].unit == "a");

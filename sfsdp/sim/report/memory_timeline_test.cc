@@ -61,10 +61,11 @@ TEST_CASE("memory over time: each buffer is of the kind it serves") {
 }
 
 TEST_CASE("memory over time: sorted, within the step, and as full as the plan says") {
-  const ir::Graph graph = ir::parse_or_throw(kStep);
+  ir::Graph graph = ir::parse_or_throw(kStep);
   const plan::MemoryPlan plan = plan::plan_memory(graph);
   for (const int64_t micro_batches : {1, 2}) {
-    const Simulation s = simulate(graph, machine(), {.micro_batches = micro_batches});
+    graph.micro_batches = micro_batches;
+    const Simulation s = simulate(graph, machine());
     const auto samples = memory_over_time(graph, plan, s);
     CHECK(std::ranges::is_sorted(samples, {}, &MemorySample::at));
     CHECK(samples.back().at == s.step_seconds);
