@@ -11,6 +11,11 @@
 #include "sfsdp/ir/index.h"
 
 namespace sfsdp {
+namespace {
+
+constexpr ir::Placement kWhole = ir::Placement::replicate(), kShard = ir::Placement::shard(0);
+
+}  // namespace
 
 int64_t Strategy::axis_size(const std::string& axis) const { return mesh.has(axis) ? mesh.size(axis) : 1; }
 
@@ -24,10 +29,8 @@ std::vector<std::string> Strategy::data_axes() const {
 }
 
 ZeroPlacements zero_placements(int64_t stage) {
-  constexpr std::array<ZeroPlacements, 4> kStages = {{{Held::Whole, Held::Whole, Held::Whole},
-                                                      {Held::Whole, Held::Whole, Held::Shard},
-                                                      {Held::Whole, Held::Shard, Held::Shard},
-                                                      {Held::Shard, Held::Shard, Held::Shard}}};
+  constexpr std::array<ZeroPlacements, 4> kStages = {
+      {{kWhole, kWhole, kWhole}, {kWhole, kWhole, kShard}, {kWhole, kShard, kShard}, {kShard, kShard, kShard}}};
   if (stage < 0 || stage >= static_cast<int64_t>(kStages.size()))
     throw UserError(concat("data_parallel: zero_stage = ", stage, "\n  expected 0, 1, 2 or 3"));
   return kStages[static_cast<size_t>(stage)];
@@ -98,8 +101,8 @@ Storage storage_of(const Op& param, const Strategy& strategy) {
   s.placements = zero_placements(strategy.options.zero_stage);
   const bool frozen = param.has_attr("trainable") && !param.attr<bool>("trainable");
   // A frozen parameter has no update to share out: it is cut only where gathering it at its readers is wanted.
-  const Held stored = frozen ? s.placements.parameters : s.placements.state;
-  s.sharded = stored == Held::Shard && strategy.options.mode != DataParallelMode::Replicate && world > 1 &&
+  const ir::Placement stored = frozen ? s.placements.parameters : s.placements.state;
+  s.sharded = stored == kShard && strategy.options.mode != DataParallelMode::Replicate && world > 1 &&
               !type.dims.empty() && type.numel() > 0 && type.numel() >= strategy.options.min_shard_numel;
   s.global_rows = type.dims.empty() ? 1 : type.dims[0].size;
   s.rows = s.sharded ? (s.global_rows + world - 1) / world : s.global_rows;
@@ -157,7 +160,7 @@ void shard_parameter(ir::Builder& build, Op* param, const std::vector<Op*>& read
   Value* materialised = nullptr;
   bool in_backward = false;
   for (Op* reader : readers) {
-    const bool again = strategy.options.reshard_after_forward && s.sharded && s.placements.parameters == Held::Shard &&
+    const bool again = strategy.options.reshard_after_forward && s.sharded && s.placements.parameters == kShard &&
                        is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
@@ -193,7 +196,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   for (const std::string& axis : strategy.data_axes())
     if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
   const bool several = graph.micro_batches > 1;
-  const bool whole = s.placements.gradients == Held::Whole;
+  const bool whole = s.placements.gradients == kWhole;
   const bool once = !whole && strategy.options.reduce_once;
   if (s.sharded && !whole && !once) {
     reduce_scatter();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/placement.h"
 #include "sfsdp/mesh/device_mesh.h"
 
 namespace sfsdp {
@@ -24,16 +25,13 @@ enum class DataParallelMode : uint8_t {
   HybridShard,  // HSDP: cut over dp_shard, replicated over dp_replicate
 };
 
-// Where a thing of a parameter lives on the shard axis: whole on every rank, or a shard of it on each.
-enum class Held : uint8_t { Whole, Shard };
-
-// What a ZeRO stage cuts over dp_shard. dp_replicate always replicates, so a shard degree below the world size works
-// at every stage.
-//   parameters: as forward and backward read them. Shard: gathered where they are read; Whole: carried from step to step
-//   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Whole: reduced once per step
+// Replicate or Shard(0) over the shard axis: what a ZeRO stage cuts. dp_replicate always replicates, so a shard degree
+// below the world size works at every stage.
+//   parameters: as forward and backward read them. Shard: gathered where they are read; Replicate: carried on whole
+//   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Replicate: reduced once per step
 //   state:      the stored parameter that is updated, and the optimizer's moments
 struct ZeroPlacements {
-  Held parameters, gradients, state;
+  ir::Placement parameters, gradients, state;
 };
 
 // 0: DDP. 1: optimizer state sharded. 2: gradients too. 3: parameters too (FSDP). Throws UserError for other stages.

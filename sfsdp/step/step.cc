@@ -278,7 +278,7 @@ passes::PipelineOptions Program::pipeline() const {
   options.flat = strategy_.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy_.options.units;
   const ZeroPlacements zero = zero_placements(strategy_.options.zero_stage);
-  options.keep_whole = zero.parameters == Held::Whole && zero.state == Held::Shard;
+  options.keep_whole = zero.parameters != zero.state;
   return options;
 }
 

@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/placement.h"
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::plan {
@@ -15,12 +16,13 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-enum class State : uint8_t { Same, Shard, Own };
+using State = ir::Placement::Kind;  // which dimension a shard is cut in plays no part here
 
 const char* to_text(State state) {
   switch (state) {
-    case State::Same: return "the same on all ranks";
+    case State::Replicate: return "the same on all ranks";
     case State::Shard: return "a shard";
+    case State::Partial: return "a part of a sum";
     case State::Own: return "each rank's own";
   }
   return "";
@@ -64,7 +66,7 @@ class Checker {
  private:
   State state_of(const Value* value) const {
     const auto found = states_.find(value);
-    return found == states_.end() ? State::Same : found->second;
+    return found == states_.end() ? State::Replicate : found->second;
   }
   void set(const Op& op, State state) {
     for (const auto& result : op.results()) states_[result.get()] = state;
@@ -80,7 +82,7 @@ class Checker {
     if (local_.contains(op.result()) || op.is("constant")) return State::Own;
     for (const ir::AxisState& state : type.states)
       if (std::ranges::find(state.axes, axis_) != state.axes.end()) return State::Own;
-    return State::Same;
+    return State::Replicate;
   }
 
   std::string visit(const Op& op) {
@@ -88,12 +90,12 @@ class Checker {
       set(op, leaf(op));
       return "";
     }
-    bool any_own = false, any_shard = false, any_same = false;
+    bool any_own = false, any_shard = false, any_whole = false;
     for (const Value* operand : op.operands) {
       if (!operand) continue;
       any_own |= state_of(operand) == State::Own;
       any_shard |= state_of(operand) == State::Shard;
-      any_same |= state_of(operand) == State::Same;
+      any_whole |= state_of(operand) == State::Replicate;
     }
     if (ir::is_collective(op)) return collective(op);
     if (is_optimizer(op)) return update(op);
@@ -104,10 +106,10 @@ class Checker {
       if (any_shard && !here)
         return error(op, "squares of shards are summed as if they were the whole",
                      concat("expected axis=", axis_, ", and an all_reduce behind it"));
-      set(op, here ? State::Own : State::Same);
+      set(op, here ? State::Own : State::Replicate);
       return "";
     }
-    if (any_shard && op.is("pack") && (any_same || any_own || op.has_attr("ranks")))
+    if (any_shard && op.is("pack") && (any_whole || any_own || op.has_attr("ranks")))
       return error(op, "shards are packed with what is whole, or as if they were it",
                    "expected shards alone, without ranks=");
     if (any_shard && any_own)
@@ -117,7 +119,7 @@ class Checker {
     // What forward, loss and backward compute is a rank's own contribution, also where no batch is read: a count of
     // rows, a decay of weights, the share of the global loss's gradient that backward begins with.
     const bool begins_own = ir::is_repeated(op.section) && !any_shard && !brings_values(op);
-    set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Same);
+    set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Replicate);
     return "";
   }
 
@@ -135,15 +137,15 @@ class Checker {
     const auto kind = ir::collective_kind(op);
     const bool sums = !op.has_attr("op") || op.attr<std::string>("op") == "sum";
     if (kind == "broadcast" || kind == "all_gather") {
-      set(op, State::Same);
+      set(op, State::Replicate);
       return "";
     }
-    if (sums && before == State::Same)
+    if (sums && before == State::Replicate)
       return error(op, concat(kind, " sums what is ", to_text(before), ": every rank would count once"),
                    "expected each rank's own part; it is reduced already");
     if (before == State::Shard)
       return error(op, concat(kind, " of ", to_text(before), " adds up parts of one whole"), "expected own values");
-    set(op, kind == "reduce_scatter" ? State::Shard : State::Same);
+    set(op, kind == "reduce_scatter" ? State::Shard : State::Replicate);
     return "";
   }
 
@@ -166,7 +168,7 @@ class Checker {
     bool changed = false;
     for (const ir::Carry& carry : graph_.carries)
       if (carry.current->producer()->is("state") && state_of(carry.next) == State::Own &&
-          state_of(carry.current) == State::Same)
+          state_of(carry.current) == State::Replicate)
         changed |= local_.insert(carry.current).second;
     return changed;
   }
