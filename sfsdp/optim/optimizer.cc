@@ -111,7 +111,7 @@ Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy) {
   return {add(build, Section::Clip, "div", {value, count}, value->type(), "loss.mean"), count};
 }
 
-Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, Value* count) {
+Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const Strategy& strategy, Value* count) {
   std::vector<Value*> operands;
   std::vector<bool> replicated;
   bool any_sharded = false;
@@ -122,14 +122,14 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, Value*
     g->attrs.erase("replicated");
   }
   ir::Attrs attrs = {{"replicated", replicated}};
-  if (any_sharded) attrs["axis"] = std::string("dp_shard");
+  const ir::Attr axis = axis_attr(strategy.shard_axes());
+  if (any_sharded) attrs["axis"] = axis;
   const auto n = static_cast<int64_t>(operands.size());
   Value* value = build.at_end(Section::Clip)
                      .list("sum_squares", operands, Type::tensor(DType::f64, {n}), "grad.squares", std::move(attrs))
                      ->result();
   if (any_sharded)
-    value = add(build, Section::Clip, "all_reduce", {value}, value->type(), "grad.squares.all",
-                {{"axis", std::string("dp_shard")}});
+    value = add(build, Section::Clip, "all_reduce", {value}, value->type(), "grad.squares.all", {{"axis", axis}});
   std::vector<Value*> inputs = {value};
   if (count) inputs.push_back(count);
   return add(build, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");
@@ -195,7 +195,7 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   }
   ir::Builder build(graph);
   const Loss loss = reduce_loss(graph, build, strategy);
-  Value* norm = append_norm(build, gradients, loss.count);
+  Value* norm = append_norm(build, gradients, strategy, loss.count);
   Value* non_finite = add(build, Section::Clip, "non_finite", {norm}, Type::tensor(DType::f32, {}), "non_finite");
   Value* guard = non_finite;
   if (!options.skip_non_finite)

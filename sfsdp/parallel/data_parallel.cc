@@ -15,18 +15,22 @@ namespace {
 
 constexpr ir::Placement kWhole = ir::Placement::replicate(), kShard = ir::Placement::shard(0);
 
+AxisList above_one(const DeviceMesh& mesh, const AxisList& names) {
+  AxisList axes;
+  for (const MeshAxis& a : mesh.axes())
+    if (a.size > 1 && std::ranges::find(names, a.name) != names.end()) axes.push_back(a.name);
+  return axes;
+}
+
 }  // namespace
 
 int64_t Strategy::axis_size(const std::string& axis) const { return mesh.has(axis) ? mesh.size(axis) : 1; }
 
 int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_size("dp_shard"); }
 
-std::vector<std::string> Strategy::data_axes() const {
-  std::vector<std::string> axes;
-  for (const MeshAxis& a : mesh.axes())
-    if (a.size > 1 && (a.name == "dp_replicate" || a.name == "dp_shard")) axes.push_back(a.name);
-  return axes;
-}
+AxisList Strategy::data_axes() const { return above_one(mesh, {"dp_replicate", "dp_shard"}); }
+AxisList Strategy::shard_axes() const { return above_one(mesh, {"dp_shard"}); }
+AxisList Strategy::replicate_axes() const { return above_one(mesh, {"dp_replicate"}); }
 
 ZeroPlacements zero_placements(int64_t stage) {
   constexpr std::array<ZeroPlacements, 4> kStages = {
@@ -192,9 +196,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     value = place.value("reduce_scatter", {value}, with_rows(value->type(), s.rows), name + ".rs",
                         {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
-  std::vector<std::string> axes;  // of the replicas
-  for (const std::string& axis : strategy.data_axes())
-    if (!(s.sharded && axis == "dp_shard")) axes.push_back(axis);
+  const AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
   const bool several = graph.micro_batches > 1;
   const bool whole = s.placements.gradients == kWhole;
   const bool once = !whole && strategy.options.reduce_once;

@@ -25,7 +25,7 @@ enum class DataParallelMode : uint8_t {
   HybridShard,  // HSDP: cut over dp_shard, replicated over dp_replicate
 };
 
-// Replicate or Shard(0) over the shard axis: what a ZeRO stage cuts. dp_replicate always replicates, so a shard degree
+// Replicate or Shard(0) over the shard axes: what a ZeRO stage cuts. dp_replicate always replicates, so a shard degree
 // below the world size works at every stage.
 //   parameters: as forward and backward read them. Shard: gathered where they are read; Replicate: carried on whole
 //   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Replicate: reduced once per step
@@ -73,7 +73,11 @@ struct Strategy {
 
   int64_t axis_size(const std::string& axis) const;  // 1 when the mesh has no such axis
   int64_t data_ranks() const;                        // dp_replicate × dp_shard
-  std::vector<std::string> data_axes() const;        // those of size > 1, outer first
+  // Axes of size > 1, outer first. Each rank on data_axes has its own batch. shard_axes cut parameters, replicate_axes
+  // do not.
+  AxisList data_axes() const;
+  AxisList shard_axes() const;
+  AxisList replicate_axes() const;
 };
 
 // Fills in the mode. Throws UserError for an option out of range, and when mode and axes do not fit (FullyShard with

@@ -362,7 +362,7 @@ struct Step::Impl {
   comm::CommWorld* world = nullptr;  // null: one rank
   exec::Groups groups;
   exec::DataPosition position;
-  int64_t shard_rank = 0, shard_size = 1;
+  std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   struct Running {
     std::unique_ptr<exec::ReferenceExecutor> executor;
@@ -373,17 +373,19 @@ struct Step::Impl {
   std::set<std::string> refreshed;
   int64_t peak = 0;
 
+  // The place of this rank's part in the whole buffer.
+  int64_t begin_of(const StoredTensor& t) const { return t.sharded ? shards->rank() * t.shard : 0; }
   // Elements of the tensor that this rank holds. Nothing of it may lie here: an empty range at its end.
   Chunk range(const StoredTensor& t) const {
     const int64_t numel = c10::multiply_integers(t.global_shape);
-    const int64_t begin = (t.sharded ? shard_rank : 0) * t.shard - t.offset;
+    const int64_t begin = begin_of(t) - t.offset;
     const int64_t first = std::clamp(begin, int64_t{0}, numel);
     return {first, std::clamp(begin + t.shard, int64_t{0}, numel) - first};
   }
   // The tensor's part of this rank's buffer, flat.
   at::Tensor local(const StoredTensor& t) const {
     const Chunk mine = range(t);
-    const int64_t begin = (t.sharded ? shard_rank : 0) * t.shard;
+    const int64_t begin = begin_of(t);
     return state.at(t.buffer).view({-1}).narrow(0, mine.length == 0 ? 0 : t.offset + mine.offset - begin, mine.length);
   }
   // The same as the user sees it.
@@ -406,7 +408,7 @@ struct Step::Impl {
       at::Tensor& whole = state[name];
       if (!whole.defined()) whole = at::empty(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
       const at::Tensor shard = state.at(op->attr<std::string>("whole_of")).to(whole.scalar_type()).contiguous();
-      groups.at("dp_shard")->all_gather(bytes_of(shard), bytes_of(whole), {"refresh " + name, ""});
+      shards->all_gather(bytes_of(shard), bytes_of(whole), {"refresh " + name, ""});
       refreshed.insert(name);
     }
   }
@@ -469,10 +471,8 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
   }
   const int64_t rank = world ? world->rank() : 0;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
-  if (strategy.axis_size("dp_shard") > 1) {
-    impl_->shard_rank = strategy.mesh.axis_rank(rank, "dp_shard");
-    impl_->shard_size = strategy.axis_size("dp_shard");
-  }
+  if (const AxisList axes = strategy.shard_axes(); !axes.empty())
+    impl_->shards = impl_->groups.at(exec::axis_key(ir::Attr(axes)));
   make_state(sharing);
 }
 
@@ -555,8 +555,8 @@ at::Tensor Step::gather(const std::string& name) {
   const StoredTensor& t = find_tensor(*program_, name);
   if (!t.sharded) return impl_->local(t).view(t.global_shape).clone();
   const at::Tensor& buffer = impl_->state.at(t.buffer);
-  at::Tensor whole = at::empty({t.shard * impl_->shard_size}, buffer.options());
-  impl_->groups.at("dp_shard")->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
+  at::Tensor whole = at::empty({t.shard * impl_->shards->size()}, buffer.options());
+  impl_->shards->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
   return whole.narrow(0, t.offset, c10::multiply_integers(t.global_shape)).view(t.global_shape).clone();
 }
 

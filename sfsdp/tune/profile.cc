@@ -75,17 +75,13 @@ class Profiler {
   }
 
   void read_kinds() {
-    int64_t ranks = 1;
-    for (const ir::MeshAxis& axis : graph_.mesh)
-      if (axis.name == "dp_shard") ranks = axis.size;
     for (const auto& op : graph_.ops()) {
       if (!op->is("param")) continue;
       const auto& members = op->attr<std::vector<std::string>>("members");
       const auto& offsets = op->attr<std::vector<int64_t>>("offsets");
-      const int64_t size = op->attr<int64_t>("size");
       KindProfile kind;
       kind.stored = static_cast<double>(ir::size_in_bytes(op->result()->type().dtype));
-      kind.multiple = size == op->result()->type().numel() ? 1 : ranks;
+      kind.multiple = ir::axis_size(graph_, op->result()->type().dims[0].split).value();
       kind_of_[op.get()] = out_.kinds.size();
       first_of_.push_back(out_.params.size());
       for (size_t i = 0; i < members.size(); ++i) {

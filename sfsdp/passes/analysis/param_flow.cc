@@ -5,6 +5,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
@@ -44,8 +45,8 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
     for (const Op* op : use.chain)
       require(!op->is("all_gather") || flow.param->has_attr("rows"), "is gathered, but has no rows=");
     for (const Op* op : use.chain)
-      require(!op->is("all_gather") || ir::axes_of(*op) == std::vector<std::string>{"dp_shard"},
-              "is gathered over another axis than dp_shard");
+      require(!op->is("all_gather") || ir::axes_of(*op) == flow.split,
+              concat("is gathered over other axes than it is cut over: ", join(flow.split, ",")));
     require(!use.readers.empty(), "is gathered or cast for nobody; run dead_code first");
     require(std::ranges::none_of(use.readers, [](const Op* reader) { return ir::is_start(*reader); }),
             "is gathered apart from its wait; run the pass before split_collectives");
@@ -80,6 +81,7 @@ ParamFlow ParamReader::read(Op* param) const {
   flow.param = param;
   flow.name = param->attr<std::string>("name");
   flow.whole = param->result()->type();
+  if (!flow.whole.dims.empty()) flow.split = flow.whole.dims[0].split;
   if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), {}, false};
   for (Op* reader : index_.readers(param->result())) {
     if (is_update(*reader)) {

@@ -11,6 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
@@ -29,7 +30,7 @@ std::string key_of(const ParamFlow& m) {
   std::ostringstream key;
   const Type& stored = m.param->result()->type();
   key << m.unit << '|' << ir::to_string(stored.dtype) << '|' << ir::to_string(m.whole.dtype) << '|'
-      << m.param->has_attr("rows") << '|' << m.param->has_attr("trainable");
+      << join(m.split, ",") << '|' << m.param->has_attr("trainable");
   if (m.path) {
     for (const Op* op : m.path->ops) {
       if (op->is("pad")) continue;
@@ -84,7 +85,7 @@ class Rewriter {
     unit_ = b.members[0].unit;
     const Op* like = b.members[0].param;
     Type type = Type::tensor(like->result()->type().dtype, {b.shard});
-    if (b.shard != b.whole) type.dims[0].split = {"dp_shard"};
+    if (b.shard != b.whole) type.dims[0].split = b.members[0].split;
     std::vector<std::string> names;
     std::vector<int64_t> numels;
     for (const ParamFlow& m : b.members) {
@@ -263,9 +264,6 @@ class Rewriter {
 };
 
 std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, const BucketOptions& options) {
-  int64_t ranks = 1;
-  for (const ir::MeshAxis& axis : graph.mesh)
-    if (axis.name == "dp_shard") ranks = axis.size;
   std::vector<Bucket> buckets;
   std::map<std::string, size_t> by_key;
   std::map<std::string, int> in_unit;
@@ -293,9 +291,9 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
       b.offsets.push_back(end);
       end = round_up(end + m.whole.numel(), alignment);
     }
-    const bool sharded = first.param->has_attr("rows");
-    b.whole = round_up(end, sharded ? ranks * alignment : alignment);
-    b.shard = sharded ? b.whole / ranks : b.whole;
+    const int64_t ranks = ir::axis_size(graph, first.split).value();
+    b.whole = round_up(end, ranks * alignment);
+    b.shard = b.whole / ranks;
   }
   return buckets;
 }

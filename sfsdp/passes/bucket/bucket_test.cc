@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -99,6 +100,22 @@ TEST_CASE("bucket: storage is flat, the step computes the same bits") {
       expect_same_meaning(world, params, bf16, "wrap units=\"layers.*.*, [emb, out]\", bucket");
       expect_same_meaning(world, params, bf16, "wrap units=\"[emb, layers, norm, out]\", bucket alignment=1");
     }
+}
+
+TEST_CASE("bucket: shards are cut over the axes that the types of parameters name, however many") {
+  const auto over_two_axes = [](std::string text) {
+    text = std::regex_replace(text, std::regex("dp_shard=4"), "outer=2, inner=2");
+    text = std::regex_replace(text, std::regex("axis=dp_shard"), "axis=[outer, inner]");
+    text = std::regex_replace(text, std::regex("/dp_shard"), "/outer/inner");
+    return std::regex_replace(text, std::regex("dp_shard"), "outer, inner");
+  };
+  const auto bucketed = [](const std::string& text) {
+    ir::Graph graph = ir::parse_or_throw(text);
+    run_passes(graph, parse_passes("wrap, bucket alignment=16"));
+    return ir::print(graph);
+  };
+  const std::string text = sharded_step_text(4, {{"layers.0.w", 4, 2}, {"layers.0.v", 3, 2}, {"head.w", 2, 2}});
+  CHECK(bucketed(over_two_axes(text)) == over_two_axes(bucketed(text)));
 }
 
 TEST_CASE("bucket: one gather per unit and region, one packed reduction, one update; each parameter a view") {
