@@ -11,7 +11,7 @@ import argparse, json, os, statistics, subprocess, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = f"{ROOT}/docs/ablation.md"
-OVERLAP = "split_collectives,prefetch_gathers,sink_waits,pipeline_reductions"
+OVERLAP = "split_collectives,prefetch_gathers,sink_waits,early_all_reduces"
 SINGLE = ["--parallelism.fsdp_layout", "dim0", "--debug.disable_pass"]
 VARIANTS = {
     "vanilla": SINGLE + ["copy_buckets,reshard," + OVERLAP],

@@ -69,7 +69,7 @@ void measure(const std::string& config, int64_t world, const std::string& machin
   std::printf("  peak memory of the process so far  %.2f GiB\n", peak_gib());
 }
 
-// No order of these collectives and kernels can be faster: all of one kind in a row, behind the first gather and before
+// No order of these collectives and kernels can be faster: all of one kind in a row, after the first gather and before
 // the last reduction, which nothing can hide.
 double bound_of(const sfsdp::sim::Simulation& s) {
   double communication = 0, first = 0, last = 0, first_at = INFINITY, last_at = -1;

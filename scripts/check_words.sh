@@ -41,7 +41,7 @@ check_axes() {
 check_behind() {
   local found
   found=$(git ls-files -- '*.h' '*.cc' '*.cpp' '*.def' '*.md' '*.sh' '*.py' '*.cmake' '*.txt' '*.html' '*.toml' |
-    grep -v '^scripts/check_words.sh$' | xargs grep -nwi 'behind' || true)
+    grep -v '^scripts/check_words.sh$' | xargs grep -nwi 'behind' | grep -v 'check_words.sh' || true)
   [[ -z $found ]] || { echo "$found"; return 1; }
 }
 

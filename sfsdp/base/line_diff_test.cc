@@ -13,7 +13,7 @@ namespace sfsdp {
 namespace {
 
 TEST_CASE("unified_diff is what diff -u prints") {
-  // printf '1\n…9\n' and the same with 2 changed, 5 removed and "new" behind 8, through GNU diff -U1.
+  // printf '1\n…9\n' and the same with 2 changed, 5 removed and "new" after 8, through GNU diff -U1.
   CHECK(unified_diff("1\n2\n3\n4\n5\n6\n7\n8\n9\n", "1\nzwei\n3\n4\n6\n7\n8\nnew\n9\n", {"a", "b"}, 1) ==
         "--- a\n+++ b\n"
         "@@ -1,6 +1,5 @@\n 1\n-2\n+zwei\n 3\n 4\n-5\n 6\n"

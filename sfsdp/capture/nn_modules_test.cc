@@ -293,6 +293,12 @@ std::vector<Row> images() {
             return nn::Upsample(nn::UpsampleOptions().scale_factor(std::vector<double>{2, 2}));
           },
           image),
+  };
+}
+
+std::vector<Row> pools() {
+  const Tensor line = x({2, 3, 9}), image = x({2, 3, 9, 8}), volume = x({2, 3, 6, 7, 5});
+  return {
       row(
           "AvgPool1d", [] { return nn::AvgPool1d(2); }, line),
       row(
@@ -517,7 +523,7 @@ void try_module(const Row& row, Page& page) {
 std::vector<Row> all_rows() {
   at::manual_seed(1);
   std::vector<Row> rows;
-  for (const auto& some : {activations(), layers(), images(), sequences(), losses()})
+  for (const auto& some : {activations(), layers(), images(), pools(), sequences(), losses()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }

@@ -231,7 +231,7 @@ void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint
     const uint32_t seen = memory_->wakes;
     if (memory_->released >= phase) return;
     if (memory_->failure != Failure::None) {
-      if (memory_->released >= phase) return;  // before the failure, behind which nothing is released: all go on
+      if (memory_->released >= phase) return;  // released before the failure: all go on
       throw_failed(site, call, sequence);
     }
     const int64_t waited_ms = elapsed_ms(begin);

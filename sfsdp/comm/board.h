@@ -43,7 +43,7 @@ class Board {
   // Blocks until every rank gets here, between enter and finish: they read each other's memory.
   void meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
 
-  // A transfer behind the board has failed on this rank: finds out why, tells all ranks, throws. If the peer whose
+  // A transfer that the board does not see has failed on this rank: finds out why, tells all ranks, throws. If the peer whose
   // connection broke is known, it has `grace_ms` to be seen dead.
   [[noreturn]] void throw_failure(const CallSite& site, const Call& call, uint64_t sequence,
                                   const std::string& transfer_error, int64_t grace_ms);

@@ -31,7 +31,7 @@ TEST_CASE("reduce: sums in rank order, which for floats is not the order of size
   CHECK(reduced<float>({parts[0], parts[2], parts[1]}, ir::DType::f32, ReduceOp::Sum)[0] == 1.0F);
 }
 
-TEST_CASE("reduce: bf16 rounds once, behind the last rank, to nearest even") {
+TEST_CASE("reduce: bf16 rounds once, after the last rank, to nearest even") {
   // 1 + 2^-8 + 2^-8 = 1 + 2^-7: rounding on the way would stay at 1.
   CHECK(reduced<uint16_t>({{0x3f80}, {0x3b80}, {0x3b80}}, ir::DType::bf16, ReduceOp::Sum)[0] == 0x3f81);
   CHECK(reduced<uint16_t>({{0x3f80}, {0x3b80}}, ir::DType::bf16, ReduceOp::Sum)[0] == 0x3f80);  // a tie, to even

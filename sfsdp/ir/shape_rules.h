@@ -23,7 +23,7 @@ class RuleContext {
   const Type& operand(size_t index = 0) const { return op.operands.at(index)->type(); }
   const Type& result(int index = 0) const { return op.result(index)->type(); }
 
-  // `message` goes behind the op's name: "aten.mm %y " + message.
+  // `message` follows the op's name: "aten.mm %y " + message.
   void report(const std::string& message, const std::string& detail);
   // Reports and leaves the rule, which could not go on.
   struct Stop {};

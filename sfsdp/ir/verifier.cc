@@ -25,8 +25,8 @@ constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;
 
 std::string plural(size_t count, std::string_view noun) { return concat(count, ' ', noun, count == 1 ? "" : "s"); }
 
-// What runs once behind the region that micro-batches repeat.
-bool behind_region(Section section) { return section == Section::Clip || section == Section::Opt; }
+// Runs once, after the region that micro-batches repeat.
+bool after_region(Section section) { return section == Section::Clip || section == Section::Opt; }
 
 class Verifier {
  public:
@@ -271,8 +271,8 @@ class Verifier {
       if (!operand) continue;
       if (is_once(*operand->producer()) && !is_once(op))
         report(concat(name_of(op), " reads %", operand->name(), ", which only the last micro-batch has"),
-               "expected once=true here too, or a reader behind backward");
-      if (behind_region(operand->producer()->section))
+               "expected once=true here too, or a reader after backward");
+      if (after_region(operand->producer()->section))
         report(concat(name_of(op), " in section ", to_string(op.section), " reads %", operand->name(), " of section ",
                       to_string(operand->producer()->section)),
                "expected a value of this step's forward or backward; what the optimizer leaves reaches the next step "
@@ -345,7 +345,7 @@ class Verifier {
     const auto found = donated_.find(storage_.at(&value));
     if (found == donated_.end()) return;
     report(concat(reader, " %", value.name(), ", whose buffer was given to ", name_of(*found->second)),
-           "expected no read behind the op that donates; read its result, or take the operand out of donates=");
+           "expected no read after the op that donates; read its result, or take the operand out of donates=");
   }
 
   void check_donations_made(const Op& op) {

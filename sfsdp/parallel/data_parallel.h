@@ -4,7 +4,7 @@
 //         gradient goes the way back (cast, reduce_scatter, all_reduce).
 // Needs:  a graph from capture::capture_step: full parameters, one `gradient` op per trained parameter.
 // Leaves: every carried value as stored (split or replicated), every gradient reduced over all data axes. At stages 1 and
-//         2 parameters are gathered once, in forward: the pass keep_whole moves that gather behind their update.
+//         2 parameters are gathered once, in forward: the pass keep_whole moves that gather after their update.
 // Source: SimpleFSDP, arXiv:2411.00284; FSDP2's order of casts and reductions (torch/distributed/fsdp).
 #pragma once
 

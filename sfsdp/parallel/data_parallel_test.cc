@@ -38,9 +38,11 @@ std::string rewritten(int64_t zero_stage, const DeviceMesh& mesh, DataParallelMo
   return ir::print(graph);
 }
 
-TEST_CASE("a ZeRO stage's placements: where a gather, a reduction and a sum over micro-batches stand") {
-  const DeviceMesh two = init_device_mesh({{"dp_shard", 2}});
-  const auto fsdp = [&](int64_t stage) { return rewritten(stage, two, DataParallelMode::FullyShard); };
+std::string fsdp(int64_t zero_stage) {
+  return rewritten(zero_stage, init_device_mesh({{"dp_shard", 2}}), DataParallelMode::FullyShard);
+}
+
+TEST_CASE("ZeRO 0 and 1: gradients are reduced once, after the sum over micro-batches") {
   CHECK(fsdp(0) == testing::dedent(R"(
     graph mesh [dp_shard=2] view local
       %w = param name=w : f32[3, 2] at w
@@ -76,6 +78,9 @@ TEST_CASE("a ZeRO stage's placements: where a gather, a reduction and a sum over
       %w.grad = gradient %w.grad.rs param=w replicated=false : f32[2, 2] at w
       return %y
   )"));
+}
+
+TEST_CASE("ZeRO 2 and 3: each micro-batch reduces; 3 gathers again for backward") {
   CHECK(fsdp(2) == testing::dedent(R"(
     graph mesh [dp_shard=2] view local
       %w = param name=w rows=3 : f32[2/dp_shard~, 2] at w

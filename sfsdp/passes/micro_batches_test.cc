@@ -51,7 +51,7 @@ TEST_CASE("micro-batches: gradients reduced by the last one alone are those redu
 
 TEST_CASE("micro-batches: random steps mean the same after passes") {
   const std::string kPasses[] = {
-      "split_collectives, prefetch_gathers depth=1, sink_waits, pipeline_reductions",
+      "split_collectives, prefetch_gathers depth=1, sink_waits, early_all_reduces",
       "merge_duplicates, dead_code, hoist_casts, reshard",
       "remat mode=full, dead_code",
       "wrap units=\"layers.*\", copy_buckets, split_collectives, prefetch_gathers depth=2, sink_waits",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs passes in order and trusts none of them: verifies behind each, and holds it to what it says it changed.
+// Runs passes in order and trusts none of them: verifies after each, and holds it to what it says it changed.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,10 @@
 
 namespace sfsdp::passes {
 
-// Sees the graph before the first pass (name "start") and behind each pass, in order.
+// Sees the graph before the first pass (name "start") and after each pass, in order.
 using PassObserver = std::function<void(const std::string& name, const ir::Graph& graph)>;
 
-// Behind which passes the graph is verified and its text compared with what the pass says it changed. That is most of
+// After which passes the graph is verified and its text compared with what the pass says it changed. That is most of
 // the time that passes take: 4 of 5 seconds for Llama 3 405B.
 enum class Checks {
   EveryPass,

@@ -60,7 +60,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       // Reductions are waited for at the next one.
       {make_call("sink_waits", o.sink)},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
-      {make_call("pipeline_reductions")},
+      {make_call("early_all_reduces")},
   };
 }
 
@@ -149,7 +149,7 @@ void set_order(PipelineOptions& options, const std::string& name) {
 }
 
 std::vector<std::string> overlap_passes() {
-  return {"split_collectives", "prefetch_gathers", "sink_waits", "pipeline_reductions"};
+  return {"split_collectives", "prefetch_gathers", "sink_waits", "early_all_reduces"};
 }
 
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options,

@@ -24,11 +24,11 @@ const std::string kCleanUp = "fold_views merge_duplicates dead_code hoist_casts 
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
-        kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
+        kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({}, plan::StorageLayout()) ==
-        kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits pipeline_reductions");
+        kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({.flat = false}) ==
-        kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits pipeline_reductions");
+        kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({.remat = {.mode = RematMode::Full}, .flat = false, .disable = overlap_passes()}) ==
         kCleanUp + "remat merge_duplicates wrap reshard copy_buckets");
   CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket");
@@ -66,8 +66,8 @@ TEST_CASE("the published orders by name") {
 
 TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
-        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers pipeline_reductions");
-  CHECK(names_of({.disable = {"sink_waits", "split_collectives", "prefetch_gathers", "pipeline_reductions"}}) ==
+        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers early_all_reduces");
+  CHECK(names_of({.disable = {"sink_waits", "split_collectives", "prefetch_gathers", "early_all_reduces"}}) ==
         names_of({.disable = overlap_passes()}));
   CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) ==
         names_of({.flat = false, .disable = {"wrap", "reshard", "copy_buckets"}}));
@@ -94,7 +94,7 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
                             {"prefetch_gathers", {}, Place::Before, "fold_views"}}}) ==
         "prefetch_gathers " + kCleanUp +
             "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket "
-            "split_collectives prefetch_gathers sink_waits pipeline_reductions");
+            "split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({.extra = {again}, .disable = {"dead_code"}}) == names_of({.disable = {"dead_code"}}));
   const auto says = [](ExtraPass extra, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.extra = {std::move(extra)}}), doctest::Contains(part), UserError);
@@ -117,7 +117,7 @@ ir::Graph step() {
   )"));
 }
 
-TEST_CASE("the pipeline reports every pass in order, and an observer sees the graph behind each") {
+TEST_CASE("the pipeline reports every pass in order, and an observer sees the graph after each") {
   ir::Graph graph = step();
   std::optional<plan::StorageLayout> layout;
   std::vector<std::string> seen;
@@ -128,7 +128,7 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   CHECK(seen == std::vector<std::string>{"start 4", "fold_views 4", "merge_duplicates 4", "dead_code 3",
                                          "hoist_casts 3", "remat 3", "wrap 3", "reshard 3", "copy_buckets 3",
                                          "split_collectives 4", "prefetch_gathers 4", "sink_waits 4",
-                                         "pipeline_reductions 4"});
+                                         "early_all_reduces 4"});
   REQUIRE(reports.size() == 12);
   CHECK(reports[2].name == "dead_code");
   CHECK(reports[2].changed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shows what passes do to a graph: the graph behind each of them, or the lines that each has changed.
+// Shows what passes do to a graph: the graph after each of them, or the lines that each has changed.
 #pragma once
 
 #include <iosfwd>

@@ -53,7 +53,7 @@ class Folder {
   fs::path path_;
 };
 
-TEST_CASE("print_ir writes a numbered file behind each pass, and goes on counting with the next graph") {
+TEST_CASE("print_ir writes a numbered file after each pass, and goes on counting with the next graph") {
   const Folder folder;
   std::ostringstream out, err;
   run({.after_all = folder.path("graphs/of/it"), .diff = folder.path("diffs")}, out, err);

@@ -20,7 +20,7 @@
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
-#include "sfsdp/passes/overlap/pipeline_reductions.h"
+#include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
@@ -63,12 +63,12 @@ const std::vector<PassInfo>& rows() {
       row("copy_buckets", "one gather and one reduction per unit of parameters that are stored one by one, by copies",
           &copy_buckets, {"wrap"}),
       row("dead_code", "removes ops whose results nobody reads", &dead_code),
+      row("early_all_reduces", "starts what is reduced once per step as soon as it is there, updates in that order",
+          &early_all_reduces),
       row("fold_views", "views of views become one, views that change nothing none", &fold_views),
       row("hoist_casts", "casts a shard instead of what it is gathered to", &hoist_casts),
       row("keep_whole", "gathers params after their update, to be read whole by the next step", &keep_whole),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
-      row("pipeline_reductions", "starts what is reduced once per step as soon as it is there, updates in that order",
-          &pipeline_reductions),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),

@@ -5,7 +5,7 @@
 // next. Instead the arena grows as a skyline over time: the lowest stretch of it takes the best of the buffers that live
 // within that stretch alone; where none does, the stretch is lost up to its lower neighbour. What is best differs from
 // step to step, so several orders are tried and the smallest arena is taken. Where lifetimes nest, the order by
-// lifetime loses nothing: a buffer is placed behind all that outlive it, so each lies right on top of them.
+// lifetime loses nothing: a buffer is placed after all that outlive it, so each lies right on top of them.
 //
 // Where that stays above the live bytes, largest first is tried after all, with what ends up on top moved to the front and
 // all placed again. It closes what large buffers leave that overlap in time like tiles: those which are sent while the next

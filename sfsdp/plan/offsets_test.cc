@@ -60,7 +60,7 @@ TEST_CASE("offsets: largest first would leave a gap, the skyline does not") {
   CHECK_FALSE(is_wrong(buffers, arena));
 }
 
-TEST_CASE("offsets: nothing, one buffer, buffers side by side and behind one another") {
+TEST_CASE("offsets: nothing, one buffer, buffers side by side and one after another") {
   std::vector<Buffer> none;
   CHECK(assign_offsets(none) == 0);
   std::vector<Buffer> one = {buffer(256, 3, 9)};

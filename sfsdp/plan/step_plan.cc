@@ -23,7 +23,7 @@ constexpr std::string_view kLanes = "lanes:", kRegisters = "registers:", kBuffer
 
 std::string axes_text(const std::vector<std::string>& axes) { return axes.empty() ? "none" : join(axes, ","); }
 
-// Reads the two sections that stand behind the graph, line by line.
+// Reads the two sections that follow the graph, line by line.
 class SectionReader {
  public:
   SectionReader(std::string_view text, std::string file, size_t line, const Graph& graph)

@@ -14,7 +14,7 @@
 
 namespace sfsdp::plan {
 
-// One communicator: its collectives run one behind the other, each from its start to its wait.
+// One communicator: its collectives run one after the other, each from its start to its wait.
 struct CommLane {
   std::vector<std::string> axes;
   std::vector<const ir::Op*> collectives;  // starts, and collectives that block, in order

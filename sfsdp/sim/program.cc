@@ -52,7 +52,7 @@ class Maker {
       }
       if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
     }
-    // A stretch is a range of `order`; the parts' own lists are put one behind the other.
+    // A stretch is a range of `order`; the parts' own lists are put one after the other.
     for (size_t p = 0; p < kParts; ++p) {
       for (Task& task : out_.tasks[p])
         if (task.kind == Task::Compute) task.first += out_.order.size();
@@ -68,7 +68,7 @@ class Maker {
     return {part};
   }
 
-  // A fused kernel runs where its first op stands, the copy out of a gather behind its wait.
+  // A fused kernel runs where its first op stands, the copy out of a gather after its wait.
   void compute(const Op& op, size_t kernel, int64_t position) {
     if (out_.kernel_position[kernel] >= 0) return;
     out_.kernel_position[kernel] = position;

@@ -44,7 +44,7 @@ struct Task {
 
 struct RankProgram {
   cost::KernelTable kernels;
-  std::vector<size_t> order;             // kernels as they run, one part behind the other
+  std::vector<size_t> order;             // kernels as they run, one part after the other
   std::vector<int64_t> kernel_position;  // by kernel: where in the graph it runs
   std::vector<Collective> collectives;
   std::vector<std::vector<std::string>> communicators;  // their axes

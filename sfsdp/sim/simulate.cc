@@ -27,7 +27,7 @@ struct Turn {
   size_t left = 0;  // ranks that have yet to wait for it
 };
 
-// One communicator of one group of ranks: its turns one behind the other. Those that every rank has waited for are gone.
+// One communicator of one group of ranks: its turns one after the other. Those that every rank has waited for are gone.
 struct Group {
   std::vector<size_t> ranks;
   std::deque<Turn> turns;

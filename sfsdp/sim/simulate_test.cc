@@ -55,7 +55,7 @@ TEST_CASE("simulate: what is exposed is what nothing covers") {
   CHECK(in_order.exposed() == doctest::Approx(64));
   CHECK(in_order.compute_seconds == doctest::Approx(256));
   CHECK(in_order.flops == 256);
-  const Simulation ahead = run("ABw1v2");  // the second gather runs behind the first, under the first product
+  const Simulation ahead = run("ABw1v2");  // the second gather runs after the first, under the first product
   CHECK(ahead.step_seconds == doctest::Approx(32 + 2 * 128));
   CHECK(ahead.exposed() == doctest::Approx(32));
   CHECK(ahead.communication_seconds.at("all_gather") == doctest::Approx(64));
@@ -106,7 +106,7 @@ TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and th
       CHECK(count(s, "all_reduce") == 1);
       CHECK(s.flops == 256 * n);
     }
-  // It runs under what stands behind it in the body.
+  // It runs under what stands after it in the body.
   const double body = simulate(repeated(graph, 3), unit_machine()).step_seconds -
                       simulate(repeated(graph, 2), unit_machine()).step_seconds;
   CHECK(body < simulate(graph, unit_machine()).step_seconds + 1e-9);

@@ -212,7 +212,7 @@ TEST_CASE("collectives per ZeRO stage, micro-batches and layout") {
   for (const int64_t k : {1, 3}) {
     CAPTURE(k);
     // 0: an all_reduce per unit with trained parameters, and the loss. 1: each unit's gradients reduced once per step, its
-    // parameters gathered once, behind their update (stored one by one: each behind its own); not the frozen ones, which
+    // parameters gathered once, after their update (stored one by one: each after its own); not the frozen ones, which
     // are whole. 2: reduced in each micro-batch.
     CHECK(counts(0, k, kDim0) == Counts{{"all_reduce", 2 + 1}});
     CHECK(counts(1, k, kDim0) == Counts{{"all_gather", 6}, {"reduce_scatter", 2}, {"all_reduce", 3}});

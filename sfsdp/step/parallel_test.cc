@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // DDP, FSDP and HSDP on ranks that are threads equal one eager process on the same global batch.
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <doctest/doctest.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <mutex>
 
 #include "sfsdp/base/strings.h"
@@ -458,6 +462,93 @@ TEST_CASE("every mesh starts from bit-identical weights") {
       CHECK(at::equal(value, many.at(name)));
     }
   }
+}
+
+struct OrthogonalImpl : torch::nn::Module {
+  OrthogonalImpl() : map(register_module("map", torch::nn::Linear(6, 9))) { torch::nn::init::orthogonal_(map->weight); }
+  at::Tensor forward(const at::Tensor& x) { return map(x); }
+  torch::nn::Linear map;
+};
+TORCH_MODULE(Orthogonal);
+
+TEST_CASE("an initialisation that needs the whole tensor is run whole and cut") {
+  const auto loss = [](Orthogonal& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const auto weight = [&](int64_t world) {
+    auto model = meta_init([] { return Orthogonal(); });
+    auto program = compile_program(model, loss, AdamW{}, {at::ones({2, 6})},
+                                   data_parallel(init_device_mesh({{"dp_shard", world}})));
+    at::Tensor whole;
+    testing::run_ranks(static_cast<int>(world), [&](comm::CommWorld& comm) {
+      Step step(program, &comm);
+      at::Tensor mine = step.gather("map.weight");
+      if (comm.rank() == 0) whole = mine;
+    });
+    return whole;
+  };
+  const at::Tensor one = weight(1);
+  CHECK((one.t().matmul(one) - at::eye(6)).abs().max().item<double>() < 1e-5);
+  CHECK(at::equal(weight(2), one));
+  CHECK(at::equal(weight(4), one));
+}
+
+// Bytes of this thread's CPU tensors, as LibTorch's allocator reports them.
+class LiveBytes final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes;
+    peak = std::max(peak, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0, peak = 0;
+};
+
+struct StackImpl : torch::nn::Module {
+  StackImpl() {
+    for (int i = 0; i < 8; ++i) layers.push_back(register_module(concat("layers_", i), torch::nn::Linear(256, 256)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = layer(x);
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Stack);
+
+TEST_CASE("a module with real weights is taken over and sharded as it is") {
+  torch::manual_seed(3);
+  Stack model, copy;
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : copy->named_parameters()) p.value().copy_(*model->named_parameters().find(p.key()));
+  }
+  const auto loss = [](Stack& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  auto program =
+      compile_program(model, loss, AdamW{}, {at::empty({2, 256})}, data_parallel(init_device_mesh({{"dp_shard", 4}})));
+  CHECK(model->layers[0]->weight.is_meta());
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    for (auto& p : copy->named_parameters()) CHECK(at::equal(step.gather(p.key()), p.value()));
+  });
+}
+
+TEST_CASE("real weights go as the shards come: what is left is the shards") {
+  constexpr int64_t kLayer = (256 + 1) * 256 * 4, kModel = 8 * kLayer;
+  const auto loss = [](Stack& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  for (const auto layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
+    testing::run_ranks(4, [&](comm::CommWorld& world) {  // each with a module of its own, as in a process
+      auto live = std::make_shared<LiveBytes>();
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, live);
+      Stack model;
+      const std::vector<at::Tensor> kept = model->parameters();  // as an optimizer of the user's would hold them
+      SFSDP_CHECK(live->now >= kModel, live->now);
+      // SGD without momentum: the parameters are all state.
+      auto program = compile_program(model, loss, SGD{}, {at::empty({2, 256})},
+                                     data_parallel(init_device_mesh({{"dp_shard", 4}}), {.layout = layout}));
+      live->peak = live->now;
+      const Step step(program, &world);
+      SFSDP_CHECK(live->peak <= kModel + kLayer, live->peak, " beside a model of ", kModel);
+      SFSDP_CHECK(live->now <= kModel / 4 + kLayer / 4, live->now, " for shards of ", kModel / 4);
+    });
 }
 
 }  // namespace

@@ -546,7 +546,7 @@ const StoredTensor& find_tensor(const Program& program, const std::string& name)
     if (std::ranges::find(others, name) != others.end()) return t;
   }
   throw UserError(concat("no parameter, buffer or optimizer tensor '", name,
-                         "'\n  expected a path such as layers.0.weight, or one with .exp_avg behind it"));
+                         "'\n  expected a path such as layers.0.weight, or one with .exp_avg after it"));
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ std::string bucketed(const std::string& text, const passes::PipelineOptions& opt
   return ir::print(graph);
 }
 
-// What models, data parallelism and the passes leave behind.
+// What models, data parallelism and the passes leave.
 const std::vector<std::string>& corpus() {
   static const std::vector<std::string> kTexts = [] {
     const std::vector<Param> params = {{"layers.0.w", 8, 4}, {"layers.1.w", 5, 4}, {"out", 8, 2}};

@@ -6,6 +6,18 @@
 
 namespace sfsdp::testing {
 
+namespace {
+
+// AdamW of one parameter. `shard` is the dims of its type, such as "[2/dp_shard, 3]", `plain` those of its gradient.
+std::string update_text(const std::string& name, const std::string& shard, const std::string& plain) {
+  return concat("  %", name, ".scaled = scale %", name, ".grad, %c : f32", plain, "\n", "  %", name, ".new, %", name,
+                ".m, %", name, ".v = adamw %", name, ", %", name, ".exp_avg, %", name, ".exp_avg_sq, %", name,
+                ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 weight_decay=0.125 : f32",
+                shard, ", f32", shard, ", f32", shard, "\n");
+}
+
+}  // namespace
+
 std::string sharded_step_text(int64_t world, const std::vector<Param>& params, const ShardedStep& step) {
   const bool bf16 = step.bf16;
   std::string head = concat("graph mesh [", step.replicas > 1 ? concat("dp_replicate=", step.replicas, ", ") : "",
@@ -73,11 +85,7 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
     clip += concat("  %", p.name, ".grad = gradient %", gradient, " param=", p.name, " : f32", plain, "\n");
     squares += concat(squares.empty() ? "" : ", ", "%", p.name, ".grad");
     flags += squares.find(',') == std::string::npos && flags.empty() ? "false" : ", false";
-    opt += concat("  %", p.name, ".scaled = scale %", p.name, ".grad, %c : f32", plain, "\n");
-    opt += concat("  %", p.name, ".new, %", p.name, ".m, %", p.name, ".v = adamw %", p.name, ", %", p.name,
-                  ".exp_avg, %", p.name, ".exp_avg_sq, %", p.name,
-                  ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 weight_decay=0.125 : f32",
-                  shard, ", f32", shard, ", f32", shard, "\n");
+    opt += update_text(p.name, shard, plain);
     carries += concat("  carry %", p.name, " = %", p.name, ".new\n  carry %", p.name, ".exp_avg = %", p.name,
                       ".m\n  carry %", p.name, ".exp_avg_sq = %", p.name, ".v\n");
   }

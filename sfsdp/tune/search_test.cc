@@ -15,7 +15,7 @@
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/bucket/bucket.h"
 #include "sfsdp/passes/bucket/reshard.h"
-#include "sfsdp/passes/overlap/pipeline_reductions.h"
+#include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
@@ -96,7 +96,7 @@ ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   passes::split_collectives(graph, ctx);
   passes::prefetch_gathers(graph, {.max_bytes = c.profile.max_gather_bytes}, ctx);
   passes::sink_waits(graph, {}, ctx);
-  passes::pipeline_reductions(graph, ctx);
+  passes::early_all_reduces(graph, ctx);
   return graph;
 }
 

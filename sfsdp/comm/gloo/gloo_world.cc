@@ -38,8 +38,8 @@ using Timeout = std::atomic<int64_t>;
 constexpr size_t kPieceBytes = 8 << 20;
 // Up to here an all-reduce sends everything to everyone, one trip instead of two.
 constexpr size_t kSmallBytes = 32 << 10;
-// Calls of a group that are compared without shared memory, one more trip each: enough for the first steps, behind
-// which every step runs the same plan.
+// Calls of a group that are compared without shared memory, one more trip each: enough for the first steps;
+// later steps run the same plan.
 constexpr uint64_t kCheckedCalls = 1000;
 // A dying process's connections close before it counts as dead.
 constexpr int64_t kGraceMs = 2000;
@@ -84,7 +84,7 @@ class Transfers {
     pending_.clear();
   }
 
-  // Behind an error: nothing is written to or read from the caller's memory any more.
+  // After an error: nothing is written to or read from the caller's memory any more.
   void drop() {
     const std::lock_guard lock(mutex_);
     pending_.clear();

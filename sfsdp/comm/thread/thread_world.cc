@@ -22,7 +22,7 @@ namespace {
 using Timeout = std::atomic<int64_t>;
 
 // What the ranks of a group share. A rank writes its two spans before it enters a call; all read them until they have
-// met behind it, or, after an error, until each has said that it reads no more.
+// met after it, or, after an error, until each has said that it reads no more.
 struct Group {
   struct Spans {
     std::span<const std::byte> in;

@@ -185,7 +185,7 @@ TEST_CASE("bucket: each parameter and each shard begins where alignment asks") {
     }
 }
 
-TEST_CASE("wrap: modules with numbers are units, what stands behind them is one, patterns and brackets choose others") {
+TEST_CASE("wrap: modules with numbers are units, what stands after them is one, patterns and brackets choose others") {
   const auto units = [](const std::string& patterns) {
     ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, {{"wte.w", 2, 2},
                                                                {"wpe.w", 2, 2},
@@ -219,7 +219,7 @@ TEST_CASE("wrap: says by which rule a unit came to be") {
   CHECK(wrap_rules(names, {}) == Rules{{"emb", "top module before the last one with a number"},
                                        {"layers.0", "module with a number"},
                                        {"layers.1", "module with a number"},
-                                       {"norm_out", "all behind the last module with a number"}});
+                                       {"norm_out", "all after the last module with a number"}});
   CHECK(wrap_rules({"up.weight", "down.weight"}, {}) ==
         Rules{{"up", "top module: none has a number"}, {"down", "top module: none has a number"}});
   CHECK(wrap_rules(names, {.units = "layers.*, [norm, out]"}) == Rules{{"root", "matches no pattern"},

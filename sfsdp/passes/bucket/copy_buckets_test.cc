@@ -56,7 +56,7 @@ TEST_CASE("copy_buckets: shards are packed, gathered once, and copied out where 
   )");
 }
 
-TEST_CASE("copy_buckets: gradients are packed by rank, reduced once behind the last, and each shard is a view") {
+TEST_CASE("copy_buckets: gradients are packed by rank, reduced once after the last, and each shard is a view") {
   testing::expect_pass("copy_buckets", R"(
     graph mesh [dp_shard=2] view local
       %a = param name=a unit=u : f32[2/dp_shard, 2] at a
@@ -103,9 +103,9 @@ TEST_CASE("copy_buckets: a step computes the same bits, reordered or not, on eve
       for (const bool bf16 : {false, true})
         for (const bool once : {false, true})
           for (const std::string rest :
-               {"", ", split_collectives, prefetch_gathers, sink_waits, pipeline_reductions",
+               {"", ", split_collectives, prefetch_gathers, sink_waits, early_all_reduces",
                 ", split_collectives, prefetch_gathers depth=2 forward=before backward=after, sink_waits depth=2 "
-                "next=after, pipeline_reductions"}) {
+                "next=after, early_all_reduces"}) {
             CAPTURE(world);
             CAPTURE(replicas);
             CAPTURE(bf16);
@@ -125,7 +125,7 @@ TEST_CASE("copy_buckets: one collective per unit, region and kind; gathers start
       {"layers.0.a", 4, 4}, {"layers.0.b", 3, 2}, {"layers.1.a", 4, 4}, {"layers.1.b", 2, 2}};
   ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, params, {.replicas = 2}));
   const auto reports = run_passes(
-      graph, parse_passes("wrap, copy_buckets, split_collectives, prefetch_gathers, sink_waits, pipeline_reductions"));
+      graph, parse_passes("wrap, copy_buckets, split_collectives, prefetch_gathers, sink_waits, early_all_reduces"));
   CHECK(reports[1].metrics.get("merged") == 4 * 4);  // gathers in two regions, reductions over shards and replicas
   CHECK(reports[1].metrics.get("buckets") == 4 * 2);
   CHECK(reports[1].metrics.get("bytes_copied") > 0);

@@ -100,18 +100,18 @@ std::vector<std::string> units_by_pattern(const std::vector<Path>& names, const 
 
 std::vector<std::string> units_by_number(const std::vector<Path>& names) {
   std::vector<std::string> result(names.size());
-  size_t behind = 0;  // the last numbered one
+  size_t last_numbered = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     result[i] = block_of(join(names[i], "."));
-    if (!result[i].empty()) behind = i;
+    if (!result[i].empty()) last_numbered = i;
   }
   std::string tail;
   std::set<std::string> in_tail;
-  for (size_t i = behind + 1; i < names.size(); ++i)
+  for (size_t i = last_numbered + 1; i < names.size(); ++i)
     if (in_tail.insert(names[i][0]).second) tail += (tail.empty() ? "" : "_") + names[i][0];
-  const bool any_number = !result[behind].empty();
+  const bool any_number = !result[last_numbered].empty();
   for (size_t i = 0; i < names.size(); ++i)
-    if (result[i].empty()) result[i] = any_number && i > behind ? tail : names[i][0];
+    if (result[i].empty()) result[i] = any_number && i > last_numbered ? tail : names[i][0];
   return result;
 }
 
@@ -155,7 +155,7 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
       rule = "module with a number";
     else if (last != names.rend())
       rule = static_cast<std::ptrdiff_t>(i) < names.rend() - last ? "top module before the last one with a number"
-                                                                  : "all behind the last module with a number";
+                                                                  : "all after the last module with a number";
     rules.emplace(units[i], rule);
   }
   return rules;

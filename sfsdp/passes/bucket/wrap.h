@@ -19,7 +19,7 @@ namespace sfsdp::passes {
 struct WrapOptions {
   // Module paths, `*` for one component; each module that matches is a unit, those in one bracket are one together:
   // "tok_embeddings, layers.*, [norm, output]". Parameters that match nothing form the unit "root". Empty: each module
-  // with a number (layers.3, h.11), each module before the first of them, and all behind the last of them.
+  // with a number (layers.3, h.11), each module before the first of them, and all after the last of them.
   std::string units = {};
 
   static const std::vector<Field<WrapOptions>>& fields();

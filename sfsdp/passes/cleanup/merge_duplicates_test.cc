@@ -43,7 +43,7 @@ TEST_CASE("merge_duplicates: a weight is gathered once, and what depends on the 
   )");
 }
 
-TEST_CASE("merge_duplicates: a weight before and behind its update are two, however often each is gathered") {
+TEST_CASE("merge_duplicates: a weight before and after its update are two, however often each is gathered") {
   expect_pass("merge_duplicates", R"(
     graph mesh [dp_shard=2] view local
       %w = param name=w : f32[2/dp_shard, 4]

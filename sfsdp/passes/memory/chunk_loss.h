@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   computes the last product and the cross entropy behind it in chunks of tokens, forward and backward of a chunk
+// What:   computes the last product and the cross entropy after it in chunks of tokens, forward and backward of a chunk
 //         together, so that logits exist for one chunk at a time.
 // Why:    logits and what is derived from them are tokens × vocabulary: 8,192 × 128,256 in f32 is 3.9 GiB, several times.
 // Needs:  logits = mm(hidden, weight), [cast], log_softmax, nll_loss without class weights, and their backward, all read

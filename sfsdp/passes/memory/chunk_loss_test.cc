@@ -88,7 +88,7 @@ TEST_CASE(
   )");
 }
 
-// As mixed precision has it: logits are widened behind the product, their gradient is narrowed again.
+// As mixed precision has it: logits are widened after the product, their gradient is narrowed again.
 TEST_CASE("chunk_loss: weight gradients in bf16 are added up in f32, where their reduction wants them") {
   const std::string text = testing::dedent(R"(
     graph mesh [dp_shard=1] view local

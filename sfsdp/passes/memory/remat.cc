@@ -65,7 +65,7 @@ class BlockFinder {
       change[last] -= storage->type().bytes();
     }
     int64_t live = 0;
-    for (size_t i = 0; i < n; ++i) live_behind_.push_back(live += change[i]);
+    for (size_t i = 0; i < n; ++i) live_after_.push_back(live += change[i]);
   }
 
   std::vector<Block> find() const {
@@ -75,9 +75,9 @@ class BlockFinder {
       while (end + 1 < reads_.size() && reads_[end + 1].block == reads_[i].block) ++end;
       if (!reads_[i].block.empty()) {
         const size_t before = i == 0 ? 0 : reads_[i - 1].position;
-        const size_t behind = end + 1 == reads_.size() ? graph_.ops().size() : reads_[end + 1].position;
+        const size_t after = end + 1 == reads_.size() ? graph_.ops().size() : reads_[end + 1].position;
         blocks.push_back(
-            {reads_[i].block, cheapest(before, reads_[i].position), cheapest(reads_[end].position, behind)});
+            {reads_[i].block, cheapest(before, reads_[i].position), cheapest(reads_[end].position, after)});
       }
       i = end + 1;
     }
@@ -90,17 +90,17 @@ class BlockFinder {
     std::string block;
   };
 
-  // The op in [from, to) behind which the least is alive; the last of equals.
+  // The op in [from, to) after which the fewest bytes are alive; the last of equals.
   size_t cheapest(size_t from, size_t to) const {
     size_t best = from;
     for (size_t i = from; i < to; ++i)
-      if (is_forward(*graph_.ops()[i]) && live_behind_[i] <= live_behind_[best]) best = i;
+      if (is_forward(*graph_.ops()[i]) && live_after_[i] <= live_after_[best]) best = i;
     return best;
   }
 
   const Graph& graph_;
-  std::vector<Read> reads_;           // of parameters by forward, in order
-  std::vector<int64_t> live_behind_;  // bytes of forward values that are made at or before op i and read behind it
+  std::vector<Read> reads_;          // of parameters by forward, in order
+  std::vector<int64_t> live_after_;  // bytes of forward values that are made at or before op i and read after it
 };
 
 class Rewriter {

@@ -7,7 +7,7 @@
 //         that needs them, in section bwd. The same ops on the same values: every number has the same bits, random ones
 //         too (they draw by path and element).
 // Source: TorchTitan's activation_checkpoint: full, selective every k-th block, selective per op with its save list,
-//         memory_budget. Under a budget no list says what is cheap: see recompute_cut.h. PyTorch solves the same problem
+//         memory_budget. Under a budget no list says what is cheap: see remat_cut.h. PyTorch solves the same problem
 //         for one graph by a cut and a knapsack of the ops that the cut may not touch.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which forward values of many blocks to make again so that what is kept fits a budget: each block's trade-off of bytes
-// against work by recompute_cut.h, solved once for blocks that are alike, then over all blocks the steps that save most
+// against work by remat_cut.h, solved once for blocks that are alike, then over all blocks the steps that save most
 // bytes per work first (the knapsack of their convex hulls, optimal up to the last step taken).
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/passes/memory/recompute_cut.h"
+#include "sfsdp/passes/memory/remat_cut.h"
 
 namespace sfsdp::passes {
 

@@ -2,10 +2,10 @@
 // What:   moves each gather's start ahead of its neighbours' waits, so that it runs under the compute of earlier units.
 // Why:    a gather that starts where it is needed is all exposed.
 // Needs:  gathers in two halves (split_collectives).
-// Leaves: the i-th gather of a section starts just before, or just behind, the wait of gather i - depth; at most `depth`
+// Leaves: the i-th gather of a section starts just before, or just after, the wait of gather i - depth; at most `depth`
 //         gathered units are in flight besides the one in use. The first of backward starts where backward begins: it
 //         computes with the unit that forward has kept for it. Compute, and the order of gathers, stay.
-// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering): forward before the wait, backward behind it, where the
+// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering): forward before the wait, backward after it, where the
 //         copy out of the last bucket and the reduction share the time. TorchTitan's and AutoParallel's variants differ;
 //         all can be had.
 #pragma once

@@ -22,7 +22,7 @@ namespace {
 using testing::expect_pass;
 using testing::expect_unchanged;
 
-TEST_CASE("split_collectives: start, and wait right behind; clip's collectives stay") {
+TEST_CASE("split_collectives: start, and wait right after it; clip's collectives stay") {
   expect_pass("split_collectives", R"(
     graph mesh [dp_shard=2] view local
       %w = param name=w : f32[2/dp_shard, 4]
@@ -96,7 +96,7 @@ TEST_CASE("prefetch_gathers: before the wait of the gather before it") {
   )");
 }
 
-TEST_CASE("prefetch_gathers: behind the wait, and two ahead") {
+TEST_CASE("prefetch_gathers: after the wait, and two ahead") {
   expect_pass("prefetch_gathers forward=after depth=2", kForward, R"(
     graph mesh [dp_shard=2] view local
       %a = param name=a : f32[2/dp_shard]

@@ -3,9 +3,9 @@
 // Why:    a reduction that is waited for where it starts is all exposed.
 // Needs:  reductions in two halves (split_collectives).
 // Leaves: in backward, the wait of reduction i, with what only adds its result up, stands just before the pack that fills
-//         the buffer of reduction i + depth, so that the one can take the other's memory, or just behind its start; the
+//         the buffer of reduction i + depth, so that the one can take the other's memory, or just after its start; the
 //         last `depth` ones at the end of backward.
-// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering); GraphTrainer waits behind the next start.
+// Source: SimpleFSDP, arXiv:2411.00284, section 4 (reordering); GraphTrainer waits after the next start.
 #pragma once
 
 #include <cstdint>

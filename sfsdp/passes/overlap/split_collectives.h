@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   cuts each collective of forward and backward in two: its start, and a wait right behind.
+// What:   cuts each collective of forward and backward in two: its start, and a wait right after it.
 // Why:    what stands between start and wait is overlapped; later passes move the two apart.
 // Needs:  nothing.
 // Leaves: no blocking collective in sections fwd, loss and bwd; order and numbers as before.

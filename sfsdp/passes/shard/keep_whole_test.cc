@@ -33,7 +33,7 @@ std::string after_keep_whole(const std::string& text) {
   return once;
 }
 
-TEST_CASE("keep_whole: the gather moves behind the update, in the compute dtype, into the carried buffer") {
+TEST_CASE("keep_whole: the gather moves after the update, in the compute dtype, into the carried buffer") {
   CHECK(after_keep_whole(testing::dedent(R"(
     graph mesh [dp_shard=2] view local
       %w.m = state name=w.m : f32[2/dp_shard, 2]
@@ -170,7 +170,7 @@ TEST_CASE("keep_whole: three steps give the same bits as gathering where paramet
           CAPTURE(name);
           CHECK(got.carried[r].at(name) == value);
         }
-      // One gather a step for each param, behind its update, and none beside it.
+      // One gather a step for each param, after its update, and none beside it.
       int64_t gathers = 0, stored = 0;
       for (const auto& op : whole.ops()) {
         if (op->is("param")) ++stored;

@@ -105,7 +105,7 @@ class Checker {
         return error(op, "a gradient that is not reduced goes into the norm", "expected reduced gradients; reduce it");
       if (any_shard && !here)
         return error(op, "squares of shards are summed as if they were the whole",
-                     concat("expected axis=", axis_, ", and an all_reduce behind it"));
+                     concat("expected axis=", axis_, ", and an all_reduce after it"));
       set(op, here ? State::Own : State::Replicate);
       return "";
     }

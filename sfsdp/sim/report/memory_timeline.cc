@@ -96,8 +96,8 @@ std::vector<MemorySample> alive_by_position(const Graph& graph, const plan::Memo
     const plan::Buffer& buffer = plan.buffers[b];
     const auto kind = static_cast<size_t>(kinds[b]);
     alive[static_cast<size_t>(buffer.first)].bytes[kind] += buffer.bytes;
-    const auto behind = static_cast<size_t>(buffer.last) + 1;
-    if (behind < alive.size()) alive[behind].bytes[kind] -= buffer.bytes;
+    const auto after = static_cast<size_t>(buffer.last) + 1;
+    if (after < alive.size()) alive[after].bytes[kind] -= buffer.bytes;
   }
   for (size_t i = 1; i < alive.size(); ++i)
     for (size_t k = 0; k < kMemoryKinds; ++k) alive[i].bytes[k] += alive[i - 1].bytes[k];

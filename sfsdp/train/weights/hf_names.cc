@@ -19,7 +19,7 @@ struct LlamaRow {
   Heads heads = Heads::None;
 };
 
-// Behind "layers.{i}." here and "model.layers.{i}." there.
+// Rests of names: after "layers.{i}." here and "model.layers.{i}." there.
 constexpr std::array<LlamaRow, 9> kLlamaLayer = {{
     {"attention.wq.weight", "self_attn.q_proj.weight", Heads::Query},
     {"attention.wk.weight", "self_attn.k_proj.weight", Heads::KeyValue},
@@ -37,7 +37,7 @@ struct GptRow {
   bool transposed = false;
 };
 
-// Behind "h.{i}.".
+// Rests of names, after "h.{i}.".
 constexpr std::array<GptRow, 12> kGptLayer = {{
     {"ln_1.weight"},
     {"ln_1.bias"},

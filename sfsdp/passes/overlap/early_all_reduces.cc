@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/overlap/pipeline_reductions.h"
+#include "sfsdp/passes/overlap/early_all_reduces.h"
 
 #include <algorithm>
 #include <map>
@@ -73,7 +73,7 @@ std::vector<Op*> find_blocking(const Graph& graph) {
   return blocking;
 }
 
-// Starts of the tail that read what the body leaves, packed or not, to stand right behind it; of several micro-batches
+// Starts of the tail that read what the body leaves, packed or not, to stand right after it; of several micro-batches
 // in the last.
 bool start_in_body(Graph& graph, PassContext& ctx) {
   ir::Moves moves(graph);
@@ -220,7 +220,7 @@ void check_started(const Graph& graph) {
 
 }  // namespace
 
-bool pipeline_reductions(Graph& graph, PassContext& ctx) {
+bool early_all_reduces(Graph& graph, PassContext& ctx) {
   const bool updates = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == Section::Opt; });
   if (!updates) return false;
   const std::vector<Op*> blocking = find_blocking(graph);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/memory/recompute_cut.h"
+#include "sfsdp/passes/memory/remat_cut.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// pipeline_reductions: when what is reduced once per step starts, and in which order the tail follows.
+// early_all_reduces: when what is reduced once per step starts, and in which order the tail follows.
 #include <doctest/doctest.h>
 
 #include "sfsdp/testing/expect_pass.h"
@@ -56,8 +56,8 @@ constexpr const char* kClipped = R"(
       carry %b = %b.new
   )";
 
-TEST_CASE("pipeline_reductions: all-reduces under backward, one barrier for the norm, the loss waited for last") {
-  expect_pass("pipeline_reductions", kClipped, R"(
+TEST_CASE("early_all_reduces: all-reduces under backward, one barrier for the norm, the loss waited for last") {
+  expect_pass("early_all_reduces", kClipped, R"(
     graph mesh [dp_replicate=2, dp_shard=2] view local
       %a = param name=a : f32[4/dp_shard]
       %b = param name=b : f32[4/dp_shard]
@@ -103,8 +103,8 @@ TEST_CASE("pipeline_reductions: all-reduces under backward, one barrier for the 
   )");
 }
 
-TEST_CASE("pipeline_reductions: of several micro-batches the last one starts them") {
-  expect_pass("pipeline_reductions", with_two(kClipped), R"(
+TEST_CASE("early_all_reduces: of several micro-batches the last one starts them") {
+  expect_pass("early_all_reduces", with_two(kClipped), R"(
     graph mesh [dp_replicate=2, dp_shard=2] view local micro_batches=2
       %a = param name=a : f32[4/dp_shard]
       %b = param name=b : f32[4/dp_shard]
@@ -179,8 +179,8 @@ constexpr const char* kFree = R"(
   )";
 
 TEST_CASE(
-    "pipeline_reductions: an update that no norm holds back follows its own wait, the norm starts before the last") {
-  expect_pass("pipeline_reductions", kFree, R"(
+    "early_all_reduces: an update that no norm holds back follows its own wait, the norm starts before the last") {
+  expect_pass("early_all_reduces", kFree, R"(
     graph mesh [dp_replicate=2] view local
       %a = param name=a : f32[4]
       %b = param name=b : f32[4]
@@ -214,8 +214,8 @@ TEST_CASE(
   )");
 }
 
-TEST_CASE("pipeline_reductions: a graph without an optimizer stays as it is") {
-  expect_unchanged("pipeline_reductions", R"(
+TEST_CASE("early_all_reduces: a graph without an optimizer stays as it is") {
+  expect_unchanged("early_all_reduces", R"(
     graph mesh [dp_shard=2] view local
       %x = input name=x : f32[4] own(dp_shard)
     loss:

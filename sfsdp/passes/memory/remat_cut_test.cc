@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/passes/memory/recompute_cut.h"
+#include "sfsdp/passes/memory/remat_cut.h"
 
 #include <doctest/doctest.h>
 
@@ -45,7 +45,7 @@ std::vector<std::pair<int64_t, int64_t>> all_choices(const CutProblem& problem) 
   return choices;
 }
 
-TEST_CASE("recompute cut: an activation of a kept product costs its bytes or little work, a product costs much") {
+TEST_CASE("remat_cut: an activation of a kept product costs its bytes or little work, a product costs much") {
   // h = mm(x), a = relu(h), y = mm(a); backward reads h, a and y.
   const CutProblem problem{.ops = {{100, {}}, {1, {0}}, {90, {1}}},
                            .values = {{8, 0, true}, {8, 1, true}, {2, 2, true}}};
@@ -61,7 +61,7 @@ TEST_CASE("recompute cut: an activation of a kept product costs its bytes or lit
   CHECK(points[3].work == 191);
 }
 
-TEST_CASE("recompute cut: a small value that backward does not read is kept instead of what is made of it") {
+TEST_CASE("remat_cut: a small value that backward does not read is kept instead of what is made of it") {
   // Two large values are made of a small one, which an expensive op makes.
   const CutProblem problem{.ops = {{1000, {}}, {1, {0}}, {1, {0}}},
                            .values = {{1, 0, false}, {50, 1, true}, {50, 2, true}}};
@@ -71,13 +71,13 @@ TEST_CASE("recompute cut: a small value that backward does not read is kept inst
   CHECK(points[1].work == 2);
 }
 
-TEST_CASE("recompute cut: nothing to decide") {
+TEST_CASE("remat_cut: nothing to decide") {
   CHECK(trade_off({}).size() == 1);
   const CutProblem unread{.ops = {{3, {}}}, .values = {{8, 0, false}}};
   CHECK(trade_off(unread).size() == 1);
 }
 
-TEST_CASE("recompute cut: the corners of the hull over all choices, and nothing else") {
+TEST_CASE("remat_cut: the corners of the hull over all choices, and nothing else") {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const CutProblem problem = random_problem(seed);
     const auto points = trade_off(problem);
