@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks, over #include lines, the arrows of docs/architecture.md section 2, where LibTorch may enter
-# (cmake/torch_sources.cmake), that sfsdp/testing stays in tests, and the file sizes of docs/style.md section 2.
+# (cmake/torch_sources.cmake), that sfsdp/testing stays in tests, and the size of headers. check_words.sh has the other sizes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 torch_units=$(sed -n 's/#.*//; s/^ *\(sfsdp\/[^ )]*\).*/\1/p' cmake/torch_sources.cmake | paste -sd' ')
@@ -9,8 +9,7 @@ find sfsdp tests \( -name '*.h' -o -name '*.cc' -o -name '*.def' \) | sort | xar
 function report(where, expected) { print where ": " expected; bad = 1 }
 
 function check_size() {
-  limit = file ~ /_test\.cc$/ ? 1000 : file ~ /\.cc$/ ? 800 : file ~ /\.h$/ ? 250 : 0
-  if (limit && lines > limit) report(file, lines " lines, expected at most " limit "; split it")
+  if (file ~ /\.h$/ && lines > 250) report(file, lines " lines, expected at most 250; split it")
 }
 
 function may_include_torch(f,   i) {
