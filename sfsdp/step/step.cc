@@ -371,7 +371,6 @@ struct Step::Impl {
   // Whole copies (state with whole_of=) that are what their shards gather to. Anything that writes shards and leaves the
   // copy takes it out.
   std::set<std::string> refreshed;
-  int64_t peak = 0;
 
   // The place of this rank's part in the whole buffer.
   int64_t begin_of(const StoredTensor& t) const { return t.sharded ? shards->rank() * t.shard : 0; }
@@ -516,7 +515,6 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   const auto outputs = executor.run(micro_batches, scalars);
   impl_->state = executor.state;
   impl_->keep_refreshed(graph);
-  impl_->peak = executor.peak_bytes();
   ++step;
   return {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
 }
@@ -533,8 +531,6 @@ double Step::eval(const Batch& batch) {
   executor.state = impl_->state;
   return executor.run({batch}, {})[0].item<double>();
 }
-
-int64_t Step::peak_bytes() const { return impl_->peak; }
 
 namespace {
 

@@ -177,7 +177,6 @@ class Step {
 
   const Program& program() const { return *program_; }
   exec::ReferenceExecutor& executor(const Batch& example);  // of the training graph, for tests and debugging
-  int64_t peak_bytes() const;
 
  private:
   struct Impl;

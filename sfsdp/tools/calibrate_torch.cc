@@ -29,6 +29,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/plan/memory_plan.h"
@@ -238,13 +239,22 @@ class StepRun {
     for (const at::Tensor& t : job.example)
       batch.push_back(at::arange(t.numel(), at::kLong).remainder(job.model.vocab_size).view(t.sizes()));
     batches_.assign(static_cast<size_t>(job.program->options().micro_batches), batch);
+    own_bytes_ = exec::allocated_bytes();
   }
-  void run() { step_(batches_); }
-  int64_t peak_bytes() const { return step_.peak_bytes(); }
+  void run() {
+    const int64_t others = exec::allocated_bytes() - own_bytes_;
+    exec::restart_most_allocated();
+    step_(batches_);
+    most_bytes_ = std::max(most_bytes_, exec::most_allocated_bytes() - others);
+    own_bytes_ = exec::allocated_bytes() - others;
+  }
+  int64_t peak_bytes() const { return most_bytes_; }
 
  private:
   Step step_;
   std::vector<Batch> batches_;
+  // Of the job and its step. Beside them lie the operands of the kernels that are measured.
+  int64_t own_bytes_ = 0, most_bytes_ = 0;
 };
 
 class Calibration {
@@ -372,6 +382,7 @@ double number_of(const Request& request, const std::string& name, double fallbac
 
 // One of the ranks, or the only one.
 int calibrate(const Request& request, std::ostream& out) {
+  exec::count_memory();
   const auto start = std::chrono::steady_clock::now();
   const double load = load_average();
   Settings settings;

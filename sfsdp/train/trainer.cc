@@ -17,6 +17,8 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/gloo/gloo_world.h"
 #include "sfsdp/comm/same_texts.h"
+#include "sfsdp/exec/memory_counter.h"
+#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/metrics.h"
@@ -150,6 +152,7 @@ class Trainer {
 
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
+    exec::restart_most_allocated();
     if (prints())
       if (auto notice = wrap_notice(dataset_, k, global_batch())) out_ << *notice << std::endl;
     const int64_t rank = world_ ? world_->rank() : 0;
@@ -170,10 +173,10 @@ class Trainer {
     metrics.step_time_s = seconds_since(start);
     metrics.tps = static_cast<double>(global_batch() * config_.training.seq_len) / metrics.step_time_s /
                   static_cast<double>(data_ranks());
-    metrics.memory_gib = static_cast<double>(step_->peak_bytes()) / (1 << 30);
+    const auto memory = static_cast<double>(exec::most_allocated_bytes());
+    metrics.memory_gib = memory / (1 << 30);
     metrics.memory_percent =
-        100.0 * static_cast<double>(step_->peak_bytes()) /
-        (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
+        100.0 * memory / (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
     set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), peak_flops_);
     tps_.push_back(metrics.tps);
     last_losses_.push_back(result.loss);
@@ -187,6 +190,7 @@ class Trainer {
     if (!prints()) return;
     const int64_t micro_batches = job_.program->options().micro_batches;
     const PlanSummary plan = summarise(graph());
+    const plan::MemoryPlan memory = plan::plan_memory(graph(), {.blocking = true});
     for (const std::string& note : config_.notes) out_ << note << "\n";
     if (config_.job.print_config) out_ << to_toml(config_);
     for (const std::string& note : weight_notes_) out_ << note << "\n";
@@ -197,7 +201,8 @@ class Trainer {
          << (world_ ? "gloo" : "one rank, no communication") << "\n"
          << "Plan: " << plan.ops << " ops, per step " << collectives_text(plan) << "\n"
          << "State per rank: parameters " << bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
-         << bytes_text(plan.state_bytes) << "\n"
+         << bytes_text(plan.state_bytes) << "; planned peak " << bytes_text(memory.state_bytes + memory.live_bytes)
+         << "\n"
          << "Peak for mfu: " << with_commas(peak_flops_ / 1e9, 0) << " GFLOP/s of this rank, a "
          << config_.training.mixed_precision_param << " matrix product measured now\n"
          << "Dataset " << dataset_.name() << ": " << with_commas(dataset_.num_tokens()) << " tokens, "
@@ -239,6 +244,7 @@ class Trainer {
 int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   const char* rank = std::getenv("RANK");
   try {
+    exec::count_memory();
     const JobConfig config = load_config(args);
     auto world = make_world(config);
     try {

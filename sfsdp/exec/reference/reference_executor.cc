@@ -27,36 +27,6 @@ std::string axis_key(const ir::Attr& axis) {
   return key;
 }
 
-namespace {
-
-// Bytes of the storages that slots hold, each storage once.
-class LiveBytes {
- public:
-  void hold(const at::Tensor& t) {
-    if (!t.defined() || !t.has_storage()) return;
-    if (++holders_[t.storage().unsafeGetStorageImpl()] == 1) live_ += static_cast<int64_t>(t.storage().nbytes());
-    peak_ = std::max(peak_, live_);
-  }
-  void release(const at::Tensor& t) {
-    if (!t.defined() || !t.has_storage()) return;
-    auto found = holders_.find(t.storage().unsafeGetStorageImpl());
-    if (found == holders_.end() || --found->second > 0) return;
-    live_ -= static_cast<int64_t>(t.storage().nbytes());
-    holders_.erase(found);
-  }
-  void clear() {
-    holders_.clear();
-    live_ = peak_ = 0;
-  }
-  int64_t peak() const { return peak_; }
-
- private:
-  std::unordered_map<c10::StorageImpl*, int> holders_;
-  int64_t live_ = 0, peak_ = 0;
-};
-
-}  // namespace
-
 struct ReferenceExecutor::Impl {
   // One op, resolved: what runs it, where its operands and results live, what is dead after it.
   struct Step {
@@ -79,7 +49,6 @@ struct ReferenceExecutor::Impl {
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
   std::unordered_map<const ir::Value*, int> slot_of;
-  LiveBytes live;
   std::vector<OpTime> times;
 
   Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r)
@@ -152,12 +121,7 @@ struct ReferenceExecutor::Impl {
       if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
   }
 
-  void put(int slot, at::Tensor value) {
-    at::Tensor& target = slots[static_cast<size_t>(slot)];
-    live.hold(value);
-    live.release(target);
-    target = std::move(value);
-  }
+  void put(int slot, at::Tensor value) { slots[static_cast<size_t>(slot)] = std::move(value); }
 
   at::Tensor run_random(const ir::Op& op, const std::vector<at::Tensor>& in, const StepScalars& s) const {
     const std::vector<int64_t> shape = op.result()->type().shape();
@@ -191,7 +155,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
                                                const StepScalars& step_scalars) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Impl& m = *impl_;
-  m.live.clear();
   StepScalars scalars = step_scalars;
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
@@ -257,7 +220,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   return outputs;
 }
 
-int64_t ReferenceExecutor::peak_bytes() const { return impl_->live.peak(); }
 std::vector<OpTime> ReferenceExecutor::times() const { return impl_->times; }
 
 }  // namespace sfsdp::exec

@@ -59,8 +59,6 @@ class ReferenceExecutor {
   // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
   std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
 
-  // Peak bytes of values alive at one time in the last run, state included; storages counted once.
-  int64_t peak_bytes() const;
   // Per op kind, since construction; only collected when `collect_times` is set.
   bool collect_times = false;
   std::vector<OpTime> times() const;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Bytes that LibTorch's CPU allocator has given out and not got back: state, values of the graph, and what only LibTorch
+// knows of, such as temporaries inside kernels, batches and constants. What others take from the system (buffers of Gloo
+// and of product libraries) is not in it.
+#pragma once
+
+#include <cstdint>
+
+namespace sfsdp::exec {
+
+// Counts from the first call on, for all threads: of a process that is one rank, the rank. The first call installs an
+// allocator, which must not happen while other threads allocate.
+void count_memory();
+int64_t allocated_bytes();       // now, of what was allocated since count_memory()
+int64_t most_allocated_bytes();  // since restart_most_allocated()
+void restart_most_allocated();   // it begins anew with what is allocated now
+
+}  // namespace sfsdp::exec
