@@ -4,9 +4,10 @@
 
   benchmarks/validate_simulator.py [--sfsdp build/release/sfsdp] [--only WORD] [--runs FILE.csv]
 
-A group is one source: its cluster gets one factor, fitted on one of its rows; the error is that of the others, and the
-mean over the choices of that row is reported. Rows of one configuration are merged to their median first. Groups of
-one row are predicted, but say nothing. No constants per row.
+A group is one cluster, or one source: it gets one factor, fitted on one of its rows. The error is that of the others;
+the mean over the choices of that row is reported. Rows of one configuration are merged to their median first. Groups of
+one row are predicted, but say nothing. No constants per row. Memory has no factor: the plan's peak against the published
+one, and the runs that the plan says do not fit.
 """
 import argparse, csv, json, os, statistics, subprocess, sys, tempfile
 
@@ -57,14 +58,18 @@ def attention_of(row):
     return "triton" if row["model"].startswith("mpt") else "flash"
 
 
-def recomputation_of(row):
-    """Options to try, first to last, until one fits into the memory.
+def recomputations_of(row):
+    """Options to try, first to last, until all rows of the source fit into the memory.
 
-    fms-fsdp recomputes a share of the blocks, as large as the memory wants, and publishes no share.
+    fms-fsdp recomputes a share of the blocks and publishes no share.
     """
     if row["source"].startswith("IBM") and row["ac"] == "selective":
         return ["4", "3", "2", "full"]
     return [RECOMPUTATION[row["ac"]]]
+
+
+def cluster_of(row):
+    return f"{row['source'].split()[0].split('/')[0]} {row['gpu']}"
 
 
 def command_of(row, sfsdp, config, recomputation):
@@ -92,15 +97,27 @@ def command_of(row, sfsdp, config, recomputation):
     return command
 
 
-def predict(row, sfsdp, config):
-    for recomputation in recomputation_of(row):
-        done = subprocess.run(command_of(row, sfsdp, config, recomputation), capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
-        prediction = json.loads(done.stdout)
-        if prediction["fits"]:
+def predict(row, sfsdp, config, recomputation):
+    done = subprocess.run(command_of(row, sfsdp, config, recomputation), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def predict_source(rows, sfsdp, config):
+    """Rows without a published share take the first that lets all of them fit; one for the source."""
+    for row in rows:
+        options = recomputations_of(row)
+        if len(options) == 1:
+            row["predicted"] = predict(row, sfsdp, config, options[0])
+    unknown = [r for r in rows if "predicted" not in r]
+    for share in recomputations_of(unknown[0]) if unknown else []:
+        for row in unknown:
+            row["predicted"] = predict(row, sfsdp, config, share)
+        if all(r["predicted"]["fits"] for r in unknown):
             break
-    return {**prediction, "recomputation": recomputation}
+    if unknown:
+        print(f"{unknown[0]['source']}: recomputation of selective rows: {share}")
 
 
 def merged(rows):
@@ -114,6 +131,44 @@ def merged(rows):
         yield {**same[0], "tps_per_gpu": statistics.median(float(r["tps_per_gpu"]) for r in same)}
 
 
+def grouped(rows, key):
+    groups = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def set_errors(group, key):
+    """Row i's error is the mean over the rows k that the group's factor may be fitted on."""
+    ratios = [float(r["tps_per_gpu"]) / r["predicted"]["tokens_per_second"] for r in group]
+    for i, row in enumerate(group):
+        row["factor"] = ratios[i]
+        others = [abs(ratios[k] / ratios[i] - 1) for k in range(len(group)) if k != i]
+        row[key] = statistics.mean(others) if others else None
+
+
+def planned_gib(row):
+    return row["predicted"]["peak_bytes"] / 2**30
+
+
+def print_rows(rows):
+    percent = lambda error: "" if error is None else f"{100 * error:5.1f}%"
+    print(f"{'source':38s} {'model':11s} {'gpus':>5s} {'seq':>6s} {'ac':12s} {'tok/s':>7s} {'predicted':>9s} {'factor':>6s}"
+          f" {'source':>7s} {'cluster':>7s} {'GiB':>6s} {'plan':>6s}")
+    for row in rows:
+        print(f"{row['source'][:29] + ' ' + row['gpu']:38s} {row['model']:11s} {row['gpus']:>5s} {row['seq']:>6s}"
+              f" {row['ac'][:12]:12s} {float(row['tps_per_gpu']):7.0f} {row['predicted']['tokens_per_second']:9.0f}"
+              f" {row['factor']:6.3f} {percent(row['source_error']):>7s} {percent(row['cluster_error']):>7s}"
+              f" {row['mem_gib'] or '':>6s} {planned_gib(row):6.1f}{'' if row['predicted']['fits'] else ' does not fit'}")
+
+
+def print_summary(what, rows, key):
+    errors = sorted(r[key] for r in rows)
+    if errors:
+        print(f"{what}: {len(errors)} rows, mean error {100 * statistics.mean(errors):.1f} %, 90th percentile"
+              f" {100 * errors[min(len(errors) - 1, int(0.9 * len(errors)))]:.1f} %")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sfsdp", default=f"{ROOT}/build/release/sfsdp")
@@ -122,29 +177,27 @@ def main():
     options = parser.parse_args()
     with open(options.runs) as file:
         rows = [r for r in csv.DictReader(file) if options.only in r["source"] + " " + r["model"]]
-    by_source = {}
+    by_source = grouped(merged(rows), lambda r: r["source"])
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
-        for row in merged(rows):
-            row["predicted"] = predict(row, options.sfsdp, config.name)
-            by_source.setdefault(row["source"], []).append(row)
-    errors = []
-    print(f"{'source':38s} {'model':11s} {'gpus':>5s} {'seq':>6s} {'ac':12s} {'tok/s':>7s} {'predicted':>9s} {'factor':>6s}"
-          f" {'error':>6s} {'GiB':>6s} {'pred.':>6s}")
-    for source, group in sorted(by_source.items()):
-        ratios = [float(r["tps_per_gpu"]) / r["predicted"]["tokens_per_second"] for r in group]
-        for i, row in enumerate(group):
-            others = [abs(ratios[k] / ratios[i] - 1) for k in range(len(group)) if k != i]  # row i, fitted on row k
-            error = statistics.mean(others) if others else None
-            if error is not None:
-                errors.append(error)
-            memory = row["predicted"]["state_bytes"] + row["predicted"]["arena_bytes"]
-            print(f"{source[:29] + ' ' + row['gpu']:38s} {row['model']:11s} {row['gpus']:>5s} {row['seq']:>6s} {row['ac'][:12]:12s}"
-                  f" {float(row['tps_per_gpu']):7.0f} {row['predicted']['tokens_per_second']:9.0f} {ratios[i]:6.3f}"
-                  f" {'' if error is None else f'{100 * error:5.1f}%':>6s} {row['mem_gib'] or '':>6s} {memory / 2**30:6.1f}")
-    if errors:
-        errors.sort()
-        print(f"\n{len(errors)} rows: mean error {100 * statistics.mean(errors):.1f} %, 90th percentile"
-              f" {100 * errors[min(len(errors) - 1, int(0.9 * len(errors)))]:.1f} %")
+        for group in by_source.values():
+            predict_source(group, options.sfsdp, config.name)
+    rows = [row for _, group in sorted(by_source.items()) for row in group]
+    for key, group_of in (("source_error", lambda r: r["source"]), ("cluster_error", cluster_of)):
+        for group in grouped(rows, group_of).values():
+            set_errors(group, key)
+    print_rows(rows)
+    for key, what in (("cluster_error", "a factor per cluster"), ("source_error", "a factor per source")):
+        print_summary(what, [r for r in rows if r[key] is not None], key)
+    for cluster, group in sorted(grouped(rows, cluster_of).items()):
+        print_summary(f"  {cluster}", [r for r in group if r["cluster_error"] is not None], "cluster_error")
+    with_memory = [r for r in rows if r["mem_gib"]]
+    if with_memory:
+        off = [planned_gib(r) / float(r["mem_gib"]) - 1 for r in with_memory]
+        print(f"memory, {len(off)} rows: mean error {100 * statistics.mean(map(abs, off)):.1f} %, "
+              f"{100 * min(off):+.1f} to {100 * max(off):+.1f} %")
+    refused = [f"{r['source']} {r['model']} on {r['gpus']} {r['gpu']} ({planned_gib(r):.1f} GiB)" for r in rows
+               if not r["predicted"]["fits"]]
+    print(f"ran, but the plan says out of memory: {len(refused)}" + "".join(f"\n  {name}" for name in refused))
 
 
 if __name__ == "__main__":
