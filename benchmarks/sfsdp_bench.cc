@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -46,10 +47,13 @@ struct Sample {
   }
 };
 
-void measure(const std::string& config, int64_t world, const std::string& machine_file, int64_t repeat) {
-  const auto job_config = sfsdp::train::load_config_file(config);
+// wrap: how units are chosen: manual, auto, search
+void measure(const std::string& config, int64_t world, const std::string& wrap, int64_t repeat) {
+  const std::string machine_file = kMachine;
+  const auto job_config = sfsdp::train::load_config(std::vector<std::string>{
+      "--job.config_file", config, "--parallelism.fsdp_wrap", wrap, "--parallelism.fsdp_machine", machine_file});
   const auto machine = sfsdp::cost::load_machine(machine_file);
-  Sample capture, complete, memory, simulate;
+  Sample capture, complete, memory, simulate, all;
   size_t ops = 0;
   for (int64_t i = 0; i < repeat; ++i) {
     const auto job = sfsdp::train::make_job(job_config, world);
@@ -59,12 +63,16 @@ void measure(const std::string& config, int64_t world, const std::string& machin
     complete.seconds.push_back(variant.complete_ms / 1e3);
     memory.seconds.push_back(seconds_of([&] { sfsdp::plan::plan_memory(variant.graph); }));
     simulate.seconds.push_back(seconds_of([&] { sfsdp::sim::simulate(variant.graph, machine); }));
+    all.seconds.push_back(capture.seconds.back() + complete.seconds.back() + memory.seconds.back());
   }
-  std::printf("%s on %lld ranks: %zu ops, %lld runs\n", config.c_str(), static_cast<long long>(world), ops,
-              static_cast<long long>(repeat));
+  double load = 0;
+  getloadavg(&load, 1);
+  std::printf("%s on %lld ranks, units %s: %zu ops, %lld runs, load average %.1f\n", config.c_str(),
+              static_cast<long long>(world), wrap.c_str(), ops, static_cast<long long>(repeat), load);
   capture.print("capture");
   complete.print("sharding, passes, verification");
   memory.print("memory plan");
+  all.print("capture, passes and memory plan");
   simulate.print("simulation");
   std::printf("  peak memory of the process so far  %.2f GiB\n", peak_gib());
 }
@@ -182,8 +190,8 @@ int main(int argc, char** argv) {
       compare_choices();
       return 0;
     }
-    measure("configs/llama3_8b.toml", 512, kMachine, *repeat);
-    measure("configs/llama3_405b.toml", 512, kMachine, *repeat);
+    for (const char* config : {"configs/llama3_8b.toml", "configs/llama3_405b.toml"})
+      for (const char* wrap : {"manual", "auto", "search"}) measure(config, 512, wrap, *repeat);
   } catch (const sfsdp::UserError& error) {
     std::cerr << "error: " << error.what() << "\n";
     return 1;
