@@ -13,8 +13,10 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
@@ -549,6 +551,41 @@ TEST_CASE("real weights go as the shards come: what is left is the shards") {
       SFSDP_CHECK(live->peak <= kModel + kLayer, live->peak, " beside a model of ", kModel);
       SFSDP_CHECK(live->now <= kModel / 4 + kLayer / 4, live->now, " for shards of ", kModel / 4);
     });
+}
+
+TEST_CASE("what LibTorch's allocator gives out is counted, for all threads, until it is given back") {
+  exec::count_memory();
+  const int64_t before = exec::allocated_bytes();
+  {
+    const at::Tensor x = at::empty({1000});
+    CHECK(exec::allocated_bytes() - before == 4000);
+    CHECK(reinterpret_cast<uintptr_t>(x.data_ptr()) % 64 == 0);
+    exec::restart_most_allocated();
+    std::thread([] { CHECK(at::empty({500}).numel() == 500); }).join();
+    CHECK(exec::most_allocated_bytes() - before == 6000);
+    CHECK(exec::allocated_bytes() - before == 4000);
+    x.resize_({2000});
+    CHECK(exec::allocated_bytes() - before == 8000);
+    CHECK(exec::most_allocated_bytes() - before == 12000);  // the old block lives until it is copied
+  }
+  CHECK(exec::allocated_bytes() == before);
+}
+
+TEST_CASE("a step holds what is planned for it, and little more") {
+  exec::count_memory();
+  const int64_t before = exec::allocated_bytes();
+  const auto loss = [](Stack& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  Step step = compile(meta_init([] { return Stack(); }), loss, AdamW{}, {at::ones({512, 256})},
+                      data_parallel(init_device_mesh({{"dp_shard", 1}})));
+  const Batch batch = {at::ones({512, 256})};
+  const plan::MemoryPlan plan = plan::plan_memory(step.program().first_graph(), {.blocking = true});
+  step(batch);
+  exec::restart_most_allocated();
+  step(batch);
+  const auto planned = static_cast<double>(plan.state_bytes + plan.live_bytes);
+  const auto measured = static_cast<double>(exec::most_allocated_bytes() - before);
+  CHECK(measured >= planned * 0.99);
+  CHECK(measured <= planned * 1.1);
 }
 
 }  // namespace
