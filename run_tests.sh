@@ -104,7 +104,7 @@ core)
   step scripts/build.sh core
   check scripts/check_format.sh
   check scripts/check_layers.sh
-  check scripts/check_words.sh files functions behind
+  check scripts/check_words.sh
   check scripts/check_tidy.sh core "${tidy[@]}"
   doctest 120 build/core/core_tests
   ;;
@@ -124,7 +124,7 @@ core)
   else
     check scripts/check_format.sh
     check scripts/check_layers.sh
-    check scripts/check_words.sh files functions behind
+    check scripts/check_words.sh
     check scripts/check_tidy.sh release "${tidy[@]}"
     doctest 120 build/release/core_tests
     doctest 600 build/release/torch_tests
