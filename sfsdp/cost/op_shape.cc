@@ -7,7 +7,7 @@
 namespace sfsdp::cost {
 namespace {
 
-using ir::Op, ir::Type;
+using ir::Op;
 
 bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
 bool is_convolution(const Op& op) { return op.is("aten.convolution") || op.is("aten.convolution_backward"); }

@@ -43,8 +43,8 @@ class Builder {
     Value* cast(Value* value, DType dtype, std::string hint = "") const;
     // Operands as one list.
     Op* list(std::string opcode, std::vector<Value*> operands, Type type, std::string hint, Attrs attrs = {}) const;
-    // The op again on other operands: opcode, lists and attributes; types of the results are given.
-    Op* again(const Op& op, std::vector<Value*> operands, std::vector<Graph::NewResult> results) const;
+    // `like` again on other operands: opcode, lists and attributes; types of the results are given.
+    Op* again(const Op& like, std::vector<Value*> operands, std::vector<Graph::NewResult> results) const;
 
    private:
     friend class Builder;

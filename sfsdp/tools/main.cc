@@ -13,8 +13,6 @@
 
 namespace {
 
-using sfsdp::tools::Request;
-
 // train reads its arguments itself: what is wrong with them it reports with the mistakes of its file, and with its rank.
 int run_train(const std::vector<std::string>& args) { return sfsdp::train::run_train(args, std::cout, std::cerr); }
 

@@ -2,6 +2,7 @@
 #include "sfsdp/tune/remat_share.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -26,9 +27,9 @@ passes::RematOptions of_share(int64_t share, const passes::RematOptions& fallbac
 
 class Trials {
  public:
-  Trials(const ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
+  Trials(const ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
          const std::optional<plan::StorageLayout>& layout)
-      : graph_(graph), options_(options), tune_(tune), layout_(layout), machine_(cost::load_machine(tune.machine)) {
+      : graph_(graph), options_(std::move(options)), tune_(tune), layout_(layout), machine_(cost::load_machine(tune.machine)) {
     memory_ = tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine_.memory_bytes;
     options_.observer = {};
     options_.measure = {};

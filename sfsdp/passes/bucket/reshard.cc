@@ -13,7 +13,7 @@
 
 namespace sfsdp::passes {
 
-using ir::Op, ir::Section, ir::Value;
+using ir::Op, ir::Section;
 
 namespace {
 

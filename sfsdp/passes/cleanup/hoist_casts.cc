@@ -15,7 +15,7 @@
 namespace sfsdp::passes {
 namespace {
 
-using ir::DType, ir::Graph, ir::Op, ir::Type, ir::Value;
+using ir::DType, ir::Graph, ir::Op, ir::Value;
 
 // To another dtype and nothing else; `.to(dtype)` of a model is captured as _to_copy.
 bool is_cast(const Op& op) {

@@ -18,7 +18,7 @@
 namespace sfsdp::passes {
 namespace {
 
-using ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
+using ir::Graph, ir::Op, ir::Section, ir::Value;
 
 bool is_gather(const Op& op) { return op.is("all_gather") || op.is("all_gather.start"); }
 
