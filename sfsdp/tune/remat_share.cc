@@ -29,7 +29,11 @@ class Trials {
  public:
   Trials(const ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
          const std::optional<plan::StorageLayout>& layout)
-      : graph_(graph), options_(std::move(options)), tune_(tune), layout_(layout), machine_(cost::load_machine(tune.machine)) {
+      : graph_(graph),
+        options_(std::move(options)),
+        tune_(tune),
+        layout_(layout),
+        machine_(cost::load_machine(tune.machine)) {
     memory_ = tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine_.memory_bytes;
     options_.observer = {};
     options_.measure = {};
