@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/tune/search.h"
 
-#include <map>
+#include <utility>
 
 #include "sfsdp/tune/unit_cost.h"
 
@@ -40,21 +40,14 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   return schedule;
 }
 
-Schedule named_units(const StepProfile& profile, const ir::Graph& graph,
-                     const std::vector<std::string>& unit_of_param) {
-  std::map<std::string, std::string> unit_of;
-  size_t next = 0;
-  for (const auto& op : graph.ops())
-    if (op->is("param")) unit_of[op->attr<std::string>("name")] = unit_of_param.at(next++);
+Schedule named_units(const StepProfile& profile, const std::function<std::string(const std::string&)>& unit_of) {
   Schedule schedule;
-  const std::string* open = nullptr;
+  std::string open;
   for (size_t i = 0; i < profile.params.size(); ++i) {
-    const std::string& unit = unit_of.at(profile.params[i].name);
-    if (open && unit == *open)
-      schedule.back().end = i + 1;
-    else
-      schedule.push_back({.first = i, .end = i + 1});
-    open = &unit;
+    std::string unit = unit_of(profile.params[i].name);
+    if (i == 0 || unit != open) schedule.push_back({.first = i});
+    schedule.back().end = i + 1;
+    open = std::move(unit);
   }
   return schedule;
 }

@@ -34,7 +34,7 @@ class Trials {
         tune_(tune),
         layout_(layout),
         machine_(cost::load_machine(tune.machine)) {
-    memory_ = tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine_.memory_bytes;
+    memory_ = memory_of(tune, machine_);
     options_.observer = {};
     options_.measure = {};
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,8 @@ namespace sfsdp::tune {
 Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes);
 
 // Units given by name: parameters next to each other in the profile with equal names form one.
-//   unit_of_param: of the graph's params, in its order
-Schedule named_units(const StepProfile& profile, const ir::Graph& graph, const std::vector<std::string>& unit_of_param);
+//   unit_of: the unit of a parameter, by its name
+Schedule named_units(const StepProfile& profile, const std::function<std::string(const std::string&)>& unit_of);
 
 struct SearchOptions {
   int64_t budget_bytes = 0;

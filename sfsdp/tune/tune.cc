@@ -87,6 +87,10 @@ bool plan_fits(const ir::Graph& graph, const StepProfile& profile, const Schedul
 
 }  // namespace
 
+double memory_of(const TuneOptions& tune, const cost::Machine& machine) {
+  return tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine.memory_bytes;
+}
+
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
                       const std::function<bool(const Schedule&)>& fits) {
   // A profile counts live bytes, to some per cent; addresses need a little more.
@@ -113,18 +117,13 @@ void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& s
 }
 
 Schedule read_units(const StepProfile& profile, const std::map<std::string, const ir::Op*>& param_of) {
-  Schedule schedule;
-  const std::string* open = nullptr;
-  for (size_t i = 0; i < profile.params.size(); ++i) {
-    const ir::Op& param = *param_of.at(profile.params[i].name);
-    const auto& unit = param.attr<std::string>("unit");
-    if (!open || unit != *open) {
-      schedule.push_back({.first = i, .order = passes::read_schedule(&param, {})});
-      schedule.back().keep = param.has_attr("keep") && param.attr<bool>("keep");
-      if (param.has_attr("reason")) schedule.back().reason = parse_reason(param.attr<std::string>("reason"));
-    }
-    schedule.back().end = i + 1;
-    open = &unit;
+  Schedule schedule =
+      named_units(profile, [&](const std::string& name) { return param_of.at(name)->attr<std::string>("unit"); });
+  for (UnitChoice& unit : schedule) {
+    const ir::Op& param = *param_of.at(profile.params[unit.first].name);
+    unit.order = passes::read_schedule(&param, {});
+    unit.keep = param.has_attr("keep") && param.attr<bool>("keep");
+    if (param.has_attr("reason")) unit.reason = parse_reason(param.attr<std::string>("reason"));
   }
   return schedule;
 }
@@ -142,9 +141,10 @@ Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, con
   StepProfile profile = profile_step(graph, machine, cost::Execution::Fused);
   profile.max_gather_bytes = options.prefetch.max_bytes;
   if (!profile.params.empty()) {
-    const double memory = tune.memory_gib > 0 ? tune.memory_gib * 1073741824.0 : machine.memory_bytes;
+    const double memory = memory_of(tune, machine);
     const bool with_order = tune.wrap == Wrap::Search;
-    const Schedule named = named_units(profile, graph, passes::units_by_name(graph, options.wrap));
+    const auto unit_of = passes::units_by_name(graph, options.wrap);
+    const Schedule named = named_units(profile, [&](const std::string& name) { return unit_of.at(name); });
     const auto fits = [&](const Schedule& s) { return plan_fits(graph, profile, s, with_order, options, memory); };
     const Schedule schedule = choose_units(profile, named, tune, memory, fits);
     out.estimate = estimate(profile, schedule);

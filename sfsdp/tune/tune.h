@@ -28,6 +28,9 @@ struct TuneOptions {
   double memory_gib = 0;        // that a rank may use; 0: all of the machine's
 };
 
+// Bytes that a rank may use.
+double memory_of(const TuneOptions& tune, const cost::Machine& machine);
+
 struct Tuned {
   std::vector<passes::PassReport> passes;  // what each did, in order
   std::optional<Estimate> estimate;        // of the units that were chosen by cost

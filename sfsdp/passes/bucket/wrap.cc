@@ -168,24 +168,29 @@ const std::vector<Field<WrapOptions>>& WrapOptions::fields() {
   return kFields;
 }
 
-std::vector<std::string> units_by_name(const ir::Graph& graph, const WrapOptions& options) {
+std::map<std::string, std::string> units_by_name(const ir::Graph& graph, const WrapOptions& options) {
+  const std::vector<ir::Op*> params = params_of(graph);
   std::vector<Path> names;
-  for (const ir::Op* param : params_of(graph)) names.push_back(split(param->attr<std::string>("name"), '.'));
+  for (const ir::Op* param : params) names.push_back(split(param->attr<std::string>("name"), '.'));
   if (names.empty()) return {};
-  return trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+  const auto units = trimmed(options.units).empty() ? units_by_number(names) : units_by_pattern(names, options.units);
+  std::map<std::string, std::string> unit_of;
+  for (size_t i = 0; i < params.size(); ++i) unit_of.emplace(params[i]->attr<std::string>("name"), units[i]);
+  return unit_of;
 }
 
 bool wrap(ir::Graph& graph, const WrapOptions& options, PassContext& ctx) {
-  const std::vector<ir::Op*> params = params_of(graph);
-  const std::vector<std::string> units = units_by_name(graph, options);
+  const auto unit_of = units_by_name(graph, options);
   bool changed = false;
-  for (size_t i = 0; i < params.size(); ++i) {
-    const ir::Attr unit = units[i];
-    changed |= !params[i]->has_attr("unit") || params[i]->attrs.at("unit") != unit;
-    params[i]->attrs["unit"] = unit;
+  std::set<std::string> units;
+  for (ir::Op* param : params_of(graph)) {
+    const std::string& unit = unit_of.at(param->attr<std::string>("name"));
+    changed |= !param->has_attr("unit") || param->attrs.at("unit") != ir::Attr(unit);
+    param->attrs["unit"] = unit;
+    units.insert(unit);
+    ctx.metrics.add("params", 1);
   }
-  ctx.metrics.add("units", static_cast<int64_t>(std::set<std::string>(units.begin(), units.end()).size()));
-  ctx.metrics.add("params", static_cast<int64_t>(params.size()));
+  ctx.metrics.add("units", std::ssize(units));
   for (const auto& op : graph.ops())
     SFSDP_CHECK(!op->is("param") || op->has_attr("unit"), "param ", op->result()->name(), " is in no unit");
   return changed;

@@ -25,9 +25,9 @@ struct WrapOptions {
   static const std::vector<Field<WrapOptions>>& fields();
 };
 
-// The units of all params by name, in the graph's order.
+// The unit of each param, by the param's name.
 //   throws: UserError for a pattern that cannot be read or matches no parameter
-std::vector<std::string> units_by_name(const ir::Graph& graph, const WrapOptions& options);
+std::map<std::string, std::string> units_by_name(const ir::Graph& graph, const WrapOptions& options);
 
 // By unit: what made its parameters one, as `matches layers.*`, for people.
 //   params: names of all parameters, in the graph's order before `bucket`

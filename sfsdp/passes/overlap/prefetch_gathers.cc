@@ -2,7 +2,6 @@
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -37,8 +36,7 @@ bool add_own(const ir::Index& index, const Value* value, std::vector<Op*>& own) 
 
 // Gathers of a section whose shard is given to the graph, in the order in which they are waited for. Others (of activations)
 // stay where they are, and are counted.
-std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContext& ctx) {
-  const ir::Index index(graph);
+std::vector<Gather> find_gathers(const Graph& graph, const ir::Index& index, Section section, PassContext& ctx) {
   std::vector<Gather> gathers;
   for (const auto& op : graph.ops()) {
     if (!op->is("all_gather.start") || op->section != section) continue;
@@ -55,9 +53,7 @@ std::vector<Gather> find_gathers(const Graph& graph, Section section, PassContex
     g.bytes = op->result()->type().bytes();
     gathers.push_back(std::move(g));
   }
-  std::unordered_map<const Op*, size_t> position;
-  for (const auto& op : graph.ops()) position.emplace(op.get(), position.size());
-  std::ranges::stable_sort(gathers, {}, [&](const Gather& g) { return position.at(g.wait); });
+  std::ranges::stable_sort(gathers, {}, [&](const Gather& g) { return index.position(g.wait); });
   return gathers;
 }
 
@@ -80,9 +76,10 @@ bool prefetch_gathers(Graph& graph, const PrefetchGathersOptions& options, PassC
                                  .backward = options.backward};
   const auto backward = std::ranges::find(graph.ops(), Section::Bwd, [](const auto& op) { return op->section; });
   const Op* const first_backward = backward == graph.ops().end() ? nullptr : backward->get();
+  const ir::Index index(graph);
   ir::Moves moves(graph);
   for (const Section section : {Section::Fwd, Section::Bwd}) {
-    const std::vector<Gather> gathers = find_gathers(graph, section, ctx);
+    const std::vector<Gather> gathers = find_gathers(graph, index, section, ctx);
     const auto bytes = [&](size_t k) { return gathers[k].bytes; };
     for (size_t i = 0; i < gathers.size(); ++i) {
       const UnitSchedule unit = read_schedule(gathers[i].param, fallback);

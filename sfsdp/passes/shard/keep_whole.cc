@@ -68,21 +68,27 @@ class Rewriter {
     }
     if (const auto next = updated_.find(g.param->result()); next != updated_.end())
       gather_again(next->second, like, whole);
-    require_read_by_region(g, name);
+    for (const Op* gather : g.gathers) name_of_.emplace(gather, name);
   }
 
-  void finish() { build_.apply("keep_whole"); }
+  void finish() {
+    require_read_by_region();
+    build_.apply("keep_whole");
+  }
 
  private:
   // The update's gather writes into the buffer of the whole, so nothing else after the region may read it.
-  void require_read_by_region(const Gathered& g, const std::string& name) const {
-    for (const auto& op : graph_.ops())
-      for (const Value* operand : op->operands)
-        if (operand && !ir::is_repeated(op->section) &&
-            std::ranges::find(g.gathers, ir::storage_of(operand)->producer()) != g.gathers.end())
+  void require_read_by_region() const {
+    for (const auto& op : graph_.ops()) {
+      if (ir::is_repeated(op->section)) continue;
+      for (const Value* operand : op->operands) {
+        const auto found = operand ? name_of_.find(ir::storage_of(operand)->producer()) : name_of_.end();
+        if (found != name_of_.end())
           throw UserError(concat("pass keep_whole: ", op->opcode, " in section ", to_string(op->section),
-                                 " reads parameter ", name,
+                                 " reads parameter ", found->second,
                                  " gathered\n  expected readers in forward and backward alone"));
+      }
+    }
   }
 
   // After the update: what forward's gather was, into the buffer that the step has read.
@@ -103,8 +109,9 @@ class Rewriter {
   Graph& graph_;
   ir::Index index_;
   ir::Builder build_;
-  std::map<const Value*, Value*> updated_;    // by the carried value
-  std::map<const Op*, std::ptrdiff_t> gone_;  // by the cast before a gather: readers that are gone
+  std::map<const Value*, Value*> updated_;              // by the carried value
+  std::unordered_map<const Op*, std::string> name_of_;  // of the parameter that a replaced gather makes whole
+  std::map<const Op*, std::ptrdiff_t> gone_;            // by the cast before a gather: readers that are gone
 };
 
 }  // namespace
