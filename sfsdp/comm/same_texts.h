@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "sfsdp/comm/communicator.h"
 
@@ -18,6 +19,9 @@ struct RankText {
   // What the difference means, from rank 0's text and the other's; "" or unset: nothing more to say.
   std::function<std::string(const std::string&, const std::string&)> explain = {};
 };
+
+// A collective call: every rank's numbers, in rank order. `what` names the call in errors.
+std::vector<uint64_t> gather_numbers(CommWorld& world, const std::vector<uint64_t>& mine, const char* what);
 
 // A collective call of all ranks: 8 bytes per text and rank. Where texts differ, rank 0's goes to the first rank that has
 // another one, which tells all ranks in a few lines what differs.

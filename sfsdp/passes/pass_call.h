@@ -28,7 +28,7 @@ std::vector<PassCall> parse_passes(std::string_view text);
 // "sink_waits depth=1 next=before": with every option; parse_passes reads it.
 std::string to_string(const PassCall& call);
 
-// The calls without those of these passes; a pass that is not among the calls is no mistake.
+// The calls without those of these passes; a pass that is not among the calls is no mistake. The order stays.
 //   throws: UserError for an unknown pass, and one that a call which stays needs
 std::vector<PassCall> without(std::vector<PassCall> calls, const std::vector<std::string>& disabled);
 

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <iostream>
 #include <mutex>
-#include <numeric>
 #include <random>
 #include <set>
 #include <utility>
@@ -105,13 +104,7 @@ void check_same_program(const Program& program, comm::CommWorld& world) {
 
 // How many ranks share the program of this one: threads of a process.
 int64_t count_sharing(uint64_t program_id, comm::CommWorld& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  std::vector<uint64_t> ids(ranks.size());
-  world.group("world", ranks)
-      ->all_gather(std::as_bytes(std::span(&program_id, 1)), std::as_writable_bytes(std::span(ids)),
-                   {"program id", ""});
-  return std::ranges::count(ids, program_id);
+  return std::ranges::count(comm::gather_numbers(world, {program_id}, "program id"), program_id);
 }
 
 void check_options(const CompileOptions& options) {
@@ -145,6 +138,7 @@ struct Program::Cache {
   std::mutex mutex;
   std::vector<int64_t> copied;  // by place in Program::state: how many Steps have their part of its real weights
   std::map<std::string, std::unique_ptr<Variant>> variants;
+  std::map<const Variant*, uint64_t> hashes;       // of those that ranks have compared
   std::map<std::string, tune::RematChoice> remat;  // by the shapes of a training batch
 };
 
@@ -182,6 +176,13 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
     say(concat("compiled the ", kind, " step for another batch, ", shape_key(example), " in ",
                static_cast<int64_t>(held->capture_ms + held->complete_ms), " ms (", compiled, " shapes so far)"));
   return *held;
+}
+
+uint64_t Program::hash_of(const Variant& variant) const {
+  std::lock_guard lock(cache_->mutex);
+  const auto [place, fresh] = cache_->hashes.try_emplace(&variant);
+  if (fresh) place->second = hash_path(ir::print(variant.graph));
+  return place->second;
 }
 
 void Program::say(const std::string& notice) const {
@@ -265,7 +266,6 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
        {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
         plan::check_axis_states(captured.graph)})
     if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
-  variant->hash = hash_path(ir::print(captured.graph));
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
@@ -420,7 +420,7 @@ struct Step::Impl {
   }
   // What this rank is about to run, when all ranks have found the same: a collective call. A rank whose `find` throws
   // takes the others along, as they would wait for it.
-  const Program::Variant& agree(const std::function<const Program::Variant&()>& find) {
+  const Program::Variant& agree(const Program& program, const std::function<const Program::Variant&()>& find) {
     if (!world) return find();
     const Program::Variant* variant = nullptr;
     try {
@@ -432,7 +432,7 @@ struct Step::Impl {
       }
       throw;
     }
-    comm::expect_same_hash(*world, variant->hash, [&] { return text_of(variant->graph); });
+    comm::expect_same_hash(*world, program.hash_of(*variant), [&] { return text_of(variant->graph); });
     return *variant;
   }
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
@@ -498,7 +498,7 @@ Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
 StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
-  const Program::Variant& variant = impl_->agree([&]() -> const Program::Variant& {
+  const Program::Variant& variant = impl_->agree(*program_, [&]() -> const Program::Variant& {
     check_micro_batches(micro_batches, program_->options().micro_batches);
     if (!(lr >= 0) || std::isinf(lr))
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
@@ -525,7 +525,7 @@ exec::ReferenceExecutor& Step::executor(const Batch& example) {
 
 double Step::eval(const Batch& batch) {
   const Program::Variant& variant =
-      impl_->agree([&]() -> const Program::Variant& { return program_->evaluation(batch); });
+      impl_->agree(*program_, [&]() -> const Program::Variant& { return program_->evaluation(batch); });
   auto& executor = impl_->executor(variant, program_->options().rng);
   impl_->refresh(variant.graph);
   executor.state = impl_->state;

@@ -85,7 +85,6 @@ class Program {
 
   struct Variant {
     ir::Graph graph;
-    uint64_t hash = 0;  // of the printed graph: ranks compare it before each run
     std::vector<at::Tensor> constants;
     double capture_ms = 0;    // running the model on meta tensors
     double complete_ms = 0;   // data parallelism, optimizer, passes, verification
@@ -96,6 +95,7 @@ class Program {
   // or fewer tensors than the example of the constructor.
   const Variant& training(const Batch& example);
   const Variant& evaluation(const Batch& example);
+  uint64_t hash_of(const Variant& variant) const;  // of its printed graph: ranks compare it before each run
   // Captures the training step again. Throws UserError naming the first op that differs, or what reads the first constant
   // with other values: a C++ number or a tensor from outside that changes from step to step is frozen in the graph, and
   // must become a tensor of the batch.
