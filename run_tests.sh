@@ -9,7 +9,8 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 passed=0 failed=0 skipped=0 failures=() skips=() times=()
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # ranks share the cores
+threads=${OMP_NUM_THREADS:-1} # of a rank in a test: ranks share the cores
+unset OMP_NUM_THREADS          # else nproc counts by it, and one file is compiled at a time
 
 finish() {
   printf '%6s s  %s\n' "${times[@]}" $SECONDS "in all"
@@ -53,6 +54,7 @@ check() { # one command, one test; exit status 77: it cannot run here
 
 doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
   local seconds=$1 binary=$2 log status summary start=$SECONDS
+  local -x OMP_NUM_THREADS=$threads
   shift 2
   echo "== $binary $*"
   log=$(mktemp)
@@ -76,6 +78,7 @@ launcher=()
 
 e2e() { # $1: word in the script's name, or nothing
   local script
+  local -x OMP_NUM_THREADS=$threads
   for script in tests/e2e/*"$1"*.sh; do
     [[ -x $script ]] && check timeout --kill-after=10 300 "$script"
   done
