@@ -21,15 +21,6 @@ const char* to_string(CallKind kind) {
   return "unknown";
 }
 
-const char* to_string(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum: return "sum";
-    case ReduceOp::Max: return "max";
-    case ReduceOp::Min: return "min";
-  }
-  return "unknown";
-}
-
 std::string name_of(const Call& call) {
   return call.info.name.empty() ? to_string(call.kind) : concat(to_string(call.kind), " ", call.info.name);
 }
@@ -40,7 +31,7 @@ std::string Call::text() const {
   std::string text = name_of(*this);
   if (kind == CallKind::Barrier) return text;
   text += concat(" of ", bytes, " bytes");
-  if (dtype) text += concat(", ", ir::to_string(*dtype), " ", to_string(op));
+  if (dtype) text += concat(", ", ir::to_string(*dtype), " ", ir::to_string(op));
   if (kind == CallKind::Broadcast) text += concat(" from group rank ", root);
   return text;
 }

@@ -13,7 +13,7 @@
 
 namespace sfsdp::comm {
 
-enum class ReduceOp : uint8_t { Sum, Max, Min };
+using ir::ReduceOp;
 
 // Names a collective in errors and in the order check: what it is for, and which one it is.
 struct CallInfo {

@@ -29,12 +29,6 @@ at::Tensor empty_result(const KernelContext& c, int index = 0) {
 
 comm::CallInfo call_info(const KernelContext& c) { return {"%" + c.op.result()->name(), c.op.module_path}; }
 
-comm::ReduceOp reduce_op(const ir::Op& op) {
-  if (!op.has_attr("op")) return comm::ReduceOp::Sum;
-  const auto& name = op.attr<std::string>("op");
-  return name == "max" ? comm::ReduceOp::Max : name == "min" ? comm::ReduceOp::Min : comm::ReduceOp::Sum;
-}
-
 Tensors all_gather(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
   at::Tensor out = c.operands.size() == 2 ? c.operands[1] : empty_result(c);  // a buffer that is given away

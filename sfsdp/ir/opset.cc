@@ -146,6 +146,19 @@ const Value* storage_of(const Value* value) {
 
 std::string_view collective_kind(const Op& op) { return std::string_view(op.opcode).substr(0, op.opcode.find('.')); }
 
+ReduceOp reduce_op(const Op& op) {
+  return op.has_attr("op") ? parse_reduce_op(op.attr<std::string>("op")).value_or(ReduceOp::Sum) : ReduceOp::Sum;
+}
+
+std::string call_text(const Op& op) {
+  Type sent = op.operands[0]->type();
+  sent.placements.clear();
+  std::string text = concat(collective_kind(op), " of ", sent);
+  for (const char* key : {"op", "root", "dim"})
+    if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
+  return text;
+}
+
 std::optional<std::vector<std::string>> axes_of(const Op& op) {
   const auto found = op.attrs.find("axis");
   if (found == op.attrs.end()) return std::nullopt;

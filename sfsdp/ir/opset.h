@@ -67,6 +67,10 @@ bool is_once(const Op& op);
 bool is_repeated(const Op& op);
 // "all_gather" of all_gather and of all_gather.start; of other ops what stands before the first dot.
 std::string_view collective_kind(const Op& op);
+// How a collective reduces; Sum where op= says nothing else.
+ReduceOp reduce_op(const Op& op);
+// What the ranks of a collective must agree on: "reduce_scatter of f32[8] op=max dim=0".
+std::string call_text(const Op& op);
 // The operand whose memory the results share, as a view does; -1: the results are memory of their own.
 int aliased_operand(const Op& op);
 // Where the memory of a value comes from, through all views.

@@ -92,28 +92,20 @@ Dim parse_dim(Cursor& cursor) {
   return dim;
 }
 
-std::optional<AxisState::Kind> to_state_kind(std::string_view word) {
-  if (word == "own") return AxisState::Kind::Own;
-  if (word == "sum") return AxisState::Kind::Sum;
-  if (word == "max") return AxisState::Kind::Max;
-  if (word == "min") return AxisState::Kind::Min;
-  return std::nullopt;
-}
-
-std::vector<AxisState> parse_states(Cursor& cursor) {
-  std::vector<AxisState> states;
+std::vector<AxisPlacement> parse_placements(Cursor& cursor) {
+  std::vector<AxisPlacement> placements;
   while (cursor.peek().kind == Kind::Word && cursor.sees('(', 1)) {
-    const auto kind = to_state_kind(cursor.peek().text);
-    if (!kind) cursor.fail("own, sum, max or min");
-    AxisState state{.kind = *kind, .axes = {}};
+    const std::string_view word = cursor.peek().text;
+    const auto reduce = parse_reduce_op(word);
+    if (!reduce && word != "own") cursor.fail("own, sum, max or min");
+    AxisPlacement& placement = placements.emplace_back(reduce ? Placement::partial(*reduce) : Placement::own());
     cursor.next();
     cursor.expect('(', "before the axes");
-    do state.axes.push_back(cursor.word("a mesh axis"));
+    do placement.axes.push_back(cursor.word("a mesh axis"));
     while (cursor.accept(','));
     cursor.expect(')', "after the axes");
-    states.push_back(std::move(state));
   }
-  return states;
+  return placements;
 }
 
 Type parse_type(Cursor& cursor) {
@@ -142,7 +134,7 @@ Type parse_type(Cursor& cursor) {
     while (cursor.accept(','));
     cursor.expect('}', "after the strides");
   }
-  type.states = parse_states(cursor);
+  type.placements = parse_placements(cursor);
   return type;
 }
 

@@ -3,10 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace sfsdp::ir {
 
 enum class ReduceOp : uint8_t { Sum, Max, Min };
+
+// "sum"; the spelling of the text form.
+std::string_view to_string(ReduceOp op);
+std::optional<ReduceOp> parse_reduce_op(std::string_view text);
 
 struct Placement {
   enum class Kind : uint8_t {
@@ -21,7 +29,16 @@ struct Placement {
 
   static constexpr Placement replicate() { return {}; }
   static constexpr Placement shard(int64_t dim) { return {Kind::Shard, dim, ReduceOp::Sum}; }
+  static constexpr Placement partial(ReduceOp reduce) { return {Kind::Partial, 0, reduce}; }
+  static constexpr Placement own() { return {Kind::Own, 0, ReduceOp::Sum}; }
   bool operator==(const Placement&) const = default;
+};
+
+// One placement on several mesh axes: "own(dp_replicate, dp_shard)", "sum(tp)".
+struct AxisPlacement {
+  Placement placement;
+  std::vector<std::string> axes;
+  bool operator==(const AxisPlacement&) const = default;
 };
 
 }  // namespace sfsdp::ir

@@ -36,8 +36,8 @@ void check_reduction(RuleContext& context) {
   const auto found = context.op.attrs.find("op");
   if (found == context.op.attrs.end()) return;  // sum
   const auto* reduction = std::get_if<std::string>(&found->second);
-  const bool known = reduction && (*reduction == "sum" || *reduction == "max" || *reduction == "min");
-  if (!known) context.report(concat("reduces with op=", found->second), "expected sum, max or min");
+  if (!reduction || !parse_reduce_op(*reduction))
+    context.report(concat("reduces with op=", found->second), "expected sum, max or min");
 }
 
 // rows=: of a parameter that is cut in dimension 0, all ranks together.

@@ -39,16 +39,8 @@ const DTypeRow& row(DType dtype) {
   return kDTypes[index];
 }
 
-std::string_view to_string(AxisState::Kind kind) {
-  switch (kind) {
-    case AxisState::Kind::Own: return "own";
-    case AxisState::Kind::Sum: return "sum";
-    case AxisState::Kind::Max: return "max";
-    case AxisState::Kind::Min: return "min";
-  }
-  SFSDP_CHECK(false, "no such kind of axis state: ", static_cast<int>(kind));
-  return {};
-}
+// In enum order.
+constexpr std::array<std::string_view, 3> kReduceOps = {"sum", "max", "min"};
 
 void print_dims(std::ostream& out, const std::vector<Dim>& dims) {
   const char* separator = "";
@@ -128,6 +120,27 @@ int64_t saturating_product(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
+std::string_view to_string(ReduceOp op) {
+  const auto index = static_cast<size_t>(op);
+  SFSDP_CHECK(index < kReduceOps.size(), "no such reduction: ", index);
+  return kReduceOps[index];
+}
+
+std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
+  const auto found = std::ranges::find(kReduceOps, text);
+  if (found == kReduceOps.end()) return std::nullopt;
+  return static_cast<ReduceOp>(found - kReduceOps.begin());
+}
+
+Placement Type::placement_on(std::string_view axis) const {
+  for (size_t dim = 0; dim < dims.size(); ++dim)
+    if (std::ranges::find(dims[dim].split, axis) != dims[dim].split.end())
+      return Placement::shard(static_cast<int64_t>(dim));
+  for (const auto& [placement, axes] : placements)
+    if (std::ranges::find(axes, axis) != axes.end()) return placement;
+  return Placement::replicate();
+}
+
 std::ostream& operator<<(std::ostream& out, const Type& type) {
   if (type.kind == Type::Kind::Token) return out << "token";
   if (type.kind == Type::Kind::Async) out << "async ";
@@ -139,9 +152,9 @@ std::ostream& operator<<(std::ostream& out, const Type& type) {
     print_list(out, type.strides);
     out << '}';
   }
-  for (const AxisState& state : type.states) {
-    out << ' ' << to_string(state.kind) << '(';
-    print_list(out, state.axes);
+  for (const auto& [placement, axes] : type.placements) {
+    out << ' ' << (placement.kind == Placement::Kind::Own ? "own" : to_string(placement.reduce)) << '(';
+    print_list(out, axes);
     out << ')';
   }
   return out;

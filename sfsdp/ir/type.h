@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/ir/placement.h"
+
 namespace sfsdp::ir {
 
 enum class DType : uint8_t { f64, f32, bf16, f16, f8e4m3, f8e5m2, c64, i64, i32, i16, i8, u8, b1 };
@@ -26,19 +28,6 @@ inline constexpr int64_t kMaxBytes = int64_t{1} << 60;
 // a · b, neither below 0; the largest int64 where it does not fit.
 int64_t saturating_product(int64_t a, int64_t b);
 
-// How a value differs over the ranks of one mesh axis, where it is not simply the same on all of them.
-struct AxisState {
-  enum class Kind : uint8_t {
-    Own,  // each rank has its own batch's value (activations on data axes)
-    Sum,  // the value is the sum over the ranks (DTensor's Partial(sum))
-    Max,
-    Min,
-  };
-  Kind kind = Kind::Own;
-  std::vector<std::string> axes;
-  bool operator==(const AxisState&) const = default;
-};
-
 // One dimension. `size` is what this view of the graph holds: the rank's own (view local) or the whole (view global).
 // `split` lists the mesh axes that cut it, outer first; `padded` says that the last ranks' rows are padding.
 struct Dim {
@@ -54,7 +43,7 @@ struct Type {
   Kind kind = Kind::Tensor;
   DType dtype = DType::f32;
   std::vector<Dim> dims;
-  std::vector<AxisState> states;
+  std::vector<AxisPlacement> placements;  // Own and Partial; a split stands in its dimension
   // In elements; empty means contiguous. Printed as f32[8, 4]{1, 8}.
   std::vector<int64_t> strides;
 
@@ -65,6 +54,8 @@ struct Type {
   // No size or stride is below 0, and neither the elements nor what the strides span take more than kMaxBytes. numel()
   // and bytes() may be asked of such a type alone, as the verifier makes sure.
   bool fits() const;
+  // Replicate on an axis that the type does not name.
+  Placement placement_on(std::string_view axis) const;
   bool operator==(const Type&) const = default;
 };
 

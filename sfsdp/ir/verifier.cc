@@ -215,8 +215,8 @@ class Verifier {
       for (const Dim& dim : type.dims) {
         for (const std::string& axis : dim.split) check_axis(*result, axis, axes);
       }
-      for (const AxisState& state : type.states)
-        for (const std::string& axis : state.axes) check_axis(*result, axis, axes);
+      for (const AxisPlacement& placement : type.placements)
+        for (const std::string& axis : placement.axes) check_axis(*result, axis, axes);
       if (!type.strides.empty() && type.strides.size() != type.dims.size())
         report(concat('%', result->name(), " has ", plural(type.strides.size(), "stride")),
                concat("expected one per dimension, got ", type));
@@ -465,12 +465,7 @@ std::string compare_collectives(const Graph& mine, const Graph& other) {
       std::string axes;
       for (const std::string& axis : axes_of(*op).value_or(std::vector<std::string>{}))
         axes += (axes.empty() ? "" : ",") + axis;
-      Type sent = op->operands[0]->type();
-      sent.states.clear();
-      std::string what = concat(collective_kind(*op), " of ", sent);
-      for (const char* key : {"op", "root"})
-        if (op->has_attr(key)) what += concat(" ", key, "=", op->attrs.at(key));
-      calls[axes].push_back({what, op->result()->name()});
+      calls[axes].push_back({call_text(*op), op->result()->name()});
     }
     return calls;
   };

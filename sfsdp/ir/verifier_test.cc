@@ -346,9 +346,9 @@ TEST_CASE("compare_collectives: each communicator must see the same calls in the
   CHECK(compare_collectives(graph(shard + replicate), graph(replicate + shard)).empty());  // two communicators
   CHECK(compare_collectives(graph(shard), graph(start)).empty());
   CHECK(compare_collectives(graph(shard + gather), graph(gather + shard)) ==
-        "call 1 over dp_shard is all_reduce of f32[4] (%a) in one program, all_gather of f32[4] (%c) in the other");
+        "call 1 over dp_shard is all_reduce of f32[4] (%a) in one program, all_gather of f32[4] dim=0 (%c) in the other");
   CHECK(compare_collectives(graph(shard + gather), graph(shard)) ==
-        "call 2 over dp_shard is all_gather of f32[4] (%c) in one program, nothing in the other");
+        "call 2 over dp_shard is all_gather of f32[4] dim=0 (%c) in one program, nothing in the other");
   CHECK(
       compare_collectives(graph("  %a = all_reduce %x axis=dp_shard op=max : f32[4]\n"), graph(shard)).find("op=max") !=
       std::string::npos);

@@ -114,11 +114,11 @@ Storage storage_of(const Op& param, const Strategy& strategy) {
   return s;
 }
 
-// A contiguous tensor without states.
+// A contiguous tensor, placed alike everywhere.
 Type plain(Type type, ir::DType dtype) {
   type.dtype = dtype;
   type.strides.clear();
-  type.states.clear();
+  type.placements.clear();
   return type;
 }
 
@@ -234,7 +234,7 @@ void mark_inputs(Graph& graph, const Strategy& strategy) {
   for (const auto& op : graph.ops()) {
     if (!op->is("input")) continue;
     Type type = op->result()->type();
-    type.states = {{ir::AxisState::Kind::Own, axes}};
+    type.placements = {{ir::Placement::own(), axes}};
     op->result()->set_type(type);
   }
 }

@@ -13,7 +13,7 @@
 namespace sfsdp::testing {
 namespace {
 
-using ir::Attr, ir::AxisState, ir::Dim, ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
+using ir::Attr, ir::Dim, ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
 
 // The engine's numbers are fixed by the standard, those of <random>'s distributions are not.
 class Dice {
@@ -78,9 +78,12 @@ class TextMaker {
       type.dims.push_back({.size = dice_.below(1000), .split = axes(), .padded = dice_.one_in(5)});
     if (dice_.one_in(4))
       for (size_t i = 0; i < type.dims.size(); ++i) type.strides.push_back(dice_.below(100));
-    for (int64_t states = dice_.below(3); states > 0; --states) {
+    for (int64_t placements = dice_.below(3); placements > 0; --placements) {
       auto named = axes();
-      if (!named.empty()) type.states.push_back({static_cast<AxisState::Kind>(dice_.below(4)), std::move(named)});
+      if (!named.empty())
+        type.placements.push_back(
+            {dice_.one_in(4) ? ir::Placement::own() : ir::Placement::partial(static_cast<ir::ReduceOp>(dice_.below(3))),
+             std::move(named)});
     }
     return type;
   }
@@ -177,7 +180,7 @@ class ProgramMaker {
  private:
   void add_root(int64_t index) {
     Type type = square();
-    if (index == 2) type.states = {{AxisState::Kind::Own, {"dp_shard"}}};
+    if (index == 2) type.placements = {{ir::Placement::own(), {"dp_shard"}}};
     const std::string name = concat("r", index);
     Op* op = graph_.add(index == 2 ? "input" : "param", {}, {{name, type}});
     op->attrs["name"] = name;

@@ -42,13 +42,13 @@ Array cut(const Array& whole, size_t dim, size_t part_index, size_t parts) {
 }
 
 Array reduce(const std::vector<const Array*>& parts, const Op& op) {
-  const std::string kind = op.has_attr("op") ? op.attr<std::string>("op") : "sum";
+  const ReduceOp kind = reduce_op(op);
   Array out = *parts[0];
   for (size_t p = 1; p < parts.size(); ++p)
     for (size_t i = 0; i < out.data.size(); ++i) {
       const double x = parts[p]->data[i];
       double& y = out.data[i];
-      y = kind == "max" ? std::max(y, x) : kind == "min" ? std::min(y, x) : y + x;
+      y = kind == ReduceOp::Max ? std::max(y, x) : kind == ReduceOp::Min ? std::min(y, x) : y + x;
     }
   return out;
 }

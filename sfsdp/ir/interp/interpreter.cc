@@ -134,7 +134,7 @@ std::string place_text(const Graph& graph, const Type& type, int64_t rank) {
     for (const std::string& axis : axes) text += concat(' ', axis, '=', coordinate(graph, rank, axis));
   };
   for (const Dim& dim : type.dims) add(dim.split);
-  for (const AxisState& state : type.states) add(state.axes);
+  for (const AxisPlacement& placement : type.placements) add(placement.axes);
   return text;
 }
 

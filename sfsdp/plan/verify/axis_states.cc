@@ -77,12 +77,9 @@ class Checker {
 
   State leaf(const Op& op) const {
     const ir::Type& type = op.result()->type();
-    for (const ir::Dim& dim : type.dims)
-      if (std::ranges::find(dim.split, axis_) != dim.split.end()) return State::Shard;
-    if (local_.contains(op.result()) || op.is("constant")) return State::Own;
-    for (const ir::AxisState& state : type.states)
-      if (std::ranges::find(state.axes, axis_) != state.axes.end()) return State::Own;
-    return State::Replicate;
+    const State named = type.placement_on(axis_).kind;
+    if (named == State::Partial || local_.contains(op.result()) || op.is("constant")) return State::Own;
+    return named;
   }
 
   std::string visit(const Op& op) {

@@ -60,15 +60,6 @@ Program read(const Graph& graph) {
   return program;
 }
 
-std::string call_text(const Op& op) {
-  ir::Type sent = op.operands[0]->type();
-  sent.states.clear();
-  std::string text = concat(ir::collective_kind(op), " of ", sent);
-  for (const char* key : {"op", "root", "dim"})
-    if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
-  return text;
-}
-
 // One group of ranks on one axis list.
 struct Group {
   std::vector<int64_t> ranks;
