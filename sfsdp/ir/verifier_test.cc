@@ -345,8 +345,9 @@ TEST_CASE("compare_collectives: each communicator must see the same calls in the
                     start = "  %s = all_reduce.start %x axis=dp_shard : async f32[4]\n  %a = wait %s : f32[4]\n";
   CHECK(compare_collectives(graph(shard + replicate), graph(replicate + shard)).empty());  // two communicators
   CHECK(compare_collectives(graph(shard), graph(start)).empty());
-  CHECK(compare_collectives(graph(shard + gather), graph(gather + shard)) ==
-        "call 1 over dp_shard is all_reduce of f32[4] (%a) in one program, all_gather of f32[4] dim=0 (%c) in the other");
+  CHECK(
+      compare_collectives(graph(shard + gather), graph(gather + shard)) ==
+      "call 1 over dp_shard is all_reduce of f32[4] (%a) in one program, all_gather of f32[4] dim=0 (%c) in the other");
   CHECK(compare_collectives(graph(shard + gather), graph(shard)) ==
         "call 2 over dp_shard is all_gather of f32[4] dim=0 (%c) in one program, nothing in the other");
   CHECK(
