@@ -111,6 +111,11 @@ class TailOrder {
   bool apply(PassContext& ctx) {
     std::vector<Op*> tail;
     for (const auto& op : graph_.ops()) (in_tail(*op) ? tail : order_).push_back(op.get());
+    for (Op* op : tail) {
+      for (const Value* operand : op->operands)
+        if (operand) readers_[ir::storage_of(operand)].push_back(op);
+      if (ir::is_wait(*op)) readers_[ir::storage_of(op->operands[0]->producer()->operands[0])].push_back(op);
+    }
     start_all(tail);
     const std::vector<Op*> gradients = find_gradients(tail);
     for (Op* gradient : gradients) {
@@ -131,11 +136,14 @@ class TailOrder {
   }
 
  private:
-  // With all that it reads in the tail and that is not there yet.
+  // With all that it reads in the tail and that is not there yet, and after what reads a buffer that it takes over.
   void emit(Op* op) {
     if (!in_tail(*op) || !emitted_.insert(op).second) return;
     for (Value* operand : op->operands)
       if (operand) emit(operand->producer());
+    for (const int64_t taken : ir::donated_operands(*op))
+      for (Op* reader : readers_[ir::storage_of(op->operands[static_cast<size_t>(taken)])])
+        if (index_.position(reader) < index_.position(op)) emit(reader);
     order_.push_back(op);
   }
 
@@ -206,6 +214,8 @@ class TailOrder {
   const std::unordered_set<const Op*> needed_;
   const ir::Index index_;                        // of the graph as it was
   std::unordered_map<const Op*, size_t> place_;  // in the new order
+  // Of the tail, by the memory that they read; a wait reads what its start sends.
+  std::unordered_map<const Value*, std::vector<Op*>> readers_;
   std::unordered_set<const Op*> emitted_;
   std::vector<Op*> order_;
 };

@@ -214,6 +214,55 @@ TEST_CASE(
   )");
 }
 
+TEST_CASE("early_all_reduces: what reads a parameter stays before the update that takes its buffer over") {
+  expect_pass("early_all_reduces", R"(
+    graph mesh [dp_replicate=2] view local
+      %a = param name=a : f32[4]
+      %b = param name=b : f32[4]
+      %x = input name=x : f32[4] own(dp_replicate)
+    bwd:
+      %b.ar.start = all_reduce.start %x axis=dp_replicate : async f32[4]
+      %a.ar.start = all_reduce.start %x axis=dp_replicate : async f32[4]
+    clip:
+      %b.ar = wait %b.ar.start : f32[4]
+      %b.grad = gradient %b.ar param=b : f32[4]
+      %a.ar = wait %a.ar.start : f32[4]
+      %a.grad = gradient %a.ar param=a : f32[4]
+      %size = aten.sum %b : f32[]
+      %never = full value=0.0 : f32[]
+    opt:
+      %a.new = sgd %a, none, %a.grad, %never donates=[0] momentum=0.0 weight_decay=0.0 : f32[4]
+      %b.new = sgd %b, none, %b.grad, %never donates=[0] momentum=0.0 weight_decay=0.0 : f32[4]
+      return %size
+      carry %a = %a.new
+      carry %b = %b.new
+  )",
+              R"(
+    graph mesh [dp_replicate=2] view local
+      %a = param name=a : f32[4]
+      %b = param name=b : f32[4]
+      %x = input name=x : f32[4] own(dp_replicate)
+    bwd:
+      %b.ar.start = all_reduce.start %x axis=dp_replicate : async f32[4]
+      %a.ar.start = all_reduce.start %x axis=dp_replicate : async f32[4]
+    clip:
+      %b.ar = wait %b.ar.start : f32[4]
+      %b.grad = gradient %b.ar param=b : f32[4]
+      %never = full value=0.0 : f32[]
+      %size = aten.sum %b : f32[]
+    opt:
+      %b.new = sgd %b, none, %b.grad, %never donates=[0] momentum=0.0 weight_decay=0.0 : f32[4]
+    clip:
+      %a.ar = wait %a.ar.start : f32[4]
+      %a.grad = gradient %a.ar param=a : f32[4]
+    opt:
+      %a.new = sgd %a, none, %a.grad, %never donates=[0] momentum=0.0 weight_decay=0.0 : f32[4]
+      return %size
+      carry %a = %a.new
+      carry %b = %b.new
+  )");
+}
+
 TEST_CASE("early_all_reduces: a graph without an optimizer stays as it is") {
   expect_unchanged("early_all_reduces", R"(
     graph mesh [dp_shard=2] view local
