@@ -117,7 +117,8 @@ class Rewriter {
         place_(build_.before(loss.grad_p).in(Section::Bwd).at(loss.logits->module_path)) {}
 
   void run(int64_t chunks) {
-    const int64_t rows = m_.logits->operands[0]->type().dims[0].size;
+    const Value* hidden = m_.logits->operands[0];
+    const int64_t rows = hidden->type().dims[0].size;
     const int64_t each = (rows + chunks - 1) / chunks;
     Value* weight = m_.grad_hidden->operands[1];
     Type transposed = m_.logits->operands[1]->type();
@@ -132,6 +133,7 @@ class Rewriter {
     replace_grad_of_weight();
     build_.erase(m_.ops());
     build_.apply();
+    expect_chunked(graph_, hidden, weight_t_, each);
   }
 
  private:
@@ -238,6 +240,21 @@ const std::vector<Field<ChunkLossOptions>>& ChunkLossOptions::fields() {
   static const std::vector<Field<ChunkLossOptions>> kFields = {
       field("chunks", &ChunkLossOptions::chunks, {1, 1e6}, "1: none")};
   return kFields;
+}
+
+void expect_chunked(const Graph& graph, const Value* hidden, const Value* weight_t, int64_t most_rows) {
+  int64_t rows = 0;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("aten.mm") || op->operands[1] != weight_t) continue;
+    const Op& part = *op->operands[0]->producer();
+    SFSDP_CHECK(part.is("narrow") && part.operands[0] == hidden, "chunk_loss: %", op->result()->name(),
+                " is the product of something else than rows of %", hidden->name());
+    const auto start = part.attr<int64_t>("start"), length = part.attr<int64_t>("length");
+    SFSDP_CHECK(start == rows && length <= most_rows, "chunk_loss: a chunk of ", length, " rows begins at row ", start,
+                "; expected row ", rows, " and at most ", most_rows);
+    rows += length;
+  }
+  SFSDP_CHECK(rows == hidden->type().dims[0].size, "chunk_loss: the chunks have ", rows, " rows of ", hidden->type());
 }
 
 bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx) {

@@ -24,4 +24,8 @@ struct ChunkLossOptions {
 
 bool chunk_loss(ir::Graph& graph, const ChunkLossOptions& options, PassContext& ctx);
 
+// Throws InternalError unless the products that read `weight_t` are of chunks of at most `most_rows` rows of `hidden`,
+// each row once, in order. The pass calls it on its own result.
+void expect_chunked(const ir::Graph& graph, const ir::Value* hidden, const ir::Value* weight_t, int64_t most_rows);
+
 }  // namespace sfsdp::passes

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
@@ -126,6 +128,23 @@ TEST_CASE("chunk_loss: weight gradients in bf16 are added up in f32, where their
       const auto shape = result->type().shape();
       CHECK_FALSE((shape == std::vector<int64_t>{6, 4}));  // no logits of all tokens
     }
+}
+
+TEST_CASE("chunk_loss: its post-condition finds rows that are left out, read twice or too many at once") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kLoss));
+  run_passes(graph, parse_passes("chunk_loss chunks=2"));
+  const ir::Value *hidden = graph.find_value("h"), *weight_t = graph.find_value("0");
+  CHECK_NOTHROW(expect_chunked(graph, hidden, weight_t, 3));
+  CHECK_THROWS_WITH_AS(expect_chunked(graph, hidden, weight_t, 2), doctest::Contains("at most 2"), InternalError);
+  const auto refuses = [&](const char* part, const char* attribute, int64_t value, const char* what) {
+    ir::Attr& attr = graph.find_value(part)->producer()->attrs.at(attribute);
+    const ir::Attr good = std::exchange(attr, value);
+    CHECK_THROWS_WITH_AS(expect_chunked(graph, hidden, weight_t, 3), doctest::Contains(what), InternalError);
+    attr = good;
+  };
+  refuses("15", "start", 2, "chunk_loss: a chunk of 2 rows begins at row 2; expected row 3");
+  refuses("15", "length", 1, "chunk_loss: the chunks have 4 rows of f32[5, 2]");
+  refuses("4", "start", 1, "expected row 0");
 }
 
 TEST_CASE("chunk_loss: what it cannot chunk stays") {

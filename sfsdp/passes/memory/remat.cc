@@ -135,6 +135,9 @@ class Rewriter {
       for (Value*& operand : op->operands)
         if (operand && again_.contains(ir::storage_of(operand))) operand = repeat(operand, op);
     build_.apply();
+    std::unordered_set<const Op*> repeated;
+    for (const auto& [op, clone] : clones_) repeated.insert(clone);
+    expect_repeated(graph_, again_, repeated);
     ctx.metrics.add("blocks", static_cast<int64_t>(blocks_));
     ctx.metrics.add("ops_repeated", static_cast<int64_t>(clones_.size()));
     ctx.metrics.add("flops_repeated", flops_repeated());
@@ -264,6 +267,24 @@ const std::vector<Field<RematOptions>>& RematOptions::fields() {
             "memory_budget: work of a byte that is written again, in flops of a product"),
   };
   return kFields;
+}
+
+void expect_repeated(const Graph& graph, const std::unordered_set<const Value*>& not_kept,
+                     const std::unordered_set<const Op*>& repeated) {
+  std::unordered_set<const Op*> needed;  // by the op after them that is not repeated
+  for (size_t i = graph.ops().size(); i-- > 0;) {
+    const Op& op = *graph.ops()[i];
+    const bool again = repeated.contains(&op);
+    SFSDP_CHECK(!again || (op.section == Section::Bwd && needed.contains(&op)), "remat: %", op.result()->name(), " in ",
+                ir::to_string(op.section), " is repeated before what needs it");
+    if (!again) needed.clear();
+    for (const Value* operand : op.operands) {
+      if (!operand) continue;
+      needed.insert(operand->producer());
+      SFSDP_CHECK(op.section != Section::Bwd || !not_kept.contains(ir::storage_of(operand)), "remat: ", op.opcode, " %",
+                  op.result()->name(), " reads %", operand->name(), ", which is not kept");
+    }
+  }
 }
 
 bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {

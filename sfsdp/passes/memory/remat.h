@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
@@ -44,5 +45,10 @@ struct RematOptions {
 // Counts in ctx.metrics: blocks, ops_repeated, flops_repeated (of products and attention), bytes_not_kept (of what is
 // computed again), bytes_kept (made by forward, read by backward).
 bool remat(ir::Graph& graph, const RematOptions& options, PassContext& ctx);
+
+// Throws InternalError where an op of backward reads memory of `not_kept`, or where one of `repeated` stands before
+// anything that needs it. The pass calls it on its own result.
+void expect_repeated(const ir::Graph& graph, const std::unordered_set<const ir::Value*>& not_kept,
+                     const std::unordered_set<const ir::Op*>& repeated);
 
 }  // namespace sfsdp::passes

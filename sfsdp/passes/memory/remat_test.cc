@@ -5,7 +5,9 @@
 
 #include <random>
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -216,6 +218,32 @@ TEST_CASE(
     }
     CHECK(before.get("flops_repeated") > 0);
   }
+}
+
+TEST_CASE("remat: its post-condition finds an op that reads what is not kept, and one repeated too early") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kTwoBlocks));
+  run_passes(graph, parse_passes("remat mode=full every=2"));
+  std::unordered_set<const ir::Value*> not_kept;
+  std::unordered_set<const ir::Op*> repeated;
+  for (const char* name : {"h0", "a0", "y0"}) {
+    not_kept.insert(graph.find_value(name));
+    repeated.insert(graph.find_value(std::string(name) + ".again")->producer());
+  }
+  CHECK_NOTHROW(expect_repeated(graph, not_kept, repeated));
+  ir::Value*& kept = graph.find_value("g0")->producer()->operands[1];
+  ir::Value* const again = std::exchange(kept, graph.find_value("h0"));
+  CHECK_THROWS_WITH_AS(expect_repeated(graph, not_kept, repeated),
+                       doctest::Contains("remat: aten.mul.Tensor %g0 reads %h0, which is not kept"), InternalError);
+  kept = again;
+  ir::Op* const early = graph.find_value("h0.again")->producer();
+  std::vector<ir::Op*> order;
+  for (const auto& op : graph.ops()) {
+    if (op.get() == graph.find_value("g1")->producer()) order.push_back(early);
+    if (op.get() != early) order.push_back(op.get());
+  }
+  REQUIRE(graph.set_order(order));
+  CHECK_THROWS_WITH_AS(expect_repeated(graph, not_kept, repeated),
+                       doctest::Contains("remat: %h0.again in bwd is repeated before what needs it"), InternalError);
 }
 
 TEST_CASE("remat: a graph without blocks stays, unknown modes are refused") {

@@ -30,4 +30,7 @@ struct PrefetchGathersOptions {
 
 bool prefetch_gathers(ir::Graph& graph, const PrefetchGathersOptions& options, PassContext& ctx);
 
+// Throws InternalError naming a gather that does not stand as "Leaves" says. The pass calls it on its own result.
+void expect_prefetched(const ir::Graph& graph, const PrefetchGathersOptions& options);
+
 }  // namespace sfsdp::passes

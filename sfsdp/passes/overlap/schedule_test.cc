@@ -3,6 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -196,6 +200,69 @@ TEST_CASE("prefetch_gathers: a bound on bytes holds starts back; depth 0 and gat
   )");
 }
 
+TEST_CASE("prefetch_gathers: a pack that reads a shard twice, and a gather of backward that already leads it") {
+  expect_pass("prefetch_gathers", R"(
+    graph mesh [dp_shard=2] view local
+      %a = param name=a : f32[2/dp_shard]
+      %b = param name=b : f32[2/dp_shard]
+    fwd:
+      %a.start = all_gather.start %a axis=dp_shard dim=0 : async f32[4]
+      %a.full = wait %a.start : f32[4]
+      %b.cast = cast %b : bf16[2/dp_shard]
+      %b.pack = pack [%b.cast, %b.cast] offsets=[0, 2] : bf16[4]
+      %b.start = all_gather.start %b.pack axis=dp_shard dim=0 : async bf16[8]
+      %b.full = wait %b.start : bf16[8]
+      return %a.full, %b.full
+  )",
+              R"(
+    graph mesh [dp_shard=2] view local
+      %a = param name=a : f32[2/dp_shard]
+      %b = param name=b : f32[2/dp_shard]
+    fwd:
+      %a.start = all_gather.start %a axis=dp_shard dim=0 : async f32[4]
+      %b.cast = cast %b : bf16[2/dp_shard]
+      %b.pack = pack [%b.cast, %b.cast] offsets=[0, 2] : bf16[4]
+      %b.start = all_gather.start %b.pack axis=dp_shard dim=0 : async bf16[8]
+      %a.full = wait %a.start : f32[4]
+      %b.full = wait %b.start : bf16[8]
+      return %a.full, %b.full
+  )");
+  // %b is first in line where backward begins, %a is needed first.
+  expect_pass("prefetch_gathers", R"(
+    graph mesh [dp_shard=2] view local
+      %a = param name=a : f32[2/dp_shard]
+      %b = param name=b : f32[2/dp_shard]
+    bwd:
+      %b.start = all_gather.start %b axis=dp_shard dim=0 : async f32[4]
+      %a.start = all_gather.start %a axis=dp_shard dim=0 : async f32[4]
+      %a.full = wait %a.start : f32[4]
+      %b.full = wait %b.start : f32[4]
+      return %a.full, %b.full
+  )",
+              R"(
+    graph mesh [dp_shard=2] view local
+      %a = param name=a : f32[2/dp_shard]
+      %b = param name=b : f32[2/dp_shard]
+    bwd:
+      %a.start = all_gather.start %a axis=dp_shard dim=0 : async f32[4]
+      %a.full = wait %a.start : f32[4]
+      %b.start = all_gather.start %b axis=dp_shard dim=0 : async f32[4]
+      %b.full = wait %b.start : f32[4]
+      return %a.full, %b.full
+  )");
+  // The shard's cast is forward's, the start leads backward already.
+  expect_unchanged("prefetch_gathers", R"(
+    graph mesh [dp_shard=2] view local
+      %a = param name=a : f32[2/dp_shard]
+    fwd:
+      %a.cast = cast %a : bf16[2/dp_shard]
+    bwd:
+      %a.start = all_gather.start %a.cast axis=dp_shard dim=0 : async bf16[4]
+      %a.full = wait %a.start : bf16[4]
+      return %a.full
+  )");
+}
+
 constexpr const char* kBackward = R"(
     graph mesh [dp_shard=2] view local
       %x = input name=x : f32[4] own(dp_shard)
@@ -286,6 +353,69 @@ TEST_CASE("sink_waits: a reduction that backward needs is waited for where it is
       return %z
   )");
   expect_unchanged("sink_waits depth=0", kBackward);
+}
+
+// Post-conditions: what a pass left, with one op moved, is refused.
+//   moved: puts the op of the first value before that of the second
+using Expectation = std::function<void(const ir::Graph&)>;
+void expect_refused(const ir::Graph& good, const std::pair<const char*, const char*>& moved,
+                    const Expectation& expectation, const char* what) {
+  CAPTURE(moved.first);
+  CAPTURE(moved.second);
+  CHECK_NOTHROW(expectation(good));
+  ir::Graph graph = good.clone();
+  std::vector<ir::Op*> order;
+  for (const auto& op : graph.ops()) {
+    if (op->result() == graph.find_value(moved.second)) order.push_back(graph.find_value(moved.first)->producer());
+    if (op->result() != graph.find_value(moved.first)) order.push_back(op.get());
+  }
+  REQUIRE(graph.set_order(order));
+  CHECK_THROWS_WITH_AS(expectation(graph), doctest::Contains(what), InternalError);
+}
+
+ir::Graph after(const std::string& passes, const std::string& text) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  run_passes(graph, parse_passes(passes));
+  return graph;
+}
+
+TEST_CASE("prefetch_gathers: its post-condition finds a start that is late, early or over the bound") {
+  const auto with = [](const PrefetchGathersOptions& options) -> Expectation {
+    return [=](const ir::Graph& graph) { expect_prefetched(graph, options); };
+  };
+  const ir::Graph one = after("prefetch_gathers", kForward);
+  expect_refused(one, {"c.start", "c.full"}, with({}), "prefetch_gathers: %c.start starts 0 gathers ahead");
+  expect_refused(one, {"c.start", "b.out"}, with({}), "prefetch_gathers: %c.start starts 0 gathers ahead");
+  expect_refused(one, {"c.start", "a.full"}, with({}), "prefetch_gathers: %c.start starts 2 gathers ahead of 1");
+  const ir::Graph two = after("prefetch_gathers forward=after depth=2", kForward);
+  expect_refused(two, {"c.start", "b.full"}, with({.depth = 2, .forward = Side::After}), "%c.start starts 0 gathers");
+  const ir::Graph bound = after("prefetch_gathers depth=2 max_bytes=16", kForward);
+  expect_refused(bound, {"c.start", "a.full"}, with({.depth = 2, .max_bytes = 16}), "24 bytes in flight of at most 16");
+  expect_refused(bound, {"c.start", "c.full"}, with({.depth = 2, .max_bytes = 16}), "could start 2");
+  const ir::Graph backward = after("prefetch_gathers", R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[2/dp_shard]
+      %x = input name=x : f32[4] own(dp_shard)
+    bwd:
+      %g = aten.neg %x : f32[4]
+      %w.start = all_gather.start %w axis=dp_shard dim=0 : async f32[4]
+      %w.full = wait %w.start : f32[4]
+      return %g, %w.full
+  )");
+  expect_refused(backward, {"w.start", "w.full"}, with({}),
+                 "prefetch_gathers: %w.start, the first of backward, starts");
+}
+
+TEST_CASE("sink_waits: its post-condition finds a wait that is early or late") {
+  const auto with = [](Side next) -> Expectation {
+    return [=](const ir::Graph& graph) { expect_sunk(graph, {.next = next}); };
+  };
+  const ir::Graph before = after("sink_waits", kBackward);
+  expect_refused(before, {"a.rs", "b"}, with(Side::Before), "sink_waits: the wait of %a.start stands by aten.neg");
+  expect_refused(before, {"b.rs", "c"}, with(Side::Before), "sink_waits: the wait of %b.start stands by aten.neg");
+  expect_refused(before, {"b.start", "a.rs"}, with(Side::Before), "not by reduce_scatter.start");
+  const ir::Graph late = after("sink_waits next=after", kBackward);
+  expect_refused(late, {"c", "a.rs"}, with(Side::After), "sink_waits: the wait of %a.start stands by aten.neg");
 }
 
 TEST_CASE("variants that do not exist are refused") {

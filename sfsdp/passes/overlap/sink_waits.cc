@@ -2,6 +2,7 @@
 #include "sfsdp/passes/overlap/sink_waits.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -55,6 +56,10 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
   return reductions;
 }
 
+UnitSchedule fallback_of(const SinkWaitsOptions& options) {
+  return {.sink_depth = options.depth, .sink = options.next};
+}
+
 }  // namespace
 
 const std::vector<Field<SinkWaitsOptions>>& SinkWaitsOptions::fields() {
@@ -64,14 +69,33 @@ const std::vector<Field<SinkWaitsOptions>>& SinkWaitsOptions::fields() {
   return kFields;
 }
 
+void expect_sunk(const Graph& graph, const SinkWaitsOptions& options) {
+  const std::vector<Reduction> reductions = find_reductions(graph);
+  const ir::Index index(graph);
+  std::unordered_set<const Op*> sunk;
+  for (const Reduction& r : reductions) sunk.insert(r.wait.begin(), r.wait.end());
+  for (size_t i = 0; i < reductions.size(); ++i) {
+    const UnitSchedule unit = read_schedule(reductions[i].param, fallback_of(options));
+    if (unit.sink_depth == 0) continue;
+    const size_t next = i + static_cast<size_t>(unit.sink_depth);
+    const bool to_end = next >= reductions.size(), before = unit.sink == Side::Before;
+    const Op* place = to_end ? nullptr : before ? reductions[next].filled : reductions[next].start;
+    size_t at = index.position(before || to_end ? reductions[i].wait.front() : reductions[i].wait.back());
+    const auto passes_over = [&](const Op* op) { return sunk.contains(op) || (to_end && op->section != Section::Bwd); };
+    while (at < index.size() && passes_over(index.at(at))) before || to_end ? ++at : --at;  // 0 - 1: no op
+    const Op* found = at < index.size() ? index.at(at) : nullptr;
+    SFSDP_CHECK(found == place, "sink_waits: the wait of %", reductions[i].start->result()->name(), " stands by ",
+                found ? found->opcode : "nothing", ", not by ", place ? place->opcode : "the end of backward");
+  }
+}
+
 bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx) {
   const std::vector<Reduction> reductions = find_reductions(graph);
-  const UnitSchedule fallback = {.sink_depth = options.depth, .sink = options.next};
   ir::Moves moves(graph);
   std::vector<Op*> at_end;
   for (size_t i = 0; i < reductions.size(); ++i) {
     const Reduction& r = reductions[i];
-    const UnitSchedule unit = read_schedule(r.param, fallback);
+    const UnitSchedule unit = read_schedule(r.param, fallback_of(options));
     const Place place = wait_place(i, reductions.size(), unit.sink_depth, unit.sink);
     if (place.where == Place::Where::ToEnd)
       at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());
@@ -86,7 +110,9 @@ bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx)
       last = op.get();
   if (last) moves.after(last, at_end);
   ctx.metrics.add("waits", static_cast<int64_t>(reductions.size()));
-  return moves.apply();
+  const bool changed = moves.apply();
+  expect_sunk(graph, options);
+  return changed;
 }
 
 }  // namespace sfsdp::passes

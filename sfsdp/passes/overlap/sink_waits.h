@@ -26,4 +26,7 @@ struct SinkWaitsOptions {
 
 bool sink_waits(ir::Graph& graph, const SinkWaitsOptions& options, PassContext& ctx);
 
+// Throws InternalError naming a reduction whose wait does not stand as "Leaves" says. The pass calls it on its own result.
+void expect_sunk(const ir::Graph& graph, const SinkWaitsOptions& options);
+
 }  // namespace sfsdp::passes
