@@ -43,6 +43,12 @@ TEST_CASE("preconditions: passes that store parameters elsewhere say what they n
   expect_refused(replaced(step(), "carry %a.0.w = %a.0.w.new", "carry %a.0.w = %a.0.w.grad"), "wrap, bucket",
                  "is carried on by another op than its update");
   expect_refused(replaced(step(), "return ", "return %a.1.w.f.all, "), "wrap, bucket", "still reads it");
+  expect_refused(replaced(step(), "return ", "return %a.1.w.f.all, "), "keep_whole",
+                 "the step returns parameter a.1.w");
+  const std::string other = "  %other = state name=other : f32[6, 4]\n  %step = state";
+  expect_refused(replaced(replaced(step(), "  %step = state", other), "  carry %step",
+                          "  carry %other = %a.1.w.f.all\n  carry %step"),
+                 "keep_whole", "the next step reads parameter a.1.w");
 }
 
 TEST_CASE("preconditions: reshard keeps a gather for backward that another section makes") {
@@ -63,6 +69,15 @@ bwd:
   CHECK(ir::to_string(ir::verify(graph)) == "");
 }
 
+TEST_CASE("preconditions: bucket packs padded gradients of any section, and none that are padded later") {
+  ir::Graph graph = read(replaced(step(), "bwd:\n", ""));
+  CHECK_NOTHROW(run_passes(graph, parse_passes("wrap, bucket")));
+  expect_refused(
+      replaced(step(), "%a.1.w.acc = accumulate %a.1.w.rs",
+               "%a.1.w.late = pad %a.1.w.rs dim=0 size=3 : f32[3, 4]\n  %a.1.w.acc = accumulate %a.1.w.late"),
+      "wrap, bucket", "padded after it is reduced");
+}
+
 TEST_CASE("preconditions: gathers started in another order than they are waited for stay above their waits") {
   ir::Graph graph = read(R"(graph mesh [a=2] view local
   %v = param name=v : f32[2]
@@ -76,6 +91,123 @@ fwd:
 )");
   run_passes(graph, parse_passes("prefetch_gathers"));
   CHECK(ir::to_string(ir::verify(graph)) == "");
+}
+
+// The pass changes the graph, and it means the same.
+void expect_sound(const std::string& passes, const std::string& text) {
+  CAPTURE(passes);
+  const ir::Graph before = read(text);
+  ir::Graph graph = before.clone();
+  CHECK(run_passes(graph, parse_passes(passes))[0].changed);
+  CHECK(testing::check_same_meaning(before, graph, testing::Agreement::Bitwise) == "");
+}
+
+TEST_CASE("preconditions: a pack that several starts read stays where it is") {
+  expect_sound("early_all_reduces", R"(graph mesh [dp_replicate=2, dp_shard=2] view local
+  %a = param name=a : f32[4]
+  %x = input name=x : f32[4] own(dp_replicate, dp_shard)
+bwd:
+  %g = aten.neg %x : f32[4]
+clip:
+  %p = pack [%g] offsets=[0] : f32[4]
+  %s = all_reduce %p axis=dp_replicate : f32[4]
+  %t = all_reduce %p axis=dp_shard : f32[4]
+  %u = aten.add.Tensor %s, %t : f32[4]
+  %never = full value=0.0 : f32[]
+opt:
+  %a.new = sgd %a, none, %u, %never donates=[0] momentum=0.0 weight_decay=0.0 : f32[4]
+  return %u
+  carry %a = %a.new
+)");
+  testing::expect_unchanged("sink_waits", R"(graph mesh [dp_shard=2] view local
+  %x = input name=x : f32[4] own(dp_shard)
+bwd:
+  %p = pack [%x] offsets=[0] : f32[4]
+  %a.start = reduce_scatter.start %p axis=dp_shard dim=0 : async f32[2]
+  %a = wait %a.start : f32[2]
+  %b.start = reduce_scatter.start %p axis=dp_shard dim=0 : async f32[2]
+  %b = wait %b.start : f32[2]
+clip:
+  return %a, %b
+)");
+}
+
+TEST_CASE("preconditions: a wait does not sink before its own start") {
+  testing::expect_unchanged("sink_waits", R"(graph mesh [dp_shard=2] view local
+  %x = input name=x : f32[4] own(dp_shard)
+bwd:
+  %p = pack [%x] offsets=[0] : f32[4]
+  %q = pack [%x] offsets=[0] : f32[4]
+  %a.start = reduce_scatter.start %q axis=dp_shard dim=0 : async f32[2]
+  %a = wait %a.start : f32[2]
+  %b.start = reduce_scatter.start %p axis=dp_shard dim=0 : async f32[2]
+  %b = wait %b.start : f32[2]
+clip:
+  return %a, %b
+)");
+}
+
+TEST_CASE("preconditions: copy_buckets with crossing units, shared casts and chains of casts") {
+  expect_sound("copy_buckets", R"(graph mesh [dp_replicate=2] view local
+  %a = param name=a unit=u : f32[4]
+  %b = param name=b unit=u : f32[4]
+  %c = param name=c unit=v : f32[4]
+  %d = param name=d unit=v : f32[4]
+  %x = input name=x : f32[4] own(dp_replicate)
+clip:
+  %a.ar = all_reduce %x axis=dp_replicate : f32[4]
+  %a.g = gradient %a.ar param=a : f32[4]
+  %c.ar = all_reduce %x axis=dp_replicate : f32[4]
+  %c.g = gradient %c.ar param=c : f32[4]
+  %m = aten.add.Tensor %a.g, %c.g : f32[4]
+  %b.ar = all_reduce %x axis=dp_replicate : f32[4]
+  %b.g = gradient %b.ar param=b : f32[4]
+  %d.ar = all_reduce %x axis=dp_replicate : f32[4]
+  %d.g = gradient %d.ar param=d : f32[4]
+  return %m, %b.g, %d.g
+)");
+  expect_sound("copy_buckets", R"(graph mesh [dp_shard=2] view local
+  %a = param name=a unit=u : f32[4/dp_shard]
+  %b = param name=b unit=u : f32[4/dp_shard]
+  %x = input name=x : f32[8] own(dp_shard)
+fwd:
+  %a.f = all_gather %a axis=dp_shard dim=0 : f32[8]
+  %y = aten.neg %a.f : f32[8]
+  %b.c = cast %b : f32[4/dp_shard]
+  %b.f = all_gather %b.c axis=dp_shard dim=0 : f32[8]
+  %b.e = all_gather %b.c axis=dp_shard dim=0 : f32[8]
+  %z = aten.add.Tensor %b.f, %b.e : f32[8]
+  return %y, %z
+)");
+  expect_sound("copy_buckets", R"(graph mesh [dp_shard=2] view local
+  %a = param name=a unit=u : bf16[4/dp_shard]
+  %b = param name=b unit=u : f32[4/dp_shard]
+  %x = input name=x : bf16[8] own(dp_shard)
+fwd:
+  %a.f = all_gather %a axis=dp_shard dim=0 : bf16[8]
+  %y = aten.neg %a.f : bf16[8]
+  %b.w = cast %b : f64[4/dp_shard]
+  %b.c = cast %b.w : bf16[4/dp_shard]
+  %b.f = all_gather %b.c axis=dp_shard dim=0 : bf16[8]
+  %z = aten.add.Tensor %b.f, %y : bf16[8]
+  return %y, %z
+)");
+}
+
+TEST_CASE("preconditions: copy_buckets refuses gradients that are computed from each other's reduced ones") {
+  expect_refused(R"(graph mesh [dp_replicate=2] view local
+  %a = param name=a unit=u : f32[4]
+  %b = param name=b unit=u : f32[4]
+  %x = input name=x : f32[4] own(dp_replicate)
+clip:
+  %a.ar = all_reduce %x axis=dp_replicate : f32[4]
+  %a.g = gradient %a.ar param=a : f32[4]
+  %y = aten.neg %a.g : f32[4]
+  %b.ar = all_reduce %y axis=dp_replicate : f32[4]
+  %b.g = gradient %b.ar param=b : f32[4]
+  return %a.g, %b.g
+)",
+                 "copy_buckets", "%b.ar is computed from a gradient of unit u");
 }
 
 }  // namespace

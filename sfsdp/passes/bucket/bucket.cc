@@ -149,7 +149,7 @@ class Rewriter {
       Value* value = m.path->raw;
       std::vector<Op*> ops = m.path->ops;
       size_t i = 0;
-      for (; i < ops.size() && is_packed(*ops[i]) && ops[i]->section == Section::Bwd; ++i) {
+      for (; i < ops.size() && is_packed(*ops[i]) && ir::is_repeated(ops[i]->section); ++i) {
         if (ops[i]->is("pad"))
           build_.erase(ops[i]);
         else
@@ -174,7 +174,7 @@ class Rewriter {
                            : op->is("all_reduce")   ? ".grad.ar"
                            : op->is("mul_scalar")   ? ".grad.mean"
                                                     : ".grad.acc";
-      const auto place = op->section == Section::Bwd ? after : head.in(op->section);
+      const auto place = ir::is_repeated(op->section) ? after : head.in(op->section);
       value = place.value(op->opcode, {value}, Type::tensor(op->result()->type().dtype, {size}), b.name + suffix,
                           op->attrs);
     }

@@ -36,11 +36,16 @@ class Merger {
 
   bool run() {
     const std::vector<Group> groups = find_groups();
+    for (const Group& group : groups)
+      for (const Op* member : group.members) end_of_[member] = index_.position(group.members.back());
     for (const Group& group : groups) kind_ == "all_gather" ? gather(group) : reduce(group);
     build_.apply();
-    // Readers between a member and the merged collective, before they read something else.
     ir::Moves moves(graph_);
-    for (const auto& [place, ops] : after_) moves.after(place, ops);
+    for (const auto& op : graph_.ops())
+      if (const auto late = late_.find(op.get()); late != late_.end()) {
+        Op* const moved = op.get();
+        moves.after(late->second.after, {&moved, 1});
+      }
     for (const auto& [place, ops] : before_) moves.before(place, ops);
     moves.apply();
     return !groups.empty();
@@ -120,8 +125,11 @@ class Merger {
     const Op* pack = whole->producer()->operands[0]->producer();
     for (size_t i = 0; i < group.members.size(); ++i) {
       Op* member = group.members[i];
-      if (Op* cast = member->operands[0]->producer(); index_.position(cast) > index_.position(place))
-        before_[pack].push_back(cast);
+      std::vector<Op*> casts;  // of the shard, that stand after the pack; others may read them too
+      for (Op* op = member->operands[0]->producer(); index_.position(op) > index_.position(place);
+           op = op->operands[0]->producer())
+        if (early_.insert(op).second) casts.insert(casts.begin(), op);
+      before_[pack].insert(before_[pack].end(), casts.begin(), casts.end());
       const Type type = member->result()->type();
       const int64_t ranks = type.numel() / member->operands[0]->type().numel();
       build_.take_place(member->result(),
@@ -145,11 +153,18 @@ class Merger {
       build_.take_place(member.result(), view->result());
       late.insert(member.result());
     }
-    for (size_t i = first + 1; i < last; ++i) {
+    for (size_t i = first + 1; i <= last; ++i) {
       Op* op = index_.at(i);
       if (std::ranges::none_of(op->operands, [&](const Value* v) { return late.contains(v); })) continue;
+      if (const auto end = end_of_.find(op); end != end_of_.end()) {
+        if (end->second > last) continue;  // made where its own group is
+        throw UserError(concat("pass copy_buckets: %", op->result()->name(), " is computed from a gradient of unit ",
+                               group.unit, " that is reduced with it, or later",
+                               "\n  expected gradients that do not read each other's reduced ones"));
+      }
       for (const auto& result : op->results()) late.insert(result.get());
-      after_[view].push_back(op);
+      Late& place_of_op = late_[op];
+      if (last > place_of_op.end) place_of_op = {last, view};
     }
   }
 
@@ -158,7 +173,14 @@ class Merger {
   PassContext& ctx_;
   const ir::Index index_{graph_};
   ir::Builder build_{graph_};
-  std::unordered_map<const Op*, std::vector<Op*>> before_, after_;
+  std::unordered_map<const Op*, size_t> end_of_;  // where the group of a member is reduced
+  struct Late {
+    size_t end = 0;
+    const Op* after = nullptr;
+  };
+  std::unordered_map<const Op*, Late> late_;  // readers of reduced gradients that stand before the last group they read
+  std::unordered_map<const Op*, std::vector<Op*>> before_;
+  std::unordered_set<const Op*> early_;  // in before_
 };
 
 }  // namespace

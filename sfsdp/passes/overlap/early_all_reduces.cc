@@ -83,7 +83,8 @@ bool start_in_body(Graph& graph, PassContext& ctx) {
   for (const auto& op : graph.ops()) {
     if (!ir::is_start(*op) || !in_tail(*op)) continue;
     std::vector<Op*> group = {op.get()};
-    if (Op* pack = op->operands[0]->producer(); pack->is("pack") && in_tail(*pack)) group.insert(group.begin(), pack);
+    Op* const pack = op->operands[0]->producer();
+    if (pack->is("pack") && in_tail(*pack) && index.only_reader(pack->result())) group.insert(group.begin(), pack);
     const auto& read = group[0]->operands;
     if (!std::ranges::all_of(read, [](const Value* v) { return in_body(*v->producer()); })) continue;
     const Value* last =

@@ -352,6 +352,21 @@ TEST_CASE("sink_waits: a reduction that backward needs is waited for where it is
       %z = aten.neg %y : f32[4]
       return %z
   )");
+  // A reader of another section stands before the end of backward.
+  expect_unchanged("sink_waits", R"(
+    graph mesh [dp_shard=2] view local
+      %x = input name=x : f32[4] own(dp_shard)
+    bwd:
+      %a.start = reduce_scatter.start %x axis=dp_shard dim=0 : async f32[2]
+      %a = wait %a.start : f32[2]
+    loss:
+      %l = aten.sum %a : f32[]
+    bwd:
+      %y = aten.neg %x : f32[4]
+      %b.start = reduce_scatter.start %y axis=dp_shard dim=0 : async f32[2]
+      %b = wait %b.start : f32[2]
+      return %l, %b
+  )");
   expect_unchanged("sink_waits depth=0", kBackward);
 }
 

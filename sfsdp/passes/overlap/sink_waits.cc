@@ -19,22 +19,24 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 // A reduction's start, and its wait with the ops of backward that do nothing but keep its result.
 struct Reduction {
   Op* start = nullptr;
-  Op* filled = nullptr;  // from here on what it sends has memory: its pack, or the start itself
+  // From here on what it sends has memory: its pack, if that stands after the start before it, or the start itself.
+  Op* filled = nullptr;
   std::vector<Op*> wait;
   const Op* param = nullptr;  // whose gradient it is, where a gradient op says so
 };
 
 // What backward does with a reduced value but keep it: views of it, sums over micro-batches, casts.
+//   end: of backward, a position; an op of another section that stands before it computes with it too
 //   returns whether it computes with it
-bool follow(const ir::Index& index, const Value* value, std::vector<Op*>& kept) {
+bool follow(const ir::Index& index, const Value* value, size_t end, std::vector<Op*>& kept) {
   bool needed = false;
   for (Op* reader : index.readers(value)) {
-    if (reader->section != Section::Bwd) continue;
-    if (ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast")) {
+    const bool keeps = ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast");
+    if (reader->section == Section::Bwd && keeps) {
       kept.push_back(reader);
-      needed |= follow(index, reader->result(), kept);
+      needed |= follow(index, reader->result(), end, kept);
     } else {
-      needed = true;
+      needed |= index.position(reader) < end;
     }
   }
   return needed;
@@ -43,13 +45,17 @@ bool follow(const ir::Index& index, const Value* value, std::vector<Op*>& kept) 
 std::vector<Reduction> find_reductions(const Graph& graph) {
   const ir::Index index(graph);
   std::vector<Reduction> reductions;
+  size_t end = index.size();
+  while (end > 0 && index.at(end - 1)->section != Section::Bwd) --end;
   for (const auto& op : graph.ops()) {
     if (op->section != Section::Bwd || (!op->is("reduce_scatter.start") && !op->is("all_reduce.start"))) continue;
     Reduction r;
     r.start = r.filled = op.get();
-    if (Op* sent = op->operands[0]->producer(); sent->is("pack") && sent->section == Section::Bwd) r.filled = sent;
+    Op* const sent = op->operands[0]->producer();
+    const bool later = reductions.empty() || index.position(sent) > index.position(reductions.back().start);
+    if (sent->is("pack") && sent->section == Section::Bwd && later) r.filled = sent;
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
-    const bool needed = follow(index, op->result(), r.wait);
+    const bool needed = follow(index, op->result(), end, r.wait);
     r.param = param_of_gradient(graph, index, op->result());
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }

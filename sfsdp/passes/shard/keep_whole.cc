@@ -79,16 +79,18 @@ class Rewriter {
  private:
   // The update's gather writes into the buffer of the whole, so nothing else after the region may read it.
   void require_read_by_region() const {
-    for (const auto& op : graph_.ops()) {
-      if (ir::is_repeated(op->section)) continue;
-      for (const Value* operand : op->operands) {
-        const auto found = operand ? name_of_.find(ir::storage_of(operand)->producer()) : name_of_.end();
-        if (found != name_of_.end())
-          throw UserError(concat("pass keep_whole: ", op->opcode, " in section ", to_string(op->section),
-                                 " reads parameter ", found->second,
-                                 " gathered\n  expected readers in forward and backward alone"));
-      }
-    }
+    for (const auto& op : graph_.ops())
+      for (const Value* operand : op->operands)
+        if (operand && !ir::is_repeated(op->section))
+          require_not_whole(operand, concat(op->opcode, " in section ", to_string(op->section), " reads"));
+    for (const Value* output : graph_.outputs) require_not_whole(output, "the step returns");
+    for (const ir::Carry& carry : graph_.carries) require_not_whole(carry.next, "the next step reads");
+  }
+
+  void require_not_whole(const Value* value, const std::string& what) const {
+    if (const auto found = name_of_.find(ir::storage_of(value)->producer()); found != name_of_.end())
+      throw UserError(concat("pass keep_whole: ", what, " parameter ", found->second,
+                             " gathered\n  expected readers in forward and backward alone"));
   }
 
   // After the update: what forward's gather was, into the buffer that the step has read.
