@@ -95,17 +95,6 @@ Readers readers_of(const ir::Graph& graph) {
   return readers;
 }
 
-// layers.3 of layers.3.attention.wq; nothing of a module that is in no numbered block.
-std::string_view block_of(std::string_view path) {
-  for (size_t begin = 0; begin < path.size();) {
-    const size_t end = std::min(path.find('.', begin), path.size());
-    const std::string_view part = path.substr(begin, end - begin);
-    if (part.find_first_not_of("0123456789") == std::string_view::npos) return path.substr(0, end);
-    begin = end + 1;
-  }
-  return {};
-}
-
 // Ops that multiply complex numbers as pairs of reals (rotary embeddings): eager models have one kernel for it.
 std::unordered_set<const Op*> complex_products(const ir::Graph& graph) {
   std::unordered_set<const Op*> found;
@@ -144,7 +133,6 @@ class Former {
       : graph_(graph),
         machine_(machine),
         execution_(execution),
-        adds_up_(graph.micro_batches > 1),
         measured_(machine.measured),
         readers_(readers_of(graph)) {
     if (execution != Execution::Reference) casts_ = packed_casts(graph, readers_);
@@ -166,10 +154,9 @@ class Former {
     // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
     if (kind == Class::Collective || ir::is_wait(op)) open_ = -1;
     if (copies_out(op)) return begin(op);
-    if (execution_ == Execution::Reference && op.is("accumulate") && !adds_up_) return -1;
     if (kind == Class::Free || kind == Class::Collective || casts_.contains(&op)) return -1;
     const bool joins = kind == Class::Fusible && is_fused(op);
-    const std::string_view block = execution_ == Execution::Compile ? block_of(op.module_path) : std::string_view();
+    const std::string_view block = execution_ == Execution::Compile ? ir::block_of(op.module_path) : std::string_view();
     if (!joins || op.section != section_ || block != block_) open_ = -1;
     section_ = op.section;
     block_ = block;
@@ -190,7 +177,7 @@ class Former {
   bool is_fused(const Op& op) const {
     switch (execution_) {
       case Execution::Fused: return true;
-      case Execution::Compile: return !block_of(op.module_path).empty();
+      case Execution::Compile: return !ir::block_of(op.module_path).empty();
       case Execution::Eager: return complex_.contains(&op);
       case Execution::Reference: return false;
     }
@@ -235,7 +222,6 @@ class Former {
   const ir::Graph& graph_;
   const Machine& machine_;
   const Execution execution_;
-  const bool adds_up_;
   const MeasuredOps measured_;
   const Readers readers_;
   std::unordered_set<const Op*> casts_, complex_;

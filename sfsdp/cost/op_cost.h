@@ -19,7 +19,7 @@ enum class Execution : uint8_t {
   Eager,    // a kernel per op
   Compile,  // chains of pointwise ops and reductions within one block (layers.3) are one kernel; outside blocks as Eager
   Reference,  // what runs today: exec/'s ReferenceExecutor, a kernel per op, each issued when the last has ended; collectives
-              // block where they start, a wait and a first (only) `accumulate` do nothing
+              // block where they start, a wait does nothing
   Fused,  // our plan: chains are one kernel wherever they stand, parameters are views, the step is issued as a whole
 };
 

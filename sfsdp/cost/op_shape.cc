@@ -10,7 +10,7 @@ namespace {
 using ir::Op;
 
 bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
-bool is_convolution(const Op& op) { return op.is("aten.convolution") || op.is("aten.convolution_backward"); }
+bool is_convolution(const Op& op) { return op.is("aten.convolution", "aten.convolution_backward"); }
 
 }  // namespace
 
@@ -39,7 +39,7 @@ ProductShape product_shape(const Op& op) {
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
   }
-  const size_t first = op.is("aten.addmm") || op.is("aten.baddbmm") ? 1 : 0;
+  const size_t first = op.is("aten.addmm", "aten.baddbmm") ? 1 : 0;
   const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();
   const size_t rank = a.size();
   if (rank == 3) s.batch = static_cast<double>(a[0]);
@@ -58,8 +58,7 @@ AttentionShape attention_shape(const Op& op) {
   s.pairs = static_cast<double>(query[0] * query[1] * query[2] * key[2]);
   s.width = static_cast<double>(query[3]);
   s.length = static_cast<double>(key[2]);
-  const auto causal = op.attrs.find("is_causal");
-  s.causal = causal != op.attrs.end() && std::get<bool>(causal->second);
+  s.causal = op.attr_or("is_causal", false);
   return s;
 }
 

@@ -26,8 +26,6 @@ std::string describe(const Op& op) {
   return concat('%', op.result()->name(), " = ", op.opcode);
 }
 
-bool holds_parameter(const Op& op) { return op.is("param") || op.is("state") || op.is("input"); }
-
 }  // namespace
 
 std::string_view to_string(Section section) {
@@ -43,25 +41,25 @@ std::string_view to_string(Section section) {
   return {};
 }
 
-template <class T>
-const T& Op::attr(const std::string& key) const {
-  const auto found = attrs.find(key);
-  SFSDP_CHECK(found != attrs.end(), describe(*this), " has no attribute ", key);
-  const T* value = std::get_if<T>(&found->second);
-  SFSDP_CHECK(value != nullptr, describe(*this), " attribute ", key, " is of another kind: ", found->second);
-  return *value;
+std::string name_of(const Op& op) {
+  return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
 }
 
-template const std::monostate& Op::attr(const std::string&) const;
-template const bool& Op::attr(const std::string&) const;
-template const int64_t& Op::attr(const std::string&) const;
-template const double& Op::attr(const std::string&) const;
-template const std::string& Op::attr(const std::string&) const;
-template const DType& Op::attr(const std::string&) const;
-template const std::vector<int64_t>& Op::attr(const std::string&) const;
-template const std::vector<double>& Op::attr(const std::string&) const;
-template const std::vector<bool>& Op::attr(const std::string&) const;
-template const std::vector<std::string>& Op::attr(const std::string&) const;
+std::string_view block_of(std::string_view path) {
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const std::string_view part = path.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos) return path.substr(0, end);
+    begin = end + 1;
+  }
+  return {};
+}
+
+void Op::refuse_attr(const std::string& key) const {
+  const auto found = attrs.find(key);
+  SFSDP_CHECK(found != attrs.end(), describe(*this), " has no attribute ", key);
+  SFSDP_CHECK(false, describe(*this), " attribute ", key, " is of another kind: ", found->second);
+}
 
 Graph Graph::clone() const {
   Graph copy;
@@ -143,11 +141,8 @@ Op* Graph::add(std::string opcode, std::vector<Value*> operands, std::vector<New
 
 Op* Graph::find_param(std::string_view name) const {
   for (const auto& op : ops_) {
-    if (!holds_parameter(*op)) continue;
-    const auto found = op->attrs.find("name");
-    if (found == op->attrs.end()) continue;
-    const std::string* text = std::get_if<std::string>(&found->second);
-    if (text && *text == name) return op.get();
+    if (!op->is("param", "state", "input")) continue;
+    if (const auto* text = op->find_attr<std::string>("name"); text && *text == name) return op.get();
   }
   return nullptr;
 }

@@ -70,15 +70,35 @@ class Op {
 
   std::span<const std::unique_ptr<Value>> results() const { return results_; }
   Value* result(int index = 0) const { return results_.at(static_cast<size_t>(index)).get(); }
-  bool is(std::string_view name) const { return opcode == name; }
+  // Whether the opcode is one of these.
+  template <class... Names>
+  bool is(const Names&... names) const {
+    return ((opcode == std::string_view(names)) || ...);
+  }
 
-  // Attribute access; throws InternalError naming op and attribute when it is absent or of another kind.
-  template <class T>
-  const T& attr(const std::string& key) const;
   bool has_attr(const std::string& key) const { return attrs.contains(key); }
+  // nullptr where it is absent or of another kind.
+  template <class T>
+  const T* find_attr(const std::string& key) const {
+    const auto found = attrs.find(key);
+    return found == attrs.end() ? nullptr : std::get_if<T>(&found->second);
+  }
+  // Throws InternalError naming op and attribute when it is absent or of another kind.
+  template <class T>
+  const T& attr(const std::string& key) const {
+    const T* value = find_attr<T>(key);
+    if (!value) refuse_attr(key);
+    return *value;
+  }
+  // The same, but `fallback` when it is absent.
+  template <class T>
+  T attr_or(const std::string& key, T fallback) const {
+    return has_attr(key) ? attr<T>(key) : std::move(fallback);
+  }
 
  private:
   friend class Graph;
+  [[noreturn]] void refuse_attr(const std::string& key) const;
   std::vector<std::unique_ptr<Value>> results_;
 };
 
@@ -136,5 +156,12 @@ class Graph {
 };
 
 std::ostream& operator<<(std::ostream& out, const Attr& attr);
+
+// "all_gather %w.full", as messages name an op: the opcode and the first result, if it has one.
+std::string name_of(const Op& op);
+
+// "layers.3" of "layers.3.attention.wq.weight": a path of a module or parameter through its first number; "" where no
+// component is one.
+std::string_view block_of(std::string_view path);
 
 }  // namespace sfsdp::ir

@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/aten_rules.h"
 #include "sfsdp/ir/shape_rules.h"
 
 namespace sfsdp::ir {
@@ -66,8 +65,7 @@ AtenName split_aten(std::string_view opcode) {
 bool is_random_aten(const Op& op) {
   const AtenName name = split_aten(op.opcode);
   if (aten_effects().draws.contains(name.base)) return true;
-  const auto dropout = op.attrs.find("dropout_p");
-  const double* p = dropout == op.attrs.end() ? nullptr : std::get_if<double>(&dropout->second);
+  const auto* p = op.find_attr<double>("dropout_p");
   return aten_effects().drops_out.contains(name.base) && p && *p > 0;
 }
 
@@ -78,8 +76,6 @@ bool writes_argument(std::string_view opcode) {
   return in_place || effects.writes.contains(opcode.substr(kAten.size())) || name.overload == "out" ||
          name.overload.ends_with("_out") || effects.out_overloads.contains(name.overload);
 }
-
-bool is_pure_aten(const Op& op) { return !writes_argument(op.opcode) && !is_random_aten(op); }
 
 }  // namespace
 
@@ -115,15 +111,17 @@ std::vector<std::string> unchecked_opcodes(const Graph& graph) {
 
 bool is_aten(std::string_view opcode) { return opcode.starts_with(kAten) && opcode.size() > kAten.size(); }
 
-bool is_pure(const Op& op) { return is_aten(op.opcode) ? is_pure_aten(op) : has_flag(op, kPure); }
+bool is_pure(const Op& op) {
+  return is_aten(op.opcode) ? !writes_argument(op.opcode) && !is_random_aten(op) : has_flag(op, kPure);
+}
 bool is_root(const Op& op) { return has_flag(op, kRoot); }
 bool is_collective(const Op& op) { return has_flag(op, kCollective); }
 bool is_start(const Op& op) { return has_flag(op, kStart); }
 bool is_wait(const Op& op) { return op.is("wait"); }
 
 bool is_once(const Op& op) {
-  const auto once = op.attrs.find("once");
-  return once != op.attrs.end() && once->second == Attr(true);
+  const auto* once = op.find_attr<bool>("once");
+  return once && *once;
 }
 
 bool is_repeated(const Op& op) { return is_repeated(op.section) && !is_once(op); }
@@ -160,10 +158,8 @@ std::string call_text(const Op& op) {
 }
 
 std::optional<std::vector<std::string>> axes_of(const Op& op) {
-  const auto found = op.attrs.find("axis");
-  if (found == op.attrs.end()) return std::nullopt;
-  if (const auto* axis = std::get_if<std::string>(&found->second)) return std::vector<std::string>{*axis};
-  if (const auto* axes = std::get_if<std::vector<std::string>>(&found->second)) return *axes;
+  if (const auto* axis = op.find_attr<std::string>("axis")) return std::vector<std::string>{*axis};
+  if (const auto* axes = op.find_attr<std::vector<std::string>>("axis")) return *axes;
   return std::nullopt;
 }
 
@@ -178,10 +174,8 @@ std::optional<int64_t> axis_size(const Graph& graph, std::span<const std::string
 }
 
 double number_of(const Op& op, const std::string& key) {
-  if (const auto found = op.attrs.find(key); found != op.attrs.end()) {
-    if (const auto* whole = std::get_if<int64_t>(&found->second)) return static_cast<double>(*whole);
-    if (const auto* flag = std::get_if<bool>(&found->second)) return *flag ? 1 : 0;
-  }
+  if (const auto* whole = op.find_attr<int64_t>(key)) return static_cast<double>(*whole);
+  if (const auto* flag = op.find_attr<bool>(key)) return *flag ? 1 : 0;
   return op.attr<double>(key);
 }
 
@@ -190,9 +184,7 @@ double number_of(const Op& op, const std::string& key, double fallback) {
 }
 
 std::vector<int64_t> donated_operands(const Op& op) {
-  const auto found = op.attrs.find("donates");
-  if (found == op.attrs.end()) return {};
-  const auto* indexes = std::get_if<std::vector<int64_t>>(&found->second);
+  const auto* indexes = op.find_attr<std::vector<int64_t>>("donates");
   return indexes ? *indexes : std::vector<int64_t>();
 }
 

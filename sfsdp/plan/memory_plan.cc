@@ -23,13 +23,12 @@ namespace {
 // Of several micro-batches the plan shows one: the last has the sums of those before from its begin on, and all of them
 // read what was made before the first.
 void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) {
-  const auto repeats = [](const auto& op) { return ir::is_repeated(op->section); };
-  const auto begin = std::ranges::find_if(graph.ops(), repeats);
-  if (begin == graph.ops().end()) return;
-  const auto first = static_cast<int64_t>(begin - graph.ops().begin());
-  int64_t last = first;
-  for (int64_t i = first; i < static_cast<int64_t>(graph.ops().size()); ++i)
-    if (repeats(graph.ops()[static_cast<size_t>(i)])) last = i;
+  int64_t first = -1, last = -1;
+  for (int64_t i = 0; i < std::ssize(graph.ops()); ++i) {
+    if (!ir::is_repeated(graph.ops()[static_cast<size_t>(i)]->section)) continue;
+    if (first < 0) first = i;
+    last = i;
+  }
   for (Buffer& b : buffers) {
     const bool sum = b.value->producer()->is("accumulate");
     if (sum) b.first = first;
@@ -72,16 +71,11 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
-      if (op.is("param") || op.is("state") || op.is("constant") || op.is("scalar")) {
+      if (op.is("param", "state", "constant", "scalar")) {
         outside.insert(value);
         continue;
       }
       if (ir::aliased_operand(op) >= 0) continue;
-      const bool passes_on = op.is("accumulate") && graph.micro_batches == 1;  // there is nothing to add to
-      if (passes_on && index.contains(ir::storage_of(op.operands[0]))) {
-        index[value] = index.at(ir::storage_of(op.operands[0]));
-        continue;
-      }
       if (r < donated.size()) {  // takes over the operand's memory
         const Value* from = ir::storage_of(op.operands[static_cast<size_t>(donated[r])]);
         const auto found = index.find(from);
@@ -110,12 +104,17 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   return buffers;
 }
 
+int64_t state_bytes(const Graph& graph, int64_t alignment) {
+  int64_t bytes = 0;
+  for (const auto& op : graph.ops())
+    if (op->is("param", "state")) bytes += round_up(op->result()->type().bytes(), alignment);
+  return bytes;
+}
+
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   plan.buffers = find_buffers(graph, options);
-  for (const auto& op : graph.ops())
-    if (op->is("param") || op->is("state"))
-      plan.state_bytes += round_up(op->result()->type().bytes(), options.alignment);
+  plan.state_bytes = state_bytes(graph, options.alignment);
   plan.arena_bytes = assign_offsets(plan.buffers, options.enough_bytes - plan.state_bytes);
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;

@@ -36,7 +36,6 @@ struct MemoryOptions {
   int64_t alignment = 256;
   // Values that never reach memory: inside a fused kernel. Unset: none.
   std::function<bool(const ir::Value*)> in_registers = {};
-  // Of a step. With several, what one adds to is alive in all of them, as is what all of them read.
   // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller.
@@ -48,6 +47,8 @@ MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& ke
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
+// Of parameters, moments and counters, each rounded up.
+int64_t state_bytes(const ir::Graph& graph, int64_t alignment);
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 
 // Buffers alive at `position`, largest first, summed by a name that the caller gives each.

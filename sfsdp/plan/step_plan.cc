@@ -19,6 +19,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
+constexpr std::string_view kHeader = "plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N";
 constexpr std::string_view kLanes = "lanes:", kRegisters = "registers:", kBuffers = "buffers:";
 
 std::string axes_text(const std::vector<std::string>& axes) { return axes.empty() ? "none" : join(axes, ","); }
@@ -95,8 +96,7 @@ int64_t header_number(const std::vector<std::string>& words, std::string_view ke
   for (const std::string& word : words)
     if (word.starts_with(key))
       if (const auto number = parse_int(word.substr(key.size()))) return *number;
-  throw UserError(concat("plan, line 1: no ", key,
-                         "\n  expected plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
+  throw UserError(concat("plan, line 1: no ", key, "\n  expected ", kHeader));
 }
 
 }  // namespace
@@ -150,7 +150,7 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   const auto words = split(text.substr(0, header_end), ' ');
   if (words.empty() || words[0] != "plan" || header_end == std::string_view::npos)
     throw UserError(concat("plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
-                           "\n  expected plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N"));
+                           "\n  expected ", kHeader));
   const size_t lanes = text.find(concat("\n", kLanes, "\n"));
   if (lanes == std::string_view::npos)
     throw UserError(concat("plan ", file_name, ": the graph is not followed by ", kLanes,

@@ -129,15 +129,8 @@ class Maker {
 }  // namespace
 
 Part part_of(Section section) {
-  switch (section) {
-    case Section::Init: return Part::Head;
-    case Section::Fwd:
-    case Section::Loss:
-    case Section::Bwd: return Part::Last;
-    case Section::Clip:
-    case Section::Opt: return Part::Tail;
-  }
-  return Part::Tail;
+  if (section == Section::Init) return Part::Head;
+  return ir::is_repeated(section) ? Part::Last : Part::Tail;
 }
 
 RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {

@@ -201,7 +201,13 @@ class Simulator {
       return false;
     }
     rank.waits_for = -1;
-    wait_until(r, c, turn.end, task.position, number);
+    const double end = std::max(rank.now, turn.end);
+    if (r == 0) {
+      out_.exposed_seconds[c.kind] += end - rank.now;
+      record(Event::Wait, 0, c, rank.now, end, number);
+      out_.events.back().position = task.position;
+    }
+    rank.now = end;
     rank.busy_until = std::max(rank.busy_until, turn.end);
     --turn.left;
     while (!group.turns.empty() && group.turns.front().left == 0 && group.turns.front().end >= 0) {
@@ -209,19 +215,6 @@ class Simulator {
       ++group.first;
     }
     return true;
-  }
-
-  // number: of the turn; -1: one of the step before
-  void wait_until(size_t r, const Collective& c, double done, int64_t position, int64_t number) {
-    Rank& rank = ranks_[r];
-    const double end = std::max(rank.now, done);
-    if (r == 0) {
-      out_.exposed_seconds[c.kind] += end - rank.now;
-      record(Event::Wait, 0, c, rank.now, end, number);
-      out_.events.back().position = position;
-      if (number < 0) out_.events.back().flow = -1;
-    }
-    rank.now = end;
   }
 
   // Begins the next turn of a group if all its ranks have come.
@@ -312,8 +305,7 @@ double Simulation::exposed() const {
 }
 
 std::string event_name(const Simulation& simulation, const Event& event) {
-  const ir::Op& op = *event.op;
-  const std::string name = op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
+  const std::string name = ir::name_of(*event.op);
   if (event.kind == Event::Start) return "start " + name;
   if (event.kind == Event::Wait) return "wait for " + name;
   if (event.kind == Event::Collective) return name;

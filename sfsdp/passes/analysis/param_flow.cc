@@ -13,13 +13,12 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-bool is_update(const Op& op) { return op.is("adamw") || op.is("sgd"); }
+bool is_update(const Op& op) { return op.is("adamw", "sgd"); }
 bool is_moment(const Op& update, size_t operand) { return update.is("adamw") || operand == 1; }
 
 bool is_on_gradient_path(const Op& op) {
-  for (const char* name : {"cast", "pad", "reduce_scatter", "accumulate", "all_reduce"})
-    if (op.is(name)) return true;
-  return op.is("mul_scalar") && op.section == ir::Section::Clip;  // the rest of a mean
+  if (op.is("mul_scalar")) return op.section == ir::Section::Clip;  // the rest of a mean
+  return op.is("cast", "pad", "reduce_scatter", "accumulate", "all_reduce");
 }
 
 constexpr const char* kRegular =
@@ -91,7 +90,7 @@ ParamFlow ParamReader::read(Op* param) const {
   for (Op* reader : index_.readers(param->result())) {
     if (is_update(*reader)) {
       flow.update = reader;
-    } else if (reader->is("all_gather") || reader->is("cast")) {
+    } else if (reader->is("all_gather", "cast")) {
       flow.uses.push_back(follow(reader));
     } else {
       add_plain_use(flow, reader);

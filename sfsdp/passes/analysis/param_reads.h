@@ -18,7 +18,6 @@ const ir::Op* param_of(const ir::Value* value);
 // The param whose gradient `value` becomes, reduced and added up on its way; nullptr: none, or several.
 const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, const ir::Value* value);
 
-// "layers.3" of "layers.3.attention.wq.weight": the path through its first number; "" where no component is one.
-std::string block_of(const std::string& name);
+inline std::string block_of(const std::string& name) { return std::string(ir::block_of(name)); }
 
 }  // namespace sfsdp::passes

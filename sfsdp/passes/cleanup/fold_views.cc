@@ -22,7 +22,7 @@ std::optional<int64_t> offset_of(const Op& op) {
   if (!ir::has_flag(op, ir::kReshape)) return std::nullopt;
   const Type &from = op.operands[0]->type(), &to = op.result()->type();
   if (!from.strides.empty() || !to.strides.empty() || from.dtype != to.dtype) return std::nullopt;
-  return op.has_attr("offset") ? op.attr<int64_t>("offset") : 0;
+  return op.attr_or<int64_t>("offset", 0);
 }
 
 // Dimension i of the result is dimension order[i] of the operand; nullopt for other ops.
@@ -76,11 +76,11 @@ bool read_through(Op& op) {
 
 void check_folded(const Graph& graph) {
   for (const auto& op : graph.ops()) {
-    SFSDP_CHECK(!changes_nothing(*op), op->opcode, " %", op->result()->name(), " still changes nothing");
+    SFSDP_CHECK(!changes_nothing(*op), name_of(*op), " still changes nothing");
     if (!order_of(*op) && !offset_of(*op)) continue;
     const Op& below = *op->operands[0]->producer();
-    SFSDP_CHECK(!(order_of(*op) && order_of(below)) && !(offset_of(*op) && offset_of(below)), op->opcode, " %",
-                op->result()->name(), " still reads ", below.opcode);
+    SFSDP_CHECK(!(order_of(*op) && order_of(below)) && !(offset_of(*op) && offset_of(below)), name_of(*op),
+                " still reads ", below.opcode);
   }
 }
 

@@ -126,7 +126,7 @@ class Rewriter {
     count_targets();
     for (int64_t start = 0; start < rows; start += each) chunk(start, std::min(each, rows - start));
     Value* loss = loss_;
-    if (reduction() == kMean) loss = add("div", {loss_, total_}, loss_->type());
+    if (m_.loss->attr_or("reduction", kMean) == kMean) loss = add("div", {loss_, total_}, loss_->type());
     build_.replace(m_.loss->result(0), loss);
     build_.replace(m_.grad_hidden->result(),
                    place_.list("aten.cat", grads_of_hidden_, m_.grad_hidden->result()->type(), "")->result());
@@ -138,11 +138,6 @@ class Rewriter {
 
  private:
   static constexpr int64_t kMean = 1, kSum = 2;  // at::Reduction
-
-  int64_t reduction() const {
-    const auto found = m_.loss->attrs.find("reduction");
-    return found == m_.loss->attrs.end() ? kMean : std::get<int64_t>(found->second);
-  }
 
   Value* add(std::string opcode, std::vector<Value*> operands, Type type, ir::Attrs attrs = {}) {
     return place_.value(std::move(opcode), std::move(operands), std::move(type), "", std::move(attrs));
@@ -170,9 +165,8 @@ class Rewriter {
     Value* targets = m_.loss->operands[1];
     Type counted = targets->type();
     counted.dtype = DType::b1;
-    const auto ignored = m_.loss->attrs.find("ignore_index");
-    const ir::Attr other = ignored == m_.loss->attrs.end() ? ir::Attr(int64_t{-100}) : ignored->second;
-    Value* ne = add("aten.ne.Scalar", {targets}, counted, {{"other", other}});
+    const auto ignored = m_.loss->attr_or<int64_t>("ignore_index", -100);
+    Value* ne = add("aten.ne.Scalar", {targets}, counted, {{"other", ignored}});
     counted.dtype = m_.loss->result(1)->type().dtype;
     total_ = add("aten.sum", {add("cast", {ne}, counted)}, m_.loss->result(1)->type());
   }

@@ -20,7 +20,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
 
-bool is_gather(const Op& op) { return op.is("all_gather") || op.is("all_gather.start"); }
+bool is_gather(const Op& op) { return op.is("all_gather", "all_gather.start"); }
 
 // The gathers of one param, in order.
 struct Gathered {
@@ -35,8 +35,7 @@ std::vector<Gathered> find_gathers(const Graph& graph) {
     const Op* param = is_gather(*op) ? param_of(op->operands[0]) : nullptr;
     if (!param) continue;
     if (!op->is("all_gather") || op->operands.size() != 1 || !ir::is_repeated(op->section))
-      throw UserError(concat("pass keep_whole: ", op->opcode, " %", op->result()->name(), " of parameter ",
-                             param->attr<std::string>("name"),
+      throw UserError(concat("pass keep_whole: ", name_of(*op), " of parameter ", param->attr<std::string>("name"),
                              "\n  expected all_gather in forward or backward; run the pass before split_collectives"));
     const auto [place, fresh] = index.emplace(param, found.size());
     if (fresh) found.push_back({graph.find_param(param->attr<std::string>("name")), {}});

@@ -50,9 +50,7 @@ Program read(const Graph& graph) {
         program.steps.back().waits = true;
       }
     } else if (ir::is_wait(*op)) {
-      const auto start = started.find(op->operands[0]->producer());
-      if (start == started.end()) continue;  // in flight since the step before
-      program.steps.push_back(start->second);
+      program.steps.push_back(started.at(op->operands[0]->producer()));
       program.steps.back().op = op.get();
       program.steps.back().waits = true;
     }

@@ -9,7 +9,6 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
-#include "sfsdp/mesh/chunk.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/offsets.h"
 #include "sfsdp/plan/verify/axis_states.h"
@@ -99,14 +98,11 @@ class Verifier {
       note(concat("%", value->name(), " has a buffer and needs none\n  expected none for state and views"));
     check_registers(registers);
     note(check_memory_plan(m, plan_.alignment));
-    int64_t state = 0;
-    for (const auto& op : plan_.graph.ops())
-      if (op->is("param") || op->is("state")) state += round_up(op->result()->type().bytes(), plan_.alignment);
     const Peak peak = live_peak(m.buffers);
     const auto compare = [&](const char* what, int64_t got, int64_t expected) {
       if (got != expected) note(concat(what, " = ", got, "\n  expected ", expected));
     };
-    compare("state_bytes", m.state_bytes, state);
+    compare("state_bytes", m.state_bytes, state_bytes(plan_.graph, plan_.alignment));
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
   }

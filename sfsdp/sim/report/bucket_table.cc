@@ -25,7 +25,7 @@ class Finder {
   // The parameter that a collective gathers, or whose gradient it reduces; nullptr: neither.
   const Op* param_of(const Op& collective) const {
     const Value* from = collective.operands[0];
-    while (from->producer()->is("cast") || from->producer()->is("pack") || ir::aliased_operand(*from->producer()) >= 0)
+    while (from->producer()->is("cast", "pack") || ir::aliased_operand(*from->producer()) >= 0)
       from = from->producer()->operands[0];
     if (from->producer()->is("param")) return from->producer();
     const Value* value = collective.result();
@@ -37,8 +37,8 @@ class Finder {
         const auto param = params_.find(next.attr<std::string>("param"));
         return param == params_.end() ? nullptr : param->second;
       }
-      const bool goes_on = ir::is_wait(next) || ir::is_collective(next) || next.is("accumulate") || next.is("cast") ||
-                           next.is("mul_scalar") || next.is("view") || next.is("pack");
+      const bool goes_on =
+          ir::is_collective(next) || next.is("wait", "accumulate", "cast", "mul_scalar", "view", "pack");
       if (!goes_on) return nullptr;
       value = next.result();
     }
@@ -90,9 +90,7 @@ std::string reason_of(const Op& collective, const Op* param, const std::map<std:
   if (!param->has_attr("members") && !is_copied(collective, *param)) return "one parameter, no bucket";
   const std::string& unit = param->attr<std::string>("unit");
   const auto rule = rules.find(unit);
-  std::string reason = param->has_attr("reason") ? param->attr<std::string>("reason")
-                       : rule == rules.end()     ? "unit " + unit
-                                                 : rule->second;
+  std::string reason = param->attr_or("reason", rule == rules.end() ? "unit " + unit : rule->second);
   if (is_copied(collective, *param)) return reason + "; stored one by one, copied into one buffer";
   if (buckets.at(unit) > 1) reason += concat("; cut into ", buckets.at(unit), " by dtype, placement or update");
   return reason;

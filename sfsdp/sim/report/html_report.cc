@@ -37,16 +37,14 @@ std::string what_of(const Event& e) {
 }
 
 Block block_of(const Simulation& simulation, const Event& e) {
-  Block b;
-  b.lane = e.lane;
-  b.what = what_of(e);
-  b.name = event_name(simulation, e);
-  b.module = e.op->module_path;
-  b.begin = e.begin;
-  b.end = e.end;
-  b.busy = e.end - e.begin;
-  b.bytes = e.bytes;
-  return b;
+  return {.lane = e.lane,
+          .what = what_of(e),
+          .name = event_name(simulation, e),
+          .module = e.op->module_path,
+          .begin = e.begin,
+          .end = e.end,
+          .busy = e.end - e.begin,
+          .bytes = e.bytes};
 }
 
 // The module that both are in: layers.3 of layers.3.attention and layers.3.norm.

@@ -12,13 +12,6 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
 
-bool is_one_of(const Op& op, std::initializer_list<std::string_view> names) {
-  return std::ranges::find(names, op.opcode) != names.end();
-}
-
-// Without ".start".
-std::string_view base_of(const Op& op) { return std::string_view(op.opcode).substr(0, op.opcode.find('.')); }
-
 class Classifier {
  public:
   explicit Classifier(const Graph& graph) {
@@ -37,7 +30,7 @@ class Classifier {
     const Value* value = buffer.value;
     const Op& op = *value->producer();
     if (parameters_.contains(value)) return MemoryKind::Parameters;
-    if (gradients_.contains(value) || reduces(op) || is_one_of(op, {"gradient", "scale"})) return MemoryKind::Gradients;
+    if (gradients_.contains(value) || reduces(op) || op.is("gradient", "scale")) return MemoryKind::Gradients;
     const bool forward = op.section == Section::Fwd || op.section == Section::Loss;
     if (ir::is_root(op) || (forward && buffer.last >= first_of_backward)) return MemoryKind::Activations;
     if (op.section == Section::Bwd && !backward_.contains(value)) return MemoryKind::Activations;
@@ -47,14 +40,14 @@ class Classifier {
  private:
   static bool reduces(const Op& op) {
     return op.section != Section::Fwd &&
-           (base_of(op) == "reduce_scatter" || base_of(op) == "all_reduce" || is_one_of(op, {"pack", "accumulate"}));
+           op.is("reduce_scatter", "reduce_scatter.start", "all_reduce", "all_reduce.start", "pack", "accumulate");
   }
 
   // Of a parameter alone, by ops that compute nothing.
   bool makes_parameter(const Op& op) const {
     if (op.is("param")) return true;
-    const bool moves = base_of(op) == "all_gather" || ir::aliased_operand(op) >= 0 ||
-                       is_one_of(op, {"cast", "wait", "view", "narrow", "pad", "pack", "unpack"});
+    const bool moves = ir::aliased_operand(op) >= 0 || op.is("all_gather", "all_gather.start", "cast", "wait", "view",
+                                                             "narrow", "pad", "pack", "unpack");
     return moves && !op.operands.empty() && parameters_.contains(op.operands[0]);
   }
 
@@ -70,7 +63,7 @@ class Classifier {
       value = ir::storage_of(value);
       const Op& op = *value->producer();
       if (op.section != Section::Bwd || !gradients_.insert(value).second) return;
-      value = is_one_of(op, {"cast", "pad"}) ? op.operands[0] : nullptr;
+      value = op.is("cast", "pad") ? op.operands[0] : nullptr;
     }
   }
 
