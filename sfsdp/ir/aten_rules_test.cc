@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Lines of a graph that LibTorch would compute, and the same with one thing wrong. What LibTorch itself says of random
 // calls is compared in capture/aten_rules_test.cc.
-#include "sfsdp/ir/aten_rules.h"
+#include "sfsdp/ir/shape_rules.h"
 
 #include <doctest/doctest.h>
 

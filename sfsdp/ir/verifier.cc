@@ -15,10 +15,6 @@
 namespace sfsdp::ir {
 namespace {
 
-std::string name_of(const Op& op) {
-  return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
-}
-
 // More than any machine has; what is kept per rank stays small.
 constexpr int64_t kMaxRanks = int64_t{1} << 20;
 constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;
@@ -250,8 +246,7 @@ class Verifier {
     if (!is_root(op)) return;
     if (op.section != Section::Init)
       report(concat(name_of(op), " stands in section ", to_string(op.section)), "expected it above all sections");
-    const auto found = op.attrs.find("name");
-    const auto* name = found == op.attrs.end() ? nullptr : std::get_if<std::string>(&found->second);
+    const auto* name = op.find_attr<std::string>("name");
     if (name && !root_names_.insert(*name).second)
       report(concat(name_of(op), " is the second with name=", quote_if_needed(*name)),
              "expected unique names among inputs, params and states");
