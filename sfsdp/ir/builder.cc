@@ -38,7 +38,8 @@ Op* Builder::Place::op(std::string opcode, std::vector<Value*> operands, std::ve
   op->section = section_;
   op->module_path = module_path_;
   op->attrs = std::move(attrs);
-  if (anchor_) (after_ ? builder_->after_ : builder_->before_)[anchor_].push_back(op);
+  if (anchor_ && after_) builder_->moves_.after(anchor_, {&op, 1});
+  if (anchor_ && !after_) builder_->moves_.before(anchor_, {&op, 1});
   return op;
 }
 
@@ -94,13 +95,11 @@ void Builder::take_place(Value* old, Value* value) {
 }
 
 void Builder::apply(std::string_view pass) {
-  put_in_order();
+  moves_.apply();
   graph_.replace_uses(replaced_);
   if (!pass.empty()) require_unread(pass);
   graph_.erase(erased_);
   for (const auto& [value, name] : renamed_) graph_.rename(value, name);  // names are free once the ops are gone
-  before_.clear();
-  after_.clear();
   replaced_.clear();
   renamed_.clear();
   erased_.clear();
@@ -116,34 +115,12 @@ void Builder::require_unread(std::string_view pass) const {
   };
   for (const auto& op : graph_.ops())
     if (!gone.contains(op.get()))
-      for (const Value* operand : op->operands)
-        check(operand, op->results().empty() ? op->opcode : concat(op->opcode, " %", op->result()->name()));
+      for (const Value* operand : op->operands) check(operand, name_of(*op));
   for (const Value* output : graph_.outputs) check(output, "return");
   for (const Carry& carry : graph_.carries) {
     check(carry.current, "carry");
     check(carry.next, "carry");
   }
-}
-
-void Builder::put_in_order() {
-  if (before_.empty() && after_.empty()) return;
-  std::unordered_set<const Op*> anchored;
-  for (const Anchored* side : {&before_, &after_})
-    for (const auto& [anchor, ops] : *side) anchored.insert(ops.begin(), ops.end());
-  std::vector<Op*> order;
-  order.reserve(graph_.ops().size());
-  // A new op can be an anchor itself. Chains of these are short.
-  const auto put = [&](const auto& self, Op* op) -> void {
-    if (const auto found = before_.find(op); found != before_.end())
-      for (Op* added : found->second) self(self, added);
-    order.push_back(op);
-    if (const auto found = after_.find(op); found != after_.end())
-      for (Op* added : found->second) self(self, added);
-  };
-  for (const auto& op : graph_.ops())
-    if (!anchored.contains(op.get())) put(put, op.get());
-  SFSDP_CHECK(order.size() == graph_.ops().size(), "an op was added at one of another graph");
-  graph_.set_order(order);
 }
 
 }  // namespace sfsdp::ir

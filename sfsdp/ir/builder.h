@@ -11,11 +11,11 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/moves.h"
 
 namespace sfsdp::ir {
 
@@ -25,7 +25,7 @@ Type with_dtype(Type type, DType dtype);
 
 class Builder {
  public:
-  explicit Builder(Graph& graph) : graph_(graph) {}
+  explicit Builder(Graph& graph) : graph_(graph), moves_(graph) {}
 
   // Makes ops at one place. Those made at one place stand in the order in which they are made.
   class Place {
@@ -71,12 +71,10 @@ class Builder {
   void apply(std::string_view pass = "");
 
  private:
-  using Anchored = std::unordered_map<const Op*, std::vector<Op*>>;
-  void put_in_order();
   void require_unread(std::string_view pass) const;
 
   Graph& graph_;
-  Anchored before_, after_;
+  Moves moves_;  // of new ops, which are made at the end
   std::map<Value*, Value*> replaced_;
   std::vector<std::pair<Value*, std::string>> renamed_;
   std::vector<Op*> erased_;

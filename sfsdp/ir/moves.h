@@ -15,11 +15,11 @@ class Moves {
  public:
   explicit Moves(Graph& graph) : graph_(graph) {}
 
-  // Moves `ops`, in their order, to `place`, after what was moved there already. `place` must not be moved itself.
+  // Moves `ops`, in their order, to `place`, after what was moved there already. What is moved may be a place itself.
   void before(const Op* place, std::span<Op* const> ops);
   void after(const Op* place, std::span<Op* const> ops);
   bool contains(const Op* op) const { return moved_.contains(op); }
-  // Returns whether the order changed.
+  // Forgets the moves; returns whether the order changed.
   bool apply();
 
  private:
