@@ -115,8 +115,6 @@ bool is_word(std::string_view text) {
   return !text.empty() && is_letter(text[0]) && std::ranges::all_of(text, is_name_char);
 }
 
-bool is_value_name(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_name_char); }
-
 bool is_reserved_word(std::string_view text) {
   return text == "true" || text == "false" || text == "none" || text == "inf" || text == "nan" ||
          parse_dtype(text).has_value();

@@ -33,7 +33,6 @@ struct SyntaxError {
 std::vector<Token> lex_line(std::string_view line);
 
 bool is_word(std::string_view text);
-bool is_value_name(std::string_view text);
 // Words that mean something else as an attribute's value: true, f32, inf, …
 bool is_reserved_word(std::string_view text);
 // A bare word if that reads back as the same string, else quoted with escapes.

@@ -2,7 +2,6 @@
 #include "sfsdp/ir/parser.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <set>
@@ -58,6 +57,13 @@ class Cursor {
     if (peek().kind != Kind::Word) fail(purpose);
     return next().text;
   }
+  // Items between commas up to `close`, one at least.
+  template <class Item>
+  void list(char close, std::string_view purpose, Item item) {
+    do item();
+    while (accept(','));
+    expect(close, purpose);
+  }
   void expect_end() const {
     if (!at_end()) fail("the end of the line");
   }
@@ -73,13 +79,10 @@ class Cursor {
 };
 
 int64_t parse_integer(Cursor& cursor, std::string_view purpose) {
-  const Token& token = cursor.peek();
-  int64_t number = 0;
-  const char* const end = token.text.data() + token.text.size();
-  const auto [stop, error] = std::from_chars(token.text.data(), end, number);
-  if (token.kind != Kind::Number || error != std::errc() || stop != end) cursor.fail(purpose);
+  const auto number = cursor.peek().kind == Kind::Number ? parse_int(cursor.peek().text) : std::nullopt;
+  if (!number) cursor.fail(purpose);
   cursor.next();
-  return number;
+  return *number;
 }
 
 // ---- types ----------------------------------------------------------------------------------------------------------
@@ -124,16 +127,9 @@ Type parse_type(Cursor& cursor) {
   type.dtype = *dtype;
   cursor.next();
   cursor.expect('[', "before the dimensions");
-  if (!cursor.accept(']')) {
-    do type.dims.push_back(parse_dim(cursor));
-    while (cursor.accept(','));
-    cursor.expect(']', "after the dimensions");
-  }
-  if (cursor.accept('{')) {
-    do type.strides.push_back(parse_integer(cursor, "a stride"));
-    while (cursor.accept(','));
-    cursor.expect('}', "after the strides");
-  }
+  if (!cursor.accept(']')) cursor.list(']', "after the dimensions", [&] { type.dims.push_back(parse_dim(cursor)); });
+  if (cursor.accept('{'))
+    cursor.list('}', "after the strides", [&] { type.strides.push_back(parse_integer(cursor, "a stride")); });
   type.placements = parse_placements(cursor);
   return type;
 }
@@ -141,15 +137,13 @@ Type parse_type(Cursor& cursor) {
 // ---- attributes -----------------------------------------------------------------------------------------------------
 
 Attr parse_number(Cursor& cursor) {
-  const std::string text = cursor.peek().text;
-  const char* const end = text.data() + text.size();
+  const std::string& text = cursor.peek().text;
   if (text.find_first_not_of("-0123456789") == std::string::npos)
     return parse_integer(cursor, "an integer of at most 64 bits");
-  double number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end) cursor.fail("a number");
+  const auto number = text == "-inf" ? -std::numeric_limits<double>::infinity() : parse_double(text);
+  if (!number) cursor.fail("a number");
   cursor.next();
-  return number;
+  return *number;
 }
 
 Attr parse_scalar(Cursor& cursor) {
@@ -181,22 +175,16 @@ Attr parse_items(Cursor& cursor, const Attr& first) {
 }
 
 Attr parse_empty_list(Cursor& cursor) {
-  const std::string_view expected = "the kind of an empty list: []i, []f, []b or []s";
-  if (cursor.peek().kind != Kind::Word) cursor.fail(expected);
-  const std::string kind = cursor.peek().text;
-  Attr list;
-  if (kind == "i")
-    list = std::vector<int64_t>();
-  else if (kind == "f")
-    list = std::vector<double>();
-  else if (kind == "b")
-    list = std::vector<bool>();
-  else if (kind == "s")
-    list = std::vector<std::string>();
-  else
-    cursor.fail(expected);
-  cursor.next();
-  return list;
+  const std::pair<std::string_view, Attr> kinds[] = {{"i", std::vector<int64_t>()},
+                                                     {"f", std::vector<double>()},
+                                                     {"b", std::vector<bool>()},
+                                                     {"s", std::vector<std::string>()}};
+  for (const auto& [kind, list] : kinds) {
+    if (!cursor.sees_word(kind)) continue;
+    cursor.next();
+    return list;
+  }
+  cursor.fail("the kind of an empty list: []i, []f, []b or []s");
 }
 
 Attr parse_attr(Cursor& cursor) {
@@ -243,15 +231,14 @@ class Parser {
     defined_here_.clear();
     try {
       Cursor cursor(lex_line(line));
-      if (cursor.at_end()) return;
-      parse_statement(cursor);
+      if (!cursor.at_end()) parse_statement(cursor);
+      return;
     } catch (const SyntaxError& error) {
       report(error);
-      seen_header_ = true;  // a broken header is one mistake, not one per line
-      for (const std::string& name : defined_here_) poisoned_.insert(name);
-    } catch (const ReadsPoisoned&) {
-      for (const std::string& name : defined_here_) poisoned_.insert(name);
+      seen_header_ = true;            // a broken header is one mistake, not one per line
+    } catch (const ReadsPoisoned&) {  // which is reported where it was defined
     }
+    poisoned_.insert(defined_here_.begin(), defined_here_.end());
   }
 
   void parse_statement(Cursor& cursor) {
@@ -270,15 +257,12 @@ class Parser {
     cursor.expect_word("graph");
     cursor.expect_word("mesh");
     cursor.expect('[', "before the mesh axes");
-    if (!cursor.accept(']')) {
-      do {
-        MeshAxis axis{.name = cursor.word("the name of a mesh axis"), .size = 1};
+    if (!cursor.accept(']'))
+      cursor.list(']', "after the mesh axes", [&] {
+        std::string name = cursor.word("the name of a mesh axis");
         cursor.expect('=', "between a mesh axis and its size");
-        axis.size = parse_integer(cursor, "the size of a mesh axis");
-        result_.graph.mesh.push_back(std::move(axis));
-      } while (cursor.accept(','));
-      cursor.expect(']', "after the mesh axes");
-    }
+        result_.graph.mesh.push_back({std::move(name), parse_integer(cursor, "the size of a mesh axis")});
+      });
     cursor.expect_word("view");
     const std::string view = cursor.sees_word("global") || cursor.sees_word("local") ? cursor.next().text : "";
     if (view.empty()) cursor.fail("global or local");
@@ -365,11 +349,8 @@ class Parser {
 
   void parse_operand_list(Cursor& cursor, Operands& operands) {
     const int first = static_cast<int>(operands.values.size());
-    if (!cursor.accept(']')) {
-      do operands.values.push_back(parse_operand(cursor));
-      while (cursor.accept(','));
-      cursor.expect(']', "after a list of operands");
-    }
+    if (!cursor.accept(']'))
+      cursor.list(']', "after a list of operands", [&] { operands.values.push_back(parse_operand(cursor)); });
     operands.lists.push_back({.first = first, .count = static_cast<int>(operands.values.size()) - first});
   }
 

@@ -24,6 +24,7 @@ std::string to_text(double number) {
 }
 
 std::string to_text(int64_t number) { return std::to_string(number); }
+std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(const std::string& text) { return quote_if_needed(text); }
 
 // An empty list says of what, or it would read back as a list of another kind.
@@ -34,8 +35,8 @@ void print_list(std::ostream& out, const std::vector<T>& items, char kind_if_emp
     return;
   }
   const char* separator = "[";
-  for (const T& item : items) {
-    out << separator << to_text(item);
+  for (const auto& item : items) {
+    out << separator << to_text(T(item));
     separator = ", ";
   }
   out << ']';
@@ -45,7 +46,7 @@ struct AttrPrinter {
   std::ostream& out;
 
   void operator()(std::monostate) const { out << "none"; }
-  void operator()(bool value) const { out << (value ? "true" : "false"); }
+  void operator()(bool value) const { out << to_text(value); }
   void operator()(int64_t value) const { out << value; }
   void operator()(double value) const { out << to_text(value); }
   void operator()(const std::string& value) const { out << to_text(value); }
@@ -53,18 +54,7 @@ struct AttrPrinter {
   void operator()(const std::vector<int64_t>& values) const { print_list(out, values, 'i'); }
   void operator()(const std::vector<double>& values) const { print_list(out, values, 'f'); }
   void operator()(const std::vector<std::string>& values) const { print_list(out, values, 's'); }
-  void operator()(const std::vector<bool>& values) const {
-    if (values.empty()) {
-      out << "[]b";
-      return;
-    }
-    const char* separator = "[";
-    for (const bool value : values) {
-      out << separator << (value ? "true" : "false");
-      separator = ", ";
-    }
-    out << ']';
-  }
+  void operator()(const std::vector<bool>& values) const { print_list(out, values, 'b'); }
 };
 
 void print_value(std::ostream& out, const Value* value) {
