@@ -66,53 +66,15 @@ Array run_on_rank(const Op& op, const std::vector<const Array*>& parts, size_t p
 
 }  // namespace
 
-int64_t world_size(const Graph& graph) {
-  int64_t size = 1;
-  for (const MeshAxis& axis : graph.mesh) size *= axis.size;
-  return size;
-}
-
-int64_t coordinate(const Graph& graph, int64_t rank, const std::string& axis) {
-  for (size_t a = graph.mesh.size(); a-- > 0;) {
-    if (graph.mesh[a].name == axis) return rank % graph.mesh[a].size;
-    rank /= graph.mesh[a].size;
-  }
-  SFSDP_CHECK(false, "the mesh has no axis ", axis);
-  return 0;
-}
-
-int64_t axis_rank(const Graph& graph, int64_t rank, std::span<const std::string> axes) {
-  int64_t place = 0;
-  for (const std::string& axis : axes) {
-    const auto found = std::ranges::find(graph.mesh, axis, &MeshAxis::name);
-    place = place * found->size + coordinate(graph, rank, axis);
-  }
-  return place;
-}
-
-std::vector<int64_t> group_of(const Graph& graph, int64_t rank, std::span<const std::string> axes) {
-  std::vector<int64_t> group;
-  for (int64_t other = 0; other < world_size(graph); ++other) {
-    const bool same = std::ranges::all_of(graph.mesh, [&](const MeshAxis& axis) {
-      return std::ranges::find(axes, axis.name) != axes.end() ||
-             coordinate(graph, rank, axis.name) == coordinate(graph, other, axis.name);
-    });
-    if (same) group.push_back(other);
-  }
-  std::ranges::sort(group, {}, [&](int64_t other) { return axis_rank(graph, other, axes); });
-  return group;
-}
-
-std::vector<Array> run_collective(const Graph& graph, const Op& op, std::span<const Array* const> operands) {
+std::vector<Array> run_collective(const DeviceMesh& mesh, const Op& op, std::span<const Array* const> operands) {
   const auto axes = axes_of(op);
   SFSDP_CHECK(axes.has_value(), op.opcode, " has no axis");
   std::vector<Array> results;
-  for (size_t rank = 0; rank < operands.size(); ++rank) {
+  for (int64_t rank = 0; rank < std::ssize(operands); ++rank) {
     std::vector<const Array*> parts;
-    for (const int64_t member : group_of(graph, static_cast<int64_t>(rank), *axes))
+    for (const int64_t member : mesh.ranks_of_group(rank, *axes))
       parts.push_back(operands[static_cast<size_t>(member)]);
-    const auto place = static_cast<size_t>(axis_rank(graph, static_cast<int64_t>(rank), *axes));
-    results.push_back(run_on_rank(op, parts, place));
+    results.push_back(run_on_rank(op, parts, static_cast<size_t>(mesh.group_rank(rank, *axes))));
   }
   return results;
 }

@@ -23,7 +23,11 @@ std::string input_name(const Op& op) {
 class Interpreter {
  public:
   Interpreter(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options)
-      : graph_(graph), inputs_(inputs), options_(options), ranks_(static_cast<size_t>(world_size(graph))) {
+      : graph_(graph),
+        mesh_(graph.mesh),
+        inputs_(inputs),
+        options_(options),
+        ranks_(static_cast<size_t>(mesh_.world_size())) {
     if (inputs.size() != ranks_) throw UserError(concat("inputs for ", inputs.size(), " ranks; the mesh has ", ranks_));
   }
 
@@ -68,7 +72,7 @@ class Interpreter {
     if (is_collective(op)) {
       std::vector<const Array*> operands;
       for (size_t rank = 0; rank < ranks_; ++rank) operands.push_back(&get(op.operands.at(0), rank));
-      std::vector<Array> results = run_collective(graph_, op, operands);
+      std::vector<Array> results = run_collective(mesh_, op, operands);
       for (Array& array : results) store(*op.result(), std::move(array));
       return;
     }
@@ -100,7 +104,7 @@ class Interpreter {
     std::vector<const Array*> operands;
     for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
     const auto axes = axes_of(op);
-    const int64_t place = axes ? axis_rank(graph_, static_cast<int64_t>(rank), *axes) : 0;
+    const int64_t place = axes ? mesh_.group_rank(static_cast<int64_t>(rank), *axes) : 0;
     return kernel({.op = op, .operands = operands, .lr = options_.lr, .axis_rank = place});
   }
 
@@ -119,6 +123,7 @@ class Interpreter {
   }
 
   const Graph& graph_;
+  const DeviceMesh mesh_;
   const std::vector<Inputs>& inputs_;
   const RunOptions& options_;
   size_t ranks_;
@@ -128,10 +133,10 @@ class Interpreter {
 };
 
 // The coordinates along the axes on which ranks may hold different values.
-std::string place_text(const Graph& graph, const Type& type, int64_t rank) {
+std::string place_text(const DeviceMesh& mesh, const Type& type, int64_t rank) {
   std::string text;
   const auto add = [&](const std::vector<std::string>& axes) {
-    for (const std::string& axis : axes) text += concat(' ', axis, '=', coordinate(graph, rank, axis));
+    for (const std::string& axis : axes) text += concat(' ', axis, '=', mesh.axis_rank(rank, axis));
   };
   for (const Dim& dim : type.dims) add(dim.split);
   for (const AxisPlacement& placement : type.placements) add(placement.axes);
@@ -149,12 +154,13 @@ RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOp
 }
 
 std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed) {
-  std::vector<Inputs> inputs(static_cast<size_t>(world_size(graph)));
+  const DeviceMesh mesh(graph.mesh);
+  std::vector<Inputs> inputs(static_cast<size_t>(mesh.world_size()));
   for (size_t rank = 0; rank < inputs.size(); ++rank)
     for (const auto& op : graph.ops()) {
       if (!is_given(*op)) continue;
       const Type& type = op->result()->type();
-      const std::string place = place_text(graph, type, static_cast<int64_t>(rank));
+      const std::string place = place_text(mesh, type, static_cast<int64_t>(rank));
       for (int64_t m = 0; m < (op->is("input") ? graph.micro_batches : 1); ++m) {
         const std::string name = input_key(input_name(*op), m);
         inputs[rank].emplace(name, seeded(type, seed ^ hash_path(name + place)));

@@ -83,17 +83,15 @@ TEST_CASE("a gather along an inner dimension puts the ranks' columns side by sid
 }
 
 TEST_CASE("axes group ranks row-major, in the order in which they are listed") {
-  Graph graph;
-  graph.mesh = {{"a", 2}, {"b", 3}};
-  CHECK(world_size(graph) == 6);
-  CHECK(coordinate(graph, 4, "a") == 1);
-  CHECK(coordinate(graph, 4, "b") == 1);
-  const std::vector<std::string> a = {"a"}, b = {"b"}, ab = {"a", "b"}, ba = {"b", "a"};
-  CHECK(group_of(graph, 4, a) == std::vector<int64_t>{1, 4});
-  CHECK(group_of(graph, 4, b) == std::vector<int64_t>{3, 4, 5});
-  CHECK(group_of(graph, 4, ab) == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
-  CHECK(group_of(graph, 4, ba) == std::vector<int64_t>{0, 3, 1, 4, 2, 5});
-  CHECK(axis_rank(graph, 4, ba) == 3);
+  const DeviceMesh mesh({{"a", 2}, {"b", 3}});
+  CHECK(mesh.world_size() == 6);
+  CHECK(mesh.axis_rank(4, "a") == 1);
+  CHECK(mesh.axis_rank(4, "b") == 1);
+  CHECK(mesh.ranks_of_group(4, {"a"}) == std::vector<int64_t>{1, 4});
+  CHECK(mesh.ranks_of_group(4, {"b"}) == std::vector<int64_t>{3, 4, 5});
+  CHECK(mesh.ranks_of_group(4, {"a", "b"}) == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
+  CHECK(mesh.ranks_of_group(4, {"b", "a"}) == std::vector<int64_t>{0, 3, 1, 4, 2, 5});
+  CHECK(mesh.group_rank(4, {"b", "a"}) == 3);
 }
 
 // One op on one rank; `x` is [[1, 2], [3, 4]] and `y` is [10, 20].

@@ -113,14 +113,10 @@ Arrays mul_by(const KernelContext& c, const char* key) {
 Arrays mul_scalar(const KernelContext& c) { return mul_by(c, "value"); }
 Arrays aten_mul_scalar(const KernelContext& c) { return mul_by(c, "other"); }
 
-std::vector<int64_t> integers_or_none(const Op& op, const char* key) {
-  return op.has_attr(key) ? op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
-}
-
 Arrays sum_squares(const KernelContext& c) {
   Array out = Array::zeros(DType::f64, result_shape(c));
-  const auto segments = integers_or_none(c.op, "segments"), offsets = integers_or_none(c.op, "offsets"),
-             numels = integers_or_none(c.op, "numels");
+  const auto integers = [&](const char* key) { return c.op.attr_or<std::vector<int64_t>>(key, {}); };
+  const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
   size_t sum = 0, segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const bool replicated = c.op.has_attr("replicated") && c.op.attr<std::vector<bool>>("replicated")[i];
@@ -146,7 +142,7 @@ Arrays sum_squares(const KernelContext& c) {
 Arrays pack(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, result_shape(c));
   const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
-  const int64_t ranks = c.op.has_attr("ranks") ? c.op.attr<int64_t>("ranks") : 1;
+  const int64_t ranks = c.op.attr_or<int64_t>("ranks", 1);
   const int64_t whole = std::ssize(out.data) / ranks;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const int64_t part = std::ssize(c.in(i).data) / ranks;
@@ -241,27 +237,18 @@ Arrays rand_bernoulli(const KernelContext& c) {
 
 // ---- a handful of ATen's --------------------------------------------------------------------------------------------
 
-Arrays mul(const KernelContext& c) {
-  return zip(c, [](double a, double b) { return a * b; });
+Arrays mul(const KernelContext& c) { return zip(c, std::multiplies()); }
+Arrays div(const KernelContext& c) { return zip(c, std::divides()); }
+Arrays add_scaled(const KernelContext& c, double alpha) {
+  return zip(c, [alpha](double a, double b) { return a + alpha * b; });
 }
-Arrays div(const KernelContext& c) {
-  return zip(c, [](double a, double b) { return a / b; });
-}
-Arrays add(const KernelContext& c) {
-  const double alpha = number_of(c.op, "alpha", 1);
-  return zip(c, [&](double a, double b) { return a + alpha * b; });
-}
-Arrays sub(const KernelContext& c) {
-  const double alpha = number_of(c.op, "alpha", 1);
-  return zip(c, [&](double a, double b) { return a - alpha * b; });
-}
+Arrays add(const KernelContext& c) { return add_scaled(c, number_of(c.op, "alpha", 1)); }
+Arrays sub(const KernelContext& c) { return add_scaled(c, -number_of(c.op, "alpha", 1)); }
 
 Arrays relu(const KernelContext& c) {
   return {map(c.in(), [](double x) { return x > 0 ? x : 0; })};
 }
-Arrays neg(const KernelContext& c) {
-  return {map(c.in(), [](double x) { return -x; })};
-}
+Arrays neg(const KernelContext& c) { return {map(c.in(), std::negate())}; }
 Arrays silu(const KernelContext& c) {
   return {map(c.in(), [](double x) { return x / (1 + std::exp(-x)); })};
 }
@@ -278,21 +265,16 @@ Arrays mm(const KernelContext& c) {
   return {out};
 }
 
-Arrays transpose_2d(const KernelContext& c) {
-  if (c.in().shape.size() < 2) return {c.in()};
-  return {gather_elements(c.in(), {c.in().shape[1], c.in().shape[0]}, [](std::vector<int64_t> index) {
-    std::swap(index[0], index[1]);
-    return index;
-  })};
-}
-
-Arrays transpose_int(const KernelContext& c) {
-  const size_t rank = c.in().shape.size();
-  const size_t a = wrap_dim(c.op.attr<int64_t>("dim0"), rank), b = wrap_dim(c.op.attr<int64_t>("dim1"), rank);
+Arrays transpose(const KernelContext& c, int64_t dim0, int64_t dim1) {
+  const size_t rank = c.in().shape.size(), a = wrap_dim(dim0, rank), b = wrap_dim(dim1, rank);
   return {gather_elements(c.in(), result_shape(c), [&](std::vector<int64_t> index) {
     std::swap(index[a], index[b]);
     return index;
   })};
+}
+Arrays transpose_2d(const KernelContext& c) { return c.in().shape.size() < 2 ? Arrays{c.in()} : transpose(c, 0, 1); }
+Arrays transpose_int(const KernelContext& c) {
+  return transpose(c, c.op.attr<int64_t>("dim0"), c.op.attr<int64_t>("dim1"));
 }
 
 // Dimension i of the result is dimension dims[i] of the operand.
