@@ -1,31 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/capture/tensor_type.h"
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 
 namespace sfsdp::capture {
 namespace {
 
-struct DTypePair {
-  ir::DType ir;
-  c10::ScalarType torch;
-};
-constexpr DTypePair kDTypes[] = {
-    {ir::DType::f64, c10::ScalarType::Double},
-    {ir::DType::f32, c10::ScalarType::Float},
-    {ir::DType::bf16, c10::ScalarType::BFloat16},
-    {ir::DType::f16, c10::ScalarType::Half},
-    {ir::DType::f8e4m3, c10::ScalarType::Float8_e4m3fn},
-    {ir::DType::f8e5m2, c10::ScalarType::Float8_e5m2},
-    {ir::DType::c64, c10::ScalarType::ComplexFloat},
-    {ir::DType::i64, c10::ScalarType::Long},
-    {ir::DType::i32, c10::ScalarType::Int},
-    {ir::DType::i16, c10::ScalarType::Short},
-    {ir::DType::i8, c10::ScalarType::Char},
-    {ir::DType::u8, c10::ScalarType::Byte},
-    {ir::DType::b1, c10::ScalarType::Bool},
-};
+using c10::ScalarType;
+
+// By ir::DType, in its order.
+constexpr ScalarType kScalarTypes[] = {ScalarType::Double,       ScalarType::Float,         ScalarType::BFloat16,
+                                       ScalarType::Half,         ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2,
+                                       ScalarType::ComplexFloat, ScalarType::Long,          ScalarType::Int,
+                                       ScalarType::Short,        ScalarType::Char,          ScalarType::Byte,
+                                       ScalarType::Bool};
+static_assert(std::size(kScalarTypes) == static_cast<size_t>(ir::DType::b1) + 1);
 
 // The type with `?` taken off.
 const c10::Type& required_type(const c10::Argument& argument) {
@@ -37,18 +29,13 @@ const c10::Type& required_type(const c10::Argument& argument) {
 }  // namespace
 
 ir::DType dtype_of(c10::ScalarType type) {
-  for (const DTypePair& pair : kDTypes)
-    if (pair.torch == type) return pair.ir;
+  if (const auto* found = std::ranges::find(kScalarTypes, type); found != std::end(kScalarTypes))
+    return static_cast<ir::DType>(found - kScalarTypes);
   throw UserError(concat("tensor of dtype ", c10::toString(type),
                          " in the captured step\n  expected a floating, integer, bool or complex64 dtype; cast it"));
 }
 
-c10::ScalarType scalar_type_of(ir::DType dtype) {
-  for (const DTypePair& pair : kDTypes)
-    if (pair.ir == dtype) return pair.torch;
-  SFSDP_CHECK(false, "dtype without a LibTorch twin: ", ir::to_string(dtype));
-  return c10::ScalarType::Undefined;
-}
+c10::ScalarType scalar_type_of(ir::DType dtype) { return kScalarTypes[static_cast<size_t>(dtype)]; }
 
 ir::Type type_of(const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -59,6 +46,20 @@ ir::Type type_of(const at::Tensor& tensor) {
   ir::Type type = ir::Type::tensor(dtype_of(tensor.scalar_type()), tensor.sizes().vec());
   if (!tensor.is_contiguous()) type.strides = tensor.strides().vec();
   return type;
+}
+
+void collect(const c10::IValue& value, std::vector<at::Tensor>& out) {
+  if (value.isTensor()) {
+    out.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) out.push_back(t);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) collect(element, out);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) collect(element, out);
+  } else {
+    out.emplace_back();
+  }
 }
 
 bool takes_tensor(const c10::Argument& argument) { return required_type(argument).kind() == c10::TypeKind::TensorType; }

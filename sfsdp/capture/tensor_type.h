@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 
@@ -23,6 +24,9 @@ ir::Type type_of(const at::Tensor& tensor);
 ir::Attr attr_of(const c10::IValue& value, const c10::Argument& argument, const std::function<std::string()>& where);
 // The inverse, for a call with `argument`'s type.
 c10::IValue ivalue_of(const ir::Attr& attr, const c10::Argument& argument);
+
+// Appends the tensors of a value, of lists and tuples too; an undefined one where the value is none.
+void collect(const c10::IValue& value, std::vector<at::Tensor>& out);
 
 // Whether the argument takes Tensor, Tensor? / Tensor[], Tensor?[].
 bool takes_tensor(const c10::Argument& argument);

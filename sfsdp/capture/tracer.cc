@@ -105,20 +105,6 @@ bool touches_memory(const c10::Error& error) {
              where, "\n  expected ops only; make constants with torch::tensor({…}), or pass them in the batch"));
 }
 
-void collect(const c10::IValue& value, std::vector<at::Tensor>& out) {
-  if (value.isTensor()) {
-    out.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& t : value.toTensorVector()) out.push_back(t);
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) collect(element, out);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) collect(element, out);
-  } else {
-    out.emplace_back();
-  }
-}
-
 }  // namespace
 
 // What the recorder asks of an op's schema, asked once: reading its types for every call took a fifth of a trace.

@@ -28,21 +28,11 @@ bool elements_optional(const c10::Argument& argument) {
   return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
 }
 
-void flatten(const c10::IValue& value, std::vector<at::Tensor>& out) {
-  if (value.isTensor())
-    out.push_back(value.toTensor());
-  else if (value.isList())
-    for (const c10::IValue& element : value.toListRef()) flatten(element, out);
-  else
-    out.emplace_back();
-}
-
 }  // namespace
 
 AtenCall::AtenCall(const ir::Op& op)
     : where_(op.module_path.empty() ? op.opcode : concat(op.opcode, " at ", op.module_path)), handle_(find(op)) {
   const auto& schema = handle_.schema();
-  returns_ = schema.returns().size();
   int next = 0;
   size_t next_list = 0;
   for (const c10::Argument& argument : schema.arguments()) {
@@ -77,13 +67,12 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
   torch::jit::Stack stack;
   stack.reserve(arguments_.size());
   const auto at_index = [&](int i) -> const at::Tensor& { return operands[static_cast<size_t>(i)]; };
+  const auto optional = [&](int i) { return at_index(i).defined() ? std::optional(at_index(i)) : std::nullopt; };
   for (const Argument& argument : arguments_) {
     switch (argument.kind) {
       case Argument::Kind::Constant: stack.push_back(argument.constant); break;
       case Argument::Kind::Tensor: stack.emplace_back(at_index(argument.first)); break;
-      case Argument::Kind::OptionalTensor:
-        stack.push_back(at_index(argument.first).defined() ? c10::IValue(at_index(argument.first)) : c10::IValue());
-        break;
+      case Argument::Kind::OptionalTensor: stack.emplace_back(optional(argument.first)); break;
       case Argument::Kind::TensorList: {
         c10::List<at::Tensor> list;
         for (int i = 0; i < argument.count; ++i) list.push_back(at_index(argument.first + i));
@@ -92,10 +81,7 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
       }
       case Argument::Kind::OptionalTensorList: {
         c10::List<std::optional<at::Tensor>> list;
-        for (int i = 0; i < argument.count; ++i) {
-          const at::Tensor& t = at_index(argument.first + i);
-          list.push_back(t.defined() ? std::optional<at::Tensor>(t) : std::nullopt);
-        }
+        for (int i = 0; i < argument.count; ++i) list.push_back(optional(argument.first + i));
         stack.emplace_back(std::move(list));
         break;
       }
@@ -112,7 +98,7 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
                            " same batch on the module without sfsdp shows more"));
   }
   std::vector<at::Tensor> results;
-  for (const c10::IValue& value : stack) flatten(value, results);
+  for (const c10::IValue& value : stack) capture::collect(value, results);
   return results;
 }
 

@@ -32,7 +32,6 @@ class AtenCall {
   std::string where_;  // "aten.mm at layers.0", for errors
   c10::OperatorHandle handle_;
   std::vector<Argument> arguments_;
-  size_t returns_ = 0;
 };
 
 }  // namespace sfsdp::exec

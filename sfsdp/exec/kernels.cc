@@ -92,11 +92,8 @@ Tensors scalar(const KernelContext& c) {
 // One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh. A gradient that
 // all ranks of `axis` hold alike counts on the first of them only.
 Tensors sum_squares(const KernelContext& c) {
-  const auto replicated = c.op.has_attr("replicated") ? c.op.attr<std::vector<bool>>("replicated")
-                                                      : std::vector<bool>(c.operands.size(), false);
-  const auto integers = [&](const char* key) {
-    return c.op.has_attr(key) ? c.op.attr<std::vector<int64_t>>(key) : std::vector<int64_t>{};
-  };
+  const auto replicated = c.op.attr_or("replicated", std::vector<bool>(c.operands.size()));
+  const auto integers = [&](const char* key) { return c.op.attr_or<std::vector<int64_t>>(key, {}); };
   const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
   at::Tensor out = at::zeros(c.op.result()->type().shape(), at::kDouble);
   double* sums = out.mutable_data_ptr<double>();

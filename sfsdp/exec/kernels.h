@@ -17,9 +17,7 @@ namespace sfsdp::exec {
 struct KernelContext {
   const ir::Op& op;
   std::span<const at::Tensor> operands;
-  const Groups& groups;
   const StepScalars& scalars;
-  DataPosition position;
   comm::Communicator* group = nullptr;  // of attr `axis`, null for an axis of size 1
 };
 

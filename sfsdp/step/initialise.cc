@@ -74,7 +74,6 @@ at::Tensor run(const capture::StateTensor& tensor, uint64_t seed, const std::vec
   exec::RandomStream stream;
   stream.key = hash_path(tensor.name) ^ (seed * 0x9E3779B97F4A7C15ull);
   stream.first_element = first_element;
-  const exec::Groups no_groups;
   for (const Op* op : ops) {
     std::vector<at::Tensor> operands;
     for (const Value* operand : op->operands) operands.push_back(operand ? values.at(operand) : at::Tensor());
@@ -90,7 +89,7 @@ at::Tensor run(const capture::StateTensor& tensor, uint64_t seed, const std::vec
     } else if (op->opcode.starts_with("aten.")) {
       results = exec::AtenCall(*op).run(operands);
     } else {
-      results = exec::find_kernel(op->opcode)({*op, operands, no_groups, {}, {}, nullptr});
+      results = exec::find_kernel(op->opcode)({*op, operands, {}, nullptr});
     }
     for (size_t i = 0; i < results.size(); ++i) values[op->result(static_cast<int>(i))] = results[i];
   }

@@ -109,7 +109,7 @@ class Bench {
 
   void run() {
     std::vector<at::Tensor> operands = operands_;
-    std::vector<at::Tensor> results = aten_ ? aten_->run(operands) : kernel_({op_, operands, groups_, scalars_, {}});
+    std::vector<at::Tensor> results = aten_ ? aten_->run(operands) : kernel_({op_, operands, scalars_, nullptr});
   }
   const ir::Op& op() const { return op_; }
   int64_t bytes() const {
@@ -126,7 +126,6 @@ class Bench {
   const ir::Op& op_;
   std::optional<exec::AtenCall> aten_;
   exec::Kernel kernel_ = nullptr;
-  exec::Groups groups_;
   exec::StepScalars scalars_;
   std::vector<at::Tensor> operands_;
 };

@@ -6,13 +6,13 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
@@ -22,9 +22,7 @@ namespace sfsdp::exec {
 
 std::string axis_key(const ir::Attr& axis) {
   if (const auto* one = std::get_if<std::string>(&axis)) return *one;
-  std::string key;
-  for (const std::string& name : std::get<std::vector<std::string>>(axis)) key += (key.empty() ? "" : ",") + name;
-  return key;
+  return join(std::get<std::vector<std::string>>(axis), ",");
 }
 
 struct ReferenceExecutor::Impl {
@@ -37,7 +35,6 @@ struct ReferenceExecutor::Impl {
     std::vector<int> operands, results, dead_after;
     int64_t batch_input = -1;  // index in the micro-batch
     bool random = false, repeated = false;
-    int64_t time_row = 0;
   };
 
   const ir::Graph& graph;
@@ -49,12 +46,10 @@ struct ReferenceExecutor::Impl {
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
   std::unordered_map<const ir::Value*, int> slot_of;
-  std::vector<OpTime> times;
 
   Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r)
       : graph(g), constants(c), groups(std::move(gr)), position(p), rng(r) {
     int64_t next_input = 0;
-    std::map<std::string, int64_t> time_rows;
     for (const auto& op : graph.ops()) {
       Step step;
       step.op = op.get();
@@ -66,9 +61,6 @@ struct ReferenceExecutor::Impl {
       };
       for (const ir::Value* operand : op->operands) step.operands.push_back(slot(operand));
       for (const auto& result : op->results()) step.results.push_back(slot(result.get()));
-      auto [row, fresh] = time_rows.try_emplace(op->opcode, static_cast<int64_t>(times.size()));
-      if (fresh) times.push_back({op->opcode, "", 0, 0});
-      step.time_row = row->second;
       step.repeated = ir::is_repeated(*op);
       steps.push_back(std::move(step));
     }
@@ -84,22 +76,15 @@ struct ReferenceExecutor::Impl {
       return;
     }
     step.kernel = find_kernel(op.opcode);
-    const bool own = op.is("input") || op.is("param") || op.is("state") || op.is("constant") || op.is("accumulate");
+    const bool own = op.is("input", "param", "state", "constant", "accumulate");
     SFSDP_CHECK(step.kernel || own, "no kernel for ", op.opcode);
-    if (auto axis = op.attrs.find("axis"); axis != op.attrs.end()) {
-      auto group = groups.find(axis_key(axis->second));
-      if (group != groups.end() && group->second->size() > 1) step.group = group->second.get();
+    if (const auto axes = ir::axes_of(op)) {
+      const auto group = groups.find(axis_key(*axes));
       if (group == groups.end())
-        SFSDP_CHECK(axis_size(axis->second) == 1, "no communicator for ", axis_key(axis->second));
+        SFSDP_CHECK(ir::axis_size(graph, *axes) == 1, "no communicator for ", axis_key(*axes));
+      else if (group->second->size() > 1)
+        step.group = group->second.get();
     }
-  }
-
-  int64_t axis_size(const ir::Attr& axis) const {
-    int64_t size = 1;
-    const std::string key = "," + axis_key(axis) + ",";
-    for (const ir::MeshAxis& a : graph.mesh)
-      if (key.find("," + a.name + ",") != std::string::npos) size *= a.size;
-    return size;
   }
 
   // A value dies after its last reader. One that crosses out of the repeated region must survive the repetitions.
@@ -112,7 +97,7 @@ struct ReferenceExecutor::Impl {
       for (int s : steps[i].results) {
         if (last[static_cast<size_t>(s)] < 0) last[static_cast<size_t>(s)] = static_cast<int>(i);
         const ir::Op& op = *steps[i].op;
-        kept[static_cast<size_t>(s)] = op.is("param") || op.is("state") || op.is("constant");
+        kept[static_cast<size_t>(s)] = op.is("param", "state", "constant");
       }
     }
     for (const ir::Value* v : graph.outputs) kept[static_cast<size_t>(slot_of.at(v))] = true;
@@ -158,16 +143,13 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   StepScalars scalars = step_scalars;
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
-    const auto start = std::chrono::steady_clock::now();
     std::vector<at::Tensor> operands, results;
     for (int s : step.operands) operands.push_back(s >= 0 ? m.slots[static_cast<size_t>(s)] : at::Tensor());
     if (step.batch_input >= 0) {
       const auto& batch = micro_batches[static_cast<size_t>(micro_batch)];
       SFSDP_CHECK(static_cast<size_t>(step.batch_input) < batch.size(), "batch has ", batch.size(), " tensors");
       results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
-    } else if (op.is("input")) {
-      results = {at::empty({0}, at::kDouble)};  // kernels read the scalars from their context
-    } else if (op.is("param") || op.is("state")) {
+    } else if (op.is("param", "state")) {
       auto found = state.find(op.attr<std::string>("name"));
       SFSDP_CHECK(found != state.end(), "no state for ", op.attr<std::string>("name"));
       results = {found->second};
@@ -180,7 +162,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     } else if (step.aten) {
       results = step.aten->run(operands);
     } else {
-      results = step.kernel({op, operands, m.groups, scalars, m.position, step.group});
+      results = step.kernel({op, operands, scalars, step.group});
     }
     SFSDP_CHECK(results.size() == step.results.size(), op.opcode, " gave ", results.size(), " results");
     for (size_t i = 0; i < results.size(); ++i) m.put(step.results[i], results[i]);
@@ -188,11 +170,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     if (on_op) on_op(op, results);
     results.clear();
     for (int s : step.dead_after) m.put(s, at::Tensor());
-    if (collect_times) {
-      OpTime& row = m.times[static_cast<size_t>(step.time_row)];
-      ++row.calls;
-      row.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
   };
   const int64_t count = static_cast<int64_t>(micro_batches.size());
   for (Impl::Step& step : m.steps)
@@ -219,7 +196,5 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   std::ranges::fill(m.accumulators, at::Tensor());
   return outputs;
 }
-
-std::vector<OpTime> ReferenceExecutor::times() const { return impl_->times; }
 
 }  // namespace sfsdp::exec

@@ -39,13 +39,6 @@ struct DataPosition {
   int64_t size = 1;
 };
 
-struct OpTime {
-  std::string opcode;
-  std::string module_path;
-  int64_t calls = 0;
-  double seconds = 0;
-};
-
 class ReferenceExecutor {
  public:
   // The graph and the constants are shared by all executors of one process; they must outlive this one.
@@ -59,9 +52,6 @@ class ReferenceExecutor {
   // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
   std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
 
-  // Per op kind, since construction; only collected when `collect_times` is set.
-  bool collect_times = false;
-  std::vector<OpTime> times() const;
   // Called after each op with its results, for debugging and tests.
   std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;
 
