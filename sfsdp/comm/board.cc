@@ -81,6 +81,12 @@ bool is_dead(const Slot& slot) {
   return state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks;
 }
 
+// Why a rank makes no more calls; "" while it may.
+std::string why_gone(const Slot& slot) {
+  if (slot.left) return "it has closed its communicators";
+  return is_dead(slot) ? concat("its process ", slot.pid, " is gone") : "";
+}
+
 int64_t elapsed_ms(Clock::time_point since) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
 }
@@ -187,17 +193,13 @@ void Board::claim(int rank) {
 void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   const std::string text = call.text();
   const uint64_t hash = call.hash();
-  Slot& slot = memory_->slots()[site.rank];
   {
     const Lock lock(*memory_);
+    Slot& slot = memory_->slots()[site.rank];
     slot.call_hash = hash;
     slot.call.set(text);
   }
-  arrive(site, call, sequence, timeout_ms);
-}
-
-void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
-  arrive(site, call, sequence, timeout_ms);
+  meet(site, call, sequence, timeout_ms);
 }
 
 void Board::finish(const CallSite& site, uint64_t sequence) {
@@ -205,21 +207,19 @@ void Board::finish(const CallSite& site, uint64_t sequence) {
   memory_->slots()[site.rank].finished = sequence;
 }
 
-void Board::arrive(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
+void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   uint64_t phase = 0;
   {
     const Lock lock(*memory_);
     phase = ++memory_->slots()[site.rank].phase;
-    if (memory_->failure == Failure::None) {
-      if (++memory_->arrived == memory_->size) {
-        memory_->arrived = 0;
-        const std::string difference = disagreement(site, phase);
-        if (difference.empty())
-          memory_->released = phase;
-        else
-          fail(difference);
-        wake();
-      }
+    if (memory_->failure == Failure::None && ++memory_->arrived == memory_->size) {
+      memory_->arrived = 0;
+      const std::string difference = disagreement(site, phase);
+      if (difference.empty())
+        memory_->released = phase;
+      else
+        fail(difference);
+      wake();
     }
   }
   wait(site, call, sequence, phase, timeout_ms);
@@ -277,8 +277,7 @@ std::string Board::lost(const CallSite& site, uint64_t phase, int64_t waited_ms)
   for (int r = 0; r < memory_->size; ++r) {
     const Slot& slot = memory_->slots()[r];
     if (slot.phase >= phase) continue;
-    if (slot.left) return silence(site, phase, waited_ms, "it has closed its communicators", r);
-    if (is_dead(slot)) return silence(site, phase, waited_ms, concat("its process ", slot.pid, " is gone"), r);
+    if (const std::string why = why_gone(slot); !why.empty()) return silence(site, phase, waited_ms, why, r);
   }
   return "";
 }
@@ -328,10 +327,8 @@ void Board::throw_failure(const CallSite& site, const Call& call, uint64_t seque
       const Lock lock(*memory_);
       for (int r = 0; r < memory_->size && memory_->failure == Failure::None; ++r) {
         const Slot& slot = memory_->slots()[r];
-        if (slot.finished < sequence && (slot.left || is_dead(slot)))
-          fail(silence(site, 0, elapsed_ms(begin),
-                       slot.left ? "it has closed its communicators" : concat("its process ", slot.pid, " is gone"),
-                       r));
+        const std::string why = slot.finished < sequence ? why_gone(slot) : "";
+        if (!why.empty()) fail(silence(site, 0, elapsed_ms(begin), why, r));
       }
       if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
     }

@@ -63,7 +63,6 @@ class Board {
   explicit Board(std::unique_ptr<BoardMemory, Deleter> memory) : memory_(std::move(memory)) {}
   static std::unique_ptr<Board> map_file(const std::string& path, int size, int flags);
 
-  void arrive(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
   void wait(const CallSite& site, const Call& call, uint64_t sequence, uint64_t phase, int64_t timeout_ms);
   std::string disagreement(const CallSite& site, uint64_t phase) const;
   std::string lost(const CallSite& site, uint64_t phase, int64_t waited_ms) const;

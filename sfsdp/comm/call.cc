@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/reduce.h"
 
@@ -73,11 +74,7 @@ CallSite make_call_site(const std::string& group, const std::vector<int>& ranks,
   return site;
 }
 
-uint64_t Call::hash() const {  // FNV-1a
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text()) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return hash;
-}
+uint64_t Call::hash() const { return hash_path(text()); }
 
 std::string error_text(const CallSite& site, const Call& call, uint64_t sequence, const std::string& cause) {
   return concat("CommError on rank ", site.global_rank(), " of ", site.world_size, ": ", name_of(call), " over ",

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How an all-reduce cuts its elements among the ranks: equal chunks, the last ones shorter or empty. As every element
-// is summed in rank order, the cut does not show in the result.
+// Spans of bytes, copied and cut.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace sfsdp::comm {
 
+// `to` is of the same size; they may be one and the same, or overlap.
+inline void copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  if (!to.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), to.size());
+}
+
+// How an all-reduce cuts its elements among the ranks: equal chunks, the last ones shorter or empty. As every element
+// is summed in rank order, the cut does not show in the result.
 class ByteChunks {
  public:
   ByteChunks(size_t bytes, int64_t element_bytes, int parts) : bytes_(bytes) {

@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/comm/chunks.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -28,12 +29,8 @@ struct Same {
 
 // Signed overflow is undefined; unsigned sums have the bits that a wrapped signed sum has.
 template <class T, class U>
-struct Wrapping {
-  using Stored = T;
-  using Sum = T;
-  static Sum widen(Stored x) { return x; }
-  static Stored narrow(Sum x) { return x; }
-  static Sum add(Sum a, Sum b) { return static_cast<T>(static_cast<U>(a) + static_cast<U>(b)); }
+struct Wrapping : Same<T> {
+  static T add(T a, T b) { return static_cast<T>(static_cast<U>(a) + static_cast<U>(b)); }
 };
 
 struct BFloat16 {
@@ -136,10 +133,7 @@ void reduce(std::span<const std::span<const std::byte>> parts, std::span<std::by
   SFSDP_CHECK(!parts.empty(), "nothing to reduce");
   for (const auto& part : parts) SFSDP_CHECK(part.size() == out.size(), part.size(), " and ", out.size(), " bytes");
   check_reducible(out.size(), dtype);
-  if (parts.size() == 1) {
-    if (!out.empty() && out.data() != parts[0].data()) std::memcpy(out.data(), parts[0].data(), out.size());
-    return;
-  }
+  if (parts.size() == 1) return copy(parts[0], out);
   switch (dtype) {
     case ir::DType::f64: return reduce_as<Same<double>>(parts, out, op);
     case ir::DType::f32: return reduce_as<Same<float>>(parts, out, op);

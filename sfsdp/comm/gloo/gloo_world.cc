@@ -8,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -115,8 +114,7 @@ class Transfers {
     try {
       action();
     } catch (const std::exception& error) {
-      const std::string text = error.what();
-      throw TransferError{peer, text.substr(0, text.find('\n')), Clock::now() >= deadline};
+      throw TransferError{peer, first_line(error.what()), Clock::now() >= deadline};
     }
   }
 
@@ -275,7 +273,7 @@ class GlooCommunicator final : public Communicator {
       transfers_.receive(slot(peer), peer);
       transfers_.send(in, peer);
     });
-    if (!in.empty() && slot(rank()).data() != in.data()) std::memcpy(slot(rank()).data(), in.data(), in.size());
+    copy(in, slot(rank()));
     wait();
   }
 
@@ -312,11 +310,10 @@ class GlooCommunicator final : public Communicator {
   }
 
   void reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op) {
-    const size_t n = site_.ranks.size();
-    const auto all = scratch(n * data.size());
+    const auto all = scratch(site_.ranks.size() * data.size());
     gather(data, all);
-    std::vector<std::span<const std::byte>> parts(n);
-    for (size_t r = 0; r < n; ++r) parts[r] = all.subspan(r * data.size(), data.size());
+    std::vector<std::span<const std::byte>> parts;
+    for (size_t r = 0; r < site_.ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
     reduce(parts, data, dtype, op);
   }
 
@@ -499,10 +496,8 @@ class GlooWorld final : public CommWorld {
       return c10::make_intrusive<c10d::ProcessGroupGloo>(store, site.rank, static_cast<int>(site.ranks.size()),
                                                          options);
     } catch (const std::exception& error) {
-      const std::string text = error.what();
       throw CommError(concat("CommError on rank ", rank(), " of ", world_size(), ": group ", site.group, " at ",
-                             store_->place(),
-                             "\n  cannot connect to the other ranks: ", text.substr(0, text.find('\n')),
+                             store_->place(), "\n  cannot connect to the other ranks: ", first_line(error.what()),
                              "; check GLOO_SOCKET_IFNAME, and the logs of ranks that are gone"));
     }
   }

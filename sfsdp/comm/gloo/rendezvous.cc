@@ -33,9 +33,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// LibTorch appends a stack to its messages.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 std::string describe_place(const GlooOptions& options) {
   return options.store_file.empty() ? concat(options.master_addr, ":", options.master_port) : options.store_file;
 }
@@ -158,6 +155,8 @@ GlooOptions gloo_options_from_env() {
   options.interface = env_text("GLOO_SOCKET_IFNAME");
   return options;
 }
+
+std::string first_line(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 std::string host_identity() {
   std::string boot_id;

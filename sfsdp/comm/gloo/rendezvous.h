@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,6 +53,9 @@ class Rendezvous {
   explicit Rendezvous(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// LibTorch appends a stack to its messages.
+std::string first_line(const std::string& message);
 
 // Equal for processes that can map the same memory and see each other's process numbers.
 std::string host_identity();

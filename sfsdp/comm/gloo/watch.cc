@@ -116,9 +116,8 @@ FoundCause find_cause(Rendezvous& store, Heartbeat& heartbeat, const CallSite& s
         silent.empty() ? transfer_error : silence_text(silent, others_min, others_max, waited_ms, why);
     return {FoundCause::Kind::Failed, store.set_first(concat("failed/", group), cause)};
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     return {FoundCause::Kind::Failed, concat(transfer_error, "; the store at ", store.place(),
-                                             " does not answer either: ", text.substr(0, text.find('\n')))};
+                                             " does not answer either: ", first_line(error.what()))};
   }
 }
 

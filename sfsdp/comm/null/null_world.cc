@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/null/null_world.h"
 
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,13 +9,10 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/chunks.h"
 
 namespace sfsdp::comm {
 namespace {
-
-void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  if (!to.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), to.size());
-}
 
 class NullCommunicator final : public Communicator {
  public:

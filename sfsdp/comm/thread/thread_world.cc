@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -91,10 +90,6 @@ class Hub {
   int aborted_by_ = -1;
   std::string reason_;
 };
-
-void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
-}
 
 class ThreadCommunicator final : public Communicator {
  public:
