@@ -31,34 +31,29 @@ Tensor meta_index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   return at::empty(sizes, x.options());
 }
 
-Tensor meta_embedding_dense_backward(const Tensor& grad, const Tensor& indices, int64_t num_weights, int64_t, bool) {
-  (void)indices;
+Tensor meta_embedding_dense_backward(const Tensor& grad, const Tensor&, int64_t num_weights, int64_t, bool) {
   return at::empty({num_weights, grad.size(-1)}, grad.options());
 }
 
-std::vector<int64_t> layer_norm_stat_shape(const Tensor& x, at::IntArrayRef normalized_shape) {
-  auto shape = x.sizes().vec();
-  for (size_t i = shape.size() - normalized_shape.size(); i < shape.size(); ++i) shape[i] = 1;
-  return shape;
+// bf16 input with float weights keeps float statistics; otherwise statistics have the input's dtype.
+at::TensorOptions statistics_of(const Tensor& x, const OptTensor& weight) {
+  const bool mixed =
+      at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() && weight->scalar_type() == at::kFloat;
+  return mixed ? x.options().dtype(at::kFloat) : x.options();
 }
 
 std::tuple<Tensor, Tensor, Tensor> meta_native_layer_norm(const Tensor& x, at::IntArrayRef normalized_shape,
-                                                          const OptTensor& weight, const OptTensor& bias, double) {
-  (void)bias;
-  // bf16 input with float weights keeps float statistics; otherwise statistics have the input's dtype.
-  const bool mixed =
-      at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() && weight->scalar_type() == at::kFloat;
-  auto stats = x.options();
-  if (mixed) stats = stats.dtype(at::kFloat);
-  const auto shape = layer_norm_stat_shape(x, normalized_shape);
-  return {at::empty(x.sizes(), x.options()), at::empty(shape, stats), at::empty(shape, stats)};
+                                                          const OptTensor& weight, const OptTensor&, double) {
+  auto rows = x.sizes().vec();
+  std::fill(rows.end() - static_cast<int64_t>(normalized_shape.size()), rows.end(), 1);
+  const auto stats = statistics_of(x, weight);
+  return {at::empty(x.sizes(), x.options()), at::empty(rows, stats), at::empty(rows, stats)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> meta_native_layer_norm_backward(const Tensor&, const Tensor& x,
-                                                                   at::IntArrayRef normalized_shape, const Tensor&,
-                                                                   const Tensor&, const OptTensor& weight,
-                                                                   const OptTensor& bias, std::array<bool, 3> mask) {
-  (void)normalized_shape;
+std::tuple<Tensor, Tensor, Tensor> meta_native_layer_norm_backward(const Tensor&, const Tensor& x, at::IntArrayRef,
+                                                                   const Tensor&, const Tensor&,
+                                                                   const OptTensor& weight, const OptTensor& bias,
+                                                                   std::array<bool, 3> mask) {
   Tensor dx, dweight, dbias;
   if (mask[0]) dx = at::empty(x.sizes(), x.options());
   if (mask[1] && weight && weight->defined()) dweight = at::empty(weight->sizes(), weight->options());
@@ -169,9 +164,8 @@ Tensor empty_bshd(const Tensor& like) {
   return at::empty(like.transpose(1, 2).sizes(), like.options()).transpose(1, 2);
 }
 
-std::tuple<Tensor, Tensor> meta_flash_cpu(const Tensor& q, const Tensor& k, const Tensor& v, double, bool,
-                                          const OptTensor&, std::optional<double>) {
-  (void)k, (void)v;
+std::tuple<Tensor, Tensor> meta_flash_cpu(const Tensor& q, const Tensor&, const Tensor&, double, bool, const OptTensor&,
+                                          std::optional<double>) {
   auto lse = q.options();
   if (at::isReducedFloatingType(q.scalar_type())) lse = lse.dtype(at::kFloat);
   return {at::empty_like(q.transpose(1, 2)).transpose(1, 2),
@@ -206,9 +200,7 @@ Tensor attention_for_cpu(const Tensor& q, const Tensor& k, const Tensor& v, cons
 // native_group_norm also exists as a composite of ops that lack shape functions themselves.
 std::tuple<Tensor, Tensor, Tensor> meta_native_group_norm(const Tensor& x, const OptTensor& weight, const OptTensor&,
                                                           int64_t samples, int64_t, int64_t, int64_t groups, double) {
-  const bool mixed =
-      at::isReducedFloatingType(x.scalar_type()) && weight && weight->defined() && weight->scalar_type() == at::kFloat;
-  const auto stats = mixed ? x.options().dtype(at::kFloat) : x.options();
+  const auto stats = statistics_of(x, weight);
   return {at::empty_like(x, x.suggest_memory_format()), at::empty({samples, groups}, stats),
           at::empty({samples, groups}, stats)};
 }
@@ -225,21 +217,21 @@ std::tuple<Tensor, Tensor, Tensor> meta_native_group_norm_backward(const Tensor&
   return {dx, dweight, dbias};
 }
 
-// The last `tail.size()` sizes replaced; batched images keep channels_last.
-Tensor empty_image(const Tensor& x, std::vector<int64_t> tail) {
+// The last sizes replaced.
+std::vector<int64_t> with_tail(const Tensor& x, at::IntArrayRef tail) {
   auto sizes = x.sizes().vec();
   std::copy(tail.begin(), tail.end(), sizes.end() - static_cast<int64_t>(tail.size()));
-  return at::empty(sizes, x.options().memory_format(x.suggest_memory_format()));
+  return sizes;
+}
+// The same; batched images keep channels_last.
+Tensor empty_image(const Tensor& x, at::IntArrayRef tail) {
+  return at::empty(with_tail(x, tail), x.options().memory_format(x.suggest_memory_format()));
 }
 
-Tensor meta_adaptive_avg_pool2d(const Tensor& x, at::IntArrayRef size) { return empty_image(x, size.vec()); }
+Tensor meta_adaptive_avg_pool2d(const Tensor& x, at::IntArrayRef size) { return empty_image(x, size); }
 Tensor meta_adaptive_avg_pool3d(const Tensor& x, at::IntArrayRef size) {
-  auto sizes = x.sizes().vec();
-  std::copy(size.begin(), size.end(), sizes.end() - 3);
-  return at::empty(sizes, x.options());
+  return at::empty(with_tail(x, size), x.options());
 }
-Tensor meta_image_backward(const Tensor&, const Tensor& x) { return empty_image(x, {}); }
-Tensor meta_volume_backward(const Tensor&, const Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
 // [left, right, top, bottom, …], innermost dimension first.
 std::vector<int64_t> padded_tail(const Tensor& x, at::IntArrayRef padding) {
@@ -251,7 +243,6 @@ std::vector<int64_t> padded_tail(const Tensor& x, at::IntArrayRef padding) {
 Tensor meta_reflection_pad2d(const Tensor& x, at::IntArrayRef padding) {
   return empty_image(x, padded_tail(x, padding));
 }
-Tensor meta_image_pad_backward(const Tensor&, const Tensor& x, at::IntArrayRef) { return empty_image(x, {}); }
 
 Tensor meta_im2col(const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef dilation, at::IntArrayRef padding,
                    at::IntArrayRef stride) {
@@ -279,8 +270,6 @@ Tensor meta_col2im(const Tensor& x, at::IntArrayRef output, at::IntArrayRef kern
 Tensor meta_unfold_backward(const Tensor& grad, at::IntArrayRef sizes, int64_t, int64_t, int64_t) {
   return at::empty(sizes, grad.options());
 }
-
-Tensor meta_channel_shuffle(const Tensor& x, int64_t) { return empty_image(x, {}); }
 
 // sub with its operands turned round.
 Tensor meta_rsub(const Tensor& x, const Tensor& other, const at::Scalar& alpha) { return at::sub(other, x, alpha); }
@@ -319,12 +308,7 @@ std::tuple<Tensor, Tensor> meta_cumulative_extreme(const Tensor& x, int64_t) {
   return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options().dtype(at::kLong))};
 }
 
-std::tuple<Tensor, Tensor> meta_log_sigmoid_forward(const Tensor& x) {
-  return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
-}
 Tensor meta_log_sigmoid_backward(const Tensor& grad, const Tensor&, const Tensor&) { return at::empty_like(grad); }
-
-Tensor meta_glu_backward(const Tensor&, const Tensor& x, int64_t) { return at::empty(x.sizes(), x.options()); }
 
 std::tuple<Tensor, Tensor> meta_prelu_kernel_backward(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   const std::vector<Tensor> inputs = {x, weight, grad};
@@ -336,24 +320,18 @@ std::tuple<Tensor, Tensor> meta_nll_loss2d_forward(const Tensor& x, const Tensor
   const bool none = reduction == at::Reduction::None;
   return {none ? at::empty(target.sizes(), x.options()) : at::empty({}, x.options()), at::empty({}, x.options())};
 }
-Tensor meta_nll_loss2d_backward(const Tensor&, const Tensor& x, const Tensor&, const OptTensor&, int64_t, int64_t,
-                                const Tensor&) {
-  return at::empty_like(x);
-}
 
-Tensor meta_cdist_forward(const Tensor& a, const Tensor& b, double, std::optional<int64_t>) {
-  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim()) - 2),
-                              b.sizes().slice(0, static_cast<size_t>(b.dim()) - 2));
-  sizes.push_back(a.size(-2));
-  sizes.push_back(b.size(-2));
+// [batch..., rows of a, last]
+Tensor empty_cdist(const Tensor& a, const Tensor& b, int64_t last) {
+  auto sizes = at::infer_size(a.sizes().drop_back(2), b.sizes().drop_back(2));
+  sizes.insert(sizes.end(), {a.size(-2), last});
   return at::empty(sizes, a.options());
+}
+Tensor meta_cdist_forward(const Tensor& a, const Tensor& b, double, std::optional<int64_t>) {
+  return empty_cdist(a, b, b.size(-2));
 }
 Tensor meta_cdist_backward(const Tensor&, const Tensor& a, const Tensor& b, double, const Tensor&) {
-  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim()) - 2),
-                              b.sizes().slice(0, static_cast<size_t>(b.dim()) - 2));
-  sizes.push_back(a.size(-2));
-  sizes.push_back(a.size(-1));
-  return at::empty(sizes, a.options());
+  return empty_cdist(a, b, a.size(-1));
 }
 
 std::tuple<Tensor, Tensor> meta_weight_norm(const Tensor& v, const Tensor& g, int64_t) {
@@ -378,16 +356,13 @@ std::tuple<Tensor, Tensor> meta_grid_sampler_2d_backward(const Tensor&, const Te
   return {mask[0] ? at::empty(x.sizes(), x.options()) : Tensor(), at::empty(grid.sizes(), grid.options())};
 }
 
-Tensor meta_tril_indices(int64_t rows, int64_t columns, int64_t offset, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+template <bool lower>
+Tensor meta_tri_indices(int64_t rows, int64_t columns, int64_t offset, std::optional<at::ScalarType> dtype,
+                        std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
   int64_t count = 0;
-  for (int64_t r = 0; r < rows; ++r) count += std::clamp<int64_t>(r + offset + 1, 0, columns);
-  return at::empty({2, count}, at::TensorOptions(dtype.value_or(at::kLong)).device(at::kMeta));
-}
-Tensor meta_triu_indices(int64_t rows, int64_t columns, int64_t offset, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
-  int64_t count = 0;
-  for (int64_t r = 0; r < rows; ++r) count += columns - std::clamp<int64_t>(r + offset, 0, columns);
+  for (int64_t r = 0; r < rows; ++r)
+    count +=
+        lower ? std::clamp<int64_t>(r + offset + 1, 0, columns) : columns - std::clamp<int64_t>(r + offset, 0, columns);
   return at::empty({2, count}, at::TensorOptions(dtype.value_or(at::kLong)).device(at::kMeta));
 }
 
@@ -407,16 +382,10 @@ std::tuple<Tensor, Tensor> meta_max_pool3d(const Tensor& x, at::IntArrayRef kern
     out = at::empty_like(out.unsqueeze(0), at::MemoryFormat::ChannelsLast3d).squeeze(0);
   return {out, at::empty_like(out, at::kLong)};
 }
-Tensor meta_max_pool3d_backward(const Tensor&, const Tensor& x, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                                at::IntArrayRef, bool, const Tensor&) {
-  return empty_image(x, {});
-}
 
-Tensor meta_max_unpool2d(const Tensor& x, const Tensor&, at::IntArrayRef size) { return empty_image(x, size.vec()); }
+Tensor meta_max_unpool2d(const Tensor& x, const Tensor&, at::IntArrayRef size) { return empty_image(x, size); }
 Tensor meta_max_unpool3d(const Tensor& x, const Tensor&, at::IntArrayRef size, at::IntArrayRef, at::IntArrayRef) {
-  auto sizes = x.sizes().vec();
-  std::copy(size.begin(), size.end(), sizes.end() - 3);
-  return at::empty(sizes, x.options());
+  return at::empty(with_tail(x, size), x.options());
 }
 
 // Losses of rows of classes: a number for each target, or one.
@@ -427,16 +396,9 @@ Tensor meta_multi_margin_loss(const Tensor& x, const Tensor& target, const at::S
                               const OptTensor&, int64_t reduction) {
   return at::empty(row_loss_shape(x, reduction == at::Reduction::None && target.dim() > 0), x.options());
 }
-Tensor meta_multi_margin_loss_backward(const Tensor&, const Tensor& x, const Tensor&, const at::Scalar&,
-                                       const at::Scalar&, const OptTensor&, int64_t) {
-  return at::empty(x.sizes(), x.options());
-}
 std::tuple<Tensor, Tensor> meta_multilabel_margin_loss(const Tensor& x, const Tensor& target, int64_t reduction) {
   return {at::empty(row_loss_shape(x, reduction == at::Reduction::None && target.dim() > 1), x.options()),
           at::empty(target.sizes(), x.options())};
-}
-Tensor meta_multilabel_margin_loss_backward(const Tensor&, const Tensor& x, const Tensor&, int64_t, const Tensor&) {
-  return at::empty(x.sizes(), x.options());
 }
 
 // Bags of rows, one after the other: offsets are where each begins. The kernel sums rows that lie dense in one call, and
@@ -521,17 +483,11 @@ void register_meta_kernels() {
   registrar.add("native_group_norm", &meta_native_group_norm);
   registrar.add("native_group_norm_backward", &meta_native_group_norm_backward);
   registrar.add("_adaptive_avg_pool2d", &meta_adaptive_avg_pool2d);
-  registrar.add("_adaptive_avg_pool2d_backward", &meta_image_backward);
   registrar.add("_adaptive_avg_pool3d", &meta_adaptive_avg_pool3d);
-  registrar.add("_adaptive_avg_pool3d_backward", &meta_volume_backward);
   registrar.add("reflection_pad2d", &meta_reflection_pad2d);
-  registrar.add("reflection_pad2d_backward", &meta_image_pad_backward);
-  registrar.add("replication_pad2d_backward", &meta_image_pad_backward);
-  registrar.add("replication_pad3d_backward", &meta_image_pad_backward);
   registrar.add("im2col", &meta_im2col);
   registrar.add("col2im", &meta_col2im);
   registrar.add("unfold_backward", &meta_unfold_backward);
-  registrar.add("channel_shuffle", &meta_channel_shuffle);
   registrar.add("rsub.Tensor", &meta_rsub);
   registrar.add("roll", &meta_roll);
   registrar.add("take", &meta_take);
@@ -541,12 +497,9 @@ void register_meta_kernels() {
   registrar.add("polar", &meta_polar);
   registrar.add("cummax", &meta_cumulative_extreme);
   registrar.add("cummin", &meta_cumulative_extreme);
-  registrar.add("log_sigmoid_forward", &meta_log_sigmoid_forward);
   registrar.add("log_sigmoid_backward", &meta_log_sigmoid_backward);
-  registrar.add("glu_backward", &meta_glu_backward);
   registrar.add("_prelu_kernel_backward", &meta_prelu_kernel_backward);
   registrar.add("nll_loss2d_forward", &meta_nll_loss2d_forward);
-  registrar.add("nll_loss2d_backward", &meta_nll_loss2d_backward);
   registrar.add("_cdist_forward", &meta_cdist_forward);
   registrar.add("_cdist_backward", &meta_cdist_backward);
   registrar.add("_weight_norm_interface", &meta_weight_norm);
@@ -555,20 +508,17 @@ void register_meta_kernels() {
   registrar.add("grid_sampler_2d_backward", &meta_grid_sampler_2d_backward);
   registrar.add("_safe_softmax", &meta_safe_softmax);
   registrar.add("max_pool3d_with_indices", &meta_max_pool3d);
-  registrar.add("max_pool3d_with_indices_backward", &meta_max_pool3d_backward);
   registrar.add("max_unpool2d", &meta_max_unpool2d);
   registrar.add("max_unpool3d", &meta_max_unpool3d);
   registrar.add("multi_margin_loss", &meta_multi_margin_loss);
-  registrar.add("multi_margin_loss_backward", &meta_multi_margin_loss_backward);
   registrar.add("multilabel_margin_loss_forward", &meta_multilabel_margin_loss);
-  registrar.add("multilabel_margin_loss_backward", &meta_multilabel_margin_loss_backward);
   registrar.add("_embedding_bag", &meta_embedding_bag);
   registrar.add("_embedding_bag_backward", &meta_embedding_bag_backward);
   registrar.add("_embedding_bag_per_sample_weights_backward", &meta_embedding_bag_scale_backward);
   registrar.add("_ctc_loss", &meta_ctc_loss);
   registrar.add("_ctc_loss_backward", &meta_ctc_loss_backward);
-  registrar.add("tril_indices", &meta_tril_indices);
-  registrar.add("triu_indices", &meta_triu_indices);
+  registrar.add("tril_indices", &meta_tri_indices<true>);
+  registrar.add("triu_indices", &meta_tri_indices<false>);
   autograd.impl("scaled_dot_product_attention", &attention_for_cpu);
 }
 

@@ -78,18 +78,16 @@ void in_place(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
 }
 
 // `self`: of a loss's backward the first tensor is the gradient, which may be one number.
-void preserve(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+template <Tensor (*make)(const Tensor&)>
+void like_self(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const Tensor x = Arguments(op.schema(), *stack).find("self")->toTensor();
   std::vector<Tensor> results;
-  for (size_t i = 0; i < op.schema().returns().size(); ++i) results.push_back(at::empty_like(x));
+  for (size_t i = 0; i < op.schema().returns().size(); ++i) results.push_back(make(x));
   give(op, stack, std::move(results));
 }
-
-void contiguous(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const Arguments arguments(op.schema(), *stack);
-  const Tensor x = arguments.find("self")->toTensor();
-  give(op, stack, {at::empty(x.sizes(), x.options())});
-}
+Tensor preserved(const Tensor& x) { return at::empty_like(x); }
+Tensor contiguous(const Tensor& x) { return at::empty(x.sizes(), x.options()); }
+Tensor image(const Tensor& x) { return at::empty(x.sizes(), x.options().memory_format(x.suggest_memory_format())); }
 
 void per_sample(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const Arguments arguments(op.schema(), *stack);
@@ -164,6 +162,18 @@ constexpr MetaRuleRow kRows[] = {
     {"flip", MetaRule::Preserve},
     {"count_nonzero.dim_IntList", MetaRule::Count},
     {"logcumsumexp", MetaRule::Contiguous},
+    {"glu_backward", MetaRule::Contiguous},
+    {"log_sigmoid_forward", MetaRule::Contiguous},
+    {"multi_margin_loss_backward", MetaRule::Contiguous},
+    {"multilabel_margin_loss_backward", MetaRule::Contiguous},
+    {"_adaptive_avg_pool3d_backward", MetaRule::Contiguous},
+    {"_adaptive_avg_pool2d_backward", MetaRule::Image},
+    {"reflection_pad2d_backward", MetaRule::Image},
+    {"replication_pad2d_backward", MetaRule::Image},
+    {"replication_pad3d_backward", MetaRule::Image},
+    {"max_pool3d_with_indices_backward", MetaRule::Image},
+    {"channel_shuffle", MetaRule::Image},
+    {"nll_loss2d_backward", MetaRule::Preserve},
     {"mse_loss_backward", MetaRule::Contiguous},
     {"smooth_l1_loss_backward", MetaRule::Contiguous},
     {"huber_loss", MetaRule::PerSample},
@@ -232,8 +242,9 @@ void register_rule(torch::Library& meta, const MetaRuleRow& row) {
     case MetaRule::PointwiseFirst: return add(CppFunction::makeFromBoxedFunction<&pointwise_first>());
     case MetaRule::Predicate: return add(CppFunction::makeFromBoxedFunction<&predicate>());
     case MetaRule::InPlace: return add(CppFunction::makeFromBoxedFunction<&in_place>());
-    case MetaRule::Preserve: return add(CppFunction::makeFromBoxedFunction<&preserve>());
-    case MetaRule::Contiguous: return add(CppFunction::makeFromBoxedFunction<&contiguous>());
+    case MetaRule::Preserve: return add(CppFunction::makeFromBoxedFunction<&like_self<preserved>>());
+    case MetaRule::Contiguous: return add(CppFunction::makeFromBoxedFunction<&like_self<contiguous>>());
+    case MetaRule::Image: return add(CppFunction::makeFromBoxedFunction<&like_self<image>>());
     case MetaRule::PerSample: return add(CppFunction::makeFromBoxedFunction<&per_sample>());
     case MetaRule::Count: return add(CppFunction::makeFromBoxedFunction<&count>());
     case MetaRule::Sum: return add(CppFunction::makeFromBoxedFunction<&sum>());

@@ -20,8 +20,9 @@ enum class MetaRule {
   PointwiseFirst,  // all tensors broadcast; dtype of the first
   Predicate,       // all tensors broadcast; bool
   InPlace,         // returns its first argument
-  Preserve,        // like `self`, its dense strides kept
-  Contiguous,      // sizes and dtype of `self`, contiguous
+  Preserve,        // all results like `self`, its dense strides kept
+  Contiguous,      // all results with sizes and dtype of `self`, contiguous
+  Image,           // like `self`; batched images keep channels_last
   PerSample,       // a loss: by `reduction`, pointwise over the first two tensors or one number
   Reduce,          // over `dim` (an int, a list, or all), keeping it if `keepdim`; a second result may be indices
   Sum,             // the same; integers become int64
