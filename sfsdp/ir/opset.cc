@@ -2,11 +2,12 @@
 #include "sfsdp/ir/opset.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/shape_rules.h"
 
 namespace sfsdp::ir {
@@ -17,35 +18,60 @@ namespace {
 #define SFSDP_COLLECTIVE(name, most, rule)                                                    \
   OpRow{name, 1, most, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
       OpRow{name ".start", 1, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
-constexpr OpRow kRows[] = {
+constexpr OpRow kOwnRows[] = {
 #include "sfsdp/ir/opset.def"
-#define SFSDP_ATEN(name, min_operands, max_operands, results, flags, cost, alias, rule) \
-  OpRow{"aten." name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
-#include "sfsdp/ir/atenset.def"
-#undef SFSDP_ATEN
 };
+#define SFSDP_ATEN SFSDP_OP
+constexpr OpRow kAtenRows[] = {
+#include "sfsdp/ir/atenset.def"
+};
+#undef SFSDP_ATEN
 #undef SFSDP_OP
 #undef SFSDP_COLLECTIVE
 
-struct AtenEffects {
-  std::unordered_set<std::string_view> draws, drops_out, writes, out_overloads;
-};
+// ---- what aten ops do beside giving results: draw random numbers, write an argument, stop the program ----------------
+// The others are pure. Names are without "aten."; capture/tracer_test.cc compares with LibTorch's schemas and tags.
 
-const AtenEffects& aten_effects() {
-  static const AtenEffects effects = [] {
-    AtenEffects e;
-#define SFSDP_ATEN_DRAWS(name) e.draws.insert(name);
-#define SFSDP_ATEN_DROPS_OUT(name) e.drops_out.insert(name);
-#define SFSDP_ATEN_WRITES(name) e.writes.insert(name);
-#define SFSDP_ATEN_OUT_OVERLOAD(name) e.out_overloads.insert(name);
-#include "sfsdp/ir/aten_effects.def"
-#undef SFSDP_ATEN_DRAWS
-#undef SFSDP_ATEN_DROPS_OUT
-#undef SFSDP_ATEN_WRITES
-#undef SFSDP_ATEN_OUT_OVERLOAD
-    return e;
-  }();
-  return effects;
+// Read a generator, in every overload.
+constexpr std::string_view kDraws =
+    "_cudnn_init_dropout_state _cudnn_rnn _fill_mem_eff_dropout_mask_ _fused_dropout _lstm_mps "
+    "_nested_tensor_softmax_with_shape _sample_dirichlet _standard_gamma alpha_dropout alpha_dropout_ bernoulli "
+    "bernoulli_ binomial cauchy cauchy_ dropout dropout_ exponential exponential_ feature_alpha_dropout "
+    "feature_alpha_dropout_ feature_dropout feature_dropout_ geometric geometric_ gru log_normal log_normal_ lstm "
+    "miopen_rnn multinomial native_dropout normal normal_ normal_functional poisson rand rand_like randint "
+    "randint_like randn randn_like random random_ randperm rnn_relu rnn_tanh rrelu rrelu_ rrelu_with_noise "
+    "rrelu_with_noise_ rrelu_with_noise_functional uniform uniform_";
+// Read one if their attribute dropout_p is above 0.
+constexpr std::string_view kDropsOut =
+    "_cudnn_attention_backward _cudnn_attention_forward _efficient_attention_forward _flash_attention_forward "
+    "_flash_attention_forward_no_dropout_inplace _fused_sdp_choice _scaled_dot_product_attention_math "
+    "_scaled_dot_product_attention_math_for_mps _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable "
+    "_triton_scaled_dot_attention scaled_dot_product_attention";
+// Overloads that write an argument, or have an effect and no result that says so. An op whose name ends in _ (but not in
+// __) writes its first argument too.
+constexpr std::string_view kWrites =
+    "__iand__.Scalar __iand__.Tensor __ilshift__.Scalar __ilshift__.Tensor __ior__.Scalar __ior__.Tensor "
+    "__irshift__.Scalar __irshift__.Tensor __ixor__.Scalar __ixor__.Tensor _assert_async _assert_async.msg "
+    "_assert_scalar _assert_tensor_metadata _backward _batch_norm_with_update _cufft_clear_plan_cache "
+    "_cufft_set_plan_cache_max_size _cummax_helper _cummin_helper _flash_attention_forward_no_dropout_inplace "
+    "_functional_assert_async.msg _functional_assert_scalar _fused_moving_avg_obs_fq_helper _linalg_check_errors "
+    "_native_batch_norm_legit _print _propagate_xla_data _validate_compressed_sparse_indices "
+    "_validate_sparse_bsc_tensor_args _validate_sparse_bsr_tensor_args _validate_sparse_compressed_tensor_args "
+    "_validate_sparse_coo_tensor_args _validate_sparse_csc_tensor_args _validate_sparse_csr_tensor_args "
+    "fused_moving_avg_obs_fake_quant geqrf.a record_stream retain_grad rrelu_with_noise set_data sym_constrain_range "
+    "sym_constrain_range_for_size";
+// Overloads, of any op, that write their result into an argument; so do "out" and "…_out".
+constexpr std::string_view kOutOverloads =
+    "L OutScalar_Other OutScalar_Self OutTensor Q U X dim_max dim_min dim_values eigenvalues eigvals grad_input "
+    "inverse out_ out_mode out_rcond_tensor out_tol_tensor output result sign values values_stable";
+
+using Names = std::set<std::string, std::less<>>;
+Names names_in(std::string_view text) {
+  const auto names = split(text, ' ');
+  return {names.begin(), names.end()};
 }
 
 constexpr std::string_view kAten = "aten.";
@@ -63,28 +89,40 @@ AtenName split_aten(std::string_view opcode) {
 }
 
 bool is_random_aten(const Op& op) {
+  static const Names draws = names_in(kDraws), drops_out = names_in(kDropsOut);
   const AtenName name = split_aten(op.opcode);
-  if (aten_effects().draws.contains(name.base)) return true;
   const auto* p = op.find_attr<double>("dropout_p");
-  return aten_effects().drops_out.contains(name.base) && p && *p > 0;
+  return draws.contains(name.base) || (p && *p > 0 && drops_out.contains(name.base));
 }
 
 bool writes_argument(std::string_view opcode) {
-  const AtenEffects& effects = aten_effects();
+  static const Names writes = names_in(kWrites), out_overloads = names_in(kOutOverloads);
   const AtenName name = split_aten(opcode);
   const bool in_place = name.base.ends_with('_') && !name.base.ends_with("__");
-  return in_place || effects.writes.contains(opcode.substr(kAten.size())) || name.overload == "out" ||
-         name.overload.ends_with("_out") || effects.out_overloads.contains(name.overload);
+  return in_place || writes.contains(opcode.substr(kAten.size())) || name.overload == "out" ||
+         name.overload.ends_with("_out") || out_overloads.contains(name.overload);
 }
 
 }  // namespace
 
-std::span<const OpRow> opset() { return kRows; }
+std::span<const OpRow> opset() {
+  static std::deque<std::string> names;  // whose texts the rows keep
+  static const auto all = [] {
+    std::vector<OpRow> rows(std::begin(kOwnRows), std::end(kOwnRows));
+    for (OpRow row : kAtenRows)
+      for (const std::string& name : split(row.name, ' ')) {
+        row.name = names.emplace_back(concat(kAten, name));
+        rows.push_back(row);
+      }
+    return rows;
+  }();
+  return all;
+}
 
 const OpRow* find_row(std::string_view opcode) {
   static const auto by_name = [] {
     std::unordered_map<std::string_view, const OpRow*> rows;
-    for (const OpRow& row : kRows) rows.emplace(row.name, &row);
+    for (const OpRow& row : opset()) rows.emplace(row.name, &row);
     return rows;
   }();
   auto found = by_name.find(opcode);
