@@ -13,15 +13,11 @@ namespace {
 
 using Points = std::vector<std::pair<double, double>>;
 
-void print_type(std::ostream& out, const ir::Type& type) {
-  const auto list = [&](char open, const std::vector<int64_t>& numbers, char close) {
-    out << open;
-    for (size_t i = 0; i < numbers.size(); ++i) out << (i ? ", " : "") << numbers[i];
-    out << close;
-  };
-  out << ir::to_string(type.dtype);
-  list('[', type.shape(), ']');
-  if (!type.strides.empty()) list('{', type.strides, '}');
+// Without meshes and states.
+ir::Type bare(const ir::Type& type) {
+  ir::Type plain = ir::Type::tensor(type.dtype, type.shape());
+  plain.strides = type.strides;
+  return plain;
 }
 
 bool is_product(std::string_view opcode) {
@@ -68,16 +64,12 @@ std::string types_of(const ir::Op& op) {
   std::ostringstream out;
   for (const ir::Value* operand : op.operands) {
     if (operand)
-      print_type(out, operand->type());
+      out << bare(operand->type()) << ' ';
     else
-      out << "none";
-    out << ' ';
+      out << "none ";
   }
   out << "->";
-  for (const auto& result : op.results()) {
-    out << ' ';
-    print_type(out, result->type());
-  }
+  for (const auto& result : op.results()) out << ' ' << bare(result->type());
   return out.str();
 }
 

@@ -2,7 +2,8 @@
 #include "sfsdp/ir/diagnostic.h"
 
 #include <ostream>
-#include <sstream>
+
+#include "sfsdp/base/check.h"
 
 namespace sfsdp::ir {
 
@@ -18,13 +19,9 @@ std::ostream& operator<<(std::ostream& out, const Diagnostic& diagnostic) {
 }
 
 std::string to_string(std::span<const Diagnostic> diagnostics) {
-  std::ostringstream out;
-  const char* separator = "";
-  for (const Diagnostic& diagnostic : diagnostics) {
-    out << separator << diagnostic;
-    separator = "\n";
-  }
-  return out.str();
+  std::string text;
+  for (const Diagnostic& diagnostic : diagnostics) text += concat(text.empty() ? "" : "\n", diagnostic);
+  return text;
 }
 
 }  // namespace sfsdp::ir

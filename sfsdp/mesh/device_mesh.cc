@@ -189,23 +189,4 @@ std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
   return out << ']';
 }
 
-DeviceMesh parse_device_mesh(std::string_view text) {
-  const std::string_view whole = trim(text);
-  const auto fail = [&](std::string_view part) {
-    throw UserError(concat("device mesh \"", text, "\": cannot read \"", part,
-                           "\"\n  expected [axis=size, ...]; try [dp_shard=8]"));
-  };
-  if (!whole.starts_with('[') || !whole.ends_with(']')) fail(whole);
-  const std::string_view inside = trim(whole.substr(1, whole.size() - 2));
-  std::vector<MeshAxis> axes;
-  if (inside.empty()) return DeviceMesh();
-  for (const std::string& part : split(inside, ',')) {
-    const std::vector<std::string> sides = split(trim(part), '=');
-    const auto size = sides.size() == 2 ? parse_int(trim(sides[1])) : std::nullopt;
-    if (!size) fail(part);
-    axes.push_back({std::string(trim(sides[0])), *size});
-  }
-  return DeviceMesh(std::move(axes));
-}
-
 }  // namespace sfsdp

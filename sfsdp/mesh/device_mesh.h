@@ -70,6 +70,5 @@ DeviceMesh init_device_mesh(std::vector<MeshAxis> axes);
 // "[dp_replicate=2, dp_shard=4]", as in the head of a printed graph.
 std::string to_string(const DeviceMesh& mesh);
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);
-DeviceMesh parse_device_mesh(std::string_view text);
 
 }  // namespace sfsdp

@@ -91,13 +91,6 @@ TEST_CASE("a mesh without axes is one rank") {
   CHECK(to_string(DeviceMesh()) == "[]");
 }
 
-TEST_CASE("a mesh reads back from its text") {
-  for (const DeviceMesh& mesh : {DeviceMesh(), hybrid(), init_device_mesh({{"dp_shard", 8}})})
-    CHECK(parse_device_mesh(to_string(mesh)) == mesh);
-  for (const char* bad : {"", "dp=2", "[dp]", "[dp=x]", "[dp=2=3]", "[dp=2,]"})
-    CHECK_THROWS_AS(parse_device_mesh(bad), UserError);
-}
-
 TEST_CASE("a bad axis is refused, with its name and what to do") {
   CHECK_THROWS_WITH_AS(init_device_mesh({{"dp", 0}}), "device mesh: axis dp has size 0\n  expected 1 or more",
                        UserError);

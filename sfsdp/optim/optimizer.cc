@@ -18,34 +18,31 @@ double learning_rate(const Optimizer& optimizer) {
 
 namespace {
 
-struct Field {
-  const char* name;
-  double value;
-};
-
-void check_field(const Field& field, bool holds, const char* expected) {
-  if (!holds || !std::isfinite(field.value))
-    throw UserError(concat("compile: ", field.name, " = ", field.value, "\n  expected ", expected));
+void check_field(const char* name, double value, bool holds, const char* expected) {
+  if (!holds || !std::isfinite(value))
+    throw UserError(concat("compile: ", name, " = ", value, "\n  expected ", expected));
 }
 
-void check_at_least_0(const Field& field) { check_field(field, field.value >= 0, "a finite number of at least 0"); }
+void check_at_least_0(const char* name, double value) {
+  check_field(name, value, value >= 0, "a finite number of at least 0");
+}
 
-void check_decay(const Field& field) {
-  check_field(field, field.value >= 0 && field.value < 1, "a number from 0 to below 1");
+void check_decay(const char* name, double value) {
+  check_field(name, value, value >= 0 && value < 1, "a number from 0 to below 1");
 }
 
 void check(const AdamW& o) {
-  check_at_least_0({"AdamW::lr", o.lr});
-  check_decay({"AdamW::beta1", o.beta1});
-  check_decay({"AdamW::beta2", o.beta2});
-  check_field({"AdamW::eps", o.eps}, o.eps > 0, "a finite number above 0");
-  check_at_least_0({"AdamW::weight_decay", o.weight_decay});
+  check_at_least_0("AdamW::lr", o.lr);
+  check_decay("AdamW::beta1", o.beta1);
+  check_decay("AdamW::beta2", o.beta2);
+  check_field("AdamW::eps", o.eps, o.eps > 0, "a finite number above 0");
+  check_at_least_0("AdamW::weight_decay", o.weight_decay);
 }
 
 void check(const SGD& o) {
-  check_at_least_0({"SGD::lr", o.lr});
-  check_decay({"SGD::momentum", o.momentum});
-  check_at_least_0({"SGD::weight_decay", o.weight_decay});
+  check_at_least_0("SGD::lr", o.lr);
+  check_decay("SGD::momentum", o.momentum);
+  check_at_least_0("SGD::weight_decay", o.weight_decay);
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ constexpr size_t kSmallBytes = 32 << 10;
 // Calls of a group that are compared without shared memory, one more trip each: enough for the first steps;
 // later steps run the same plan.
 constexpr uint64_t kCheckedCalls = 1000;
+const std::string kEarlier = "an earlier call failed: ";
 // A dying process's connections close before it counts as dead.
 constexpr int64_t kGraceMs = 2000;
 
@@ -159,8 +160,10 @@ class GlooCommunicator final : public Communicator {
     run(all_reduce_call(data.size(), dtype, op, info), [&] {
       if (data.size() <= kSmallBytes) return reduce_small(data, dtype, op);
       const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
-      reduce_chunks(data, chunks, chunks.of(data, rank()), dtype, op);
-      gather_chunks(data, chunks);
+      const auto mine = chunks.of(data, rank());
+      reduce_chunks(data, chunks, mine, dtype, op);
+      post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
+      wait();
     });
   }
 
@@ -192,10 +195,7 @@ class GlooCommunicator final : public Communicator {
 
   void abort(const std::string& reason) override {
     if (observer_.board) observer_.board->abort(site_.global_rank(), reason);
-    {
-      const std::lock_guard lock(failure_mutex_);
-      if (failure_.empty()) failure_ = concat("rank ", site_.global_rank(), " aborted: ", reason);
-    }
+    fail(concat("rank ", site_.global_rank(), " aborted: ", reason));
     transfers_.abort();
   }
 
@@ -254,34 +254,28 @@ class GlooCommunicator final : public Communicator {
       if (all[i].hash == all[0].hash) continue;
       const std::string cause =
           disagreement_text(site_.ranks[0], all[0].text.data(), site_.ranks[i], all[i].text.data());
-      fail(cause);
+      fail(kEarlier + cause);
       throw CommError(error_text(site_, call, sequence_, cause));
     }
   }
 
   void wait() { transfers_.wait(begin_ + milliseconds(*timeout_ms_)); }
 
-  // Peers in the order rank + 1, rank + 2, ...: not all send to the same one first.
-  template <class Action>
-  void each_peer(Action action) const {
-    for (int i = 1; i < size(); ++i) action((rank() + i) % size());
+  // Begins to receive place(peer) from, and to send data(peer) to, each peer. Peers in the order rank + 1, rank + 2, ...:
+  // not all send to the same one first.
+  template <class Place, class Data>
+  void post(Place place, Data data) {
+    for (int i = 1; i < size(); ++i) {
+      const int peer = (rank() + i) % size();
+      transfers_.receive(place(peer), peer);
+      transfers_.send(data(peer), peer);
+    }
   }
 
   void gather(std::span<const std::byte> in, std::span<std::byte> out) {
     const auto slot = [&](int r) { return out.subspan(static_cast<size_t>(r) * in.size(), in.size()); };
-    each_peer([&](int peer) {
-      transfers_.receive(slot(peer), peer);
-      transfers_.send(in, peer);
-    });
+    post(slot, [&](int) { return in; });
     copy(in, slot(rank()));
-    wait();
-  }
-
-  void gather_chunks(std::span<std::byte> data, const ByteChunks& chunks) {
-    each_peer([&](int peer) {
-      transfers_.receive(chunks.of(data, peer), peer);
-      transfers_.send(chunks.of(data, rank()), peer);
-    });
     wait();
   }
 
@@ -296,14 +290,10 @@ class GlooCommunicator final : public Communicator {
       };
       const auto mine = piece(out);
       const auto received = scratch(n * mine.size());
-      std::vector<std::span<const std::byte>> parts(n);
-      each_peer([&](int peer) {
-        const auto place = received.subspan(static_cast<size_t>(peer) * mine.size(), mine.size());
-        parts[static_cast<size_t>(peer)] = place;
-        transfers_.receive(place, peer);
-        transfers_.send(piece(chunks.of(in, peer)), peer);
-      });
-      parts[static_cast<size_t>(rank())] = piece(chunks.of(in, rank()));
+      const auto place = [&](int r) { return received.subspan(static_cast<size_t>(r) * mine.size(), mine.size()); };
+      post(place, [&](int peer) { return piece(chunks.of(in, peer)); });
+      std::vector<std::span<const std::byte>> parts;
+      for (int r = 0; r < size(); ++r) parts.push_back(r == rank() ? piece(chunks.of(in, r)) : place(r));
       wait();
       reduce(parts, mine, dtype, op);
     }
@@ -326,9 +316,10 @@ class GlooCommunicator final : public Communicator {
     const std::lock_guard lock(failure_mutex_);
     return failure_;
   }
+  // Why all later calls fail; the first such reason stays.
   void fail(const std::string& cause) {
     const std::lock_guard lock(failure_mutex_);
-    if (failure_.empty()) failure_ = "an earlier call failed: " + cause;
+    if (failure_.empty()) failure_ = cause;
   }
 
   [[noreturn]] void throw_failure(const Call& call, const TransferError& error) {
@@ -339,7 +330,7 @@ class GlooCommunicator final : public Communicator {
         concat("the connection to rank ", site_.ranks[static_cast<size_t>(error.peer)],
                error.timed_out ? " timed out" : " broke", " after ", waited.count(), " ms (", error.text,
                "); read rank ", site_.ranks[static_cast<size_t>(error.peer)], "'s log");
-    fail(cause);
+    fail(kEarlier + cause);
     if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, kGraceMs);
     const FoundCause found =
         find_cause(*store_, *observer_.heartbeat, site_, observer_.key, sequence_, waited.count(), cause);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/verify/rendezvous.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -35,8 +36,7 @@ Program read(const Graph& graph) {
   for (const auto& op : graph.ops()) {
     if (ir::is_collective(*op)) {
       const auto axes = ir::axes_of(*op).value_or(std::vector<std::string>{});
-      size_t c = 0;
-      while (c < program.axes.size() && program.axes[c] != axes) ++c;
+      const auto c = static_cast<size_t>(std::ranges::find(program.axes, axes) - program.axes.begin());
       if (c == program.axes.size()) {
         program.axes.push_back(axes);
         program.calls.emplace_back();
@@ -143,16 +143,14 @@ class Run {
     for (const int64_t other : group.ranks) {
       const Program& theirs = program(other);
       if (&theirs == &program(rank)) continue;
-      for (size_t c = 0; c < theirs.axes.size(); ++c) {
-        if (theirs.axes[c] != axes) continue;
-        const auto turn = static_cast<size_t>(step.turn);
-        if (turn >= theirs.calls[c].size()) break;
-        const Op& call = *theirs.calls[c][turn];
-        if (call_text(call) == call_text(*step.op)) break;
-        return concat("call ", step.turn + 1, " over ", join(axes, ","), " is ", call_text(*step.op), " (%",
-                      step.op->result()->name(), ") on rank ", rank, ", ", call_text(call), " (%",
-                      call.result()->name(), ") on rank ", other);
-      }
+      const auto c = static_cast<size_t>(std::ranges::find(theirs.axes, axes) - theirs.axes.begin());
+      const auto turn = static_cast<size_t>(step.turn);
+      if (c == theirs.axes.size() || turn >= theirs.calls[c].size()) continue;
+      const Op& call = *theirs.calls[c][turn];
+      if (call_text(call) == call_text(*step.op)) continue;
+      return concat("call ", step.turn + 1, " over ", join(axes, ","), " is ", call_text(*step.op), " (%",
+                    step.op->result()->name(), ") on rank ", rank, ", ", call_text(call), " (%", call.result()->name(),
+                    ") on rank ", other);
     }
     return "";
   }
