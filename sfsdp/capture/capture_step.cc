@@ -12,6 +12,7 @@
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/capture/tracer.h"
+#include "sfsdp/ir/builder.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -103,16 +104,13 @@ class GuardAfterTrace {
   const std::vector<StateTensor>& state_;
 };
 
-ir::Op* add_state_op(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
-  ir::Op* op = tracer.graph.add(s.is_buffer ? "state" : "param", {}, {{s.name, ir::Type::tensor(dtype, s.shape)}});
-  op->section = ir::Section::Init;
-  op->attrs["name"] = s.name;
-  op->module_path = owner_path(s.name);
-  if (!s.is_buffer) {
-    if (!s.trainable) op->attrs["trainable"] = false;
-    if (dtype_of(s.dtype) != dtype) op->attrs["storage"] = dtype_of(s.dtype);
-  }
-  return op;
+ir::Value* add_state(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
+  ir::Attrs attrs = {{"name", s.name}};
+  if (!s.is_buffer && !s.trainable) attrs["trainable"] = false;
+  if (!s.is_buffer && dtype_of(s.dtype) != dtype) attrs["storage"] = dtype_of(s.dtype);
+  return ir::Builder(tracer.graph)
+      .at_end(ir::Section::Init, owner_path(s.name))
+      .value(s.is_buffer ? "state" : "param", {}, ir::Type::tensor(dtype, s.shape), s.name, attrs);
 }
 
 Batch declare_batch(Tracer& tracer, const Batch& example) {
@@ -120,10 +118,10 @@ Batch declare_batch(Tracer& tracer, const Batch& example) {
   for (size_t i = 0; i < example.size(); ++i) {
     const at::Tensor& real = example[i];
     at::Tensor meta = at::empty(real.sizes(), real.options().device(at::kMeta));
-    ir::Op* op = tracer.graph.add("input", {}, {{"batch." + std::to_string(i), type_of(meta)}});
-    op->section = ir::Section::Init;
-    op->attrs["name"] = "batch." + std::to_string(i);
-    tracer.declare(meta, op->result());
+    const std::string name = concat("batch.", i);
+    tracer.declare(
+        meta,
+        ir::Builder(tracer.graph).at_end(ir::Section::Init).value("input", {}, type_of(meta), name, {{"name", name}}));
     batch.push_back(meta);
   }
   return batch;
@@ -209,7 +207,7 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     const bool cast = options.param_dtype && !s.is_buffer && c10::isFloatingType(s.dtype);
     const auto dtype = cast ? scalar_type_of(*options.param_dtype) : s.dtype;
     replace(tensors[i], meta_like(s, dtype));
-    tracer.declare(tensors[i], add_state_op(tracer, s, dtype_of(dtype))->result());
+    tracer.declare(tensors[i], add_state(tracer, s, dtype_of(dtype)));
     if (s.trainable) {
       trained.push_back(i);
       leaves.push_back(tensors[i]);
@@ -235,15 +233,15 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     if (value.count.defined()) tracer.graph.outputs.push_back(tracer.value_of(value.count));
     if (!options.training) return;
     tracer.section = ir::Section::Bwd;
-    ir::Op* seed = tracer.graph.add("full", {}, {{"seed", type_of(value.value)}});
-    seed->section = ir::Section::Bwd;
-    seed->attrs["value"] = options.seed_gradient;
+    ir::Value* seed = ir::Builder(tracer.graph)
+                          .at_end(ir::Section::Bwd)
+                          .value("full", {}, type_of(value.value), "seed", {{"value", options.seed_gradient}});
     at::Tensor seed_tensor;
     {
       c10::impl::ExcludeDispatchKeyGuard untraced(c10::DispatchKey::Fake);
       seed_tensor = at::empty(value.value.sizes(), value.value.options());
     }
-    tracer.declare(seed_tensor, seed->result());
+    tracer.declare(seed_tensor, seed);
     gradients = torch::autograd::grad({value.value}, leaves, {seed_tensor}, /*retain_graph=*/false,
                                       /*create_graph=*/false, /*allow_unused=*/true);
   });
@@ -251,10 +249,9 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     if (!gradients[i].defined()) continue;  // unused in this step: not updated, as in eager
     const StateTensor& s = state[trained[i]];
     ir::Value* gradient = tracer.value_of(gradients[i]);
-    ir::Op* op = tracer.graph.add("gradient", {gradient}, {{s.name + ".grad", gradient->type()}});
-    op->section = ir::Section::Bwd;
-    op->attrs["param"] = s.name;
-    op->module_path = owner_path(s.name);
+    ir::Builder(tracer.graph)
+        .at_end(ir::Section::Bwd, owner_path(s.name))
+        .value("gradient", {gradient}, gradient->type(), s.name + ".grad", {{"param", s.name}});
   }
   for (size_t i = 0; i < state.size(); ++i) {
     if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], tensors[i]);

@@ -323,7 +323,8 @@ std::tuple<Tensor, Tensor> meta_nll_loss2d_forward(const Tensor& x, const Tensor
 
 // [batch..., rows of a, last]
 Tensor empty_cdist(const Tensor& a, const Tensor& b, int64_t last) {
-  auto sizes = at::infer_size(a.sizes().drop_back(2), b.sizes().drop_back(2));
+  const auto batch = [](const Tensor& t) { return t.sizes().slice(0, static_cast<size_t>(t.dim()) - 2); };
+  auto sizes = at::infer_size(batch(a), batch(b));
   sizes.insert(sizes.end(), {a.size(-2), last});
   return at::empty(sizes, a.options());
 }

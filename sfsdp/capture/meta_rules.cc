@@ -7,11 +7,13 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -134,67 +136,31 @@ void sum(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   give(op, stack, reduced(op, *stack, counts ? at::kLong : dtype));
 }
 
-constexpr MetaRuleRow kRows[] = {
-    {"relu", MetaRule::Preserve},
-    {"abs", MetaRule::PointwiseFirst},
-    {"where.self", MetaRule::Pointwise},
-    {"floor_divide", MetaRule::Pointwise},
-    {"hardtanh", MetaRule::PointwiseFirst},
-    {"hardtanh_", MetaRule::InPlace},
-    {"hardtanh_backward", MetaRule::PointwiseFirst},
-    {"hardswish", MetaRule::PointwiseFirst},
-    {"hardswish_", MetaRule::InPlace},
-    {"hardswish_backward", MetaRule::PointwiseFirst},
-    {"mish_backward", MetaRule::PointwiseFirst},
-    {"logit", MetaRule::PointwiseFirst},
-    {"rrelu_with_noise", MetaRule::Contiguous},
-    {"nan_to_num", MetaRule::PointwiseFirst},
-    {"_prelu_kernel", MetaRule::PointwiseFirst},
-    {"logical_and", MetaRule::Predicate},
-    {"logical_or", MetaRule::Predicate},
-    {"logical_xor", MetaRule::Predicate},
-    {"logical_not", MetaRule::Predicate},
-    {"logical_and_", MetaRule::InPlace},
-    {"logical_or_", MetaRule::InPlace},
-    {"logical_xor_", MetaRule::InPlace},
-    {"logical_not_", MetaRule::InPlace},
-    {"isnan", MetaRule::Predicate},
-    {"flip", MetaRule::Preserve},
-    {"count_nonzero.dim_IntList", MetaRule::Count},
-    {"logcumsumexp", MetaRule::Contiguous},
-    {"glu_backward", MetaRule::Contiguous},
-    {"log_sigmoid_forward", MetaRule::Contiguous},
-    {"multi_margin_loss_backward", MetaRule::Contiguous},
-    {"multilabel_margin_loss_backward", MetaRule::Contiguous},
-    {"_adaptive_avg_pool3d_backward", MetaRule::Contiguous},
-    {"_adaptive_avg_pool2d_backward", MetaRule::Image},
-    {"reflection_pad2d_backward", MetaRule::Image},
-    {"replication_pad2d_backward", MetaRule::Image},
-    {"replication_pad3d_backward", MetaRule::Image},
-    {"max_pool3d_with_indices_backward", MetaRule::Image},
-    {"channel_shuffle", MetaRule::Image},
-    {"nll_loss2d_backward", MetaRule::Preserve},
-    {"mse_loss_backward", MetaRule::Contiguous},
-    {"smooth_l1_loss_backward", MetaRule::Contiguous},
-    {"huber_loss", MetaRule::PerSample},
-    {"huber_loss_backward", MetaRule::Contiguous},
-    {"binary_cross_entropy", MetaRule::PerSample},
-    {"binary_cross_entropy_backward", MetaRule::Preserve},
-    {"max", MetaRule::Reduce},
-    {"min", MetaRule::Reduce},
-    {"median", MetaRule::Reduce},
-    {"dot", MetaRule::Reduce},
-    {"trace", MetaRule::Sum},
-    {"prod", MetaRule::Sum},
-    {"nansum", MetaRule::Sum},
-    {"logsumexp", MetaRule::Reduce},
-    {"std.correction", MetaRule::Reduce},
-    {"var.correction", MetaRule::Reduce},
-    {"std_mean.correction", MetaRule::Reduce},
-    {"var_mean.correction", MetaRule::Reduce},
-    {"median.dim", MetaRule::Reduce},
-    {"kthvalue", MetaRule::Reduce},
-    {"mode", MetaRule::Reduce},
+// The ops of each rule, with blanks between.
+struct RuleOps {
+  MetaRule rule;
+  std::string_view names;
+};
+constexpr RuleOps kRules[] = {
+    {MetaRule::Preserve, "relu flip nll_loss2d_backward binary_cross_entropy_backward"},
+    {MetaRule::PointwiseFirst,
+     "abs hardtanh hardtanh_backward hardswish hardswish_backward mish_backward logit nan_to_num _prelu_kernel"},
+    {MetaRule::Pointwise, "where.self floor_divide"},
+    {MetaRule::InPlace, "hardtanh_ hardswish_ logical_and_ logical_or_ logical_xor_ logical_not_"},
+    {MetaRule::Contiguous,
+     "rrelu_with_noise logcumsumexp glu_backward log_sigmoid_forward multi_margin_loss_backward "
+     "multilabel_margin_loss_backward _adaptive_avg_pool3d_backward mse_loss_backward smooth_l1_loss_backward "
+     "huber_loss_backward"},
+    {MetaRule::Predicate, "logical_and logical_or logical_xor logical_not isnan"},
+    {MetaRule::Count, "count_nonzero.dim_IntList"},
+    {MetaRule::Image,
+     "_adaptive_avg_pool2d_backward reflection_pad2d_backward replication_pad2d_backward "
+     "replication_pad3d_backward max_pool3d_with_indices_backward channel_shuffle"},
+    {MetaRule::PerSample, "huber_loss binary_cross_entropy"},
+    {MetaRule::Reduce,
+     "max min median dot logsumexp std.correction var.correction std_mean.correction var_mean.correction "
+     "median.dim kthvalue mode"},
+    {MetaRule::Sum, "trace prod nansum"},
 };
 
 // What stands in for ops without a shape function, by the begin of their name.
@@ -217,9 +183,8 @@ std::string instead_of(std::string_view name) {
   for (const StandIn& row : kStandIns)
     if (name.starts_with(row.begin)) text = row.text;
   return text +
-         "an op whose result shapes follow from its input shapes: keep the full shape and mask with torch::where, take "
-         "a"
-         " fixed number with topk, compute it before the step and pass it in the batch, or add a shape function to"
+         "an op whose result shapes follow from its input shapes: keep the full shape and mask with torch::where, take"
+         " a fixed number with topk, compute it before the step and pass it in the batch, or add a shape function to"
          " sfsdp/capture/meta_kernels.cc";
 }
 
@@ -232,7 +197,16 @@ Tensor broadcast_all(const std::vector<Tensor>& inputs, c10::ScalarType dtype) {
   return config.build().output();
 }
 
-std::span<const MetaRuleRow> meta_rules() { return kRows; }
+std::span<const MetaRuleRow> meta_rules() {
+  static std::deque<std::string> names;  // whose texts the rows keep
+  static const auto all = [] {
+    std::vector<MetaRuleRow> rows;
+    for (const auto& [rule, ops] : kRules)
+      for (const std::string& name : split(ops, ' ')) rows.push_back({names.emplace_back(name).c_str(), rule});
+    return rows;
+  }();
+  return all;
+}
 
 void register_rule(torch::Library& meta, const MetaRuleRow& row) {
   const auto add = [&](torch::CppFunction function) { meta.impl(row.name, std::move(function)); };
