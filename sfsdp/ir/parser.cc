@@ -104,9 +104,7 @@ std::vector<AxisPlacement> parse_placements(Cursor& cursor) {
     AxisPlacement& placement = placements.emplace_back(reduce ? Placement::partial(*reduce) : Placement::own());
     cursor.next();
     cursor.expect('(', "before the axes");
-    do placement.axes.push_back(cursor.word("a mesh axis"));
-    while (cursor.accept(','));
-    cursor.expect(')', "after the axes");
+    cursor.list(')', "after the axes", [&] { placement.axes.push_back(cursor.word("a mesh axis")); });
   }
   return placements;
 }
