@@ -22,8 +22,6 @@ foreach(file IN LISTS sfsdp_all)
 
   if(file STREQUAL "sfsdp/tools/main.cc" OR file MATCHES "/doctest_main\\.cc$")
     continue()
-  elseif(file MATCHES "^sfsdp/comm/nccl/" AND NOT file MATCHES "/no_nccl\\.cc$")
-    continue() # needs a CUDA build, which does not exist yet
   elseif(file MATCHES "^sfsdp/(tools|train)/no_[a-z_]*\\.cc$")
     # The twin of a torch file: says, in a build without LibTorch, what is missing.
     if(NOT SFSDP_WITH_TORCH)

@@ -57,7 +57,7 @@ FNR == 1 {
   sub(/^[^<"]*[<"]/, "", target); sub(/[>"].*/, "", target)
   if (target ~ /^(torch|ATen|c10|caffe2)\// && !torch_ok)
     report(where, "includes <" target ">, but is torch-free; see cmake/torch_sources.cmake")
-  if (target ~ /^(CLI|toml\+\+)\// && file ~ /\.h$/) report(where, "includes <" target ">; expected in a .cc only")
+  if (target ~ /^(toml\+\+)\// && file ~ /\.h$/) report(where, "includes <" target ">; expected in a .cc only")
   if (target ~ /^sfsdp\//) {
     split(target, to, "/")
     if (folder == "passes" && !is_test && target == "sfsdp/cost/machine.h")

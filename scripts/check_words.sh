@@ -16,11 +16,14 @@ check_files() {
 
 check_functions() {
   sources | xargs awk '
-    FNR == 1 { begin = 0 }
-    !begin && /^ ? ?[A-Za-z~\[].*\{$/ && !/^ *(namespace|class|struct|enum|union|extern|public:|private:)/ {
-      match($0, /^ */); indent = RLENGTH; begin = FNR; head = $0
+    FNR == 1 { begin = wrapped = 0 }
+    !begin && /^ ? ?[A-Za-z~\[]/ && !/^ *(namespace|class|struct|enum|union|extern|public:|private:)/ {
+      match($0, /^ */); indent = RLENGTH; head = $0
+      if (/\{$/) begin = FNR
+      wrapped = !/[;{}]$/ ? FNR : 0 # the head goes on in lines that stand further in
       next
     }
+    !begin && wrapped && /^ / { if (/\{$/) begin = wrapped; if (/[;{}]$/) wrapped = 0; next }
     begin && /^ *\}/ {
       match($0, /^ */)
       if (RLENGTH == indent) {
@@ -34,7 +37,7 @@ check_functions() {
 check_axes() {
   local found
   found=$(sources | grep -Ev '^sfsdp/(parallel|train|testing)/|_test\.cc$|^tests/|^examples/|^benchmarks/' |
-    xargs grep -n '^[^/]*"dp_shard"' || true)
+    xargs grep -n '"dp_shard"' | grep -Ev '//.*"dp_shard"' || true)
   [[ -z $found ]] || { echo "$found"; return 1; }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The finished plan of a step, the same on every rank: the ops in their order, the order of each communicator's
-// collectives, the address of every buffer. One text, which parses back and is hashed: ranks compare the hash before
-// their first collective, the simulator and the executor read what is in it.
+// collectives, the address of every buffer. One text, which parses back and is hashed. `sfsdp plan` makes,
+// verifies and prints it; the executor follows the order of the graph's ops alone, ranks compare the graph's text.
 #pragma once
 
 #include <cstdint>

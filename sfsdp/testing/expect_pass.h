@@ -11,7 +11,7 @@ namespace sfsdp::testing {
 
 // Parse, verify, run, verify, compare the text, check the returned bool, run again (nothing may change), interpret
 // before and after with 1 to 3 micro-batches: bitwise for Exact, within a derived bound for ReordersSums. Texts may be indented as a whole.
-// `passes`: as for `sfsdp opt --pass`, e.g. "sink_waits max_pending=1".
+// `passes`: as for `sfsdp opt --pass`, e.g. "sink_waits depth=2".
 void expect_pass(std::string_view passes, std::string_view before, std::string_view after);
 void expect_unchanged(std::string_view passes, std::string_view text);
 // The text is broken, and one diagnostic of parser or verifier holds `part`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The worked example of docs/writing-a-pass.md; sfsdp/step/parallel_test.cc runs it in a compiled step,
+// The worked example of docs/writing-a-pass.md; sfsdp/step/passes_test.cc runs it in a compiled step,
 // tests/e2e/own_project.sh in a project of its own.
 #include <doctest/doctest.h>
 
