@@ -4,6 +4,7 @@
 #   functions  no function has more than 80 lines
 #   axes       no "dp_shard" outside parallel/, train/ and tests: passes and plans read axes from types
 #   behind     time is before and after
+#   keys       texts below train/ name options as C++ does: with_keys in train/config/config_resolve.cc turns them into keys
 # Without a rule: all. A function begins at a line that ends in { and ends at the } under its first letter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,13 +49,32 @@ check_behind() {
   [[ -z $found ]] || { echo "$found"; return 1; }
 }
 
+check_keys() {
+  local literals keys found name status=0
+  literals=$(find sfsdp/{mesh,ir,cost,plan,passes,sim,tune,parallel,optim,capture,comm,exec,step,models} -name '*.cc' -o -name '*.h' |
+    grep -v '_test\.cc$' | sort | xargs grep -noHE '"([^"\]|\\.)*"')
+  keys=$(awk -F'[("]' '/^SFSDP_SECTION/ { section = $3 }
+    /^SFSDP_KEY/ { split($2, part, /, */); print section "\\." part[3] }' sfsdp/train/config/config_fields.def | paste -sd'|')
+  found=$(grep -E "\b($keys|model\.args|fsdp_[a-z_]+)\b| --[a-z]" <<<"$literals" | grep -v 'sfsdp launch --' || true)
+  [[ -z $found ]] || { echo "$found"; echo "expected the C++ option"; status=1; }
+  # what no config can set wrong
+  local rows="CompileOptions:: DataParallelOptions::mode MixedPrecisionPolicy:: Reduction::None Step::"
+  rows+=" $(sed -nE 's/^ *\{"([A-Za-z0-9]+::\w*)".*/\1/p' sfsdp/train/config/config_resolve.cc | paste -sd' ')"
+  for name in $(grep -oE '\b[A-Z][A-Za-z0-9]*::\w*' <<<"$literals" | sort -u); do
+    found=
+    for row in $rows; do [[ $name == "$row"* ]] && found=yes; done
+    [[ -n $found ]] || { echo "$name has no row in with_keys, train/config/config_resolve.cc"; status=1; }
+  done
+  return $status
+}
+
 status=0
 rules=("$@")
-((${#rules[@]})) || rules=(files functions axes behind)
+((${#rules[@]})) || rules=(files functions axes behind keys)
 for rule in "${rules[@]}"; do
   case $rule in
-  files | functions | axes | behind) "check_$rule" || status=1 ;;
-  *) echo "no rule $rule; expected files, functions, axes or behind" && exit 2 ;;
+  files | functions | axes | behind | keys) "check_$rule" || status=1 ;;
+  *) echo "no rule $rule; expected files, functions, axes, behind or keys" && exit 2 ;;
   esac
 done
 exit $status

@@ -20,7 +20,9 @@ struct Slot {
 
 void assign(const Slot& slot, const Arg& value) {
   const auto wrong = [&](const char* expected) {
-    throw UserError(concat("model.args.", slot.name, "\n  expected ", expected));
+    throw UserError(concat("ModelSpec::args.", slot.name, " = ",
+                           std::visit([](const auto& v) { return concat(std::boolalpha, v); }, value), "\n  expected ",
+                           expected));
   };
   if (auto* flag = std::get_if<bool*>(&slot.target)) {
     if (!std::holds_alternative<bool>(value)) wrong("true or false");
@@ -48,8 +50,9 @@ void assign_all(const std::vector<Slot>& slots, const ModelSpec& spec) {
       if (slot.name == name) found = &slot;
     }
     if (!found)
-      throw UserError(concat("model.args.", name, ": model ", spec.name, " has no such argument\n  expected one of ",
-                             join(names, ", "), did_you_mean(name, names)));
+      throw UserError(concat("ModelSpec::args.", name, ": model ", spec.name,
+                             " has no such argument\n  expected one of ", join(names, ", "),
+                             did_you_mean(name, names)));
     assign(*found, value);
   }
 }
@@ -108,8 +111,8 @@ LanguageModel make_gpt(const ModelSpec& spec) {
 LanguageModel make_language_model(const ModelSpec& spec) {
   if (spec.name == "llama3") return make_llama3(spec);
   if (spec.name == "gpt") return make_gpt(spec);
-  throw UserError(concat("model.name = ", spec.name, "\n  expected llama3, gpt or hf",
-                         did_you_mean(spec.name, {"llama3", "gpt", "hf"})));
+  throw UserError(concat("ModelSpec::name = ", spec.name, "\n  expected llama3 or gpt",
+                         did_you_mean(spec.name, {"llama3", "gpt"})));
 }
 
 }  // namespace sfsdp::models

@@ -36,7 +36,7 @@ ZeroPlacements zero_placements(int64_t stage) {
   constexpr std::array<ZeroPlacements, 4> kStages = {
       {{kWhole, kWhole, kWhole}, {kWhole, kWhole, kShard}, {kWhole, kShard, kShard}, {kShard, kShard, kShard}}};
   if (stage < 0 || stage >= static_cast<int64_t>(kStages.size()))
-    throw UserError(concat("data_parallel: zero_stage = ", stage, "\n  expected 0, 1, 2 or 3"));
+    throw UserError(concat("data_parallel: DataParallelOptions::zero_stage = ", stage, "\n  expected 0, 1, 2 or 3"));
   return kStages[static_cast<size_t>(stage)];
 }
 
@@ -71,11 +71,11 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
                             : shard == 1   ? DataParallelMode::Replicate
                                            : DataParallelMode::HybridShard;
   if (strategy.options.mode == DataParallelMode::FullyShard && replicate > 1)
-    throw UserError(concat("data_parallel: FullyShard on a mesh with dp_replicate = ", replicate,
-                           "\n  expected dp_replicate = 1; use HybridShard"));
+    throw UserError(concat("data_parallel: DataParallelOptions::mode = FullyShard on a mesh with dp_replicate = ",
+                           replicate, "\n  expected dp_replicate = 1; leave the mode unset, or use HybridShard"));
   if (strategy.options.mode == DataParallelMode::Replicate && shard > 1)
-    throw UserError(concat("data_parallel: Replicate on a mesh with dp_shard = ", shard,
-                           "\n  expected dp_shard = 1; name the axis dp_replicate, or use FullyShard"));
+    throw UserError(concat("data_parallel: DataParallelOptions::mode = Replicate on a mesh with dp_shard = ", shard,
+                           "\n  expected dp_shard = 1; name the axis dp_replicate, or leave the mode unset"));
   return strategy;
 }
 

@@ -142,7 +142,7 @@ void set_order(PipelineOptions& options, const std::string& name) {
                                              {"graphtrainer", Side::Before, Side::Before, Side::After}}};
   const auto* order = std::ranges::find(kOrders, name, &Order::name);
   if (order == kOrders.end())
-    throw UserError(concat("order = ", name, "\n  expected simplefsdp, autoparallel or graphtrainer"));
+    throw UserError(concat("set_order: \"", name, "\"\n  expected simplefsdp, autoparallel or graphtrainer"));
   options.prefetch.forward = order->forward;
   options.prefetch.backward = order->backward;
   options.sink.next = order->reduction;
@@ -163,9 +163,10 @@ std::vector<PassReport> run_before_units(ir::Graph& graph, const PipelineOptions
   auto reports = run_passes(graph, make_halves(options, false, false).before, run_options(options, nullptr));
   const auto chunked = std::ranges::find(reports, "chunk_loss", &PassReport::name);
   if (chunked != reports.end() && !chunked->changed && has_backward(graph))
-    throw UserError(concat("loss_chunks = ", options.loss_chunks, ": no loss of this model can be cut into chunks",
+    throw UserError(concat("PipelineOptions::loss_chunks = ", options.loss_chunks,
+                           ": no loss of this model can be cut into chunks",
                            "\n  expected a linear layer without bias, then cross entropy over at least that many"
-                           " tokens, and logits that nothing else reads; set loss_chunks = 1"));
+                           " tokens, and logits that nothing else reads; set PipelineOptions::loss_chunks = 1"));
   return reports;
 }
 

@@ -123,8 +123,8 @@ void check_options(const CompileOptions& options) {
 // All run through the graph of the first.
 void check_micro_batches(const std::vector<Batch>& micro_batches, int64_t expected) {
   if (static_cast<int64_t>(micro_batches.size()) != expected)
-    throw UserError(concat("step: got ", micro_batches.size(), " micro-batches\n  expected micro_batches = ", expected,
-                           ", as compiled"));
+    throw UserError(concat("step: got ", micro_batches.size(),
+                           " micro-batches\n  expected CompileOptions::micro_batches = ", expected, ", as compiled"));
   const std::string first = shape_key(micro_batches[0]);
   for (size_t i = 1; i < micro_batches.size(); ++i)
     if (const std::string key = shape_key(micro_batches[i]); key != first)

@@ -217,12 +217,9 @@ int run_command(const Command& command, std::span<const std::string> args, const
   }
   try {
     return run(parse_request(command, args), out, err);
-  } catch (const ArgumentError& error) {
-    err << "error: " << error.what() << '\n';
-    return 2;
   } catch (const std::exception& error) {
-    err << "error: " << error.what() << '\n';
-    return 1;
+    err << "error: " << (command.takes_config ? train::with_keys(error.what()) : error.what()) << '\n';
+    return dynamic_cast<const ArgumentError*>(&error) ? 2 : 1;
   }
 }
 

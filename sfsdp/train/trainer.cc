@@ -250,12 +250,12 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     try {
       Trainer(config, world.get(), out).run();
     } catch (const std::exception& error) {
-      if (world) world->abort(error.what());  // the others need not wait for the timeout
+      if (world) world->abort(with_keys(error.what()));  // the others need not wait for the timeout
       throw;
     }
     return 0;
   } catch (const std::exception& error) {
-    err << "error on rank " << (rank ? rank : "0") << ": " << error.what() << std::endl;
+    err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
     return 1;
   }
 }

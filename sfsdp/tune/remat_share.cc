@@ -73,8 +73,8 @@ RematChoice choose_remat(const ir::Graph& graph, const passes::PipelineOptions& 
                          const std::optional<plan::StorageLayout>& layout) {
   if (tune.machine.empty())
     throw UserError(
-        "TuneOptions::choose_remat has no machine to count costs on\n  expected a machine file in"
-        " TuneOptions::machine, such as machines/dgx_h100.toml");
+        "TuneOptions::choose_remat has no machine to count costs on\n  expected a machine by name or its file in"
+        " TuneOptions::machine, such as dgx_h100");
   const Trials trials(graph, options, tune, layout);
   const Wrap coarse = tune.wrap == Wrap::Search ? Wrap::Auto : tune.wrap;
   RematChoice choice;

@@ -356,9 +356,9 @@ TEST_CASE("units by cost need a machine, and parameters that are stored flat") {
     CHECK_THROWS_WITH_AS(run_pipeline(graph, options, {.wrap = Wrap::Auto}, layout), doctest::Contains(part),
                          UserError);
   };
-  says({}, "TuneOptions::machine");
-  says({.flat = false}, "layout = Dim0");
-  says({.keep_whole = true}, "ZeRO stage 1 or 2");
+  says({}, "TuneOptions::wrap = Wrap::Auto has no machine");
+  says({.flat = false}, "with DataParallelOptions::layout = ParameterLayout::Dim0");
+  says({.keep_whole = true}, "at DataParallelOptions::zero_stage 1 or 2");
 }
 
 }  // namespace sfsdp::tune

@@ -55,18 +55,20 @@ Schedule search(const StepProfile& profile, Schedule named, const Schedule& gree
 }
 
 void check_options(const passes::PipelineOptions& options, const TuneOptions& tune) {
+  const auto refuse = [&](const char* why, const char* expected) {
+    const char* wrap = tune.wrap == Wrap::Auto ? "Wrap::Auto" : "Wrap::Search";
+    throw UserError(concat("TuneOptions::wrap = ", wrap, why, "\n  expected ", expected));
+  };
   if (options.keep_whole)
-    throw UserError(
-        "TuneOptions::wrap = Auto or Search at ZeRO stage 1 or 2\n  expected Manual: costs are those of gathers where"
-        " parameters are read, and here they are whole; set Manual, or zero_stage = 3");
+    refuse(" at DataParallelOptions::zero_stage 1 or 2",
+           "Wrap::Manual: costs are those of gathers where parameters are read, and here they are whole; set"
+           " Wrap::Manual, or DataParallelOptions::zero_stage = 3");
   if (!options.flat)
-    throw UserError(
-        "TuneOptions::wrap = Auto or Search with layout = Dim0\n  expected Manual: costs are those of units that are"
-        " stored flat; set Manual, or layout = Flat");
+    refuse(" with DataParallelOptions::layout = ParameterLayout::Dim0",
+           "Wrap::Manual: costs are those of units that are stored flat; set Wrap::Manual, or ParameterLayout::Flat");
   if (tune.machine.empty())
-    throw UserError(
-        "TuneOptions::wrap = Auto or Search has no machine to count costs on\n  expected a machine file in"
-        " TuneOptions::machine, such as machines/dgx_h100.toml");
+    refuse(" has no machine to count costs on",
+           "a machine by name or its file in TuneOptions::machine, such as dgx_h100");
 }
 
 // Whether the plan that the rest of the pipeline makes of a schedule fits, with addresses.

@@ -43,6 +43,23 @@ for command in inspect plan simulate calibrate; do
 done
 refuses 1 'did you mean --training.steps?' train --training.stepz 3
 
+# What the C++ API refuses is told in the keys of a config.
+debug=(inspect --config configs/llama3_debug.toml --world 2)
+in_keys() { # part of the message, keys
+  refuses 1 "$1" "${debug[@]}" "${@:2}"
+  grep -q '[A-Z][a-z0-9]*::' "$dir/err" && fail "${*:2}: C++ in: $(cat "$dir/err")"
+  return 0
+}
+in_keys 'parallelism.fsdp_wrap = auto has no machine' --parallelism.fsdp_wrap auto
+in_keys 'parallelism.fsdp_wrap = search at parallelism.zero_stage 1 or 2' --parallelism.fsdp_wrap search --parallelism.zero_stage 1
+in_keys 'activation_checkpoint.mode = auto has no machine' --activation_checkpoint.mode auto
+in_keys 'parallelism.fsdp_units = "layer.*": layer.* matches' --parallelism.fsdp_units 'layer.*'
+in_keys 'set training.loss_chunks = 1' --training.loss_chunks 100000
+in_keys 'model.args.dim = true' --model.args.dim true
+in_keys 'model.args.n_kv_heads = 5' --model.args.n_kv_heads 5
+in_keys 'model.flavor = 9B' --model.flavor 9B
+in_keys 'lower training.seq_len or raise model.args.max_positions' --model.name gpt --model.flavor 124M --training.seq_len 4096
+
 # Both names of the config, and both forms of a boolean.
 for form in "--config --json" "--job.config_file --json=true"; do
   read -r config json <<<"$form"

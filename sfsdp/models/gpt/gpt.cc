@@ -37,9 +37,9 @@ void check_args(const GptArgs& args) {
                                                    {"vocab_size", args.vocab_size},
                                                    {"max_positions", args.max_positions}};
   for (const auto& [name, size] : sizes)
-    if (size < 1) throw UserError(concat("model.args.", name, " = ", size, "\n  expected at least 1"));
+    if (size < 1) throw UserError(concat("GptArgs::", name, " = ", size, "\n  expected at least 1"));
   if (args.dim % args.n_heads != 0)
-    throw UserError(concat("model.args.dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
+    throw UserError(concat("GptArgs::dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ double GptArgs::flops_per_token(int64_t seq_len) const {
 GptArgs gpt_args(std::string_view flavor) {
   for (const Flavor& f : kFlavors)
     if (flavor == f.name) return f.args;
-  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(gpt_flavors(), ", "),
+  throw UserError(concat("ModelSpec::flavor = ", flavor, "\n  expected one of ", join(gpt_flavors(), ", "),
                          did_you_mean(flavor, gpt_flavors())));
 }
 
@@ -113,7 +113,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BS) {
   if (tokens_BS.size(1) > max_positions_)
     throw UserError(
         concat("a sequence of ", tokens_BS.size(1), " tokens\n  expected at most ", max_positions_,
-               ", the positions that are learned; lower training.seq_len or raise model.args.max_positions"));
+               ", the positions that are learned; lower the sequence length or raise GptArgs::max_positions"));
   const at::Tensor positions_S = at::arange(tokens_BS.size(1), at::TensorOptions(at::kLong));
   at::Tensor h = wte_(tokens_BS) + wpe_(positions_S);
   for (GptBlock& block : blocks_) h = block(h);

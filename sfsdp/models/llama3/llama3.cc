@@ -60,30 +60,32 @@ at::Tensor rotate(const at::Tensor& x_BSHE, const at::Tensor& cos, const at::Ten
 }
 
 void check_args(const Llama3Args& args) {
-  const std::pair<const char*, int64_t> sizes[] = {{"dim", args.dim},
-                                                   {"n_layers", args.n_layers},
-                                                   {"n_heads", args.n_heads},
-                                                   {"n_kv_heads", args.n_kv_heads},
-                                                   {"vocab_size", args.vocab_size},
-                                                   {"multiple_of", args.multiple_of}};
+  const std::pair<const char*, int64_t> sizes[] = {{"Llama3Args::dim", args.dim},
+                                                   {"Llama3Args::n_layers", args.n_layers},
+                                                   {"Llama3Args::n_heads", args.n_heads},
+                                                   {"Llama3Args::n_kv_heads", args.n_kv_heads},
+                                                   {"Llama3Args::vocab_size", args.vocab_size},
+                                                   {"Llama3Args::multiple_of", args.multiple_of}};
   const auto refuse = [](const char* name, auto got, const auto&... expected) {
-    throw UserError(concat("model.args.", name, " = ", got, "\n  expected ", expected...));
+    throw UserError(concat(name, " = ", got, "\n  expected ", expected...));
   };
   for (const auto& [name, size] : sizes)
     if (size < 1) refuse(name, size, "at least 1");
-  if (args.ffn_width() < 1) refuse("ffn_dim_multiplier", args.ffn_dim_multiplier, "a feed-forward width of at least 1");
+  if (args.ffn_width() < 1)
+    refuse("Llama3Args::ffn_dim_multiplier", args.ffn_dim_multiplier, "a feed-forward width of at least 1");
   if (args.n_heads % args.n_kv_heads != 0)
-    refuse("n_kv_heads", args.n_kv_heads, "a divisor of n_heads = ", args.n_heads);
+    refuse("Llama3Args::n_kv_heads", args.n_kv_heads, "a divisor of n_heads = ", args.n_heads);
   if (args.head_dim == 0 && args.dim % args.n_heads != 0)
-    refuse("dim", args.dim, "a multiple of n_heads = ", args.n_heads, ", or head_dim");
+    refuse("Llama3Args::dim", args.dim, "a multiple of n_heads = ", args.n_heads, ", or head_dim");
   if (args.head_width() < 2 || args.head_width() % 2 != 0)
-    refuse("head_dim", args.head_width(), "an even width (dim / n_heads if not given): rotary embedding turns pairs");
-  if (!(args.rope_theta > 0)) refuse("rope_theta", args.rope_theta, "a number above 0");
+    refuse("Llama3Args::head_dim", args.head_width(),
+           "an even width (dim / n_heads if not given): rotary embedding turns pairs");
+  if (!(args.rope_theta > 0)) refuse("Llama3Args::rope_theta", args.rope_theta, "a number above 0");
   const auto& scaling = args.rope_scaling;
-  if (scaling && !(scaling->factor >= 1)) refuse("rope_scaling_factor", scaling->factor, "at least 1");
+  if (scaling && !(scaling->factor >= 1)) refuse("RopeScaling::factor", scaling->factor, "at least 1");
   if (scaling && !(scaling->high_freq_factor > scaling->low_freq_factor))
-    refuse("rope_high_freq_factor", scaling->high_freq_factor,
-           "more than rope_low_freq_factor = ", scaling->low_freq_factor);
+    refuse("RopeScaling::high_freq_factor", scaling->high_freq_factor,
+           "more than RopeScaling::low_freq_factor = ", scaling->low_freq_factor);
 }
 
 }  // namespace
@@ -109,7 +111,7 @@ double Llama3Args::flops_per_token(int64_t seq_len) const {
 Llama3Args llama3_args(std::string_view flavor) {
   for (const Flavor& f : flavors())
     if (flavor == f.name) return f.args;
-  throw UserError(concat("model.flavor = ", flavor, "\n  expected one of ", join(llama3_flavors(), ", "),
+  throw UserError(concat("ModelSpec::flavor = ", flavor, "\n  expected one of ", join(llama3_flavors(), ", "),
                          did_you_mean(flavor, llama3_flavors())));
 }
 

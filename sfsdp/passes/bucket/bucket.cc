@@ -325,8 +325,8 @@ std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& rea
       if (m.path.has_value() != b.members[0].path.has_value())
         throw UserError(concat("parameter ", (m.path ? b.members[0] : m).name, " has no gradient for this batch, but ",
                                (m.path ? m : b.members[0]).name, ", stored with it, has one",
-                               "\n  expected the same parameters to be used for every batch shape; set layout = Dim0"
-                               " for a model that changes which it uses"));
+                               "\n  expected the same parameters to be used for every batch shape; for a model that"
+                               " changes which it uses set DataParallelOptions::layout = ParameterLayout::Dim0"));
   }
   SFSDP_CHECK(members == params.size(), params.size(), " parameters, ", members, " in the layout");
   return buckets;

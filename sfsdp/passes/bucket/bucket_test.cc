@@ -207,7 +207,8 @@ TEST_CASE("wrap: modules with numbers are units, what stands after them is one, 
   CHECK(units("h.*, [wte, out]") == "wte_out root h.0 h.0 h.10 root wte_out ");
   CHECK(units("h.*.*") == "root root h.0.a h.0.b h.10.a root root ");
   CHECK(units("[wte, wpe], h") == "wte_wpe wte_wpe h h h root root ");
-  CHECK_THROWS_WITH_AS(units("layers.*"), doctest::Contains("layers.* matches no parameter"), UserError);
+  CHECK_THROWS_WITH_AS(units("layers.*"),
+                       doctest::Contains("DataParallelOptions::units = \"layers.*\": layers.* matches no"), UserError);
   CHECK_THROWS_WITH_AS(units("[wte, wpe"), doctest::Contains("a bracket is not closed"), UserError);
   CHECK_THROWS_WITH_AS(units("wte,, wpe"), doctest::Contains("an empty pattern"), UserError);
 }

@@ -31,7 +31,7 @@ std::string trimmed(std::string_view text) {
 }
 
 [[noreturn]] void fail(const std::string& units, const std::string& message, const std::string& detail) {
-  throw UserError(concat("wrap units \"", units, "\": ", message, "\n  ", detail));
+  throw UserError(concat("pass wrap: DataParallelOptions::units = \"", units, "\": ", message, "\n  ", detail));
 }
 
 std::vector<Group> parse_units(const std::string& units) {

@@ -290,7 +290,8 @@ void expect_repeated(const Graph& graph, const std::unordered_set<const Value*>&
 bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
   if (options.mode == RematMode::None) return false;
   if (!(options.memory_budget >= 0 && options.memory_budget <= 1))
-    throw UserError(concat("remat memory_budget=", options.memory_budget, "\n  expected a number from 0 to 1"));
+    throw UserError(
+        concat("RematOptions::memory_budget = ", options.memory_budget, "\n  expected a number from 0 to 1"));
   SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
   for (const auto& op : graph.ops())
     if (ir::is_start(*op) && (op->section == ir::Section::Fwd || op->section == ir::Section::Loss))

@@ -36,11 +36,15 @@ struct BatchShares {
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
 
-// What backward computes again.
-//   throws: UserError for memory_budget, and an option that is neither a number nor op
-// What is chosen by cost. throws: UserError where that needs a machine and parallelism.fsdp_machine is empty
+// What is chosen by cost.
 tune::TuneOptions tune_of(const JobConfig& config);
+// What backward computes again.
+//   throws: UserError for a selective_ac_option that is neither a number nor op
 passes::RematOptions remat_of(const ActivationCheckpoint& config);
+
+// A message of the C++ API as who wrote a config or flags reads it: "DataParallelOptions::units = ..." becomes
+// "parallelism.fsdp_units = ...".
+std::string with_keys(std::string message);
 
 // The folder of Hugging Face weights to start from; "" for weights the model draws itself.
 //   throws: UserError if a folder is named of which we cannot read the format

@@ -13,6 +13,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/config/config_fields.h"
 #include "sfsdp/train/config/config_resolve.h"
+#include "sfsdp/tune/remat_share.h"
 
 namespace sfsdp::train {
 
@@ -369,17 +370,15 @@ TEST_CASE("activation_checkpoint says what backward computes again") {
   CHECK(of("memory_budget", "2").memory_budget == 0.5);
 }
 
-TEST_CASE("what is chosen by cost needs a machine") {
+TEST_CASE("what is chosen by cost, and where") {
   JobConfig config;
   CHECK(tune_of(config).wrap == tune::Wrap::Manual);
   config.parallelism.fsdp_wrap = "search";
-  CHECK_THROWS_WITH_AS(tune_of(config), doctest::Contains("parallelism.fsdp_wrap = search needs a machine"), UserError);
   config.activation_checkpoint.mode = "auto";
-  CHECK_THROWS_WITH_AS(tune_of(config), doctest::Contains("activation_checkpoint.mode = auto needs a machine"),
-                       UserError);
   config.parallelism.fsdp_machine = "machines/dgx_h100.toml";
   CHECK(tune_of(config).wrap == tune::Wrap::Search);
   CHECK(tune_of(config).choose_remat);
+  CHECK(tune_of(config).machine == "machines/dgx_h100.toml");
 }
 
 // A message begins with the key as it was typed, the prefix "error:" is the front end's.
@@ -422,15 +421,36 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
   for (const auto& line : flags) expect_named(flag_error(line.flags), line.key, line.got);
 }
 
-TEST_CASE("every mistake in what keys are together is told with the keys, what was expected and got") {
-  const auto message = [](const std::function<void()>& body) -> std::string {
-    try {
-      body();
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "";
+std::string message(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("what the C++ API refuses is told in keys") {
+  ir::Graph graph;
+  std::optional<plan::StorageLayout> layout;
+  const auto run = [&](const passes::PipelineOptions& options, const tune::TuneOptions& tune) {
+    return with_keys(message([&] { tune::run_pipeline(graph, options, tune, layout); }));
   };
+  expect_named(run({}, {.wrap = tune::Wrap::Search}), "parallelism.fsdp_wrap = search has no machine",
+               "in parallelism.fsdp_machine");
+  expect_named(run({.flat = false}, {.wrap = tune::Wrap::Auto}),
+               "parallelism.fsdp_wrap = auto with parallelism.fsdp_layout = dim0\n", "set manual, or flat");
+  expect_named(run({.keep_whole = true}, {.wrap = tune::Wrap::Auto}),
+               "parallelism.fsdp_wrap = auto at parallelism.zero_stage 1 or 2\n", "or parallelism.zero_stage = 3");
+  expect_named(with_keys(message([&] { tune::choose_remat(graph, {}, {.choose_remat = true}, layout); })),
+               "activation_checkpoint.mode = auto has no machine", "in parallelism.fsdp_machine");
+  expect_named(with_keys(message([] { passes::wrap_rules({"norm.weight"}, {.units = "nor"}); })),
+               "pass wrap: parallelism.fsdp_units = \"nor\": nor matches no parameter", "did you mean norm?");
+  CHECK(with_keys("RopeScaling::factor, RopeScaling::low_freq_factor of Llama3Args::dim") ==
+        "model.args.rope_scaling_factor, model.args.rope_low_freq_factor of model.args.dim");
+}
+
+TEST_CASE("every mistake in what keys are together is told with the keys, what was expected and got") {
   JobConfig config;
   config.parallelism.data_parallel_shard_degree = 3;
   expect_named(message([&] { make_mesh(config.parallelism, 8); }), "parallelism.data_parallel_replicate_degree = 1",
