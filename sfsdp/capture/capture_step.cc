@@ -180,6 +180,10 @@ std::vector<StateTensor> take_state(torch::nn::Module& module) {
     s.dtype = h.tensor.scalar_type();
     s.is_buffer = h.is_buffer;
     s.trainable = !h.is_buffer && h.tensor.requires_grad();
+    if (h.tensor.key_set().has(kTraceKey))
+      throw UserError(concat("compile: the values of ", s.name, " are gone: an earlier compile has taken them over",
+                             "\n  expected a module of its own for each compile: build another; its Step takes the"
+                             " values of the first by load_state_dict(first.state_dict())"));
     if (h.tensor.is_meta()) {
       s.recipe = init_recipe(h.tensor);
       if (!s.recipe.program)

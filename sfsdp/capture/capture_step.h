@@ -38,7 +38,8 @@ struct StateTensor {
 };
 
 // Parameters and buffers of `module` in registration order, tied ones once. Real weights are moved out: the module's
-// tensors become meta tensors. Throws UserError for a meta parameter that nothing says how to initialise.
+// tensors become meta tensors. Throws UserError for a meta parameter that nothing says how to initialise, and for a module
+// that was taken before.
 std::vector<StateTensor> take_state(torch::nn::Module& module);
 
 struct CaptureOptions {

@@ -263,8 +263,8 @@ ir::Value* Tracer::value_of(const at::Tensor& tensor) {
   if (!tensor.is_meta()) return number ? constant(tensor) : value_of(stand_in(tensor));
   auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
   if (found == storages_.end())
-    throw UserError(concat("a meta tensor of shape ", tensor.sizes(), " comes from outside of the captured step",
-                           at_module(),
+    throw UserError(concat("a ", tensor.key_set().has(kTraceKey) ? "tensor of another compiled module" : "meta tensor",
+                           " of shape ", tensor.sizes(), " comes from outside of the captured step", at_module(),
                            "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
                            " register it with register_buffer or pass it in the batch"));
   StorageState& state = found->second;

@@ -554,37 +554,5 @@ TEST_CASE("ranks whose batches differ in shape all get a UserError, in steps and
       20000);
 }
 
-TEST_CASE("options out of range are refused as C++ names them") {
-  const auto refuse = [](Optimizer optimizer, const CompileOptions& options, const std::string& text) {
-    CHECK_THROWS_WITH_AS(compile(meta_net(), mean_loss, optimizer, rows_of(0, 0, 3), shards(1), nullptr, options),
-                         doctest::Contains(text.c_str()), UserError);
-  };
-  refuse(AdamW{.lr = -1, .beta1 = 2}, {}, "AdamW::lr = -1");
-  refuse(SGD{.momentum = 1}, {}, "SGD::momentum = 1");
-  refuse(SGD{}, {.max_norm = -1}, "CompileOptions::max_norm = -1");
-  refuse(SGD{}, {.max_norm = std::nan("")}, "CompileOptions::max_norm = nan");
-  refuse(SGD{}, {.micro_batches = 0}, "CompileOptions::micro_batches = 0");
-  CompileOptions again{.rng = exec::Rng::Eager};
-  again.pipeline.remat.mode = passes::RematMode::Full;
-  refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat");
-  Step step = compile(meta_net(), mean_loss, AdamW{}, rows_of(0, 0, 3), shards(1));
-  step.lr = std::nan("");
-  CHECK_THROWS_WITH_AS(step(rows_of(0, 0, 3)), doctest::Contains("Step::lr = nan"), UserError);
-}
-
-TEST_CASE("calling the module after compile says where its values are") {
-  Net real, meta = meta_net();
-  for (Net model : {real, meta}) {
-    Step step = compile(model, mean_loss, AdamW{}, rows_of(0, 0, 12), shards(1));
-    for (int64_t rows : {12, 3}) {  // also after a second trace
-      step(rows_of(0, 0, rows));
-      CHECK_THROWS_WITH_AS(model->forward(at::ones({2, 6})), doctest::Contains("step.gather(path)"), UserError);
-      CHECK_THROWS_WITH_AS(model->up->weight.sum(), doctest::Contains("step.state_dict()"), UserError);
-      CHECK(model->up->weight.sizes() == at::IntArrayRef({10, 6}));
-      CHECK(model->up->weight.requires_grad());
-    }
-  }
-}
-
 }  // namespace
 }  // namespace sfsdp

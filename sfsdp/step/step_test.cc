@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A captured step on one rank equals eager LibTorch bit for bit.
+// A captured step on one rank equals eager LibTorch bit for bit; what compile takes over, and refuses.
 #include "sfsdp/step/step.h"
 
 #include <doctest/doctest.h>
@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/testing/eager_torch.h"
@@ -181,6 +182,76 @@ TEST_CASE("Llama and GPT equal eager bit for bit") {
   gpt.vocab_size = 23;
   gpt.max_positions = 12;
   expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
+}
+
+Mlp meta_mlp() {
+  return meta_init([] { return Mlp(); });
+}
+Strategy one_rank() { return data_parallel(init_device_mesh({{"dp_shard", 1}})); }
+
+TEST_CASE("two programs on one module are refused: its values were taken; another module gets them by state_dict") {
+  for (Mlp model : {Mlp(), meta_mlp()}) {
+    Step first = compile(model, classification_loss<Mlp>, AdamW{.lr = 0.1}, classification_batch(12, 0), one_rank());
+    first(classification_batch(12, 0));
+    CHECK_THROWS_WITH_AS(compile(model, classification_loss<Mlp>, AdamW{}, classification_batch(12, 0), one_rank()),
+                         doctest::Contains("the values of up.weight are gone: an earlier compile has taken them over"),
+                         UserError);
+    Step second = compile(meta_mlp(), classification_loss<Mlp>, AdamW{.lr = 0.1}, classification_batch(12, 0),
+                          one_rank(), nullptr, {.seed = 9});
+    second.load_state_dict(first.state_dict());
+    CHECK(second(classification_batch(12, 1)).loss == first(classification_batch(12, 1)).loss);
+  }
+}
+
+TEST_CASE("what another module holds is a constant of the graph; one that is compiled has nothing to read") {
+  Mlp other;
+  const auto distil = [&](Mlp& m, const Batch& b) { return (m->forward(b[0]) - other->forward(b[0])).square().mean(); };
+  auto program = compile_program(meta_mlp(), distil, AdamW{}, classification_batch(12, 0), one_rank());
+  Step step(program, nullptr);
+  const double before = step.eval(classification_batch(12, 0));
+  {
+    at::NoGradGuard no_grad;
+    other->down->bias.add_(1);
+  }
+  CHECK(step.eval(classification_batch(12, 0)) == before);
+  CHECK_THROWS_WITH_AS(program->check_recapture(classification_batch(12, 0)), doctest::Contains("other values"),
+                       UserError);
+  const Step owner = compile(other, classification_loss<Mlp>, AdamW{}, classification_batch(12, 0), one_rank());
+  CHECK_THROWS_WITH_AS(compile(meta_mlp(), distil, AdamW{}, classification_batch(12, 0), one_rank()),
+                       doctest::Contains("a tensor of another compiled module of shape"), UserError);
+}
+
+TEST_CASE("options out of range are refused as C++ names them") {
+  const auto refuse = [](Optimizer optimizer, const CompileOptions& options, const std::string& text) {
+    CHECK_THROWS_WITH_AS(compile(meta_mlp(), classification_loss<Mlp>, optimizer, classification_batch(3, 0),
+                                 one_rank(), nullptr, options),
+                         doctest::Contains(text.c_str()), UserError);
+  };
+  refuse(AdamW{.lr = -1, .beta1 = 2}, {}, "AdamW::lr = -1");
+  refuse(SGD{.momentum = 1}, {}, "SGD::momentum = 1");
+  refuse(SGD{}, {.max_norm = -1}, "CompileOptions::max_norm = -1");
+  refuse(SGD{}, {.max_norm = std::nan("")}, "CompileOptions::max_norm = nan");
+  refuse(SGD{}, {.micro_batches = 0}, "CompileOptions::micro_batches = 0");
+  CompileOptions again{.rng = exec::Rng::Eager};
+  again.pipeline.remat.mode = passes::RematMode::Full;
+  refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat");
+  Step step = compile(meta_mlp(), classification_loss<Mlp>, AdamW{}, classification_batch(3, 0), one_rank());
+  step.lr = std::nan("");
+  CHECK_THROWS_WITH_AS(step(classification_batch(3, 0)), doctest::Contains("Step::lr = nan"), UserError);
+}
+
+TEST_CASE("calling the module after compile says where its values are") {
+  Mlp real, meta = meta_mlp();
+  for (Mlp model : {real, meta}) {
+    Step step = compile(model, classification_loss<Mlp>, AdamW{}, classification_batch(12, 0), one_rank());
+    for (int64_t rows : {12, 3}) {  // also after a second trace
+      step(classification_batch(rows, 0));
+      CHECK_THROWS_WITH_AS(model->forward(at::ones({2, 8})), doctest::Contains("step.gather(path)"), UserError);
+      CHECK_THROWS_WITH_AS(model->up->weight.sum(), doctest::Contains("step.state_dict()"), UserError);
+      CHECK(model->up->weight.sizes() == at::IntArrayRef({16, 8}));
+      CHECK(model->up->weight.requires_grad());
+    }
+  }
 }
 
 }  // namespace
