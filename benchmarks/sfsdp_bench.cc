@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // sfsdp-bench compiler [--repeat N]: how long capture, passes, memory plan and simulation take, and what they need.
 // sfsdp-bench search: what search gains over units by name, in the simulator.
+// sfsdp-bench agreement [ranks]: how long ranks take to agree before a step, beside a step of a small model. Ranks are
+// threads; under sfsdp launch --exec they are processes.
 #include <sys/resource.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,6 +19,9 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/init.h"
+#include "sfsdp/comm/same_texts.h"
+#include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/plan/memory_plan.h"
@@ -42,7 +49,7 @@ struct Sample {
   std::vector<double> seconds;
   void print(const char* what) {
     std::ranges::sort(seconds);
-    std::printf("  %-34s median %7.1f ms   (%.1f to %.1f)\n", what, 1e3 * seconds[seconds.size() / 2],
+    std::printf("  %-34s median %7.3f ms   (%.3f to %.3f)\n", what, 1e3 * seconds[seconds.size() / 2],
                 1e3 * seconds.front(), 1e3 * seconds.back());
   }
 };
@@ -167,16 +174,52 @@ void compare_choices() {
               100 * closed_sum / rows, rows, slower);
 }
 
+// 64 -> 256 -> 10, as in examples/own_model.
+struct SmallImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(64, 256)),
+                    down = register_module("down", torch::nn::Linear(256, 10));
+};
+TORCH_MODULE(Small);
+
+void measure_agreement(sfsdp::comm::CommWorld& world) {
+  const auto net = sfsdp::meta_init([] { return Small(); });
+  const auto loss = [](Small& m, const sfsdp::Batch& b) {
+    return torch::nn::functional::cross_entropy(m->forward(b[0]), b[1]);
+  };
+  const sfsdp::Batch batch = {torch::ones({32, 64}), torch::zeros({32}, torch::kLong)};
+  const auto mesh = sfsdp::init_device_mesh({{"dp_shard", world.world_size()}});
+  auto step = sfsdp::compile(net, loss, sfsdp::AdamW{}, batch, sfsdp::data_parallel(mesh), &world);
+  const sfsdp::comm::RankNumber numbers[] = {{"Step::lr", 0.1}, {"Step::step", 1}};
+  Sample agreement, whole;
+  for (int i = 0; i < 1000; ++i) {
+    agreement.seconds.push_back(seconds_of([&] { sfsdp::comm::expect_same_hash(world, 1, {}, numbers); }));
+    whole.seconds.push_back(seconds_of([&] { step(batch); }));
+  }
+  if (world.rank() != 0) return;
+  std::printf("%d ranks, 1000 steps\n", world.world_size());
+  agreement.print("agreement");
+  whole.print("step, agreement included");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
+  if (!args.empty() && args[0] == "agreement") {
+    if (std::getenv("WORLD_SIZE"))
+      measure_agreement(*sfsdp::init());
+    else
+      sfsdp::testing::run_ranks(args.size() > 1 ? std::atoi(args[1].c_str()) : 2, measure_agreement);
+    return 0;
+  }
   const bool compares = args.size() == 1 && args[0] == "search";
   const bool measures =
       !args.empty() && args[0] == "compiler" && (args.size() == 1 || (args.size() == 3 && args[1] == "--repeat"));
   if (!compares && !measures) {
     std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
                  "       sfsdp-bench search                  units by search against units by name, simulated\n"
+                 "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
                  "in the repository's root\n";
     return 2;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/same_texts.h"
 
+#include <bit>
 #include <numeric>
 #include <vector>
 
@@ -77,14 +78,22 @@ void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
 }
 
 void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
-                      const std::string& failure) {
+                      std::span<const RankNumber> numbers, const std::string& failure) {
   const auto group = all_ranks(world);
-  const std::vector<uint64_t> all = gather_numbers(world, {failure.empty() ? 0U : 1U, hash}, "program hash");
+  std::vector<uint64_t> mine = {failure.empty() ? 0U : 1U, hash};
+  for (const RankNumber& number : numbers) mine.push_back(std::bit_cast<uint64_t>(number.value));
+  const std::vector<uint64_t> all = gather_numbers(world, mine, "program hash");
+  const auto of = [&](int rank, size_t i) { return all[static_cast<size_t>(rank) * mine.size() + i]; };
   for (int r = 0; r < group->size(); ++r)
-    if (all[static_cast<size_t>(r) * 2] != 0)
-      throw UserError(concat("rank ", r, " cannot go on: ", broadcast(*group, failure, r)));
+    if (of(r, 0) != 0) throw UserError(concat("rank ", r, " cannot go on: ", broadcast(*group, failure, r)));
   for (int r = 1; r < group->size(); ++r)
-    if (all[static_cast<size_t>(r) * 2 + 1] != all[1]) throw_difference(world, *group, text(), r);
+    if (of(r, 1) != of(0, 1)) throw_difference(world, *group, text(), r);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    for (int r = 1; r < group->size(); ++r)
+      if (of(r, i + 2) != of(0, i + 2))
+        throw UserError(concat("rank 0 and rank ", r, " have different ", numbers[i].name, ": ",
+                               shortest(std::bit_cast<double>(of(0, i + 2))), " and ",
+                               shortest(std::bit_cast<double>(of(r, i + 2))), "\n  expected the same on all ranks"));
 }
 
 }  // namespace sfsdp::comm

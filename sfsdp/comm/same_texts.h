@@ -28,10 +28,18 @@ std::vector<uint64_t> gather_numbers(CommWorld& world, const std::vector<uint64_
 //   throws: UserError on all ranks, of the first text that differs: both ranks, the first line, meaning, advice
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts);
 
+// A number that is to be the same on all ranks, bit for bit.
+struct RankNumber {
+  const char* name;  // "Step::lr"
+  double value;      // this rank's
+};
+
 // The same for one text that is compared often: `hash` stands for it, `text` is called only where hashes differ.
+//   numbers: the same names on all ranks
 //   failure: why this rank cannot go on, "" if it can
-//   throws:  UserError on all ranks, naming the first one that cannot go on and its reason, else as above
+//   throws:  UserError on all ranks, naming the first one that cannot go on and its reason; else the text as above; else the
+//            first number that differs, with both values
 void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
-                      const std::string& failure = "");
+                      std::span<const RankNumber> numbers = {}, const std::string& failure = "");
 
 }  // namespace sfsdp::comm

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -125,10 +126,23 @@ TEST_CASE("a hash is compared without its text, which is asked for where hashes 
                                          "    program 5\n    program 6\n  expected one program"));
 }
 
+TEST_CASE("numbers go with the hash; the first that differs is told on all ranks with both values") {
+  testing::run_ranks(3, [](CommWorld& world) {
+    const double lr = world.rank() == 2 ? std::nextafter(0.1, 1.0) : 0.1;
+    const RankNumber alike[] = {{"step", 7}, {"lr", 0.1}}, other[] = {{"step", 7}, {"lr", lr}};
+    expect_same_hash(world, 5, nullptr, alike);
+    CHECK_THROWS_WITH_AS(expect_same_hash(world, 5, nullptr, other),
+                         "rank 0 and rank 2 have different lr: 0.1 and 0.10000000000000002"
+                         "\n  expected the same on all ranks",
+                         UserError);
+    expect_same_hash(world, 5, nullptr, alike);  // and the group is still of use
+  });
+}
+
 TEST_CASE("a rank that cannot go on says why on all ranks") {
   testing::run_ranks(3, [](CommWorld& world) {
     const std::string failure = world.rank() == 1 ? "its batch is empty" : "";
-    CHECK_THROWS_WITH_AS(expect_same_hash(world, world.rank() == 1 ? 0 : 7, nullptr, failure),
+    CHECK_THROWS_WITH_AS(expect_same_hash(world, world.rank() == 1 ? 0 : 7, nullptr, {}, failure),
                          "rank 1 cannot go on: its batch is empty", UserError);
     expect_same_hash(world, 7, nullptr);  // and the group is still of use
   });

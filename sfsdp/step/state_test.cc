@@ -556,3 +556,25 @@ TEST_CASE("ranks whose batches differ in shape all get a UserError, in steps and
 
 }  // namespace
 }  // namespace sfsdp
+TEST_CASE("ranks that differ in learning rate, steps done or seed all get a UserError with both values") {
+  const auto program = [](uint64_t seed) {
+    return compile_program(meta_net(), mean_loss, AdamW{.lr = 0.5}, rows_of(0, 0, 4), shards(3), {.seed = seed});
+  };
+  const auto shared = program(1), other = program(2);
+  testing::run_ranks(3, [&](comm::CommWorld& world) {
+    const bool last = world.rank() == 2;
+    CHECK_THROWS_WITH_AS(Step(last ? other : shared, &world), doctest::Contains("CompileOptions::seed = 2"), UserError);
+    Step step(shared, &world);
+    const Batch mine = rows_of(0, world.rank() * 4, 4);
+    if (last) step.lr = 0.25;
+    const auto lr_differs = doctest::Contains("rank 0 and rank 2 have different Step::lr: 0.5 and 0.25");
+    CHECK_THROWS_WITH_AS(step(mine), lr_differs, UserError);
+    CHECK_THROWS_WITH_AS(step.eval(mine), lr_differs, UserError);
+    step.lr = 0.5;
+    if (last) step.step = 4;
+    CHECK_THROWS_WITH_AS(step(mine), doctest::Contains("different Step::step: 0.0 and 4.0"), UserError);
+    step.step = 0;
+    CHECK(step(mine).loss > 0);
+  });
+}
+

@@ -96,7 +96,8 @@ comm::RankText text_of(const ir::Graph& graph) {
 void check_same_program(const Program& program, comm::CommWorld& world) {
   const comm::RankText graph = text_of(program.first_graph());
   const auto& layout = program.storage_layout();
-  const comm::RankText texts[] = {{"passes", program.pass_list(), graph.advice},
+  const comm::RankText texts[] = {{"options", concat("CompileOptions::seed = ", program.options().seed), graph.advice},
+                                  {"passes", program.pass_list(), graph.advice},
                                   {"storage layouts", layout ? plan::print(*layout) : "", graph.advice},
                                   graph};
   comm::expect_same_texts(world, texts);
@@ -418,21 +419,23 @@ struct Step::Impl {
       if (const ir::Op& op = *carry.current->producer(); op.has_attr("whole_of"))
         refreshed.insert(op.attr<std::string>("name"));
   }
-  // What this rank is about to run, when all ranks have found the same: a collective call. A rank whose `find` throws
-  // takes the others along, as they would wait for it.
-  const Program::Variant& agree(const Program& program, const std::function<const Program::Variant&()>& find) {
+  // What this rank is about to run, when all ranks have found the same, with the same learning rate and number of steps:
+  // a collective call. A rank whose `find` throws takes the others along, as they would wait for it.
+  const Program::Variant& agree(const Step& step, const std::function<const Program::Variant&()>& find) {
     if (!world) return find();
+    const comm::RankNumber numbers[] = {{"Step::lr", step.lr}, {"Step::step", static_cast<double>(step.step)}};
     const Program::Variant* variant = nullptr;
     try {
       variant = &find();
     } catch (const std::exception& error) {
       try {
-        comm::expect_same_hash(*world, 0, {}, error.what());
+        comm::expect_same_hash(*world, 0, {}, numbers, error.what());
       } catch (const std::exception&) {  // what the others throw; here the error itself says more
       }
       throw;
     }
-    comm::expect_same_hash(*world, program.hash_of(*variant), [&] { return text_of(variant->graph); });
+    comm::expect_same_hash(
+        *world, step.program().hash_of(*variant), [&] { return text_of(variant->graph); }, numbers);
     return *variant;
   }
   exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
@@ -498,7 +501,7 @@ Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
 StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
-  const Program::Variant& variant = impl_->agree(*program_, [&]() -> const Program::Variant& {
+  const Program::Variant& variant = impl_->agree(*this, [&]() -> const Program::Variant& {
     check_micro_batches(micro_batches, program_->options().micro_batches);
     if (!(lr >= 0) || std::isinf(lr))
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
@@ -525,7 +528,7 @@ exec::ReferenceExecutor& Step::executor(const Batch& example) {
 
 double Step::eval(const Batch& batch) {
   const Program::Variant& variant =
-      impl_->agree(*program_, [&]() -> const Program::Variant& { return program_->evaluation(batch); });
+      impl_->agree(*this, [&]() -> const Program::Variant& { return program_->evaluation(batch); });
   auto& executor = impl_->executor(variant, program_->options().rng);
   impl_->refresh(variant.graph);
   executor.state = impl_->state;

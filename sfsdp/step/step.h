@@ -147,14 +147,14 @@ void check_ranks(const Strategy& strategy, const comm::CommWorld* world);
 class Step {
  public:
   // `world` may be null for a strategy of one rank, and must outlive the Step. A collective call: all ranks must have the
-  // same passes and graph, else UserError on all of them.
+  // same passes, graph and seed, else UserError on all of them.
   Step(std::shared_ptr<Program> program, comm::CommWorld* world);
   ~Step();
   Step(Step&&) noexcept;
 
   // One step over options.micro_batches batches of the same shapes (this rank's share of the global batch). A collective
-  // call, as eval is: UserError on all ranks if one cannot take the step, or if their graphs differ, such as by the rows of
-  // a batch.
+  // call, as eval is: UserError on all ranks if one cannot take the step, or if their graphs, lr or step differ, such as
+  // by the rows of a batch.
   StepResult operator()(const std::vector<Batch>& micro_batches);
   StepResult operator()(const Batch& batch) { return (*this)(std::vector<Batch>{batch}); }
   // Mean loss of the global batch without dropout, gradients or update; a graph of its own over the same weights.
