@@ -184,6 +184,61 @@ TEST_CASE("Llama and GPT equal eager bit for bit") {
   expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
 }
 
+// Eager: each linear layer reads its float32 parameters cast to the compute dtype, so gradients are made in it.
+TEST_CASE("mixed precision in bfloat16 and float16 equals eager LibTorch with float32 master weights") {
+  std::vector<Batch> batches;
+  for (uint64_t k = 0; k < 4; ++k) batches.push_back(classification_batch(12, k));
+  const AdamW adamw{.lr = 0.02, .eps = 1e-2};  // a smaller one makes whole steps of the rounding of small gradients
+  const auto mlp = [] {
+    torch::manual_seed(3);
+    return Mlp();
+  };
+  const auto loss = [](Mlp& m, const Batch& b) {
+    return at::cross_entropy_loss(m->forward(b[0]).to(at::kFloat), b[1]);
+  };
+  for (const auto& [dtype, half, tolerance] :
+       {std::tuple(ir::DType::bf16, at::kBFloat16, 0x1p-8), std::tuple(ir::DType::f16, at::kHalf, 0x1p-11)}) {
+    CAPTURE(ir::to_string(dtype));
+    const auto linear = [half = half](const at::Tensor& x, torch::nn::Linear& l) {
+      return at::linear(x, l->weight.to(half), l->bias.to(half));
+    };
+    Mlp eager = mlp();
+    testing::EagerTrainer trainer(eager.ptr(), adamw, 0.5);
+    std::vector<StepResult> expected;
+    for (const Batch& b : batches)
+      expected.push_back(trainer.step([&, half = half] {
+        const at::Tensor out = linear(at::relu(linear(b[0].to(half), eager->up)), eager->down);
+        return at::cross_entropy_loss(out.to(at::kFloat), b[1]);
+      }));
+    for (const int64_t world : {1, 2, 3})
+      for (const ir::DType reduce_dtype : {ir::DType::f32, dtype}) {
+        CAPTURE(world);
+        CAPTURE(ir::to_string(reduce_dtype));
+        const int64_t rows = 12 / world;
+        const auto part = [&](size_t step, int64_t rank) {
+          return Batch{batches[step][0].narrow(0, rank * rows, rows), batches[step][1].narrow(0, rank * rows, rows)};
+        };
+        const Strategy strategy =
+            data_parallel(init_device_mesh({{"dp_shard", world}}), {.mixed_precision = {dtype, reduce_dtype}});
+        const auto program = compile_program(mlp(), loss, adamw, part(0, 0), strategy, {.max_norm = 0.5});
+        const auto got = testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) {
+          return std::vector<Batch>{part(static_cast<size_t>(step), rank)};
+        });
+        // One rank rounds as eager does; several add up their shares in another order, in half precision if asked to.
+        const double most = world == 1 ? 1e-6 : tolerance;
+        for (size_t k = 0; k < expected.size(); ++k) {
+          CHECK(got.results[k].loss == doctest::Approx(expected[k].loss).epsilon(most));
+          CHECK(got.results[k].grad_norm == doctest::Approx(expected[k].grad_norm).epsilon(2 * most));
+        }
+        for (const auto& [name, value] : trainer.state()) {
+          CAPTURE(name);
+          CHECK((got.state.at(name).scalar_type() == at::kFloat));
+          CHECK((got.state.at(name) - value).abs().max().item<double>() <= 4 * most);
+        }
+      }
+  }
+}
+
 Mlp meta_mlp() {
   return meta_init([] { return Mlp(); });
 }
