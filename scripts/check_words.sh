@@ -5,6 +5,7 @@
 #   axes       no "dp_shard" outside parallel/, train/ and tests: passes and plans read axes from types
 #   behind     time is before and after
 #   keys       texts below train/ name options as C++ does: with_keys in train/config/config_resolve.cc turns them into keys
+#   cells      no cell of a table in the docs has more than 120 characters, no paragraph more than 6 lines
 # Without a rule: all. A function begins at a line that ends in { and ends at the } under its first letter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -68,13 +69,35 @@ check_keys() {
   return $status
 }
 
+check_cells() {
+  git ls-files -- '*.md' | LC_ALL=C xargs awk '
+    function end_paragraph() {
+      if (lines > 6) { print file ":" begin ": a paragraph of " lines " lines, expected at most 6"; bad = 1 }
+      lines = 0
+    }
+    FNR == 1 { end_paragraph(); file = FILENAME; fenced = 0 }
+    /^```/ { fenced = !fenced; end_paragraph(); next }
+    fenced { next }
+    /^\|/ {
+      n = split($0, cells, /\|/)
+      for (i = 1; i <= n; ++i) {
+        gsub(/^ +| +$/, "", cells[i])
+        if (length(cells[i]) > 120) { print FILENAME ":" FNR ": a cell of " length(cells[i]) " characters, expected at most 120"; bad = 1 }
+      }
+    }
+    /^(\||#|    |$)/ { end_paragraph(); next }
+    /^ *([-*]|[0-9]+\.) / { end_paragraph() }
+    { if (!lines++) begin = FNR }
+    END { end_paragraph(); exit bad }'
+}
+
 status=0
 rules=("$@")
-((${#rules[@]})) || rules=(files functions axes behind keys)
+((${#rules[@]})) || rules=(files functions axes behind keys cells)
 for rule in "${rules[@]}"; do
   case $rule in
-  files | functions | axes | behind | keys) "check_$rule" || status=1 ;;
-  *) echo "no rule $rule; expected files, functions, axes, behind or keys" && exit 2 ;;
+  files | functions | axes | behind | keys | cells) "check_$rule" || status=1 ;;
+  *) echo "no rule $rule; expected files, functions, axes, behind, keys or cells" && exit 2 ;;
   esac
 done
 exit $status
