@@ -119,17 +119,17 @@ find_torch() { # prints the folder, or nothing if pip has to bring one; fails wh
 }
 
 # PyTorch's own index has the small CPU build, 2.13.0+cpu, which pip counts as newer than 2.13.0. pip asks each index
-# for each of torch's dependencies, and retries: one that cannot be reached is found out before, in at most 2 seconds. Its
-# Python is not compiled: nothing here runs it but torchrun.
+# for each of torch's dependencies, and retries: one that cannot be reached is found out before, in at most 2 seconds; what
+# pip has in its cache then comes without a line per dependency. Its Python is not compiled: nothing here runs it but torchrun.
 install_torch() {
-  local index=https://download.pytorch.org/whl/cpu from=()
+  local index=https://download.pytorch.org/whl/cpu from=(--retries 0)
   if timeout 2 .venv/bin/python3 -I -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=2)" 2>/dev/null; then
-    from=(--extra-index-url "$index")
+    from=(--retries 1 --extra-index-url "$index")
   else
     say "$index cannot be reached; pip takes torch from its own index"
   fi
   say "installing torch 2.13.0 into .venv"
-  .venv/bin/python3 -I -m pip install -qq --no-input --no-compile --retries 1 --timeout 15 "${from[@]}" torch==2.13.0 >&2 ||
+  .venv/bin/python3 -I -m pip install -qq --no-input --no-compile --timeout 15 "${from[@]}" torch==2.13.0 >&2 ||
     { say "pip could not install torch; unpack a LibTorch by hand and set LIBTORCH to its folder"; exit 1; }
 }
 
