@@ -21,7 +21,7 @@ int main() {
   using namespace sfsdp;
   register_drop_mul_by_one();  // once, before compile; every rank the same
   CompileOptions options;
-  options.pipeline.extra = {{"drop_mul_by_one", {}, passes::ExtraPass::Place::Before, "remat"}};
+  options.pipeline.extra = {{"drop_mul_by_one", {{"backward", true}}, passes::ExtraPass::Place::Before, "remat"}};
 
   auto world = init();
   auto net = meta_init([] { return Net(1.0); });

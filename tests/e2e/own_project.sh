@@ -60,6 +60,22 @@ grep -Eq '^drop_mul_by_one .* products_dropped 2$' "$dir/passes" || fail "own pa
 awk '/^step 1 / { first = $4 } /^step 20 / { last = $4 } END { exit !(last < first / 2) }' "$dir/passes" ||
   fail "own pass: $(cat "$dir/passes")"
 
+# Lines of the pages that are in no fence: the setting of the pass, and the README's other loss, in place of the example's.
+indented() { sed -n "s/^    //; /^$2/,/^$3/p" "$1"; } # file, first and last line
+indented docs/writing-a-pass.md 'register_drop_mul_by_one' 'options.pipeline' | while read -r line; do
+  grep -qF "$line" examples/own_pass/main.cpp || fail "docs/writing-a-pass.md: not in examples/own_pass/main.cpp: $line"
+done
+mkdir "$dir/counts"
+indented README.md 'auto loss = ' '};' >"$dir/counts/loss"
+[[ $(wc -l <"$dir/counts/loss") == 5 ]] || fail "README.md: the other loss: $(cat "$dir/counts/loss")"
+sed -e "/^  auto loss = /{r $dir/counts/loss" -e 'd}' examples/own_model/main.cpp >"$dir/counts/main.cpp"
+sed 's/own_model/counts/g' examples/own_model/CMakeLists.txt >"$dir/counts/CMakeLists.txt"
+configure -S "$dir/counts" -B "$dir/counts/build" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
+cmake --build "$dir/counts/build" >"$dir/log" || fail "$(cat "$dir/log")"
+"$dir/counts/build/counts" >"$dir/counted" || fail "the README's other loss: exit code $?"
+awk '/^step 20 / { loss[++n] = $4 } END { exit !(n == 2 && (loss[1] - loss[2]) ^ 2 < (1e-4 * loss[1]) ^ 2) }' "$dir/one" "$dir/counted" ||
+  fail "no target is ignored, but the README's two losses differ: $(tail -2 "$dir/one" "$dir/counted")"
+
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
 for header in sfsdp.h testing.h step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Each command of README.md, docs/tour.md and docs/writing-a-pass.md runs as it stands there, and prints what the page shows
+# of it; those that another test runs are listed below with its name.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+exec python3 - <<'PY'
+import os, re, subprocess, sys, tempfile
+
+PAGES = ["README.md", "docs/tour.md", "docs/writing-a-pass.md"]
+STARTS = r"(\w+=\S+ )*(\./run_|build/release/|~/sfsdp/|sfsdp |cmake |torchrun )"
+ELSEWHERE = {  # begin of a command: who runs it, and a line of his that shows it
+    "./run_tests.sh": ("run_tests.sh", "finish"),  # it runs this
+    "cmake --install build/release --prefix ~/sfsdp": ("tests/e2e/own_project.sh", "cmake --install build/release --prefix"),
+    "~/sfsdp/bin/sfsdp launch": ("tests/e2e/own_project.sh", "bin/sfsdp\" launch -n 2 --log-rank 0 --exec"),
+    "torchrun --no-python": ("tests/e2e/torchrun.sh", "--no-python --nproc-per-node 2"),
+}
+SHORTER = {  # what makes a command short enough for a test
+    "run_train.sh": " --training.steps 2",
+    "sfsdp calibrate": " --calibrate.seconds 1 --calibrate.max_mib 1 --training.seq_len 32",
+}
+INSTEAD = {"my_pass": "prefetch_gathers"}  # a pass that the reader is about to write
+
+
+def blocks(text):
+    """Indented blocks of a page as lists of lines, and spans in code style as strings. Fenced code is compiled elsewhere."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    for part in re.split(r"\n\s*\n", text):
+        if part.strip("\n").startswith("    "):
+            yield [re.sub(r"\s+", " ", line).strip() for line in part.replace("\\\n", " ").strip("\n").split("\n")]
+        else:
+            yield from re.findall(r"`([^`]+)`", " ".join(part.split()))
+
+
+def commands(page):
+    """Command, and what the page shows of its output: the indented block right after it, as far as to "..."."""
+    found, after_command = [], False
+    for block in blocks(open(page).read()):
+        lines = [block] if isinstance(block, str) else block
+        is_command = bool(re.match(STARTS, lines[0]))
+        if is_command:
+            for line in lines:
+                command = re.sub(r"\s+#.*", "", line)
+                names_it_only = lines[0] is block and not re.search(r"\.sh| [-<]", command)
+                has_places_to_fill = re.search(r" [A-Z]+\b(?!=)|<\w+>", command)
+                if not names_it_only and not has_places_to_fill: found.append((command, []))
+        elif after_command and lines[0] is not block:
+            found[-1][1].extend(lines[: lines.index("...")] if "..." in lines else lines)
+        after_command = is_command and lines[0] is not block
+    return found
+
+
+repo = os.getcwd()
+failures, ran = 0, set()
+with tempfile.TemporaryDirectory() as folder:
+    for name in ("build", "configs", "machines"):
+        os.symlink(os.path.join(repo, name), os.path.join(folder, name))
+    environment = dict(os.environ, PATH=f"{repo}/build/release:{os.environ['PATH']}", OMP_NUM_THREADS="1")
+    for page in PAGES:
+        for command, shown in commands(page):
+            owner = next((o for start, o in ELSEWHERE.items() if command.startswith(start)), None)
+            if owner:
+                if owner[1] not in open(owner[0]).read():
+                    print(f"{page}: {command}: {owner[0]} no longer has {owner[1]}")
+                    failures += 1
+                continue
+            if command in ran and not shown: continue
+            ran.add(command)
+            line = command
+            for word, other in INSTEAD.items():
+                line = line.replace(word, other)
+            for word, flags in SHORTER.items():
+                line += flags if word in line else ""
+            line = line.replace("./run_train.sh", f"{repo}/run_train.sh --job.dump_folder {folder}/outputs")
+            result = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, text=True, capture_output=True)
+            missing = [text for text in shown if text not in result.stdout]
+            if result.returncode or missing:
+                print(f"{page}: {command}: exit status {result.returncode}, not printed: {missing}\n"
+                      f"{result.stdout[-2000:]}{result.stderr[-2000:]}")
+                failures += 1
+print(f"{len(ran)} commands of {', '.join(PAGES)}")
+sys.exit(failures > 0 or len(ran) < 15)
+PY
