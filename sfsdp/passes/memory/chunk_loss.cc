@@ -32,7 +32,10 @@ struct Loss {
 
 bool is_cast(const Op& op) { return op.is("aten._to_copy") || op.is("cast"); }
 
-bool reads_in_forward(const Op* op) { return op->section == Section::Fwd; }
+bool is_over_classes(const Op& op) {
+  const auto* dim = op.find_attr<int64_t>("dim");
+  return dim && (*dim == 1 || *dim == -1);
+}
 
 bool is_matrix(const Value* value) { return value->type().dims.size() == 2 && value->type().strides.empty(); }
 
@@ -45,7 +48,9 @@ class Finder {
     m.loss = loss;
     if (loss->operands.size() != 3 || loss->operands[2]) return std::nullopt;
     m.log_p = loss->operands[0]->producer();
-    if (!m.log_p->is("aten._log_softmax") || !is_matrix(m.log_p->result())) return std::nullopt;
+    if (!m.log_p->is("aten._log_softmax") || !is_matrix(m.log_p->result()) || !is_over_classes(*m.log_p))
+      return std::nullopt;
+    if (!loss->result(0)->type().dims.empty()) return std::nullopt;  // a loss for each token
     Op* before = m.log_p->operands[0]->producer();
     if (is_cast(*before)) {
       m.widen = before;
@@ -64,17 +69,25 @@ class Finder {
     if (m.widen && index_.only_reader(m.widen->result()) != m.log_p) return std::nullopt;
     m.grad_p = index_.only_reader(m.loss->result(1));
     if (!m.grad_p || !m.grad_p->is("aten.nll_loss_backward")) return std::nullopt;
+    Value *const log_p = m.log_p->result(), *const seed = m.grad_p->operands[0];
+    if (seed == log_p || seed == m.loss->result(1)) return std::nullopt;
+    if (m.grad_p->operands != std::vector<Value*>{seed, log_p, m.loss->operands[1], nullptr, m.loss->result(1)})
+      return std::nullopt;
     m.grad_x = index_.only_reader(m.grad_p->result());
-    if (!m.grad_x || !m.grad_x->is("aten._log_softmax_backward_data")) return std::nullopt;
-    for (const Op* reader : index_.readers(m.log_p->result()))
+    if (!m.grad_x || !m.grad_x->is("aten._log_softmax_backward_data") || !is_over_classes(*m.grad_x) ||
+        m.grad_x->operands != std::vector<Value*>{m.grad_p->result(), log_p})
+      return std::nullopt;
+    for (const Op* reader : index_.readers(log_p))
       if (reader != m.loss && reader != m.grad_p && reader != m.grad_x) return std::nullopt;
+    for (const Op* reader : index_.readers(m.loss->result(0)))  // from the chunks the loss would come too late
+      if (index_.position(reader) < index_.position(m.grad_p)) return std::nullopt;
     const Value* grad_logits = m.grad_x->result();
     if (m.widen) {
       m.narrow = index_.only_reader(grad_logits);
       if (!m.narrow || !is_cast(*m.narrow)) return std::nullopt;
       grad_logits = m.narrow->result();
     }
-    if (index_.is_returned(m.log_p->result()) || index_.is_returned(grad_logits)) return std::nullopt;
+    if (index_.is_returned(log_p) || index_.is_returned(grad_logits)) return std::nullopt;
     if (index_.readers(grad_logits).size() != 2) return std::nullopt;
     for (Op* reader : index_.readers(grad_logits)) {
       if (reader->is("aten.t")) m.transpose = reader;
@@ -263,9 +276,7 @@ bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx)
   int64_t chunked = 0;
   for (const Loss& loss : found) {
     const int64_t rows = loss.logits->result()->type().dims[0].size;
-    // Chunks of an earlier run stand in bwd. A loss that forward reads on would come too late from there.
-    if (loss.loss->section == Section::Bwd || rows < options.chunks) continue;
-    if (std::ranges::any_of(index.readers(loss.loss->result(0)), reads_in_forward)) continue;
+    if (loss.loss->section == Section::Bwd || rows < options.chunks) continue;  // in bwd: chunks of an earlier run
     const std::vector<Op*> weight = needed_after(index, loss.grad_hidden->operands[1], loss.grad_p);
     const std::vector<Op*> own = loss.ops();
     if (std::ranges::any_of(weight, [&](Op* op) { return std::ranges::find(own, op) != own.end(); })) continue;

@@ -158,6 +158,11 @@ TEST_CASE("chunk_loss: what it cannot chunk stays") {
   };
   expect_unchanged("chunk_loss chunks=2", without("return %loss", "return %logits, %loss"));  // read by others
   expect_unchanged("chunk_loss chunks=2", without("return %loss", "return %n, %loss"));
+  expect_unchanged("chunk_loss chunks=2", without("%seed = full value=0.5", "%seed = aten.neg %loss"));
+  expect_unchanged("chunk_loss chunks=2", without("%seed, %p, %y", "%p, %p, %y"));
+  expect_unchanged("chunk_loss chunks=2",
+                   without("%p = aten._log_softmax %logits dim=1", "%p = aten._log_softmax %logits dim=0"));
+  expect_unchanged("chunk_loss chunks=2", without("data %gp, %p dim=1", "data %gp, %p dim=0"));
   expect_unchanged("chunk_loss chunks=2",
                    without("    bwd:\n", "      %twice = aten.add.Tensor %loss, %loss : f32[]\n    bwd:\n"));
 }
