@@ -198,6 +198,17 @@ std::vector<StateTensor> take_state(torch::nn::Module& module) {
   return state;
 }
 
+Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dims, int64_t factor) {
+  Batch batch;
+  for (size_t i = 0; i < example.size(); ++i) {
+    std::vector<int64_t> sizes = example[i].sizes().vec();
+    const int64_t dim = !batch_dims.empty() ? batch_dims[i] : sizes.empty() ? -1 : 0;
+    if (dim >= 0) sizes.at(static_cast<size_t>(dim)) *= factor;
+    batch.push_back(at::empty(sizes, example[i].options().device(at::kMeta)));
+  }
+  return batch;
+}
+
 CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTensor>& state, const LossFunction& loss,
                           const Batch& example, const CaptureOptions& options) {
   std::vector<at::Tensor> tensors = tensors_of(module, state);

@@ -42,6 +42,10 @@ struct StateTensor {
 // that was taken before.
 std::vector<StateTensor> take_state(torch::nn::Module& module);
 
+// Meta tensors like those of `example` with `factor` times the rows, to capture the step with.
+//   batch_dims: which dimension of each tensor has the rows, -1: none; empty: dimension 0 of all
+Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dims, int64_t factor);
+
 struct CaptureOptions {
   std::optional<ir::DType> param_dtype;  // dtype in which floating parameters and inputs enter the trace
   double seed_gradient = 1.0;            // d(reported loss)/d(this rank's loss): 1 / (data ranks × micro-batches)

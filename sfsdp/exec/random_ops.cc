@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numbers>
@@ -12,8 +13,10 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/parallel/batch_order.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -30,8 +33,10 @@ void fill(const at::Tensor& tensor, const RandomStream& stream, Draw draw) {
   SFSDP_CHECK(tensor.is_contiguous(), "random fill of a strided tensor ", tensor.sizes());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, tensor.scalar_type(), "counter_rng", [&] {
     scalar_t* out = tensor.mutable_data_ptr<scalar_t>();
+    const int64_t rest = tensor.numel() / stream.outer;
     for (int64_t i = 0; i < tensor.numel(); ++i) {
-      const auto words = philox4x32(stream.key, stream.stream, static_cast<uint64_t>(stream.first_element + i));
+      const int64_t number = (stream.first_element + i % rest) * stream.outer + i / rest;
+      const auto words = philox4x32(stream.key, stream.stream, static_cast<uint64_t>(number));
       out[i] = static_cast<scalar_t>(draw(unit(words[0], words[1]), unit(words[2], words[3])));
     }
   });
@@ -100,6 +105,26 @@ void number_random_ops(ir::Graph& graph) {
     check_drawable(*op);
     if (draws_random(*op)) op->attrs["stream"] = next[op->module_path]++;
   }
+}
+
+std::string number_random_ops(ir::Graph& graph, const std::function<ir::Graph(int64_t factor)>& grow) {
+  number_random_ops(graph);
+  if (std::ranges::none_of(graph.ops(), [](const auto& op) { return draws_random(*op); })) return "";
+  const int64_t factor = parallel::growth_factor(graph);
+  std::string wrong;
+  try {
+    ir::Graph grown = grow(factor);
+    number_random_ops(grown);
+    wrong = parallel::order_draws(graph, grown, factor);
+  } catch (const std::exception& error) {
+    wrong = concat("the step draws random numbers, and with ", factor,
+                   " times the rows it cannot be captured: ", split(error.what(), '\n')[0]);
+  }
+  if (wrong.empty()) return "";
+  return wrong +
+         "\n  expected sizes taken from the batch (x.size(0), or -1), not numbers; dimension 0 of each of its"
+         " tensors as the batch, unless DataParallelOptions::batch_dims says otherwise; draws in a shape of which"
+         " one dimension is the batch. Or pass the random numbers in the batch";
 }
 
 at::Tensor draw(const ir::Op& op, const std::vector<at::Tensor>& operands, at::IntArrayRef shape,

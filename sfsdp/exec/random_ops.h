@@ -6,18 +6,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::exec {
 
-// The stream of one random op. Element i of `tensor` is global element `first_element + i` in row-major order, so a
-// shard of rows draws what the whole tensor would have drawn there.
+// The stream of one random op. Elements are numbered with the batch first: a tensor [outer, rest] whose rest begins with
+// the batch gives its element (o, r) the number (first_element + r) · outer + o. So a shard of rows draws what the whole
+// tensor would have drawn there.
 struct RandomStream {
-  uint64_t key = 0;     // seed, and step and micro-batch where they matter, mixed with the path
+  uint64_t key = 0;     // seed and step, mixed with the path
   uint64_t stream = 0;  // which random op of that path
   int64_t first_element = 0;
+  int64_t outer = 1;
 };
 
 // In place, contiguous f32, f64, bf16 or f16. The draw is made in double and rounded once, so it does not depend on
@@ -35,10 +39,14 @@ void check_drawable(const ir::Op& op);
 // Gives each random op its number among those at its module path, as attribute `stream`. To be called once, on the
 // graph as captured: later passes may move and repeat the ops.
 void number_random_ops(ir::Graph& graph);
+// The same, and finds the batch in what is drawn (parallel/batch_order.h).
+//   grow: captures the same step with so many times the rows; called where the graph draws at all
+// Returns "" or what cannot be told, with a cure; ranks and micro-batches would not draw what one rank does.
+std::string number_random_ops(ir::Graph& graph, const std::function<ir::Graph(int64_t factor)>& grow);
 
 // The op's result.
 //   shape: of what is wanted, which may be some rows of the op's
-//   stream: element i of the result is global element stream.first_element + i
+//   stream: says which numbers the result's elements have
 at::Tensor draw(const ir::Op& op, const std::vector<at::Tensor>& operands, at::IntArrayRef shape,
                 const RandomStream& stream);
 

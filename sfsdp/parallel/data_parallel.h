@@ -62,6 +62,9 @@ struct DataParallelOptions {
   // Parameters with fewer elements stay replicated, their gradients are all-reduced. 0: all are cut.
   int64_t min_shard_numel = 0;
   ParameterLayout layout = ParameterLayout::Flat;
+  // Which dimension of each tensor of the batch is the batch, -1: none; empty: dimension 0 of all. Random numbers follow
+  // it (batch_order.h), and nothing else.
+  std::vector<int64_t> batch_dims = {};
   // Which modules' parameters form a unit, as passes/bucket/wrap.h has it; "": by the numbers in module paths.
   std::string units = {};
 };

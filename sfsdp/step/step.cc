@@ -121,6 +121,14 @@ void check_options(const CompileOptions& options) {
            "neither: what is computed again would draw other random numbers; or rng = Counter, which draws the same");
 }
 
+void check_batch_dims(const std::vector<int64_t>& dims, const Batch& example) {
+  bool fits = dims.empty() || dims.size() == example.size();
+  for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims[i] >= -1 && dims[i] < example[i].dim();
+  if (!fits)
+    throw UserError(concat("compile: DataParallelOptions::batch_dims = ", ir::Attr(dims), " for a batch of ",
+                           shape_key(example), "\n  expected a dimension of each tensor, or -1 where it has no batch"));
+}
+
 // All run through the graph of the first.
 void check_micro_batches(const std::vector<Batch>& micro_batches, int64_t expected) {
   if (static_cast<int64_t>(micro_batches.size()) != expected)
@@ -155,6 +163,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       cache_(std::make_shared<Cache>()) {
   check_optimizer(optimizer_);
   check_options(options_);
+  check_batch_dims(strategy_.options.batch_dims, example);
   state_ = capture::take_state(*module_);
   first_graph_ = &training(example).graph;
 }
@@ -235,7 +244,13 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   const auto start = Clock::now();
   auto captured = capture::capture_step(*module_, state_, loss_, example, capture_options);
   const auto captured_at = Clock::now();
-  if (options_.rng == exec::Rng::Counter) exec::number_random_ops(captured.graph);
+  if (options_.rng == exec::Rng::Counter) {
+    const std::string wrong = exec::number_random_ops(captured.graph, [&](int64_t factor) {
+      const Batch more = capture::with_more_rows(example, strategy_.options.batch_dims, factor);
+      return capture::capture_step(*module_, state_, loss_, more, capture_options).graph;
+    });
+    if (!wrong.empty() && strategy_.data_ranks() * options_.micro_batches > 1) throw UserError(wrong);
+  }
   if (captured.graph.outputs.size() > 1) {
     share = {};
     for (const auto& op : captured.graph.ops())

@@ -114,9 +114,11 @@ struct ReferenceExecutor::Impl {
     stream.key = hash_path(op.module_path) ^ (static_cast<uint64_t>(s.seed) * 0x9E3779B97F4A7C15ull) ^
                  (static_cast<uint64_t>(s.step) * 0xC2B2AE3D27D4EB4Full);
     stream.stream = static_cast<uint64_t>(op.attr<int64_t>("stream"));
+    stream.outer = op.attr_or<int64_t>("outer", 1);
     // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
-    stream.first_element =
-        (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) * c10::multiply_integers(shape);
+    if (!op.has_attr("replicated"))
+      stream.first_element = (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) *
+                             (c10::multiply_integers(shape) / stream.outer);
     return draw(op, in, shape, stream);
   }
 
