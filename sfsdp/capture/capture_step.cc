@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/capture/tracer.h"
@@ -207,6 +208,13 @@ Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dim
     batch.push_back(at::empty(sizes, example[i].options().device(at::kMeta)));
   }
   return batch;
+}
+
+std::string shape_key(const Batch& batch) {
+  std::vector<std::string> types;
+  for (const at::Tensor& t : batch)
+    types.push_back(t.defined() ? concat(ir::Type::tensor(dtype_of(t.scalar_type()), t.sizes().vec())) : "none");
+  return join(types, " ");
 }
 
 CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTensor>& state, const LossFunction& loss,

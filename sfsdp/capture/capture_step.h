@@ -23,6 +23,9 @@ struct LossValue {
 };
 
 using Batch = std::vector<at::Tensor>;
+
+// "i64[8, 128] i64[8, 128]": what a captured graph is valid for. Strides are none of it: tensors are made contiguous.
+std::string shape_key(const Batch& batch);
 using LossFunction = std::function<LossValue(const Batch&)>;
 
 // A tensor of the module that lives from step to step.

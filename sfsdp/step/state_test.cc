@@ -337,6 +337,8 @@ TEST_CASE("load_state_dict and gather name what they do not know") {
                        UserError);
   CHECK_THROWS_WITH_AS(step.load_state_dict({{"up.weight", at::zeros({6, 10})}}),
                        doctest::Contains("expected the whole [10, 6]"), UserError);
+  CHECK_THROWS_WITH_AS(step.load_state_dict({{"up.weight", at::zeros({10, 6}, at::kLong)}}),
+                       doctest::Contains("up.weight is of Long\n  expected Float"), UserError);
   CHECK_THROWS_WITH_AS(step.gather("nothing"), doctest::Contains("'nothing'"), UserError);
   CHECK_THROWS_WITH_AS(step(std::vector<Batch>{}), doctest::Contains("expected CompileOptions::micro_batches = 1"),
                        UserError);

@@ -170,7 +170,7 @@ class Step {
   // writes: change it by load_state_dict, which has the whole copies gathered anew.
   std::map<std::string, at::Tensor> state_dict() const;
   // Values by name, each either whole or as state_dict has it; to be called on every rank. Throws UserError
-  // for unknown names and wrong shapes.
+  // for unknown names, wrong shapes, and integers for floating point or the other way round.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
   // Which elements of the whole tensor, in row-major order, its tensor in state_dict() holds.
   Chunk range_of(const std::string& name) const;

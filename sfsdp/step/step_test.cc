@@ -288,6 +288,12 @@ TEST_CASE("options out of range are refused as C++ names them") {
   refuse(SGD{}, {.max_norm = -1}, "CompileOptions::max_norm = -1");
   refuse(SGD{}, {.max_norm = std::nan("")}, "CompileOptions::max_norm = nan");
   refuse(SGD{}, {.micro_batches = 0}, "CompileOptions::micro_batches = 0");
+  CompileOptions chunks;
+  chunks.pipeline.loss_chunks = -2;
+  refuse(SGD{}, chunks, "CompileOptions::pipeline.loss_chunks = -2");
+  CHECK_THROWS_WITH_AS(compile_program(meta_mlp(), classification_loss<Mlp>, SGD{}, classification_batch(3, 0),
+                                       data_parallel(init_device_mesh({{"dp_shard", 2}})), {.rng = exec::Rng::Eager}),
+                       doctest::Contains("rng = Eager on 2 ranks"), UserError);
   CompileOptions again{.rng = exec::Rng::Eager};
   again.pipeline.remat.mode = passes::RematMode::Full;
   refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat");

@@ -101,6 +101,7 @@ std::string with_keys(std::string message) {
       {"AdamW::", "optimizer."},
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
+      {"DataParallelOptions::batch_dims", "the program's batch_dims"},
       {"DataParallelOptions::layout", "parallelism.fsdp_layout"},
       {"ParameterLayout::Dim0", "dim0"},
       {"ParameterLayout::Flat", "flat"},
