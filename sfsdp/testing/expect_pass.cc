@@ -12,11 +12,11 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/line_diff.h"
-#include "sfsdp/ir/interp/interpreter.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/testing/interp/interpreter.h"
 
 namespace sfsdp::testing {
 namespace {

@@ -10,7 +10,6 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/ir/interp/interpreter.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/mesh/chunk.h"
@@ -18,6 +17,7 @@
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sharded_step.h"
 
 namespace sfsdp::passes {

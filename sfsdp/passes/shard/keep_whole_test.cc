@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/interp/interpreter.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pass_manager.h"
@@ -16,6 +15,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sharded_step.h"
 
 namespace sfsdp::passes {

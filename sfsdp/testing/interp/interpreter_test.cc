@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Expected numbers are worked out by hand.
-#include "sfsdp/ir/interp/interpreter.h"
+#include "sfsdp/testing/interp/interpreter.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/interp/collectives.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/collectives.h"
 
 namespace sfsdp::ir::interp {
 namespace {

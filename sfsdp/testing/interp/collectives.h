@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/ir/interp/array.h"
 #include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/testing/interp/array.h"
 
 namespace sfsdp::ir::interp {
 

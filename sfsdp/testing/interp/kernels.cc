@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/ir/interp/kernels.h"
+#include "sfsdp/testing/interp/kernels.h"
 
 #include <algorithm>
 #include <cmath>

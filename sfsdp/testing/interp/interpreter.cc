@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/ir/interp/interpreter.h"
+#include "sfsdp/testing/interp/interpreter.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
-#include "sfsdp/ir/interp/collectives.h"
-#include "sfsdp/ir/interp/kernels.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/testing/interp/collectives.h"
+#include "sfsdp/testing/interp/kernels.h"
 
 namespace sfsdp::ir::interp {
 namespace {
@@ -100,7 +100,7 @@ class Interpreter {
     const Kernel kernel = find_kernel(op.opcode);
     if (!kernel)
       throw UserError(concat("the interpreter has no kernel for ", op.opcode, ", result %", op.result()->name(),
-                             "\n  add one to sfsdp/ir/interp/kernels.cc, or use another op in this test"));
+                             "\n  add one to sfsdp/testing/interp/kernels.cc, or use another op in this test"));
     std::vector<const Array*> operands;
     for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
     const auto axes = axes_of(op);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/ir/interp/collectives.h"
+#include "sfsdp/testing/interp/collectives.h"
 
 #include <algorithm>
 

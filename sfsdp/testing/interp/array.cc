@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/ir/interp/array.h"
+#include "sfsdp/testing/interp/array.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
-#include "sfsdp/ir/interp/array.h"
+#include "sfsdp/testing/interp/array.h"
 
 namespace sfsdp::ir::interp {
 
