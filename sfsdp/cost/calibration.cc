@@ -55,7 +55,7 @@ std::vector<const ir::Op*> ops_to_measure(const ir::Graph& graph) {
   std::set<std::string> seen;
   for (const auto& op : graph.ops()) {
     const Class kind = class_of(*op);
-    if (kind == Class::Free || kind == Class::Collective || ir::is_wait(*op)) continue;
+    if (kind == Class::Free || kind == Class::Communication || ir::is_wait(*op)) continue;
     if (ir::is_random(*op) || op->is("accumulate")) continue;
     if (seen.insert(concat(op->opcode, ' ', types_of(*op))).second) ops.push_back(op.get());
   }

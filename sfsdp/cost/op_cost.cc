@@ -99,7 +99,7 @@ Readers readers_of(const ir::Graph& graph) {
 std::unordered_set<const Op*> complex_products(const ir::Graph& graph) {
   std::unordered_set<const Op*> found;
   for (const auto& op : graph.ops()) {
-    if (class_of(*op) != Class::Fusible || op->is("aten._to_copy") || op->is("cast")) continue;
+    if (!is_fusible(class_of(*op)) || op->is("aten._to_copy", "cast")) continue;
     for (const Value* operand : op->operands) {
       if (!operand) continue;
       const Op* from = operand->producer();
@@ -152,10 +152,10 @@ class Former {
     const Class kind = class_of(op);
     ++dispatched_;
     // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
-    if (kind == Class::Collective || ir::is_wait(op)) open_ = -1;
+    if (kind == Class::Communication || ir::is_wait(op)) open_ = -1;
     if (copies_out(op)) return begin(op);
-    if (kind == Class::Free || kind == Class::Collective || casts_.contains(&op)) return -1;
-    const bool joins = kind == Class::Fusible && is_fused(op);
+    if (kind == Class::Free || kind == Class::Communication || casts_.contains(&op)) return -1;
+    const bool joins = is_fusible(kind) && is_fused(op);
     const std::string_view block = execution_ == Execution::Compile ? ir::block_of(op.module_path) : std::string_view();
     if (!joins || op.section != section_ || block != block_) open_ = -1;
     section_ = op.section;

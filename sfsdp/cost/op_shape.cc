@@ -2,7 +2,6 @@
 #include "sfsdp/cost/op_shape.h"
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
 namespace {
@@ -15,18 +14,9 @@ bool is_convolution(const Op& op) { return op.is("aten.convolution", "aten.convo
 }  // namespace
 
 Class class_of(const Op& op) {
-  if (ir::is_collective(op)) return Class::Collective;
   if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
   const ir::OpRow* row = ir::find_row(op.opcode);
-  if (!row) return Class::Fusible;
-  switch (row->cost) {
-    case ir::CostClass::Free: return Class::Free;
-    case ir::CostClass::Product: return Class::Product;
-    case ir::CostClass::Attention: return Class::Attention;
-    case ir::CostClass::Alone: return Class::Alone;
-    case ir::CostClass::Communication: return Class::Collective;
-    default: return Class::Fusible;
-  }
+  return row ? row->cost : Class::Pointwise;
 }
 
 ProductShape product_shape(const Op& op) {
@@ -63,18 +53,15 @@ AttentionShape attention_shape(const Op& op) {
 }
 
 double flops_of(const Op& op) {
-  switch (class_of(op)) {
-    case Class::Product: {
-      const ProductShape s = product_shape(op);
-      return 2 * s.batch * s.m * s.n * s.k;
-    }
-    case Class::Attention: {
-      // Two products of every pair forward, five backward; the masked half is not computed.
-      const AttentionShape s = attention_shape(op);
-      return (s.backward ? 10.0 : 4.0) * s.pairs * s.width * (s.causal ? 0.5 : 1.0);
-    }
-    default: return 0;
+  const Class kind = class_of(op);
+  if (kind == Class::Product) {
+    const ProductShape s = product_shape(op);
+    return 2 * s.batch * s.m * s.n * s.k;
   }
+  if (kind != Class::Attention) return 0;
+  // Two products of every pair forward, five backward; the masked half is not computed.
+  const AttentionShape s = attention_shape(op);
+  return (s.backward ? 10.0 : 4.0) * s.pairs * s.width * (s.causal ? 0.5 : 1.0);
 }
 
 }  // namespace sfsdp::cost

@@ -4,15 +4,16 @@
 
 #include <cstdint>
 
-#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
 
-// Free moves no data; Fusible: pointwise ops and reductions, and aten ops that have no row in atenset.def; the rest as
-// ir::CostClass says.
-enum class Class : uint8_t { Free, Product, Attention, Fusible, Alone, Collective };
+using Class = ir::CostClass;
 
+// As the op's row says, but Free where it moves no data all the same, and Pointwise for an aten op that has no row.
 Class class_of(const ir::Op& op);
+// What a compiler may join.
+constexpr bool is_fusible(Class kind) { return kind == Class::Pointwise || kind == Class::Reduction; }
 
 // Batch, rows, columns, depth of a product; a convolution is one product.
 struct ProductShape {

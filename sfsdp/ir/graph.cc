@@ -2,6 +2,7 @@
 #include "sfsdp/ir/graph.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -29,16 +30,8 @@ std::string describe(const Op& op) {
 }  // namespace
 
 std::string_view to_string(Section section) {
-  switch (section) {
-    case Section::Init: return "init";
-    case Section::Fwd: return "fwd";
-    case Section::Loss: return "loss";
-    case Section::Bwd: return "bwd";
-    case Section::Clip: return "clip";
-    case Section::Opt: return "opt";
-  }
-  SFSDP_CHECK(false, "no such section: ", static_cast<int>(section));
-  return {};
+  constexpr std::array<std::string_view, 6> kNames = {"init", "fwd", "loss", "bwd", "clip", "opt"};  // in enum order
+  return kNames.at(static_cast<size_t>(section));
 }
 
 std::string name_of(const Op& op) {

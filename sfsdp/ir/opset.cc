@@ -5,6 +5,7 @@
 #include <deque>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -68,10 +69,15 @@ constexpr std::string_view kOutOverloads =
     "L OutScalar_Other OutScalar_Self OutTensor Q U X dim_max dim_min dim_values eigenvalues eigvals grad_input "
     "inverse out_ out_mode out_rcond_tensor out_tol_tensor output result sign values values_stable";
 
-using Names = std::set<std::string, std::less<>>;
+using Names = std::unordered_set<std::string_view>;
 Names names_in(std::string_view text) {
-  const auto names = split(text, ' ');
-  return {names.begin(), names.end()};
+  Names names;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    names.insert(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
 }
 
 constexpr std::string_view kAten = "aten.";
