@@ -2,6 +2,7 @@
 #include "sfsdp/comm/call.h"
 
 #include <algorithm>
+#include <array>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
@@ -12,14 +13,9 @@ namespace sfsdp::comm {
 namespace {
 
 const char* to_string(CallKind kind) {
-  switch (kind) {
-    case CallKind::AllGather: return "all_gather";
-    case CallKind::ReduceScatter: return "reduce_scatter";
-    case CallKind::AllReduce: return "all_reduce";
-    case CallKind::Broadcast: return "broadcast";
-    case CallKind::Barrier: return "barrier";
-  }
-  return "unknown";
+  constexpr std::array kNames = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                 "barrier"};  // in enum order
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 std::string name_of(const Call& call) {

@@ -2,6 +2,7 @@
 #include "sfsdp/ir/verifier.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -449,38 +450,24 @@ void verify_or_throw(const Graph& graph, const SourceMap* locations) {
 }
 
 std::string compare_collectives(const Graph& mine, const Graph& other) {
-  struct Call {
-    std::string what;  // what must be equal
-    std::string name;  // of its result, to find it
+  struct Calls {
+    std::vector<std::string> what;   // must be equal
+    std::vector<std::string> names;  // of the results, to find them
+    std::string text(size_t i) const { return i < what.size() ? concat(what[i], " (%", names[i], ")") : "nothing"; }
   };
-  const auto calls_of = [](const Graph& graph) {
-    std::map<std::string, std::vector<Call>> calls;  // by axes
-    for (const auto& op : graph.ops()) {
+  std::map<std::string, std::array<Calls, 2>> calls;  // by axes
+  for (const size_t side : {0, 1})
+    for (const auto& op : (side == 0 ? mine : other).ops()) {
       if (!is_collective(*op)) continue;
-      std::string axes;
-      for (const std::string& axis : axes_of(*op).value_or(std::vector<std::string>{}))
-        axes += (axes.empty() ? "" : ",") + axis;
-      calls[axes].push_back({call_text(*op), op->result()->name()});
+      Calls& over_axes = calls[join(axes_of(*op).value_or(std::vector<std::string>{}), ",")][side];
+      over_axes.what.push_back(call_text(*op));
+      over_axes.names.push_back(op->result()->name());
     }
-    return calls;
-  };
-  const auto a = calls_of(mine), b = calls_of(other);
-  std::set<std::string> all;
-  for (const auto& [axes, calls] : a) all.insert(axes);
-  for (const auto& [axes, calls] : b) all.insert(axes);
-  for (const std::string& axes : all) {
-    const auto mine_at = a.find(axes), other_at = b.find(axes);
-    const std::vector<Call> none;
-    const auto& left = mine_at == a.end() ? none : mine_at->second;
-    const auto& right = other_at == b.end() ? none : other_at->second;
-    for (size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
-      if (i < left.size() && i < right.size() && left[i].what == right[i].what) continue;
-      const auto text = [&](const std::vector<Call>& calls) {
-        return i < calls.size() ? concat(calls[i].what, " (%", calls[i].name, ")") : std::string("nothing");
-      };
-      return concat("call ", i + 1, " over ", axes, " is ", text(left), " in one program, ", text(right),
-                    " in the other");
-    }
+  for (const auto& [axes, both] : calls) {
+    const auto& [a, b] = both;
+    const auto i = static_cast<size_t>(std::ranges::mismatch(a.what, b.what).in1 - a.what.begin());
+    if (i < std::max(a.what.size(), b.what.size()))
+      return concat("call ", i + 1, " over ", axes, " is ", a.text(i), " in one program, ", b.text(i), " in the other");
   }
   return "";
 }
