@@ -170,7 +170,7 @@ bool is_once(const Op& op) {
 
 bool is_repeated(const Op& op) { return is_repeated(op.section) && !is_once(op); }
 
-bool is_random(const Op& op) { return is_aten(op.opcode) ? is_random_aten(op) : has_flag(op, kRandom); }
+bool is_random(const Op& op) { return is_aten(op.opcode) && is_random_aten(op); }
 
 int aliased_operand(const Op& op) {
   if (op.operands.empty() || !op.operands[0]) return -1;

@@ -22,11 +22,10 @@ enum OpFlags : uint32_t {
   kRoot = 2,        // stands for what the graph is given; part of its interface, so never removed
   kCollective = 4,  // all ranks of the axes must reach it in the same order
   kStart = 8,       // the result is in flight until `wait`
-  kRandom = 16,
-  kOptional = 32,  // operands may be absent, except the first
-  kReshape = 64,   // the result has the operand's elements, or a range of them, in the same row-major order
-  kPermute = 128,  // the result has the operand's dimensions in another order
-  kPicks = 256,    // reads of the first operand as much as the second, of indexes, picks
+  kOptional = 32,   // operands may be absent, except the first
+  kReshape = 64,    // the result has the operand's elements, or a range of them, in the same row-major order
+  kPermute = 128,   // the result has the operand's dimensions in another order
+  kPicks = 256,     // reads of the first operand as much as the second, of indexes, picks
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing

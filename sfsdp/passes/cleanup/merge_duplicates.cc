@@ -19,9 +19,9 @@ namespace {
 using ir::Graph, ir::Op, ir::Value;
 using Replacements = std::map<Value*, Value*>;
 
-// Random ops are told apart by where they stand, which no operand says.
+// Random ops are not pure: they are told apart by where they stand, which no operand says.
 bool is_mergeable(const Op& op, const std::set<const Value*>& own) {
-  if (!ir::is_pure(op) || ir::is_random(op) || ir::is_start(op) || ir::is_wait(op)) return false;
+  if (!ir::is_pure(op) || ir::is_start(op) || ir::is_wait(op)) return false;
   if (op.results().empty() || op.has_attr("donates")) return false;
   for (const auto& result : op.results())
     if (own.contains(ir::storage_of(result.get()))) return false;

@@ -109,8 +109,8 @@ TEST_CASE("merge_duplicates: leaves random ops, starts and waits") {
     graph mesh [a=2] view local
       %x = input name=x : f32[4] own(a)
     fwd:
-      %r1 = rand.uniform : f32[4] at layers.0
-      %r2 = rand.uniform : f32[4] at layers.1
+      %r1 = aten.rand size=[4] : f32[4] at layers.0
+      %r2 = aten.rand size=[4] : f32[4] at layers.1
       %s1 = all_reduce.start %x axis=a : async f32[4]
       %w1 = wait %s1 : f32[4]
       %s2 = all_reduce.start %x axis=a : async f32[4]

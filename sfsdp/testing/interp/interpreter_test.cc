@@ -124,8 +124,9 @@ TEST_CASE("kernels on one rank") {
         Data{round_to(DType::f32, std::sqrt(60.0))});
   CHECK(on_one_rank("%n = scalar value=4.0 : f64[]\n  %z = clip_coefficient %n max_norm=8.0 : f32[]") == Data{1});
   CHECK(on_one_rank("%n = scalar value=inf : f64[]\n  %z = non_finite %n : f32[]") == Data{1});
-  CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") == on_one_rank("%z = rand.uniform seed=1 : f32[2]"));
-  CHECK(on_one_rank("%z = rand.uniform seed=1 : f32[2]") != on_one_rank("%z = rand.uniform seed=2 : f32[2]"));
+  const std::string drawn = "%z = aten.rand size=[2] stream=1 : f32[2]";
+  CHECK(on_one_rank(drawn) == on_one_rank(drawn));
+  CHECK(on_one_rank(drawn) != on_one_rank("%z = aten.rand size=[2] stream=2 : f32[2]"));
 }
 
 TEST_CASE("cross entropy and its gradient") {

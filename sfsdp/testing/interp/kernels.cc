@@ -211,28 +211,14 @@ Arrays sgd(const KernelContext& c) {
   return results;
 }
 
-// A number in [0, 1) per element, from what the op reads and says and from nothing else.
-Array uniform_numbers(const KernelContext& c) {
+// A number in [0, 1) per element, from the op's attributes and from nothing else.
+Arrays rand(const KernelContext& c) {
   std::ostringstream key;
   for (const auto& [name, value] : c.op.attrs) key << name << '=' << value << ' ';
-  for (const Array* operand : c.operands)
-    if (operand)
-      for (const double x : operand->data) key << x << ' ';
   Array out = Array::zeros(DType::f64, result_shape(c));
   const uint64_t seed = hash_path(key.str());
   for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = philox4x32(seed, 0, i)[0] * 0x1p-32;
-  return out;
-}
-
-Arrays rand_uniform(const KernelContext& c) { return {uniform_numbers(c)}; }
-
-Arrays rand_normal(const KernelContext& c) {  // Box-Muller, the second half of the numbers unused
-  return {map(uniform_numbers(c), [](double u) { return std::sqrt(-2 * std::log(1 - u)) * std::cos(40 * u); })};
-}
-
-Arrays rand_bernoulli(const KernelContext& c) {
-  const double p = number_of(c.op, "p", 0.5);
-  return {map(uniform_numbers(c), [&](double u) { return u < p ? 1 : 0; })};
+  return {out};
 }
 
 // ---- a handful of ATen's --------------------------------------------------------------------------------------------
@@ -414,9 +400,7 @@ constexpr Row kKernels[] = {
     {"step_count", &step_count},
     {"adamw", &adamw},
     {"sgd", &sgd},
-    {"rand.uniform", &rand_uniform},
-    {"rand.normal", &rand_normal},
-    {"rand.bernoulli", &rand_bernoulli},
+    {"aten.rand", &rand},
     {"aten.add.Tensor", &add},
     {"aten.sub.Tensor", &sub},
     {"aten.mul.Tensor", &mul},
