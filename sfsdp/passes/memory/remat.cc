@@ -201,6 +201,8 @@ class Rewriter {
     for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
       if (!is_forward(op)) continue;
+      // Where backward gathers no parameter again, those that forward has gathered stay.
+      if (op.is("all_gather") && is_materialisation(op)) continue;
       if (options_.mode == RematMode::Op && is_kept_op(op)) continue;
       for (const auto& result : op.results())
         if (is_own(result.get(), block)) again_.insert(result.get());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What:   lets backward compute again what forward would have to keep (activation checkpointing).
 // Why:    activations are most of a step's memory; most of them cost little to compute again.
-// Needs:  the step before buckets are formed. A gather that a repeated op needs is repeated too; bucket merges it with
-//         the one that backward has.
+// Needs:  the step before buckets are formed. A gather that a repeated op needs is repeated too, where backward gathers
+//         parameters again: bucket merges it with the one that backward has. Else what forward gathered stays.
 // Leaves: no op of backward reads a forward value that was not to be kept; the repeated ops stand before the first op
 //         that needs them, in section bwd. The same ops on the same values: every number has the same bits, random ones
 //         too (they draw by path and element).
