@@ -2,6 +2,7 @@
 #include "sfsdp/plan/memory_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <span>
@@ -115,8 +116,10 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   plan.buffers = find_buffers(graph, options);
   plan.state_bytes = state_bytes(graph, options.alignment);
-  plan.arena_bytes = assign_offsets(plan.buffers, options.enough_bytes - plan.state_bytes);
   const Peak peak = live_peak(plan.buffers);
+  const bool hopeless = options.enough_bytes > 0 && plan.state_bytes + peak.bytes > options.enough_bytes;
+  plan.arena_bytes = assign_offsets(
+      plan.buffers, hopeless ? std::numeric_limits<int64_t>::max() : options.enough_bytes - plan.state_bytes);
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
   return plan;

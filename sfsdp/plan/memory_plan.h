@@ -38,7 +38,7 @@ struct MemoryOptions {
   std::function<bool(const ir::Value*)> in_registers = {};
   // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
   bool blocking = false;
-  // A peak of so many bytes, state included, is not made smaller.
+  // A peak of so many bytes, state included, is not made smaller, nor one that cannot be as small; 0: as small as can be.
   int64_t enough_bytes = 0;
 };
 

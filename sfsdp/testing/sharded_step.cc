@@ -16,6 +16,38 @@ std::string update_text(const std::string& name, const std::string& shard, const
                 shard, ", f32", shard, ", f32", shard, "\n");
 }
 
+std::string compute_dtype(const ShardedStep& step) { return step.bf16 ? "bf16" : "f32"; }
+std::string whole_dims(const Param& p) { return concat("[", p.rows, ", ", p.columns, "]"); }
+
+// Adds to `loss` the sum of the squares of a gathered parameter, or of its product.
+std::string loss_text(const Param& p, const ShardedStep& step, const std::string& loss) {
+  const std::string compute = compute_dtype(step);
+  std::string text, read = p.name + ".f", dims = whole_dims(p);
+  if (step.tokens > 0) {
+    dims = concat("[", step.tokens, ", ", p.columns, "]");
+    text = concat("  %", p.name, ".y = aten.mm %", p.name, ".x, %", read, " : ", compute, dims, "\n");
+    read = p.name + ".y";
+  }
+  text += concat("  %", p.name, ".sq = aten.mul.Tensor %", read, ", %", read, " : ", compute, dims, "\n");
+  if (step.bf16) text += concat("  %", p.name, ".sqf = cast %", p.name, ".sq : f32", dims, "\n");
+  return concat(text, "  %", p.name, ".sum = aten.sum %", p.name, step.bf16 ? ".sqf" : ".sq", " : f32[]\n  %", p.name,
+                ".loss = aten.add.Tensor ", loss, ", %", p.name, ".sum alpha=1 : f32[]\n");
+}
+
+// The parameter's gradient, not cast yet; of a product after that of its other operand.
+std::string gradient_text(const Param& p, const ShardedStep& step) {
+  const std::string type = compute_dtype(step) + whole_dims(p);
+  if (step.tokens == 0)
+    return concat("  %", p.name, ".g = ", step.batch ? "scale %" : "mul_scalar %", p.name, ".b",
+                  step.batch ? ", %x" : " value=0.25", " : ", type, "\n");
+  const std::string dtype = compute_dtype(step);
+  return concat("  %", p.name, ".t = aten.t %", p.name, ".b : ", dtype, "[", p.columns, ", ", p.rows, "]{1, ",
+                p.columns, "}\n  %", p.name, ".dx = aten.mm %", p.name, ".y, %", p.name, ".t : ", dtype, "[",
+                step.tokens, ", ", p.rows, "]\n  %", p.name, ".xt = aten.t %", p.name, ".dx : ", dtype, "[", p.rows,
+                ", ", step.tokens, "]{1, ", p.rows, "}\n  %", p.name, ".g = aten.mm %", p.name, ".xt, %", p.name,
+                ".y : ", type, "\n");
+}
+
 }  // namespace
 
 std::string sharded_step_text(int64_t world, const std::vector<Param>& params, const ShardedStep& step) {
@@ -27,13 +59,12 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
   std::string fwd = "fwd:\n  %loss0 = full value=0.0 : f32[]\n", bwd = "bwd:\n", clip = "clip:\n", opt = "opt:\n";
   std::string carries = "  carry %step = %step.new\n", squares, flags;
   std::string loss = "%loss0";
-  const char* compute = bf16 ? "bf16" : "f32";
+  const std::string compute = compute_dtype(step);
   for (const Param& p : params) {
     const int64_t rows = ceil_div(p.rows, world), padded = rows * world;
     const bool uneven = padded != p.rows;
     const std::string shard = concat("[", rows, "/dp_shard", uneven ? "~" : "", ", ", p.columns, "]"),
-                      plain = concat("[", rows, ", ", p.columns, "]"),
-                      whole = concat("[", p.rows, ", ", p.columns, "]"),
+                      plain = concat("[", rows, ", ", p.columns, "]"), whole = whole_dims(p),
                       all = concat("[", padded, ", ", p.columns, "]");
     head += concat("  %", p.name, ".exp_avg = state name=", p.name, ".exp_avg : f32", shard, "\n");
     head += concat("  %", p.name, ".exp_avg_sq = state name=", p.name, ".exp_avg_sq : f32", shard, "\n");
@@ -52,14 +83,13 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
       return text;
     };
     fwd += gather(".f");
-    fwd += concat("  %", p.name, ".sq = aten.mul.Tensor %", p.name, ".f, %", p.name, ".f : ", compute, whole, "\n");
-    if (bf16) fwd += concat("  %", p.name, ".sqf = cast %", p.name, ".sq : f32", whole, "\n");
-    fwd += concat("  %", p.name, ".sum = aten.sum %", p.name, bf16 ? ".sqf" : ".sq", " : f32[]\n");
-    fwd += concat("  %", p.name, ".loss = aten.add.Tensor ", loss, ", %", p.name, ".sum alpha=1 : f32[]\n");
+    if (step.tokens > 0)
+      head += concat("  %", p.name, ".x = input name=", p.name, ".x : ", compute, "[", step.tokens, ", ", p.rows,
+                     "] own(dp_shard)\n");
+    fwd += loss_text(p, step, loss);
     loss = concat("%", p.name, ".loss");
     bwd += gather(".b");
-    bwd += step.batch ? concat("  %", p.name, ".g = scale %", p.name, ".b, %x : ", compute, whole, "\n")
-                      : concat("  %", p.name, ".g = mul_scalar %", p.name, ".b value=0.25 : ", compute, whole, "\n");
+    bwd += gradient_text(p, step);
     std::string gradient = p.name + ".g";
     if (bf16) {
       bwd += concat("  %", p.name, ".gf = cast %", gradient, " : f32", whole, "\n");

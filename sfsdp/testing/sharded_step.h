@@ -16,7 +16,8 @@ struct ShardedStep {
   bool bf16 = false;         // parameters are cast before they are gathered, gradients before they are reduced
   int64_t replicas = 1;      // of all shards; gradients are all-reduced over them
   bool reduce_once = false;  // by the last micro-batch
-  bool batch = false;        // gradients are scaled by a number that each micro-batch gives
+  int64_t tokens = 0;  // rows of what each parameter multiplies, a product in forward and two in backward; 0: none
+  bool batch = false;  // gradients are scaled by a number that each micro-batch gives
 };
 
 // The text of a step as data parallelism and the optimizer leave it: each parameter is gathered in forward and again in

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "sfsdp/mesh/chunk.h"
 
@@ -14,12 +15,13 @@ namespace sfsdp::tune {
 // The parameters of one unit and kind: what has one gather and one reduction.
 struct Estimator::Bucket {
   const UnitChoice* unit = nullptr;
+  bool keep = false;  // gathered once for forward and backward
   const KindProfile* kind = nullptr;
   size_t param = 0;  // the first, in the profile
-  int64_t elements = 0;
+  int64_t elements = 0, gradient_bytes = 0;
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
-  double cast = 0, gather = 0, pack = 0, reduce = 0, replicas = 0;         // seconds
-  double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;  // of kernels beside them
+  double cast = 0, gather = 0, pack = 0, sum = 0, reduce = 0, replicas = 0;  // seconds; sum: over micro-batches
+  double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;    // of kernels beside them
   double gather_done = 0, reduce_done = 0, replicas_done = 0;
   int64_t gather_begin = 0;  // position of its start, in the section at hand
   // What its gradients and their reduced shard hold, as changes of bytes by moment.
@@ -92,7 +94,7 @@ class Estimator::Run {
     changes_.clear();
     for (Bucket& b : buckets_) {
       if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
-      const bool again = !b.unit->keep || b.fwd_first < 0;
+      const bool again = !b.keep || b.fwd_first < 0;
       if (b.kind->gathered > 0 && b.bwd_first >= 0 && again) backward_.push_back(&b);
       if (b.is_packed()) packs_.push_back(&b);
     }
@@ -131,6 +133,12 @@ class Estimator::Run {
     if (to <= at_) return;
     compute(profile_.seconds_between(at_, to));
     at_ = to;
+  }
+  // Collectives stand at this position.
+  void cut(int64_t position) {
+    advance(position);
+    if (cut_ != position) compute(profile_.cuts[static_cast<size_t>(position)]);
+    cut_ = position;
   }
   // Kernels are slower while a collective runs beside them.
   void compute(double alone) {
@@ -187,12 +195,12 @@ class Estimator::Run {
   void run_forward() {
     place(forward_, true);
     for (size_t i = 0; i < forward_.size(); ++i) {
-      advance(forward_[i]->fwd_first);
+      cut(forward_[i]->fwd_first);
       run_gather(forward_, i);
     }
     advance(profile_.backward_begin);
     for (Bucket* b : forward_)
-      hold(b->gather_begin, kMoments * (b->unit->keep ? std::max(b->fwd_last, b->bwd_last) : b->fwd_last),
+      hold(b->gather_begin, kMoments * (b->keep ? std::max(b->fwd_last, b->bwd_last) : b->fwd_last),
            gathered_bytes(*b));
   }
 
@@ -214,7 +222,7 @@ class Estimator::Run {
     }
     const auto gathers_up_to = [&](int64_t position) {
       for (; next < backward_.size() && backward_[next]->bwd_first <= position; ++next) {
-        advance(backward_[next]->bwd_first);
+        cut(backward_[next]->bwd_first);
         run_gather(backward_, next);
       }
     };
@@ -222,6 +230,7 @@ class Estimator::Run {
       wait_for(b->reduce_done);
       note(ScheduleEvent::Kind::WaitForReduction, *b);
       if (!b->kind->once) {
+        compute(b->sum);
         const int64_t start = b->gradient * kMoments + kStart;
         hold(b->gradient * kMoments + kPack, std::max(start, until), b->packed_bytes());
         if (profile_.micro_batches > 1) hold(start, std::max(start, until), b->shard);  // to be added to the sum
@@ -236,11 +245,12 @@ class Estimator::Run {
     for (Bucket* const packed : packs_) {
       Bucket& b = *packed;
       gathers_up_to(b.gradient);
-      advance(b.gradient + 1);
+      cut(b.gradient + 1);
       const bool reduces = i < n && reductions_[i] == packed;
       const int64_t packed_at = b.gradient * kMoments + kPack;
       if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
       compute(b.pack);
+      if (b.kind->once || !b.has_reduction()) compute(b.sum);
       if (b.kind->once) hold(packed_at, packed_at, b.packed_bytes());
       if (!reduces) {
         if (!b.has_reduction()) start_replicas(b);
@@ -299,7 +309,7 @@ class Estimator::Run {
   Places &gathers_, &waits_;
   double now_ = 0, slowdown_ = 1, exposed_ = 0;
   double lane_ = 0, replica_lane_ = 0, busy_ = 0;  // until when: the shards' communicator, the replicas', any
-  int64_t at_ = 0;
+  int64_t at_ = 0, cut_ = -1;
   const int64_t end_ = last_moment(profile_);
   bool last_ = true;  // micro-batch
 };
@@ -323,6 +333,7 @@ const std::vector<Estimator::Bucket>& Estimator::buckets_of(size_t first, size_t
     }
     Bucket& b = buckets[at];
     b.elements += p.elements;
+    b.gradient_bytes += p.gradient_bytes;
     b.fwd_first = lower(b.fwd_first, p.fwd_first);
     b.bwd_first = lower(b.bwd_first, p.bwd_first);
     b.fwd_last = std::max(b.fwd_last, p.fwd_last);
@@ -338,7 +349,7 @@ const std::vector<Estimator::Bucket>& Estimator::buckets_of(size_t first, size_t
       changes.emplace_back(from, bytes);
       changes.emplace_back(to + 1, -bytes);
     };
-    const int64_t elements = b.elements / b.kind->multiple;
+    const int64_t elements = b.elements / b.kind->ranks;
     b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
     const int64_t last = b.kind->replicas ? profile_.body_end * kMoments : last_moment(profile_);
     // Until the update, or the reduction over replicas is done; what micro-batches add to, from the first one on.
@@ -358,8 +369,8 @@ double Estimator::memory_seconds(double bytes) const {
 
 void Estimator::price(Bucket& b) const {
   const KindProfile& k = *b.kind;
-  b.elements = round_up(b.elements, k.multiple);
-  const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.multiple);
+  b.elements = round_up(b.elements, k.ranks * k.alignment);
+  const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.ranks);
   if (k.gathered > 0)
     b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
   b.gather_slowdown = cost::overlap_slowdown(k.gather_group, profile_.machine);
@@ -373,13 +384,21 @@ void Estimator::price(Bucket& b) const {
     const double whole = k.reduction.empty() ? n : mine;
     b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
   }
-  if (b.is_packed()) b.pack = memory_seconds(2 * n * k.reduced);
+  if (k.adds_up) b.sum = memory_seconds(2 * k.reduced * (k.once || k.reduction.empty() ? n : mine));
+  if (b.is_packed()) b.pack = memory_seconds(static_cast<double>(b.gradient_bytes + b.packed_bytes()));
 }
 
 void Estimator::fill(const Schedule& schedule) {
   scratch_->buckets.clear();
-  for (const UnitChoice& unit : schedule)
-    for (const Bucket& b : buckets_of(unit.first, unit.end)) scratch_->buckets.emplace_back(b).unit = &unit;
+  for (const UnitChoice& unit : schedule) {
+    const bool keep =
+        unit.keep || (std::cmp_greater_equal(profile_.kept, unit.first) && std::cmp_less(profile_.kept, unit.end));
+    for (const Bucket& known : buckets_of(unit.first, unit.end)) {
+      Bucket& b = scratch_->buckets.emplace_back(known);
+      b.unit = &unit;
+      b.keep = keep;
+    }
+  }
 }
 
 Estimate Estimator::estimate(const Schedule& schedule) {

@@ -28,7 +28,7 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
         continue;
       break;
     }
-    schedule.push_back({.first = first, .end = end, .reason = reason});
+    schedule.push_back({.first = first, .end = end, .order = profile.order, .reason = reason});
     const UnitCost closed(profile, first, end);
     cover_forward = closed.forward_compute();
     cover_backward = closed.backward_compute();
@@ -45,7 +45,7 @@ Schedule named_units(const StepProfile& profile, const std::function<std::string
   std::string open;
   for (size_t i = 0; i < profile.params.size(); ++i) {
     std::string unit = unit_of(profile.params[i].name);
-    if (i == 0 || unit != open) schedule.push_back({.first = i});
+    if (i == 0 || unit != open) schedule.push_back({.first = i, .order = profile.order});
     schedule.back().end = i + 1;
     open = std::move(unit);
   }

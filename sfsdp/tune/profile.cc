@@ -55,6 +55,7 @@ class Profiler {
     read_kinds();
     read_positions();
     read_clock();
+    read_cuts();
     read_live();
     share_out_backward(out_);
     std::ranges::stable_sort(out_.params, {}, [](const ParamProfile& p) {
@@ -78,19 +79,17 @@ class Profiler {
     for (const auto& op : graph_.ops()) {
       if (!op->is("param")) continue;
       const auto& members = op->attr<std::vector<std::string>>("members");
-      const auto& offsets = op->attr<std::vector<int64_t>>("offsets");
+      const auto& numels = op->attr<std::vector<int64_t>>("numels");
       KindProfile kind;
       kind.stored = static_cast<double>(ir::size_in_bytes(op->result()->type().dtype));
-      kind.multiple = ir::axis_size(graph_, op->result()->type().dims[0].split).value();
+      kind.ranks = ir::axis_size(graph_, op->result()->type().dims[0].split).value();
       kind_of_[op.get()] = out_.kinds.size();
       first_of_.push_back(out_.params.size());
       for (size_t i = 0; i < members.size(); ++i) {
         ParamProfile p;
         p.name = members[i];
         p.kind = out_.kinds.size();
-        p.elements =
-            (i + 1 < members.size() ? offsets[i + 1] : offsets[i] + op->attr<std::vector<int64_t>>("numels")[i]) -
-            offsets[i];
+        p.elements = numels[i];
         out_.params.push_back(p);
       }
       out_.kinds.push_back(kind);
@@ -119,6 +118,11 @@ class Profiler {
         }
       }
     }
+    for (KindProfile& kind : out_.kinds) {
+      const double smallest = kind.gathered > 0 ? std::min(kind.stored, kind.gathered) : kind.stored;
+      kind.alignment = std::max<int64_t>(passes::BucketOptions{}.alignment / static_cast<int64_t>(smallest), 1);
+    }
+    for (ParamProfile& p : out_.params) p.elements = round_up(p.elements, out_.kinds[p.kind].alignment);
   }
 
   // Which kind's gradient an op between pack and update holds.
@@ -133,6 +137,7 @@ class Profiler {
       while (from->is("wait") || from->is("accumulate") || from->is("cast") || from->is("mul_scalar") ||
              ir::is_collective(*from)) {
         gradient_kind_[from] = kind->second;
+        out_.kinds[kind->second].adds_up |= from->is("accumulate");
         from = from->operands[0]->producer();
       }
       gradient_kind_[from] = kind->second;
@@ -194,16 +199,47 @@ class Profiler {
     std::vector<double> at(graph_.ops().size() + 1);
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const cost::Kernel& kernel = program_.kernels.kernels[k];
-      if (std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); })) continue;
-      if (sim::part_of(kernel.ops[0]->section) == sim::Part::Last)
-        at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds;
-      else
+      if (kernel.ops.back()->is("pack")) continue;  // with the casts that it does on its way
+      if (sim::part_of(kernel.ops[0]->section) != sim::Part::Last)
         out_.tail_seconds += kernel.seconds;
+      else if (!std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); }))
+        at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds - seconds_of_buckets(kernel);
     }
     out_.clock.assign(at.size() + 1, 0);
     for (size_t i = 0; i < at.size(); ++i) out_.clock[i + 1] = out_.clock[i] + at[i];
     for (const sim::Collective& c : program_.collectives)
       if (c.part == sim::Part::Tail && !gradient_kind_.contains(c.op)) out_.tail_seconds += c.cost.seconds();
+  }
+
+  // Where a unit may begin or end.
+  void read_cuts() {
+    const cost::KernelCuts cuts(graph_, out_.machine);
+    std::unordered_map<const Op*, int64_t> position;
+    for (size_t i = 0; i < graph_.ops().size(); ++i) position[graph_.ops()[i].get()] = static_cast<int64_t>(i);
+    out_.cuts.assign(graph_.ops().size() + 1, 0);
+    std::vector<int> spans(graph_.ops().size() + 1, -1);  // the kernel whose ops stand on both sides of a position
+    for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
+      const auto& ops = program_.kernels.kernels[k].ops;
+      if (ops.back()->is("pack")) continue;  // runs where it stands, its casts with it
+      for (int64_t p = position.at(ops.front()) + 1; p <= position.at(ops.back()); ++p)
+        spans[static_cast<size_t>(p)] = static_cast<int>(k);
+    }
+    for (const ParamProfile& p : out_.params)
+      for (const int64_t at : {p.fwd_first, p.bwd_first, p.gradient + 1}) {
+        const int k = at < 0 ? -1 : spans[static_cast<size_t>(at)];
+        if (k < 0) continue;
+        const cost::Kernel& kernel = program_.kernels.kernels[static_cast<size_t>(k)];
+        const auto before = std::ranges::count_if(kernel.ops, [&](const Op* op) { return position.at(op) < at; });
+        out_.cuts[static_cast<size_t>(at)] = cuts.seconds(kernel, static_cast<size_t>(before));
+      }
+  }
+
+  // Casts of shards that a kernel of other ops does too: they share no bytes with these.
+  double seconds_of_buckets(const cost::Kernel& kernel) const {
+    double bytes = 0;
+    for (const Op* op : kernel.ops)
+      if (op->is("cast") && belongs_to_bucket(*op)) bytes += cost::bytes_moved(*op);
+    return bytes / (out_.machine.memory_bandwidth * out_.machine.memory_efficiency);
   }
 
   void read_live() {

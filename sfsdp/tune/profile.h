@@ -19,13 +19,15 @@ namespace sfsdp::tune {
 
 // Parameters of one kind may share a bucket: the same dtypes, collectives and update.
 struct KindProfile {
-  int64_t multiple = 1;  // a bucket's elements are rounded up to it
-  double stored = 0;     // bytes an element, as stored, gathered (0: never gathered) and reduced (0: not trained)
+  int64_t ranks = 1;      // that share a bucket
+  int64_t alignment = 1;  // elements, of each parameter in its bucket and of each rank's shard
+  double stored = 0;      // bytes an element, as stored, gathered (0: never gathered) and reduced (0: not trained)
   double gathered = 0, reduced = 0;
   bool casts = false;  // shards are cast before they are sent
   cost::GroupShape gather_group, reduce_group, replica_group;
   std::string reduction;  // of backward: reduce_scatter, all_reduce; "": none
   bool once = false;      // it reduces what all micro-batches have added up
+  bool adds_up = false;   // its gradients are added up, over micro-batches
   bool replicas = false;  // the last micro-batch reduces over replicas too
 };
 
@@ -33,7 +35,7 @@ struct KindProfile {
 struct ParamProfile {
   std::string name;
   size_t kind = 0;
-  int64_t elements = 0;  // rounded up to the alignment within a bucket
+  int64_t elements = 0;  // rounded up to the alignment
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1;
   int64_t gradient = -1;                           // where it is ready to be packed
   int64_t gradient_made = -1, gradient_bytes = 0;  // what is in memory until then
@@ -44,6 +46,7 @@ struct StepProfile {
   std::vector<ParamProfile> params;  // in the order in which forward reads them first
   std::vector<KindProfile> kinds;
   std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
+  std::vector<double> cuts;   // by position: seconds that kernels take longer where a collective stands before it
   int64_t body_begin = 0, backward_begin = 0, body_end = 0;
   double tail_seconds = 0;  // kernels and scalar collectives after backward
   // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out: row k has the
@@ -52,6 +55,8 @@ struct StepProfile {
   int64_t state_bytes = 0;
   int64_t micro_batches = 1;
   int64_t max_gather_bytes = 0;  // of gathers in flight besides one (PrefetchGathersOptions::max_bytes); 0: no bound
+  passes::UnitSchedule order;    // that units begin with: as the passes' options say
+  int64_t kept = -1;  // parameter whose unit stays gathered in any case (ReshardOptions::keep_last); -1: none
   cost::Machine machine;
 
   double seconds_between(int64_t from, int64_t to) const;  // of forward or backward, whichever a param's reads span

@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t kMemoryCost = 8;    // evaluations that one with memory counts for
 constexpr double kWorthwhile = 1e-9;  // relative gain below which nothing changes
 
+// The least in flight.
+constexpr passes::UnitSchedule kLean = {.forward_depth = 0, .backward_depth = 0, .sink_depth = 0};
+
 passes::Side other(passes::Side side) {
   return side == passes::Side::Before ? passes::Side::After : passes::Side::Before;
 }
@@ -70,7 +73,7 @@ class Search {
       size_t first = 0;
       for (size_t u = 0; u < units && first < n; ++u) {
         size_t end = std::max(first + 1, n * (u + 1) / units);
-        schedule.push_back({.first = first, .end = end});
+        schedule.push_back({.first = first, .end = end, .order = profile_.order});
         first = end;
       }
       starts.push_back(std::move(schedule));
@@ -80,11 +83,13 @@ class Search {
 
   // Takes candidate_ for the current one if it is better.
   bool take(Scored& now) {
+    too_large_ = false;
     if (left_-- <= 0) return false;
     // Time first, which most candidates lose by.
     if (fits(now.estimate) && estimator_.seconds(candidate_) >= now.estimate.seconds * (1 - kWorthwhile)) return false;
     left_ -= kMemoryCost;
     const Estimate p = estimator_.estimate(candidate_);
+    too_large_ = !fits(p);
     if (!better(p, now.estimate)) return false;
     now = {candidate_, p};
     return true;
@@ -135,6 +140,10 @@ class Search {
         candidate_[u].end = candidate_[u + 1].end;
         candidate_.erase(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1);
         improved |= take(now);
+        if (too_large_) {  // with less in flight it may fit; what of that is worth its memory is found again
+          for (UnitChoice& unit : candidate_) unit.order = kLean;
+          improved |= take(now);
+        }
       }
       if (u + 1 < now.schedule.size())
         for (const int64_t by : {1, -1, 4, -4}) {
@@ -166,8 +175,9 @@ class Search {
   const StepProfile& profile_;
   Estimator estimator_;
   SearchOptions options_;
-  int64_t left_;        // evaluations that may still be made
-  Schedule candidate_;  // what is tried; one for all, as allocating them costs more than timing them
+  int64_t left_;            // evaluations that may still be made
+  bool too_large_ = false;  // the last that was tried: faster, but it does not fit
+  Schedule candidate_;      // what is tried; one for all, as allocating them costs more than timing them
 };
 
 }  // namespace

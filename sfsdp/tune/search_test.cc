@@ -23,6 +23,7 @@
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/testing/sharded_step.h"
 #include "sfsdp/tune/estimate.h"
+#include "sfsdp/tune/simulated.h"
 #include "sfsdp/tune/tune.h"
 
 namespace sfsdp::tune {
@@ -90,7 +91,7 @@ Schedule random_schedule(std::mt19937_64& random, size_t n) {
 ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   ir::Graph graph = c.graph.clone();
   passes::PassContext ctx;
-  write_units(graph, c.profile, schedule, true);
+  write_units(graph, c.profile, schedule);
   passes::reshard(graph, {}, ctx);
   passes::bucket(graph, {}, ctx);
   passes::split_collectives(graph, ctx);
@@ -129,14 +130,15 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
   for (uint64_t seed = 0; seed < 120; ++seed) {
     CAPTURE(seed);
     const testing::ShardedStep step = {.replicas = 1 + static_cast<int64_t>(seed / 3 % 2),
-                                       .reduce_once = seed % 3 == 2};
+                                       .reduce_once = seed % 3 == 2,
+                                       .tokens = 1 + static_cast<int64_t>(seed % 10) * 300};
     const Case c = random_case(seed, 2 + seed % 6, step, seed % 3 == 0 ? 1 : 3);
     std::mt19937_64 random(seed);
     const Schedule schedule = random_schedule(random, c.profile.params.size());
     const ir::Graph graph = scheduled(c, schedule);
     const sim::Simulation simulation = sim::simulate(graph, c.machine);
     const Estimate expected = estimate(c.profile, schedule);
-    CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01));
+    CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01).scale(0));
     const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
     CHECK(static_cast<double>(expected.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
@@ -238,14 +240,13 @@ std::vector<Schedule> all_schedules_of_two() {
   return all;
 }
 
-// With two parameters against all schedules, and in the memory of units by name, a per cent; else search stays at worst
-// 5 % above what random schedules find, as it changes one thing at a time.
+// Steps of two parameters against all schedules, of more against random ones; two thirds of the steps have products.
 TEST_CASE("search against the best schedules in the simulator, in any memory and in that of a unit per parameter") {
   double worst = 0, worst_bounded = 0, worst_to_manual = 0;
-  for (uint64_t seed = 0; seed < 16; ++seed) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
     CAPTURE(seed);
-    const size_t n = seed < 8 ? 2 : seed - 5;  // 3 to 10: too many to try them all
-    const Case c = random_case(9000 + seed, n);
+    const size_t n = seed % 16 < 8 ? 2 : seed % 16 - 5;  // 3 to 10: too many to try them all
+    const Case c = random_case(9000 + seed, n, {.tokens = seed < 16 ? 0 : 1 + static_cast<int64_t>(seed % 5) * 500});
     std::vector<Schedule> tried = all_schedules_of_two();
     if (n > 2) {
       std::mt19937_64 random(seed);
@@ -267,13 +268,50 @@ TEST_CASE("search against the best schedules in the simulator, in any memory and
     worst = std::max(worst, found.seconds / best);
     worst_bounded = std::max(worst_bounded, bounded.seconds / best_bounded);
     worst_to_manual = std::max(worst_to_manual, bounded.seconds / named.seconds);
-    CHECK(found.seconds <= (n == 2 ? 1.01 : 1.05) * best);
-    CHECK(bounded.seconds <= 1.01 * best_bounded);
+    CHECK(found.seconds <= 1.001 * best);
+    CHECK(bounded.seconds <= 1.001 * best_bounded);
     CHECK(bounded.seconds <= 1.001 * named.seconds);
     CHECK(static_cast<double>(bounded.peak) <= 1.05 * static_cast<double>(named.peak));
   }
   MESSAGE("search at worst ", worst, " of the best, in the memory of a unit per parameter ", worst_bounded,
           ", and there at worst ", worst_to_manual, " of a unit per parameter");
+}
+
+// Steps of a few layers on H100s, with what users may set; every second one in the memory that units by name take.
+TEST_CASE("search is never slower in the simulator than units by name and the greedy rule, and fits where they do") {
+  const std::string file = concat(SFSDP_SOURCE_DIR, "/machines/dgx_h100.toml");
+  const cost::Machine machine = cost::load_machine(file);
+  for (uint64_t seed = 0; seed < 32; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    std::vector<testing::Param> params;
+    for (uint64_t i = 0; i < 3 + seed % 10; ++i)
+      params.push_back({concat("layers.", i / 3, ".w", i), 1 + static_cast<int64_t>(random() % 8192),
+                        1 + static_cast<int64_t>(random() % 8192)});
+    const testing::ShardedStep step = {.bf16 = seed % 3 > 0, .tokens = 1 + static_cast<int64_t>(random() % 8192)};
+    const std::string text = testing::sharded_step_text(seed % 4 < 2 ? 8 : 64, params, step);
+    passes::PipelineOptions options;
+    passes::set_order(options, seed % 3 == 0 ? "simplefsdp" : seed % 3 == 1 ? "autoparallel" : "graphtrainer");
+    options.prefetch.depth = static_cast<int64_t>(seed % 5 == 0 ? 2 : seed % 5 == 1 ? 0 : 1);
+    options.reshard.keep_last = seed % 7 < 5;
+    const auto made = [&](Wrap wrap, double memory_gib) {
+      ir::Graph graph = ir::parse_or_throw(text);
+      std::optional<plan::StorageLayout> layout;
+      const TuneOptions tune = {
+          .wrap = wrap, .choose_reshard = seed % 4 == 0, .machine = file, .memory_gib = memory_gib};
+      const auto expected = run_pipeline(graph, options, tune, layout).estimate;
+      const passes::StepFigures figures = simulated(graph, machine);
+      if (expected) CHECK(expected->seconds == doctest::Approx(figures.seconds).epsilon(0.01).scale(0));
+      return figures;
+    };
+    const passes::StepFigures named = made(Wrap::Manual, 0);
+    const double memory = seed % 2 == 0 ? machine.memory_bytes : static_cast<double>(named.peak_bytes);
+    const double memory_gib = memory / (1 << 30);
+    const passes::StepFigures greedy = made(Wrap::Auto, memory_gib), found = made(Wrap::Search, memory_gib);
+    CHECK(static_cast<double>(found.peak_bytes) <= memory);
+    CHECK(found.seconds <= named.seconds * (1 + 1e-9));
+    if (static_cast<double>(greedy.peak_bytes) <= memory) CHECK(found.seconds <= greedy.seconds * (1 + 1e-9));
+  }
 }
 
 TEST_CASE("search obeys the byte budget, and takes the smallest where none fits") {
@@ -311,7 +349,7 @@ TEST_CASE("a schedule is written on params and read back") {
   std::mt19937_64 random(9);
   Schedule schedule = random_schedule(random, 6);
   schedule[0].reason = Reason::Memory;
-  write_units(c.graph, c.profile, schedule, true);
+  write_units(c.graph, c.profile, schedule);
   std::map<std::string, const ir::Op*> param_of;
   for (const auto& op : c.graph.ops())
     if (op->is("param")) param_of[op->attr<std::string>("name")] = op.get();
@@ -332,21 +370,19 @@ TEST_CASE("search takes another schedule where its first does not fit with addre
   for (size_t i = 0; i < c.profile.params.size(); ++i) all.push_back({.first = i, .end = i + 1});
   const auto any_kept = [](const Schedule& s) { return std::ranges::any_of(s, &UnitChoice::keep); };
   const TuneOptions search = {.wrap = Wrap::Search, .choose_reshard = true};
-  int asked = 0;
-  const auto only_without_keep = [&](const Schedule& s) {
-    ++asked;
-    return !any_kept(s);
+  // Addresses take a fifth more than what is alive.
+  const auto loose = [&](const Schedule& s) {
+    const Estimate e = estimate(c.profile, s);
+    const auto arena = static_cast<double>(e.peak_bytes - c.profile.state_bytes);
+    return passes::StepFigures{e.seconds, e.exposed, c.profile.state_bytes + static_cast<int64_t>(1.2 * arena)};
   };
-  REQUIRE(any_kept(choose_units(c.profile, all, search, 1e12, only_without_keep)));
-  CHECK(asked == 0);  // far from the memory's end
-  const Schedule best = search_units(c.profile, {all}, {.budget_bytes = int64_t{1} << 40, .choose_reshard = true});
-  const double tight = static_cast<double>(estimate(c.profile, best).peak_bytes) / 0.95 + 1;
-  const Schedule first = choose_units(c.profile, all, search, tight, [&](const Schedule&) { return ++asked > 0; });
-  CHECK(any_kept(first));
-  CHECK(asked == 1);
-  const Schedule second = choose_units(c.profile, all, search, tight, only_without_keep);
-  CHECK(asked == 2);
-  CHECK(estimate(c.profile, second).peak_bytes < estimate(c.profile, first).peak_bytes);
+  const Schedule best = choose_units(c.profile, all, search, 1e12, loose);
+  CHECK(any_kept(best));
+  const auto tight = static_cast<double>(estimate(c.profile, best).peak_bytes) / 0.95 + 1;
+  REQUIRE(static_cast<double>(loose(best).peak_bytes) > tight);
+  const Schedule second = choose_units(c.profile, all, search, tight, loose);
+  CHECK(static_cast<double>(loose(second).peak_bytes) <= tight);
+  CHECK(loose(second).seconds < loose(all).seconds);
 }
 
 TEST_CASE("units by cost need a machine, and parameters that are stored flat") {

@@ -13,4 +13,10 @@ passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machi
   return {simulation.step_seconds, simulation.exposed(), plan::plan_memory(graph, memory).peak()};
 }
 
+bool is_better(const passes::StepFigures& a, const passes::StepFigures& b, double memory) {
+  const auto fits = [&](const passes::StepFigures& step) { return static_cast<double>(step.peak_bytes) <= memory; };
+  if (fits(a) != fits(b)) return fits(a);
+  return fits(a) ? a.seconds < b.seconds : a.peak_bytes < b.peak_bytes;
+}
+
 }  // namespace sfsdp::tune

@@ -14,4 +14,7 @@ namespace sfsdp::tune {
 //   enough_bytes: memory above it is not searched for a tighter plan (plan/memory_plan.h); 0: it is
 passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t enough_bytes = 0);
 
+// The faster of two steps that fit into `memory` bytes; one that fits rather than one that does not; of these the smaller.
+bool is_better(const passes::StepFigures& a, const passes::StepFigures& b, double memory);
+
 }  // namespace sfsdp::tune

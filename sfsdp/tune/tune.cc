@@ -8,15 +8,14 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/search.h"
+#include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::tune {
 namespace {
 
-// Arena over live bytes: units of all sizes, kept or not, leave holes; at worst 1.15 was seen.
-constexpr double kLooseArena = 1.15;
+constexpr double kMargin = 0.99;  // of a budget that was found by what addresses lose, which differs by schedule
 
 // The last unit is the first that backward reads: kept gathered, then those before it, as long as all fits.
 void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budget) {
@@ -28,30 +27,34 @@ void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budg
   }
 }
 
-// Whether a schedule is clearly within memory: the profile counts live bytes, addresses need more.
-bool fits_clearly(const StepProfile& profile, const Schedule& schedule, double memory) {
-  const auto state = static_cast<double>(profile.state_bytes);
-  const auto peak = static_cast<double>(estimate(profile, schedule).peak_bytes);
-  return state + (peak - state) * kLooseArena <= memory;
-}
-
+// What search finds on the profile, or one of its starts: the simulator has the last word.
 Schedule search(const StepProfile& profile, Schedule named, const Schedule& greedy, SearchOptions options,
-                double memory, const std::function<bool(const Schedule&)>& fits) {
+                double memory, const Simulate& simulate) {
   named.back().keep = options.choose_reshard;  // as pass reshard does with units by name
-  // Where units by name take more and still fit, so may others: search is not to be slower for its caution.
-  if (const int64_t peak = estimate(profile, named).peak_bytes; static_cast<double>(peak) <= memory)
-    options.budget_bytes = std::max(options.budget_bytes, peak);
-  const auto fits_memory = [&](const Schedule& s) { return fits_clearly(profile, s, memory) || fits(s); };
-  Schedule found = search_units(profile, {named, greedy}, options);
-  if (fits_memory(found)) return found;
-  const auto state = static_cast<double>(profile.state_bytes);
-  options.budget_bytes = static_cast<int64_t>(state + (memory - state) / kLooseArena);
-  options.evaluations /= 2;  // from what was found
-  std::vector<Schedule> others = {search_units(profile, {found, named, greedy}, options), named, greedy};
-  std::ranges::stable_sort(others, {}, [&](const Schedule& s) { return estimate(profile, s).seconds; });
-  const auto fitting = std::ranges::find_if(others, fits_memory);
-  if (fitting != others.end()) return *fitting;
-  return *std::ranges::min_element(others, {}, [&](const Schedule& s) { return estimate(profile, s).peak_bytes; });
+  const auto peak_of = [&](const Schedule& s) { return estimate(profile, s).peak_bytes; };
+  std::vector<Schedule> tried;
+  std::vector<passes::StepFigures> steps;
+  const auto attempt = [&](Schedule schedule) {
+    steps.push_back(simulate(schedule));
+    tried.push_back(std::move(schedule));
+    return static_cast<double>(steps.back().peak_bytes) <= memory;
+  };
+  const std::vector<Schedule> starts = {std::move(named), greedy};
+  // Where a start needs more and still fits, so may others: search is not to be slower for its caution.
+  for (const Schedule& start : starts)
+    if (attempt(start)) options.budget_bytes = std::max(options.budget_bytes, peak_of(start));
+  if (!attempt(search_units(profile, starts, options)) && static_cast<double>(peak_of(tried.back())) <= memory) {
+    // Units of all sizes, kept or not, leave holes between addresses: by as much less is to be alive.
+    const auto state = static_cast<double>(profile.state_bytes);
+    const double loose =
+        (static_cast<double>(steps.back().peak_bytes) - state) / (static_cast<double>(peak_of(tried.back())) - state);
+    options.budget_bytes = static_cast<int64_t>(state + kMargin * (memory - state) / loose);
+    options.evaluations /= 2;  // from what was found
+    attempt(search_units(profile, tried, options));
+  }
+  const auto best =
+      std::ranges::min_element(steps, [&](const auto& a, const auto& b) { return is_better(a, b, memory); });
+  return tried[static_cast<size_t>(best - steps.begin())];
 }
 
 void check_options(const passes::PipelineOptions& options, const TuneOptions& tune) {
@@ -71,20 +74,26 @@ void check_options(const passes::PipelineOptions& options, const TuneOptions& tu
            "a machine by name or its file in TuneOptions::machine, such as dgx_h100");
 }
 
-// Whether the plan that the rest of the pipeline makes of a schedule fits, with addresses.
-bool plan_fits(const ir::Graph& graph, const StepProfile& profile, const Schedule& schedule, bool with_order,
-               const passes::PipelineOptions& options, double memory) {
+// What the passes' options say beside the units.
+void read_options(StepProfile& profile, const passes::PipelineOptions& options) {
+  const auto& [depth, forward, backward, max_bytes] = options.prefetch;
+  profile.max_gather_bytes = max_bytes;
+  profile.order = {depth, depth, forward, backward, options.sink.depth, options.sink.next};
+  const auto last = std::ranges::max_element(profile.params, {}, &ParamProfile::fwd_last);
+  if (options.reshard.keep_last) profile.kept = last - profile.params.begin();
+}
+
+// The step that the rest of the pipeline makes of a schedule.
+passes::StepFigures simulate_with(const ir::Graph& graph, const StepProfile& profile, const Schedule& schedule,
+                                  const passes::PipelineOptions& rest, double memory) {
   ir::Graph copy = graph.clone();
-  write_units(copy, profile, schedule, with_order);
-  passes::PipelineOptions quiet = options;
+  write_units(copy, profile, schedule);
+  passes::PipelineOptions quiet = rest;
   quiet.observer = {};
   quiet.measure = {};
   std::optional<plan::StorageLayout> layout;
   passes::run_with_units(copy, quiet, layout);
-  const auto kernels = cost::form_kernels(copy, profile.machine, cost::Execution::Fused);
-  plan::MemoryOptions plan = plan::memory_options(copy, kernels);
-  plan.enough_bytes = static_cast<int64_t>(memory);
-  return static_cast<double>(plan::plan_memory(copy, plan).peak()) <= memory;
+  return simulated(copy, profile.machine, static_cast<int64_t>(memory));
 }
 
 }  // namespace
@@ -94,16 +103,17 @@ double memory_of(const TuneOptions& tune, const cost::Machine& machine) {
 }
 
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
-                      const std::function<bool(const Schedule&)>& fits) {
+                      const Simulate& simulate) {
   // A profile counts live bytes, to some per cent; addresses need a little more.
   const auto budget = static_cast<int64_t>(0.95 * memory);
   Schedule greedy = greedy_units(profile, budget);
   if (tune.choose_reshard) keep_what_fits(profile, greedy, budget);
   if (tune.wrap == Wrap::Auto) return greedy;
-  return search(profile, named, greedy, {.budget_bytes = budget, .choose_reshard = tune.choose_reshard}, memory, fits);
+  return search(profile, named, greedy, {.budget_bytes = budget, .choose_reshard = tune.choose_reshard}, memory,
+                simulate);
 }
 
-void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule, bool with_order) {
+void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule) {
   std::map<std::string, std::pair<std::string, const UnitChoice*>> choice_of;
   for (const UnitChoice& unit : schedule)
     for (size_t i = unit.first; i < unit.end; ++i)
@@ -114,7 +124,7 @@ void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& s
     op->attrs["unit"] = name;
     op->attrs["reason"] = std::string(to_string(unit->reason));
     if (unit->keep) op->attrs["keep"] = true;
-    if (with_order) passes::write_schedule(*op, unit->order);
+    passes::write_schedule(*op, unit->order);
   }
 }
 
@@ -140,20 +150,19 @@ Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, con
   check_options(options, tune);
   out.passes = passes::run_before_units(graph, options);
   const cost::Machine machine = cost::load_machine(tune.machine);
-  StepProfile profile = profile_step(graph, machine, cost::Execution::Fused);
-  profile.max_gather_bytes = options.prefetch.max_bytes;
-  if (!profile.params.empty()) {
-    const double memory = memory_of(tune, machine);
-    const bool with_order = tune.wrap == Wrap::Search;
-    const auto unit_of = passes::units_by_name(graph, options.wrap);
-    const Schedule named = named_units(profile, [&](const std::string& name) { return unit_of.at(name); });
-    const auto fits = [&](const Schedule& s) { return plan_fits(graph, profile, s, with_order, options, memory); };
-    const Schedule schedule = choose_units(profile, named, tune, memory, fits);
-    out.estimate = estimate(profile, schedule);
-    write_units(graph, profile, schedule, with_order);
-  }
   passes::PipelineOptions rest = options;
   rest.reshard.keep_last &= !tune.choose_reshard;
+  StepProfile profile = profile_step(graph, machine, cost::Execution::Fused);
+  read_options(profile, rest);
+  if (!profile.params.empty()) {
+    const double memory = memory_of(tune, machine);
+    const auto unit_of = passes::units_by_name(graph, options.wrap);
+    const Schedule named = named_units(profile, [&](const std::string& name) { return unit_of.at(name); });
+    const auto simulate = [&](const Schedule& s) { return simulate_with(graph, profile, s, rest, memory); };
+    const Schedule schedule = choose_units(profile, named, tune, memory, simulate);
+    out.estimate = estimate(profile, schedule);
+    write_units(graph, profile, schedule);
+  }
   std::ranges::move(passes::run_with_units(graph, rest, layout), std::back_inserter(out.passes));
   return out;
 }

@@ -17,7 +17,7 @@ namespace sfsdp::tune {
 enum class Wrap : uint8_t {
   Manual,  // units by name
   Auto,    // by the paper's greedy rule (search.h)
-  Search,  // by search, never slower than Manual and Auto
+  Search,  // by search, in the simulator never slower than Manual and Auto
 };
 
 struct TuneOptions {
@@ -45,12 +45,13 @@ Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, con
 // The units of a profile as `tune.wrap` says.
 //   named: units by name
 //   memory: bytes that a rank may use
-//   fits:   whether the plan of a schedule, with addresses, takes at most `memory`; asked only near the memory's end
+//   simulate: the step that a schedule makes; asked by Search alone, whose last word it is
+using Simulate = std::function<passes::StepFigures(const Schedule&)>;
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
-                      const std::function<bool(const Schedule&)>& fits);
+                      const Simulate& simulate);
 
-// Writes a schedule on the params: unit=, reason=, keep=, and `with_order` what prefetch_gathers and sink_waits read.
-void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule, bool with_order);
+// Writes a schedule on the params: unit=, reason=, keep=, and what prefetch_gathers and sink_waits read.
+void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule);
 
 // The schedule that is written on params, flat ones or each by itself.
 //   param_of: for each parameter of the profile, by name, the param that holds it

@@ -15,7 +15,8 @@ double UnitCost::over_kinds(Of of) const {
   double sum = 0;
   for (size_t k = 0; k < elements_.size(); ++k)
     if (elements_[k] > 0)
-      sum += of(profile_.kinds[k], static_cast<double>(round_up(elements_[k], profile_.kinds[k].multiple)));
+      sum += of(profile_.kinds[k],
+                static_cast<double>(round_up(elements_[k], profile_.kinds[k].ranks * profile_.kinds[k].alignment)));
   return sum;
 }
 

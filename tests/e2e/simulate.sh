@@ -69,6 +69,18 @@ assert auto["fits"] and auto["step_seconds"] <= min(r["step_seconds"] for r in (
 assert small["peak_bytes"] <= 40 * 2**30 < auto["peak_bytes"], (small["peak_bytes"], auto["peak_bytes"])
 assert auto["step_seconds"] <= small["step_seconds"] <= full["step_seconds"] * 1.02
 PY
+# Search is never slower than what it starts from: a row where it was, as it took time for kernels that does not pass.
+tight=(--config configs/llama3_70b.toml --world 16 --training.local_batch_size 1 --training.seq_len 8192 --json
+  --training.global_batch_size -1 --training.mixed_precision_param bfloat16 --activation_checkpoint.mode full)
+simulate "${tight[@]}" >"$dir/wrap_manual.json"
+for wrap in auto search; do
+  simulate "${tight[@]}" --parallelism.fsdp_wrap $wrap --parallelism.fsdp_reshard_after_forward auto >"$dir/wrap_$wrap.json"
+done
+python3 - "$dir" <<'PY'
+import json, sys
+manual, auto, search = (json.load(open(f"{sys.argv[1]}/wrap_{n}.json")) for n in ("manual", "auto", "search"))
+assert search["fits"] and search["step_seconds"] <= min(manual["step_seconds"], auto["step_seconds"]), (search, auto, manual)
+PY
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
 grep -q 'did you mean dp_shard?' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
