@@ -234,6 +234,10 @@ class Former {
 
 }  // namespace
 
+double flops_per_byte(const Op& product, const Machine& machine) {
+  return peak_of(product, machine) * machine.matmul_efficiency / (machine.memory_bandwidth * machine.memory_efficiency);
+}
+
 Execution parse_execution(const std::string& text, const std::string& key) {
   if (text == "eager") return Execution::Eager;
   if (text == "compile") return Execution::Compile;

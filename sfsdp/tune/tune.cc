@@ -83,6 +83,14 @@ void read_options(StepProfile& profile, const passes::PipelineOptions& options) 
   if (options.reshard.keep_last) profile.kept = last - profile.params.begin();
 }
 
+// With what passes need of the machine: they read none.
+passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOptions& tune, const ir::Graph& graph) {
+  const auto product = std::ranges::find_if(graph.ops(), [](const auto& op) { return cost::flops_of(*op) > 0; });
+  if (!tune.machine.empty() && options.remat.mode == passes::RematMode::MemoryBudget && product != graph.ops().end())
+    options.remat.flops_per_byte = cost::flops_per_byte(**product, cost::load_machine(tune.machine));
+  return options;
+}
+
 // The step that the rest of the pipeline makes of a schedule.
 passes::StepFigures simulate_with(const ir::Graph& graph, const StepProfile& profile, const Schedule& schedule,
                                   const passes::PipelineOptions& rest, double memory) {
@@ -140,8 +148,9 @@ Schedule read_units(const StepProfile& profile, const std::map<std::string, cons
   return schedule;
 }
 
-Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
+Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& given, const TuneOptions& tune,
                    std::optional<plan::StorageLayout>& layout) {
+  const passes::PipelineOptions options = on_machine(given, tune, graph);
   Tuned out;
   if (tune.wrap == Wrap::Manual || layout) {
     out.passes = passes::run_pipeline(graph, options, layout);

@@ -9,7 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/analysis/param_reads.h"

@@ -35,8 +35,8 @@ struct RematOptions {
   // MemoryBudget: at most this share of the bytes that mode None keeps of blocks beyond mode Full, by the least work;
   // 0: as full, 1: as none.
   double memory_budget = 0.5;
-  // memory_budget: work of a byte that is written again, in floating point operations of a product: the machine's
-  // flops over its bandwidth. 277: an H100's (0.75 · 989 TFLOP/s, 0.8 · 3.35 TB/s).
+  // memory_budget: work of a byte that is written again, in floating point operations of a product. tune/ puts the
+  // machine's flops over its bandwidth here; 277, an H100's of its data sheet, where no machine is named.
   double flops_per_byte = 277;
 
   static const std::vector<Field<RematOptions>>& fields();

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
