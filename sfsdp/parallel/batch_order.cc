@@ -128,6 +128,9 @@ std::string order_draws(Graph& graph, const Graph& grown, int64_t factor) {
   std::map<DrawKey, const Op*> draws;
   for (const auto& op : grown.ops())
     if (op->has_attr("stream")) draws[key_of(*op)] = op.get();
+  const auto count = std::ranges::count_if(graph.ops(), [](const auto& op) { return op->has_attr("stream"); });
+  if (count != std::ssize(draws))  // a loop over rows: each of its draws has one, and does not grow
+    return concat("the step draws ", count, " times, with ", factor, " times the rows ", draws.size(), " times");
   std::string first;
   for (const auto& op : graph.ops()) {
     if (!op->has_attr("stream")) continue;

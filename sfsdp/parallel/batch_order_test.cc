@@ -83,6 +83,13 @@ TEST_CASE("order_draws: what cannot be told is said with the op") {
   refused([&](const Row& b) { return rand(b(3) + ", 4"); }, "dimension 0 holds rows and something else");
   refused([&](const Row& b) { return rand(std::to_string(std::stoll(b(1)) + 1)); }, "with 5 times the rows it draws");
   refused([&](const Row& b) { return rand("3", std::stoll(b(1))); }, "it is not drawn");
+  const std::string loop = order_of([&](const Row& b) {  // a draw for each row
+    std::string text = rand("3");
+    for (int64_t row = 1; row < std::stoll(b(1)); ++row)
+      text += concat("  %", row, " = aten.rand stream=", row, " : f32[3]\n");
+    return text;
+  });
+  CHECK(loop == "the step draws 2 times, with 5 times the rows 10 times");
 }
 
 }  // namespace

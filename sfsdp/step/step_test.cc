@@ -416,6 +416,13 @@ TEST_CASE("a draw whose batch is not found is refused where it matters, with a c
         return (m->drop(torch::cat({x, -x})) * m->weight).square().mean();
       },
       "holds rows and something else");
+  refuses(
+      [](Scale& m, const at::Tensor& x) {  // row by row
+        at::Tensor sum = torch::zeros({});
+        for (int64_t row = 0; row < x.size(0); ++row) sum = sum + (m->drop(x[row]) * m->weight).sum();
+        return sum / x.size(0);
+      },
+      "the step draws");
   const auto compile_with = [](std::vector<int64_t> batch_dims) {
     compile_program(
         meta_init([] { return Scale(); }), [](Scale& m, const Batch& b) { return (m->drop(b[0]) * m->weight).mean(); },
