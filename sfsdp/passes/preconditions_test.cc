@@ -69,6 +69,19 @@ bwd:
   CHECK(ir::to_string(ir::verify(graph)) == "");
 }
 
+TEST_CASE("preconditions: reshard keeps no gather that stands after those of backward") {
+  testing::expect_unchanged("reshard keep_last=false", R"(graph mesh [dp_shard=2] view local
+  %w = param keep=true name=w : f32[2/dp_shard]
+bwd:
+  %b = all_gather %w axis=dp_shard dim=0 : f32[4]
+  %m = aten.neg %b : f32[4]
+fwd:
+  %f = all_gather %w axis=dp_shard dim=0 : f32[4]
+  %n = aten.neg %f : f32[4]
+  return %n, %m
+)");
+}
+
 TEST_CASE("preconditions: bucket packs padded gradients of any section, and none that are padded later") {
   ir::Graph graph = read(replaced(step(), "bwd:\n", ""));
   CHECK_NOTHROW(run_passes(graph, parse_passes("wrap, bucket")));
@@ -100,6 +113,23 @@ void expect_sound(const std::string& passes, const std::string& text) {
   ir::Graph graph = before.clone();
   CHECK(run_passes(graph, parse_passes(passes))[0].changed);
   CHECK(testing::check_same_meaning(before, graph, testing::Agreement::Bitwise) == "");
+}
+
+TEST_CASE("preconditions: gathers of forward that backward waits for start beside the first of backward") {
+  expect_sound("prefetch_gathers", R"(graph mesh [dp_shard=2] view local
+  %a = param name=a : f32[2/dp_shard]
+  %b = param name=b : f32[2/dp_shard]
+  %c = param name=c : f32[2/dp_shard]
+fwd:
+  %a.start = all_gather.start %a axis=dp_shard dim=0 : async f32[4]
+  %b.start = all_gather.start %b axis=dp_shard dim=0 : async f32[4]
+bwd:
+  %a.full = wait %a.start : f32[4]
+  %c.start = all_gather.start %c axis=dp_shard dim=0 : async f32[4]
+  %b.full = wait %b.start : f32[4]
+  %c.full = wait %c.start : f32[4]
+  return %a.full, %b.full, %c.full
+)");
 }
 
 TEST_CASE("preconditions: a pack that several starts read stays where it is") {

@@ -73,7 +73,8 @@ bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx) 
     bool all = true, any = false;
     for (const ParamUse& use : flow.uses) {
       if (use.section != Section::Bwd || use.chain.empty()) continue;
-      const bool same = use.value->type() == forward->value->type();
+      const bool same = use.value->type() == forward->value->type() &&
+                        reader.index().position(forward->value->producer()) < reader.index().position(use.chain[0]);
       (same ? any : all) = same;
       if (!same) continue;
       build.replace(use.value, forward->value);

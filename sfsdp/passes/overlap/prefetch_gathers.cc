@@ -84,11 +84,12 @@ class Checker {
   Checker(const Graph& graph, const ir::Index& index, Section section, const PrefetchGathersOptions& options)
       : index_(index), section_(section), options_(options) {
     Metrics uncounted;
-    gathers_ = find_gathers(graph, index, section, uncounted);
-    for (size_t i = 0; i < gathers_.size(); ++i) {
-      starts_.insert(gathers_[i].start.begin(), gathers_[i].start.end());
-      waits_[gathers_[i].wait] = i;
+    for (const Section any : {Section::Fwd, Section::Bwd}) {
+      const std::vector<Gather> found = find_gathers(graph, index, any, uncounted);
+      for (const Gather& g : found) starts_.insert(g.start.begin(), g.start.end());
+      if (any == section) gathers_ = found;
     }
+    for (size_t i = 0; i < gathers_.size(); ++i) waits_[gathers_[i].wait] = i;
   }
 
   void check() const {
@@ -135,7 +136,7 @@ class Checker {
   const Section section_;
   const PrefetchGathersOptions& options_;
   std::vector<Gather> gathers_;
-  std::unordered_set<const Op*> starts_;
+  std::unordered_set<const Op*> starts_;         // of both sections: some go to one place
   std::unordered_map<const Op*, size_t> waits_;  // which gather's
 };
 
