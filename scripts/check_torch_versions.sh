@@ -8,7 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 versions=("$@")
 ((${#versions[@]})) || versions=(2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
 wheels=$(realpath -m "${TORCH_WHEELS:-.cache/torch}")
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+threads=${OMP_NUM_THREADS:-1} # of a rank in a test
+unset OMP_NUM_THREADS          # else nproc counts by it, and one file is compiled at a time
 mkdir -p "$wheels" build
 ./setup.sh --no-torch || exit 1
 python=python3
@@ -56,7 +57,7 @@ for version in "${versions[@]}"; do
     result="build failed"
   elif ldd "build/torch-$version/torch_tests" | grep 'not found' >>"$log"; then # a CUDA wheel on a machine without CUDA
     result="cannot run: no $(tail -1 "$log" | awk '{ print $1 }')"
-  elif timeout 900 "build/torch-$version/torch_tests" --no-colors=true >>"$log" 2>&1; then
+  elif OMP_NUM_THREADS=$threads timeout 900 "build/torch-$version/torch_tests" --no-colors=true >>"$log" 2>&1; then
     result="passed"
     rm -rf "build/torch-$version" # 0.4 GB, which ccache has too
   else

@@ -13,7 +13,7 @@ namespace {
 // A product, and five pointwise ops in a row; backward reads the last of each.
 constexpr const char* kBlock = R"(graph mesh [dp_shard=1] view local
   %x = input name=x : bf16[64, 1024]
-  %w = input name=w : bf16[1024, 64]
+  %w = param name=layers.0.w : bf16[1024, 64]
   %s = input name=s : bf16[64, 64]
 fwd:
   %p = aten.mm %x, %w : bf16[64, 64] at layers.0
@@ -23,7 +23,7 @@ fwd:
   %d = aten.neg %c : bf16[64, 64] at layers.0
   %q = aten.neg %d : bf16[64, 64] at layers.0
 bwd:
-  %g = aten.mul.Tensor %p, %q : bf16[64, 64]
+  %g = aten.mul.Tensor %p, %q : bf16[64, 64] at layers.0
   return %g
 )";
 
@@ -34,6 +34,7 @@ TEST_CASE("what a memory budget computes again follows the machine's flops over 
     CAPTURE(machine);
     ir::Graph graph = ir::parse_or_throw(kBlock);
     passes::PipelineOptions options;
+    options.flat = false;
     options.remat = {.mode = passes::RematMode::MemoryBudget, .memory_budget = 0.5};
     std::optional<plan::StorageLayout> layout;
     const Tuned tuned = run_pipeline(graph, options, {.machine = machine}, layout);
