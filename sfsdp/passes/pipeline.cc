@@ -41,6 +41,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("hoist_casts")},
       // What backward computes again instead of reading it.
       {make_call("remat", o.remat)},
+      // What forward made for backward alone, which now makes it itself.
+      {make_call("dead_code"), o.remat.mode != RematMode::None},
       // Gathers for what is computed again and those that backward had (bucket merges them by itself).
       {make_call("merge_duplicates"), !o.flat && o.remat.mode != RematMode::None},
       // Which parameters form a unit.

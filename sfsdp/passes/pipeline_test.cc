@@ -30,7 +30,7 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({.flat = false}) ==
         kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({.remat = {.mode = RematMode::Full}, .flat = false, .disable = overlap_passes()}) ==
-        kCleanUp + "remat merge_duplicates wrap reshard copy_buckets");
+        kCleanUp + "remat dead_code merge_duplicates wrap reshard copy_buckets");
   CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket");
   const auto calls =
       pipeline_passes({.wrap = {.units = "layers.*, [norm, output]"}, .prefetch = {.depth = 3}}, std::nullopt);
@@ -135,6 +135,49 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   CHECK(reports[2].metrics.get("ops_removed") == 1);
   CHECK(reports[2].metrics.get("collective_bytes_before") == 64);
   CHECK_FALSE(layout);
+}
+
+// ZeRO 1 and 2: backward reads what forward has gathered. The chunks of the loss are in backward, and so is the one
+// reader of the head's weight.
+TEST_CASE("loss in chunks, then remat: what only backward reads is not left in forward for nobody") {
+  for (const RematMode mode : {RematMode::Full, RematMode::Op}) {
+    ir::Graph graph = ir::parse_or_throw(testing::dedent(R"(
+      graph mesh [dp_shard=2] view local
+        %w0 = param name=layers.0.w rows=2 : f32[1/dp_shard, 2] at layers.0
+        %w = param name=head.w rows=4 : f32[2/dp_shard, 2] at head
+        %x = input name=x : f32[5, 2] own(dp_shard)
+        %y = input name=y : i64[5] own(dp_shard)
+      fwd:
+        %w0.full = all_gather %w0 axis=dp_shard dim=0 : f32[2, 2] at layers.0
+        %h0 = aten.mm %x, %w0.full : f32[5, 2] at layers.0
+        %h = aten.tanh %h0 : f32[5, 2] at layers.0
+        %w.full = all_gather %w axis=dp_shard dim=0 : f32[4, 2] at head
+        %wt = aten.t %w.full : f32[2, 4]{1, 2} at head
+        %logits = aten.mm %h, %wt : f32[5, 4] at head
+        %p = aten._log_softmax %logits dim=1 half_to_float=false : f32[5, 4] at head
+        %loss, %n = aten.nll_loss_forward %p, %y, none ignore_index=-100 reduction=1 : f32[], f32[] at head
+      bwd:
+        %seed = full value=0.5 : f32[]
+        %gp = aten.nll_loss_backward %seed, %p, %y, none, %n ignore_index=-100 reduction=1 : f32[5, 4] at head
+        %gx = aten._log_softmax_backward_data %gp, %p dim=1 input_dtype=f32 : f32[5, 4] at head
+        %gt = aten.t %gx : f32[4, 5]{1, 4} at head
+        %gw = aten.mm %gt, %h : f32[4, 2] at head
+        %gh = aten.mm %gx, %w.full : f32[5, 2] at head
+        %gh0 = aten.tanh_backward %gh, %h : f32[5, 2] at layers.0
+        %xt = aten.t %x : f32[2, 5]{1, 2} at layers.0
+        %gw0 = aten.mm %xt, %gh0 : f32[2, 2] at layers.0
+        return %loss, %gw, %gw0
+    )"));
+    std::optional<plan::StorageLayout> layout;
+    run_pipeline(graph, {.loss_chunks = 2, .remat = {.mode = mode}, .keep_whole = true}, layout);
+    REQUIRE(layout);
+    std::vector<std::string> whole;
+    for (const auto& op : graph.ops()) {
+      CHECK_FALSE(op->is("all_gather", "all_gather.start"));
+      if (op->has_attr("whole_of")) whole.push_back(op->attr<std::string>("whole_of"));
+    }
+    CHECK(whole.size() == 2);
+  }
 }
 
 }  // namespace
