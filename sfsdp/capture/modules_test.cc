@@ -138,6 +138,7 @@ TEST_CASE("activations") {
       unary("log_softmax", s, [](const Tensor& x) { return at::log_softmax(x, 1); }),
       unary("dropout", s, [](const Tensor& x) { return at::dropout(x, 0.3, true); }),
       unary("swiglu in place", s, [](const Tensor& x) { return at::silu(x).mul_(x); }),
+      unary("nan_to_num", s, [](const Tensor& x) { return at::log(x).nan_to_num(0.5); }),
       {"prelu", {{3, 4, 5}, {4}}, [](const Tensors& p, const Tensors&) { return at::prelu(p[0], p[1]); }},
   });
 }

@@ -6,6 +6,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
@@ -64,6 +65,20 @@ TEST_CASE("attributes of every kind") {
       %x = op a=true b=none c=-7 d=1.0 e=1e+300 f=inf g=-inf h=nan i=-0.0 j=bf16 k=word.2 l="bf16" m="" n="a \"\\\n\t\x01" : f32[]
       %y = op a=[1, -2] b=[]i c=[1.5, inf] d=[]f e=[true, false] f=[]b g=[a, "b c", "true"] h=[]s : f32[]
   )");
+}
+
+// nan_to_num's attribute is called so.
+TEST_CASE("words of values may be names of attributes") {
+  const char* text = R"(
+    graph mesh [] view global
+      %x = input name=x : f32[2]
+    fwd:
+      %y = aten.nan_to_num %x bf16=bf16 false=true inf=inf nan=0.5 none=none true=false : f32[2]
+      %z = aten.nan_to_num %x nan=nan : f32[2]
+      return %y, %z
+  )";
+  expect_round_trip(text);
+  CHECK(verify(parse_or_throw(dedent(text))).empty());
 }
 
 TEST_CASE("operand lists may be empty, nested nowhere, and hold none") {

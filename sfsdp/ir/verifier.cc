@@ -189,7 +189,7 @@ class Verifier {
 
   void check_attributes(const Op& op) {
     for (const auto& [key, value] : op.attrs)
-      if (!is_word(key) || is_reserved_word(key) || key == "bwd_of" || key == "at")
+      if (!is_word(key) || key == "bwd_of" || key == "at")
         report(concat(name_of(op), " has an attribute ", quote(key)), "expected a word the text form can hold");
   }
 
