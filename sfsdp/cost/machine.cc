@@ -16,6 +16,9 @@
 namespace sfsdp::cost {
 namespace {
 
+// Beyond any machine, in any unit of the file, and small enough for every time of a step to be a number.
+constexpr double kHighest = 1e18;
+
 // Reads keys of one table and afterwards complains of those it did not ask for.
 class Table {
  public:
@@ -32,13 +35,14 @@ class Table {
     known_.push_back(key);
     if (!table_.contains(key) && fallback) return *fallback;
     const auto value = table_[key].value<double>();
-    if (!value || !(*value >= low)) fail(key, concat("a number of at least ", low));
+    if (!value || !(*value >= low && *value <= kHighest)) fail(key, concat("a number from ", low, " to ", kHighest));
     return *value;
   }
   double number(const std::string& key, double low, double fallback) { return number(key, low, &fallback); }
   int64_t whole(const std::string& key, int64_t fallback) {
     const double value = number(key, 1, static_cast<double>(fallback));
-    if (value != static_cast<double>(static_cast<int64_t>(value))) fail(key, "a whole number of at least 1");
+    if (value != static_cast<double>(static_cast<int64_t>(value)))
+      fail(key, concat("a whole number from 1 to ", kHighest));
     return static_cast<int64_t>(value);
   }
   Table table(const std::string& key) {

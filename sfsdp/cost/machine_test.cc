@@ -53,6 +53,16 @@ TEST_CASE("machine files are read, and mistakes in them named") {
   CHECK_THROWS_WITH_AS(parse_machine("name = 3", "m.toml"), doctest::Contains("name = 3\n  expected a text"),
                        UserError);
   CHECK_THROWS_WITH_AS(parse_machine("name = ", "m.toml"), doctest::Contains("m.toml:1"), UserError);
+  const std::string text = print_machine(h100, "");
+  for (const char* value : {"inf", "-inf", "nan", "1e308", "-1.0", "\"fast\""})
+    for (const std::string key : {"launch_us", "memory_gib", "peak_bf16_tflops", "devices_per_node"}) {
+      const size_t at = text.find("\n" + key + " = ") + key.size() + 4;
+      std::string changed = text;
+      changed.replace(at, text.find('\n', at) - at, value);
+      CAPTURE(changed);
+      CHECK_THROWS_WITH_AS(parse_machine(changed, "m.toml"), doctest::Contains(("m.toml: " + key + " = ").c_str()),
+                           UserError);
+    }
 }
 
 TEST_CASE("machines are found by name, and all names are told where one is wrong") {

@@ -198,7 +198,7 @@ void add_points(std::vector<cost::MeasuredCollective>& points, const std::vector
     points.push_back({collectives[i].first, ranks.size(), static_cast<double>(collectives[i].second), seconds[i]});
 }
 
-// Of an op that moves no data: a view, through the dispatcher.
+// Seconds of an op that moves no data: a view, through the dispatcher.
 double measure_dispatch(const Ranks& ranks) {
   const ir::Graph graph = ir::parse_or_throw(
       "graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[8, 8]\nfwd:\n"
@@ -252,7 +252,7 @@ class StepRun {
  private:
   Step step_;
   std::vector<Batch> batches_;
-  // Of the job and its step. Beside them lie the operands of the kernels that are measured.
+  // The bytes of the job and its step. Beside them lie the operands of the kernels that are measured.
   int64_t own_bytes_ = 0, most_bytes_ = 0;
 };
 
@@ -375,7 +375,7 @@ void write_machine(const std::string& path, const cost::Machine& machine, const 
 double number_of(const Request& request, const std::string& name, double fallback) {
   const std::string text = request.get(name, shortest(fallback));
   const auto value = parse_double(text);
-  if (!value || !(*value > 0)) throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number above 0"));
+  if (!value || !(*value > 0)) throw UserError(concat("--", name, " = ", text, "\n  expected a number above 0"));
   return *value;
 }
 

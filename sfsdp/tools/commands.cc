@@ -138,7 +138,7 @@ const Command& find_command(const std::string& name) {
     if (command.name == name) return command;
     names.push_back(command.name);
   }
-  throw ArgumentError(concat("no command ", name, "\n  expected ", join(names, ", "), did_you_mean(name, names)));
+  throw UserError(concat("no command ", name, "\n  expected ", join(names, ", "), did_you_mean(name, names)));
 }
 
 std::string help_of(const Command& command) {
@@ -170,7 +170,7 @@ Request parse_request(const Command& command, std::span<const std::string> args)
     syntax.options.insert(syntax.options.end(), keys.begin(), keys.end());
   }
   Arguments arguments = parse_arguments(args, syntax);
-  if (!arguments.errors.empty()) throw ArgumentError(join(arguments.errors, "\n"));
+  if (!arguments.errors.empty()) throw UserError(join(arguments.errors, "\n"));
   Request request;
   request.args.assign(args.begin(), args.end());
   for (const GivenOption& option : arguments.options) {
@@ -190,16 +190,15 @@ Request parse_request(const Command& command, std::span<const std::string> args)
 std::string choice_of(const Request& request, const std::string& name, const std::vector<std::string>& choices) {
   const std::string got = request.get(name, choices.front());
   if (std::ranges::find(choices, got) == choices.end())
-    throw ArgumentError(
-        concat("--", name, " = ", got, "\n  expected ", join(choices, " or "), did_you_mean(got, choices)));
+    throw UserError(concat("--", name, " = ", got, "\n  expected ", join(choices, " or "), did_you_mean(got, choices)));
   return got;
 }
 
 int64_t number_of(const std::string& name, const std::string& text, int64_t low, int64_t high) {
   const auto value = parse_int(text);
   if (value && *value >= low && *value <= high) return *value;
-  throw ArgumentError(concat(name, " = ", text, "\n  expected a number ",
-                             high == kMost ? concat("of at least ", low) : concat("from ", low, " to ", high)));
+  throw UserError(concat(name, " = ", text, "\n  expected a number ",
+                         high == kMost ? concat("of at least ", low) : concat("from ", low, " to ", high)));
 }
 
 train::JobConfig config_of(const Request& request) {
@@ -219,7 +218,7 @@ int run_command(const Command& command, std::span<const std::string> args, const
     return run(parse_request(command, args), out, err);
   } catch (const std::exception& error) {
     err << "error: " << (command.takes_config ? train::with_keys(error.what()) : error.what()) << '\n';
-    return dynamic_cast<const ArgumentError*>(&error) ? 2 : 1;
+    return dynamic_cast<const UserError*>(&error) ? 2 : 1;
   }
 }
 

@@ -15,12 +15,6 @@
 
 namespace sfsdp::tools {
 
-// A mistake in the arguments: exit status 2.
-class ArgumentError : public UserError {
- public:
-  using UserError::UserError;
-};
-
 struct Command {
   std::string name;     // "plan"
   std::string usage;    // what stands after the name: "--config F --world N"
@@ -31,7 +25,7 @@ struct Command {
 };
 
 const std::vector<Command>& commands();
-//   throws: ArgumentError naming the command that was probably meant
+//   throws: UserError naming the command that was probably meant
 const Command& find_command(const std::string& name);
 // Usage and options of one command, all of train's keys for train.
 std::string help_of(const Command& command);
@@ -52,14 +46,14 @@ struct Request {
 };
 
 // --mesh dp_replicate=2,dp_shard=4 is short for the degrees of [parallelism].
-//   throws: ArgumentError with all mistakes: a flag that does not exist, one without its value, a world that is no number, an
+//   throws: UserError with all mistakes: a flag that does not exist, one without its value, a world that is no number, an
 //   axis that is none
 Request parse_request(const Command& command, std::span<const std::string> args);
 
 // An option of `request` that must be one of `choices`; the first of them where it is not given.
-//   throws: ArgumentError naming the choices and the nearest
+//   throws: UserError naming the choices and the nearest
 std::string choice_of(const Request& request, const std::string& name, const std::vector<std::string>& choices);
-// An option that must be a whole number from low to high.  throws: ArgumentError
+// An option that must be a whole number from low to high.  throws: UserError
 int64_t number_of(const std::string& name, const std::string& text, int64_t low, int64_t high);
 
 // What train would take; costs are counted on --machine where parallelism.fsdp_machine is not set.
@@ -67,7 +61,7 @@ train::JobConfig config_of(const Request& request);
 
 using Run = std::function<int(const Request& request, std::ostream& out, std::ostream& err)>;
 // Prints the help that is asked for, or parses and runs. The one place that turns exceptions into "error: ..." on `err`.
-//   returns: what `run` does; 2 for an ArgumentError, 1 for whatever else it throws
+//   returns: what `run` does; 2 for a UserError, 1 for whatever else it throws
 int run_command(const Command& command, std::span<const std::string> args, const Run& run, std::ostream& out,
                 std::ostream& err);
 

@@ -89,7 +89,7 @@ TEST_CASE("a command that does not exist names the nearest") {
   CHECK_THROWS_WITH_AS(find_command("simulat"),
                        "no command simulat\n  expected train, launch, inspect, plan, simulate, calibrate, opt, doctor; "
                        "did you mean simulate?",
-                       ArgumentError);
+                       UserError);
 }
 
 TEST_CASE("options of the command are taken, all else is train's") {
@@ -120,20 +120,21 @@ TEST_CASE("a mesh is short for the degrees, and the world where none is given") 
 
 TEST_CASE("a value that an option cannot have says what was expected") {
   CHECK_THROWS_WITH_AS(parse("plan", {"--world", "many"}), "--world = many\n  expected a number of at least 1",
-                       ArgumentError);
-  CHECK_THROWS_WITH_AS(parse("plan", {"--machine"}), "--machine without a value\n  expected --machine M",
-                       ArgumentError);
+                       UserError);
+  CHECK_THROWS_WITH_AS(parse("plan", {"--machine"}), "--machine without a value\n  expected --machine M", UserError);
   const Request r = parse("simulate", {"--simulate.execution", "fuse"});
   CHECK_THROWS_WITH_AS(choice_of(r, "simulate.execution", {"fused", "eager"}),
-                       "--simulate.execution = fuse\n  expected fused or eager; did you mean fused?", ArgumentError);
+                       "--simulate.execution = fuse\n  expected fused or eager; did you mean fused?", UserError);
   CHECK(choice_of(parse("simulate", {}), "simulate.execution", {"fused", "eager"}) == "fused");
 }
 
-TEST_CASE("what a command throws is an error with a prefix, and status 1") {
+TEST_CASE("what a command throws is an error with a prefix; status 2 where the user can cure it, else 1") {
   std::ostringstream out, err;
   const auto run = [](const Request&, std::ostream&, std::ostream&) -> int { throw UserError("training.steps = 0"); };
-  CHECK(run_command(find_command("plan"), {}, run, out, err) == 1);
+  CHECK(run_command(find_command("plan"), {}, run, out, err) == 2);
   CHECK(err.str() == "error: training.steps = 0\n");
+  const auto fail = [](const Request&, std::ostream&, std::ostream&) -> int { throw CommError("rank 1 is gone"); };
+  CHECK(run_command(find_command("plan"), {}, fail, out, err) == 1);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ struct LaunchRequest {
 // throws: UserError
 LaunchRequest read_request(const Request& given) {
   LaunchRequest request;
-  if (!given.has("n")) throw ArgumentError("-n is missing\n  expected -n N, the number of ranks");
+  if (!given.has("n")) throw UserError("-n is missing\n  expected -n N, the number of ranks");
   request.ranks = number_of("-n", given.get("n"), 1, kMaxRanks);
   if (given.has("master-port")) request.master_port = number_of("--master-port", given.get("master-port"), 1, 65535);
   request.executable = given.get("exec", request.executable);
@@ -62,13 +62,13 @@ LaunchRequest read_request(const Request& given) {
   const auto repeated = std::ranges::unique(request.log_ranks);
   request.log_ranks.erase(repeated.begin(), repeated.end());
   if (!given.own.rest)
-    throw ArgumentError("no -- and nothing after it\n  expected what the ranks run, as in: sfsdp launch -n 2 -- train");
+    throw UserError("no -- and nothing after it\n  expected what the ranks run, as in: sfsdp launch -n 2 -- train");
   request.args = *given.own.rest;
   return request;
 }
 
-UserError system_error(const char* what, const char* cure) {
-  return UserError(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
+std::runtime_error system_error(const char* what, const char* cure) {
+  return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
 }
 
 // Nothing holds it until rank 0 listens; as the kernel hands such ports out in turn, nobody else gets it soon.

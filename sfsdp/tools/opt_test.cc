@@ -86,10 +86,10 @@ TEST_CASE("opt without a pass checks and prints") {
 TEST_CASE("opt names what is wrong, by file and line") {
   const TextFile broken("graph mesh [] view local\n  %x = inptu name=x : f32[2]\n");
   const Run result = run({broken.path()});
-  CHECK(result.status == 1);
+  CHECK(result.status == 2);
   CHECK(result.out.empty());
   CHECK(result.err == "error: " + broken.path() + ":2:3: unknown opcode inptu\n  did you mean input?\n");
-  CHECK(run({"/nowhere/at/all.ir"}).status == 1);
+  CHECK(run({"/nowhere/at/all.ir"}).status == 2);
   const TextFile fine(kText);
   CHECK(run({fine.path(), "--pass", "dead_cod"}).err.find("did you mean dead_code?") != std::string::npos);
 }
@@ -100,7 +100,7 @@ TEST_CASE("opt leaves passes out, and says which it does not know") {
   CHECK(run({file.path(), "--pass", passes, "--disable-pass", "dead_code"}).out.find("aten.neg") != std::string::npos);
   CHECK(run({file.path(), "--pass", passes, "--disable-pass", passes}).out == kText);
   const Run wrong = run({file.path(), "--pass", passes, "--disable-pass", "dead_cod"});
-  CHECK(wrong.status == 1);
+  CHECK(wrong.status == 2);
   CHECK(wrong.err.find("did you mean dead_code?") != std::string::npos);
   CHECK(run({file.path(), "--pass", "split_collectives, sink_waits", "--disable-pass", "split_collectives"})
             .err.find("sink_waits can do nothing without it") != std::string::npos);

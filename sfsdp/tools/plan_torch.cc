@@ -5,6 +5,7 @@
 #include <map>
 #include <ostream>
 #include <sstream>
+#include <stdexcept>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -31,7 +32,7 @@ std::string ms(double seconds, bool sign = false) {
 
 void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {}) {
   const auto errors = plan::verify_plan(plan, options);
-  if (!errors.empty()) throw UserError("the plan may not run:\n" + join(errors, "\n"));
+  if (!errors.empty()) throw std::runtime_error("the plan may not run:\n" + join(errors, "\n"));
 }
 
 void print_summary(std::ostream& out, const plan::StepPlan& plan) {
@@ -104,7 +105,7 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
                            did_you_mean(path, names)));
   }
   out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
-      << train::bytes_text(now.peak_bytes) << ", predicted on " << machine.name << "\n";
+      << train::bytes_text(now.peak_bytes) << ", estimated on " << machine.name << "\n";
   for (const tune::UnitExplanation& e : units) {
     out << "Unit of " << e.params << " parameters, " << e.first << " to " << e.last << "\n"
         << "  ends here: " << e.reason << "\n"
@@ -133,7 +134,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream&) {
     memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused));
   }
   if (request.has("explain")) {
-    if (!machine) throw ArgumentError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
+    if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
     explain(out, request, variant, *machine);
     return 0;
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <ostream>
 #include <string>
@@ -26,18 +27,21 @@
 namespace sfsdp::tools {
 namespace {
 
-double number_of(const Request& request, const std::string& name, double fallback) {
-  if (!request.has(name)) return fallback;
-  const std::string text = request.get(name, "");
+double jitter_of(const Request& request) {
+  const std::string text = request.get("simulate.jitter", "0");
   const auto value = parse_double(text);
-  if (!value || !(*value >= 0))
-    throw ArgumentError(concat("--", name, " = ", text, "\n  expected a number, not negative"));
+  if (!value || !(*value >= 0 && *value <= 100))
+    throw UserError(concat("--simulate.jitter = ", text, "\n  expected a number from 0 to 100"));
   return *value;
+}
+
+int64_t whole_of(const Request& request, const std::string& name, const std::string& fallback) {
+  return number_of("--" + name, request.get(name, fallback), 0, std::numeric_limits<int64_t>::max());
 }
 
 cost::Machine machine_of(const Request& request) {
   if (!request.has("machine"))
-    throw ArgumentError("--machine is missing\n  expected a machine by name, such as dgx_h100, or its file");
+    throw UserError("--machine is missing\n  expected a machine by name, such as dgx_h100, or its file");
   cost::Machine machine = cost::load_machine(request.get("machine", ""));
   cost::choose_attention(machine, choice_of(request, "simulate.attention", {"flash", "vendor", "triton"}),
                          "--simulate.attention");
@@ -48,8 +52,8 @@ sim::SimulateOptions options_of(const Request& request) {
   sim::SimulateOptions options;
   options.execution = cost::parse_execution(
       choice_of(request, "simulate.execution", {"fused", "compile", "eager", "reference"}), "--simulate.execution");
-  options.jitter = number_of(request, "simulate.jitter", 0);
-  options.seed = static_cast<uint64_t>(number_of(request, "simulate.seed", 0));
+  options.jitter = jitter_of(request);
+  options.seed = static_cast<uint64_t>(whole_of(request, "simulate.seed", "0"));
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
     options.timelines = sim::Timelines::PerRank;
   return options;
@@ -150,7 +154,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
       << with_commas(seconds * 1e3, 0) << " ms\n";
   print_report(out, report);
   if (request.has("simulate.memory_depth"))
-    print_peak(out, report.memory, static_cast<size_t>(number_of(request, "simulate.memory_depth", 1)));
+    print_peak(out, report.memory, static_cast<size_t>(whole_of(request, "simulate.memory_depth", "1")));
   return 0;
 }
 

@@ -26,6 +26,7 @@ struct CompiledJob {
   BatchShares shares;
   std::string hf_folder;              // weights to start from; "": as initialised
   std::optional<HfConfig> hf_config;  // of that folder
+  std::vector<std::string> notices;   // of config.json, for the log
 };
 
 //   rank: 0 alone prints graphs (debug.print_ir_after_all, debug.print_ir_diff)

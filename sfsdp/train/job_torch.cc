@@ -71,9 +71,13 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
-  if (!job.hf_folder.empty()) job.hf_config = read_hf_config(job.hf_folder);
+  if (!job.hf_folder.empty()) {
+    job.hf_config = read_hf_config(job.hf_folder);
+    job.notices = job.hf_config->notices;
+  }
   if (config.model.name == "hf") {
     const HfConfig hf = read_hf_config(config.model.hf_assets_path);
+    job.notices = hf.notices;
     spec = {hf.model, "", {hf.args.begin(), hf.args.end()}};
   }
   for (const auto& [name, value] : config.model_args) spec.args[name] = value;

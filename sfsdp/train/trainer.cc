@@ -193,6 +193,7 @@ class Trainer {
     const plan::MemoryPlan memory = plan::plan_memory(graph(), {.blocking = true});
     for (const std::string& note : config_.notes) out_ << note << "\n";
     if (config_.job.print_config) out_ << to_toml(config_);
+    for (const std::string& note : job_.notices) out_ << note << "\n";
     for (const std::string& note : weight_notes_) out_ << note << "\n";
     const bool hf = config_.model.name == "hf";
     out_ << "Model " << config_.model.name << " " << (hf ? config_.model.hf_assets_path : config_.model.flavor)
@@ -243,12 +244,15 @@ class Trainer {
 
 int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   const char* rank = std::getenv("RANK");
+  int status = 2;  // of a UserError: before the first step it is about what was given
   try {
     exec::count_memory();
     const JobConfig config = load_config(args);
     auto world = make_world(config);
     try {
-      Trainer(config, world.get(), out).run();
+      Trainer trainer(config, world.get(), out);
+      status = 1;
+      trainer.run();
     } catch (const std::exception& error) {
       if (world) world->abort(with_keys(error.what()));  // the others need not wait for the timeout
       throw;
@@ -256,7 +260,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     return 0;
   } catch (const std::exception& error) {
     err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
-    return 1;
+    return dynamic_cast<const UserError*>(&error) ? status : 1;
   }
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every command of the binary explains itself on standard output, takes a config by either name, and ends with status 2
-# and one "error:" for a flag that it does not have.
+# and one "error:" for what it is given and cannot take: a flag, a key, a value, a file.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 sfsdp=build/release/sfsdp
@@ -41,12 +41,28 @@ grep -q 'did you mean' "$dir/err" && fail "launch train: suggests something: $(c
 for command in inspect plan simulate calibrate; do
   refuses 2 'did you mean --training.steps?' "$command" --training.stepz 3
 done
-refuses 1 'did you mean --training.steps?' train --training.stepz 3
+refuses 2 'did you mean --training.steps?' train --training.stepz 3
+
+# Wherever a bad value is found before anything runs, it ends with the same status.
+for command in train inspect plan "simulate --machine dgx_h100"; do
+  refuses 2 'activation_checkpoint.memory_budget = 3' $command --activation_checkpoint.memory_budget 3
+  refuses 2 'expected degrees that multiply to 1' $command --parallelism.data_parallel_replicate_degree 3
+  refuses 2 '--training.seq_len = 4611686018427387904' $command --training.seq_len 4611686018427387904
+  refuses 2 'model.flavor = 9B' $command --model.flavor 9B
+  refuses 2 'nowhere.toml: cannot read' $command --config nowhere.toml
+done
+refuses 2 'training.dataset_path' train --training.dataset tokens --training.dataset_path nowhere.bin
+for jitter in x -1 nan inf 1e308 101; do
+  refuses 2 'expected a number from 0 to 100' simulate --machine dgx_h100 --simulate.jitter "$jitter"
+done
+refuses 2 '--simulate.seed = 1.5' simulate --machine dgx_h100 --simulate.seed 1.5
+refuses 2 'nowhere.ir' opt nowhere.ir
+refuses 2 '--check nowhere.plan cannot be read' plan --check nowhere.plan
 
 # What the C++ API refuses is told in the keys of a config.
 debug=(inspect --config configs/llama3_debug.toml --world 2)
 in_keys() { # part of the message, keys
-  refuses 1 "$1" "${debug[@]}" "${@:2}"
+  refuses 2 "$1" "${debug[@]}" "${@:2}"
   grep -q '[A-Z][a-z0-9]*::' "$dir/err" && fail "${*:2}: C++ in: $(cat "$dir/err")"
   return 0
 }
@@ -59,6 +75,17 @@ in_keys 'model.args.dim = true' --model.args.dim true
 in_keys 'model.args.n_kv_heads = 5' --model.args.n_kv_heads 5
 in_keys 'model.flavor = 9B' --model.flavor 9B
 in_keys 'lower training.seq_len or raise model.args.max_positions' --model.name gpt --model.flavor 124M --training.seq_len 4096
+
+# The verifier knows the types of all that our models are captured as.
+for model in "llama3 debugmodel" "gpt 124M"; do
+  read -r name flavor <<<"$model"
+  for remat in none full; do
+    "$sfsdp" inspect --world 2 --graph --model.name "$name" --model.flavor "$flavor" --training.local_batch_size 1 \
+      --training.seq_len 16 --activation_checkpoint.mode "$remat" >"$dir/step.ir"
+    run opt "$dir/step.ir" --verify
+    [[ $status == 0 ]] && grep -q ' ops, 0 of unknown types' "$dir/err" || fail "$model: $(cat "$dir/err")"
+  done
+done
 
 # Both names of the config, and both forms of a boolean.
 for form in "--config --json" "--job.config_file --json=true"; do
@@ -74,7 +101,7 @@ grep -Eq '^Peak for mfu: [0-9,]+ GFLOP/s' "$dir/out" || fail "train says no peak
 grep -Eq 'median tps [0-9,]+' "$dir/out" || fail "train says no median: $(cat "$dir/out")"
 
 # A machine by name, in the sources; own_project.sh looks where it is installed.
-refuses 1 'did you mean dgx_h100?' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h10
+refuses 2 'did you mean dgx_h100?' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h10
 run simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h100
 [[ $status == 0 ]] || fail "simulate --machine dgx_h100: $(cat "$dir/err")"
 

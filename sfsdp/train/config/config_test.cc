@@ -196,6 +196,16 @@ TEST_CASE("every inert key is accepted at its default and at nothing else") {
   }
 }
 
+TEST_CASE("a batch that no tensor could hold is refused by its key") {
+  for (const char* number : {"0", "16777217", "4611686018427387904"}) {
+    CHECK(flag_error({"--training.seq_len", number}) ==
+          std::string("--training.seq_len = ") + number + "\n  expected from 1 to 16777216");
+    CHECK(error_of(std::string("[training]\nlocal_batch_size = ") + number).find("from 1 to 1048576") !=
+          std::string::npos);
+  }
+  CHECK(from_flags({"--training.seq_len", "16777216"}).training.seq_len == 16777216);
+}
+
 TEST_CASE("what changes nothing beside another key is noted") {
   CHECK(from_flags({"--training.steps", "100"}).notes ==
         std::vector<std::string>{"lr_scheduler.warmup_steps = 200 is cut to the 100 steps of the schedule"});

@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/train/weights/json_text.h"
 
 namespace sfsdp::train {
@@ -55,13 +56,14 @@ class Section {
   }
 
   // 500000 and 500000.0 are both written.
-  std::optional<double> find_number(std::string_view key) const {
+  std::optional<double> find_number(std::string_view key, bool or_zero = false) const {
     const JsonValue* value = find(key);
     if (!value) return std::nullopt;
-    double number = 0;
+    double number = -1;
     if (const auto* whole = value->as<uint64_t>()) number = static_cast<double>(*whole);
     if (const auto* real = value->as<double>()) number = *real;
-    if (!(number > 0) || !std::isfinite(number)) refuse(key, describe(*value), "a number above 0");
+    if (!(or_zero ? number >= 0 : number > 0) || !std::isfinite(number))
+      refuse(key, describe(*value), or_zero ? "a number, not negative" : "a number above 0");
     return number;
   }
 
@@ -95,6 +97,11 @@ class Section {
   void must_be_text(std::string_view key, std::string_view only) const {
     const auto text = find_text(key);
     if (text && *text != only) refuse(key, quote_safe(*text), concat("\"", only, "\"; no other is supported"));
+  }
+
+  void must_be_number(std::string_view key, double only) const {
+    if (find_number(key, true).value_or(only) != only)
+      refuse(key, describe(*find(key)), concat(only, "; no other is supported"));
   }
 
   const JsonObject& members() const { return *object_.as<JsonObject>(); }
@@ -135,8 +142,7 @@ Rope read_rope(const JsonValue& object, const Section& top, const std::string& k
   if (!type) rope.refuse("rope_type", "missing", "\"default\" or \"llama3\"");
   if (*type != "default" && *type != "llama3")
     rope.refuse("rope_type", quote_safe(*type), "\"default\" or \"llama3\"; no other is supported");
-  if (rope.find_number("partial_rotary_factor").value_or(1) != 1)
-    rope.refuse("partial_rotary_factor", describe(*rope.find("partial_rotary_factor")), "1; no other is supported");
+  rope.must_be_number("partial_rotary_factor", 1);
 
   Rope out;
   out.theta = rope.find_number("rope_theta");
@@ -178,6 +184,9 @@ std::map<std::string, HfConfig::Value> read_llama(const Section& top) {
   top.must_be_text("hidden_act", "silu");
   top.must_be_flag("attention_bias", false);
   top.must_be_flag("mlp_bias", false);
+  top.must_be_number("attention_dropout", 0);
+  top.must_be_number("partial_rotary_factor", 1);
+  top.must_be_number("pretraining_tp", 1);
   const int64_t dim = top.integer("hidden_size");
   const int64_t heads = top.integer("num_attention_heads");
   const int64_t kv_heads = top.find_integer("num_key_value_heads").value_or(heads);
@@ -224,6 +233,15 @@ std::map<std::string, HfConfig::Value> read_gpt2(const Section& top) {
   args["max_positions"] = top.integer("n_positions");
   args["norm_eps"] = top.number("layer_norm_epsilon");
   return args;
+}
+
+// The files that are published ask for 0.1 each, which is also the default: refused, no GPT-2 could be read.
+std::vector<std::string> gpt2_notices(const Section& top) {
+  std::vector<std::string> asked;
+  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
+    if (const double p = top.find_number(key, true).value_or(0.1); p != 0) asked.push_back(concat(key, " = ", p));
+  if (asked.empty()) return {};
+  return {concat(top.file(), ": ", join(asked, ", "), " is not applied: our GPT-2 trains without dropout")};
 }
 
 // transformers 4 says torch_dtype, 5 says dtype.
@@ -276,6 +294,7 @@ HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
   const bool llama = *name == "LlamaForCausalLM";
   config.model = llama ? "llama3" : "gpt";
   config.args = llama ? read_llama(top) : read_gpt2(top);
+  if (!llama) config.notices = gpt2_notices(top);
   return config;
 }
 

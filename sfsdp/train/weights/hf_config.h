@@ -8,22 +8,24 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace sfsdp::train {
 
 struct JsonValue;
 
-// args are what models::ModelSpec::args of `model` takes. Of "llama3" (LlamaForCausalLM):
+// args are what models::ModelSpec::args of `model` takes. For "llama3" (LlamaForCausalLM):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
 //   bool tied, rope_scaling, and if it is true double rope_scaling_factor rope_low_freq_factor rope_high_freq_factor,
 //   int64_t rope_original_max_position
-// Of "gpt" (GPT2LMHeadModel):
+// For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; its output is always tied
 struct HfConfig {
   using Value = std::variant<bool, int64_t, double, std::string>;
   std::string model;
   std::map<std::string, Value> args;
-  std::string dtype;  // of the saved weights: "bfloat16"; "" if the file does not say
+  std::string dtype;                 // of the saved weights: "bfloat16"; "" if the file does not say
+  std::vector<std::string> notices;  // what the file asks for and is not done, a line each
 
   // The key must be there, of this type.
   int64_t integer(const std::string& key) const;

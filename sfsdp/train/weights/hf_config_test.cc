@@ -115,6 +115,16 @@ TEST_CASE("hf_config: GPT-2") {
   CHECK(config.integer("max_positions") == 1024);
   CHECK(config.number("norm_eps") == 1e-5);
   CHECK(config.args.size() == 6);
+  REQUIRE(config.notices.size() == 1);
+  CHECK(config.notices[0] ==
+        "config.json: attn_pdrop = 0.1, embd_pdrop = 0.1, resid_pdrop = 0.1 is not applied: our GPT-2 trains without"
+        " dropout");
+  std::string without = with(kGpt2, "\"attn_pdrop\": 0.1", "\"attn_pdrop\": 0, \"embd_pdrop\": 0.0");
+  CHECK(parse_hf_config(without, "c").notices ==
+        std::vector<std::string>{"c: resid_pdrop = 0.1 is not applied: our GPT-2 trains without dropout"});
+  without = with(without, "\"resid_pdrop\": 0.1", "\"resid_pdrop\": 0.0");
+  CHECK(parse_hf_config(without, "c").notices.empty());
+  CHECK(parse_hf_config(kLlama4, "c").notices.empty());
   CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": 3072, \"n_ctx\""), "").integer("dim") == 768);
   CHECK(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"n_inner\": null, \"n_ctx\""), "").integer("dim") == 768);
 }
@@ -135,6 +145,11 @@ TEST_CASE("hf_config: what our models do not compute is refused, saying what is 
       {kLlama4, "\"attention_bias\": false", "\"attention_bias\": 0", "true or false"},
       {kLlama4, "\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias = true"},
       {kLlama4, "\"silu\"", "\"gelu\"", "expected \"silu\""},
+      {kLlama4, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.5", "attention_dropout = 0.5\n  expected 0;"},
+      {kLlama4, "\"attention_dropout\": 0.0", "\"attention_dropout\": -1", "not negative"},
+      {kLlama4, "\"pretraining_tp\": 1", "\"pretraining_tp\": 2", "pretraining_tp = 2\n  expected 1;"},
+      {kLlama4, "\"use_cache\": true", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor = 0.5\n  expected 1;"},
+      {kGpt2, "\"attn_pdrop\": 0.1", "\"attn_pdrop\": \"0.1\"", "attn_pdrop"},
       {kLlama4, "\"rope_type\": \"llama3\"", "\"rope_type\": \"yarn\"", "\"default\" or \"llama3\""},
       {kLlama4, "\"rope_type\": \"llama3\"", "\"rope_type\": 3", "a text"},
       {kLlama4, ", \"rope_type\": \"llama3\"", "", "rope_scaling.rope_type = missing"},

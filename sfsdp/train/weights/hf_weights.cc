@@ -48,6 +48,16 @@ at::Tensor read_range(const TensorView& view, const HfTensor& place, const std::
   return out;
 }
 
+// Anything else would be cast: quantised weights without their scales are numbers, but not these parameters.
+c10::ScalarType float_dtype_of(const TensorView& view, const std::string& file) {
+  if (view.dtype_name != "F16" && view.dtype_name != "BF16" && view.dtype_name != "F32" && view.dtype_name != "F64")
+    throw UserError(
+        concat(file, ": tensor ", view.name, " has dtype ", view.dtype_name,
+               "\n  expected F16, BF16, F32 or F64, as the parameter is of floating point; quantised weights"
+               " are not supported, save the model as bfloat16 or float32"));
+  return capture::scalar_type_of(*view.dtype);
+}
+
 }  // namespace
 
 std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config) {
@@ -70,7 +80,7 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
       throw UserError(concat(checkpoint.file_of(view->name), ": tensor ", view->name, " has shape ",
                              at::IntArrayRef(view->shape), "\n  expected ", at::IntArrayRef(expected),
                              ", as config.json says; the two are not of one model"));
-    const auto dtype = capture::scalar_type_of(view->known_dtype(checkpoint.file_of(view->name)));
+    const auto dtype = float_dtype_of(*view, checkpoint.file_of(view->name));
     const Chunk range = step.range_of(t.name);
     at::Tensor mine = state.at(t.name);
     if (range.length > 0) mine = read_range(*view, *place, t.global_shape, range, dtype).view(mine.sizes());

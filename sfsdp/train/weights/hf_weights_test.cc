@@ -338,6 +338,30 @@ TEST_CASE("hf_weights: a missing tensor, and a wrong shape are errors that name 
   CHECK_THROWS_WITH_AS(load([](auto& t) { t.second = t.second.t(); }),
                        doctest::Contains("down_proj.weight has shape [96, 64]\n  expected [64, 96]"), UserError);
   CHECK_NOTHROW(load([](auto& t) { t.second = t.second.to(at::kDouble); }));
+  CHECK_NOTHROW(load([](auto& t) { t.second = t.second.to(at::kHalf); }));
+}
+
+TEST_CASE("hf_weights: weights that are no floating point numbers are refused, not cast") {
+  const Fixture fixture = testing::read_fixture("llama");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const auto tensors = initial_weights(fixture);
+  const std::pair<at::ScalarType, const char*> refused[] = {{at::kInt, "I32"},   {at::kLong, "I64"},
+                                                            {at::kChar, "I8"},   {at::kByte, "U8"},
+                                                            {at::kBool, "BOOL"}, {at::kFloat8_e4m3fn, "F8_E4M3"}};
+  for (const auto& [dtype, name] : refused) {
+    CAPTURE(name);
+    const testing::TemporaryFolder folder;
+    auto changed = tensors;
+    for (auto& [tensor, value] : changed)
+      if (tensor == "model.norm.weight") value = value.to(dtype);
+    write(folder / "model.safetensors", safetensors(changed));
+    Step step(model.program, nullptr);
+    CHECK_THROWS_WITH_AS(load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config),
+                         doctest::Contains(concat(folder / "model.safetensors", ": tensor model.norm.weight has dtype ",
+                                                  name, "\n  expected F16, BF16, F32 or F64")
+                                               .c_str()),
+                         UserError);
+  }
 }
 
 TEST_CASE("hf_weights: Llama with grouped heads, own head_dim and llama3 rope scaling equals PyTorch") {

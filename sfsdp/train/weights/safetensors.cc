@@ -187,12 +187,6 @@ std::string_view safetensors_name(ir::DType dtype) {
   return {};
 }
 
-ir::DType TensorView::known_dtype(const std::string& file) const {
-  if (!dtype)
-    refuse(file + ": tensor " + quote_safe(name), "dtype " + dtype_name, "a dtype we compute with, as F32 or BF16");
-  return *dtype;
-}
-
 // --- one file ---
 
 MappedFile::MappedFile(const std::string& path) {

@@ -25,9 +25,6 @@ struct TensorView {
   std::optional<ir::DType> dtype;  // none for what the format knows and we do not: U16, U32, U64, F4, F6, F8_E8M0, ...
   std::vector<int64_t> shape;      // rank 0 is one element
   std::span<const std::byte> data;
-
-  // throws: UserError naming the tensor when it is one of the dtypes we do not compute with.
-  ir::DType known_dtype(const std::string& file) const;
 };
 
 // "BF16" -> bf16. None when we have no such dtype.
@@ -74,7 +71,7 @@ class SafetensorsFile {
 };
 
 // DIR/model.safetensors, or the files DIR/model.safetensors.index.json lists. Both at once is an error: one is stale.
-// Of several files, only tensors the index lists are seen.
+// Where there are several files, only tensors that the index lists are seen.
 class SafetensorsCheckpoint {
  public:
   // throws: UserError; a listed tensor is missing, a name is in two files, a file name leaves the folder, or the sizes
