@@ -35,28 +35,28 @@ SIMULATED = "\n## Simulated\n"
 MEASURED = "\n## Measured\n"
 
 
-def simulate(sfsdp, model, recomputation, world, flags):
+def simulate(sfsdp, model, remat, world, flags):
     command = [sfsdp, "simulate", "--config", f"{ROOT}/configs/llama3_{model}.toml", "--machine",
                f"{ROOT}/machines/dgx_h100.toml", "--world", str(world), "--json", "--training.local_batch_size", "1",
                "--training.seq_len", "8192", "--training.global_batch_size", "-1", "--training.mixed_precision_param", "bfloat16",
                "--parallelism.fsdp_machine", f"{ROOT}/machines/dgx_h100.toml"] + flags
-    if recomputation == "op":
+    if remat == "op":
         command += ["--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op"]
     else:
-        command += ["--activation_checkpoint.mode", recomputation]
+        command += ["--activation_checkpoint.mode", remat]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def simulated(options):
     lines = [SIMULATED, "`sfsdp simulate` on `machines/dgx_h100.toml`, FSDP over all GPUs, 1 × 8,192 tokens each, bf16 with f32",
-             "reduction, fused execution; 8B recomputes by op, 70B and 405B in full. Milliseconds of a step, in brackets those of",
+             "reduction, fused execution; 8B has remat by op, 70B and 405B in full. Milliseconds of a step, in brackets those of",
              "exposed communication. Peak: of `both` and of `search`.", "",
              "| model | GPUs | " + " | ".join(VARIANTS) + " | peak |", "|---|---|" + "---|" * (len(VARIANTS) + 1)]
-    for model, recomputation in MODELS.items():
+    for model, remat in MODELS.items():
         for world in WORLDS:
             cells, peaks = [], {}
             for variant, flags in VARIANTS.items():
-                r = simulate(options.sfsdp, model, recomputation, world, flags)
+                r = simulate(options.sfsdp, model, remat, world, flags)
                 peak = peaks[variant] = (r["state_bytes"] + r["arena_bytes"]) / 2**30
                 exposed = sum(r["exposed_seconds"].values())
                 cells.append(f"{1e3 * r['step_seconds']:,.0f} ({1e3 * exposed:,.0f})" if r["fits"] else

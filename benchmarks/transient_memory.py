@@ -55,9 +55,9 @@ def most(buffers):
     return peak
 
 
-def row(sfsdp, model, recomputation, world):
+def row(sfsdp, model, remat, world):
     with tempfile.TemporaryDirectory() as folder:
-        ac = ["selective", "--activation_checkpoint.selective_ac_option", "op"] if recomputation == "op" else [recomputation]
+        ac = ["selective", "--activation_checkpoint.selective_ac_option", "op"] if remat == "op" else [remat]
         subprocess.run([sfsdp, "plan", "--config", f"{ROOT}/configs/llama3_{model}.toml", "--machine", MACHINE, "--world", str(world),
                         "--training.local_batch_size", "1", "--training.seq_len", "8192", "--training.global_batch_size", "-1",
                         "--training.mixed_precision_param", "bfloat16", "--activation_checkpoint.mode", *ac,
@@ -76,15 +76,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sfsdp", default=f"{ROOT}/build/release/sfsdp")
     sfsdp = parser.parse_args().sfsdp
-    print("| model | recomputation | GPUs | FSDP2's bound | activations in it | plan (units by name) | ratio | without activations |")
+    print("| model | remat | GPUs | FSDP2's bound | activations in it | plan (units by name) | ratio | without activations |")
     print("|---|---|---|---|---|---|---|---|")
-    for model, recomputation, world in CASES:
-        arena, activations, units, block = row(sfsdp, model, recomputation, world)
+    for model, remat, world in CASES:
+        arena, activations, units, block = row(sfsdp, model, remat, world)
         rest = sum(n for name, n in units.items() if not re.search(r"layers\.\d+", name))
         everything = sum(units.values())
         bound = everything // world * 4 + 2 * block * 2 + block * 4 + rest * (2 + 4)
         gib = lambda n: f"{n / 2**30:.2f} GiB"
-        print(f"| {model.upper()} | {recomputation} | {world:,} | {gib(bound + activations)} | {gib(activations)} | {gib(arena)} | "
+        print(f"| {model.upper()} | {remat} | {world:,} | {gib(bound + activations)} | {gib(activations)} | {gib(arena)} | "
               f"{arena / (bound + activations):.2f} | {(arena - activations) / bound:.2f} |", flush=True)
 
 

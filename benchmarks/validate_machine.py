@@ -18,7 +18,7 @@ CONFIG = f"{ROOT}/configs/llama3_debug.toml"
 CASES = {
     "debug model": [],
     "the same, batch 2": ["--training.local_batch_size", "2"],
-    "the same, full recomputation": ["--activation_checkpoint.mode", "full"],
+    "the same, full remat": ["--activation_checkpoint.mode", "full"],
     "512 wide, 2 layers": ["--model.args.dim", "512", "--model.args.n_layers", "2"],
 }
 STEP = re.compile(r"predicted ([\d.,]+) ms, took ([\d.,]+) ms .* predicted ([\d.,]+) MiB, needed ([\d.,]+) MiB")

@@ -32,7 +32,7 @@ MODELS = {
     "mpt-1b": mpt(2048, 24, 16), "mpt-3b": mpt(2560, 32, 20), "mpt-7b": mpt(4096, 32, 32),
     "mpt-13b": mpt(5120, 40, 40), "mpt-30b": mpt(7168, 48, 56), "mpt-70b": mpt(8192, 80, 64),
 }
-RECOMPUTATION = {"none": "none", "full": "full", "full(graph)": "full", "selective": "2", "selective-layer": "2",
+REMAT = {"none": "none", "full": "full", "full(graph)": "full", "selective": "2", "selective-layer": "2",
                  "selective-op": "op", "graph-SAC(default policy)": "op", "remat save_qkv_proj (near-full)": "full"}
 
 
@@ -58,21 +58,21 @@ def attention_of(row):
     return "triton" if row["model"].startswith("mpt") else "flash"
 
 
-def recomputations_of(row):
+def remats_of(row):
     """Options to try, first to last, until all rows of the source fit into the memory.
 
-    fms-fsdp recomputes a share of the blocks and publishes no share.
+    fms-fsdp has remat in a share of the blocks and publishes no share.
     """
     if row["source"].startswith("IBM") and row["ac"] == "selective":
         return ["4", "3", "2", "full"]
-    return [RECOMPUTATION[row["ac"]]]
+    return [REMAT[row["ac"]]]
 
 
 def cluster_of(row):
     return f"{row['source'].split()[0].split('/')[0]} {row['gpu']}"
 
 
-def command_of(row, sfsdp, config, recomputation):
+def command_of(row, sfsdp, config, remat):
     name, flavor, args = MODELS[row["model"]]
     gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
     command = [sfsdp, "simulate", "--config", config, "--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
@@ -87,18 +87,18 @@ def command_of(row, sfsdp, config, recomputation):
         command += ["--training.mixed_precision_reduce", "bfloat16"]
     for key, value in args.items():
         command += [f"--model.args.{key}", str(value).lower()]
-    if recomputation in ("none", "full"):
-        command += ["--activation_checkpoint.mode", recomputation]
+    if remat in ("none", "full"):
+        command += ["--activation_checkpoint.mode", remat]
     else:
         command += ["--activation_checkpoint.mode", "selective",
-                    "--activation_checkpoint.selective_ac_option", recomputation]
+                    "--activation_checkpoint.selective_ac_option", remat]
     if "reshard_after_forward=never" in row["notes"] or "SHARD_GRAD_OP" in row["notes"]:
         command += ["--parallelism.fsdp_reshard_after_forward", "never"]
     return command
 
 
-def predict(row, sfsdp, config, recomputation):
-    done = subprocess.run(command_of(row, sfsdp, config, recomputation), capture_output=True, text=True)
+def predict(row, sfsdp, config, remat):
+    done = subprocess.run(command_of(row, sfsdp, config, remat), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
     return json.loads(done.stdout)
@@ -107,17 +107,17 @@ def predict(row, sfsdp, config, recomputation):
 def predict_source(rows, sfsdp, config):
     """Rows without a published share take the first that lets all of them fit; one for the source."""
     for row in rows:
-        options = recomputations_of(row)
+        options = remats_of(row)
         if len(options) == 1:
             row["predicted"] = predict(row, sfsdp, config, options[0])
     unknown = [r for r in rows if "predicted" not in r]
-    for share in recomputations_of(unknown[0]) if unknown else []:
+    for share in remats_of(unknown[0]) if unknown else []:
         for row in unknown:
             row["predicted"] = predict(row, sfsdp, config, share)
         if all(r["predicted"]["fits"] for r in unknown):
             break
     if unknown:
-        print(f"{unknown[0]['source']}: recomputation of selective rows: {share}")
+        print(f"{unknown[0]['source']}: remat of selective rows: {share}")
 
 
 def merged(rows):

@@ -39,7 +39,7 @@ struct Arguments {
   std::vector<std::string> errors;  // each mistake: what, expected, got, and the name that was probably meant
 
   bool has(std::string_view name) const;  // given, and not false
-  // Of the last that was given.
+  // The value of the last that was given.
   std::string get(std::string_view name, std::string_view fallback = "") const;
   std::vector<std::string> all(std::string_view name) const;
 };

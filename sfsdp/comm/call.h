@@ -31,7 +31,7 @@ struct Call {
 
   // "reduce_scatter %b3.rs of 16777216 bytes, f32 sum": two ranks make the same call if these are equal.
   std::string text() const;
-  // Of the whole text, which may be cut where it is sent or shared.
+  // The hash of the whole text, which may be cut where it is sent or shared.
   uint64_t hash() const;
 };
 

@@ -24,7 +24,7 @@ std::string pointwise_graph(int64_t max_bytes);
 using CollectiveSize = std::pair<std::string, int64_t>;
 // Every size up to `max_bytes` in `graph`, once.
 std::vector<CollectiveSize> collectives_of_step(const ir::Graph& graph, int64_t max_bytes);
-// Of each kind 1 KiB, 4 KiB, … up to `max_bytes`, without those in `known`.
+// For each kind 1 KiB, 4 KiB, … up to `max_bytes`, without those in `known`.
 std::vector<CollectiveSize> collectives_by_size(const std::vector<CollectiveSize>& known, int64_t max_bytes);
 
 // Sets what the formulas use from `machine.measured`, for ops and sizes without a point: peaks are the best product's

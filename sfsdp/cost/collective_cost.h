@@ -26,8 +26,9 @@ struct CollectiveCost {
   double seconds() const { return latency + transfer(); }
 };
 
-// What was measured of this many ranks on one node, else the model. Of one collective whose whole tensor has `bytes`: what an all_gather results in, what a reduce_scatter or an
-// all_reduce begins with. `kind`: all_gather, reduce_scatter, all_reduce, broadcast. 0 for a group of one.
+// One collective: what was measured of this many ranks on one node, else the model.
+//   bytes: of the whole tensor, which an all_gather results in and a reduce_scatter or an all_reduce begins with
+// `kind`: all_gather, reduce_scatter, all_reduce, broadcast. 0 for a group of one.
 CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 

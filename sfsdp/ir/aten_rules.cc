@@ -13,7 +13,7 @@ namespace {
 
 // ---- type promotion, c10's table ------------------------------------------------------------------------------------
 
-// Of dtypes of one category; bf16 and f16 meet in f32, u8 and a signed one in the next wider signed one.
+// Both dtypes are of one category; bf16 and f16 meet in f32, u8 and a signed one in the next wider signed one.
 int category_of(DType dtype) {
   if (dtype == DType::c64) return 3;
   if (is_floating(dtype)) return 2;

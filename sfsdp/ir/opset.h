@@ -18,8 +18,8 @@ class RuleContext;
 
 enum OpFlags : uint32_t {
   kNoFlags = 0,
-  kPure = 1,        // the result depends on operands and attributes alone: may be removed, merged, moved, recomputed
-  kRoot = 2,        // stands for what the graph is given; part of its interface, so never removed
+  kPure = 1,  // the result depends on operands and attributes alone: may be removed, merged, moved, computed again
+  kRoot = 2,  // stands for what the graph is given; part of its interface, so never removed
   kCollective = 4,  // all ranks of the axes must reach it in the same order
   kStart = 8,       // the result is in flight until `wait`
   kOptional = 32,   // operands may be absent, except the first

@@ -35,7 +35,7 @@ class RuleContext {
   [[noreturn]] void stop(const std::string& message, const std::string& detail);
   void expect_dtype(DType expected, DType got, std::string_view whose);
   void expect_shape(const Shape& expected, const Type& got, std::string_view whose);
-  // Of result `index`. dtype: nullopt where LibTorch's kernels differ. A gradient that was not asked for is a token.
+  // What result `index` has to be. dtype: nullopt where LibTorch's kernels differ. A gradient that was not asked for is a token.
   void expect(int index, std::optional<DType> dtype, const Shape& shape);
   void expect_like(int index, const Type& type) { expect(index, type.dtype, type.shape()); }
   void expect_result(const Shape& shape) { expect(0, operand().dtype, shape); }

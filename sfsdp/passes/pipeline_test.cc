@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
@@ -172,6 +174,7 @@ TEST_CASE("loss in chunks, then remat: what only backward reads is not left in f
     run_pipeline(graph, {.loss_chunks = 2, .remat = {.mode = mode}, .keep_whole = true}, layout);
     REQUIRE(layout);
     std::vector<std::string> whole;
+    CHECK(std::ranges::count(graph.ops(), "aten.tanh", [](const auto& op) { return op->opcode; }) == 1);
     for (const auto& op : graph.ops()) {
       CHECK_FALSE(op->is("all_gather", "all_gather.start"));
       if (op->has_attr("whole_of")) whole.push_back(op->attr<std::string>("whole_of"));

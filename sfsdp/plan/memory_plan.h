@@ -47,7 +47,7 @@ MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& ke
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
-// Of parameters, moments and counters, each rounded up.
+// Bytes of parameters, moments and counters, each rounded up.
 int64_t state_bytes(const ir::Graph& graph, int64_t alignment);
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 

@@ -20,7 +20,7 @@ struct Order {
   double large;  // share of the peak; 0: none comes first
 };
 
-// Each is the best of them for some model, batch and recomputation in docs/benchmarks.md; the first is optimal for
+// Each is the best of them for some model, batch and remat in docs/benchmarks.md; the first is optimal for
 // nested lifetimes.
 constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
 
@@ -180,7 +180,7 @@ class LowestFit {
     placed.insert(std::ranges::upper_bound(placed, p.begin, {}, &Placed::begin), p);
   }
 
-  // Of the parts into which the step is cut.
+  // Which of the parts into which the step is cut.
   size_t span_of(int64_t position) const { return static_cast<size_t>(position * int64_t{kSpans} / end_); }
   bool is_wide(const Buffer& b) const { return span_of(b.first) != span_of(b.last); }
 

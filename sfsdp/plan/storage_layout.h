@@ -36,7 +36,7 @@ StorageLayout storage_layout_of(const ir::Graph& graph);
 //   bucket layers.0.flat whole=1024 shard=512
 //     layers.0.w.weight offset=0 numel=600
 std::string print(const StorageLayout& layout);
-// Of the lines after the first.
+// The hash of the lines after the first.
 uint64_t hash(const StorageLayout& layout);
 
 // Writes them on the members' params, where choosing units would.

@@ -19,7 +19,7 @@ namespace sfsdp::sim {
 // runs once), then Tail.
 enum class Part : uint8_t { Head, Body, Last, Tail };
 inline constexpr size_t kParts = 4;
-// Of what all micro-batches run: Last.
+// Last for what every micro-batch runs.
 Part part_of(ir::Section section);
 
 struct Collective {

@@ -53,7 +53,7 @@ struct Simulation {
   // what of that is due to links shared with other communicators; exposed: what the compute lane waited for. Of rank 0.
   std::map<std::string, double> communication_seconds, contention_seconds, exposed_seconds;
   std::map<std::string, double> communicated_bytes;
-  double flops = 0;                // of rank 0, counted in the graph: recomputation included
+  double flops = 0;                // of rank 0, counted in the graph: remat included
   std::vector<std::string> lanes;  // "compute", then the axes of each communicator: "dp_shard"
   std::vector<Event> events;       // of rank 0, by begin within a lane
   int64_t micro_batches = 1;

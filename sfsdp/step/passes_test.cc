@@ -36,7 +36,7 @@ std::vector<std::string> without_overlap(std::vector<std::string> others = {}) {
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
     testing::sum_of_squares, testing::tokens;
 
-TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x recomputation") {
+TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x remat") {
   const auto run = [](DeviceMesh mesh, DataParallelOptions options, passes::PipelineOptions pipeline) {
     CompileOptions compile_options;
     compile_options.max_norm = 1.0;
@@ -170,7 +170,7 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
     }
 }
 
-TEST_CASE("recomputation chosen by cost: the fastest trial that fits, the same curve, found again on other batches") {
+TEST_CASE("remat chosen by cost: the fastest trial that fits, the same curve, found again on other batches") {
   constexpr int64_t kRows = kGlobalBatch / 2;
   const auto compile_with = [](bool choose_remat, tune::Wrap wrap, double memory_gib) {
     CompileOptions options;
@@ -291,7 +291,7 @@ struct DropNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DropNet);
 
-TEST_CASE("recomputation draws the same random numbers again") {
+TEST_CASE("remat draws the same random numbers again") {
   const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
   const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
   const auto run = [&](const passes::RematOptions& remat) {

@@ -37,7 +37,7 @@ struct ModelSize {
   int64_t dim = 0;
 };
 // 6 (N - N_emb) + 12 L H (dim / H) seq: forward and backward of one token. Attention counts in full although it is
-// causal; what is recomputed does not count.
+// causal; what is computed again does not count.
 int64_t flops_per_token(const ModelSize& size, int64_t seq_len);
 
 // Fills tflops and mfu_percent from tps. `peak_flops`: of one device per second; unset when it is not known.

@@ -125,7 +125,7 @@ class Estimator::Run {
   }
 
  private:
-  // Of each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
+  // For each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
   // there too.
   double tail_of(const Bucket& b) const { return &b == buckets_.data() ? 0 : 2 * profile_.machine.launch; }
 

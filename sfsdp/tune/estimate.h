@@ -32,7 +32,7 @@ class Estimator {
 
   Estimate estimate(const Schedule& schedule);
   double seconds(const Schedule& schedule);  // estimate().seconds alone, in a fraction of the time
-  // Of forward and backward of the last micro-batch; reductions over replicas are not among them.
+  // What runs in forward and backward of the last micro-batch; reductions over replicas are not among them.
   std::vector<ScheduleEvent> events(const Schedule& schedule);
 
  private:

@@ -25,7 +25,7 @@ struct UnitExplanation {
   std::vector<Alternative> alternatives;
 };
 
-// Of the units that hold a parameter whose name begins with `path`, a module path or "" for all.
+// Explains the units that hold a parameter whose name begins with `path`, a module path or "" for all.
 std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Schedule& schedule,
                                            const std::string& path);
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kPlenty = int64_t{1} << 50;
 
 // `n` equal parameters: a gather or a reduction of k of them takes 3 k, the compute of each 10.1 in forward and in backward.
-//   blocks: under recomputation backward reads the parameters of a block, of this many, where it begins with the block;
+//   blocks: under remat backward reads the parameters of a block, of this many, where it begins with the block;
 //           0: each where its gradient is made
 StepProfile by_hand(size_t n, size_t blocks) {
   StepProfile p;
@@ -64,7 +64,7 @@ TEST_CASE("the greedy rule by hand: 1, 3, 9, 27 parameters") {
   CHECK(sizes(greedy_units(by_hand(40, 0), kPlenty)) == std::vector<size_t>{1, 3, 9, 27});
 }
 
-TEST_CASE("the greedy rule by hand: recomputation, which reads a block's parameters early, changes no unit") {
+TEST_CASE("the greedy rule by hand: remat, which reads a block's parameters early, changes no unit") {
   for (const size_t block : {2, 5, 8, 40}) {
     CAPTURE(block);
     CHECK(sizes(greedy_units(by_hand(40, block), kPlenty)) == std::vector<size_t>{1, 3, 9, 27});

@@ -19,7 +19,7 @@ class UnitCost {
   double reduced_bytes() const;
   // Seconds of compute from its first read to that of the next unit.
   double forward_compute() const;
-  // Seconds of compute that makes its gradients. Recomputation, which reads a block's parameters early, moves none.
+  // Seconds of compute that makes its gradients. Remat, which reads a block's parameters early, moves none.
   double backward_compute() const;
 
  private:

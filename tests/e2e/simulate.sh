@@ -56,7 +56,7 @@ for lane in lanes:  # nothing overlaps within a lane
     times = sorted((e["ts"], e["dur"]) for e in spans if e["tid"] == lane)
     assert all(a + d <= b + 1e-3 for (a, d), (b, _) in zip(times, times[1:]))
 PY
-# Recomputation by cost: no share of the activations alone is faster, and it fits where less memory is given.
+# Remat by cost: no share of the activations alone is faster, and it fits where less memory is given.
 joint=(--world 8 --training.local_batch_size 1 --training.seq_len 8192 --training.global_batch_size -1 --json
   --parallelism.fsdp_wrap auto --parallelism.fsdp_reshard_after_forward auto)
 for mode in none full auto; do simulate "${joint[@]}" --activation_checkpoint.mode $mode >"$dir/remat_$mode.json"; done

@@ -135,7 +135,7 @@ void ParamReader::add_plain_use(ParamFlow& flow, Op* reader) const {
   flow.uses.push_back(use);
 }
 
-// Of one parameter, or of several that have one and the same gradient: duplicates of their paths were merged.
+// True where readers lead to gradients alone: several parameters have one gradient where their paths were merged.
 bool ParamReader::becomes_gradients_only(const Value* value) const {
   return std::ranges::all_of(index_.readers(value), [&](const Op* op) {
     return op->is("gradient") || (is_on_gradient_path(*op) && becomes_gradients_only(op->result()));

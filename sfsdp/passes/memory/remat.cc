@@ -154,7 +154,7 @@ class Rewriter {
     return static_cast<int64_t>(flops);
   }
 
-  // Of forward, read by backward; gathered parameters not counted.
+  // Made by forward, read by backward; gathered parameters not counted.
   int64_t bytes_kept() const {
     std::unordered_set<const Value*> kept;
     for (const auto& op : graph_.ops())

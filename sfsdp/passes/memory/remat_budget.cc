@@ -69,7 +69,7 @@ std::vector<const ir::Value*> choose_within_budget(std::span<const BlockValues> 
           {b, k, bytes, static_cast<double>(bytes) / static_cast<double>(points[k + 1].work - points[k].work)});
     }
   }
-  // Of equals the earlier block's: what is made again for a later one is there again while most is still kept.
+  // Among equals the earlier block's: what is made again for a later one is there again while most is still kept.
   std::ranges::stable_sort(savings, std::greater<>(), &Saving::bytes_per_work);
   std::vector<size_t> corner(blocks.size());
   const double allowed = budget * static_cast<double>(all);

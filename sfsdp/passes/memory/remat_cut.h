@@ -8,7 +8,7 @@
 // runs again to the sink. As λ falls ever more ops run again, none fewer: the choices are nested.
 //
 // Source: minimum cut as PyTorch's partitioner has it (torch/_functorch/partitioners.py), without its list of ops that
-// may not be recomputed: here they cost what they cost.
+// may not be computed again: here they cost what they cost.
 #pragma once
 
 #include <cstdint>

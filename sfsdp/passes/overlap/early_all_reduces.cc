@@ -24,27 +24,27 @@ bool in_body(const Op& op) { return ir::is_repeated(op.section); }
 bool is_blocking(const Op& op) { return ir::is_collective(op) && !ir::is_start(op); }
 
 // What an op of the tail has to wait for there.
-struct Held {
+struct TailWait {
   const Op* by = nullptr;  // a wait, or a blocking collective; nullptr: nothing
   bool by_several = false;
 };
 
-std::unordered_map<const Op*, Held> find_held(const Graph& graph) {
-  std::unordered_map<const Op*, Held> held;
+std::unordered_map<const Op*, TailWait> find_tail_waits(const Graph& graph) {
+  std::unordered_map<const Op*, TailWait> waits;
   for (const auto& op : graph.ops()) {
     if (!in_tail(*op)) continue;
-    Held h;
-    const auto add = [&](const Held& other) {
+    TailWait h;
+    const auto add = [&](const TailWait& other) {
       h.by_several |= other.by_several || (h.by && other.by && h.by != other.by);
       if (other.by) h.by = other.by;
     };
     for (const Value* operand : op->operands)
       if (operand)
-        if (const auto found = held.find(operand->producer()); found != held.end()) add(found->second);
+        if (const auto found = waits.find(operand->producer()); found != waits.end()) add(found->second);
     if (ir::is_wait(*op) || is_blocking(*op)) add({op.get(), false});
-    held[op.get()] = h;
+    waits[op.get()] = h;
   }
-  return held;
+  return waits;
 }
 
 // What updates read, through all that lies between.
@@ -62,12 +62,12 @@ std::unordered_set<const Op*> needed_by_updates(const Graph& graph) {
 
 // Blocking collectives of the tail that can start before what else the tail waits for, or that no update waits for.
 std::vector<Op*> find_blocking(const Graph& graph) {
-  const auto held = find_held(graph);
+  const auto waits = find_tail_waits(graph);
   const auto needed = needed_by_updates(graph);
   std::vector<Op*> blocking;
   for (const auto& op : graph.ops()) {
     if (!in_tail(*op) || !is_blocking(*op)) continue;
-    const Held& h = held.at(op.get());
+    const TailWait& h = waits.at(op.get());
     if ((h.by == op.get() && !h.by_several) || !needed.contains(op.get())) blocking.push_back(op.get());
   }
   return blocking;
@@ -107,7 +107,7 @@ bool start_in_body(Graph& graph, PassContext& ctx) {
 class TailOrder {
  public:
   explicit TailOrder(Graph& graph)
-      : graph_(graph), held_(find_held(graph)), needed_(needed_by_updates(graph)), index_(graph) {}
+      : graph_(graph), tail_waits_(find_tail_waits(graph)), needed_(needed_by_updates(graph)), index_(graph) {}
 
   bool apply(PassContext& ctx) {
     std::vector<Op*> tail;
@@ -152,7 +152,7 @@ class TailOrder {
   void start_all(const std::vector<Op*>& tail) {
     std::vector<Op*> starts;
     for (Op* op : tail)
-      if (ir::is_start(*op) && !held_.at(op).by) starts.push_back(op);
+      if (ir::is_start(*op) && !tail_waits_.at(op).by) starts.push_back(op);
     std::ranges::stable_sort(starts, {}, [&](const Op* op) {
       const Op* from = op->operands[0]->producer();
       return in_tail(*from) ? graph_.ops().size() : index_.position(from);
@@ -166,7 +166,7 @@ class TailOrder {
     std::vector<std::pair<size_t, Op*>> found;
     for (Op* op : tail) {
       if (!op->is("gradient")) continue;
-      const Op* by = held_.at(op).by;
+      const Op* by = tail_waits_.at(op).by;
       if (by && ir::is_wait(*by)) by = by->operands[0]->producer();
       const Op* from = op;
       while (!by && in_tail(*from)) from = from->operands[0]->producer();
@@ -198,7 +198,8 @@ class TailOrder {
   std::vector<Op*> free_updates(const Op& gradient) const {
     std::vector<Op*> updates = updates_of(gradient);
     std::erase_if(updates, [&](const Op* update) {
-      return held_.at(update).by_several || held_.at(update).by != held_.at(&gradient).by || reads_norm(*update);
+      return tail_waits_.at(update).by_several || tail_waits_.at(update).by != tail_waits_.at(&gradient).by ||
+             reads_norm(*update);
     });
     return updates;
   }
@@ -211,11 +212,11 @@ class TailOrder {
   }
 
   Graph& graph_;
-  const std::unordered_map<const Op*, Held> held_;
+  const std::unordered_map<const Op*, TailWait> tail_waits_;
   const std::unordered_set<const Op*> needed_;
   const ir::Index index_;                        // of the graph as it was
   std::unordered_map<const Op*, size_t> place_;  // in the new order
-  // Of the tail, by the memory that they read; a wait reads what its start sends.
+  // Ops of the tail, by the memory that they read; a wait reads what its start sends.
   std::unordered_map<const Value*, std::vector<Op*>> readers_;
   std::unordered_set<const Op*> emitted_;
   std::vector<Op*> order_;

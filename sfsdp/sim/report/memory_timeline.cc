@@ -43,7 +43,7 @@ class Classifier {
            op.is("reduce_scatter", "reduce_scatter.start", "all_reduce", "all_reduce.start", "pack", "accumulate");
   }
 
-  // Of a parameter alone, by ops that compute nothing.
+  // True for what is made of a parameter alone, by ops that compute nothing.
   bool makes_parameter(const Op& op) const {
     if (op.is("param")) return true;
     const bool moves = ir::aliased_operand(op) >= 0 || op.is("all_gather", "all_gather.start", "cast", "wait", "view",

@@ -318,7 +318,7 @@ Arrays ne_scalar(const KernelContext& c) {
   return {map(c.in(), [other](double x) { return x != other ? 1 : 0; })};
 }
 
-// Of [tokens, classes] along the classes.
+// x: [tokens, classes], along the classes.
 Arrays log_softmax(const KernelContext& c) {
   const Array& x = c.in();
   SFSDP_CHECK(x.shape.size() == 2, "aten._log_softmax of ", x);

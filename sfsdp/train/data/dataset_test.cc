@@ -165,7 +165,7 @@ TEST_CASE("libtorch_headers gives each sample once, in an order that the seed al
   CHECK_FALSE(std::is_sorted(first.begin(), first.end()));
   CHECK(first == starts(1));
   CHECK(first != starts(2));
-  // splitmix64 with seed 1 and a Fisher-Yates shuffle from the end, recomputed in Python.
+  // splitmix64 with seed 1 and a Fisher-Yates shuffle from the end, computed in Python too.
   CHECK(Ids(first.begin(), first.begin() + 4) == Ids{64, 84, 70, 56});
 }
 
