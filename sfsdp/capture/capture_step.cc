@@ -140,14 +140,19 @@ void check_loss(const LossValue& loss, bool training) {
     throw UserError(concat("the loss function returned a tensor of shape ",
                            loss.value.defined() ? concat(loss.value.sizes()) : "undefined",
                            "\n  expected one floating number (the mean, or a sum with its count)"));
-  if (loss.count.defined() && (loss.count.numel() != 1 || loss.count.requires_grad()))
-    throw UserError(concat("the count of the loss is a tensor of shape ", loss.count.sizes(),
-                           loss.count.requires_grad() ? " that depends on parameters" : "",
-                           "\n  expected one number of targets; two losses are to be added up"));
   if (training && !loss.value.requires_grad())
     throw UserError(
         "the loss has no gradient: no trainable parameter leads to it\n  expected a loss computed from the module's"
         " parameters without NoGradGuard, detach() or integer casts on the way");
+}
+
+// Counts are added up over micro-batches and ranks: the sum of a mask's u8 would wrap, that of a half round.
+at::Tensor wide_count(const at::Tensor& count) {
+  if (!count.defined() || count.numel() != 1 || count.requires_grad() || count.is_complex())
+    throw UserError(concat("the count of the loss is ", count.defined() ? concat(type_of(count)) : "undefined",
+                           count.defined() && count.requires_grad() ? " that depends on parameters" : "",
+                           "\n  expected one number of targets; two losses are to be added up"));
+  return count.reshape({}).to(count.is_floating_point() ? at::kDouble : at::kLong);
 }
 
 // Parameters are read where they are gathered, and written by the optimizer alone.
@@ -253,7 +258,7 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     value = loss(batch);
     check_loss(value, options.training);
     tracer.graph.outputs.push_back(tracer.value_of(value.value));
-    if (value.count.defined()) tracer.graph.outputs.push_back(tracer.value_of(value.count));
+    if (value.count) tracer.graph.outputs.push_back(tracer.value_of(wide_count(*value.count)));
     if (!options.training) return;
     tracer.section = ir::Section::Bwd;
     ir::Value* seed = ir::Builder(tracer.graph)

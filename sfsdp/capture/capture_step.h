@@ -18,8 +18,8 @@ namespace sfsdp::capture {
 // What a loss function returns: the mean, or a sum and how many targets it is over (padding left out); the step then
 // divides by the count of all ranks and micro-batches.
 struct LossValue {
-  at::Tensor value;  // 0-d, floating
-  at::Tensor count;  // 0-d, or undefined: `value` is a mean
+  at::Tensor value;                 // one floating number
+  std::optional<at::Tensor> count;  // one number; nullopt: `value` is a mean
 };
 
 using Batch = std::vector<at::Tensor>;

@@ -282,6 +282,33 @@ TEST_CASE("a loss that is no number is refused") {
   CHECK_THROWS_WITH_AS(capture_step(*net, state, loss, {at::ones({3, 4})}, {}), doctest::Contains("[3, 4]"), UserError);
 }
 
+TEST_CASE("a count that is no number is refused") {
+  auto net = std::make_shared<NetImpl>();
+  const auto state = take_state(*net);
+  const auto error_of_count = [&](const std::function<Tensor(const Tensor& x)>& count) -> std::string {
+    try {
+      capture_step(*net, state,
+                   [&](const Batch& b) {
+                     return LossValue{b[0].sum() * net->scale, count(b[0])};
+                   },
+                   {at::ones({3, 4})}, {});
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "captured";
+  };
+  CHECK(error_of_count([](const Tensor& x) { return x.gt(0).sum(0, true).sum(1); }) == "captured");  // one element
+  for (const auto& [part, count] : std::vector<std::pair<const char*, std::function<Tensor(const Tensor& x)>>>{
+           {"the count of the loss is undefined", [](const Tensor&) { return Tensor(); }},
+           {"is c64[]", [](const Tensor& x) { return x.sum().to(at::kComplexFloat); }},
+           {"is f32[3, 4]", [](const Tensor& x) { return x * 2; }}}) {
+    const std::string message = error_of_count(count);
+    CAPTURE(message);
+    CHECK(message.find(part) != std::string::npos);
+    CHECK(message.find("expected one number of targets") != std::string::npos);
+  }
+}
+
 TEST_CASE("after a refused capture the next one works") {
   CHECK(error_of([](const Tensor& x) { return x * x.sum().item<float>(); }) != "captured");
   CHECK(error_of([](const Tensor& x) { return x * x.sum(); }) == "captured");

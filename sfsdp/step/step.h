@@ -31,7 +31,7 @@ using capture::Batch;
 using capture::LossValue;
 
 // A loss that is not a mean: a sum and how many targets it is over, one number each. The step divides both loss and
-// gradients by the count of all ranks and micro-batches.
+// gradients by the count of all ranks and micro-batches, added in i64, or in f64 if it is floating.
 struct SumCount {
   at::Tensor sum, count;
 };
@@ -201,7 +201,7 @@ std::shared_ptr<Program> compile_program(Model model, Loss loss, Optimizer optim
     if constexpr (std::same_as<Value, SumCount>)
       return {value.sum, value.count};
     else
-      return {value, at::Tensor()};
+      return {value, std::nullopt};
   };
   return std::make_shared<Program>(module, std::move(function), optimizer, example, std::move(strategy), options);
 }

@@ -434,5 +434,30 @@ TEST_CASE("a draw whose batch is not found is refused where it matters, with a c
     CHECK_THROWS_WITH_AS(compile_with(dims), doctest::Contains("expected a dimension of each tensor"), UserError);
 }
 
+TEST_CASE("counts of a loss are added exactly, whatever their dtype, over ranks and micro-batches") {
+  constexpr int64_t kMicroBatches = 5;
+  for (const auto& [dtype, count] : std::vector<std::pair<at::ScalarType, int64_t>>{{at::kByte, 101},
+                                                                                    {at::kChar, 101},
+                                                                                    {at::kBool, 1},
+                                                                                    {at::kHalf, 60000},
+                                                                                    {at::kBFloat16, 255},
+                                                                                    {at::kFloat, 16777213},
+                                                                                    {at::kLong, 101}}) {
+    CAPTURE(dtype);
+    const auto loss = [dtype = dtype](Scale& m, const Batch& b) {
+      return SumCount{m->weight.to(at::kDouble).sum() * b[0].sum(), b[1].to(dtype)};  // a count of shape [1]
+    };
+    const Batch part = {at::ones({1}, at::kDouble), at::full({1}, count, at::kLong)};
+    for (int64_t world : {1, 2}) {
+      auto program =
+          compile_program(meta_init([] { return Scale(); }), loss, SGD{.lr = 0}, part,
+                          data_parallel(init_device_mesh({{"dp_shard", world}})), {.micro_batches = kMicroBatches});
+      const testing::Trained trained = testing::train_on_ranks(
+          program, 1, [&](int64_t, int64_t) { return std::vector<Batch>(kMicroBatches, part); });
+      CHECK(trained.results[0].loss == doctest::Approx(4 * 0.5 / static_cast<double>(count)).epsilon(1e-14));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sfsdp

@@ -121,7 +121,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   auto forward = job.model.forward;
   capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {
-    return {models::cross_entropy(forward(batch[0]), batch[1]), at::Tensor()};
+    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
   };
   job.program = std::make_shared<Program>(job.model.module, std::move(loss), optimizer, job.example,
                                           std::move(strategy), options);
