@@ -58,6 +58,32 @@ std::vector<Handle> handles_of(torch::nn::Module& module) {
   return handles;
 }
 
+// From the first byte of a tensor's elements in their storage to after the last.
+std::pair<int64_t, int64_t> extent_of(const at::Tensor& t) {
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  const auto size = static_cast<int64_t>(t.itemsize());
+  return {t.storage_offset() * size, (last + 1) * size};
+}
+
+// What is written to one of two tensors over one memory would not reach the other.
+void check_own_memory(const std::vector<Handle>& handles) {
+  std::unordered_map<c10::StorageImpl*, std::vector<const Handle*>> by_storage;
+  for (const Handle& h : handles) {
+    if (h.tensor.numel() == 0 || !h.tensor.has_storage()) continue;
+    const auto [begin, end] = extent_of(h.tensor);
+    auto& others = by_storage[h.tensor.storage().unsafeGetStorageImpl()];
+    for (const Handle* other : others) {
+      const auto [other_begin, other_end] = extent_of(other->tensor);
+      if (!h.tensor.is_same(other->tensor) && begin < other_end && other_begin < end)
+        throw UserError(concat(other->name, " and ", h.name, " share memory, but the step would hold each by itself",
+                               "\n  expected tensors of their own, such as a clone(); or one tensor registered under"
+                               " both names, which ties them"));
+    }
+    others.push_back(&h);
+  }
+}
+
 // The module's tensors, tied ones once, matched to `state` by name.
 std::vector<at::Tensor> tensors_of(torch::nn::Module& module, const std::vector<StateTensor>& state) {
   std::unordered_map<std::string, at::Tensor> by_name;
@@ -174,7 +200,9 @@ void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const at::T
 std::vector<StateTensor> take_state(torch::nn::Module& module) {
   std::vector<StateTensor> state;
   std::unordered_map<c10::TensorImpl*, size_t> seen;
-  for (const Handle& h : handles_of(module)) {
+  const std::vector<Handle> handles = handles_of(module);
+  check_own_memory(handles);
+  for (const Handle& h : handles) {
     auto [place, fresh] = seen.try_emplace(h.tensor.unsafeGetTensorImpl(), state.size());
     if (!fresh) {
       state[place->second].other_names.push_back(h.name);

@@ -41,8 +41,8 @@ struct StateTensor {
 };
 
 // Parameters and buffers of `module` in registration order, tied ones once. Real weights are moved out: the module's
-// tensors become meta tensors. Throws UserError for a meta parameter that nothing says how to initialise, and for a module
-// that was taken before.
+// tensors become meta tensors. Throws UserError for a meta parameter that nothing says how to initialise, for a module
+// that was taken before, and for two tensors over one memory.
 std::vector<StateTensor> take_state(torch::nn::Module& module);
 
 // Meta tensors like those of `example` with `factor` times the rows, to capture the step with.

@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/capture_step.h"
+#include "sfsdp/capture/meta_init.h"
 #include "sfsdp/exec/reference/reference_executor.h"
 
 namespace sfsdp::capture {
@@ -307,6 +308,57 @@ TEST_CASE("a count that is no number is refused") {
     CHECK(message.find(part) != std::string::npos);
     CHECK(message.find("expected one number of targets") != std::string::npos);
   }
+}
+
+// What take_state says of a module with the buffers a and b, as `make` gives them for a parameter w of shape [4, 4].
+std::string error_of_buffers(const std::function<std::pair<Tensor, Tensor>(const Tensor& w)>& make, bool meta) {
+  struct Buffers : torch::nn::Module {
+    Tensor w = register_parameter("w", at::ones({4, 4}));
+  };
+  const auto build = [&] {
+    auto module = std::make_shared<Buffers>();
+    const auto [a, b] = make(module->w);
+    module->register_buffer("a", a);
+    if (b.defined()) module->register_buffer("b", b);
+    return module;
+  };
+  std::shared_ptr<torch::nn::Module> module;
+  if (meta)
+    run_meta_init([&] { return module = build(); });
+  else
+    module = build();
+  try {
+    return std::to_string(take_state(*module).size()) + " tensors";
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+TEST_CASE("two registered tensors over one memory are refused by name, one tensor registered twice is tied") {
+  for (const bool meta : {false, true}) {
+    CAPTURE(meta);
+    CHECK(error_of_buffers([](const Tensor& w) { return std::pair(w.detach(), Tensor()); }, meta) ==
+          "w and a share memory, but the step would hold each by itself\n  expected tensors of their own, such as a"
+          " clone(); or one tensor registered under both names, which ties them");
+    const auto overlap = [](const Tensor&) {
+      const Tensor a = at::zeros({6});
+      return std::pair(a.slice(0, 0, 4), a.slice(0, 3, 6));
+    };
+    CHECK(error_of_buffers(overlap, meta).starts_with("a and b share memory"));
+    const auto apart = [](const Tensor&) {
+      const Tensor a = at::zeros({6, 2});
+      return std::pair(a.slice(0, 0, 3), a.slice(0, 3, 6));
+    };
+    CHECK(error_of_buffers(apart, meta) == "3 tensors");
+    const auto twice = [](const Tensor&) {
+      const Tensor a = at::zeros({6});
+      return std::pair(a, a);
+    };
+    CHECK(error_of_buffers(twice, meta) == "2 tensors");
+  }
+  auto net = std::make_shared<NetImpl>();
+  net->blocks->gate->weight.set_data(net->register_parameter("tied", at::ones({4})).detach());
+  CHECK_THROWS_WITH_AS(take_state(*net), doctest::Contains("tied and blocks.gate.weight share memory"), UserError);
 }
 
 TEST_CASE("after a refused capture the next one works") {
