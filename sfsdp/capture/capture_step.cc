@@ -195,6 +195,18 @@ void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const at::T
                          writer.module_path.empty() ? "" : " at ", writer.module_path, "\n  expected ", cure));
 }
 
+// A member that is given another tensor lets go of the registered one, which nobody writes from then on.
+//   handles: how many each of `tensors` had before forward
+void check_members_kept(const std::vector<StateTensor>& state, const std::vector<at::Tensor>& tensors,
+                        const std::vector<size_t>& handles) {
+  for (size_t i = 0; i < state.size(); ++i)
+    if (state[i].is_buffer && tensors[i].use_count() < handles[i])
+      throw UserError(concat("forward gives the member of buffer ", state[i].name,
+                             " another tensor, which the next step would not see",
+                             "\n  expected an update in place: mean.mul_(0.5).add_(x, 0.5), not mean = mean * 0.5 +"
+                             " x * 0.5"));
+}
+
 }  // namespace
 
 std::vector<StateTensor> take_state(torch::nn::Module& module) {
@@ -275,6 +287,8 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
   check_batch(example);
   Batch batch = declare_batch(tracer, example);
 
+  std::vector<size_t> handles;
+  for (const at::Tensor& t : tensors) handles.push_back(t.use_count());
   LossValue value;
   std::vector<at::Tensor> gradients;
   tracer.run([&] {
@@ -301,6 +315,7 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     gradients = torch::autograd::grad({value.value}, leaves, {seed_tensor}, /*retain_graph=*/false,
                                       /*create_graph=*/false, /*allow_unused=*/true);
   });
+  check_members_kept(state, tensors, handles);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;  // unused in this step: not updated, as in eager
     const StateTensor& s = state[trained[i]];

@@ -361,6 +361,38 @@ TEST_CASE("two registered tensors over one memory are refused by name, one tenso
   CHECK_THROWS_WITH_AS(take_state(*net), doctest::Contains("tied and blocks.gate.weight share memory"), UserError);
 }
 
+TEST_CASE("a buffer whose member forward gives another tensor is refused, with the update in place") {
+  struct Average : torch::nn::Module {
+    Tensor weight = register_parameter("weight", at::ones({4}));
+    Tensor mean = register_buffer("mean", at::zeros({4}));
+  };
+  const auto error_of_forward = [](const std::function<void(Average&, const Tensor&)>& forward) -> std::string {
+    auto net = std::make_shared<Average>();
+    const auto state = take_state(*net);
+    const auto loss = [&](const Batch& b) {
+      {
+        at::NoGradGuard no_grad;
+        forward(*net, b[0]);
+      }
+      return LossValue{((b[0] - net->mean) * net->weight).sum(), {}};
+    };
+    try {
+      capture_step(*net, state, loss, {at::ones({3, 4})}, {});
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "captured";
+  };
+  CHECK(error_of_forward([](Average& m, const Tensor& x) { m.mean.mul_(0.5).add_(x.mean(0)); }) == "captured");
+  CHECK(error_of_forward([](Average& m, const Tensor& x) {
+          const Tensor before = m.mean;
+          m.mean.copy_(before * 0.5 + x.mean(0));
+        }) == "captured");
+  const std::string rebound = error_of_forward([](Average& m, const Tensor& x) { m.mean = m.mean * 0.5 + x.mean(0); });
+  CHECK(rebound.starts_with("forward gives the member of buffer mean another tensor"));
+  CHECK(rebound.find("mul_") != std::string::npos);
+}
+
 TEST_CASE("after a refused capture the next one works") {
   CHECK(error_of([](const Tensor& x) { return x * x.sum().item<float>(); }) != "captured");
   CHECK(error_of([](const Tensor& x) { return x * x.sum(); }) == "captured");
