@@ -310,6 +310,10 @@ TEST_CASE("a count that is no number is refused") {
   }
 }
 
+TEST_CASE("what the loss throws that is no std::exception is said as an error of the step") {
+  expect_error([](const Tensor&) -> Tensor { throw 42; }, {" at blocks.gate", "std::exception"});
+}
+
 // What take_state says of a module with the buffers a and b, as `make` gives them for a parameter w of shape [4, 4].
 std::string error_of_buffers(const std::function<std::pair<Tensor, Tensor>(const Tensor& w)>& make, bool meta) {
   struct Buffers : torch::nn::Module {

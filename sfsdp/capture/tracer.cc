@@ -150,9 +150,13 @@ void Tracer::run(const std::function<void()>& body) {
     throw UserError(concat("the step cannot be captured", at_module(), ": ", error.what_without_backtrace(),
                            "\n  expected a forward and a loss that run on real tensors; the same call without"
                            " sfsdp shows more"));
-  } catch (...) {
+  } catch (const std::exception&) {
     recording_ = false;
     throw;
+  } catch (...) {
+    recording_ = false;
+    throw UserError(concat("the model or its loss threw", at_module(), " what is no std::exception",
+                           "\n  expected an exception such as std::runtime_error, which says what is wrong"));
   }
   recording_ = false;
 }
