@@ -77,6 +77,17 @@ void check_batch_dims(const std::vector<int64_t>& dims, const Batch& example) {
                            "\n  expected a dimension of each tensor, or -1 where it has no batch"));
 }
 
+// State is laid out once, by the example.
+void check_has_state(const std::vector<step::OptimizerState>& needed, const std::vector<StoredTensor>& stored) {
+  for (const step::OptimizerState& s : needed)
+    if (std::ranges::find(stored, s.name, &StoredTensor::name) == stored.end())
+      throw UserError(concat("parameter ", s.param,
+                             " has a gradient for this batch, but had none for the example of"
+                             " compile, so there is no ",
+                             s.name, "\n  expected an example that trains all parameters; adding 0 * ", s.param,
+                             ".sum() to the loss gives it a gradient for every batch"));
+}
+
 }  // namespace
 
 struct Program::Cache {
@@ -199,6 +210,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     states = step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.skip_non_finite});
   else
     step::append_loss(captured.graph, strategy_);
+  if (!tensors_.empty()) check_has_state(states, tensors_);
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;

@@ -459,5 +459,34 @@ TEST_CASE("counts of a loss are added exactly, whatever their dtype, over ranks 
   }
 }
 
+// Reads `small` for batches of at most two rows, else `large`.
+struct ByRowsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return (x * (x.size(0) <= 2 ? small : large)).sum(); }
+  at::Tensor small = register_parameter("small", torch::full({4}, 0.5));
+  at::Tensor large = register_parameter("large", torch::full({4}, 0.25));
+};
+TORCH_MODULE(ByRows);
+
+TEST_CASE("a parameter that the example batch does not train has no optimizer state: refused by name, SGD trains it") {
+  const auto loss = [](ByRows& m, const Batch& b) { return m->forward(b[0]); };
+  const CompileOptions quiet = {.notify = [](const std::string&) {}};
+  for (const auto layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
+    Strategy strategy = one_rank();
+    strategy.options.layout = layout;
+    for (const Optimizer& optimizer : {Optimizer(AdamW{}), Optimizer(SGD{.momentum = 0.9})}) {
+      Step step = compile(ByRows(), loss, optimizer, {at::ones({2, 4})}, strategy, nullptr, quiet);
+      CHECK_THROWS_WITH_AS(step({at::ones({3, 4})}),
+                           doctest::Contains("parameter large has a gradient for this batch, but had none for the "
+                                             "example of compile, so there is no large."),
+                           UserError);
+      CHECK(step({at::ones({1, 4})}).loss > 0);
+    }
+    Step step = compile(ByRows(), loss, SGD{.lr = 0.125}, {at::ones({2, 4})}, strategy, nullptr, quiet);
+    step({at::ones({3, 4})});
+    CHECK(at::equal(step.gather("large"), at::full({4}, 0.25 - 0.125 * 3)));
+    CHECK(at::equal(step.gather("small"), at::full({4}, 0.5)));
+  }
+}
+
 }  // namespace
 }  // namespace sfsdp
