@@ -542,6 +542,7 @@ TEST_CASE("real weights go as the shards come: what is left is the shards") {
       const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, live);
       Stack model;
       const std::vector<at::Tensor> kept = model->parameters();  // as an optimizer of the user's would hold them
+      for (const at::Tensor& p : kept) p.data().fill_(0.5);      // ranks draw at the same time, each other values
       SFSDP_CHECK(live->now >= kModel, live->now);
       // SGD without momentum: the parameters are all state.
       auto program = compile_program(model, loss, SGD{}, {at::empty({2, 256})},

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -50,14 +51,43 @@ comm::RankText text_of(const ir::Graph& graph) {
           meaning_of_difference};
 }
 
+uint64_t hash_bits(std::span<const std::byte> bytes) {
+  uint64_t hash = 0;
+  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min(sizeof(word), bytes.size() - i));
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+// A line for each parameter and buffer: what the module came with.
+std::string initial_values(const Program& program) {
+  std::string text;
+  for (const capture::StateTensor& s : program.state()) {
+    text += concat(s.name, " ", ir::Type::tensor(capture::dtype_of(s.dtype), s.shape));
+    if (!s.value.defined())
+      text += " without values\n";
+    else
+      text += concat(" of bits ",
+                     hex(hash_bits({static_cast<const std::byte*>(s.value.const_data_ptr()), s.value.nbytes()})), "\n");
+  }
+  return text;
+}
+
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
-void check_same_program(const Program& program, comm::CommWorld& world) {
+//   shared: by all ranks, which then start from the same values
+void check_same_program(const Program& program, comm::CommWorld& world, bool shared) {
   const comm::RankText graph = text_of(program.first_graph());
   const auto& layout = program.storage_layout();
   const comm::RankText texts[] = {{"options", concat("CompileOptions::seed = ", program.options().seed), graph.advice},
                                   {"passes", program.pass_list(), graph.advice},
                                   {"storage layouts", layout ? plan::print(*layout) : "", graph.advice},
-                                  graph};
+                                  graph,
+                                  {"initial values", shared ? "" : initial_values(program),
+                                   "expected the same on all ranks: torch::manual_seed before the module is made, or a"
+                                   " module built by sfsdp::meta_init, whose Step takes others by load_state_dict"}};
   comm::expect_same_texts(world, texts);
 }
 
@@ -189,8 +219,8 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
   if (strategy.mesh.world_size() > 1) {
     impl_->world = world;
     impl_->groups = make_groups(strategy, *world);
-    check_same_program(*program_, *world);
     sharing = count_sharing(program_->id_, *world);
+    check_same_program(*program_, *world, sharing == world->world_size());
   }
   const int64_t rank = world ? world->rank() : 0;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};

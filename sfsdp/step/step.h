@@ -147,7 +147,7 @@ void check_ranks(const Strategy& strategy, const comm::CommWorld* world);
 class Step {
  public:
   // `world` may be null for a strategy of one rank, and must outlive the Step. A collective call: all ranks must have the
-  // same passes, graph and seed, else UserError on all of them.
+  // same passes, graph, seed and real weights, else UserError on all of them.
   Step(std::shared_ptr<Program> program, comm::CommWorld* world);
   ~Step();
   Step(Step&&) noexcept;

@@ -8,9 +8,11 @@
 
 #include <cmath>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
+#include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
@@ -486,6 +488,31 @@ TEST_CASE("a parameter that the example batch does not train has no optimizer st
     CHECK(at::equal(step.gather("large"), at::full({4}, 0.25 - 0.125 * 3)));
     CHECK(at::equal(step.gather("small"), at::full({4}, 0.5)));
   }
+}
+
+TEST_CASE("ranks whose modules come with other values are told the first tensor that differs") {
+  const auto loss = [](ByRows& m, const Batch& b) { return m->forward(b[0]); };
+  for (const auto& axes : {std::vector<MeshAxis>{{"dp_shard", 3}}, {{"dp_replicate", 3}}})
+    testing::run_ranks(3, [&](comm::CommWorld& world) {
+      const auto make = [&](double large) {
+        ByRows model;
+        model->large.data()[3] = large;
+        return compile(model, loss, SGD{.lr = 0.125}, {at::ones({3, 4})}, data_parallel(init_device_mesh(axes)),
+                       &world);
+      };
+      std::string message = "compiled";
+      try {
+        make(world.rank() == 2 ? -0.25 : 0.25);
+      } catch (const UserError& error) {
+        message = error.what();
+      }
+      SFSDP_CHECK(message.starts_with("rank 0 and rank 2 have different initial values; first difference, line 2:"
+                                      "\n    large f32[4] of bits "),
+                  message);
+      SFSDP_CHECK(message.find("torch::manual_seed") != std::string::npos, message);
+      Step step = make(0.25);
+      SFSDP_CHECK(step({at::ones({3, 4})}).loss == 3, "the same values train");
+    });
 }
 
 }  // namespace
