@@ -77,6 +77,26 @@ void check_batch_dims(const std::vector<int64_t>& dims, const Batch& example) {
                            "\n  expected a dimension of each tensor, or -1 where it has no batch"));
 }
 
+// One that is undefined, or of a dtype that the IR has not, is refused by capture.
+std::vector<ir::Type> types_of(const Batch& batch) {
+  std::vector<ir::Type> types;
+  for (const at::Tensor& t : batch)
+    types.push_back(t.defined() ? ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec()) : ir::Type());
+  return types;
+}
+
+// The loss function indexes its batch without a check, and an op that a dtype does not fit would say less.
+void check_like(const Batch& batch, const std::vector<ir::Type>& example) {
+  if (batch.size() != example.size())
+    throw UserError(concat("step: the batch has ", batch.size(), " tensors: ", capture::shape_key(batch),
+                           "\n  expected ", example.size(), ", as in the example batch of compile"));
+  const std::vector<ir::Type> types = types_of(batch);
+  for (size_t i = 0; i < batch.size(); ++i)
+    if (batch[i].defined() && (types[i].dtype != example[i].dtype || types[i].dims.size() != example[i].dims.size()))
+      throw UserError(concat("step: batch.", i, " is ", types[i], ", was ", example[i],
+                             " in the example of compile\n  expected the same dtype and number of dimensions"));
+}
+
 // State is laid out once, by the example.
 void check_has_state(const std::vector<step::OptimizerState>& needed, const std::vector<StoredTensor>& stored) {
   for (const step::OptimizerState& s : needed)
@@ -105,7 +125,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       optimizer_(optimizer),
       strategy_(std::move(strategy)),
       options_(std::move(options)),
-      example_size_(example.size()),
+      example_(types_of(example)),
       id_((uint64_t{std::random_device()()} << 32) | std::random_device()()),
       cache_(std::make_shared<Cache>()) {
   check_optimizer(optimizer_);
@@ -119,9 +139,7 @@ const Program::Variant& Program::training(const Batch& example) { return variant
 const Program::Variant& Program::evaluation(const Batch& example) { return variant(example, false); }
 
 const Program::Variant& Program::variant(const Batch& example, bool training) {
-  if (example.size() != example_size_)  // the loss function indexes its batch without a check
-    throw UserError(concat("step: the batch has ", example.size(), " tensors: ", capture::shape_key(example),
-                           "\n  expected ", example_size_, ", as in the example batch of compile"));
+  check_like(example, example_);
   std::lock_guard lock(cache_->mutex);
   const std::string kind = training ? "training" : "evaluation";
   auto& held = cache_->variants[concat(kind, " ", capture::shape_key(example))];

@@ -96,11 +96,23 @@ int64_t count_sharing(uint64_t program_id, comm::CommWorld& world) {
   return std::ranges::count(comm::gather_numbers(world, {program_id}, "program id"), program_id);
 }
 
+void check_values(const Batch& batch) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const at::Tensor& t = batch[i];
+    const char* wrong = !t.defined()                 ? "undefined"
+                        : t.layout() != at::kStrided ? "sparse"
+                        : t.is_meta()                ? "a meta tensor"
+                                                     : nullptr;
+    if (wrong) throw UserError(concat("step: batch.", i, " is ", wrong, "\n  expected a dense tensor with values"));
+  }
+}
+
 // All run through the graph of the first.
 void check_micro_batches(const std::vector<Batch>& micro_batches, int64_t expected) {
   if (static_cast<int64_t>(micro_batches.size()) != expected)
     throw UserError(concat("step: got ", micro_batches.size(),
                            " micro-batches\n  expected CompileOptions::micro_batches = ", expected, ", as compiled"));
+  for (const Batch& batch : micro_batches) check_values(batch);
   const std::string first = capture::shape_key(micro_batches[0]);
   for (size_t i = 1; i < micro_batches.size(); ++i)
     if (const std::string key = capture::shape_key(micro_batches[i]); key != first)
@@ -278,8 +290,10 @@ exec::ReferenceExecutor& Step::executor(const Batch& example) {
 }
 
 double Step::eval(const Batch& batch) {
-  const Program::Variant& variant =
-      impl_->agree(*this, [&]() -> const Program::Variant& { return program_->evaluation(batch); });
+  const Program::Variant& variant = impl_->agree(*this, [&]() -> const Program::Variant& {
+    check_values(batch);
+    return program_->evaluation(batch);
+  });
   auto& executor = impl_->executor(variant, program_->options().rng);
   impl_->refresh(variant.graph);
   executor.state = impl_->state;
@@ -323,6 +337,9 @@ void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
   for (const auto& [name, value] : values) {
     const StoredTensor& t = find_tensor(*program_, name);
     at::Tensor mine = impl_->shaped(t);
+    if (value.defined() && (value.is_meta() || value.layout() != at::kStrided))
+      throw UserError(concat("load_state_dict: ", name, " is ", value.is_meta() ? "a meta tensor" : "sparse",
+                             "\n  expected a dense tensor with values"));
     if (!value.defined() || value.is_floating_point() != mine.is_floating_point() ||
         value.is_complex() != mine.is_complex())
       throw UserError(concat("load_state_dict: ", name, " is ",

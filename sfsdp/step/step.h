@@ -92,7 +92,7 @@ class Program {
     tune::RematChoice remat;  // as asked for, or what was chosen by cost, and the trials
   };
   // The graph for these batch shapes; captured when first asked for. Thread-safe. Throws UserError for a batch of more
-  // or fewer tensors than the example of the constructor.
+  // or fewer tensors than the example of the constructor, or of other dtypes or ranks.
   const Variant& training(const Batch& example);
   const Variant& evaluation(const Batch& example);
   uint64_t hash_of(const Variant& variant) const;  // of its printed graph: ranks compare it before each run
@@ -131,8 +131,8 @@ class Program {
   Optimizer optimizer_;
   Strategy strategy_;
   CompileOptions options_;
-  size_t example_size_;  // tensors of a batch
-  uint64_t id_;          // random: ranks that have the same one share this program
+  std::vector<ir::Type> example_;  // its tensors
+  uint64_t id_;                    // random: ranks that have the same one share this program
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;

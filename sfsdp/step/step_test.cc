@@ -515,5 +515,24 @@ TEST_CASE("ranks whose modules come with other values are told the first tensor 
     });
 }
 
+TEST_CASE("a batch unlike the example in dtype or rank, or without values, is refused by its place") {
+  Step step = compile(meta_mlp(), classification_loss<Mlp>, AdamW{}, classification_batch(3, 0), one_rank());
+  const Batch good = classification_batch(3, 0);
+  const auto refuse = [&](const Batch& batch, const char* text) {
+    CHECK_THROWS_WITH_AS(step(batch), doctest::Contains(text), UserError);
+    CHECK_THROWS_WITH_AS(step.eval(batch), doctest::Contains(text), UserError);
+  };
+  refuse({good[0].to(at::kDouble), good[1]},
+         "batch.0 is f64[3, 8], was f32[3, 8] in the example of compile\n  expected");
+  refuse({good[0], good[1].to(at::kInt)}, "batch.1 is i32[3], was i64[3] in the example");
+  refuse({good[0][0], good[1]}, "batch.0 is f32[8], was f32[3, 8] in the example");
+  refuse({good[0], at::Tensor()}, "batch.1 is undefined");
+  refuse({good[0].to_sparse(), good[1]}, "batch.0 is sparse\n  expected a dense tensor");
+  refuse({good[0].to(at::kMeta), good[1]}, "batch.0 is a meta tensor\n  expected a dense tensor");
+  for (const at::Tensor& value : {at::zeros({16, 8}).to(at::kMeta), at::zeros({16, 8}).to_sparse()})
+    CHECK_THROWS_WITH_AS(step.load_state_dict({{"up.weight", value}}), doctest::Contains("up.weight is "), UserError);
+  CHECK(step(good).loss > 0);
+}
+
 }  // namespace
 }  // namespace sfsdp
