@@ -59,6 +59,8 @@ void check_options(const CompileOptions& options, int64_t data_ranks) {
   if (options.micro_batches < 1) refuse(concat("micro_batches = ", options.micro_batches), "at least 1");
   if (options.pipeline.loss_chunks < 1)
     refuse(concat("pipeline.loss_chunks = ", options.pipeline.loss_chunks), "at least 1");
+  if (!(options.tune.memory_gib >= 0))
+    refuse(concat("tune.memory_gib = ", options.tune.memory_gib), "GiB for a rank, or 0: all of the machine's");
   if (options.rng == exec::Rng::Eager && data_ranks > 1)
     refuse(concat("rng = Eager on ", data_ranks, " ranks"),
            "one rank: each would draw the numbers of the first; or rng = Counter");

@@ -299,6 +299,11 @@ TEST_CASE("options out of range are refused as C++ names them") {
   CompileOptions again{.rng = exec::Rng::Eager};
   again.pipeline.remat.mode = passes::RematMode::Full;
   refuse(SGD{}, again, "CompileOptions::rng = Eager with pipeline.remat");
+  CompileOptions memory;
+  for (const double gib : {-1.0, std::nan("")}) {
+    memory.tune.memory_gib = gib;
+    refuse(SGD{}, memory, concat("CompileOptions::tune.memory_gib = ", gib));
+  }
   Step step = compile(meta_mlp(), classification_loss<Mlp>, AdamW{}, classification_batch(3, 0), one_rank());
   step.lr = std::nan("");
   CHECK_THROWS_WITH_AS(step(classification_batch(3, 0)), doctest::Contains("Step::lr = nan"), UserError);
