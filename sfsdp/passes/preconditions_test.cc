@@ -43,6 +43,8 @@ TEST_CASE("preconditions: passes that store parameters elsewhere say what they n
   expect_refused(replaced(step(), "carry %a.0.w = %a.0.w.new", "carry %a.0.w = %a.0.w.grad"), "wrap, bucket",
                  "is carried on by another op than its update");
   expect_refused(replaced(step(), "return ", "return %a.1.w.f.all, "), "wrap, bucket", "still reads it");
+  expect_refused(replaced(step(), "  %a.1.w.sq =", "  %peek = aten.neg %a.1.w.f.all : f32[6, 4]\n  %a.1.w.sq ="),
+                 "wrap, bucket", "parameter a.1.w is read in two shapes, f32[6, 4] and f32[5, 4]");
   expect_refused(replaced(step(), "return ", "return %a.1.w.f.all, "), "keep_whole",
                  "the step returns parameter a.1.w");
   const std::string other = "  %other = state name=other : f32[6, 4]\n  %step = state";

@@ -46,6 +46,8 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
     for (const Op* op : use.chain)
       require(!op->is("all_gather") || ir::axes_of(*op) == flow.split,
               concat("is gathered over other axes than it is cut over: ", join(flow.split, ",")));
+    require(use.value->type().shape() == flow.whole.shape(),
+            concat("is read in two shapes, ", use.value->type(), " and ", flow.whole));
     require(!use.readers.empty(), "is gathered or cast for nobody; run dead_code first");
     require(std::ranges::none_of(use.readers, [](const Op* reader) { return ir::is_start(*reader); }),
             "is gathered apart from its wait; run the pass before split_collectives");
