@@ -100,6 +100,16 @@ grep -Eq 'step:  1 .*  mfu: [0-9.]+%' "$dir/out" || fail "train says no mfu: $(c
 grep -Eq '^Peak for mfu: [0-9,]+ GFLOP/s' "$dir/out" || fail "train says no peak: $(cat "$dir/out")"
 grep -Eq 'median tps [0-9,]+' "$dir/out" || fail "train says no median: $(cat "$dir/out")"
 
+# What config.json asks for and our GPT-2 does not do is said, once.
+cat >"$dir/config.json" <<'JSON'
+{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 16, "n_head": 2,
+ "n_layer": 1, "n_positions": 32, "vocab_size": 256, "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1, "resid_pdrop": 0}
+JSON
+run train --model.name hf --model.hf_assets_path "$dir" --training.steps 1 --training.seq_len 16 \
+  --training.local_batch_size 1 --training.dataset_max_bytes 100000 --metrics.enable_jsonl false
+[[ $status == 0 ]] || fail "train with a config.json: $(cat "$dir/err")"
+[[ $(grep -c 'config.json: attn_pdrop = 0.1, embd_pdrop = 0.1 is not applied' "$dir/out") == 1 ]] || fail "no notice: $(cat "$dir/out")"
+
 # A machine by name, in the sources; own_project.sh looks where it is installed.
 refuses 2 'did you mean dgx_h100?' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h10
 run simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h100
