@@ -266,11 +266,7 @@ ir::Value* Tracer::value_of(const at::Tensor& tensor) {
   const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   if (!tensor.is_meta()) return number ? constant(tensor) : value_of(stand_in(tensor));
   auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == storages_.end())
-    throw UserError(concat("a ", tensor.key_set().has(kTraceKey) ? "tensor of another compiled module" : "meta tensor",
-                           " of shape ", tensor.sizes(), " comes from outside of the captured step", at_module(),
-                           "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
-                           " register it with register_buffer or pass it in the batch"));
+  if (found == storages_.end()) refuse_outside(tensor);
   StorageState& state = found->second;
   const Geometry geometry = geometry_of(tensor);
   if (ir::Value* view = state.view(geometry)) return view;
@@ -281,6 +277,13 @@ ir::Value* Tracer::value_of(const at::Tensor& tensor) {
   note_position(*op);
   state.set_view(geometry, op->result());
   return op->result();
+}
+
+void Tracer::refuse_outside(const at::Tensor& tensor) const {
+  throw UserError(concat("a ", tensor.key_set().has(kTraceKey) ? "tensor of another compiled module" : "meta tensor",
+                         " of shape ", tensor.sizes(), " comes from outside of the captured step", at_module(),
+                         "\n  expected a parameter, a registered buffer, a batch input or a tensor made in forward;"
+                         " register it with register_buffer or pass it in the batch"));
 }
 
 void Tracer::redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
@@ -388,6 +391,7 @@ bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& st
   bool has_tensor = false, has_real = false, tracked = false;
   for (const at::Tensor& t : call.tensors) {
     if (!t.defined()) continue;
+    if (t.key_set().has(kTraceKey)) refuse_outside(t);  // before a kernel sees the key
     has_tensor = true;
     (t.is_meta() ? tracked : has_real) = true;
   }

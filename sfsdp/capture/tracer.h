@@ -81,6 +81,7 @@ class Tracer {
   std::string where(const c10::OperatorHandle& op) const;
   [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason) const;
   [[noreturn]] void refuse_read(const c10::OperatorHandle& op, const Call& call) const;
+  [[noreturn]] void refuse_outside(const at::Tensor& tensor) const;
   void refuse_sparse(const c10::OperatorHandle& op, std::span<const at::Tensor> tensors, const char* role) const;
   bool equal(const c10::OperatorHandle& op, const Call& call);
   void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;

@@ -35,7 +35,8 @@ constexpr OpRow kAtenRows[] = {
 
 // Read a generator, in every overload.
 constexpr std::string_view kDraws =
-    "_cudnn_init_dropout_state _cudnn_rnn _fill_mem_eff_dropout_mask_ _fused_dropout _lstm_mps "
+    "_cudnn_attention_forward_no_dropout_inplace _cudnn_init_dropout_state _cudnn_rnn _fill_mem_eff_dropout_mask_ "
+    "_fused_dropout _lstm_mps "
     "_nested_tensor_softmax_with_shape _sample_dirichlet _standard_gamma alpha_dropout alpha_dropout_ bernoulli "
     "bernoulli_ binomial cauchy cauchy_ dropout dropout_ exponential exponential_ feature_alpha_dropout "
     "feature_alpha_dropout_ feature_dropout feature_dropout_ geometric geometric_ gru log_normal log_normal_ lstm "

@@ -148,9 +148,9 @@ Schedule read_units(const StepProfile& profile, const std::map<std::string, cons
   return schedule;
 }
 
-Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& given, const TuneOptions& tune,
+Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
                    std::optional<plan::StorageLayout>& layout) {
-  const passes::PipelineOptions options = on_machine(given, tune, graph);
+  options = on_machine(std::move(options), tune, graph);
   Tuned out;
   if (tune.wrap == Wrap::Manual || layout) {
     out.passes = passes::run_pipeline(graph, options, layout);

@@ -39,7 +39,7 @@ struct Tuned {
 // passes::run_pipeline with units chosen as `tune` says; choose_remat is not read. Deterministic: the same on every rank.
 //   layout: where it is given, units are its own
 //   throws: UserError as run_pipeline does; without a machine where one is needed, and where parameters are not stored flat
-Tuned run_pipeline(ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
+Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
                    std::optional<plan::StorageLayout>& layout);
 
 // The units of a profile as `tune.wrap` says.
