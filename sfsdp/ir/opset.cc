@@ -36,13 +36,12 @@ constexpr OpRow kAtenRows[] = {
 // Read a generator, in every overload.
 constexpr std::string_view kDraws =
     "_cudnn_attention_forward_no_dropout_inplace _cudnn_init_dropout_state _cudnn_rnn _fill_mem_eff_dropout_mask_ "
-    "_fused_dropout _lstm_mps "
-    "_nested_tensor_softmax_with_shape _sample_dirichlet _standard_gamma alpha_dropout alpha_dropout_ bernoulli "
-    "bernoulli_ binomial cauchy cauchy_ dropout dropout_ exponential exponential_ feature_alpha_dropout "
-    "feature_alpha_dropout_ feature_dropout feature_dropout_ geometric geometric_ gru log_normal log_normal_ lstm "
-    "miopen_rnn multinomial native_dropout normal normal_ normal_functional poisson rand rand_like randint "
-    "randint_like randn randn_like random random_ randperm rnn_relu rnn_tanh rrelu rrelu_ rrelu_with_noise "
-    "rrelu_with_noise_ rrelu_with_noise_functional uniform uniform_";
+    "_fused_dropout _lstm_mps _nested_tensor_softmax_with_shape _sample_dirichlet _standard_gamma alpha_dropout "
+    "alpha_dropout_ bernoulli bernoulli_ binomial cauchy cauchy_ dropout dropout_ exponential exponential_ "
+    "feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ geometric geometric_ gru "
+    "log_normal log_normal_ lstm miopen_rnn multinomial native_dropout normal normal_ normal_functional poisson rand "
+    "rand_like randint randint_like randn randn_like random random_ randperm rnn_relu rnn_tanh rrelu rrelu_ "
+    "rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional uniform uniform_";
 // Read one if their attribute dropout_p is above 0.
 constexpr std::string_view kDropsOut =
     "_cudnn_attention_backward _cudnn_attention_forward _efficient_attention_forward _flash_attention_forward "
@@ -67,8 +66,9 @@ constexpr std::string_view kWrites =
     "sym_constrain_range_for_size";
 // Overloads, of any op, that write their result into an argument; so do "out" and "…_out".
 constexpr std::string_view kOutOverloads =
-    "L OutScalar_Other OutScalar_Self OutTensor Q U X dim_max dim_min dim_values eigenvalues eigvals grad_input "
-    "inverse out_ out_mode out_rcond_tensor out_tol_tensor output result sign values values_stable";
+    "L OutScalar_Other OutScalar_Self OutTensor Q U X dim_max dim_min dim_values dimname_values dimname_values_stable "
+    "eigenvalues eigvals grad_input inverse names_dim_max names_dim_min names_dim_values out_ out_mode "
+    "out_rcond_tensor out_tol_tensor output result sign values values_stable";
 
 using Names = std::unordered_set<std::string_view>;
 Names names_in(std::string_view text) {
