@@ -9,8 +9,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/weights/json_text.h"
 
 namespace sfsdp::train {
 

@@ -10,9 +10,11 @@
 #include <variant>
 #include <vector>
 
-namespace sfsdp::train {
-
+namespace sfsdp {
 struct JsonValue;
+}
+
+namespace sfsdp::train {
 
 // args are what models::ModelSpec::args of `model` takes. For "llama3" (LlamaForCausalLM):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;

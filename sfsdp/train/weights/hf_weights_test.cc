@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/models/loss.h"
@@ -21,7 +22,6 @@
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/hf_names.h"
-#include "sfsdp/train/weights/json_text.h"
 #include "tests/fixtures/fixture.h"
 
 namespace sfsdp::train {

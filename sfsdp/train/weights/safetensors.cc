@@ -17,7 +17,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/train/weights/json_text.h"
+#include "sfsdp/base/json.h"
 
 namespace sfsdp::train {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/train/weights/json_text.h"
+#include "sfsdp/base/json.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 
-namespace sfsdp::train {
+namespace sfsdp {
 
 namespace {
 
@@ -200,4 +200,4 @@ std::string quote_safe(std::string_view text) {
   return out + (text.size() > kLongest ? "...\"" : "\"");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-namespace sfsdp::train {
+namespace sfsdp {
 
 struct JsonValue;
 struct JsonNull {};
@@ -47,4 +47,4 @@ std::string describe(const JsonValue& value);
 // In quotes, control and non-ASCII bytes escaped, long texts cut: safe to print whatever a file holds.
 std::string quote_safe(std::string_view text);
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp
