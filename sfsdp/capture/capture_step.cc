@@ -191,8 +191,8 @@ void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const at::T
       writer.opcode.starts_with("aten.embedding_renorm")
           ? "without max_norm; scale the rows that are read in forward, or the tensor of state_dict() between steps"
           : "a buffer for what forward updates (register_buffer): buffers are carried from step to step";
-  throw UserError(concat("parameter ", s.name, " is written in forward by ", writer.opcode,
-                         writer.module_path.empty() ? "" : " at ", writer.module_path, "\n  expected ", cure));
+  throw UserError(
+      concat("parameter ", s.name, " is written in forward by ", ir::opcode_at(writer), "\n  expected ", cure));
 }
 
 // A member that is given another tensor lets go of the registered one, which nobody writes from then on.
@@ -257,8 +257,7 @@ Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dim
 
 std::string shape_key(const Batch& batch) {
   std::vector<std::string> types;
-  for (const at::Tensor& t : batch)
-    types.push_back(t.defined() ? concat(ir::Type::tensor(dtype_of(t.scalar_type()), t.sizes().vec())) : "none");
+  for (const at::Tensor& t : batch) types.push_back(t.defined() ? concat(contiguous_type_of(t)) : "none");
   return join(types, " ");
 }
 

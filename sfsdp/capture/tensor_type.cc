@@ -37,13 +37,17 @@ ir::DType dtype_of(c10::ScalarType type) {
 
 c10::ScalarType scalar_type_of(ir::DType dtype) { return kScalarTypes[static_cast<size_t>(dtype)]; }
 
+ir::Type contiguous_type_of(const at::Tensor& tensor) {
+  return ir::Type::tensor(dtype_of(tensor.scalar_type()), tensor.sizes().vec());
+}
+
 ir::Type type_of(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     ir::Type none;
     none.kind = ir::Type::Kind::Token;
     return none;
   }
-  ir::Type type = ir::Type::tensor(dtype_of(tensor.scalar_type()), tensor.sizes().vec());
+  ir::Type type = contiguous_type_of(tensor);
   if (!tensor.is_contiguous()) type.strides = tensor.strides().vec();
   return type;
 }

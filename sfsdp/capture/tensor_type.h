@@ -17,6 +17,8 @@ namespace sfsdp::capture {
 // Throws UserError for a dtype the IR does not have (quantised, c128, …).
 ir::DType dtype_of(c10::ScalarType type);
 c10::ScalarType scalar_type_of(ir::DType dtype);
+// dtype and sizes of a defined tensor.
+ir::Type contiguous_type_of(const at::Tensor& tensor);
 // dtype, sizes and, unless contiguous, strides.
 ir::Type type_of(const at::Tensor& tensor);
 

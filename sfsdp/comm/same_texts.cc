@@ -19,6 +19,12 @@ std::shared_ptr<Communicator> all_ranks(CommWorld& world) {
   return world.group("world", ranks);
 }
 
+std::vector<uint64_t> gather(Communicator& all, const std::vector<uint64_t>& mine, const char* what) {
+  std::vector<uint64_t> numbers(static_cast<size_t>(all.size()) * mine.size());
+  all.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(numbers)), {what, ""});
+  return numbers;
+}
+
 // `text` of group rank `root`, on all ranks of the group.
 std::string broadcast(Communicator& group, std::string text, int root) {
   uint64_t length = text.size();
@@ -62,16 +68,14 @@ std::string describe_difference(const RankText& mine, const std::string& of_rank
 }  // namespace
 
 std::vector<uint64_t> gather_numbers(CommWorld& world, const std::vector<uint64_t>& mine, const char* what) {
-  std::vector<uint64_t> all(static_cast<size_t>(world.world_size()) * mine.size());
-  all_ranks(world)->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), {what, ""});
-  return all;
+  return gather(*all_ranks(world), mine, what);
 }
 
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
   const auto group = all_ranks(world);
   std::vector<uint64_t> mine;
   for (const RankText& text : texts) mine.push_back(hash_path(text.text));
-  const std::vector<uint64_t> all = gather_numbers(world, mine, "program hash");
+  const std::vector<uint64_t> all = gather(*group, mine, "program hash");
   for (size_t k = 0; k < texts.size(); ++k)
     for (int r = 1; r < group->size(); ++r)
       if (all[static_cast<size_t>(r) * mine.size() + k] != all[k]) throw_difference(world, *group, texts[k], r);
@@ -82,7 +86,7 @@ void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankT
   const auto group = all_ranks(world);
   std::vector<uint64_t> mine = {failure.empty() ? 0U : 1U, hash};
   for (const RankNumber& number : numbers) mine.push_back(std::bit_cast<uint64_t>(number.value));
-  const std::vector<uint64_t> all = gather_numbers(world, mine, "program hash");
+  const std::vector<uint64_t> all = gather(*group, mine, "program hash");
   const auto of = [&](int rank, size_t i) { return all[static_cast<size_t>(rank) * mine.size() + i]; };
   for (int r = 0; r < group->size(); ++r)
     if (of(r, 0) != 0) throw UserError(concat("rank ", r, " cannot go on: ", broadcast(*group, failure, r)));

@@ -30,8 +30,7 @@ bool elements_optional(const c10::Argument& argument) {
 
 }  // namespace
 
-AtenCall::AtenCall(const ir::Op& op)
-    : where_(op.module_path.empty() ? op.opcode : concat(op.opcode, " at ", op.module_path)), handle_(find(op)) {
+AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find(op)) {
   const auto& schema = handle_.schema();
   int next = 0;
   size_t next_list = 0;

@@ -92,7 +92,7 @@ bool draws_random(const ir::Op& op) { return fills().contains(op.opcode); }
 
 void check_drawable(const ir::Op& op) {
   if (!ir::is_aten(op.opcode) || !ir::is_random(op) || draws_random(op)) return;
-  throw UserError(concat(op.opcode, op.module_path.empty() ? "" : " at ", op.module_path,
+  throw UserError(concat(ir::opcode_at(op),
                          " draws random numbers in the order of calls, which differ from mesh to mesh",
                          "\n  expected rand, randn, uniform_, normal_, bernoulli or dropout; write it with one of them"
                          " (RReLU: torch::where(x < 0, x * torch::empty_like(x).uniform_(lower, upper), x)), or pass"

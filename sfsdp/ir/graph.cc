@@ -38,6 +38,10 @@ std::string name_of(const Op& op) {
   return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
 }
 
+std::string opcode_at(const Op& op) {
+  return op.module_path.empty() ? op.opcode : concat(op.opcode, " at ", op.module_path);
+}
+
 std::string_view block_of(std::string_view path) {
   for (size_t begin = 0; begin < path.size();) {
     const size_t end = std::min(path.find('.', begin), path.size());

@@ -159,6 +159,8 @@ std::ostream& operator<<(std::ostream& out, const Attr& attr);
 
 // "all_gather %w.full", as messages name an op: the opcode and the first result, if it has one.
 std::string name_of(const Op& op);
+// "aten.mm at layers.3.attention", as messages name an op that a module runs: the opcode and the module path, if it has one.
+std::string opcode_at(const Op& op);
 
 // "layers.3" of "layers.3.attention.wq.weight": a path of a module or parameter through its first number; "" where no
 // component is one.

@@ -138,8 +138,7 @@ std::string order_draws(Graph& graph, const Graph& grown, int64_t factor) {
     const std::string why = found == draws.end() ? concat("with ", factor, " times the rows it is not drawn")
                                                  : order_draw(*op, *found->second, order, factor);
     if (first.empty() && !why.empty())
-      first = concat(op->opcode, op->module_path.empty() ? "" : " at ", op->module_path, " draws ",
-                     op->result()->type(), ", in which the batch is not found: ", why);
+      first = concat(ir::opcode_at(*op), " draws ", op->result()->type(), ", in which the batch is not found: ", why);
   }
   return first;
 }

@@ -245,10 +245,9 @@ void check_reduced(const Graph& graph, const Strategy& strategy) {
     if (!op->is("gradient")) continue;
     bool reduced = false;
     for (const Op* at = op.get(); at && !at->operands.empty(); at = at->operands[0]->producer()) {
-      if (at->is("reduce_scatter") || at->is("all_reduce")) reduced = true;
+      if (at->is("reduce_scatter", "all_reduce")) reduced = true;
       if (reduced) break;
-      const bool keeps = at->is("gradient") || at->is("cast") || at->is("accumulate") || at->is("pad");
-      if (!keeps && !at->is("mul_scalar")) break;
+      if (!at->is("gradient", "cast", "accumulate", "pad", "mul_scalar")) break;
     }
     SFSDP_CHECK(reduced, "gradient of ", op->attr<std::string>("param"), " is not reduced over the data axes");
   }

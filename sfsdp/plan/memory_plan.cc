@@ -21,8 +21,7 @@ using ir::Graph, ir::Op, ir::Value;
 
 namespace {
 
-// Of several micro-batches the plan shows one: the last has the sums of those before from its begin on, and all of them
-// read what was made before the first.
+// The plan shows the last micro-batch. Sums are alive from its first op; what was made before the loop lives to its end.
 void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) {
   int64_t first = -1, last = -1;
   for (int64_t i = 0; i < std::ssize(graph.ops()); ++i) {

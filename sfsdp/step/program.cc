@@ -36,8 +36,7 @@ std::string readers_of(const ir::Op& op, const ir::Graph& graph) {
   int count = 0;
   for (const auto& reader : graph.ops())
     if (std::ranges::find(reader->operands, op.result()) != reader->operands.end() && ++count <= 3)
-      text +=
-          concat(count > 1 ? ", " : "", reader->opcode, reader->module_path.empty() ? "" : " at ", reader->module_path);
+      text += concat(count > 1 ? ", " : "", ir::opcode_at(*reader));
   return count > 3 ? text + ", ..." : text;
 }
 
@@ -82,8 +81,7 @@ void check_batch_dims(const std::vector<int64_t>& dims, const Batch& example) {
 // One that is undefined, or of a dtype that the IR has not, is refused by capture.
 std::vector<ir::Type> types_of(const Batch& batch) {
   std::vector<ir::Type> types;
-  for (const at::Tensor& t : batch)
-    types.push_back(t.defined() ? ir::Type::tensor(capture::dtype_of(t.scalar_type()), t.sizes().vec()) : ir::Type());
+  for (const at::Tensor& t : batch) types.push_back(t.defined() ? capture::contiguous_type_of(t) : ir::Type());
   return types;
 }
 

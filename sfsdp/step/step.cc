@@ -245,7 +245,7 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
 void Step::make_state(int64_t sharing) {
   std::map<std::string, const ir::Type*> types;
   for (const auto& op : program_->first_graph().ops())
-    if (op->is("param") || op->is("state")) types[op->attr<std::string>("name")] = &op->result()->type();
+    if (op->is("param", "state")) types[op->attr<std::string>("name")] = &op->result()->type();
   const auto make = [&](const std::string& buffer) {
     at::Tensor& tensor = impl_->state[buffer];
     const ir::Type& type = *types.at(buffer);

@@ -7,9 +7,11 @@
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/registers.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_reads.h"
@@ -28,16 +30,16 @@ bool is_forward(Section section) { return section == Section::Fwd || section == 
 // The param that a value was gathered, cast or waited for from; nullptr for others.
 const Op* flat_of(const Value* value) {
   const Op* op = value->producer();
-  while (op->is("cast") || op->is("wait") || op->is("all_gather.start")) op = op->operands[0]->producer();
+  while (op->is("cast", "wait", "all_gather.start")) op = op->operands[0]->producer();
   return op->is("param") && op->has_attr("members") ? op : nullptr;
 }
 
 // Kernels and buffers that buckets bring with them: they are counted by bucket.
 bool belongs_to_bucket(const Op& op) {
-  if (op.is("pack") || op.is("reduce_scatter.start")) return true;
-  if (op.is("accumulate") || op.is("scale") || op.is("mul_scalar")) return op.operands[0]->type().dims.size() == 1;
+  if (op.is("pack", "reduce_scatter.start")) return true;
+  if (op.is("accumulate", "scale", "mul_scalar")) return op.operands[0]->type().dims.size() == 1;
   if (op.is("all_reduce.start")) return op.operands[0]->producer()->is("pack");
-  if (op.is("cast") || op.is("all_gather.start") || op.is("wait")) return flat_of(op.result()) != nullptr;
+  if (op.is("cast", "all_gather.start", "wait")) return flat_of(op.result()) != nullptr;
   return false;
 }
 
@@ -134,8 +136,7 @@ class Profiler {
       const auto kind = kind_of_name.find(op->attr<std::string>("param"));
       if (kind == kind_of_name.end()) continue;
       const Op* from = op->operands[0]->producer();
-      while (from->is("wait") || from->is("accumulate") || from->is("cast") || from->is("mul_scalar") ||
-             ir::is_collective(*from)) {
+      while (from->is("wait", "accumulate", "cast", "mul_scalar") || ir::is_collective(*from)) {
         gradient_kind_[from] = kind->second;
         out_.kinds[kind->second].adds_up |= from->is("accumulate");
         from = from->operands[0]->producer();
@@ -214,22 +215,22 @@ class Profiler {
   // Where a unit may begin or end.
   void read_cuts() {
     const cost::KernelCuts cuts(graph_, out_.machine);
-    std::unordered_map<const Op*, int64_t> position;
-    for (size_t i = 0; i < graph_.ops().size(); ++i) position[graph_.ops()[i].get()] = static_cast<int64_t>(i);
+    const ir::Index index(graph_);
     out_.cuts.assign(graph_.ops().size() + 1, 0);
     std::vector<int> spans(graph_.ops().size() + 1, -1);  // the kernel whose ops stand on both sides of a position
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const auto& ops = program_.kernels.kernels[k].ops;
       if (ops.back()->is("pack")) continue;  // runs where it stands, its casts with it
-      for (int64_t p = position.at(ops.front()) + 1; p <= position.at(ops.back()); ++p)
-        spans[static_cast<size_t>(p)] = static_cast<int>(k);
+      for (size_t p = index.position(ops.front()) + 1; p <= index.position(ops.back()); ++p)
+        spans[p] = static_cast<int>(k);
     }
     for (const ParamProfile& p : out_.params)
       for (const int64_t at : {p.fwd_first, p.bwd_first, p.gradient + 1}) {
         const int k = at < 0 ? -1 : spans[static_cast<size_t>(at)];
         if (k < 0) continue;
         const cost::Kernel& kernel = program_.kernels.kernels[static_cast<size_t>(k)];
-        const auto before = std::ranges::count_if(kernel.ops, [&](const Op* op) { return position.at(op) < at; });
+        const auto before =
+            std::ranges::count_if(kernel.ops, [&](const Op* op) { return std::cmp_less(index.position(op), at); });
         out_.cuts[static_cast<size_t>(at)] = cuts.seconds(kernel, static_cast<size_t>(before));
       }
   }
@@ -261,7 +262,7 @@ class Profiler {
       out_.live.push_back(std::move(wide));
     }
     for (const auto& op : graph_.ops())
-      if (op->is("param") || op->is("state")) out_.state_bytes += op->result()->type().bytes();
+      if (op->is("param", "state")) out_.state_bytes += op->result()->type().bytes();
   }
 
   Graph graph_;

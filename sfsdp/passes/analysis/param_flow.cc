@@ -64,7 +64,7 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
           "has a gradient that backward does not leave whole; run the pass before split_collectives");
   bool packed = true;  // so far: casts and pads alone, which a bucket's pack stands for
   for (const Op* op : path.ops) {
-    packed &= (op->is("cast") || op->is("pad")) && ir::is_repeated(op->section);
+    packed &= op->is("cast", "pad") && ir::is_repeated(op->section);
     require(packed || !op->is("pad"), "has a gradient that is padded after it is reduced or added up");
   }
   const Value* gradient = update.operands[update.is("adamw") ? 3 : 2];

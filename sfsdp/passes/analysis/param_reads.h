@@ -18,6 +18,4 @@ const ir::Op* param_of(const ir::Value* value);
 // The param whose gradient `value` becomes, reduced and added up on its way; nullptr: none, or several.
 const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, const ir::Value* value);
 
-inline std::string block_of(const std::string& name) { return std::string(ir::block_of(name)); }
-
 }  // namespace sfsdp::passes

@@ -23,7 +23,7 @@ namespace {
 
 using ir::Attr, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
 
-bool is_packed(const Op& op) { return op.is("cast") || op.is("pad"); }
+bool is_packed(const Op& op) { return op.is("cast", "pad"); }
 
 // Parameters of equal keys have the same collectives and the same update.
 std::string key_of(const ParamFlow& m) {

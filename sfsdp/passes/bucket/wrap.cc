@@ -102,7 +102,7 @@ std::vector<std::string> units_by_number(const std::vector<Path>& names) {
   std::vector<std::string> result(names.size());
   size_t last_numbered = 0;
   for (size_t i = 0; i < names.size(); ++i) {
-    result[i] = block_of(join(names[i], "."));
+    result[i] = ir::block_of(join(names[i], "."));
     if (!result[i].empty()) last_numbered = i;
   }
   std::string tail;
@@ -144,7 +144,7 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
   const bool by_number = trimmed(options.units).empty();
   const auto units = by_number ? units_by_number(names) : units_by_pattern(names, options.units);
   const auto groups = by_number ? std::vector<Group>{} : parse_units(options.units);
-  const auto has_number = [](const Path& name) { return !block_of(join(name, ".")).empty(); };
+  const auto has_number = [](const Path& name) { return !ir::block_of(join(name, ".")).empty(); };
   const auto last = std::ranges::find_if(names.rbegin(), names.rend(), has_number);  // as in units_by_number
   std::map<std::string, std::string> rules;
   for (size_t i = 0; i < names.size(); ++i) {

@@ -30,7 +30,7 @@ struct Loss {
   }
 };
 
-bool is_cast(const Op& op) { return op.is("aten._to_copy") || op.is("cast"); }
+bool is_cast(const Op& op) { return op.is("aten._to_copy", "cast"); }
 
 bool is_over_classes(const Op& op) {
   const auto* dim = op.find_attr<int64_t>("dim");

@@ -29,7 +29,7 @@ bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section 
 
 bool is_given(const Value* value) {
   const Op& op = *value->producer();
-  return ir::is_root(op) || op.section == Section::Init || op.is("constant") || op.is("scalar");
+  return ir::is_root(op) || op.section == Section::Init || op.is("constant", "scalar");
 }
 
 // Ops (first, last] of forward are those of one block.
@@ -51,7 +51,8 @@ class BlockFinder {
       if (!is_forward(op) || is_materialisation(op)) continue;
       for (const Value* operand : op.operands) {
         if (!operand) continue;
-        if (const Op* param = param_of(operand)) reads_.push_back({i, block_of(param->attr<std::string>("name"))});
+        if (const Op* param = param_of(operand))
+          reads_.push_back({i, std::string(ir::block_of(param->attr<std::string>("name")))});
         const Value* storage = ir::storage_of(operand);
         if (!is_given(storage) && is_forward(*storage->producer()) && !param_of(storage)) last_read[storage] = i;
       }

@@ -31,7 +31,7 @@ struct Reduction {
 bool follow(const ir::Index& index, const Value* value, size_t end, std::vector<Op*>& kept) {
   bool needed = false;
   for (Op* reader : index.readers(value)) {
-    const bool keeps = ir::is_wait(*reader) || reader->is("view") || reader->is("accumulate") || reader->is("cast");
+    const bool keeps = reader->is("wait", "view", "accumulate", "cast");
     if (reader->section == Section::Bwd && keeps) {
       kept.push_back(reader);
       needed |= follow(index, reader->result(), end, kept);

@@ -30,20 +30,14 @@ const char* to_text(State state) {
 
 // Element i of the result comes from element i of each operand: a shard's is a shard of the result.
 bool is_elementwise(const Op& op) {
-  for (const char* name : {"cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow",
-                           "view", "pack", "adamw", "sgd", "add_into"})
-    if (op.is(name)) return true;
-  return false;
+  return op.is("cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow", "view", "pack",
+               "adamw", "sgd", "add_into");
 }
 
 // Brings whole values to where they are read, computing nothing: of a parameter it leaves the parameter.
-bool brings_values(const Op& op) {
-  for (const char* name : {"cast", "wait", "pad", "narrow", "view", "pack", "unpack"})
-    if (op.is(name)) return true;
-  return false;
-}
+bool brings_values(const Op& op) { return op.is("cast", "wait", "pad", "narrow", "view", "pack", "unpack"); }
 
-bool is_optimizer(const Op& op) { return op.is("adamw") || op.is("sgd"); }
+bool is_optimizer(const Op& op) { return op.is("adamw", "sgd"); }
 
 // One axis at a time.
 class Checker {
