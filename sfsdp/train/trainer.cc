@@ -8,9 +8,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <deque>
 #include <optional>
 #include <ostream>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -21,8 +21,7 @@
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/lr_schedule.h"
-#include "sfsdp/train/metrics.h"
-#include "sfsdp/train/plan_summary.h"
+#include "sfsdp/train/run_log.h"
 
 namespace sfsdp::train {
 namespace {
@@ -64,20 +63,13 @@ double measure_peak_flops(at::ScalarType dtype) {
   return best;
 }
 
-// The middle of the sorted values, the upper one of an even number.
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 class Trainer {
  public:
   Trainer(JobConfig config, comm::CommWorld* world, std::ostream& out)
       : config_(std::move(config)),
         world_(world),
-        out_(out),
-        job_(make_job(config_, world ? world->world_size() : 1, world ? world->rank() : 0)),
+        log_(run_log_options(config_, rank(), world_size()), out),
+        job_(make_job(config_, world_size(), rank())),
         dataset_(open_job_dataset(config_, job_.model.vocab_size)),
         schedule_(schedule_options()),
         id_counts_(static_cast<size_t>(dataset_.vocab_size())) {
@@ -88,16 +80,11 @@ class Trainer {
   }
 
   void run() {
-    const auto start = Clock::now();
-    banner();
-    std::optional<MetricsFile> file;
-    if (is_first() && config_.metrics.enable_jsonl) file.emplace(config_.job.dump_folder + "/metrics.jsonl");
+    log_.start(facts());
     for (int64_t k = 1; k <= config_.training.steps; ++k) {
       const StepMetrics metrics = train_step(k);
       if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
-      if (file) file->write(metrics);
-      if (prints() && (k == 1 || k % config_.metrics.log_freq == 0))
-        out_ << console_line(metrics, color()) << std::endl;
+      log_.step(metrics);
       if (!std::isfinite(metrics.loss))
         throw UserError(
             concat("the loss is ", metrics.loss, " at step ", k,
@@ -106,7 +93,7 @@ class Trainer {
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
     }
-    if (prints()) summary(seconds_since(start));
+    log_.completed(unigram_entropy(id_counts_));
   }
 
  private:
@@ -119,17 +106,8 @@ class Trainer {
             parse_decay_type(s.decay_type),
             s.min_lr_factor};
   }
-  bool is_first() const { return !world_ || world_->rank() == 0; }
-  // Rank 0 alone, or the ranks that LOG_RANK lists, as in TorchTitan's run_train.sh.
-  bool prints() const {
-    const char* listed = std::getenv("LOG_RANK");
-    if (!world_ || !listed) return is_first();
-    const std::vector<std::string> ranks = split(listed, ',');
-    return std::ranges::find(ranks, std::to_string(world_->rank())) != ranks.end();
-  }
-  Color color() const {
-    return config_.metrics.disable_color_printing || !isatty(STDOUT_FILENO) ? Color::Off : Color::On;
-  }
+  int64_t rank() const { return world_ ? world_->rank() : 0; }
+  int64_t world_size() const { return world_ ? world_->world_size() : 1; }
   const ir::Graph& graph() { return job_.program->training(job_.example).graph; }
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
   int64_t global_batch() const { return job_.shares.global; }
@@ -153,17 +131,15 @@ class Trainer {
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
     exec::restart_most_allocated();
-    if (prints())
-      if (auto notice = wrap_notice(dataset_, k, global_batch())) out_ << *notice << std::endl;
-    const int64_t rank = world_ ? world_->rank() : 0;
+    if (auto notice = wrap_notice(dataset_, k, global_batch())) log_.notice(*notice);
     std::vector<Batch> batches;
     for (int64_t m = 0; m < job_.program->options().micro_batches; ++m)
-      batches.push_back(read_batch(k, (m * data_ranks() + rank) * config_.training.local_batch_size));
+      batches.push_back(read_batch(k, (m * data_ranks() + rank()) * config_.training.local_batch_size));
     step_->lr = schedule_.lr(k);
     const StepResult result = (*step_)(batches);
-    if (result.skipped && prints())
-      out_ << "step " << k << ": the gradient norm is not finite, nothing was updated (" << ++skipped_ << " so far)"
-           << std::endl;
+    if (result.skipped)
+      log_.notice(
+          concat("step ", k, ": the gradient norm is not finite, nothing was updated (", ++skipped_, " so far)"));
     StepMetrics metrics;
     metrics.step = k;
     metrics.loss = result.loss;
@@ -171,72 +147,43 @@ class Trainer {
     metrics.lr = step_->lr;
     metrics.tokens = k * global_batch() * config_.training.seq_len;
     metrics.step_time_s = seconds_since(start);
-    metrics.tps = static_cast<double>(global_batch() * config_.training.seq_len) / metrics.step_time_s /
-                  static_cast<double>(data_ranks());
-    const auto memory = static_cast<double>(exec::most_allocated_bytes());
-    metrics.memory_gib = memory / (1 << 30);
-    metrics.memory_percent =
-        100.0 * memory / (static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)));
-    set_flops(metrics, static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len)), peak_flops_);
-    tps_.push_back(metrics.tps);
-    last_losses_.push_back(result.loss);
-    if (last_losses_.size() > 10) last_losses_.pop_front();
+    metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
     return metrics;
   }
 
-  void banner() {
-    const bool half = config_.training.mixed_precision_param == "bfloat16";
-    peak_flops_ = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
-    if (!prints()) return;
-    const int64_t micro_batches = job_.program->options().micro_batches;
-    const PlanSummary plan = summarise(graph());
+  RunFacts facts() {
     const plan::MemoryPlan memory = plan::plan_memory(graph(), {.blocking = true});
-    for (const std::string& note : config_.notes) out_ << note << "\n";
-    if (config_.job.print_config) out_ << to_toml(config_);
-    for (const std::string& note : job_.notices) out_ << note << "\n";
-    for (const std::string& note : weight_notes_) out_ << note << "\n";
-    const bool hf = config_.model.name == "hf";
-    out_ << "Model " << config_.model.name << " " << (hf ? config_.model.hf_assets_path : config_.model.flavor)
-         << " size: " << with_commas(job_.program->num_parameters()) << " total parameters\n"
-         << "Mesh " << to_string(job_.program->strategy().mesh) << ", "
-         << (world_ ? "gloo" : "one rank, no communication") << "\n"
-         << "Plan: " << plan.ops << " ops, per step " << collectives_text(plan) << "\n"
-         << "State per rank: parameters " << bytes_text(plan.parameter_bytes) << ", optimizer and buffers "
-         << bytes_text(plan.state_bytes) << "; planned peak " << bytes_text(memory.state_bytes + memory.live_bytes)
-         << "\n"
-         << "Peak for mfu: " << with_commas(peak_flops_ / 1e9, 0) << " GFLOP/s of this rank, a "
-         << config_.training.mixed_precision_param << " matrix product measured now\n"
-         << "Dataset " << dataset_.name() << ": " << with_commas(dataset_.num_tokens()) << " tokens, "
-         << with_commas(dataset_.size()) << " samples\n"
-         << "Trainer is initialized with local batch size " << config_.training.local_batch_size
-         << ", global batch size " << global_batch() << ", gradient accumulation steps " << micro_batches
-         << ", sequence length " << config_.training.seq_len << ", total steps " << config_.training.steps
-         << " (warmup " << config_.lr_scheduler.warmup_steps << ")\n"
-         << "Training starts at step 1" << std::endl;
-  }
-
-  void summary(double seconds) {
-    double mean = 0;
-    for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
-    const double entropy = unigram_entropy(id_counts_);
-    out_ << "Training completed: " << config_.training.steps << " steps in " << with_commas(seconds, 1)
-         << " s, median tps " << with_commas(median(tps_), 0) << "; mean loss of the last " << last_losses_.size()
-         << " steps " << with_commas(mean, 4) << ", unigram entropy of this rank's targets " << with_commas(entropy, 4)
-         << " (" << with_commas(entropy - mean, 4) << " below)" << std::endl;
+    RunFacts facts;
+    facts.config = config_;
+    for (const auto* notes : {&config_.notes, &job_.notices, &weight_notes_})
+      facts.notes.insert(facts.notes.end(), notes->begin(), notes->end());
+    facts.parameters = job_.program->num_parameters();
+    facts.mesh = to_string(job_.program->strategy().mesh);
+    facts.backend = world_ ? "gloo" : "one rank, no communication";
+    facts.data_ranks = data_ranks();
+    facts.global_batch = global_batch();
+    facts.micro_batches = job_.program->options().micro_batches;
+    facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
+    const bool half = config_.training.mixed_precision_param == "bfloat16";
+    facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
+    facts.device_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    facts.plan = summarise(graph());
+    facts.planned_peak_bytes = memory.state_bytes + memory.live_bytes;
+    facts.dataset = dataset_.name();
+    facts.dataset_tokens = dataset_.num_tokens();
+    facts.dataset_samples = dataset_.size();
+    return facts;
   }
 
   JobConfig config_;
   comm::CommWorld* world_;
-  std::ostream& out_;
+  RunLog log_;
   CompiledJob job_;
   TokenDataset dataset_;
   LrSchedule schedule_;
   std::optional<Step> step_;
   std::vector<std::string> weight_notes_;
-  std::deque<double> last_losses_;
-  std::vector<double> tps_;         // of each step
   std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
-  double peak_flops_ = 0;
   int64_t skipped_ = 0;
 };
 
