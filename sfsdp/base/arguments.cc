@@ -48,8 +48,8 @@ class Reader {
 
  private:
   void read_operand(const std::string& arg) {
-    if (!syntax_.operand.empty() && !result_.operand)
-      result_.operand = arg;
+    if (!syntax_.operand.empty() && result_.operands.size() < syntax_.most_operands)
+      result_.operands.push_back(arg);
     else
       result_.errors.push_back(concat("argument ", arg, "\n  expected a flag of ", syntax_.command,
                                       syntax_.rest.empty() ? "" : ", or -- before " + syntax_.rest));

@@ -2,6 +2,7 @@
 // Reads the arguments of a command: --name value, --name=value, booleans bare or with true or false.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,8 +24,9 @@ struct Option {
 struct Syntax {
   std::string command;  // "sfsdp opt", for messages
   std::vector<Option> options = {};
-  std::string operand = {};  // what help calls the one argument that is no option, "FILE"; "": there is none
+  std::string operand = {};  // what help calls the arguments that are no options, "FILE"; "": there are none
   std::string rest = {};     // what help calls the arguments after --; "": there are none
+  size_t most_operands = 1;
 };
 
 struct GivenOption {
@@ -34,7 +36,7 @@ struct GivenOption {
 
 struct Arguments {
   std::vector<GivenOption> options;  // as they came
-  std::optional<std::string> operand;
+  std::vector<std::string> operands;
   std::optional<std::vector<std::string>> rest;
   std::vector<std::string> errors;  // each mistake: what, expected, got, and the name that was probably meant
 

@@ -46,7 +46,7 @@ TEST_CASE("a boolean is bare or takes true or false; no_ switches it off") {
        {std::vector<std::string>{"--json", "false"}, {"--json=false"}, {"--no-json"}, {"--json", "--no_json"}, {}})
     CHECK_FALSE(parse(off).has("--json"));
   CHECK(parse({"--job.no-print-config"}).get("--job.print_config") == "false");
-  CHECK(parse({"--json", "graph.ir"}).operand == "graph.ir");
+  CHECK(parse({"--json", "graph.ir"}).operands == std::vector<std::string>{"graph.ir"});
   CHECK(error_of({"--json=yes"}) == "--json = yes\n  expected true or false; bare it is true");
   CHECK(error_of({"--job.no_print_config=true"}) ==
         "--job.no_print_config = true\n  expected no value, or --job.print_config true");
@@ -60,7 +60,7 @@ TEST_CASE("dashes and underscores are one; a name that ends in a dot takes all b
 }
 
 TEST_CASE("an optional value stands after = only") {
-  CHECK(parse({"--print-ir-diff", "graph.ir"}).operand == "graph.ir");
+  CHECK(parse({"--print-ir-diff", "graph.ir"}).operands == std::vector<std::string>{"graph.ir"});
   CHECK(parse({"--print-ir-diff"}).has("--print-ir-diff"));
   CHECK(parse({"--print-ir-diff=d"}).get("--print-ir-diff") == "d");
   CHECK(error_of({"--print-ir-diff="}) == "--print-ir-diff=\n  expected --print-ir-diff, or --print-ir-diff=FOLDER");
@@ -68,10 +68,19 @@ TEST_CASE("an optional value stands after = only") {
 
 TEST_CASE("what stands after -- belongs to others, and one argument may be no option") {
   const Arguments a = parse({"-", "--", "train", "--nothing"});
-  CHECK(a.operand == "-");
+  CHECK(a.operands == std::vector<std::string>{"-"});
   CHECK(*a.rest == std::vector<std::string>{"train", "--nothing"});
   CHECK_FALSE(parse({}).rest);
   CHECK(error_of({"a", "b"}) == "argument b\n  expected a flag of sfsdp try, or -- before arguments of the ranks");
+}
+
+TEST_CASE("a command takes as many arguments without a flag as it says") {
+  Syntax syntax = kSyntax;
+  syntax.most_operands = 2;
+  const std::vector<std::string> args = {"a", "--json", "b", "c"};
+  const Arguments a = parse_arguments(args, syntax);
+  CHECK(a.operands == std::vector<std::string>{"a", "b"});
+  CHECK(a.errors.size() == 1);
 }
 
 TEST_CASE("a misspelt flag names the one that was meant, and nothing where none is near") {

@@ -164,7 +164,7 @@ std::string Request::get(const std::string& name, const std::string& fallback) c
 std::vector<std::string> Request::all(const std::string& name) const { return own.all(dashed(name)); }
 
 Request parse_request(const Command& command, std::span<const std::string> args) {
-  Syntax syntax = {"sfsdp " + command.name, command.options, command.operand, command.rest};
+  Syntax syntax = {"sfsdp " + command.name, command.options, command.operand, command.rest, command.most_operands};
   if (command.takes_config) {
     const auto keys = train::key_options();
     syntax.options.insert(syntax.options.end(), keys.begin(), keys.end());

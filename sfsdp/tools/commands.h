@@ -2,6 +2,7 @@
 // The commands of the sfsdp binary: what each takes, and how its arguments are read. One table for parsing and help.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
@@ -22,6 +23,7 @@ struct Command {
   std::vector<Option> options = {};
   bool takes_config = false;            // --config and train's keys too
   std::string operand = {}, rest = {};  // as in Syntax
+  size_t most_operands = 1;
 };
 
 const std::vector<Command>& commands();
