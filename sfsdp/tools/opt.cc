@@ -68,7 +68,8 @@ int run_opt(const Request& request, std::ostream& out, std::ostream& err) {
     list_passes(out);
     return 0;
   }
-  if (request.own.operands.empty()) throw UserError("FILE is missing\n  expected a file of IR text, or - for standard input");
+  if (request.own.operands.empty())
+    throw UserError("FILE is missing\n  expected a file of IR text, or - for standard input");
   const std::string& file = request.own.operands.front();
   ir::ParseResult parsed = ir::parse(read(file), file == "-" ? "<stdin>" : file);
   if (!parsed.ok()) throw UserError(ir::to_string(parsed.diagnostics));
