@@ -103,11 +103,13 @@ Command opt_command() {
 
 Command launch_command() {
   return {.name = "launch",
-          .usage = "-n N [--log-rank 0,1] -- train ...",
+          .usage = "-n N [--max-restarts K] -- train ...",
           .summary = "start N ranks on this host",
           .options = {{"-n", "N", "ranks"},
                       {"--log-rank", "LIST", "ranks whose output is shown, as 0,3; errors are shown of all"},
                       {"--master-port", "PORT", "where they meet; without it a free one"},
+                      {"--max-restarts", "K", "when a rank fails, start all again from the newest checkpoint [0]"},
+                      {"--grace", "S", "seconds from a signal to a kill, enough for a checkpoint [120]"},
                       {"--exec", "PROGRAM", "what they run; without it this sfsdp"}},
           .rest = "what the ranks run, as in: sfsdp launch -n 2 -- train"};
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/progress_page.h"
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::tools {
@@ -180,7 +181,7 @@ TEST_CASE("launch: a program that does not exist is named") {
 }
 
 TEST_CASE("launch: signals are forwarded to the ranks") {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     const PidFiles pids;
     const pid_t launcher = fork_launcher(shell(pids.write_command("$$") + "exec sleep 60", {"-n", "2"}));
     REQUIRE(within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; }));
@@ -191,6 +192,80 @@ TEST_CASE("launch: signals are forwarded to the ranks") {
     CHECK(WEXITSTATUS(status) == 128 + signal);
     for (const int rank : {0, 1}) CHECK(is_gone(pids.get(rank)));
   }
+}
+
+TEST_CASE("launch: ranks that save when they are told to stop end with the code for it") {
+  const PidFiles pids;
+  const pid_t launcher = fork_launcher(
+      shell("trap 'sleep 0.1; exit 75' TERM; " + pids.write_command("$$") + "while true; do sleep 0.05; done",
+            {"-n", "2", "--max-restarts", "5"}));
+  REQUIRE(within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; }));
+  kill(launcher, SIGTERM);
+  int status = 0;
+  REQUIRE(waitpid(launcher, &status, 0) == launcher);
+  CHECK(WEXITSTATUS(status) == 75);
+}
+
+TEST_CASE("launch: a rank that stops by itself does not end the others before they have saved") {
+  const auto result = launch(shell("trap 'exit 9' TERM; [ $RANK = 0 ] || sleep 0.3; exit 75", {"-n", "2"}));
+  CHECK(result.code == 75);
+  CHECK(result.err == "launch: all ranks have stopped and saved, exit code 75\n");
+}
+
+TEST_CASE("launch: ranks that do not end within the grace are killed") {
+  const PidFiles pids;
+  const pid_t launcher = fork_launcher(shell(
+      "trap '' TERM; " + pids.write_command("$$") + "while true; do sleep 0.05; done", {"-n", "2", "--grace", "0"}));
+  REQUIRE(within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; }));
+  kill(launcher, SIGTERM);
+  int status = 0;
+  REQUIRE(waitpid(launcher, &status, 0) == launcher);
+  CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+}
+
+TEST_CASE("launch: --max-restarts starts all ranks again, with torchrun's count and another port") {
+  const auto result = launch(shell(
+      "echo $RANK $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS; test $TORCHELASTIC_RESTART_COUNT = 2 "
+      "&& exit 0; test $RANK = 1 || sleep 60; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then kill -KILL $$; fi; exit 3",
+      {"-n", "2", "--max-restarts", "4"}));
+  CHECK(result.code == 0);
+  const auto lines = sorted_lines(result.out);
+  CHECK(std::ranges::count(lines, "[rank0]: 0 2 4") == 1);
+  CHECK(std::ranges::count(lines, "[rank1]: 1 0 4") == 1);
+  CHECK(contains(result.err, "launch: restart 1 of 4, as rank 1 was ended by SIGKILL (Killed, signal 9)\n"));
+  CHECK(contains(result.err, "launch: restart 2 of 4, as rank 1 exited with code 3\n"));
+  CHECK_FALSE(contains(result.err, "restart 3"));
+}
+
+TEST_CASE("launch: what would fail again is not restarted") {
+  const auto usage = launch(shell("exit 2", {"-n", "1", "--max-restarts", "4"}));
+  CHECK(usage.code == 2);
+  CHECK(contains(usage.err, "launch: no restart, as it would fail again\n"));
+  const auto missing = launch({"-n", "1", "--max-restarts", "4", "--exec", "/no/such/program", "--"});
+  CHECK(missing.code == 127);
+  CHECK_FALSE(contains(missing.err, "restart 1"));
+  const auto used_up = launch(shell("exit 7", {"-n", "1", "--max-restarts", "4"}));  // it reports no progress
+  CHECK(used_up.code == 7);
+  CHECK(contains(used_up.err, "launch: restart 4 of 4, as rank 0 exited with code 7\n"));
+  CHECK(contains(used_up.err, "launch: no restart is left of 4\n"));
+}
+
+// A rank of the next test: says that it has done as many steps as its restarts allow, then fails.
+TEST_CASE("launch process: steps are reported" * doctest::skip()) {
+  auto page = comm::ProgressPage::from_environment();
+  REQUIRE(page.has_value());
+  CHECK(std::getenv("SFSDP_PROGRESS_FD") == nullptr);
+  const int64_t restart = parse_int(std::getenv("TORCHELASTIC_RESTART_COUNT")).value();
+  page->report(restart < 3 ? restart : 57);
+  std::_Exit(9);
+}
+
+TEST_CASE("launch: a group that fails at one step three times in a row is given up") {
+  const auto result = launch({"-n", "1", "--max-restarts", "40", "--exec", "/proc/self/exe", "--", "--no-skip",
+                              "-tc=launch process: steps are reported"});
+  CHECK(result.code == 9);
+  CHECK(contains(result.err, "launch: restart 5 of 40, as rank 0 exited with code 9\n"));
+  CHECK(contains(result.err, "launch: no restart, as it failed 3 times in a row after step 57\n"));
 }
 
 TEST_CASE("launch: ranks do not outlive a launcher that was killed") {
@@ -221,6 +296,7 @@ TEST_CASE("launch: wrong arguments are refused with what was expected and got") 
   refused({"-n", "2", "--log-rank", "0,2", "--"}, "--log-rank = 2\n  expected a number from 0 to 1");
   refused({"-n", "2", "--log-rank", "0,", "--"}, "--log-rank = \n  expected a number from 0 to 1");
   refused({"-n", "2", "--master-port", "70000", "--"}, "--master-port = 70000\n  expected a number from 1 to 65535");
+  refused({"-n", "2", "--max-restarts", "-1", "--"}, "--max-restarts = -1\n  expected a number from 0 to 1000000");
   refused({"--log-ranks", "1"},
           "unknown flag --log-ranks\n  expected a flag that sfsdp launch --help lists; did you mean --log-rank?");
 }

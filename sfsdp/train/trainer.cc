@@ -8,20 +8,24 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <ostream>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/run_log.h"
+#include "sfsdp/train/stop_signals.h"
 
 namespace sfsdp::train {
 namespace {
@@ -79,7 +83,10 @@ class Trainer {
     weight_notes_ = load_initial_weights(job_, *step_);
   }
 
-  void run() {
+  // Returns the exit code of this rank.
+  int run() {
+    const StopSignals stop_signals;
+    auto progress = rank() == 0 ? comm::ProgressPage::from_environment() : std::nullopt;
     log_.start(facts());
     for (int64_t k = 1; k <= config_.training.steps; ++k) {
       const StepMetrics metrics = train_step(k);
@@ -92,11 +99,18 @@ class Trainer {
                    " at the data of this step"));
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
+      if (progress) progress->report(k);
+      if (const int signal = stop_signals.agreed(world_)) return stop(signal, k);
     }
     log_.completed(unigram_entropy(id_counts_));
+    return 0;
   }
 
  private:
+  int stop(int signal, int64_t step) {
+    log_.notice(concat("Stopped by SIG", sigabbrev_np(signal), " after step ", step, ", nothing is saved"));
+    return 128 + signal;
+  }
   LrScheduleOptions schedule_options() const {
     const auto& s = config_.lr_scheduler;
     return {config_.optimizer.lr,
@@ -191,23 +205,22 @@ class Trainer {
 
 int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   const char* rank = std::getenv("RANK");
-  int status = 2;  // of a UserError: before the first step it is about what was given
+  int status = kExitUserError;  // of a UserError: before the first step it is about what was given
   try {
     exec::count_memory();
     const JobConfig config = load_config(args);
     auto world = make_world(config);
     try {
       Trainer trainer(config, world.get(), out);
-      status = 1;
-      trainer.run();
+      status = kExitFailed;
+      return trainer.run();
     } catch (const std::exception& error) {
       if (world) world->abort(with_keys(error.what()));  // the others need not wait for the timeout
       throw;
     }
-    return 0;
   } catch (const std::exception& error) {
     err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
-    return dynamic_cast<const UserError*>(&error) ? status : 1;
+    return dynamic_cast<const UserError*>(&error) ? status : kExitFailed;
   }
 }
 

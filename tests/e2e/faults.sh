@@ -29,6 +29,20 @@ expect "killed rank" "rank [01].*signal 9" $?
 sleep 0.5
 if pgrep -f "$dir/run" >/dev/null; then echo "killed rank: processes are left"; failures=$((failures + 1)); fi
 
+# A signal to the launcher, then one to a single rank: all ranks stop after the same step.
+for target in launcher rank; do
+  timeout 90 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
+  launcher=$!
+  for _ in $(seq 300); do grep -q "step:  2" "$dir/out" && break; sleep 0.1; done
+  own=$(pgrep -P $launcher -f 'launch -n 2' | head -1)
+  if [[ $target == launcher ]]; then kill -TERM "$own"; else kill -USR1 "$(pgrep -P "$own" | tail -1)"; fi
+  wait $launcher
+  code=$?
+  [[ $target == launcher ]] && expected=143 || expected=138
+  expect "signal to a $target" "Stopped by SIG(TERM|USR1) after step [0-9]+" $code
+  [[ $code == "$expected" ]] || { echo "signal to a $target: exit code $code, expected $expected"; failures=$((failures + 1)); }
+done
+
 # A rank never arrives.
 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port) timeout 60 $sfsdp train "${small[@]}" \
   --comm.init_timeout_seconds 2 >"$dir/out" 2>&1
