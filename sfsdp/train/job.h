@@ -11,7 +11,7 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/config/config_resolve.h"
-#include "sfsdp/train/data/dataset.h"
+#include "sfsdp/train/data/loader.h"
 #include "sfsdp/train/weights/hf_config.h"
 
 namespace sfsdp::train {
@@ -37,8 +37,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank =
 // Copies the rows of this rank from job.hf_folder into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);
 
-// The dataset; without a path `libtorch_headers` reads the headers of the LibTorch that is loaded.
-TokenDataset open_job_dataset(const JobConfig& config, int64_t vocab_size);
+// Inputs and targets as two tensors [rows, seq_len], i64.
+Batch to_batch(const MicroBatch& rows, int64_t seq_len);
 // LibTorch's include folder, beside the library that this process runs; "" if it is not there.
 std::string libtorch_include_dir();
 

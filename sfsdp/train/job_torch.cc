@@ -3,6 +3,7 @@
 #include <ATen/Version.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -148,23 +149,13 @@ std::string libtorch_include_dir() {
   return std::filesystem::is_directory(include, ignored) ? include.string() : "";
 }
 
-TokenDataset open_job_dataset(const JobConfig& config, int64_t vocab_size) {
-  const auto& t = config.training;
-  DatasetOptions options;
-  options.name = t.dataset;
-  options.seq_len = t.seq_len;
-  options.vocab_size = vocab_size;
-  options.token_dtype = parse_token_dtype(t.token_dtype);
-  options.max_bytes = t.dataset_max_bytes;
-  options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
-  if (t.dataset_path) options.path = *t.dataset_path;
-  if (options.path.empty() && t.dataset == "libtorch_headers") options.path = libtorch_include_dir();
-  TokenDataset dataset = open_dataset(options);
-  if (dataset.vocab_size() > vocab_size)
-    throw UserError(concat("training.dataset = ", t.dataset, " has ids up to ", dataset.vocab_size() - 1,
-                           ", the model a vocabulary of ", vocab_size, "\n  expected a vocabulary of at least ",
-                           dataset.vocab_size(), "; set --model.args.vocab_size ", dataset.vocab_size()));
-  return dataset;
+Batch to_batch(const MicroBatch& rows, int64_t seq_len) {
+  Batch batch;
+  for (const auto* ids : {&rows.inputs, &rows.targets}) {
+    batch.push_back(at::empty({static_cast<int64_t>(ids->size()) / seq_len, seq_len}, at::kLong));
+    std::ranges::copy(*ids, batch.back().mutable_data_ptr<int64_t>());
+  }
+  return batch;
 }
 
 }  // namespace sfsdp::train

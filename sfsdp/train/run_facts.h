@@ -24,9 +24,8 @@ struct RunFacts {
   int64_t device_bytes = 0;  // memory of the machine
   PlanSummary plan;
   int64_t planned_peak_bytes = 0;  // state and what is alive at once
-  std::string dataset;             // its file or folder
-  int64_t dataset_tokens = 0, dataset_samples = 0;
-  int64_t last_step = 0;  // done before this start: 0, or the step that was resumed from
+  std::string datasets;            // a line for each source of samples
+  int64_t last_step = 0;           // done before this start: 0, or the step that was resumed from
 
   int64_t tokens_per_step() const { return global_batch * config.training.seq_len; }
 };

@@ -22,7 +22,9 @@
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/job.h"
+#include "sfsdp/train/job_data.h"
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/run_log.h"
 #include "sfsdp/train/stop_signals.h"
@@ -74,9 +76,9 @@ class Trainer {
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
         job_(make_job(config_, world_size(), rank())),
-        dataset_(open_job_dataset(config_, job_.model.vocab_size)),
+        loader_(open_job_sources(config_, job_.model.vocab_size, libtorch_include_dir()), loader_options()),
         schedule_(schedule_options()),
-        id_counts_(static_cast<size_t>(dataset_.vocab_size())) {
+        id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
@@ -126,29 +128,26 @@ class Trainer {
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
   int64_t global_batch() const { return job_.shares.global; }
 
-  // Rows `first` … of step k's global batch.
-  Batch read_batch(int64_t k, int64_t first) {
-    const int64_t rows = config_.training.local_batch_size, length = config_.training.seq_len;
-    std::vector<int32_t> ids(static_cast<size_t>(length + 1));
-    Batch batch = {at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
-    for (int64_t r = 0; r < rows; ++r) {
-      dataset_.read_sample(sample_of_step(k, first + r, global_batch(), dataset_.size()), ids);
-      for (int64_t i = 0; i < length; ++i) {
-        batch[0].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i)];
-        batch[1].mutable_data_ptr<int64_t>()[r * length + i] = ids[static_cast<size_t>(i + 1)];
-        ++id_counts_[static_cast<size_t>(ids[static_cast<size_t>(i + 1)])];
-      }
+  LoaderOptions loader_options() const {
+    return {config_.training.local_batch_size, job_.shares.accumulation, rank(), data_ranks()};
+  }
+
+  // This rank's rows of step k.
+  std::vector<Batch> read_batches(int64_t k) {
+    const LoadedStep loaded = loader_.next();
+    for (const SampleSource* source : loaded.wrapped) log_.notice(wrap_notice(*source, k));
+    std::vector<Batch> batches;
+    for (const MicroBatch& rows : loaded.micro_batches) {
+      for (const int64_t id : rows.targets) ++id_counts_[static_cast<size_t>(id)];
+      batches.push_back(to_batch(rows, config_.training.seq_len));
     }
-    return batch;
+    return batches;
   }
 
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
     exec::restart_most_allocated();
-    if (auto notice = wrap_notice(dataset_, k, global_batch())) log_.notice(*notice);
-    std::vector<Batch> batches;
-    for (int64_t m = 0; m < job_.program->options().micro_batches; ++m)
-      batches.push_back(read_batch(k, (m * data_ranks() + rank()) * config_.training.local_batch_size));
+    const std::vector<Batch> batches = read_batches(k);
     step_->lr = schedule_.lr(k);
     const StepResult result = (*step_)(batches);
     if (result.skipped)
@@ -183,9 +182,7 @@ class Trainer {
     facts.device_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
     facts.plan = summarise(graph());
     facts.planned_peak_bytes = memory.state_bytes + memory.live_bytes;
-    facts.dataset = dataset_.name();
-    facts.dataset_tokens = dataset_.num_tokens();
-    facts.dataset_samples = dataset_.size();
+    facts.datasets = describe(loader_);
     return facts;
   }
 
@@ -193,7 +190,7 @@ class Trainer {
   comm::CommWorld* world_;
   RunLog log_;
   CompiledJob job_;
-  TokenDataset dataset_;
+  Loader loader_;
   LrSchedule schedule_;
   std::optional<Step> step_;
   std::vector<std::string> weight_notes_;

@@ -137,6 +137,10 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
     errors.push_back(
         "training.dataset_path: unset, but training.dataset = \"tokens\"\n"
         "  expected the file of token ids; try --training.dataset_path tokens.bin");
+  if (config.training.dataset == "mix" && config.training.sources.empty())
+    errors.push_back(
+        "training.sources: empty, but training.dataset = \"mix\"\n"
+        "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
 }
 
 std::vector<std::string> notes_of(const JobConfig& config) {
@@ -145,6 +149,8 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   if (config.lr_scheduler.warmup_steps > schedule_steps)
     notes.push_back(concat("lr_scheduler.warmup_steps = ", config.lr_scheduler.warmup_steps, " is cut to the ",
                            schedule_steps, " steps of the schedule"));
+  if (!config.training.sources.empty() && config.training.dataset != "mix")
+    notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
   if (config.optimizer.momentum != 0 && config.optimizer.name != "SGD")
     notes.push_back("optimizer.momentum changes nothing: it belongs to SGD");
   if (config.parallelism.zero_stage < 3 && config.parallelism.fsdp_reshard_after_forward != "default")

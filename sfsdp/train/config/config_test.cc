@@ -292,6 +292,14 @@ TEST_CASE("zero_stage is 0 to 3; below 3 resharding has nothing to do, which is 
                                                "2: parameters are whole"});
 }
 
+TEST_CASE("dataset = mix needs sources, and sources need dataset = mix") {
+  const std::string sources = "sources = [\"0.7 tokens a\", \"0.3 tokens b\"]\n";
+  CHECK(from_toml("[training]\ndataset = \"mix\"\n" + sources).training.sources.size() == 2);
+  CHECK(error_of("[training]\ndataset = \"mix\"").find("training.sources: empty") != std::string::npos);
+  CHECK(from_toml("[training]\n" + sources).notes ==
+        std::vector<std::string>{"training.sources changes nothing: training.dataset is libtorch_headers"});
+}
+
 TEST_CASE("every key that is used changes the configuration") {
   for (const Field& field : config_fields()) {
     if (field.path() == "job.config_file") continue;

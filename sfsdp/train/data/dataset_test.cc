@@ -30,15 +30,34 @@ std::vector<uint32_t> count_to(uint32_t n) {
 
 using Ids = std::vector<int32_t>;
 
-Ids sample(const TokenDataset& dataset, int64_t index) {
-  Ids ids(static_cast<size_t>(dataset.seq_len()) + 1);
-  dataset.read_sample(index, ids);
+Ids sample(SampleSource& source, int64_t index) {
+  Ids ids(static_cast<size_t>(source.seq_len()) + 1);
+  source.read(index, ids);
   return ids;
 }
+Ids sample(SampleSource&& source, int64_t index) { return sample(source, index); }
 
-TokenDataset tokens(const std::string& path, int64_t seq_len, int64_t vocab = 70000,
+SampleSource tokens(const std::string& path, int64_t seq_len, int64_t vocab = 70000,
                     TokenDtype dtype = TokenDtype::UInt16) {
   return open_dataset({.name = "tokens", .path = path, .seq_len = seq_len, .vocab_size = vocab, .token_dtype = dtype});
+}
+
+SampleSource headers(const std::string& path, int64_t seq_len, uint64_t seed = 0, int64_t max_bytes = 8 << 20) {
+  return open_dataset({.name = "libtorch_headers",
+                       .path = path,
+                       .seq_len = seq_len,
+                       .vocab_size = 256,
+                       .max_bytes = max_bytes,
+                       .seed = seed});
+}
+
+// The header of a file of llm.c's: 256 int32.
+std::string llmc_header(uint32_t magic, uint32_t version, uint32_t count) {
+  std::vector<uint32_t> header(256, 0);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = count;
+  return little_endian(header, 4);
 }
 
 }  // namespace
@@ -46,7 +65,7 @@ TokenDataset tokens(const std::string& path, int64_t seq_len, int64_t vocab = 70
 // conventions.md, Tokens: "sample i = tokens[i*L .. i*L+L] inclusive, L+1 ids ... Neighbours share one id".
 TEST_CASE("sample i of a tokens file starts at i*L and shares its last id with the next sample") {
   const testing::TemporaryFolder folder;
-  const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(14), 2)), 4);
+  SampleSource dataset = tokens(folder.write("t.bin", little_endian(count_to(14), 2)), 4);
   CHECK(dataset.num_tokens() == 14);
   CHECK(sample(dataset, 0) == Ids{0, 1, 2, 3, 4});
   CHECK(sample(dataset, 1) == Ids{4, 5, 6, 7, 8});
@@ -57,7 +76,7 @@ TEST_CASE("sample i of a tokens file starts at i*L and shares its last id with t
 TEST_CASE("a file of T tokens has floor((T-1)/L) samples") {
   const testing::TemporaryFolder folder;
   for (uint32_t t = 5; t <= 20; ++t) {
-    const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(t), 2)), 4);
+    SampleSource dataset = tokens(folder.write("t.bin", little_endian(count_to(t), 2)), 4);
     CHECK(dataset.size() == (t - 1) / 4);
     CHECK(sample(dataset, dataset.size() - 1).back() == dataset.size() * 4);
   }
@@ -75,36 +94,98 @@ TEST_CASE("ids are little-endian, of two or four bytes") {
   CHECK_THROWS_AS(parse_token_dtype("int8"), UserError);
 }
 
-// "step k reads samples (k-1)*B .. k*B-1, in file order ... after sample N-1 comes sample 0 again".
-TEST_CASE("step k reads samples ((k-1)*B + j) mod N") {
-  std::vector<int64_t> read;
-  for (int64_t step = 1; step <= 3; ++step)
-    for (int64_t j = 0; j < 4; ++j) read.push_back(sample_of_step(step, j, 4, 6));
-  CHECK(read == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5});
-  CHECK(sample_of_step(1, 7, 8, 3) == 1);  // a batch larger than the file wraps within the step
-  CHECK_THROWS_AS(sample_of_step(0, 0, 4, 6), InternalError);
+TEST_CASE("after sample N-1 of a tokens file comes sample 0 again") {
+  const testing::TemporaryFolder folder;
+  SampleSource dataset = tokens(folder.write("t.bin", little_endian(count_to(14), 2)), 4);  // N = 3
+  CHECK(sample(dataset, 3) == Ids{0, 1, 2, 3, 4});
+  CHECK(sample(dataset, 8) == Ids{8, 9, 10, 11, 12});
 }
 
-// "after sample N-1 comes sample 0 again (said once in the log)".
-TEST_CASE("the wrap is said at exactly one step: the first that reads sample 0 again") {
+TEST_CASE("files of llm.c are told by their header") {
   const testing::TemporaryFolder folder;
-  const TokenDataset dataset = tokens(folder.write("t.bin", little_endian(count_to(25), 2)), 4);  // N = 6
-  for (int64_t batch = 1; batch <= 20; ++batch) {
-    std::vector<int64_t> said;
-    int64_t first_repeat = 0;
-    for (int64_t step = 1; step <= 30; ++step) {
-      if (wrap_notice(dataset, step, batch)) said.push_back(step);
-      if (first_repeat == 0 && step * batch > dataset.size()) first_repeat = step;
-    }
-    CHECK(said == std::vector<int64_t>{first_repeat});
+  const std::string gpt2 = folder.write("a.bin", llmc_header(20240520, 1, 4) + little_endian({7, 8, 9, 50256}, 2));
+  CHECK(sample(tokens(gpt2, 3), 0) == Ids{7, 8, 9, 50256});
+  CHECK(sample(tokens(gpt2, 3, 70000, TokenDtype::UInt32), 0) == Ids{7, 8, 9, 50256});  // the header wins
+  const std::string llama = folder.write("b.bin", llmc_header(20240801, 7, 3) + little_endian({1, 128000, 2}, 4));
+  CHECK(sample(tokens(llama, 2, 128256), 0) == Ids{1, 128000, 2});
+}
+
+TEST_CASE("a file that is not as its header of llm.c says is refused") {
+  const testing::TemporaryFolder folder;
+  const auto refuses = [&](const std::string& bytes, const char* why) {
+    CHECK_THROWS_WITH_AS(tokens(folder.write("t.bin", bytes), 1), doctest::Contains(why), UserError);
+  };
+  const std::string ids = little_endian({1, 2, 3}, 2);
+  refuses(llmc_header(20240520, 2, 3) + ids, "with version 2\n  expected version 1");
+  refuses(llmc_header(20240520, 1, 4) + ids, "has 1030 bytes\n  expected 1032; the file is cut short");
+  refuses(llmc_header(20240520, 1, 2) + ids, "expected 1028; something was appended");
+  refuses(llmc_header(20240520, 1, 0xffffffff) + ids, "count of 4294967295");
+  refuses(llmc_header(20240801, 7, 3).substr(0, 1000), "1000 bytes\n  expected a header of 1024");
+}
+
+TEST_CASE("several files are one row of ids in the order of their names") {
+  const testing::TemporaryFolder folder;
+  folder.write("b.bin", little_endian({4, 5, 6}, 2));
+  folder.write("a.bin", little_endian({0, 1, 2, 3}, 2));
+  folder.write("c.bin", llmc_header(20240520, 1, 3) + little_endian({7, 8, 9}, 2));
+  folder.write("notes.txt", "x");
+  for (const std::string& path : {folder.path(), folder / "*.bin", folder / "[abc].bin"}) {
+    CAPTURE(path);
+    SampleSource dataset = tokens(path, 3);
+    CHECK(dataset.num_tokens() == 10);
+    CHECK(sample(dataset, 0) == Ids{0, 1, 2, 3});
+    CHECK(sample(dataset, 1) == Ids{3, 4, 5, 6});
+    CHECK(sample(dataset, 2) == Ids{6, 7, 8, 9});
+    CHECK(sample(tokens(path, 9), 0) == Ids{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
   }
-  CHECK(wrap_notice(dataset, 2, 4)->find("6 samples are read at step 2") != std::string::npos);
+  CHECK_THROWS_WITH_AS(tokens(folder / "*.bim", 3), doctest::Contains("no file has a name like this"), UserError);
+  folder.write("empty/x.txt", "");
+  CHECK_THROWS_WITH_AS(tokens(folder / "empty", 3), doctest::Contains("no *.bin file in this folder"), UserError);
+}
+
+TEST_CASE("more files than may be open are read all the same") {
+  const testing::TemporaryFolder folder;
+  const uint32_t files = 2 * TokenStore::kMaxOpen + 3;
+  for (uint32_t i = 0; i < files; ++i) folder.write(concat(1000 + i, ".bin"), little_endian({i}, 2));
+  SampleSource dataset = tokens(folder.path(), 1);
+  for (int round = 0; round < 2; ++round)
+    for (int32_t i = 0; i + 1 < static_cast<int32_t>(files); ++i) CHECK(sample(dataset, i) == Ids{i, i + 1});
+}
+
+TEST_CASE("a file that is cut or replaced while a run reads it is an error with its name") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("t.bin", little_endian(count_to(5000), 2));
+  SampleSource open = tokens(path, 4), closed = tokens(path, 4);
+  CHECK(sample(open, 1000) == Ids{4000, 4001, 4002, 4003, 4004});
+  folder.write("t.bin", little_endian(count_to(100), 2));  // the same file, cut
+  CHECK(sample(open, 0) == Ids{0, 1, 2, 3, 4});
+  CHECK_THROWS_WITH_AS(sample(open, 1000),
+                       doctest::Contains((path + ": ends at byte 8000, but had 10000 when it was opened").c_str()),
+                       UserError);
+  CHECK_THROWS_WITH_AS(sample(closed, 0), doctest::Contains("200 bytes, but 10000 when the run began"), UserError);
+}
+
+TEST_CASE("shuffle = always gives each sample of a flat file once an epoch, in another order each") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("t.bin", little_endian(count_to(201), 2));  // N = 100
+  SampleSource dataset =
+      open_dataset({.path = path, .seq_len = 2, .vocab_size = 300, .shuffle = Shuffle::Always, .seed = 1});
+  const auto epoch = [&](int64_t e) {
+    Ids first_ids;
+    for (int64_t i = 0; i < dataset.size(); ++i) first_ids.push_back(sample(dataset, e * dataset.size() + i)[0]);
+    return first_ids;
+  };
+  const Ids first = epoch(0), second = epoch(1);
+  CHECK(std::set<int32_t>(first.begin(), first.end()).size() == 100);
+  CHECK(std::set<int32_t>(second.begin(), second.end()).size() == 100);
+  CHECK(first != second);
+  CHECK(first == epoch(0));
 }
 
 TEST_CASE("an id outside the vocabulary is refused with its position") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("t.bin", little_endian({1, 2, 3, 4, 50257, 6, 7}, 2));
-  const TokenDataset dataset = tokens(path, 3, 50257);
+  SampleSource dataset = tokens(path, 3, 50257);
   CHECK_THROWS_WITH_AS(sample(dataset, 1), doctest::Contains("token 50257 at position 4"), UserError);
   CHECK(sample(tokens(path, 3, 50258), 1) == Ids{4, 50257, 6, 7});
 }
@@ -114,7 +195,7 @@ TEST_CASE("files that are no data say which file and what to do") {
   const std::string missing = folder.path() + "/none.bin";
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains((missing + ": No such file").c_str()), UserError);
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains("set --training.dataset_path"), UserError);
-  CHECK_THROWS_WITH_AS(tokens(folder.path(), 4), doctest::Contains("not a file"), UserError);
+  CHECK_THROWS_WITH_AS(tokens("/dev/null", 4), doctest::Contains("not a file"), UserError);
   CHECK_THROWS_WITH_AS(tokens(folder.write("e.bin", ""), 4), doctest::Contains("an empty file"), UserError);
   CHECK_THROWS_WITH_AS(tokens(folder.write("o.bin", "abc"), 1), doctest::Contains("3 bytes are no whole number"),
                        UserError);
@@ -139,11 +220,10 @@ TEST_CASE("libtorch_headers concatenates headers by path and nothing else") {
   folder.write("a/a.h", "0");
   folder.write("a/skip.cc", "XXXX");
   folder.write("c.h", "789");
-  const TokenDataset dataset = open_dataset({.name = "libtorch_headers", .path = folder.path(), .seq_len = 9});
-  CHECK(dataset.vocab_size() == 256);
+  SampleSource dataset = headers(folder.path(), 9);
   CHECK(dataset.num_tokens() == 10);
   CHECK(sample(dataset, 0) == Ids{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'});
-  const auto capped = open_dataset({.name = "libtorch_headers", .path = folder.path(), .seq_len = 4, .max_bytes = 5});
+  SampleSource capped = headers(folder.path(), 4, 0, 5);
   CHECK(capped.num_tokens() == 5);
   CHECK(sample(capped, 0) == Ids{'0', '1', '2', '3', '4'});
 }
@@ -154,7 +234,7 @@ TEST_CASE("libtorch_headers gives each sample once, in an order that the seed al
   for (int i = 0; i <= 200; ++i) text += static_cast<char>(i);
   folder.write("a.h", text);
   const auto starts = [&](uint64_t seed) {
-    const auto dataset = open_dataset({.name = "libtorch_headers", .path = folder.path(), .seq_len = 2, .seed = seed});
+    SampleSource dataset = headers(folder.path(), 2, seed);
     Ids first_ids;
     for (int64_t i = 0; i < dataset.size(); ++i) first_ids.push_back(sample(dataset, i)[0]);
     return first_ids;
@@ -172,12 +252,18 @@ TEST_CASE("libtorch_headers gives each sample once, in an order that the seed al
 TEST_CASE("libtorch_headers without headers says so") {
   const testing::TemporaryFolder folder;
   folder.write("a.cc", "int x;");
-  const auto open = [](const std::string& path) {
-    return open_dataset({.name = "libtorch_headers", .path = path, .seq_len = 2});
-  };
+  const auto open = [](const std::string& path) { return headers(path, 2); };
   CHECK_THROWS_WITH_AS(open(folder.path()), doctest::Contains("no headers below this folder"), UserError);
   CHECK_THROWS_WITH_AS(open(folder.path() + "/none"), doctest::Contains("No such file"), UserError);
   CHECK_THROWS_WITH_AS(open(""), doctest::Contains("LibTorch's include folder"), UserError);
+}
+
+TEST_CASE("libtorch_headers needs a vocabulary of all bytes") {
+  const testing::TemporaryFolder folder;
+  folder.write("a.h", "int x;");
+  CHECK_THROWS_WITH_AS(
+      open_dataset({.name = "libtorch_headers", .path = folder.path(), .seq_len = 2, .vocab_size = 255}),
+      doctest::Contains("set --model.args.vocab_size 256"), UserError);
 }
 
 }  // namespace sfsdp::train

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/data/sample_source.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+// splitmix64: std::shuffle gives another order with every standard library.
+uint64_t next_random(uint64_t& state) {
+  uint64_t z = (state += 0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+std::vector<int64_t> shuffled(int64_t n, uint64_t seed) {
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random(seed) % i]);
+  return order;
+}
+
+}  // namespace
+
+SampleSource::SampleSource(TokenStore store, const SampleOptions& options)
+    : store_(std::move(store)), options_(options) {
+  SFSDP_CHECK(options.seq_len >= 1 && options.vocab_size >= 1, "seq_len ", options.seq_len, ", vocab_size ",
+              options.vocab_size);
+  SFSDP_CHECK(options.order != SampleOrder::Documents || !store_.borders().empty(), name(), " has no documents");
+  if (store_.borders().empty()) row_ = store_.size();
+  for (int64_t d = 0; d < num_documents(); ++d) row_ += length_of(d);
+  samples_ = row_ < 1 ? 0 : (row_ - 1) / options.seq_len;
+  if (samples_ == 0)
+    throw UserError(concat(name(), ": ", row_, " tokens are less than one sample\n  expected at least ",
+                           options.seq_len + 1, " (seq_len + 1); use a larger file or a smaller --training.seq_len"));
+  if (options.order == SampleOrder::Once) once_ = shuffled(samples_, options.seed);
+}
+
+int64_t SampleSource::num_documents() const {
+  return std::max<int64_t>(0, static_cast<int64_t>(store_.borders().size()) - 1);
+}
+
+void SampleSource::read(int64_t sample, std::span<int32_t> ids) {
+  SFSDP_CHECK(sample >= 0, "sample ", sample);
+  SFSDP_CHECK(static_cast<int64_t>(ids.size()) == seq_len() + 1, ids.size(), " ids for seq_len ", seq_len());
+  const int64_t epoch = sample / samples_;
+  int64_t index = sample % samples_;
+  const bool by_epoch = options_.order == SampleOrder::Samples || options_.order == SampleOrder::Documents;
+  if (by_epoch && permutation_epoch_ != epoch) {
+    epochs_.emplace(options_.order == SampleOrder::Samples ? samples_ : num_documents(), options_.seed, epoch);
+    permutation_epoch_ = epoch;
+  }
+  if (options_.order == SampleOrder::Once) index = once_[static_cast<size_t>(index)];
+  if (options_.order == SampleOrder::Samples) index = (*epochs_)[index];
+  if (store_.borders().empty())
+    store_.read(index * seq_len(), ids, options_.vocab_size);
+  else
+    read_documents(epoch, index * seq_len(), ids);
+}
+
+int64_t SampleSource::document(int64_t number) const {
+  return options_.order == SampleOrder::Documents ? (*epochs_)[number] : number;
+}
+
+int64_t SampleSource::length_of(int64_t document) const {
+  const auto d = static_cast<size_t>(document);
+  const int64_t ids = store_.borders()[d + 1] - store_.borders()[d];
+  return ids == 0 ? 0 : ids + (options_.bos ? 1 : 0) + (options_.eos ? 1 : 0);
+}
+
+void SampleSource::read_documents(int64_t epoch, int64_t first, std::span<int32_t> ids) {
+  if (at_.epoch != epoch || at_.begin > first) at_ = {epoch, 0, 0};
+  // On to the document that holds the first id.
+  int64_t d = document(at_.number);
+  while (at_.begin + length_of(d) <= first) {
+    at_.begin += length_of(d);
+    d = document(++at_.number);
+  }
+  // From there on, one document after the other.
+  int64_t number = at_.number, skip = first - at_.begin;
+  while (true) {
+    const auto here = std::min(static_cast<int64_t>(ids.size()), length_of(d) - skip);
+    read_document(d, skip, ids.first(static_cast<size_t>(here)));
+    ids = ids.subspan(static_cast<size_t>(here));
+    if (ids.empty()) return;
+    skip = 0;
+    d = document(++number);
+  }
+}
+
+// Ids first .. first + ids.size() - 1 of BOS + document + EOS.
+void SampleSource::read_document(int64_t document, int64_t first, std::span<int32_t> ids) {
+  if (ids.empty()) return;
+  if (options_.bos && first == 0) {
+    ids.front() = *options_.bos;
+    ids = ids.subspan(1);
+    ++first;
+  }
+  if (options_.eos && first + static_cast<int64_t>(ids.size()) == length_of(document)) {
+    ids.back() = *options_.eos;
+    ids = ids.first(ids.size() - 1);
+  }
+  const int64_t begin = store_.borders()[static_cast<size_t>(document)];
+  if (!ids.empty()) store_.read(begin + first - (options_.bos ? 1 : 0), ids, options_.vocab_size);
+}
+
+}  // namespace sfsdp::train

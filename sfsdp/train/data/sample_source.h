@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The samples of one source, in the order they are trained on. A sample is seq_len + 1 ids: the first seq_len are the
+// input, the last seq_len the target. Sample i of an epoch is ids i * seq_len .. i * seq_len + seq_len of the epoch's row,
+// so neighbours share one id, and each id but the first is a target once; what is left over at the end is not read.
+// The row is the store's ids, or with known documents BOS + ids + EOS of each one; empty documents are left out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sfsdp/train/data/permutation.h"
+#include "sfsdp/train/data/token_store.h"
+
+namespace sfsdp::train {
+
+enum class SampleOrder : uint8_t {
+  File,       // the row is the store; samples in its order, in every epoch
+  Once,       // the same samples in an order shuffled by the seed, the same in every epoch
+  Samples,    // the same samples in another order each epoch
+  Documents,  // the row is the store's documents in another order each epoch, one after the other
+};
+
+struct SampleOptions {
+  int64_t seq_len = 0;
+  int64_t vocab_size = 0;
+  SampleOrder order = SampleOrder::File;
+  uint64_t seed = 0;
+  std::optional<int32_t> bos = std::nullopt, eos = std::nullopt;  // put around documents
+};
+
+// State over time: `at_` remembers where in an epoch's documents the last sample began, so that the next is near; what is
+// read depends on the sample's number alone. For one thread at a time.
+class SampleSource {
+ public:
+  //   throws: UserError if the store has fewer than seq_len + 1 tokens
+  SampleSource(TokenStore store, const SampleOptions& options);
+
+  int64_t size() const { return samples_; }    // N, of an epoch
+  int64_t num_tokens() const { return row_; }  // of an epoch's row, BOS and EOS too
+  int64_t num_documents() const;               // 0: not known
+  int64_t seq_len() const { return options_.seq_len; }
+  const std::string& name() const { return store_.name(); }
+
+  // Fills `ids`, which must hold seq_len + 1. `sample` counts on over the epochs: 0 .. N-1 are the first.
+  //   throws: UserError as TokenStore::read does
+  void read(int64_t sample, std::span<int32_t> ids);
+
+ private:
+  struct DocumentPlace {
+    int64_t epoch = -1;
+    int64_t number = 0;  // documents of the epoch before this one
+    int64_t begin = 0;   // of this document, in the epoch's row
+  };
+  void read_documents(int64_t epoch, int64_t first, std::span<int32_t> ids);
+  void read_document(int64_t document, int64_t first, std::span<int32_t> ids);
+  int64_t document(int64_t number) const;     // the epoch's document of that number: its place in the store
+  int64_t length_of(int64_t document) const;  // with BOS and EOS
+
+  TokenStore store_;
+  SampleOptions options_;
+  int64_t row_ = 0;
+  int64_t samples_ = 0;
+  std::vector<int64_t> once_;          // of order Once
+  std::optional<Permutation> epochs_;  // of orders Samples and Documents: that of permutation_epoch_
+  int64_t permutation_epoch_ = -1;
+  DocumentPlace at_;
+};
+
+}  // namespace sfsdp::train

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/job_data.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/data/dataset.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+Shuffle parse_shuffle(const std::string& text) {
+  if (text == "always") return Shuffle::Always;
+  return text == "never" ? Shuffle::Never : Shuffle::Default;
+}
+
+// The word up to the next blank, which is taken away from `text`.
+std::string take_word(std::string_view& text) {
+  text = trim(text);
+  const size_t end = std::min(text.find_first_of(" \t"), text.size());
+  const std::string word(text.substr(0, end));
+  text = trim(text.substr(end));
+  return word;
+}
+
+}  // namespace
+
+MixEntry parse_mix_entry(const std::string& text) {
+  std::string_view rest = text;
+  const auto weight = parse_double(take_word(rest));
+  MixEntry entry{weight.value_or(0), take_word(rest), std::string(rest)};
+  const bool known = entry.dataset == "tokens" || entry.dataset == "libtorch_headers";
+  if (!weight || !(*weight > 0) || !known)
+    throw UserError(concat("training.sources holds ", json_quoted(text),
+                           "\n  expected a weight above 0, a dataset and its path, such as \"0.7 tokens data/web\""));
+  return entry;
+}
+
+std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vocab_size,
+                                             const std::string& include_folder) {
+  const auto& t = config.training;
+  std::vector<MixEntry> entries;
+  if (t.dataset == "mix")
+    for (const std::string& text : t.sources) entries.push_back(parse_mix_entry(text));
+  else
+    entries.push_back({1, t.dataset, t.dataset_path.value_or("")});
+  std::vector<WeightedSource> sources;
+  for (MixEntry& entry : entries) {
+    DatasetOptions options;
+    options.name = entry.dataset;
+    options.path = std::move(entry.path);
+    if (options.path.empty() && options.name == "libtorch_headers") options.path = include_folder;
+    options.seq_len = t.seq_len;
+    options.vocab_size = vocab_size;
+    options.token_dtype = parse_token_dtype(t.token_dtype);
+    options.max_bytes = t.dataset_max_bytes;
+    options.shuffle = parse_shuffle(t.shuffle);
+    options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+    sources.push_back({open_dataset(options), entry.weight});
+  }
+  return sources;
+}
+
+std::string describe(const Loader& loader) {
+  double all = 0;
+  for (const WeightedSource& s : loader.sources()) all += s.weight;
+  std::string text;
+  for (const auto& [source, weight] : loader.sources()) {
+    text += concat("Dataset ", source.name(), ": ", with_commas(source.num_tokens()), " tokens, ",
+                   with_commas(source.size()), " samples");
+    if (source.num_documents() > 0) text += concat(", ", with_commas(source.num_documents()), " documents");
+    if (loader.sources().size() > 1) text += concat(", ", with_commas(100 * weight / all, 2), " % of the samples");
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From a config to the rows that a rank trains on. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/train/config/config.h"
+#include "sfsdp/train/data/loader.h"
+
+namespace sfsdp::train {
+
+// One entry of training.sources: "WEIGHT DATASET PATH", such as "0.7 tokens data/web"; the path may hold blanks.
+struct MixEntry {
+  double weight = 0;
+  std::string dataset, path;
+};
+//   throws: UserError naming the entry
+MixEntry parse_mix_entry(const std::string& text);
+
+// What training.dataset asks for: one source, or those of training.sources.
+//   vocab_size: the model's
+//   include_folder: what libtorch_headers reads where no path is given; "": none is known
+//   throws: UserError as open_dataset does
+std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vocab_size,
+                                             const std::string& include_folder);
+
+// For the log: a line per source with its tokens, samples and share.
+std::string describe(const Loader& loader);
+
+}  // namespace sfsdp::train

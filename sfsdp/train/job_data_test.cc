@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/job_data.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+std::string ids(int first, int count) {
+  std::string bytes;
+  for (int i = first; i < first + count; ++i) bytes += {static_cast<char>(i & 0xff), static_cast<char>(i >> 8)};
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("an entry of training.sources is a weight, a dataset and a path") {
+  const MixEntry entry = parse_mix_entry("0.7 tokens data/my web/*.bin");
+  CHECK(entry.weight == 0.7);
+  CHECK(entry.dataset == "tokens");
+  CHECK(entry.path == "data/my web/*.bin");
+  CHECK(parse_mix_entry(" 1\tlibtorch_headers ").path.empty());
+  for (const char* wrong : {"", "tokens a", "0 tokens a", "-1 tokens a", "nan tokens a", "1 toks a", "1 mix a", "0.5"})
+    CHECK_THROWS_WITH_AS(parse_mix_entry(wrong), doctest::Contains("expected a weight above 0, a dataset and its path"),
+                         UserError);
+}
+
+TEST_CASE("a mix has a source for each entry, and the log says their shares") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.training.dataset = "mix";
+  config.training.seq_len = 4;
+  config.training.sources = {"3 tokens " + folder.write("a.bin", ids(0, 41)), "1 libtorch_headers"};
+  folder.write("x.h", "0123456789");
+  Loader loader(open_job_sources(config, 256, folder.path()), {4, 1, 0, 1});
+  CHECK(describe(loader) == "Dataset " + folder.path() + "/a.bin: 41 tokens, 10 samples, 75.00 % of the samples\n" +
+                                "Dataset " + folder.path() + ": 10 tokens, 2 samples, 25.00 % of the samples\n");
+  const auto inputs = loader.next().micro_batches[0].inputs;
+  CHECK(inputs.size() == 16);
+  CHECK(std::vector<int64_t>(inputs.begin(), inputs.begin() + 8) == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7});
+}
+
+TEST_CASE("one dataset is one source, with the config's order, width and seed") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.training.dataset = "tokens";
+  config.training.dataset_path = folder.write("a.bin", ids(0, 41));
+  config.training.seq_len = 4;
+  const auto first_ids = [&] {
+    Loader loader(open_job_sources(config, 256, ""), {10, 1, 0, 1});
+    std::vector<int64_t> firsts;
+    const auto inputs = loader.next().micro_batches[0].inputs;
+    for (size_t i = 0; i < inputs.size(); i += 4) firsts.push_back(inputs[i]);
+    return firsts;
+  };
+  const auto in_order = first_ids();
+  CHECK(in_order == std::vector<int64_t>{0, 4, 8, 12, 16, 20, 24, 28, 32, 36});
+  config.training.shuffle = "always";
+  const auto shuffled = first_ids();
+  CHECK(shuffled != in_order);
+  config.debug.seed = 7;
+  CHECK(first_ids() != shuffled);
+  config.training.token_dtype = "uint32";  // 82 bytes
+  CHECK_THROWS_WITH_AS(first_ids(), doctest::Contains("no whole number of 4-byte tokens"), UserError);
+}
+
+}  // namespace sfsdp::train
