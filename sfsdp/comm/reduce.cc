@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/half.h"
 #include "sfsdp/comm/chunks.h"
 
 namespace sfsdp::comm {
@@ -36,41 +36,15 @@ struct Wrapping : Same<T> {
 struct BFloat16 {
   using Stored = uint16_t;
   using Sum = float;
-  static float widen(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
-  static uint16_t narrow(float x) {
-    const auto bits = std::bit_cast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-    return static_cast<uint16_t>(x != x ? 0x7fc0U : rounded);  // rounding could carry a nan into infinity
-  }
+  static float widen(uint16_t x) { return from_bf16(x); }
+  static uint16_t narrow(float x) { return to_bf16(x); }
 };
 
 struct Float16 {
   using Stored = uint16_t;
   using Sum = float;
-  // Exponents are moved by multiplying with a power of two, which also normalises subnormal numbers.
-  static float widen(uint16_t x) {
-    const uint32_t sign = static_cast<uint32_t>(x & 0x8000U) << 16;
-    const uint32_t rest = static_cast<uint32_t>(x & 0x7fffU) << 13;
-    const float moved = std::bit_cast<float>(rest) * 0x1p112F;
-    const uint32_t special = std::bit_cast<uint32_t>(moved) >= 0x47800000U ? 0x7f800000U : 0U;  // 65536: inf or nan
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(moved) | special | sign);
-  }
-  static uint16_t narrow(float x) {
-    const auto bits = std::bit_cast<uint32_t>(x);
-    const uint32_t sign = (bits >> 16) & 0x8000U;
-    const uint32_t rest = bits & 0x7fffffffU;
-    uint32_t half;
-    if (rest > 0x7f800000U) {
-      half = 0x7e00U;
-    } else if (rest >= 0x477ff000U) {  // 65520, halfway between the largest number and 65536
-      half = 0x7c00U;
-    } else if (rest < 0x38800000U) {  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded, at the bottom
-      half = std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0.5F) - 0x3f000000U;
-    } else {
-      half = (rest + 0xfffU + ((rest >> 13) & 1U) - 0x38000000U) >> 13;
-    }
-    return static_cast<uint16_t>(sign | half);
-  }
+  static float widen(uint16_t x) { return from_f16(x); }
+  static uint16_t narrow(float x) { return to_f16(x); }
 };
 
 struct Sum {

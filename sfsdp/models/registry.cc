@@ -84,6 +84,8 @@ LanguageModel make_llama3(const ModelSpec& spec) {
                                    {"rope_high_freq_factor", &scaling.high_freq_factor},
                                    {"rope_original_max_position", &scaling.original_max_position},
                                    {"tied", &args.tied},
+                                   {"qkv_bias", &args.qkv_bias},
+                                   {"qk_norm", &args.qk_norm},
                                    {"depth_init", &args.depth_init}};
   assign_all(slots, spec);
   args.rope_scaling = scaled ? std::optional(scaling) : std::nullopt;

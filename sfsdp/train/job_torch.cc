@@ -75,10 +75,12 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   if (!job.hf_folder.empty()) {
     job.hf_config = read_hf_config(job.hf_folder);
     job.notices = job.hf_config->notices;
+    check_sliding_window(*job.hf_config, config.training.seq_len, job.hf_folder);
   }
   if (config.model.name == "hf") {
     const HfConfig hf = read_hf_config(config.model.hf_assets_path);
     job.notices = hf.notices;
+    check_sliding_window(hf, config.training.seq_len, config.model.hf_assets_path);
     spec = {hf.model, "", {hf.args.begin(), hf.args.end()}};
   }
   for (const auto& [name, value] : config.model_args) spec.args[name] = value;

@@ -99,7 +99,8 @@ int64_t Llama3Args::ffn_width() const {
 
 int64_t Llama3Args::num_parameters() const {
   const int64_t q = n_heads * head_width(), kv = n_kv_heads * head_width();
-  const int64_t layer = dim * (2 * q + 2 * kv) + 3 * dim * ffn_width() + 2 * dim;
+  const int64_t extra = (qkv_bias ? q + 2 * kv : 0) + (qk_norm ? 2 * head_width() : 0);
+  const int64_t layer = dim * (2 * q + 2 * kv) + 3 * dim * ffn_width() + 2 * dim + extra;
   return n_layers * layer + dim + vocab_size * dim * (tied ? 1 : 2);
 }
 
@@ -126,24 +127,32 @@ RMSNormImpl::RMSNormImpl(int64_t dim, double eps)
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& x_BSD) { return at::rms_norm(x_BSD, {x_BSD.size(-1)}, weight, eps_); }
 
-LinearMapImpl::LinearMapImpl(int64_t in, int64_t out) : weight(weight_parameter(*this, {out, in})) {}
+LinearMapImpl::LinearMapImpl(int64_t in, int64_t out, Bias starts) : weight(weight_parameter(*this, {out, in})) {
+  if (starts == Bias::Zero) bias = register_parameter("bias", torch::zeros({out}));
+}
 
-at::Tensor LinearMapImpl::forward(const at::Tensor& x) { return at::linear(x, weight); }
+at::Tensor LinearMapImpl::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
 
 AttentionImpl::AttentionImpl(const Llama3Args& args, double output_std)
     : heads_(args.n_heads), kv_heads_(args.n_kv_heads), width_(args.head_width()) {
-  wq_ = register_module("wq", LinearMap(args.dim, heads_ * width_));
-  wk_ = register_module("wk", LinearMap(args.dim, kv_heads_ * width_));
-  wv_ = register_module("wv", LinearMap(args.dim, kv_heads_ * width_));
+  const Bias bias = args.qkv_bias ? Bias::Zero : Bias::None;
+  wq_ = register_module("wq", LinearMap(args.dim, heads_ * width_, bias));
+  wk_ = register_module("wk", LinearMap(args.dim, kv_heads_ * width_, bias));
+  wv_ = register_module("wv", LinearMap(args.dim, kv_heads_ * width_, bias));
   wo_ = register_module("wo", LinearMap(heads_ * width_, args.dim));
   for (LinearMap* w : {&wq_, &wk_, &wv_}) init_linear((*w)->weight, 0.02);
   init_linear(wo_->weight, output_std);
+  if (!args.qk_norm) return;
+  q_norm_ = register_module("q_norm", RMSNorm(width_, args.norm_eps));
+  k_norm_ = register_module("k_norm", RMSNorm(width_, args.norm_eps));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
   const int64_t B = x_BSD.size(0), S = x_BSD.size(1);
-  const at::Tensor q = rotate(wq_(x_BSD).view({B, S, heads_, width_}), cos_SE, sin_SE).transpose(1, 2);
-  const at::Tensor k = rotate(wk_(x_BSD).view({B, S, kv_heads_, width_}), cos_SE, sin_SE).transpose(1, 2);
+  at::Tensor q = wq_(x_BSD).view({B, S, heads_, width_}), k = wk_(x_BSD).view({B, S, kv_heads_, width_});
+  if (q_norm_) q = q_norm_(q), k = k_norm_(k);
+  q = rotate(q, cos_SE, sin_SE).transpose(1, 2);
+  k = rotate(k, cos_SE, sin_SE).transpose(1, 2);
   const at::Tensor v = wv_(x_BSD).view({B, S, kv_heads_, width_}).transpose(1, 2);
   const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, std::nullopt,
                                                           /*enable_gqa=*/heads_ != kv_heads_);

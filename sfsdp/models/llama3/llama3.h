@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Llama 3 as a plain single-device torch::nn module. Source of shapes, names and initialisation: TorchTitan
-// models/llama3 (names are its state-dict keys), Hugging Face LlamaForCausalLM for the numbers.
+// Llama 3 and its kin, Qwen2, Qwen3 and Mistral, as one plain single-device torch::nn module. Source of shapes, names and
+// initialisation: TorchTitan models/llama3 and models/qwen3 (names are their state-dict keys); Hugging Face's
+// LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and MistralForCausalLM for the numbers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -36,6 +37,8 @@ struct Llama3Args {
   double rope_theta = 500000;
   std::optional<RopeScaling> rope_scaling = RopeScaling{};
   bool tied = false;       // output is tok_embeddings.weight
+  bool qkv_bias = false;   // wq, wk and wv have a bias: Qwen2
+  bool qk_norm = false;    // each head's q and k pass an RMSNorm before they are turned: Qwen3
   bool depth_init = true;  // std of wo, w2, w3 falls with the layer number
 
   int64_t head_width() const { return head_dim ? head_dim : dim / n_heads; }
@@ -61,12 +64,15 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
-// y = x Wᵀ, no bias.
+enum class Bias : uint8_t { None, Zero };  // Zero: as it starts
+
+// y = x Wᵀ + b.
 class LinearMapImpl : public torch::nn::Module {
  public:
-  LinearMapImpl(int64_t in, int64_t out);
+  LinearMapImpl(int64_t in, int64_t out, Bias starts = Bias::None);
   at::Tensor forward(const at::Tensor& x);
   at::Tensor weight;
+  at::Tensor bias;  // undefined without one
 };
 TORCH_MODULE(LinearMap);
 
@@ -78,6 +84,7 @@ class AttentionImpl : public torch::nn::Module {
  private:
   int64_t heads_, kv_heads_, width_;
   LinearMap wq_{nullptr}, wk_{nullptr}, wv_{nullptr}, wo_{nullptr};
+  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  // empty without qk_norm
 };
 TORCH_MODULE(Attention);
 

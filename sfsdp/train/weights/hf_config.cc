@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -36,6 +37,7 @@ class Section {
 
   // Null for a missing key and for null, which transformers writes for "use the default".
   const JsonValue* find(std::string_view key) const {
+    asked_.emplace(key);
     const JsonValue* value = object_.find(key);
     return value && value->as<JsonNull>() ? nullptr : value;
   }
@@ -47,6 +49,12 @@ class Section {
     if (!number || *number < 1 || *number > static_cast<uint64_t>(max))
       refuse(key, describe(*value), concat("an integer from 1 to ", max));
     return static_cast<int64_t>(*number);
+  }
+
+  std::optional<int64_t> find_integer_or_zero(std::string_view key) const {
+    const JsonValue* value = find(key);
+    const auto* number = value ? value->as<uint64_t>() : nullptr;
+    return number && *number == 0 ? 0 : find_integer(key);
   }
 
   int64_t integer(std::string_view key, int64_t max = kMaxSize) const {
@@ -105,12 +113,15 @@ class Section {
   }
 
   const JsonObject& members() const { return *object_.as<JsonObject>(); }
+  bool has(std::string_view key) const { return object_.find(key) != nullptr; }  // null too
+  bool was_asked_for(const std::string& key) const { return asked_.contains(key); }
   const std::string& file() const { return file_; }
 
  private:
   const JsonValue& object_;
   std::string file_;
   std::string prefix_;
+  mutable std::set<std::string> asked_;  // keys, for what is left over at the end
 };
 
 struct Rope {
@@ -179,40 +190,120 @@ void read_rope_args(const Section& top, std::map<std::string, HfConfig::Value>& 
   args["rope_original_max_position"] = rope.original_max;
 }
 
-std::map<std::string, HfConfig::Value> read_llama(const Section& top) {
-  top.must_be_text("model_type", "llama");
+enum class Window : uint8_t { None, EveryLayer, SomeLayers };  // which layers may attend over a sliding window
+enum class NoKvHeads : uint8_t { AsHeads, Refuse };  // Refuse: the class has a number of its own, no file relies on it
+
+// What transformers' classes compute differently from each other.
+struct Family {
+  std::string_view architecture;
+  std::string_view model_type;
+  Window window;
+  NoKvHeads no_kv_heads;
+  bool qkv_bias;
+  bool qk_norm;
+  std::optional<int64_t> head_dim;   // where the file has none; unset: hidden_size / num_attention_heads
+  std::vector<const char*> no_bias;  // flags that must be false
+};
+
+const std::vector<Family>& llama_families() {
+  using enum NoKvHeads;
+  static const std::vector<Family> kFamilies = {
+      {"LlamaForCausalLM", "llama", Window::None, AsHeads, false, false, {}, {"attention_bias", "mlp_bias"}},
+      {"MistralForCausalLM", "mistral", Window::EveryLayer, Refuse, false, false, {}, {}},
+      {"Qwen2ForCausalLM", "qwen2", Window::SomeLayers, Refuse, true, false, {}, {}},
+      {"Qwen3ForCausalLM", "qwen3", Window::SomeLayers, Refuse, false, true, 128, {"attention_bias"}},
+  };
+  return kFamilies;
+}
+
+constexpr std::string_view kGpt2 = "GPT2LMHeadModel";
+constexpr int64_t kDefaultWindow = 4096;  // of all three classes that have one
+
+// Whether a layer attends over a window. Qwen's two rules for it: a list of the layers' types, or the first layer of those.
+bool has_sliding_layer(const Section& top, int64_t layers) {
+  const JsonValue* list = top.find("layer_types");
+  const int64_t first = top.find_integer_or_zero("max_window_layers").value_or(28);
+  if (!list) return first < layers;
+  const auto* types = list->as<JsonArray>();
+  if (!types || static_cast<int64_t>(types->size()) != layers)
+    top.refuse("layer_types", types ? concat(types->size(), " of them") : describe(*list),
+               concat("a list of num_hidden_layers = ", layers, " texts"));
+  bool sliding = false;
+  for (const JsonValue& type : *types) {
+    const auto* name = type.as<std::string>();
+    if (!name || (*name != "full_attention" && *name != "sliding_attention"))
+      top.refuse("layer_types", describe(type), "\"full_attention\" or \"sliding_attention\"");
+    sliding = sliding || *name == "sliding_attention";
+  }
+  return sliding;
+}
+
+std::optional<int64_t> read_sliding_window(const Section& top, const Family& family, int64_t layers) {
+  if (family.window == Window::None) return std::nullopt;
+  const auto given = top.find_integer("sliding_window");
+  const auto window = top.has("sliding_window") ? given : kDefaultWindow;
+  if (family.window == Window::EveryLayer) return window;
+  const bool used = top.flag("use_sliding_window", false);
+  const bool sliding = has_sliding_layer(top, layers);
+  if (!used && sliding && top.find("layer_types"))
+    top.refuse("layer_types", "sliding_attention, with use_sliding_window = false", "the two to agree");
+  return used && sliding ? window : std::nullopt;
+}
+
+int64_t read_kv_heads(const Section& top, const Family& family, int64_t heads) {
+  const auto given = top.find_integer("num_key_value_heads");
+  if (family.no_kv_heads == NoKvHeads::Refuse && !top.has("num_key_value_heads"))
+    top.refuse("num_key_value_heads", "missing", concat("an integer, or null for num_attention_heads = ", heads));
+  const int64_t kv_heads = given.value_or(heads);
+  if (heads % kv_heads != 0)
+    top.refuse("num_key_value_heads", concat(kv_heads), concat("a divisor of num_attention_heads = ", heads));
+  return kv_heads;
+}
+
+void read_llama(const Section& top, const Family& family, HfConfig& config) {
+  top.must_be_text("model_type", family.model_type);
   top.must_be_text("hidden_act", "silu");
-  top.must_be_flag("attention_bias", false);
-  top.must_be_flag("mlp_bias", false);
+  for (const char* key : family.no_bias) top.must_be_flag(key, false);
   top.must_be_number("attention_dropout", 0);
   top.must_be_number("partial_rotary_factor", 1);
   top.must_be_number("pretraining_tp", 1);
   const int64_t dim = top.integer("hidden_size");
   const int64_t heads = top.integer("num_attention_heads");
-  const int64_t kv_heads = top.find_integer("num_key_value_heads").value_or(heads);
-  const auto given_width = top.find_integer("head_dim");
-  if (heads % kv_heads != 0)
-    top.refuse("num_key_value_heads", concat(kv_heads), concat("a divisor of num_attention_heads = ", heads));
+  const int64_t layers = top.integer("num_hidden_layers", kMaxLayers);
+  const auto in_file = top.find_integer("head_dim");
+  const auto given_width = in_file ? in_file : family.head_dim;
   if (!given_width && dim % heads != 0)
     top.refuse("num_attention_heads", concat(heads), concat("a divisor of hidden_size = ", dim, ", or head_dim"));
   const int64_t width = given_width.value_or(dim / heads);
   if (width % 2 != 0) top.refuse("head_dim", concat(width), "an even number: rotary embeddings turn pairs");
 
-  std::map<std::string, HfConfig::Value> args;
+  auto& args = config.args;
   args["dim"] = dim;
-  args["n_layers"] = top.integer("num_hidden_layers", kMaxLayers);
+  args["n_layers"] = layers;
   args["n_heads"] = heads;
-  args["n_kv_heads"] = kv_heads;
+  args["n_kv_heads"] = read_kv_heads(top, family, heads);
   args["vocab_size"] = top.integer("vocab_size");
   args["hidden_dim"] = top.integer("intermediate_size");
   args["head_dim"] = width;
   args["norm_eps"] = top.number("rms_norm_eps");
-  args["tied"] = top.flag("tie_word_embeddings", false);  // LlamaConfig's default
+  args["tied"] = top.flag("tie_word_embeddings", false);  // the default of all these classes
+  args["qkv_bias"] = family.qkv_bias;
+  args["qk_norm"] = family.qk_norm;
   read_rope_args(top, args);
-  return args;
+  config.model = "llama3";
+  config.sliding_window = read_sliding_window(top, family, layers);
 }
 
-std::map<std::string, HfConfig::Value> read_gpt2(const Section& top) {
+// The files that are published ask for 0.1 each, which is also the default: refused, no GPT-2 could be read.
+std::vector<std::string> gpt2_notices(const Section& top) {
+  std::vector<std::string> asked;
+  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
+    if (const double p = top.find_number(key, true).value_or(0.1); p != 0) asked.push_back(concat(key, " = ", p));
+  if (asked.empty()) return {};
+  return {concat(top.file(), ": ", join(asked, ", "), " is not applied: our GPT-2 trains without dropout")};
+}
+
+void read_gpt2(const Section& top, HfConfig& config) {
   top.must_be_text("model_type", "gpt2");
   top.must_be_text("activation_function", "gelu_new");
   top.must_be_flag("tie_word_embeddings", true);
@@ -225,23 +316,15 @@ std::map<std::string, HfConfig::Value> read_gpt2(const Section& top) {
   if (const auto inner = top.find_integer("n_inner", 4 * kMaxSize); inner && *inner != 4 * dim)
     top.refuse("n_inner", concat(*inner), concat("null or ", 4 * dim, ", 4 n_embd; no other is supported"));
 
-  std::map<std::string, HfConfig::Value> args;
+  config.model = "gpt";
+  auto& args = config.args;
   args["dim"] = dim;
   args["n_layers"] = top.integer("n_layer", kMaxLayers);
   args["n_heads"] = heads;
   args["vocab_size"] = top.integer("vocab_size");
   args["max_positions"] = top.integer("n_positions");
   args["norm_eps"] = top.number("layer_norm_epsilon");
-  return args;
-}
-
-// The files that are published ask for 0.1 each, which is also the default: refused, no GPT-2 could be read.
-std::vector<std::string> gpt2_notices(const Section& top) {
-  std::vector<std::string> asked;
-  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
-    if (const double p = top.find_number(key, true).value_or(0.1); p != 0) asked.push_back(concat(key, " = ", p));
-  if (asked.empty()) return {};
-  return {concat(top.file(), ": ", join(asked, ", "), " is not applied: our GPT-2 trains without dropout")};
+  config.notices = gpt2_notices(top);
 }
 
 // transformers 4 says torch_dtype, 5 says dtype.
@@ -254,6 +337,73 @@ std::string read_dtype(const Section& top) {
   if (!name.empty() && name != "float32" && name != "bfloat16" && name != "float16" && name != "float64")
     top.refuse(new_name ? "dtype" : "torch_dtype", quote_safe(name), "float32, bfloat16, float16 or float64");
   return name;
+}
+
+std::string read_architecture(const Section& top) {
+  std::vector<std::string> known = {std::string(kGpt2)};
+  for (const Family& family : llama_families()) known.emplace_back(family.architecture);
+  const std::string expected = concat("a list of one of ", join(known, ", "), "; no other is supported");
+  const JsonValue* list = top.find("architectures");
+  if (!list) top.refuse("architectures", "missing", expected);
+  const auto* names = list->as<JsonArray>();
+  if (!names || names->size() != 1)
+    top.refuse("architectures", names ? concat(names->size(), " of them") : describe(*list), expected);
+  const auto* name = names->front().as<std::string>();
+  if (!name || std::find(known.begin(), known.end(), *name) == known.end())
+    top.refuse("architectures", "[" + describe(names->front()) + "]", expected);
+  return *name;
+}
+
+// Keys that change no number of a forward and backward pass: ids, limits and defaults of generation, how a model was
+// initialised, where a file came from. GPT-2's head for summaries is not part of a GPT2LMHeadModel.
+constexpr std::array<std::string_view, 40> kHarmless = {"_attn_implementation",
+                                                        "_name_or_path",
+                                                        "bad_words_ids",
+                                                        "bos_token_id",
+                                                        "diversity_penalty",
+                                                        "do_sample",
+                                                        "early_stopping",
+                                                        "eos_token_id",
+                                                        "gradient_checkpointing",
+                                                        "id2label",
+                                                        "initializer_range",
+                                                        "is_decoder",
+                                                        "is_encoder_decoder",
+                                                        "label2id",
+                                                        "length_penalty",
+                                                        "max_length",
+                                                        "max_position_embeddings",
+                                                        "min_length",
+                                                        "n_ctx",
+                                                        "no_repeat_ngram_size",
+                                                        "num_beams",
+                                                        "num_return_sequences",
+                                                        "output_attentions",
+                                                        "output_hidden_states",
+                                                        "pad_token_id",
+                                                        "reorder_and_upcast_attn",
+                                                        "repetition_penalty",
+                                                        "return_dict",
+                                                        "summary_activation",
+                                                        "summary_first_dropout",
+                                                        "summary_proj_to_labels",
+                                                        "summary_type",
+                                                        "summary_use_proj",
+                                                        "task_specific_params",
+                                                        "temperature",
+                                                        "tokenizer_class",
+                                                        "top_k",
+                                                        "top_p",
+                                                        "transformers_version",
+                                                        "use_cache"};
+
+std::vector<std::string> keys_not_known(const Section& top) {
+  std::vector<std::string> names;
+  for (const auto& [key, value] : top.members())
+    if (!top.was_asked_for(key) && !value.as<JsonNull>() &&
+        std::find(kHarmless.begin(), kHarmless.end(), key) == kHarmless.end())
+      names.push_back(quote_safe(key));
+  return names;
 }
 
 template <typename T>
@@ -277,30 +427,35 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
 
 HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
   const Section top(document, file, "");
-  static constexpr const char* kSupported = "[\"LlamaForCausalLM\"] or [\"GPT2LMHeadModel\"]; no other is supported";
-  const JsonValue* list = top.find("architectures");
-  if (!list) top.refuse("architectures", "missing", kSupported);
-  const auto* names = list->as<JsonArray>();
-  if (!names || names->size() != 1)
-    top.refuse("architectures", names ? concat(names->size(), " of them") : describe(*list), kSupported);
-  const auto* name = names->front().as<std::string>();
-  if (!name || (*name != "LlamaForCausalLM" && *name != "GPT2LMHeadModel"))
-    top.refuse("architectures", "[" + describe(names->front()) + "]", kSupported);
+  HfConfig config;
+  config.architecture = read_architecture(top);
   if (const JsonValue* quantized = top.find("quantization_config"))
     top.refuse("quantization_config", describe(*quantized), "none: quantised weights are not supported");
-
-  HfConfig config;
   config.dtype = read_dtype(top);
-  const bool llama = *name == "LlamaForCausalLM";
-  config.model = llama ? "llama3" : "gpt";
-  config.args = llama ? read_llama(top) : read_gpt2(top);
-  if (!llama) config.notices = gpt2_notices(top);
+  if (config.architecture == kGpt2) read_gpt2(top, config);
+  for (const Family& family : llama_families())
+    if (family.architecture == config.architecture) read_llama(top, family, config);
+  if (const auto names = keys_not_known(top); !names.empty())
+    config.notices.push_back(concat(file, ": not known here, and not applied: ", join(names, ", ")));
   return config;
+}
+
+void check_sliding_window(const HfConfig& config, int64_t seq_len, const std::string& folder) {
+  if (config.sliding_window && seq_len > *config.sliding_window)
+    throw UserError(concat("training.seq_len = ", seq_len, ", but ", folder, "/config.json has sliding_window = ",
+                           *config.sliding_window, "\n  expected at most ", *config.sliding_window,
+                           ": attention over a window is not supported, and up to its length it is full attention"));
 }
 
 HfConfig read_hf_config(const std::string& dir) {
   const std::string path = (std::filesystem::path(dir) / "config.json").string();
   return parse_hf_config(read_text_file(path, kMaxConfigBytes), path);
+}
+
+std::string read_hf_config_text(const std::string& dir) {
+  const std::filesystem::path path = std::filesystem::path(dir) / "config.json";
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) ? read_text_file(path.string(), kMaxConfigBytes) : "";
 }
 
 }  // namespace sfsdp::train

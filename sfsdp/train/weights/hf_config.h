@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -16,16 +17,19 @@ struct JsonValue;
 
 namespace sfsdp::train {
 
-// args are what models::ModelSpec::args of `model` takes. For "llama3" (LlamaForCausalLM):
+// args are what models::ModelSpec::args of `model` takes. For "llama3" (Llama, Mistral, Qwen2 and Qwen3):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
-//   bool tied, rope_scaling, and if it is true double rope_scaling_factor rope_low_freq_factor rope_high_freq_factor,
-//   int64_t rope_original_max_position
+//   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor
+//   rope_high_freq_factor, int64_t rope_original_max_position
 // For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; its output is always tied
 struct HfConfig {
   using Value = std::variant<bool, int64_t, double, std::string>;
+  std::string architecture;  // "Qwen3ForCausalLM"
   std::string model;
   std::map<std::string, Value> args;
+  // Tokens that attention sees, of a layer that does not see all. Our models see all, which is the same up to this length.
+  std::optional<int64_t> sliding_window;
   std::string dtype;                 // of the saved weights: "bfloat16"; "" if the file does not say
   std::vector<std::string> notices;  // what the file asks for and is not done, a line each
 
@@ -41,5 +45,11 @@ HfConfig read_hf_config(const std::string& dir);
 // The same from text; `file` is for messages.
 HfConfig parse_hf_config(std::string_view text, const std::string& file);
 HfConfig hf_config_of(const JsonValue& document, const std::string& file);
+
+// DIR/config.json as it is; "" if there is none. throws: UserError for a file that cannot be read
+std::string read_hf_config_text(const std::string& dir);
+
+// Throws UserError for sequences longer than the model's sliding window. `folder` is for the message.
+void check_sliding_window(const HfConfig& config, int64_t seq_len, const std::string& folder);
 
 }  // namespace sfsdp::train

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
@@ -38,6 +39,29 @@ const std::string kGpt2 = R"({
   "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
   "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257})";
 
+// As published with Qwen2.5 7B, Qwen3 0.6B and Mistral 7B v0.1.
+const std::string kQwen2 = R"({
+  "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+  "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 18944,
+  "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 28,
+  "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+  "sliding_window": 131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.40.1",
+  "use_cache": true, "use_mrope": false, "use_sliding_window": false, "vocab_size": 152064})";
+const std::string kQwen3 = R"({
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+  "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+  "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false,
+  "vocab_size": 151936})";
+const std::string kMistral = R"({
+  "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+  "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": true, "vocab_size": 32000})";
+
 // The text with the first `from` replaced, which must be there.
 std::string with(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
@@ -55,6 +79,24 @@ std::string message_of(const std::string& text) {
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct Refused {
+  const std::string& base;
+  const char* from;
+  const char* to;
+  const char* says;
+};
+
+void expect_refused(const std::vector<Refused>& cases) {
+  for (const Refused& bad : cases) {
+    CAPTURE(std::string(bad.to));
+    const std::string message = message_of(with(bad.base, bad.from, bad.to));
+    CAPTURE(message);
+    CHECK(contains(message, "dir/config.json"));
+    CHECK(contains(message, bad.says));
+    CHECK(contains(message, "expected"));
+  }
+}
 
 }  // namespace
 
@@ -78,7 +120,11 @@ TEST_CASE("hf_config: Llama 3.1 8B reads the same from transformers 4 and 5") {
     CHECK(config.number("rope_high_freq_factor") == 4);
     CHECK(config.integer("rope_original_max_position") == 8192);
     CHECK_FALSE(config.flag("tied"));
-    CHECK(config.args.size() == 15);
+    CHECK_FALSE(config.flag("qkv_bias"));
+    CHECK_FALSE(config.flag("qk_norm"));
+    CHECK(config.args.size() == 17);
+    CHECK(config.architecture == "LlamaForCausalLM");
+    CHECK_FALSE(config.sliding_window);
   }
 }
 
@@ -103,6 +149,60 @@ TEST_CASE("hf_config: no scaling, tied weights, keys left to their defaults") {
   CHECK(parse_hf_config(with(kLlama5, "\"head_dim\": 128", "\"head_dim\": 64"), "").integer("head_dim") == 64);
   CHECK(parse_hf_config(with(kLlama4, "\"rope_type\"", "\"type\""), "").flag("rope_scaling"));
   CHECK(parse_hf_config(with(kLlama4, "\"torch_dtype\": \"bfloat16\",", ""), "").dtype == "");
+}
+
+TEST_CASE("hf_config: Qwen2 has biases, Qwen3 norms and a head_dim of its own, Mistral neither") {
+  const HfConfig qwen2 = parse_hf_config(kQwen2, "c");
+  CHECK(qwen2.architecture == "Qwen2ForCausalLM");
+  CHECK(qwen2.model == "llama3");
+  CHECK(qwen2.flag("qkv_bias"));
+  CHECK_FALSE(qwen2.flag("qk_norm"));
+  CHECK_FALSE(qwen2.flag("tied"));
+  CHECK(qwen2.integer("head_dim") == 128);
+  CHECK(qwen2.number("norm_eps") == 1e-6);
+  CHECK_FALSE(qwen2.sliding_window);
+  CHECK(qwen2.notices == std::vector<std::string>{"c: not known here, and not applied: \"use_mrope\""});
+  const HfConfig qwen3 = parse_hf_config(kQwen3, "c");
+  CHECK(qwen3.architecture == "Qwen3ForCausalLM");
+  CHECK(qwen3.model == "llama3");
+  CHECK_FALSE(qwen3.flag("qkv_bias"));
+  CHECK(qwen3.flag("qk_norm"));
+  CHECK(qwen3.flag("tied"));
+  CHECK(qwen3.integer("head_dim") == 128);  // not 1024 / 16
+  CHECK(qwen3.notices.empty());
+  CHECK(parse_hf_config(with(kQwen3, "\"head_dim\": 128,", ""), "").integer("head_dim") == 128);  // its class's default
+  const HfConfig mistral = parse_hf_config(kMistral, "c");
+  CHECK(mistral.architecture == "MistralForCausalLM");
+  CHECK_FALSE(mistral.flag("qkv_bias"));
+  CHECK_FALSE(mistral.flag("qk_norm"));
+  CHECK(mistral.integer("head_dim") == 128);
+  CHECK(mistral.notices.empty());
+}
+
+TEST_CASE("hf_config: a sliding window bounds the sequence where a layer has one") {
+  const auto window = [](const std::string& text) { return parse_hf_config(text, "c").sliding_window; };
+  CHECK(window(kMistral) == 4096);
+  CHECK_FALSE(window(with(kMistral, "\"sliding_window\": 4096", "\"sliding_window\": null")));
+  CHECK(window(with(kMistral, "\"sliding_window\": 4096, ", "")) == 4096);  // the class's default
+  const std::string used = with(kQwen2, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
+  CHECK_FALSE(window(used));  // max_window_layers is the number of layers
+  CHECK(window(with(used, "\"max_window_layers\": 28", "\"max_window_layers\": 27")) == 131072);
+  CHECK(window(with(used, "\"max_window_layers\": 28", "\"max_window_layers\": 0")) == 131072);
+  CHECK_FALSE(window(with(kQwen2, "\"max_window_layers\": 28", "\"max_window_layers\": 0")));
+  const std::string two = with(used, "\"num_hidden_layers\": 28", "\"num_hidden_layers\": 2");
+  const auto types = [&](const std::string& list) {
+    return window(with(two, "\"max_window_layers\": 28", "\"max_window_layers\": 0, \"layer_types\": " + list));
+  };
+  CHECK_FALSE(types(R"(["full_attention", "full_attention"])"));
+  CHECK(types(R"(["full_attention", "sliding_attention"])") == 131072);
+
+  const HfConfig mistral = parse_hf_config(kMistral, "c");
+  CHECK_NOTHROW(check_sliding_window(mistral, 4096, "dir"));
+  CHECK_THROWS_WITH_AS(check_sliding_window(mistral, 4097, "dir"),
+                       doctest::Contains("training.seq_len = 4097, but dir/config.json has sliding_window = 4096\n"
+                                         "  expected at most 4096"),
+                       UserError);
+  CHECK_NOTHROW(check_sliding_window(parse_hf_config(kLlama4, "c"), 1 << 20, "dir"));
 }
 
 TEST_CASE("hf_config: GPT-2") {
@@ -130,13 +230,9 @@ TEST_CASE("hf_config: GPT-2") {
 }
 
 TEST_CASE("hf_config: what our models do not compute is refused, saying what is supported") {
-  const struct {
-    const std::string& base;
-    const char* from;
-    const char* to;
-    const char* says;
-  } cases[] = {
-      {kLlama4, "LlamaForCausalLM", "MistralForCausalLM", "LlamaForCausalLM"},
+  expect_refused({
+      {kLlama4, "LlamaForCausalLM", "GemmaForCausalLM", "Qwen2ForCausalLM, Qwen3ForCausalLM; no other"},
+      {kLlama4, "LlamaForCausalLM", "MistralForCausalLM", "model_type = \"llama\"\n  expected \"mistral\""},
       {kLlama4, "[\"LlamaForCausalLM\"]", "[]", "0 of them"},
       {kLlama4, "[\"LlamaForCausalLM\"]", "\"LlamaForCausalLM\"", "architectures"},
       {kLlama4, "\"architectures\": [\"LlamaForCausalLM\"],", "", "architectures = missing"},
@@ -185,17 +281,28 @@ TEST_CASE("hf_config: what our models do not compute is refused, saying what is 
       {kGpt2, "\"n_ctx\"", "\"scale_attn_by_inverse_layer_idx\": true, \"n_ctx\"", "scale_attn_by_inverse_layer_idx"},
       {kGpt2, "\"n_head\": 12", "\"n_head\": 7", "a divisor of n_embd"},
       {kGpt2, "\"n_positions\": 1024,", "", "n_positions = missing"},
-  };
-  for (const auto& bad : cases) {
-    CAPTURE(std::string(bad.to));
-    const std::string message = message_of(with(bad.base, bad.from, bad.to));
-    CAPTURE(message);
-    CHECK(contains(message, "dir/config.json"));
-    CHECK(contains(message, bad.says));
-    CHECK(contains(message, "expected"));
-  }
+  });
   CHECK(contains(message_of("[]"), "an object"));
   CHECK(contains(message_of(""), "invalid JSON"));
+}
+
+TEST_CASE("hf_config: what Mistral and Qwen may ask for and our model does not compute is refused") {
+  expect_refused({
+      {kQwen2, "\"silu\"", "\"gelu\"", "hidden_act"},
+      {kQwen2, "\"num_key_value_heads\": 4,", "", "num_key_value_heads = missing"},
+      {kQwen2, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", "attention_dropout = 0.1"},
+      {kQwen2, "\"max_window_layers\": 28", "\"max_window_layers\": -1", "max_window_layers"},
+      {kQwen2, "\"use_cache\": true", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0}",
+       "rope_scaling.rope_type = \"yarn\""},
+      {kQwen2, "\"use_cache\": true", "\"layer_types\": [\"full_attention\"]", "layer_types = 1 of them"},
+      {kQwen2, "\"use_sliding_window\": false", "\"use_sliding_window\": 1", "true or false"},
+      {kQwen3, "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias = true"},
+      {kQwen3, "\"head_dim\": 128", "\"head_dim\": 63", "even"},
+      {kQwen3, "\"model_type\": \"qwen3\"", "\"model_type\": \"qwen3_moe\"", "model_type"},
+      {kMistral, "\"sliding_window\": 4096", "\"sliding_window\": 0", "from 1"},
+      {kMistral, "\"num_key_value_heads\": 8,", "", "num_key_value_heads = missing"},
+      {kMistral, "\"use_cache\": true", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+  });
 }
 
 TEST_CASE("hf_config: is read from the folder, and a missing one is named") {

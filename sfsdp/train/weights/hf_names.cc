@@ -11,20 +11,26 @@ namespace sfsdp::train {
 
 namespace {
 
-enum class Heads : uint8_t { None, Query, KeyValue };
+enum class Heads : uint8_t { None, Query, KeyValue, One };
 
 struct LlamaRow {
   std::string_view ours;
   std::string_view hf;
   Heads heads = Heads::None;
+  const char* if_set = nullptr;  // the flag of the config that gives the model this parameter
 };
 
 // Rests of names: after "layers.{i}." here and "model.layers.{i}." there.
-constexpr std::array<LlamaRow, 9> kLlamaLayer = {{
+constexpr std::array<LlamaRow, 14> kLlamaLayer = {{
     {"attention.wq.weight", "self_attn.q_proj.weight", Heads::Query},
     {"attention.wk.weight", "self_attn.k_proj.weight", Heads::KeyValue},
     {"attention.wv.weight", "self_attn.v_proj.weight"},
     {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"attention.wq.bias", "self_attn.q_proj.bias", Heads::Query, "qkv_bias"},
+    {"attention.wk.bias", "self_attn.k_proj.bias", Heads::KeyValue, "qkv_bias"},
+    {"attention.wv.bias", "self_attn.v_proj.bias", Heads::None, "qkv_bias"},
+    {"attention.q_norm.weight", "self_attn.q_norm.weight", Heads::One, "qk_norm"},
+    {"attention.k_norm.weight", "self_attn.k_norm.weight", Heads::One, "qk_norm"},
     {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
     {"feed_forward.w2.weight", "mlp.down_proj.weight"},
     {"feed_forward.w3.weight", "mlp.up_proj.weight"},
@@ -77,12 +83,12 @@ std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& conf
   const auto rest = after_layer(name, "layers.", config.integer("n_layers"), layer);
   if (!rest) return std::nullopt;
   for (const LlamaRow& row : kLlamaLayer) {
-    if (row.ours != *rest) continue;
+    if (row.ours != *rest || (row.if_set && !config.flag(row.if_set))) continue;
     HfTensor tensor = plain("model.layers." + layer + "." + std::string(row.hf));
-    if (row.heads != Heads::None) {
-      tensor.transform = HfTensor::PermuteHeads;
-      tensor.heads = config.integer(row.heads == Heads::Query ? "n_heads" : "n_kv_heads");
-    }
+    if (row.heads != Heads::None) tensor.transform = HfTensor::PermuteHeads;
+    if (row.heads == Heads::Query) tensor.heads = config.integer("n_heads");
+    if (row.heads == Heads::KeyValue) tensor.heads = config.integer("n_kv_heads");
+    if (row.heads == Heads::One) tensor.heads = 1;
     return tensor;
   }
   return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Where a parameter of our models lies in a Hugging Face checkpoint, and how its rows are ordered there.
-// Source: TorchTitan models/llama3/state_dict_adapter.py; GPT2LMHeadModel's module names.
+// Source: TorchTitan models/llama3/state_dict_adapter.py; the module names of Hugging Face's models.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,10 @@ namespace sfsdp::train {
 struct HfTensor {
   enum Transform : uint8_t {
     None,
-    PermuteHeads,  // q and k: a head's rows are rotary pairs side by side here, first halves then second halves there
-    Transpose,     // Conv1D: [in, out] there, [out, in] here
+    // q and k, with their biases and norms: a head's rows are rotary pairs side by side here, first halves then second
+    // halves there. A norm's weight, which all heads share, is one head.
+    PermuteHeads,
+    Transpose,  // Conv1D: [in, out] there, [out, in] here
   };
   std::string hf_name;
   Transform transform = None;

@@ -17,7 +17,8 @@ namespace {
 HfConfig llama(bool tied) {
   HfConfig config;
   config.model = "llama3";
-  config.args = {{"n_layers", int64_t{12}}, {"n_heads", int64_t{4}}, {"n_kv_heads", int64_t{2}}, {"tied", tied}};
+  config.args = {{"n_layers", int64_t{12}}, {"n_heads", int64_t{4}}, {"n_kv_heads", int64_t{2}}, {"tied", tied},
+                 {"qkv_bias", false},       {"qk_norm", false}};
   return config;
 }
 
@@ -61,6 +62,30 @@ TEST_CASE("hf_names: Llama's parameters under their Hugging Face names") {
   CHECK(k->transform == HfTensor::PermuteHeads);
   CHECK(k->heads == 2);
   CHECK(hf_tensor_of("llama3", "output.weight", llama(true))->hf_name == "model.embed_tokens.weight");
+}
+
+TEST_CASE("hf_names: biases of q and k and the norms' weights are ordered as q and k are") {
+  HfConfig config = llama(false);
+  const auto of = [&](const std::string& name) { return hf_tensor_of("llama3", "layers.1.attention." + name, config); };
+  for (const char* name : {"wq.bias", "wk.bias", "wv.bias", "q_norm.weight", "k_norm.weight"}) CHECK_FALSE(of(name));
+  config.args["qkv_bias"] = true;
+  REQUIRE(of("wq.bias"));
+  CHECK(of("wq.bias")->hf_name == "model.layers.1.self_attn.q_proj.bias");
+  CHECK(of("wq.bias")->transform == HfTensor::PermuteHeads);
+  CHECK(of("wq.bias")->heads == 4);
+  CHECK(of("wk.bias")->hf_name == "model.layers.1.self_attn.k_proj.bias");
+  CHECK(of("wk.bias")->heads == 2);
+  CHECK(of("wv.bias")->hf_name == "model.layers.1.self_attn.v_proj.bias");
+  CHECK(of("wv.bias")->transform == HfTensor::None);
+  CHECK_FALSE(of("q_norm.weight"));
+  config.args["qk_norm"] = true;
+  for (const char* name : {"q_norm", "k_norm"}) {
+    const auto norm = of(concat(name, ".weight"));
+    REQUIRE(norm);
+    CHECK(norm->hf_name == concat("model.layers.1.self_attn.", name, ".weight"));
+    CHECK(norm->transform == HfTensor::PermuteHeads);
+    CHECK(norm->heads == 1);  // all heads share it
+  }
 }
 
 TEST_CASE("hf_names: GPT-2's parameters, matrices of the blocks transposed") {

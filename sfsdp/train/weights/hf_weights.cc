@@ -4,12 +4,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/comm/same_texts.h"
+#include "sfsdp/train/weights/float_convert.h"
+#include "sfsdp/train/weights/hf_config_json.h"
+#include "sfsdp/train/weights/hf_copy.h"
 #include "sfsdp/train/weights/hf_names.h"
 
 namespace sfsdp::train {
@@ -19,43 +22,64 @@ bool is_saved_constant(const std::string& name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
-// Elements `range` of a parameter of this shape, in our row-major order, out of the checkpoint's tensor: a flat tensor
-// of the file's dtype. Copied byte by byte, as the file's bytes need not be aligned.
-at::Tensor read_range(const TensorView& view, const HfTensor& place, const std::vector<int64_t>& shape, Chunk range,
-                      c10::ScalarType dtype) {
-  at::Tensor out = at::empty({range.length}, at::TensorOptions(dtype));
-  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
-  auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
-  const auto copy = [&](int64_t source, int64_t count) {
-    const auto from = view.data.subspan(static_cast<size_t>(source * element), static_cast<size_t>(count * element));
-    std::memcpy(to, from.data(), from.size());
-    to += from.size();
-  };
-  if (place.transform == HfTensor::None) {
-    copy(range.offset, range.length);
-    return out;
-  }
-  const int64_t rows = shape[0], columns = c10::multiply_integers(shape) / std::max<int64_t>(rows, 1);
-  for (int64_t at = range.offset; at < range.offset + range.length;) {
-    const int64_t row = at / columns, column = at % columns;
-    const int64_t count = std::min(columns - column, range.offset + range.length - at);
-    if (place.transform == HfTensor::Transpose)
-      for (int64_t c = column; c < column + count; ++c) copy(c * rows + row, 1);
-    else
-      copy(source_row(place, rows, row) * columns + column, count);
-    at += count;
-  }
-  return out;
-}
-
 // Anything else would be cast: quantised weights without their scales are numbers, but not these parameters.
-c10::ScalarType float_dtype_of(const TensorView& view, const std::string& file) {
-  if (view.dtype_name != "F16" && view.dtype_name != "BF16" && view.dtype_name != "F32" && view.dtype_name != "F64")
+ir::DType float_dtype_of(const TensorView& view, const std::string& file) {
+  if (!view.dtype || !is_weight_dtype(*view.dtype))
     throw UserError(
         concat(file, ": tensor ", view.name, " has dtype ", view.dtype_name,
                "\n  expected F16, BF16, F32 or F64, as the parameter is of floating point; quantised weights"
                " are not supported, save the model as bfloat16 or float32"));
-  return capture::scalar_type_of(*view.dtype);
+  return *view.dtype;
+}
+
+bool is_parameter(const Program& program, const StoredTensor& t) {
+  return t.source >= 0 && !program.state()[static_cast<size_t>(t.source)].is_buffer;
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& t) {
+  return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
+}
+
+const TensorView& find_view(const SafetensorsCheckpoint& checkpoint, const HfTensor& place) {
+  const TensorView* view = checkpoint.find(place.hf_name);
+  if (!view && !place.other_name.empty()) view = checkpoint.find(place.other_name);
+  return view ? *view : checkpoint.at(place.hf_name);  // throws
+}
+
+// Of the ranks that hold the same range, each writes a share of it.
+Chunk share_of_range(const Step& step, const StoredTensor& t, int64_t rank) {
+  const Strategy& strategy = step.program().strategy();
+  const AxisList axes = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
+  const Chunk range = step.range_of(t.name);
+  const Chunk mine = chunk_of(range.length, strategy.mesh.group_size(axes), strategy.mesh.group_rank(rank, axes));
+  return {range.offset + mine.offset, mine.length};
+}
+
+void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
+  const auto state = step.state_dict();
+  for (const StoredTensor& t : step.program().tensors()) {
+    const HfPlaced* placed = is_parameter(step.program(), t) ? writer.layout().find(t.name) : nullptr;
+    if (!placed) continue;  // the optimizer's, a buffer, or a tied weight under its second name
+    const Chunk range = step.range_of(t.name), mine = share_of_range(step, t, rank);
+    const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+    const auto values = bytes_of(state.at(t.name))
+                            .subspan(static_cast<size_t>((mine.offset - range.offset) * element),
+                                     static_cast<size_t>(mine.length * element));
+    writer.write(*placed, mine, values, capture::dtype_of(t.dtype));
+  }
+}
+
+// Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call.
+template <class Body>
+void on_all_ranks(comm::CommWorld* world, const Body& body) {
+  std::string failure;
+  try {
+    body();
+  } catch (const std::exception& error) {
+    if (!world) throw;
+    failure = error.what();
+  }
+  if (world) comm::expect_same_hash(*world, 0, {}, {}, failure);
 }
 
 }  // namespace
@@ -66,27 +90,59 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
     if (!is_saved_constant(name)) unused.insert(name);
   const auto state = step.state_dict();
   for (const StoredTensor& t : step.program().tensors()) {
-    if (t.source < 0 || step.program().state()[static_cast<size_t>(t.source)].is_buffer) continue;
+    if (!is_parameter(step.program(), t)) continue;
     const auto place = hf_tensor_of(config.model, t.name, config);
     SFSDP_CHECK(place, "parameter ", t.name, " of model ", config.model, " has no place in its checkpoints");
-    const TensorView* view = checkpoint.find(place->hf_name);
-    if (!view && !place->other_name.empty()) view = checkpoint.find(place->other_name);
-    if (!view) view = &checkpoint.at(place->hf_name);  // throws
-    unused.erase(view->name);
-
-    std::vector<int64_t> expected = t.global_shape;
-    if (place->transform == HfTensor::Transpose) std::reverse(expected.begin(), expected.end());
-    if (view->shape != expected)
-      throw UserError(concat(checkpoint.file_of(view->name), ": tensor ", view->name, " has shape ",
-                             at::IntArrayRef(view->shape), "\n  expected ", at::IntArrayRef(expected),
-                             ", as config.json says; the two are not of one model"));
-    const auto dtype = float_dtype_of(*view, checkpoint.file_of(view->name));
-    const Chunk range = step.range_of(t.name);
-    at::Tensor mine = state.at(t.name);
-    if (range.length > 0) mine = read_range(*view, *place, t.global_shape, range, dtype).view(mine.sizes());
-    step.load_state_dict({{t.name, mine}});
+    const TensorView& view = find_view(checkpoint, *place);
+    unused.erase(view.name);
+    if (const auto expected = hf_shape_of(*place, t.global_shape); view.shape != expected)
+      throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
+                             at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
+                             " by config.json; the two are not of one model"));
+    const auto dtype = float_dtype_of(view, checkpoint.file_of(view.name));
+    const int64_t lost = copy_from_hf(*place, t.global_shape, step.range_of(t.name), view.data, dtype,
+                                      bytes_of(state.at(t.name)), capture::dtype_of(t.dtype));
+    if (lost > 0)
+      throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
+                             " become infinite as ", t.dtype, ", which ", t.name,
+                             " is stored in\n  expected values that it can hold; store the model in float32"));
   }
+  step.load_state_dict({});  // whole copies are gathered anew from what was written
   return {unused.begin(), unused.end()};
+}
+
+std::vector<HfSource> hf_sources(const Program& program) {
+  std::vector<HfSource> sources;
+  for (const StoredTensor& t : program.tensors())
+    if (is_parameter(program, t)) sources.push_back({t.name, t.global_shape});
+  return sources;
+}
+
+HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfConfig& config, const std::string& folder,
+                            const HfExportOptions& options) {
+  const int64_t rank = world ? world->rank() : 0;
+  HfFolderWriter writer(lay_out_hf(hf_sources(step.program()), config, options.dtype, options.max_file_bytes), folder,
+                        options.staging_bytes);
+  const auto create = [&] {
+    const std::string base = options.assets.empty() ? "" : read_hf_config_text(options.assets);
+    writer.create(hf_config_json(config, options.dtype, options.max_positions, base), options.assets);
+  };
+  on_all_ranks(world, [&] {
+    if (rank == 0) create();
+  });
+  try {
+    on_all_ranks(world, [&] {
+      write_shares(step, rank, writer);
+      writer.flush();
+    });
+    on_all_ranks(world, [&] {
+      if (rank == 0) writer.publish();
+    });
+  } catch (...) {
+    if (rank == 0) writer.abandon();
+    throw;
+  }
+  return {writer.layout().tensor_bytes, writer.layout().files.size(), writer.staging_bytes()};
 }
 
 }  // namespace sfsdp::train

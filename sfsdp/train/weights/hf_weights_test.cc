@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -17,10 +18,12 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/models/registry.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "tests/fixtures/fixture.h"
 
@@ -250,10 +253,24 @@ void expect_metrics_equal(const Fixture& fixture, const std::string& path) {
   CHECK(k == fixture.steps.size());
 }
 
+// Every tensor, and no other, has the bits that LibTorch's conversion gives.
+void expect_checkpoint_equals(const SafetensorsCheckpoint& checkpoint,
+                              const std::vector<std::pair<std::string, at::Tensor>>& tensors, c10::ScalarType dtype) {
+  CHECK(checkpoint.names().size() == tensors.size());
+  for (const auto& [name, value] : tensors) {
+    CAPTURE(name);
+    const TensorView& view = checkpoint.at(name);
+    CHECK(at::IntArrayRef(view.shape) == value.sizes());
+    const at::Tensor want = value.to(dtype).contiguous();
+    REQUIRE(view.data.size() == want.nbytes());
+    CHECK(std::memcmp(view.data.data(), want.const_data_ptr(), view.data.size()) == 0);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, whatever the ranks") {
-  for (const std::string name : {"llama", "llama_tied", "gpt2"}) {
+  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
     const auto& t = fixture.training;
@@ -364,6 +381,122 @@ TEST_CASE("hf_weights: weights that are no floating point numbers are refused, n
   }
 }
 
+// Expected: PyTorch in float64, with which transformers' own models agree to 1e-5 (make_fixtures.py --transformers).
+TEST_CASE("hf_weights: logits of every architecture are PyTorch's") {
+  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
+    CAPTURE(name);
+    const Fixture fixture = testing::read_fixture(name);
+    const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+    const testing::TemporaryFolder folder;
+    write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
+    Step step(model.program, nullptr);
+    load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config);
+    const auto& args = fixture.config.args;
+    const auto eager = models::make_language_model({fixture.config.model, "", {args.begin(), args.end()}});
+    torch::NoGradGuard no_grad;
+    for (const auto& parameter : eager.module->named_parameters())
+      parameter.value().copy_(step.gather(parameter.key()));
+    const at::Tensor logits = eager.forward(batch_of(fixture, 1, 0, fixture.training.global_batch_size)[0]);
+    CHECK(testing::difference(testing::fingerprint("logits", numbers(logits)), fixture.logits) < 1e-5);
+  }
+}
+
+TEST_CASE("hf_weights: loading takes no memory") {
+  const Fixture fixture = testing::read_fixture("gpt2");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const testing::TemporaryFolder folder;
+  auto tensors = initial_weights(fixture);
+  for (auto& [name, value] : tensors) value = value.to(at::kBFloat16);
+  write(folder / "model.safetensors", safetensors(tensors));
+  Step step(model.program, nullptr);
+  const auto checkpoint = SafetensorsCheckpoint::open(folder.path());
+  exec::count_memory();
+  exec::restart_most_allocated();
+  const int64_t before = exec::allocated_bytes();
+  load_hf_weights(step, checkpoint, fixture.config);
+  CHECK(exec::most_allocated_bytes() == before);
+  CHECK(at::equal(step.gather("wte.weight"), tensors[0].second.to(at::kFloat)));
+}
+
+TEST_CASE("hf_weights: an exported folder holds the weights, whatever the ranks, and the config") {
+  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
+    CAPTURE(name);
+    const Fixture fixture = testing::read_fixture(name);
+    const auto tensors = initial_weights(fixture);
+    const testing::TemporaryFolder folder;
+    write(folder / "model.safetensors", safetensors(tensors));
+    write(folder / "config.json", config_json(name));
+    const auto initial = SafetensorsCheckpoint::open(folder.path());
+    const auto expect = [&](DeviceMesh mesh, DataParallelOptions options, HfExportOptions exported) {
+      CAPTURE(to_string(mesh));
+      const std::string out = folder / "out";
+      const Model model = make_model(fixture, data_parallel(mesh, options), 1, false);
+      testing::run_ranks(static_cast<int>(mesh.world_size()), [&](comm::CommWorld& world) {
+        Step step(model.program, &world);
+        load_hf_weights(step, initial, fixture.config);
+        const HfConfig config =
+            name == "mistral" ? fixture.config  // its class is a choice, not a property of the model
+                              : hf_config_of_model(fixture.config.model, model.model.args, hf_sources(*model.program));
+        const HfExported done = export_hf_folder(step, &world, config, out, exported);
+        CHECK(done.staging_bytes <= exported.staging_bytes);
+      });
+      expect_checkpoint_equals(SafetensorsCheckpoint::open(out), tensors, capture::scalar_type_of(exported.dtype));
+      const HfConfig read = read_hf_config(out);
+      CHECK(read.architecture == fixture.config.architecture);
+      CHECK((read.args == fixture.config.args));
+      CHECK((read.sliding_window == fixture.config.sliding_window));
+      std::filesystem::remove_all(out);
+    };
+    expect(init_device_mesh({{"dp_shard", 1}}), {}, {});
+    expect(init_device_mesh({{"dp_shard", 2}}), {}, {.dtype = ir::DType::bf16, .max_file_bytes = 10000});
+    expect(init_device_mesh({{"dp_shard", 4}}), {}, {.max_file_bytes = 20000, .staging_bytes = 1000});
+    expect(init_device_mesh({{"dp_shard", 4}}), {.layout = ParameterLayout::Dim0}, {.dtype = ir::DType::f16});
+    expect(init_device_mesh({{"dp_replicate", 4}}), {}, {.staging_bytes = 300, .assets = folder.path()});
+    expect(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.min_shard_numel = 100}, {});
+    expect(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = 1}, {});
+  }
+}
+
+TEST_CASE("hf_weights: exporting takes no memory but its staging") {
+  const Fixture fixture = testing::read_fixture("llama");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const testing::TemporaryFolder folder;
+  Step step(model.program, nullptr);
+  const HfConfig config = hf_config_of_model("llama3", model.model.args, hf_sources(*model.program));
+  exec::count_memory();
+  exec::restart_most_allocated();
+  const int64_t before = exec::allocated_bytes();
+  const HfExported done =
+      export_hf_folder(step, nullptr, config, folder / "out", {.dtype = ir::DType::bf16, .staging_bytes = 2000});
+  CHECK(exec::most_allocated_bytes() == before);
+  CHECK(done.staging_bytes == 2000);
+  CHECK(done.tensor_bytes > 50 * done.staging_bytes);
+}
+
+TEST_CASE("hf_weights: what one rank cannot export is an error on all ranks, and leaves no folder") {
+  const Fixture fixture = testing::read_fixture("llama");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 2}})), 1, false);
+  const testing::TemporaryFolder folder;
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  testing::run_ranks(2, [&](comm::CommWorld& world) {
+    Step step(model.program, &world);
+    at::Tensor output = at::zeros({64, 64});
+    output[63][63] = 70000.0F;  // rank 1's
+    step.load_state_dict({{"output.weight", output}});
+    try {
+      export_hf_folder(step, &world, fixture.config, folder / "out", {.dtype = ir::DType::f16});
+    } catch (const UserError& error) {
+      const std::lock_guard lock(mutex);
+      messages.emplace_back(error.what());
+    }
+  });
+  REQUIRE(messages.size() == 2);
+  for (const std::string& message : messages)
+    CHECK(message.starts_with("rank 1 cannot go on: output.weight: 1 of the values become infinite as f16"));
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
 TEST_CASE("hf_weights: Llama with grouped heads, own head_dim and llama3 rope scaling equals PyTorch") {
   expect_all_forms_equal_pytorch("llama");
 }
@@ -371,6 +504,12 @@ TEST_CASE("hf_weights: Llama with grouped heads, own head_dim and llama3 rope sc
 TEST_CASE("hf_weights: Llama with tied embeddings equals PyTorch") { expect_all_forms_equal_pytorch("llama_tied"); }
 
 TEST_CASE("hf_weights: GPT-2 equals PyTorch") { expect_all_forms_equal_pytorch("gpt2"); }
+
+TEST_CASE("hf_weights: Qwen2 with biases on q, k and v equals PyTorch") { expect_all_forms_equal_pytorch("qwen2"); }
+
+TEST_CASE("hf_weights: Qwen3 with norms on q and k equals PyTorch") { expect_all_forms_equal_pytorch("qwen3"); }
+
+TEST_CASE("hf_weights: Mistral equals PyTorch") { expect_all_forms_equal_pytorch("mistral"); }
 
 TEST_CASE("hf_weights: bfloat16 parameters with float32 reduction equal FSDP2's MixedPrecisionPolicy") {
   const MixedPrecisionPolicy policy{ir::DType::bf16, ir::DType::f32};

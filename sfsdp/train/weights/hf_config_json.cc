@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_config_json.h"
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train {
+namespace {
+
+using Lines = std::vector<std::pair<std::string, std::string>>;  // key, JSON
+
+std::string json_of(const JsonValue& value);
+
+std::string list_of(const std::vector<std::string>& parts, const char* open, const char* close) {
+  return concat(open, join(parts, ", "), close);
+}
+
+std::string json_of(const JsonArray& array) {
+  std::vector<std::string> parts;
+  for (const JsonValue& value : array) parts.push_back(json_of(value));
+  return list_of(parts, "[", "]");
+}
+
+std::string json_of(const JsonObject& object) {
+  std::vector<std::string> parts;
+  for (const auto& [key, value] : object) parts.push_back(json_quoted(key) + ": " + json_of(value));
+  return list_of(parts, "{", "}");
+}
+
+std::string json_of(const JsonValue& value) {
+  struct {
+    std::string operator()(JsonNull) const { return "null"; }
+    std::string operator()(bool flag) const { return flag ? "true" : "false"; }
+    std::string operator()(uint64_t number) const { return std::to_string(number); }
+    std::string operator()(int64_t number) const { return std::to_string(number); }
+    std::string operator()(double number) const { return shortest(number); }
+    std::string operator()(const std::string& text) const { return json_quoted(text); }
+    std::string operator()(const JsonArray& array) const { return json_of(array); }
+    std::string operator()(const JsonObject& object) const { return json_of(object); }
+  } text;
+  return std::visit(text, value.value);
+}
+
+class Document {
+ public:
+  void set(const std::string& key, std::string json) {
+    const auto found = std::ranges::find(lines_, key, &Lines::value_type::first);
+    if (found != lines_.end())
+      found->second = std::move(json);
+    else
+      lines_.emplace_back(key, std::move(json));
+  }
+  void set(const std::string& key, int64_t number) { set(key, std::to_string(number)); }
+  void set(const std::string& key, double number) { set(key, shortest(number)); }
+  void set_text(const std::string& key, std::string_view text) { set(key, json_quoted(text)); }
+  void set_flag(const std::string& key, bool flag) { set(key, std::string(flag ? "true" : "false")); }
+  void set_if_absent(const std::string& key, int64_t number) {
+    if (std::ranges::find(lines_, key, &Lines::value_type::first) == lines_.end()) set(key, number);
+  }
+  void remove(const std::string& key) {
+    std::erase_if(lines_, [&](const auto& line) { return line.first == key; });
+  }
+  std::string text() const {
+    std::vector<std::string> lines;
+    for (const auto& [key, json] : lines_) lines.push_back("  " + json_quoted(key) + ": " + json);
+    return "{\n" + join(lines, ",\n") + "\n}\n";
+  }
+
+ private:
+  Lines lines_;
+};
+
+// As transformers 4 has them: 5 reads both forms, 4 only this one.
+void write_rope(const HfConfig& config, Document& out) {
+  out.remove("rope_parameters");
+  out.set("rope_theta", config.number("rope_theta"));
+  if (!config.flag("rope_scaling")) {
+    out.set("rope_scaling", std::string("null"));
+    return;
+  }
+  out.set("rope_scaling",
+          concat("{\"rope_type\": \"llama3\", \"factor\": ", shortest(config.number("rope_scaling_factor")),
+                 ", \"low_freq_factor\": ", shortest(config.number("rope_low_freq_factor")),
+                 ", \"high_freq_factor\": ", shortest(config.number("rope_high_freq_factor")),
+                 ", \"original_max_position_embeddings\": ", config.integer("rope_original_max_position"), "}"));
+}
+
+// What a class of transformers calls itself in model_type.
+const std::map<std::string, std::string>& model_types() {
+  static const std::map<std::string, std::string> kTypes = {{"LlamaForCausalLM", "llama"},
+                                                            {"MistralForCausalLM", "mistral"},
+                                                            {"Qwen2ForCausalLM", "qwen2"},
+                                                            {"Qwen3ForCausalLM", "qwen3"},
+                                                            {"GPT2LMHeadModel", "gpt2"}};
+  return kTypes;
+}
+
+void write_llama(const HfConfig& config, int64_t max_positions, Document& out) {
+  out.set("hidden_size", config.integer("dim"));
+  out.set("intermediate_size", config.integer("hidden_dim"));
+  out.set("num_hidden_layers", config.integer("n_layers"));
+  out.set("num_attention_heads", config.integer("n_heads"));
+  out.set("num_key_value_heads", config.integer("n_kv_heads"));
+  out.set("head_dim", config.integer("head_dim"));
+  out.set("vocab_size", config.integer("vocab_size"));
+  out.set("rms_norm_eps", config.number("norm_eps"));
+  out.set_text("hidden_act", "silu");
+  out.set_flag("tie_word_embeddings", config.flag("tied"));
+  out.set("attention_dropout", 0.0);
+  out.set_if_absent("max_position_embeddings", max_positions);
+  const std::string& architecture = config.architecture;
+  if (architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM") out.set_flag("attention_bias", false);
+  if (architecture == "LlamaForCausalLM") out.set_flag("mlp_bias", false);
+  // The class has a window of 4096 where the key is missing.
+  if (architecture == "MistralForCausalLM")
+    out.set("sliding_window", config.sliding_window ? std::to_string(*config.sliding_window) : "null");
+  write_rope(config, out);
+}
+
+void write_gpt(const HfConfig& config, Document& out) {
+  out.set("n_embd", config.integer("dim"));
+  out.set("n_layer", config.integer("n_layers"));
+  out.set("n_head", config.integer("n_heads"));
+  out.set("n_positions", config.integer("max_positions"));
+  out.set("vocab_size", config.integer("vocab_size"));
+  out.set("layer_norm_epsilon", config.number("norm_eps"));
+  out.set_text("activation_function", "gelu_new");
+  out.set_flag("tie_word_embeddings", true);
+  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out.set(key, 0.0);  // as it was trained
+}
+
+std::string_view name_of(ir::DType dtype) {
+  return dtype == ir::DType::bf16 ? "bfloat16" : dtype == ir::DType::f16 ? "float16" : "float32";
+}
+
+int64_t rows_of(const std::vector<HfSource>& parameters, const std::string& name) {
+  const auto found = std::ranges::find(parameters, name, &HfSource::name);
+  SFSDP_CHECK(found != parameters.end() && !found->shape.empty(), "no matrix ", name, " among the parameters");
+  return found->shape[0];
+}
+
+}  // namespace
+
+HfConfig hf_config_of_model(const std::string& model, const std::map<std::string, HfConfig::Value>& args,
+                            const std::vector<HfSource>& parameters) {
+  HfConfig config;
+  config.model = model;
+  config.args = args;
+  if (model == "gpt") {
+    config.architecture = "GPT2LMHeadModel";
+    return config;
+  }
+  SFSDP_CHECK(model == "llama3", "model ", model);
+  const bool bias = config.flag("qkv_bias"), norm = config.flag("qk_norm");
+  if (bias && norm)
+    throw UserError(
+        "model.args.qkv_bias and model.args.qk_norm are both true, which no architecture of transformers has"
+        "\n  expected one of them for a Hugging Face folder: Qwen2 has biases, Qwen3 norms");
+  config.architecture = bias ? "Qwen2ForCausalLM" : norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM";
+  config.args["hidden_dim"] = rows_of(parameters, "layers.0.feed_forward.w1.weight");
+  config.args["head_dim"] = rows_of(parameters, "layers.0.attention.wq.weight") / config.integer("n_heads");
+  // The model has it as a number, Hugging Face as an integer.
+  if (const auto* original = std::get_if<double>(&config.args["rope_original_max_position"]))
+    config.args["rope_original_max_position"] = static_cast<int64_t>(*original);
+  return config;
+}
+
+std::string hf_config_json(const HfConfig& config, ir::DType dtype, int64_t max_positions, const std::string& base) {
+  Document out;
+  if (!base.empty()) {
+    const JsonValue document = parse_json(base, "config.json");
+    if (const auto* members = document.as<JsonObject>())
+      for (const auto& [key, value] : *members) out.set(key, json_of(value));
+  }
+  out.set("architectures", "[" + json_quoted(config.architecture) + "]");
+  out.set_text("model_type", model_types().at(config.architecture));
+  out.remove("dtype");
+  out.set_text("torch_dtype", name_of(dtype));
+  if (config.model == "gpt")
+    write_gpt(config, out);
+  else
+    write_llama(config, max_positions, out);
+  return out.text();
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Moves a range of one of our parameters from and to its tensor of a Hugging Face checkpoint: rows are ordered as there,
+// dtypes converted. Works on bytes, needs no whole tensor on the side of ours, and is torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "sfsdp/ir/type.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/train/weights/hf_names.h"
+
+namespace sfsdp::train {
+
+// The checkpoint's shape for a parameter of ours: reversed for Transpose.
+std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64_t>& our_shape);
+
+// Writes our elements `range`, in row-major order, into `ours`; allocates nothing that grows with the range.
+//   our_shape:  of the whole parameter
+//   theirs:     the whole tensor of the checkpoint, any alignment
+//   returns:    finite numbers that our dtype is too small for
+int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range,
+                     std::span<const std::byte> theirs, ir::DType their_dtype, std::span<std::byte> ours,
+                     ir::DType our_dtype);
+
+// Elements [first, …) of the checkpoint's tensor, in row-major order, in its dtype; the bytes last until it returns.
+using HfSink = std::function<void(int64_t first, std::span<const std::byte> bytes)>;
+
+// Calls `sink` for each stretch of the checkpoint's tensor that our elements `range` make up. Stretches are as long as the
+// staging allows; no two overlap.
+//   ours:     the elements of `range`
+//   staging:  holds at least one element of their_dtype; 8 MiB stay in the cache and are long stretches. It is not
+//             touched where neither order nor dtype changes
+//   returns:  finite numbers that their dtype is too small for
+int64_t copy_to_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range,
+                   std::span<const std::byte> ours, ir::DType our_dtype, ir::DType their_dtype,
+                   std::span<std::byte> staging, const HfSink& sink);
+
+}  // namespace sfsdp::train

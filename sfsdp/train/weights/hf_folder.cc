@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/train/weights/hf_copy.h"
+
+namespace sfsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a tokenizer and generation need, as transformers names them.
+constexpr std::array<const char*, 11> kAssets = {"tokenizer.json",
+                                                 "tokenizer_config.json",
+                                                 "special_tokens_map.json",
+                                                 "added_tokens.json",
+                                                 "vocab.json",
+                                                 "vocab.txt",
+                                                 "merges.txt",
+                                                 "tokenizer.model",
+                                                 "chat_template.jinja",
+                                                 "chat_template.json",
+                                                 "generation_config.json"};
+
+[[noreturn]] void fail(const std::string& path, const char* what, const std::string& expected) {
+  throw UserError(concat(path, ": ", what, ": ", std::strerror(errno), "\n  expected ", expected));
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) fail(path, "cannot be written", "space and permission to write a Hugging Face folder there");
+    bytes = bytes.subspan(static_cast<size_t>(written));
+    offset += static_cast<uint64_t>(written);
+  }
+}
+
+void sync(int fd, const std::string& path) {
+  if (::fsync(fd) != 0) fail(path, "cannot be brought to disk", "a disk that takes it");
+}
+
+FileHandle open_file(const std::string& path, int flags) {
+  FileHandle file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (file.get() < 0) fail(path, "cannot be opened for writing", "permission to write a Hugging Face folder there");
+  return file;
+}
+
+void sync_folder(const std::string& path) {
+  const FileHandle folder = open_file(path, O_RDONLY | O_DIRECTORY);
+  sync(folder.get(), path);
+}
+
+// Space is asked for at once, where the file system can: a full disk is found before hours of writing, not in them.
+void reserve(int fd, uint64_t bytes, const std::string& path) {
+  const auto size = static_cast<off_t>(bytes);
+  if (::fallocate(fd, 0, 0, size) == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) fail(path, "has no space", concat(bytes, " bytes on its disk"));
+  if (::ftruncate(fd, size) != 0) fail(path, "cannot be made", concat(bytes, " bytes on its disk"));
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  const FileHandle file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  write_all(file.get(), std::as_bytes(std::span(text)), 0, path);
+  sync(file.get(), path);
+}
+
+void copy_assets(const std::string& from, const std::string& to) {
+  for (const char* name : kAssets) {
+    const fs::path source = fs::path(from) / name, target = fs::path(to) / name;
+    std::error_code error;
+    if (!fs::is_regular_file(source, error)) continue;
+    if (!fs::copy_file(source, target, fs::copy_options::overwrite_existing, error))
+      throw UserError(concat(source.string(), " cannot be copied to ", target.string(), ": ", error.message(),
+                             "\n  expected a readable file, and space for it"));
+    sync(open_file(target.string(), O_RDONLY).get(), target.string());
+  }
+}
+
+}  // namespace
+
+FileHandle::FileHandle(FileHandle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+FileHandle::~FileHandle() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+HfFolderWriter::HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes)
+    : layout_(std::move(layout)),
+      folder_(fs::path(folder).lexically_normal().string()),
+      most_staging_(staging_bytes),
+      files_(layout_.files.size()) {
+  while (folder_.size() > 1 && folder_.back() == '/') folder_.pop_back();
+  incomplete_ = folder_ + ".incomplete";
+}
+
+void HfFolderWriter::create(const std::string& config_json, const std::string& assets) {
+  std::error_code error;
+  if (fs::exists(folder_, error) && !fs::is_empty(folder_, error))
+    throw UserError(concat(folder_,
+                           " is there already, and not empty\n  expected no folder of that name: nothing is"
+                           " overwritten; move it, or choose another"));
+  fs::create_directories(incomplete_, error);
+  if (error)
+    throw UserError(
+        concat(incomplete_, " cannot be made: ", error.message(), "\n  expected permission to write there"));
+  lock_ = open_file(incomplete_, O_RDONLY | O_DIRECTORY);
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+    throw UserError(concat(incomplete_,
+                           " is being written by another process\n  expected one at a time; wait for it, or"
+                           " choose another folder"));
+  for (const auto& entry : fs::directory_iterator(incomplete_)) fs::remove(entry.path());  // of an export that died
+  for (size_t i = 0; i < layout_.files.size(); ++i) {
+    const HfFile& file = layout_.files[i];
+    const std::string path = incomplete_ + "/" + file.name;
+    files_[i] = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+    reserve(files_[i].get(), file.bytes, path);
+    write_all(files_[i].get(), std::as_bytes(std::span(file.header)), 0, path);
+  }
+  if (!layout_.index.empty()) write_file(incomplete_ + "/model.safetensors.index.json", layout_.index);
+  if (!assets.empty()) copy_assets(assets, incomplete_);
+  write_file(incomplete_ + "/config.json", config_json);
+}
+
+int HfFolderWriter::file_of(size_t index) {
+  FileHandle& file = files_[index];
+  if (file.get() < 0) file = open_file(incomplete_ + "/" + layout_.files[index].name, O_WRONLY);
+  return file.get();
+}
+
+void HfFolderWriter::write(const HfPlaced& tensor, Chunk range, std::span<const std::byte> values, ir::DType dtype) {
+  if (range.length == 0) return;
+  const int fd = file_of(tensor.file);
+  const std::string path = incomplete_ + "/" + layout_.files[tensor.file].name;
+  if (!staging_) {
+    staging_size_ = std::min<size_t>(most_staging_, layout_.largest_tensor());
+    staging_ = std::make_unique_for_overwrite<std::byte[]>(staging_size_);
+  }
+  const auto element = static_cast<uint64_t>(ir::size_in_bytes(layout_.dtype));
+  const int64_t lost =
+      copy_to_hf(tensor.tensor, tensor.source.shape, range, values, dtype, layout_.dtype,
+                 {staging_.get(), staging_size_}, [&](int64_t first, std::span<const std::byte> bytes) {
+                   const uint64_t at = static_cast<uint64_t>(first) * element;
+                   SFSDP_CHECK(at + bytes.size() <= tensor.bytes, at, " + ", bytes.size(), " of ", tensor.bytes,
+                               " bytes of ", tensor.tensor.hf_name);
+                   write_all(fd, bytes, tensor.begin + at, path);
+                 });
+  if (lost > 0)
+    throw UserError(concat(tensor.source.name, ": ", lost, " of the values become infinite as ",
+                           ir::to_string(layout_.dtype),
+                           "\n  expected values that it can hold; choose bfloat16 or"
+                           " float32 for export_dtype"));
+}
+
+void HfFolderWriter::flush() {
+  for (size_t i = 0; i < files_.size(); ++i)
+    if (files_[i].get() >= 0) sync(files_[i].get(), incomplete_ + "/" + layout_.files[i].name);
+}
+
+void HfFolderWriter::publish() {
+  flush();
+  sync_folder(incomplete_);
+  if (::rename(incomplete_.c_str(), folder_.c_str()) != 0)
+    fail(folder_, "cannot be made of what was written", "no folder of that name, or an empty one");
+  const std::string parent = fs::path(folder_).parent_path().string();
+  sync_folder(parent.empty() ? "." : parent);
+  lock_ = FileHandle();
+}
+
+void HfFolderWriter::abandon() noexcept {
+  std::error_code ignored;
+  fs::remove_all(incomplete_, ignored);
+  lock_ = FileHandle();
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Writes a Hugging Face folder: by one process, or by several that each write their own ranges. Until the last call the
+// folder does not exist under its name. Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/train/weights/hf_layout.h"
+
+namespace sfsdp::train {
+
+// An open file that is closed with the object.
+class FileHandle {
+ public:
+  explicit FileHandle(int fd = -1) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept;
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  ~FileHandle();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+inline constexpr size_t kHfStagingBytes = size_t{8} << 20;
+
+// The order of calls:
+//   one process:   create();
+//   all, after it: write() for their ranges, then flush();
+//   one process:   publish(), after all have flushed; or none does, and the folder's name never appears
+// All processes make it from the same layout and see one file system. Not thread-safe.
+class HfFolderWriter {
+ public:
+  //   folder:         what publish() leaves; what is being written lies in `folder` + ".incomplete"
+  //   staging_bytes:  the most memory that write() takes, whatever the size of the model
+  HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes = kHfStagingBytes);
+
+  // Makes the files at their full size, with their headers, config.json, and copies of the tokenizer's files of `assets`,
+  // of those that are there; "" for none. What an export that died has left is removed.
+  //   throws: UserError naming what is in the way: a folder of that name with files in it, another process that is
+  //           writing it, no permission, no space
+  void create(const std::string& config_json, const std::string& assets);
+
+  // Our elements `range` of a tensor of the layout: `values` in row-major order.
+  //   throws: UserError for a number too large for the layout's dtype, and for what the system refuses, naming the file
+  void write(const HfPlaced& tensor, Chunk range, std::span<const std::byte> values, ir::DType dtype);
+  void flush();  // what this process has written is on disk
+
+  void publish();
+  void abandon() noexcept;  // removes what was being written
+
+  const HfLayout& layout() const { return layout_; }
+  const std::string& folder() const { return folder_; }
+  size_t staging_bytes() const { return staging_size_; }  // taken so far
+
+ private:
+  int file_of(size_t index);
+
+  HfLayout layout_;
+  std::string folder_, incomplete_;
+  size_t most_staging_;
+  size_t staging_size_ = 0;
+  std::unique_ptr<std::byte[]> staging_;
+  std::vector<FileHandle> files_;  // of the layout, opened when first written to
+  FileHandle lock_;                // the incomplete folder, from create() on
+};
+
+}  // namespace sfsdp::train

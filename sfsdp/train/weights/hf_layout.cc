@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_layout.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/weights/hf_copy.h"
+#include "sfsdp/train/weights/safetensors.h"
+
+namespace sfsdp::train {
+namespace {
+
+std::string five_digits(size_t number) {
+  const std::string digits = std::to_string(number);
+  return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
+}
+
+// Assigns files; `begin` is still the place among the file's tensors.
+void fill_files(HfLayout& layout, uint64_t max_file_bytes) {
+  std::vector<uint64_t> filled;
+  for (HfPlaced& tensor : layout.tensors) {
+    if (filled.empty() || (filled.back() > 0 && filled.back() + tensor.bytes > max_file_bytes)) filled.push_back(0);
+    tensor.file = filled.size() - 1;
+    tensor.begin = filled.back();
+    filled.back() += tensor.bytes;
+    layout.tensor_bytes += tensor.bytes;
+  }
+  layout.files.resize(filled.size());
+  for (size_t i = 0; i < filled.size(); ++i) {
+    layout.files[i].bytes = filled[i];
+    layout.files[i].name =
+        filled.size() == 1 ? "model.safetensors"
+                           : concat("model-", five_digits(i + 1), "-of-", five_digits(filled.size()), ".safetensors");
+  }
+}
+
+std::string header_entry(const HfPlaced& tensor, ir::DType dtype) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : tensor.shape) sizes.push_back(std::to_string(size));
+  return concat(",", json_quoted(tensor.tensor.hf_name), ":{\"dtype\":\"", safetensors_name(dtype), "\",\"shape\":[",
+                join(sizes, ","), "],\"data_offsets\":[", tensor.begin, ",", tensor.begin + tensor.bytes, "]}");
+}
+
+// The format wants tensors packed and sees to their alignment by the header's length.
+void write_headers(HfLayout& layout) {
+  for (HfFile& file : layout.files) file.header = R"({"__metadata__":{"format":"pt"})";  // transformers asks for it
+  for (const HfPlaced& tensor : layout.tensors) layout.files[tensor.file].header += header_entry(tensor, layout.dtype);
+  for (HfFile& file : layout.files) {
+    std::string text = file.header + "}";
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    const uint64_t length = text.size();
+    file.header.assign(sizeof length, '\0');
+    std::memcpy(file.header.data(), &length, sizeof length);
+    file.header += text;
+    file.bytes += file.header.size();
+  }
+  for (HfPlaced& tensor : layout.tensors) tensor.begin += layout.files[tensor.file].header.size();
+}
+
+std::string index_of(const HfLayout& layout) {
+  std::vector<std::string> lines;
+  for (const HfPlaced& tensor : layout.tensors)
+    lines.push_back(
+        concat("    ", json_quoted(tensor.tensor.hf_name), ": ", json_quoted(layout.files[tensor.file].name)));
+  std::ranges::sort(lines);
+  return concat("{\n  \"metadata\": {\n    \"total_size\": ", layout.tensor_bytes, "\n  },\n  \"weight_map\": {\n",
+                join(lines, ",\n"), "\n  }\n}\n");
+}
+
+}  // namespace
+
+const HfPlaced* HfLayout::find(const std::string& source) const {
+  const auto found = std::ranges::find_if(tensors, [&](const HfPlaced& t) { return t.source.name == source; });
+  return found == tensors.end() ? nullptr : &*found;
+}
+
+uint64_t HfLayout::largest_tensor() const {
+  uint64_t largest = 0;
+  for (const HfPlaced& tensor : tensors) largest = std::max(largest, tensor.bytes);
+  return largest;
+}
+
+HfLayout lay_out_hf(const std::vector<HfSource>& sources, const HfConfig& config, ir::DType dtype,
+                    uint64_t max_file_bytes) {
+  if (dtype != ir::DType::f32 && dtype != ir::DType::bf16 && dtype != ir::DType::f16)
+    throw UserError(concat("export_dtype is ", ir::to_string(dtype), "\n  expected float32, bfloat16 or float16"));
+  HfLayout layout;
+  layout.dtype = dtype;
+  std::set<std::string> names;
+  for (const HfSource& source : sources) {
+    const auto tensor = hf_tensor_of(config.model, source.name, config);
+    if (!tensor)
+      throw UserError(concat("parameter ", source.name, " has no place in a checkpoint of ", config.architecture,
+                             "\n  expected a model of that architecture, as config.json describes it"));
+    if (!names.insert(tensor->hf_name).second) continue;  // tied
+    int64_t bytes = ir::size_in_bytes(dtype);
+    for (const int64_t size : source.shape) bytes = ir::saturating_product(bytes, size);
+    SFSDP_CHECK(bytes <= ir::kMaxBytes, source.name, " takes ", bytes, " bytes");
+    layout.tensors.push_back({*tensor, source, hf_shape_of(*tensor, source.shape), 0, 0, static_cast<uint64_t>(bytes)});
+  }
+  fill_files(layout, max_file_bytes);
+  write_headers(layout);
+  if (layout.files.size() > 1) layout.index = index_of(layout);
+  return layout;
+}
+
+}  // namespace sfsdp::train
