@@ -114,6 +114,17 @@ Command launch_command() {
           .rest = "what the ranks run, as in: sfsdp launch -n 2 -- train"};
 }
 
+Command tokenizer_command() {
+  return {.name = "tokenizer",
+          .usage = "encode | decode TOKENIZER.json",
+          .summary = "text to token ids and back, a line of JSON each",
+          .options =
+              {{"--special", "",
+                "encode: adds what the tokenizer's post-processor adds, such as a BOS; decode: keeps special tokens"}},
+          .operand = "encode | decode TOKENIZER.json",
+          .most_operands = 2};
+}
+
 std::string dashed(const std::string& name) { return (name.size() == 1 ? "-" : "--") + name; }
 
 }  // namespace
@@ -130,6 +141,7 @@ const std::vector<Command>& commands() {
       simulate_command(),
       calibrate_command(),
       opt_command(),
+      tokenizer_command(),
       {.name = "doctor", .usage = "", .summary = "what this machine has and lacks"}};
   return all;
 }
