@@ -9,10 +9,12 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {
 
@@ -57,24 +59,70 @@ std::vector<std::string> files_of_folder(const std::string& folder) {
   std::vector<std::string> files;
   fs::directory_iterator entries(folder, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-    if (entries->path().extension() == ".bin") files.push_back(entries->path().string());
+    if (entries->path().extension() == ".bin")
+      files.push_back(entries->path().string());
+    else if (entries->path().extension() == ".tok")
+      TokenFolder::load(folder);  // says that sfsdp tokenize has not finished
   if (error) fail_to_read(folder, error.message(), kTokenFiles);
   if (files.empty()) fail_to_read(folder, "no *.bin file in this folder", kTokenFiles);
   std::sort(files.begin(), files.end());
   return files;
 }
 
-TokenStore open_tokens(const DatasetOptions& options) {
-  if (options.path.empty()) fail_to_read("", "no file for dataset tokens", kTokenFiles);
+// Files side by side, as one row of ids.
+struct OpenedTokens {
+  std::vector<TokenPiece> pieces;
+  std::vector<int64_t> borders = {0};  // of documents, if with_borders
+  size_t with_borders = 0;             // pieces that say where their documents end
+  std::optional<uint64_t> tokenizer_hash;
+};
+
+void add_token_file(OpenedTokens& all, const TokenFile& file, const DatasetOptions& options) {
+  const TokenFileHeader& header = file.header();
+  if (static_cast<int64_t>(header.vocab_size) > options.vocab_size)
+    throw UserError(concat(file.path(), ": has ids up to ", header.vocab_size - 1, ", the model a vocabulary of ",
+                           options.vocab_size, "\n  expected a vocabulary of at least ", header.vocab_size,
+                           "; set --model.args.vocab_size ", header.vocab_size));
+  if (all.tokenizer_hash && all.tokenizer_hash != header.tokenizer_hash)
+    throw UserError(concat(file.path(), ": made by another tokenizer than ", all.pieces.back().file,
+                           "\n  expected one tokenizer for all files; run sfsdp tokenize again"));
+  all.tokenizer_hash = header.tokenizer_hash;
+  const int64_t begin = all.borders.back();
+  for (int64_t d = 0; d < file.documents(); ++d) all.borders.push_back(begin + file.document(d).end);
+  ++all.with_borders;
+  all.pieces.push_back({file.path(), file.file_bytes(), kTokenFileHeaderBytes, file.tokens(),
+                        header.width == 2 ? TokenDtype::UInt16 : TokenDtype::UInt32});
+}
+
+OpenedTokens open_all(const DatasetOptions& options) {
+  OpenedTokens all;
   std::error_code ignored;
+  if (TokenFolder::is_token_folder(options.path)) {
+    const TokenFolder folder = TokenFolder::load(options.path);
+    for (size_t i = 0; i < folder.shards.size(); ++i) add_token_file(all, folder.open(i), options);
+    return all;
+  }
   std::vector<std::string> files = {options.path};
   if (fs::is_directory(options.path, ignored))
     files = files_of_folder(options.path);
   else if (!fs::exists(options.path, ignored) && options.path.find_first_of("*?[") != std::string::npos)
     files = files_of_pattern(options.path);
-  std::vector<TokenPiece> pieces;
-  for (const std::string& file : files) pieces.push_back(find_tokens(file, options.token_dtype));
-  return {options.path, std::move(pieces)};
+  for (const std::string& file : files)
+    if (TokenFile::is_token_file(file))
+      add_token_file(all, TokenFile::open(file), options);
+    else
+      all.pieces.push_back(find_tokens(file, options.token_dtype));
+  if (all.with_borders > 0 && all.with_borders < all.pieces.size())
+    throw UserError(concat(options.path, ": holds token files of sfsdp and others\n",
+                           "  expected one kind, as only the former have documents; make them sources of a mix"));
+  return all;
+}
+
+TokenStore open_tokens(const DatasetOptions& options) {
+  if (options.path.empty()) fail_to_read("", "no file for dataset tokens", kTokenFiles);
+  OpenedTokens all = open_all(options);
+  if (all.with_borders == 0) all.borders.clear();
+  return {options.path, std::move(all.pieces), std::move(all.borders)};
 }
 
 // --- libtorch_headers ---
@@ -137,7 +185,7 @@ SampleSource open_dataset(const DatasetOptions& options) {
                            kByteVocab, "; set --model.args.vocab_size ", kByteVocab));
   TokenStore store = headers ? open_headers(options) : open_tokens(options);
   const SampleOrder order = order_of(options, !store.borders().empty());
-  return {std::move(store), {options.seq_len, options.vocab_size, order, options.seed}};
+  return {std::move(store), {options.seq_len, options.vocab_size, order, options.seed, options.bos, options.eos}};
 }
 
 }  // namespace sfsdp::train

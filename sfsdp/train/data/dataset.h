@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -24,13 +25,14 @@ struct DatasetOptions {
   TokenDtype token_dtype = TokenDtype::UInt16;  // of files without a header
   int64_t max_bytes = 8 << 20;                  // libtorch_headers only; 0: no limit
   Shuffle shuffle = Shuffle::Default;
-  uint64_t seed = 0;  // of the order
+  uint64_t seed = 0;                                              // of the order
+  std::optional<int32_t> bos = std::nullopt, eos = std::nullopt;  // put around documents, where they are known
 };
 
 // libtorch_headers reads bytes: its ids are below this.
 inline constexpr int64_t kByteVocab = 256;
 
-// tokens: files of ids (find_tokens), one after the other by name.
+// tokens: files of ids (find_tokens), or token files of sfsdp with their documents (token_file.h), one after the other by name.
 // libtorch_headers: the bytes of all *.h and *.hpp below a folder, in order of their paths, up to max_bytes; samples come
 // in an order shuffled by `seed`, the same on every machine.
 //   throws: UserError if the path is missing, not readable, holds fewer than seq_len + 1 tokens, or ids that the vocabulary has not

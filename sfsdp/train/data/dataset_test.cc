@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {
 
@@ -141,6 +142,44 @@ TEST_CASE("several files are one row of ids in the order of their names") {
   CHECK_THROWS_WITH_AS(tokens(folder / "*.bim", 3), doctest::Contains("no file has a name like this"), UserError);
   folder.write("empty/x.txt", "");
   CHECK_THROWS_WITH_AS(tokens(folder / "empty", 3), doctest::Contains("no *.bin file in this folder"), UserError);
+}
+
+TEST_CASE("token files of sfsdp bring their documents, empty ones too") {
+  const testing::TemporaryFolder folder;
+  const auto write = [&](const std::string& name, uint64_t tokenizer, const std::vector<Ids>& documents) {
+    TokenFileWriter writer(folder / name, 500, tokenizer, 0);
+    for (const Ids& document : documents) writer.add(document);
+    writer.finish();
+    return folder / name;
+  };
+  const std::string a = write("a.tok", 7, {{10, 11, 12}, {}, {13}}), b = write("b.tok", 7, {{14, 15}});
+  DatasetOptions options = {.path = folder / "?.tok", .seq_len = 4, .vocab_size = 500, .shuffle = Shuffle::Never};
+  SampleSource plain = open_dataset(options);
+  CHECK(plain.num_documents() == 4);
+  CHECK(plain.num_tokens() == 6);
+  CHECK(sample(plain, 0) == Ids{10, 11, 12, 13, 14});
+  options.bos = 1;
+  options.eos = 2;
+  options.seq_len = 11;
+  CHECK(sample(open_dataset(options), 0) == Ids{1, 10, 11, 12, 2, 1, 13, 2, 1, 14, 15, 2});
+  options.shuffle = Shuffle::Default;  // documents, whole, in another order
+  for (options.seed = 0; options.seed < 4; ++options.seed) {
+    const Ids row = sample(open_dataset(options), 0);
+    const auto has = [&](const Ids& part) {
+      return std::search(row.begin(), row.end(), part.begin(), part.end()) != row.end();
+    };
+    CHECK((has({1, 10, 11, 12, 2}) && has({1, 13, 2}) && has({1, 14, 15, 2})));
+  }
+  options.vocab_size = 499;
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("set --model.args.vocab_size 500"), UserError);
+  options.vocab_size = 500;
+  options.path = folder.path();
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("no dataset.json"), UserError);
+  options.path = folder / "?.tok";
+  write("c.tok", 8, {{3}});
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("c.tok: made by another tokenizer than"), UserError);
+  folder.write("c.tok", little_endian({3}, 2));
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("token files of sfsdp and others"), UserError);
 }
 
 TEST_CASE("more files than may be open are read all the same") {

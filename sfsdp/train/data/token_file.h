@@ -53,6 +53,7 @@ class TokenFile {
   const TokenFileHeader& header() const { return header_; }
   int64_t tokens() const { return static_cast<int64_t>(header_.tokens); }
   int64_t documents() const { return static_cast<int64_t>(header_.documents); }
+  int64_t file_bytes() const { return static_cast<int64_t>(file_bytes_); }
 
   struct Range {
     int64_t begin = 0, end = 0;  // of ids
