@@ -27,6 +27,17 @@ std::string take_word(std::string_view& text) {
   return word;
 }
 
+DatasetOptions options_of(const JobConfig& config, const std::string& dataset, const std::string& path,
+                          const std::string& include_folder) {
+  DatasetOptions options;
+  options.name = dataset;
+  options.path = path.empty() && dataset == "libtorch_headers" ? include_folder : path;
+  options.token_dtype = parse_token_dtype(config.training.token_dtype);
+  options.max_bytes = config.training.dataset_max_bytes;
+  options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  return options;
+}
+
 }  // namespace
 
 MixEntry parse_mix_entry(const std::string& text) {
@@ -49,20 +60,30 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vo
   else
     entries.push_back({1, t.dataset, t.dataset_path.value_or("")});
   std::vector<WeightedSource> sources;
-  for (MixEntry& entry : entries) {
-    DatasetOptions options;
-    options.name = entry.dataset;
-    options.path = std::move(entry.path);
-    if (options.path.empty() && options.name == "libtorch_headers") options.path = include_folder;
+  for (const MixEntry& entry : entries) {
+    DatasetOptions options = options_of(config, entry.dataset, entry.path, include_folder);
     options.seq_len = t.seq_len;
     options.vocab_size = vocab_size;
-    options.token_dtype = parse_token_dtype(t.token_dtype);
-    options.max_bytes = t.dataset_max_bytes;
     options.shuffle = parse_shuffle(t.shuffle);
-    options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
     sources.push_back({open_dataset(options), entry.weight});
   }
   return sources;
+}
+
+SampleSource open_validation_source(const JobConfig& config, int64_t vocab_size, const std::string& include_folder) {
+  const auto& v = config.validation;
+  DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), include_folder);
+  options.seq_len = v.seq_len;
+  options.vocab_size = vocab_size;
+  options.shuffle = Shuffle::Never;
+  return open_dataset(options);
+}
+
+bool validation_is_due(const Validation& validation, int64_t step, int64_t tokens_per_step) {
+  if (!validation.enable) return false;
+  if (step == 1) return true;
+  if (!validation.freq_tokens) return step % validation.freq == 0;
+  return step * tokens_per_step / *validation.freq_tokens > (step - 1) * tokens_per_step / *validation.freq_tokens;
 }
 
 std::string describe(const Loader& loader) {

@@ -26,6 +26,12 @@ MixEntry parse_mix_entry(const std::string& text);
 std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vocab_size,
                                              const std::string& include_folder);
 
+// The set that [validation] names, in its files' order. Arguments and errors as above.
+SampleSource open_validation_source(const JobConfig& config, int64_t vocab_size, const std::string& include_folder);
+
+// Whether to validate after step k, which was trained on `tokens_per_step` tokens as each before it.
+bool validation_is_due(const Validation& validation, int64_t step, int64_t tokens_per_step);
+
 // For the log: a line per source with its tokens, samples and share.
 std::string describe(const Loader& loader);
 

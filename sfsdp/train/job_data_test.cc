@@ -68,4 +68,30 @@ TEST_CASE("one dataset is one source, with the config's order, width and seed") 
   CHECK_THROWS_WITH_AS(first_ids(), doctest::Contains("no whole number of 4-byte tokens"), UserError);
 }
 
+TEST_CASE("validation reads its own set in the files' order, at its own length") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.training.shuffle = "always";
+  config.training.seq_len = 4;
+  config.validation = {.dataset = "tokens", .dataset_path = folder.write("v.bin", ids(100, 21)), .seq_len = 5};
+  SampleSource source = open_validation_source(config, 256, "");
+  CHECK(source.size() == 4);
+  std::vector<int32_t> sample(6);
+  source.read(1, sample);
+  CHECK(sample == std::vector<int32_t>{105, 106, 107, 108, 109, 110});
+}
+
+TEST_CASE("validation is due after step 1, then every freq steps or freq_tokens tokens") {
+  const auto due = [](const Validation& validation) {
+    std::vector<int64_t> steps;
+    for (int64_t k = 1; k <= 12; ++k)
+      if (validation_is_due(validation, k, 100)) steps.push_back(k);
+    return steps;
+  };
+  CHECK(due({.enable = false, .freq = 1}).empty());
+  CHECK(due({.enable = true, .freq = 4}) == std::vector<int64_t>{1, 4, 8, 12});
+  CHECK(due({.enable = true, .freq = 4, .freq_tokens = 250}) == std::vector<int64_t>{1, 3, 5, 8, 10});
+  CHECK(due({.enable = true, .freq = 4, .freq_tokens = 30}).size() == 12);
+}
+
 }  // namespace sfsdp::train

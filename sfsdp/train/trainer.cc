@@ -23,6 +23,7 @@
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/data/dataset.h"
+#include "sfsdp/train/data/validation.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/job_data.h"
 #include "sfsdp/train/lr_schedule.h"
@@ -79,6 +80,8 @@ class Trainer {
         loader_(open_job_sources(config_, job_.model.vocab_size, libtorch_include_dir()), loader_options()),
         schedule_(schedule_options()),
         id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
+    if (config_.validation.enable)
+      validation_.emplace(open_validation_source(config_, job_.model.vocab_size, libtorch_include_dir()));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
@@ -92,8 +95,9 @@ class Trainer {
     log_.start(facts());
     for (int64_t k = 1; k <= config_.training.steps; ++k) {
       const StepMetrics metrics = train_step(k);
-      if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
       log_.step(metrics);
+      if (validation_is_due(config_.validation, k, global_batch() * config_.training.seq_len)) validate_after(k);
+      if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
       if (!std::isfinite(metrics.loss))
         throw UserError(
             concat("the loss is ", metrics.loss, " at step ", k,
@@ -164,6 +168,17 @@ class Trainer {
     return metrics;
   }
 
+  // A collective call.
+  void validate_after(int64_t k) {
+    const auto& v = config_.validation;
+    const auto start = Clock::now();
+    const ValidationResult result =
+        validate(*validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
+                 [&](const MicroBatch& rows) { return step_->eval(to_batch(rows, v.seq_len)); });
+    log_.notice(concat("validate step: ", k, "  loss: ", result.loss,
+                       "  tps: ", static_cast<double>(result.tokens) / seconds_since(start)));
+  }
+
   RunFacts facts() {
     const plan::MemoryPlan memory = plan::plan_memory(graph(), {.blocking = true});
     RunFacts facts;
@@ -191,6 +206,7 @@ class Trainer {
   RunLog log_;
   CompiledJob job_;
   Loader loader_;
+  std::optional<SampleSource> validation_;
   LrSchedule schedule_;
   std::optional<Step> step_;
   std::vector<std::string> weight_notes_;

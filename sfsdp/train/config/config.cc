@@ -132,11 +132,18 @@ std::string value_name(const std::string& type) { return type == "BOOL" ? "" : t
 
 // --- the whole ---
 
+// Datasets other than libtorch_headers are somewhere.
+void expect_path(const std::string& section, const std::string& dataset, const OptString& path,
+                 std::vector<std::string>& errors) {
+  if (dataset == "libtorch_headers" || dataset == "mix" || path) return;
+  errors.push_back(concat(section, ".dataset_path: unset, but ", section, ".dataset = \"", dataset,
+                          "\"\n  expected a file or a folder; try --", section, ".dataset_path tokens.bin"));
+}
+
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
-  if (config.training.dataset == "tokens" && !config.training.dataset_path)
-    errors.push_back(
-        "training.dataset_path: unset, but training.dataset = \"tokens\"\n"
-        "  expected the file of token ids; try --training.dataset_path tokens.bin");
+  expect_path("training", config.training.dataset, config.training.dataset_path, errors);
+  if (config.validation.enable)
+    expect_path("validation", config.validation.dataset, config.validation.dataset_path, errors);
   if (config.training.dataset == "mix" && config.training.sources.empty())
     errors.push_back(
         "training.sources: empty, but training.dataset = \"mix\"\n"

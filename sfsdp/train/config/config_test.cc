@@ -166,7 +166,7 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   CHECK(flag_error({"--compile.enable"}) ==
         "--compile.enable = true changes nothing: the step is always compiled\n"
         "  expected the default, false; leave it out");
-  for (const char* flag : {"--checkpoint.enable", "--parallelism.enable_async_tensor_parallel", "--validation.enable",
+  for (const char* flag : {"--checkpoint.enable", "--parallelism.enable_async_tensor_parallel",
                            "--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
   CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\nenable = false").notes.empty());
@@ -243,6 +243,7 @@ TEST_CASE("a file that is missing or no TOML says where") {
 
 TEST_CASE("dataset tokens needs a file") {
   CHECK(flag_error({"--training.dataset", "tokens"}).find("training.dataset_path: unset") == 0);
+  CHECK(flag_error({"--validation.enable"}).find("validation.dataset_path: unset") == 0);
   CHECK(from_flags({"--training.dataset", "tokens", "--training.dataset_path", "t.bin"}).training.dataset_path ==
         "t.bin");
 }
@@ -316,6 +317,7 @@ TEST_CASE("every key that is used changes the configuration") {
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
     if (!field.is_bool()) flags.push_back(value);
     if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
+    if (field.path() == "validation.enable") flags.insert(flags.end(), {"--validation.dataset_path", "t.bin"});
     CHECK_FALSE(from_flags(flags) == JobConfig());
   }
 }
