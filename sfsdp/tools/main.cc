@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/version.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/tokenizer.h"
@@ -36,7 +37,7 @@ int main(int argc, char** argv) {
   if (!args.empty()) args.erase(args.begin());
   try {
     if (name == "--version") {
-      std::cout << "sfsdp " << SFSDP_VERSION << '\n';
+      std::cout << "sfsdp " << sfsdp::version() << '\n';
     } else if (name == "--help" || name == "-h" || name == "help") {
       std::cout << (args.empty() ? sfsdp::tools::help_of_all() : help_of(sfsdp::tools::find_command(args[0])));
     } else {

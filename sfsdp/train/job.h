@@ -9,6 +9,7 @@
 
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/train/checkpoint/checkpointer.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/loader.h"
@@ -39,6 +40,12 @@ std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step
 
 // Inputs and targets as two tensors [rows, seq_len], i64.
 Batch to_batch(const MicroBatch& rows, int64_t seq_len);
+// All parameters, buffers and optimizer tensors of this rank, in the program's order. They alias the step's storage until
+// its next step. Once they have been written, call step.load_state_dict({}): copies of them are then made anew.
+//   rank: this rank's in the world
+std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank);
+// What [checkpoint] asks for, and what is written down with each save.
+checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example);
 // LibTorch's include folder, beside the library that this process runs; "" if it is not there.
 std::string libtorch_include_dir();
 

@@ -2,17 +2,21 @@
 #include <ATen/ATen.h>
 #include <ATen/Version.h>
 #include <dlfcn.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <type_traits>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/base/version.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/job.h"
@@ -140,6 +144,68 @@ std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step
   if (!unused.empty())
     lines.push_back(concat("not used of these weights, as the model has no such parameter: ", join(unused, ", ")));
   return lines;
+}
+
+std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
+  using Kind = checkpoint::TensorKind;
+  const Program& program = step.program();
+  const Strategy& strategy = program.strategy();
+  std::set<std::string> written;  // by forward: each data rank's own
+  for (const ir::Carry& carry : program.first_graph().carries)
+    written.insert(carry.current->producer()->attr<std::string>("name"));
+  const auto values = step.state_dict();
+  std::vector<checkpoint::Piece> pieces;
+  for (const auto& t : program.tensors()) {
+    const at::Tensor& value = values.at(t.name);
+    SFSDP_CHECK(value.is_contiguous(), t.name);
+    const Chunk range = step.range_of(t.name);
+    checkpoint::Piece piece;
+    piece.name = t.name;
+    piece.dtype = capture::dtype_of(value.scalar_type());
+    piece.shape = t.global_shape;
+    piece.begin = range.offset;
+    piece.end = range.offset + range.length;
+    piece.data = static_cast<std::byte*>(value.mutable_data_ptr());
+    const bool is_buffer = t.source >= 0 && program.state()[static_cast<size_t>(t.source)].is_buffer;
+    piece.kind = t.source < 0 ? Kind::Optimizer : is_buffer ? Kind::Buffer : Kind::Parameter;
+    const AxisList same = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
+    if (is_buffer && written.contains(t.buffer)) {
+      piece.rank = strategy.mesh.group_rank(rank, strategy.data_axes());
+    } else if (!same.empty()) {
+      piece.holder = strategy.mesh.group_rank(rank, same);
+      for (const std::string& axis : same) piece.holders *= strategy.axis_size(axis);
+    }
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example) {
+  const auto& c = config.checkpoint;
+  checkpoint::CheckpointOptions options;
+  options.enable = c.enable;
+  options.folder = config.job.dump_folder + "/" + c.folder;
+  options.interval = c.interval;
+  options.keep_latest_k = c.keep_latest_k;
+  options.in_background = c.async_mode != "disabled";
+  options.load_step = c.load_step;
+  if (!c.initial_load_in_hf) options.initial_load_path = c.initial_load_path.value_or("");
+  options.initial_load_model_only = c.initial_load_model_only;
+  options.last_save_model_only = c.last_save_model_only;
+  options.export_dtype = checkpoint::parse_export_dtype(c.export_dtype);
+  options.exclude_from_loading = c.exclude_from_loading;
+  options.enable_first_step_checkpoint = c.enable_first_step_checkpoint;
+  options.load_only = c.load_only;
+  options.total_steps = config.training.steps;
+  options.seed = program.options().seed;
+  const Strategy& strategy = program.strategy();
+  options.about.world_size = strategy.mesh.world_size();
+  options.about.data_ranks = strategy.data_ranks();
+  options.about.mesh = to_string(strategy.mesh);
+  options.about.plan = hex(program.hash_of(program.training(example)));
+  options.about.sfsdp_version = version();
+  options.about.torch_version = TORCH_VERSION;
+  return options;
 }
 
 std::string libtorch_include_dir() {

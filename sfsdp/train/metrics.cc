@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
@@ -92,6 +93,21 @@ void write_all(int fd, std::string_view text, const std::string& path) {
 }
 
 }  // namespace
+
+void cut_metrics(const std::string& path, int64_t step) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return;
+  std::string line;
+  int64_t kept = 0;
+  while (std::getline(file, line) && !file.eof()) {
+    constexpr std::string_view kStep = "{\"step\": ";
+    const auto found =
+        line.starts_with(kStep) ? parse_int(line.substr(kStep.size(), line.find(',') - kStep.size())) : std::nullopt;
+    if (found && *found > step) break;
+    kept += static_cast<int64_t>(line.size()) + 1;
+  }
+  if (::truncate(path.c_str(), kept) != 0) fail_to_write(path, std::strerror(errno));
+}
 
 MetricsFile::MetricsFile(const std::string& path) : path_(path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();

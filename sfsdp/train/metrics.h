@@ -47,6 +47,10 @@ void set_flops(StepMetrics& metrics, int64_t flops_per_token, std::optional<doub
 // exactly; those JSON has no number for are the strings "nan", "inf", "-inf".
 std::string json_line(const StepMetrics& metrics);
 
+// Cuts the lines of steps after `step` off a file of such lines, and a half line at its end: a run that goes on from
+// `step` writes them again. No file: nothing to do.  throws: UserError
+void cut_metrics(const std::string& path, int64_t step);
+
 // Appends lines to a file, each in one write, so that what was written survives a crash of the process. A half line that
 // an earlier run left at the end is closed first.
 //   throws: UserError if the file cannot be opened or written

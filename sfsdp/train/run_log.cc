@@ -54,6 +54,7 @@ void RunLog::notice(const std::string& text) {
 void RunLog::start(RunFacts facts) {
   facts_ = std::move(facts);
   if (options_.console) out_ << start_text(facts_) << std::flush;
+  if (!options_.metrics_file.empty() && facts_.last_step > 0) cut_metrics(options_.metrics_file, facts_.last_step);
   if (!options_.metrics_file.empty()) file_.emplace(options_.metrics_file);
   started_ = interval_begin_ = options_.now();
 }
@@ -67,7 +68,7 @@ void RunLog::step(StepMetrics metrics) {
   if (last_losses_.size() > 10) last_losses_.pop_front();
   interval_tokens_ += facts_.tokens_per_step();
   interval_memory_gib_ = std::max(interval_memory_gib_, metrics.memory_gib);
-  if (metrics.step != 1 && metrics.step % options_.log_freq != 0) return;
+  if (metrics.step != facts_.last_step + 1 && metrics.step % options_.log_freq != 0) return;
 
   const double now = options_.now();
   metrics.tps = static_cast<double>(interval_tokens_) / (now - interval_begin_) / data_ranks;
@@ -81,6 +82,7 @@ void RunLog::step(StepMetrics metrics) {
 }
 
 void RunLog::completed(double entropy) {
+  if (tps_.empty()) return notice(concat("Training completed before: step ", facts_.last_step, " is done"));
   double mean = 0;
   for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
   notice(concat("Training completed: ", tps_.size(), " steps in ", with_commas(options_.now() - started_, 1),

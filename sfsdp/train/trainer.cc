@@ -85,7 +85,10 @@ class Trainer {
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
-    weight_notes_ = load_initial_weights(job_, *step_);
+    checkpoints_.emplace(
+        checkpoint_options(config_, *job_.program, job_.example), world_,
+        [this] { return checkpoint_pieces(*step_, rank()); }, [this](const std::string& line) { log_.notice(line); });
+    begin();
   }
 
   // Returns the exit code of this rank.
@@ -93,11 +96,12 @@ class Trainer {
     const StopSignals stop_signals;
     auto progress = rank() == 0 ? comm::ProgressPage::from_environment() : std::nullopt;
     log_.start(facts());
-    for (int64_t k = 1; k <= config_.training.steps; ++k) {
+    if (config_.checkpoint.create_seed_checkpoint) return save_seed();
+    for (int64_t k = last_step_ + 1; k <= config_.training.steps; ++k) {
       const StepMetrics metrics = train_step(k);
       log_.step(metrics);
       if (validation_is_due(config_.validation, k, global_batch() * config_.training.seq_len)) validate_after(k);
-      if (k == 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
+      if (k == last_step_ + 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
       if (!std::isfinite(metrics.loss))
         throw UserError(
             concat("the loss is ", metrics.loss, " at step ", k,
@@ -105,17 +109,56 @@ class Trainer {
                    " at the data of this step"));
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
+      checkpoints_->after_step(run_state(k));
       if (progress) progress->report(k);
       if (const int signal = stop_signals.agreed(world_)) return stop(signal, k);
     }
+    checkpoints_->finish();
     log_.completed(unigram_entropy(id_counts_));
     return 0;
   }
 
  private:
   int stop(int signal, int64_t step) {
-    log_.notice(concat("Stopped by SIG", sigabbrev_np(signal), " after step ", step, ", nothing is saved"));
+    const bool saved = checkpoints_->save(run_state(step), checkpoint::Checkpointer::When::Now);
+    log_.notice(concat("Stopped by SIG", sigabbrev_np(signal), " after step ", step,
+                       saved ? ", which is saved" : ", nothing is saved"));
     return 128 + signal;
+  }
+  // Goes on from a checkpoint, or starts with the weights that the config names.
+  void begin() {
+    const auto loaded = config_.checkpoint.create_seed_checkpoint ? std::nullopt : checkpoints_->load();
+    if (!loaded) {
+      weight_notes_ = load_initial_weights(job_, *step_);
+      return;
+    }
+    step_->load_state_dict({});
+    step_->step = last_step_ = loaded->run.step;
+    tokens_ = loaded->run.tokens;
+    lr_offset_ = loaded->run.lr_offset;
+    if (!loaded->run.data.empty()) loader_.restore(loaded->run.data);
+    weight_notes_ = {concat("State of ", loaded->path)};
+  }
+  // After step k.
+  checkpoint::RunState run_state(int64_t k) const {
+    const auto& s = config_.lr_scheduler;
+    return {.step = k,
+            .tokens = tokens_,
+            .seed = job_.program->options().seed,
+            .lr_offset = lr_offset_,
+            .data = loader_.state(),
+            .schedule = {{"total_steps", std::to_string(s.total_steps.value_or(config_.training.steps))},
+                         {"warmup_steps", std::to_string(s.warmup_steps)},
+                         {"decay_type", s.decay_type},
+                         {"lr", shortest(config_.optimizer.lr)}}};
+  }
+  int save_seed() {
+    if (world_)
+      throw UserError(concat("checkpoint.create_seed_checkpoint = true on ", world_size(),
+                             " ranks\n  expected one rank: start sfsdp train without a launcher"));
+    checkpoints_->save(run_state(0), checkpoint::Checkpointer::When::Now);
+    checkpoints_->finish();
+    return 0;
   }
   LrScheduleOptions schedule_options() const {
     const auto& s = config_.lr_scheduler;
@@ -152,7 +195,7 @@ class Trainer {
     const auto start = Clock::now();
     exec::restart_most_allocated();
     const std::vector<Batch> batches = read_batches(k);
-    step_->lr = schedule_.lr(k);
+    step_->lr = schedule_.lr(k - lr_offset_);
     const StepResult result = (*step_)(batches);
     if (result.skipped)
       log_.notice(
@@ -162,7 +205,7 @@ class Trainer {
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = step_->lr;
-    metrics.tokens = k * global_batch() * config_.training.seq_len;
+    metrics.tokens = tokens_ += global_batch() * config_.training.seq_len;
     metrics.step_time_s = seconds_since(start);
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
     return metrics;
@@ -198,6 +241,7 @@ class Trainer {
     facts.plan = summarise(graph());
     facts.planned_peak_bytes = memory.state_bytes + memory.live_bytes;
     facts.datasets = describe(loader_);
+    facts.last_step = last_step_;
     return facts;
   }
 
@@ -209,7 +253,11 @@ class Trainer {
   std::optional<SampleSource> validation_;
   LrSchedule schedule_;
   std::optional<Step> step_;
+  std::optional<checkpoint::Checkpointer> checkpoints_;  // goes before the step
   std::vector<std::string> weight_notes_;
+  int64_t last_step_ = 0;           // done before this start
+  int64_t tokens_ = 0;              // trained on
+  int64_t lr_offset_ = 0;           // steps before the schedule began
   std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
   int64_t skipped_ = 0;
 };

@@ -140,6 +140,21 @@ void expect_path(const std::string& section, const std::string& dataset, const O
                           "\"\n  expected a file or a folder; try --", section, ".dataset_path tokens.bin"));
 }
 
+void check_checkpoint(const JobConfig& config, std::vector<std::string>& errors) {
+  static const std::vector<std::string> kStates = {"model", "optimizer", "lr_scheduler", "dataloader", "train_state"};
+  const Checkpoint& c = config.checkpoint;
+  if (c.keep_latest_k == 1)
+    errors.push_back(
+        "checkpoint.keep_latest_k = 1\n  expected 2 or more, as the one before must outlive the next save; or 0, to "
+        "keep all");
+  for (const std::string& state : c.exclude_from_loading)
+    if (std::ranges::find(kStates, state) == kStates.end())
+      errors.push_back(concat("checkpoint.exclude_from_loading holds ", state, "\n  expected ", join(kStates, ", "),
+                              did_you_mean(state, kStates)));
+  if (c.create_seed_checkpoint && !c.enable)
+    errors.push_back("checkpoint.create_seed_checkpoint = true\n  expected checkpoint.enable = true with it");
+}
+
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   expect_path("training", config.training.dataset, config.training.dataset_path, errors);
   if (config.validation.enable)
@@ -148,6 +163,7 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
     errors.push_back(
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
+  check_checkpoint(config, errors);
 }
 
 std::vector<std::string> notes_of(const JobConfig& config) {

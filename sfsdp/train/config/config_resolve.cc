@@ -131,10 +131,6 @@ std::string with_keys(std::string message) {
 std::string initial_hf_folder(const JobConfig& config) {
   const Checkpoint& c = config.checkpoint;
   if (c.initial_load_in_hf) return c.initial_load_path.value_or(config.model.hf_assets_path);
-  if (c.initial_load_path)
-    throw UserError(
-        concat("checkpoint.initial_load_path = ", *c.initial_load_path,
-               "\n  expected checkpoint.initial_load_in_hf = true with it: only Hugging Face folders can be read"));
   return "";
 }
 

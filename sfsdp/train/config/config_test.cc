@@ -166,10 +166,10 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   CHECK(flag_error({"--compile.enable"}) ==
         "--compile.enable = true changes nothing: the step is always compiled\n"
         "  expected the default, false; leave it out");
-  for (const char* flag : {"--checkpoint.enable", "--parallelism.enable_async_tensor_parallel",
+  for (const char* flag : {"--checkpoint.last_save_in_hf", "--parallelism.enable_async_tensor_parallel",
                            "--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
-  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\nenable = false").notes.empty());
+  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\nlast_save_in_hf = false").notes.empty());
 }
 
 // From a file as TOML spells it, from a flag as a user does; anything else is an error that names the key and says why.
@@ -316,6 +316,8 @@ TEST_CASE("every key that is used changes the configuration") {
     std::vector<std::string> flags{"--" + field.path()};
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
     if (!field.is_bool()) flags.push_back(value);
+    if (field.key == "exclude_from_loading") flags[1] = "optimizer";
+    if (field.key == "create_seed_checkpoint") flags.push_back("--checkpoint.enable");
     if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
     if (field.path() == "validation.enable") flags.insert(flags.end(), {"--validation.dataset_path", "t.bin"});
     CHECK_FALSE(from_flags(flags) == JobConfig());
@@ -413,18 +415,22 @@ void expect_named(const std::string& message, const std::string& key, const std:
 TEST_CASE("every mistake in a file or flag is told with the key as typed, what was expected and got") {
   const struct {
     const char *toml, *key, *got;
-  } files[] = {{"[training]\nsteps = 0", "job.toml:2:1: training.steps = 0", "1 or more"},
-               {"[training]\nsteps = \"x\"", "job.toml:2:1: training.steps = \"x\"", "an integer"},
-               {"[training]\nstepz = 1", "job.toml:2:1: unknown key training.stepz", "training.steps?"},
-               {"[trainin]\nx = 1", "job.toml:1:2: unknown section [trainin]", "[training]?"},
-               {"[training]\nseed = 1\n[debug]\nseed = 2", "job.toml:4:1: debug.seed sets debug.seed", "job.toml:2:1"},
-               {"[training]\ndataset_path = 1979-05-27", "job.toml:2:1: training.dataset_path is a date", "quotes"},
-               {"[debug]\ndisable_pass = [1]", "job.toml:2:1: debug.disable_pass holds", "list of strings"},
-               {"[model.args]\nx = [\"a\"]", "job.toml:2:1: model.args.x is a table or a list", "an integer"},
-               {"[compile]\nenable = true", "job.toml:2:1: compile.enable = true", "the default, false"},
-               {"[checkpoint]\nenable = true", "job.toml:2:1: checkpoint.enable = true", "the default, false"},
-               {"[training", "job.toml:1:10: ", "TOML"},
-               {"[training]\ndataset = \"tokens\"", "training.dataset_path: unset", "--training.dataset_path"}};
+  } files[] = {
+      {"[training]\nsteps = 0", "job.toml:2:1: training.steps = 0", "1 or more"},
+      {"[training]\nsteps = \"x\"", "job.toml:2:1: training.steps = \"x\"", "an integer"},
+      {"[training]\nstepz = 1", "job.toml:2:1: unknown key training.stepz", "training.steps?"},
+      {"[trainin]\nx = 1", "job.toml:1:2: unknown section [trainin]", "[training]?"},
+      {"[training]\nseed = 1\n[debug]\nseed = 2", "job.toml:4:1: debug.seed sets debug.seed", "job.toml:2:1"},
+      {"[training]\ndataset_path = 1979-05-27", "job.toml:2:1: training.dataset_path is a date", "quotes"},
+      {"[debug]\ndisable_pass = [1]", "job.toml:2:1: debug.disable_pass holds", "list of strings"},
+      {"[model.args]\nx = [\"a\"]", "job.toml:2:1: model.args.x is a table or a list", "an integer"},
+      {"[compile]\nenable = true", "job.toml:2:1: compile.enable = true", "the default, false"},
+      {"[checkpoint]\nkeep_latest_k = 1", "checkpoint.keep_latest_k = 1", "2 or more"},
+      {"[checkpoint]\nexclude_from_loading = [\"optimiser\"]", "checkpoint.exclude_from_loading holds optimiser",
+       "did you mean optimizer"},
+      {"[checkpoint]\ncreate_seed_checkpoint = true", "checkpoint.create_seed_checkpoint = true", "checkpoint.enable"},
+      {"[training", "job.toml:1:10: ", "TOML"},
+      {"[training]\ndataset = \"tokens\"", "training.dataset_path: unset", "--training.dataset_path"}};
   for (const auto& file : files) expect_named(error_of(file.toml), file.key, file.got);
   const struct {
     std::vector<std::string> flags;
@@ -482,8 +488,9 @@ TEST_CASE("every mistake in what keys are together is told with the keys, what w
   expect_named(message([&] { remat_of(config.activation_checkpoint); }),
                "activation_checkpoint.selective_ac_option = ops", "a number k");
   config.checkpoint.initial_load_path = "weights";
-  expect_named(message([&] { initial_hf_folder(config); }), "checkpoint.initial_load_path = weights",
-               "checkpoint.initial_load_in_hf");
+  CHECK(initial_hf_folder(config).empty());  // a checkpoint of sfsdp's
+  config.checkpoint.initial_load_in_hf = true;
+  CHECK(initial_hf_folder(config) == "weights");
   expect_named(message([&] { mesh_flags("dp_shart=2"); }), "--mesh dp_shart=2: no axis dp_shart",
                "did you mean dp_shard?");
   CHECK(message([&] {

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/checkpointer.h"
+
+#include <algorithm>
+#include <ctime>
+#include <numeric>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/checkpoint/load.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+std::shared_ptr<comm::Communicator> all_ranks(comm::CommWorld* world) {
+  if (!world || world->world_size() == 1) return nullptr;
+  std::vector<int> ranks(static_cast<size_t>(world->world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world->group("checkpoint", ranks);
+}
+
+// How a rank's work ended, in one letter before its text.
+constexpr char kDone = '+', kDamaged = 'd', kUnreadable = 'u', kFailed = '!';
+
+std::string attempt(const std::function<std::string()>& work) {
+  try {
+    return kDone + work();
+  } catch (const DamagedError& error) {
+    return kDamaged + std::string(error.what());
+  } catch (const FileError& error) {
+    return kUnreadable + std::string(error.what());
+  } catch (const std::exception& error) {
+    return kFailed + std::string(error.what());
+  }
+}
+
+// The worst of all ranks' ends: what fails for another reason than the files' would fail with an older checkpoint too.
+std::string worst(const std::vector<std::string>& ends) {
+  for (const char letter : {kFailed, kDamaged, kUnreadable})
+    for (size_t r = 0; r < ends.size(); ++r)
+      if (ends[r][0] == letter) return ends.size() == 1 ? ends[r] : concat(letter, "rank ", r, ": ", ends[r].substr(1));
+  return std::string(1, kDone);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, std::function<std::vector<Piece>()> state,
+                           Say say)
+    : options_(std::move(options)),
+      ranks_(all_ranks(world)),
+      state_(std::move(state)),
+      say_(std::move(say)),
+      store_(options_.folder) {
+  if (!options_.enable) return;
+  of_first_rank(
+      [&] {
+        if (!options_.load_only) store_.lock();
+        return "";
+      },
+      "checkpoint lock");
+  saver_ = std::make_unique<Saver>(store_, ranks_, options_.keep_latest_k);
+}
+
+Checkpointer::~Checkpointer() = default;
+
+bool Checkpointer::excludes(const std::string& what) const {
+  return std::ranges::find(options_.exclude_from_loading, what) != options_.exclude_from_loading.end();
+}
+
+// What rank 0 finds, on all ranks; its failure too.
+std::string Checkpointer::of_first_rank(const std::function<std::string()>& work, const char* what) {
+  const std::string text = gather_texts(ranks_.get(), is_first() ? attempt(work) : std::string(1, kDone), what).front();
+  if (text[0] != kDone) throw UserError(text.substr(1));
+  return text.substr(1);
+}
+
+// The folder's checkpoints that a run can go on from, best first. Rank 0's.
+std::vector<Checkpointer::Candidate> Checkpointer::find_candidates() {
+  using State = Listed::State;
+  std::vector<Candidate> found;
+  std::vector<std::string> refused;
+  for (const Listed& listed : store_.list()) {
+    if (options_.load_step >= 0 && listed.step != options_.load_step) continue;
+    const std::string path = store_.folder() + "/" + listed.name;
+    if (listed.state == State::Damaged) {
+      refused.push_back(listed.why);
+      say_(concat("checkpoint ", path, " is skipped: ", listed.why));
+    }
+    if (listed.state != State::Complete) continue;
+    const Manifest& manifest = *listed.manifest;
+    const bool done = found.empty() && listed.step >= options_.total_steps;  // there is nothing to go on with
+    const bool needs_moments = !excludes("optimizer") && listed.step > 0 && !done;
+    if (manifest.model_only && needs_moments) {
+      refused.push_back(concat(path,
+                               ": holds the model alone, as checkpoint.last_save_model_only asked for\n  expected "
+                               "one with the optimizer's state; to train on with new moments set "
+                               "checkpoint.exclude_from_loading = optimizer"));
+      say_(concat("checkpoint ", path, " is skipped: it holds the model alone"));
+      continue;
+    }
+    found.push_back({path, manifest.model_only || listed.step == 0});
+  }
+  if (!found.empty()) return found;
+  if (!refused.empty())
+    throw UserError(concat(store_.folder(), ": no checkpoint here can be gone on from. ", join(refused, "\n"),
+                           "\n  to begin anew set another checkpoint.folder"));
+  if (options_.load_step >= 0)
+    throw UserError(concat("checkpoint.load_step = ", options_.load_step, ": ", store_.path_of(options_.load_step),
+                           " is not there\n  expected a step that sfsdp checkpoint ls ", store_.folder(), " lists"));
+  return found;
+}
+
+// The same on all ranks: a line for each, its first letter says whether it is the model alone.
+std::vector<Checkpointer::Candidate> Checkpointer::candidates() {
+  const std::string text = of_first_rank(
+      [&] {
+        std::string lines;
+        for (const Candidate& c : find_candidates()) lines += concat(c.model_only ? 'm' : 'f', c.path, '\n');
+        return lines;
+      },
+      "checkpoints");
+  std::vector<Candidate> found;
+  for (const std::string& line : split(text, '\n'))
+    if (!line.empty()) found.push_back({line.substr(1), line[0] == 'm'});
+  return found;
+}
+
+//   goes_on: this run continues the one that was saved
+Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
+  const Manifest manifest = open_checkpoint(from.path);
+  RunState run = manifest.run;
+  if (goes_on && run.step > 0 && run.seed != options_.seed && !excludes("dataloader"))
+    throw UserError(concat(from.path, ": its run had debug.seed = ", run.seed, ", this one has ", options_.seed,
+                           "\n  expected the same, which data order and random ops follow; set --debug.seed ", run.seed,
+                           ", or checkpoint.exclude_from_loading = dataloader to go on with another"));
+  std::vector<Piece> pieces = state_();
+  std::erase_if(pieces, [&](const Piece& p) {
+    const bool moments = p.kind == TensorKind::Optimizer;
+    return moments ? from.model_only || excludes("optimizer") : excludes("model");
+  });
+  checkpoint::load(manifest, from.path, pieces);
+  if (!goes_on) return {{}, from.path};
+  if (excludes("train_state")) run.step = run.tokens = run.lr_offset = 0;
+  if (excludes("lr_scheduler")) run.lr_offset = run.step;
+  if (excludes("dataloader")) run.data.clear();
+  return {std::move(run), from.path};
+}
+
+std::optional<Loaded> Checkpointer::load() {
+  if (!options_.enable) return load_initial();
+  const std::vector<Candidate> found = candidates();
+  std::string why;
+  for (const Candidate& candidate : found) {
+    Loaded loaded;
+    const std::string end = worst(gather_texts(ranks_.get(), attempt([&] {
+                                                 loaded = read(candidate, /*goes_on=*/true);
+                                                 return std::string();
+                                               }),
+                                               "checkpoint load"));
+    if (end[0] == kDone) {
+      if (is_first() && !options_.initial_load_path.empty())
+        say_(concat("checkpoint.initial_load_path = ", options_.initial_load_path, " is not read: ", loaded.path,
+                    " is there to go on from"));
+      return loaded;
+    }
+    why = end.substr(1);
+    if (end[0] == kFailed || options_.load_step >= 0) throw UserError(why);
+    const std::string aside = of_first_rank(
+        [&]() -> std::string {
+          if (options_.load_only || end[0] != kDamaged) return candidate.path;
+          const std::string name = candidate.path.substr(candidate.path.rfind('-') + 1);
+          return store_.set_aside(*parse_int(name));
+        },
+        "checkpoint set aside");
+    if (is_first())
+      say_(concat("checkpoint ", candidate.path, " is skipped", aside == candidate.path ? "" : concat(", now ", aside),
+                  ": ", why));
+  }
+  if (!found.empty())
+    throw UserError(concat(store_.folder(), ": no checkpoint here can be gone on from. ", why,
+                           "\n  to begin anew set another checkpoint.folder"));
+  return load_initial();
+}
+
+std::optional<Loaded> Checkpointer::load_initial() {
+  if (options_.initial_load_path.empty()) return std::nullopt;
+  const std::string path = of_first_rank(
+      [&] {
+        if (exists(concat(options_.initial_load_path, "/", kManifestFile))) return options_.initial_load_path;
+        for (const Listed& listed : Store(options_.initial_load_path).list())
+          if (listed.state == Listed::State::Complete) return concat(options_.initial_load_path, "/", listed.name);
+        throw UserError(
+            concat("checkpoint.initial_load_path = ", options_.initial_load_path,
+                   ": no checkpoint there\n  expected a folder step-N that sfsdp has saved, the folder it is "
+                   "in, or checkpoint.initial_load_in_hf = true for Hugging Face's"));
+      },
+      "initial checkpoint");
+  Loaded loaded;
+  const std::string end =
+      worst(gather_texts(ranks_.get(), attempt([&] {
+                           loaded = read({path, options_.initial_load_model_only}, !options_.initial_load_model_only);
+                           return std::string();
+                         }),
+                         "checkpoint load"));
+  if (end[0] != kDone) throw UserError(end.substr(1));
+  return loaded;
+}
+
+void Checkpointer::after_step(const RunState& run) {
+  if (saver_ && saver_->has_ended()) report(*saver_->wait());
+  if (run.step == options_.total_steps)
+    save(run, When::Last);
+  else if (run.step % options_.interval == 0 || (run.step == 1 && options_.enable_first_step_checkpoint))
+    save(run, When::Interval);
+}
+
+bool Checkpointer::save(const RunState& run, When when) {
+  if (!options_.enable || options_.load_only) return false;
+  if (const auto before = saver_->wait()) report(*before);
+  if (when == When::Now && run.step == saved_step_) return true;
+  SaveRequest request;
+  request.about = options_.about;
+  request.about.run = run;
+  request.about.saved_at = std::time(nullptr);
+  request.about.model_only = when == When::Last && options_.last_save_model_only;
+  request.pieces = state_();
+  if (request.about.model_only) {
+    std::erase_if(request.pieces, [](const Piece& p) { return p.kind == TensorKind::Optimizer; });
+    if (options_.export_dtype != ir::DType::f32) request.dtype = options_.export_dtype;
+  }
+  request.in_background = options_.in_background && when == When::Interval;
+  const bool waits = !request.in_background;
+  saver_->start(std::move(request));
+  if (!waits) return false;
+  report(*saver_->wait());
+  return run.step == saved_step_;
+}
+
+void Checkpointer::report(const SaveResult& result) {
+  last_failure_ = result.failure;
+  if (result.failure.empty() && !result.model_only) saved_step_ = result.step;
+  if (!is_first()) return;
+  if (!result.failure.empty()) {
+    say_(concat("checkpoint of step ", result.step, " is not saved: ", result.failure));
+    return;
+  }
+  const double mib = static_cast<double>(result.bytes) / (1 << 20);
+  say_(concat("Saved ", result.path, ": ", with_commas(mib, 1), " MiB in ", with_commas(result.seconds, 2),
+              " s, of which ", with_commas(1e3 * result.stall_seconds, 1), " ms between steps"));
+  for (const std::string& warning : result.warnings) say_("an older checkpoint could not be removed: " + warning);
+}
+
+void Checkpointer::finish() {
+  if (!saver_) return;
+  if (const auto result = saver_->wait()) report(*result);
+  if (!last_failure_.empty()) throw UserError(concat("the last checkpoint is not saved: ", last_failure_));
+}
+
+}  // namespace sfsdp::train::checkpoint

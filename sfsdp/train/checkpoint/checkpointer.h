@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// When a run saves, what it goes on from, what it says of both: TorchTitan's [checkpoint] keys.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/comm/communicator.h"
+#include "sfsdp/train/checkpoint/saver.h"
+#include "sfsdp/train/checkpoint/store.h"
+
+namespace sfsdp::train::checkpoint {
+
+struct CheckpointOptions {
+  bool enable = false;
+  std::string folder;
+  int64_t interval = 500;
+  int64_t keep_latest_k = 10;
+  bool in_background = false;  // async_mode
+  int64_t load_step = -1;      // -1: the newest
+  std::string initial_load_path;
+  bool initial_load_model_only = true;
+  bool last_save_model_only = true;
+  ir::DType export_dtype = ir::DType::f32;  // of a last save of the model alone; f32: as stored
+  std::vector<std::string> exclude_from_loading;
+  bool enable_first_step_checkpoint = false;
+  bool load_only = false;
+  int64_t total_steps = 0;  // of the run
+  uint64_t seed = 0;
+  Manifest about;  // mesh, plan, versions, ranks: written down with each save
+};
+
+// What a run has taken from a checkpoint.
+struct Loaded {
+  RunState run;  // where it goes on
+  std::string path;
+};
+
+// A rank's. All calls are collective. The state's pieces alias what the steps compute on.
+class Checkpointer {
+ public:
+  using Say = std::function<void(const std::string&)>;
+  //   world: null: one rank; must outlive this
+  //   state: this rank's pieces as they are now
+  //   say:   takes lines for the log; called on the caller's thread, on rank 0 alone
+  //   throws: UserError on all ranks where the folder is another run's or cannot be written
+  Checkpointer(CheckpointOptions options, comm::CommWorld* world, std::function<std::vector<Piece>()> state, Say say);
+  ~Checkpointer();
+
+  // Fills the state from the newest complete checkpoint of the folder, or from load_step, or, where the folder has none,
+  // from initial_load_path. A damaged one is said, set aside, and the one before it taken.
+  //   returns: none if there is nothing to load
+  //   throws:  UserError on all ranks: all are damaged, or the one asked for is; it is of another model or seed
+  std::optional<Loaded> load();
+
+  // Saves where the options ask for it: every interval, after the first step and after the last. A save that fails is
+  // said, and the run goes on; see finish.
+  void after_step(const RunState& run);
+  // Now: all of the state, waited for. Interval: in the background if asked for. Last: of the run, waited for; of the model
+  // alone with last_save_model_only.
+  //   returns: all of this state is on the disk, by this save or by the one before it
+  enum class When : uint8_t { Interval, Last, Now };
+  bool save(const RunState& run, When when);
+  // Waits for the save in flight.  throws: UserError if the newest one has failed
+  void finish();
+
+ private:
+  struct Candidate {
+    std::string path;
+    bool model_only = false;  // what is to be read of it
+  };
+  std::vector<Candidate> candidates();
+  std::vector<Candidate> find_candidates();
+  std::optional<Loaded> load_initial();
+  Loaded read(const Candidate& from, bool goes_on);
+  void report(const SaveResult& result);
+  std::string of_first_rank(const std::function<std::string()>& work, const char* what);
+  bool excludes(const std::string& what) const;
+  bool is_first() const { return !ranks_ || ranks_->rank() == 0; }
+
+  CheckpointOptions options_;
+  std::shared_ptr<comm::Communicator> ranks_;
+  std::function<std::vector<Piece>()> state_;
+  Say say_;
+  Store store_;
+  std::unique_ptr<Saver> saver_;
+  std::string last_failure_;
+  int64_t saved_step_ = -1;  // of the newest save that holds all of the state
+};
+
+}  // namespace sfsdp::train::checkpoint

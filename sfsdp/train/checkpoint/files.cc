@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>  // NOLINT(modernize-deprecated-headers): renameat2
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+const char* cure_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "room on this disk: free some, lower checkpoint.keep_latest_k, or set checkpoint.folder elsewhere";
+    case EROFS:
+    case EACCES:
+    case EPERM: return "a folder that this user may write to; set job.dump_folder or checkpoint.folder";
+    case ENOTDIR:
+    case EEXIST: return "a folder there, not a file; move the file away, or set checkpoint.folder";
+    case ENOENT: return "it to be there; with several hosts all ranks must see one folder";
+    case EIO: return "a disk without errors; look at the system's log, and move the folder to another disk";
+    default: return "a folder that can be read and written";
+  }
+}
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// close() may report a write that failed late; what was synced before cannot be lost by it.
+void close_quietly(int fd) {
+  if (fd >= 0) ::close(fd);
+}
+
+}  // namespace
+
+FileHandle::FileHandle(FileHandle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+FileHandle::~FileHandle() { close_quietly(fd_); }
+
+void fail(const std::string& path, const std::string& what, int error) {
+  throw FileError(concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error)));
+}
+
+FileHandle create_file(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) fail(path, "cannot be made", errno);
+  return FileHandle(fd);
+}
+
+FileHandle open_file(const std::string& path, int64_t* bytes) {
+  FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
+  if (file.get() < 0) fail(path, "cannot be opened", errno);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) fail(path, "cannot be looked at", errno);
+  if (!S_ISREG(info.st_mode)) throw FileError(concat(path, ": is no regular file\n  expected one"));
+  if (bytes) *bytes = info.st_size;
+  return file;
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(path, "cannot be written", errno);
+    if (written == 0) fail(path, "cannot be written", ENOSPC);
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::pread(fd, bytes.data(), bytes.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(path, "cannot be read", errno);
+    if (got == 0) throw FileError(concat(path, ": ends ", bytes.size(), " bytes too early\n  expected the whole file"));
+    bytes = bytes.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
+}
+
+void sync_file(int fd, const std::string& path) {
+  // no second try: after a failed fsync the kernel has dropped the pages, and the next one would say all is well
+  if (::fsync(fd) != 0) fail(path, "cannot be synced to the disk", errno);
+}
+
+void sync_folder(const std::string& path) {
+  const FileHandle folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0) fail(path, "cannot be opened", errno);
+  if (::fsync(folder.get()) != 0) fail(path, "cannot be synced to the disk", errno);
+}
+
+void make_folders(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0) {
+    if (!S_ISDIR(info.st_mode)) fail(path, "is no folder", ENOTDIR);
+    return;
+  }
+  const std::string parent = parent_of(path);
+  if (parent != path) make_folders(parent);
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) fail(path, "cannot be made", errno);
+  sync_folder(parent);
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(from, concat("cannot be renamed to ", to), errno);
+}
+
+bool exchange_paths(const std::string& one, const std::string& other) {
+  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
+  fail(one, concat("cannot be exchanged with ", other), errno);
+}
+
+std::vector<FolderEntry> list_folder(const std::string& path) {
+  DIR* folder = ::opendir(path.c_str());
+  if (!folder) fail(path, "cannot be listed", errno);
+  std::vector<FolderEntry> entries;
+  while (const dirent* entry = ::readdir(folder)) {
+    const std::string name = entry->d_name;
+    struct stat info {};
+    if (name == "." || name == "..") continue;
+    if (::fstatat(::dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0)
+      entries.push_back({name, S_ISDIR(info.st_mode), info.st_size});
+  }
+  ::closedir(folder);
+  std::ranges::sort(entries, {}, &FolderEntry::name);
+  return entries;
+}
+
+std::string remove_folder(const std::string& path) {
+  try {
+    for (const FolderEntry& entry : list_folder(path)) {
+      const std::string file = path + "/" + entry.name;
+      if (!entry.is_folder && ::unlink(file.c_str()) != 0) return concat(file, ": ", std::strerror(errno));
+    }
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return ::rmdir(path.c_str()) == 0 ? "" : concat(path, ": ", std::strerror(errno));
+}
+
+bool exists(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
+}  // namespace sfsdp::train::checkpoint

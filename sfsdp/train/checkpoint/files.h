@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Files that must be on the disk when we say so: every failure names the file, what the system said, and a cure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::train::checkpoint {
+
+// A file descriptor that is closed with it.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept;
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  ~FileHandle();
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+// The system refused. "F: cannot be written: No space left on device", and what helps against this errno.
+class FileError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+//   throws: FileError, always
+[[noreturn]] void fail(const std::string& path, const std::string& what, int error);
+
+// A new or emptied regular file. Links are not followed.  throws: FileError, as do all below
+FileHandle create_file(const std::string& path);
+// A regular file; its size.
+FileHandle open_file(const std::string& path, int64_t* bytes);
+
+// Short writes go on where they stopped.
+void write_all(int fd, std::span<const std::byte> bytes, const std::string& path);
+// Fills `bytes` from `offset`; a file that ends before is an error.
+void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path);
+// The file's bytes are on the disk.
+void sync_file(int fd, const std::string& path);
+// The folder's names are on the disk.
+void sync_folder(const std::string& path);
+
+// Creates the folder and those above it that are missing, each synced into the one that holds it.
+void make_folders(const std::string& path);
+void rename_path(const std::string& from, const std::string& to);
+// Both exist; each gets the other's name, in one step.  returns: false where the file system cannot
+bool exchange_paths(const std::string& one, const std::string& other);
+
+struct FolderEntry {
+  std::string name;
+  bool is_folder = false;
+  int64_t bytes = 0;  // of a file
+};
+// Sorted by name, without . and ..
+std::vector<FolderEntry> list_folder(const std::string& path);
+// Removes the files of a folder and the folder. Folders inside are not ours: they stay, and so does this one.
+//   returns: "", or why something is left
+std::string remove_folder(const std::string& path);
+
+bool exists(const std::string& path);
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a checkpoint holds and where: manifest.json. Tensors are ranges of elements in files, each with its hashes, so
+// that nothing in it depends on units, layout, mesh or number of ranks. docs/checkpoints.md describes the text.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/type.h"
+
+namespace sfsdp::train::checkpoint {
+
+inline constexpr std::string_view kManifestFile = "manifest.json";
+// Bytes of a range that share a hash: what a rank reads too much, at most, at either end of its part.
+inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
+
+// A checkpoint that is not whole or not what was written: it may be skipped for an older one.
+class DamagedError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+// Parameters and buffers make the model; Optimizer: moments and the count of updates.
+enum class TensorKind : uint8_t { Parameter, Buffer, Optimizer };
+
+// Elements [begin, end) of a tensor, row-major, at byte `offset` of a file.
+struct StoredRange {
+  int64_t begin = 0, end = 0;
+  int64_t file = 0;  // index in Manifest::files
+  int64_t offset = 0;
+  std::vector<uint64_t> hashes;  // one per kBlockBytes, the last one of the rest
+  bool operator==(const StoredRange&) const = default;
+};
+
+struct StoredTensor {
+  std::string name;
+  TensorKind kind = TensorKind::Parameter;
+  ir::DType dtype = ir::DType::f32;
+  std::vector<int64_t> shape;
+  // Of a buffer that each data rank has its own of (batch norm's statistics): whose. -1: the same on all ranks.
+  int64_t rank = -1;
+  std::vector<StoredRange> ranges;  // by begin; together all elements, each once
+  int64_t numel() const;
+  bool operator==(const StoredTensor&) const = default;
+};
+
+struct StoredFile {
+  std::string name;  // in the checkpoint's folder
+  int64_t bytes = 0;
+  int64_t header_bytes = 0;  // of safetensors, its 8 bytes of length included
+  uint64_t header_hash = 0;
+  bool operator==(const StoredFile&) const = default;
+};
+
+// Where a run stands. All of it is the same on all ranks.
+struct RunState {
+  int64_t step = 0;    // steps done; random streams are a function of it and the seed
+  int64_t tokens = 0;  // trained on
+  uint64_t seed = 0;
+  int64_t lr_offset = 0;  // steps before the schedule began: not 0 where exclude_from_loading had lr_scheduler
+  std::map<std::string, int64_t> data = {};          // the loader's own
+  std::map<std::string, std::string> schedule = {};  // the schedule's settings, for the reader
+  bool operator==(const RunState&) const = default;
+};
+
+struct Manifest {
+  RunState run;
+  bool model_only = false;  // a run cannot go on from it
+  int64_t world_size = 1;   // the rest of these says where it comes from; loading asks for none of it
+  int64_t data_ranks = 1;
+  int64_t saved_at = 0;  // seconds since 1970
+  std::string mesh, plan, sfsdp_version, torch_version;
+  std::vector<StoredFile> files;
+  std::vector<StoredTensor> tensors;
+
+  // Null if there is none.  rank: of a buffer with one per rank
+  const StoredTensor* find(std::string_view name, int64_t rank = -1) const;
+  int64_t bytes() const;  // of all files
+  bool operator==(const Manifest&) const = default;
+};
+
+// One line per file and tensor; the first line has the hash of all that follows.
+std::string print(const Manifest& manifest);
+
+// A manifest as printed, or a rank's fragment of one: then tensors need not be whole.
+//   file:   its name, for messages
+//   throws: DamagedError naming file, expected and got: a changed byte, a name that leaves the folder, ranges that overlap,
+//           have gaps or do not fit into their file, sizes beyond int64
+Manifest parse_manifest(std::string_view text, const std::string& file);
+Manifest parse_fragment(std::string_view text, const std::string& file);
+
+// The manifest of all ranks: fragments[r] is rank r's, with its own file and ranges; the rest is rank 0's.
+//   throws: InternalError if tensors of one name differ, or do not add up to the whole
+Manifest merge(const std::vector<Manifest>& fragments);
+
+// "float32": as export_dtype has it; of f32, bf16 and f16.  throws: UserError
+ir::DType parse_export_dtype(const std::string& text);
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/piece.h"
+
+#include <algorithm>
+#include <map>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp::train::checkpoint {
+
+int64_t Piece::numel() const {
+  int64_t product = 1;
+  for (int64_t size : shape) product = ir::saturating_product(product, size);
+  return product;
+}
+
+std::span<std::byte> Piece::bytes() const {
+  return {data, static_cast<size_t>((end - begin) * ir::size_in_bytes(dtype))};
+}
+
+std::vector<Piece> share_out(const std::vector<Piece>& pieces) {
+  std::map<int64_t, int64_t> total,
+      at;  // bytes, by the number of holders: ranks that share one tensor share all of those
+  for (const Piece& p : pieces) {
+    SFSDP_CHECK(p.holders >= 1 && p.holder >= 0 && p.holder < p.holders && p.begin <= p.end, "piece of ", p.name);
+    total[p.holders] += static_cast<int64_t>(p.bytes().size());
+  }
+  std::vector<Piece> mine;
+  for (Piece p : pieces) {
+    const int64_t bytes = total[p.holders], share = bytes / p.holders, rest = bytes % p.holders;
+    const auto cut = [&](int64_t holder) { return holder * share + std::min(holder, rest); };
+    const int64_t width = ir::size_in_bytes(p.dtype), first = at[p.holders], numel = p.end - p.begin;
+    at[p.holders] += numel * width;
+    // both cuts round down to an element, so that what one rank leaves the next one takes
+    const auto element = [&](int64_t byte) { return std::clamp((byte - first) / width, int64_t{0}, numel); };
+    const int64_t from = element(std::max(cut(p.holder), first)), to = element(std::max(cut(p.holder + 1), first));
+    if (from == to && p.numel() > 0) continue;
+    p.data = p.data ? p.data + from * width : nullptr;
+    p.end = p.begin + to;
+    p.begin += from;
+    mine.push_back(std::move(p));
+  }
+  std::ranges::stable_sort(mine, std::greater<>(), [](const Piece& p) { return ir::size_in_bytes(p.dtype); });
+  return mine;
+}
+
+}  // namespace sfsdp::train::checkpoint

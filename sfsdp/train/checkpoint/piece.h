@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A rank's state as checkpoints see it: parts of tensors in memory, whatever unit, layout or mesh put them there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sfsdp/train/checkpoint/manifest.h"
+
+namespace sfsdp::train::checkpoint {
+
+// Elements [begin, end) of a tensor, row-major, at `data`.
+struct Piece {
+  std::string name;
+  TensorKind kind = TensorKind::Parameter;
+  ir::DType dtype = ir::DType::f32;
+  std::vector<int64_t> shape;  // of the whole tensor
+  int64_t rank = -1;           // as in StoredTensor
+  int64_t begin = 0, end = 0;
+  std::byte* data = nullptr;
+  // Which one this is of the ranks that hold the same elements, and how many those are.
+  int64_t holder = 0, holders = 1;
+
+  int64_t numel() const;  // of the whole tensor
+  std::span<std::byte> bytes() const;
+};
+
+// What this rank writes: the ranks that hold the same elements write an equal share of bytes each, no element twice. A
+// rank's share is one stretch over all tensors it holds with as many others, so few tensors are cut. Wide elements come
+// first, so that each piece is aligned in a file.
+//   pieces: all of this rank's, in the same order on all ranks
+std::vector<Piece> share_out(const std::vector<Piece>& pieces);
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/shard_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/train/checkpoint/files.h"
+#include "sfsdp/train/checkpoint/hash.h"
+#include "sfsdp/train/weights/safetensors.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+bool is_whole(const Piece& piece) { return piece.begin == 0 && piece.end == piece.numel(); }
+
+// The format's 8 bytes of length and the JSON, padded with blanks so that the data begins on 64 bytes.
+std::string header_of(const std::vector<Piece>& pieces) {
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  int64_t at = 0;
+  for (const Piece& p : pieces) {
+    const int64_t end = at + static_cast<int64_t>(p.bytes().size());
+    std::string shape;
+    if (is_whole(p))
+      for (int64_t size : p.shape) shape += concat(shape.empty() ? "" : ",", size);
+    else
+      shape = std::to_string(p.end - p.begin);
+    text += concat(",", json_quoted(name_in_file(p)), R"(:{"dtype":")", safetensors_name(p.dtype), R"(","shape":[)",
+                   shape, R"(],"data_offsets":[)", at, ",", end, "]}");
+    at = end;
+  }
+  text += "}";
+  text.append(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()) + 8, 64)) - text.size() - 8, ' ');
+  const uint64_t length = text.size();
+  std::string header(8, '\0');
+  std::memcpy(header.data(), &length, 8);
+  return header + text;
+}
+
+}  // namespace
+
+std::string name_in_file(const Piece& piece) {
+  std::string name = piece.name;
+  if (piece.rank >= 0) name += concat("@", piece.rank);
+  if (!is_whole(piece)) name += concat("[", piece.begin, ":", piece.end, "]");
+  return name;
+}
+
+void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
+                 Manifest& fragment) {
+  const std::string path = folder + "/" + name;
+  const FileHandle file = create_file(path);
+  const std::string header = header_of(pieces);
+  write_all(file.get(), std::as_bytes(std::span(header)), path);
+  auto offset = static_cast<int64_t>(header.size());
+  fragment.tensors.clear();
+  for (const Piece& p : pieces) {
+    StoredTensor tensor{p.name, p.kind, p.dtype, p.shape, p.rank, {}};
+    StoredRange range{p.begin, p.end, 0, offset, {}};
+    for (std::span<const std::byte> rest = p.bytes(); !rest.empty();) {
+      const auto block = rest.first(std::min(rest.size(), static_cast<size_t>(kBlockBytes)));
+      range.hashes.push_back(xxh3(block));
+      write_all(file.get(), block, path);
+      offset += static_cast<int64_t>(block.size());
+      rest = rest.subspan(block.size());
+    }
+    if (p.begin < p.end) tensor.ranges.push_back(std::move(range));
+    fragment.tensors.push_back(std::move(tensor));
+  }
+  sync_file(file.get(), path);
+  fragment.files = {{name, offset, static_cast<int64_t>(header.size()), xxh3(header)}};
+}
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+constexpr std::string_view kUnfinished = ".tmp", kReplaced = ".replaced", kDeleted = ".deleted", kDamaged = ".damaged";
+constexpr size_t kMaxManifestBytes = size_t{1} << 30;
+
+// "step-20" and what follows the number; -1 for another name.
+std::pair<int64_t, std::string> parse_name(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return {-1, ""};
+  const size_t end = std::min(name.find('.'), name.size());
+  const std::string digits = name.substr(kPrefix.size(), end - kPrefix.size());
+  const auto step = parse_int(digits);
+  if (!step || *step < 0 || std::to_string(*step) != digits) return {-1, ""};
+  return {*step, name.substr(end)};
+}
+
+std::string this_process() {
+  char host[256] = "?";
+  ::gethostname(host, sizeof(host) - 1);
+  const std::time_t now = std::time(nullptr);
+  char start[32] = "?";
+  std::tm parts{};
+  std::strftime(start, sizeof(start), "%F %T UTC", ::gmtime_r(&now, &parts));
+  return concat("host ", host, ", process ", ::getpid(), ", since ", start);
+}
+
+}  // namespace
+
+Manifest open_checkpoint(const std::string& path) {
+  const std::string file = concat(path, "/", kManifestFile);
+  if (!exists(file))
+    throw DamagedError(
+        concat(path, ": no ", kManifestFile, "\n  expected a checkpoint of sfsdp, with this file in it"));
+  Manifest manifest = parse_manifest(read_text_file(file, kMaxManifestBytes), file);
+  std::map<std::string, int64_t> sizes;
+  for (const FolderEntry& entry : list_folder(path))
+    if (!entry.is_folder) sizes[entry.name] = entry.bytes;
+  for (const StoredFile& f : manifest.files) {
+    const auto found = sizes.find(f.name);
+    if (found == sizes.end())
+      throw DamagedError(concat(path, "/", f.name, ": is not there\n  expected it, as ", kManifestFile, " lists it"));
+    if (found->second != f.bytes)
+      throw DamagedError(concat(path, "/", f.name, ": ", found->second, " bytes\n  expected ", f.bytes, ", as ",
+                                kManifestFile, " has it"));
+  }
+  return manifest;
+}
+
+std::string Store::path_of(int64_t step) const { return concat(folder_, "/step-", step); }
+std::string Store::temporary_path_of(int64_t step) const { return concat(path_of(step), kUnfinished); }
+
+void Store::lock() {
+  make_folders(folder_);
+  const std::string path = folder_ + "/lock";
+  FileHandle file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (file.get() < 0) fail(path, "cannot be opened", errno);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail(path, "cannot be locked", errno);
+    std::string other(512, '\0');
+    const ssize_t got = ::pread(file.get(), other.data(), other.size(), 0);
+    other.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    throw UserError(concat(folder_, ": another run writes its checkpoints here: ", quote_safe(trim(other)),
+                           "\n  expected a folder for each run; end the other one, or set checkpoint.folder"));
+  }
+  const std::string text = this_process() + "\n";
+  if (::ftruncate(file.get(), 0) != 0) fail(path, "cannot be written", errno);
+  write_all(file.get(), std::as_bytes(std::span(text)), path);
+  lock_ = std::move(file);
+  remove_leftovers();
+}
+
+std::vector<Listed> Store::list() const {
+  std::vector<Listed> found;
+  if (!exists(folder_)) return found;
+  for (const FolderEntry& entry : list_folder(folder_)) {
+    Listed listed;
+    listed.name = entry.name;
+    const auto [step, ending] = parse_name(entry.name);
+    using State = Listed::State;
+    if (entry.is_folder && step >= 0) {
+      listed.step = step;
+      listed.state = ending.empty()                 ? State::Complete
+                     : ending == kUnfinished        ? State::Unfinished
+                     : ending == kReplaced          ? State::Unfinished
+                     : ending.starts_with(kDeleted) ? State::Deleted
+                     : ending.starts_with(kDamaged) ? State::SetAside
+                                                    : State::Foreign;
+    }
+    if (listed.state == State::Complete) {
+      try {
+        listed.manifest = open_checkpoint(folder_ + "/" + entry.name);
+        if (listed.manifest->run.step != step)
+          throw DamagedError(concat(folder_, "/", entry.name, ": holds step ", listed.manifest->run.step,
+                                    "\n  expected the step of its name"));
+      } catch (const UserError& error) {
+        listed.manifest.reset();
+        listed.state = State::Damaged;
+        listed.why = error.what();
+      }
+    }
+    if (entry.name != "lock") found.push_back(std::move(listed));
+  }
+  std::ranges::stable_sort(found, std::greater<>(), &Listed::step);
+  return found;
+}
+
+std::string Store::free_name(int64_t step, const std::string& ending) const {
+  std::string name = path_of(step) + ending;
+  for (int i = 2; exists(name); ++i) name = concat(path_of(step), ending, "-", i);
+  return name;
+}
+
+// What this run's predecessors were writing, replacing or removing when they ended: nobody else does here, as we hold the
+// lock. What a crash left without its name gets it back.
+void Store::remove_leftovers() {
+  for (const FolderEntry& entry : list_folder(folder_)) {
+    const auto [step, ending] = parse_name(entry.name);
+    const std::string path = folder_ + "/" + entry.name;
+    if (!entry.is_folder || step < 0) continue;
+    if (ending == kReplaced && !exists(path_of(step)))
+      rename_path(path, path_of(step));
+    else if (ending == kUnfinished || ending == kReplaced || ending.starts_with(kDeleted))
+      remove_folder(path);
+  }
+}
+
+void Store::begin(int64_t step) {
+  remove_leftovers();
+  const std::string path = temporary_path_of(step);
+  if (const std::string why = exists(path) ? remove_folder(path) : ""; !why.empty())
+    throw UserError(concat(path, ": is in the way of the next save and cannot be removed: ", why,
+                           "\n  expected only what sfsdp has written in it; move it away"));
+  if (::mkdir(path.c_str(), 0755) != 0) fail(path, "cannot be made", errno);
+}
+
+void Store::publish(const Manifest& manifest) {
+  const std::string name = path_of(manifest.run.step), temporary = temporary_path_of(manifest.run.step);
+  const std::string file = concat(temporary, "/", kManifestFile), text = print(manifest);
+  {
+    const FileHandle handle = create_file(file);
+    write_all(handle.get(), std::as_bytes(std::span(text)), file);
+    sync_file(handle.get(), file);
+  }
+  sync_folder(temporary);
+  std::string old;  // what had the name before, under its new one
+  if (exists(name)) {
+    bool complete = true;
+    try {
+      open_checkpoint(name);
+    } catch (const UserError&) {
+      complete = false;
+    }
+    if (!complete) {
+      rename_path(name, free_name(manifest.run.step, std::string(kDamaged)));
+    } else if (exchange_paths(temporary, name)) {
+      old = temporary;
+    } else {
+      old = name +
+            std::string(kReplaced);  // for a moment nothing has the name: after a crash there, lock() gives it back
+      rename_path(name, old);
+    }
+  }
+  if (old != temporary) rename_path(temporary, name);
+  sync_folder(folder_);
+  if (!old.empty()) remove_folder(old);
+}
+
+void Store::give_up(int64_t step) { remove_folder(temporary_path_of(step)); }
+
+std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
+  std::vector<std::string> left;
+  if (keep == 0) return left;
+  int64_t complete = 0;
+  for (const Listed& listed : list()) {
+    if (listed.state != Listed::State::Complete || ++complete <= keep || listed.step == saved) continue;
+    const std::string deleted = free_name(listed.step, std::string(kDeleted));
+    rename_path(folder_ + "/" + listed.name, deleted);
+    if (const std::string why = remove_folder(deleted); !why.empty()) left.push_back(why);
+  }
+  return left;
+}
+
+std::string Store::set_aside(int64_t step) {
+  const std::string name = free_name(step, std::string(kDamaged));
+  rename_path(path_of(step), name);
+  return name;
+}
+
+}  // namespace sfsdp::train::checkpoint

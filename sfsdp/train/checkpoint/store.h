@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The folder of a run's checkpoints, and the one order of its changes that survives a crash at any of them.
+//
+//   step-20          a checkpoint: it has this name only once all of it is on the disk
+//   step-30.tmp      being written, or left by a crash; the next save removes it
+//   step-10.deleted  being removed; the next save finishes that
+//   step-30.replaced its name is being given to a newer save of the step, where the file system cannot exchange names
+//   step-20.damaged  set aside, because it was not what had been written; never removed
+//   lock             held by the run that writes here; says which
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/train/checkpoint/files.h"
+#include "sfsdp/train/checkpoint/manifest.h"
+
+namespace sfsdp::train::checkpoint {
+
+// The manifest of a checkpoint's folder, whose files are all there with their sizes; no data is read.
+//   throws: DamagedError naming the file, what is wrong with it; UserError where the folder cannot be read
+Manifest open_checkpoint(const std::string& path);
+
+struct Listed {
+  enum class State : uint8_t { Complete, Damaged, Unfinished, Deleted, SetAside, Foreign };
+  State state = State::Foreign;
+  std::string name;  // of the entry
+  int64_t step = -1;
+  std::string why;                        // of Damaged
+  std::optional<Manifest> manifest = {};  // of Complete
+};
+
+// Reads and changes one folder. Rank 0's; the other ranks write files into what begin() has made.
+class Store {
+ public:
+  explicit Store(std::string folder) : folder_(std::move(folder)) {}
+  const std::string& folder() const { return folder_; }
+  std::string path_of(int64_t step) const;
+  std::string temporary_path_of(int64_t step) const;
+
+  // Makes the folder and takes it for this process, until the Store goes. What crashes have left is removed.
+  //   throws: UserError naming the run that has it, or why it cannot be written
+  void lock();
+
+  // What is there, newest step first; nothing for a folder that does not exist.  throws: UserError
+  std::vector<Listed> list() const;
+
+  // Makes temporary_path_of(step), an empty folder; what crashes have left before goes first.
+  void begin(int64_t step);
+  // Writes the manifest, syncs, and gives the folder its name: after this call the checkpoint survives a crash.
+  void publish(const Manifest& manifest);
+  // Best effort, after a save that failed: room for the next one.
+  void give_up(int64_t step);
+  // Removes all but the newest `keep` complete checkpoints; 0 keeps all.
+  //   saved:   stays, even below older ones of a higher step: a run may have gone back by load_step
+  //   returns: what could not be removed, a line each
+  std::vector<std::string> purge(int64_t keep, int64_t saved);
+  // Renames step-N, which has turned out not to be what was written.  returns: its new name
+  std::string set_aside(int64_t step);
+
+ private:
+  std::string free_name(int64_t step, const std::string& ending) const;
+  void remove_leftovers();
+
+  std::string folder_;
+  FileHandle lock_;
+};
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# A run that is stopped and goes on reports the losses of one that was not stopped, bit for bit; so does one that goes on
+# on another mesh, as far as sums in another order allow. What cannot be gone on from says so.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+sfsdp=build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+common=(train --job.config_file configs/llama3_debug.toml --training.seq_len 32 --model.args.n_layers 2
+  --training.dataset_max_bytes 200000 --training.local_batch_size 2 --lr_scheduler.total_steps 8 --metrics.log_freq 1)
+saving=(--checkpoint.enable --checkpoint.interval 2 --checkpoint.no_last_save_model_only)
+two() { $sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" "$@"; }
+losses() { python3 -c '
+import json, sys
+for line in open(sys.argv[1] + "/metrics.jsonl"):
+    r = json.loads(line)
+    print(r["step"], r["loss"], r["grad_norm"], r["lr"], r["tokens"])' "$1"; }
+
+two --training.steps 8 --job.dump_folder "$dir/whole" >/dev/null
+two --training.steps 4 --job.dump_folder "$dir/parts" "${saving[@]}" | tee "$dir/log"
+grep -q "Saved $dir/parts/checkpoint/step-4: " "$dir/log"
+cp -r "$dir/parts" "$dir/killed"
+two --training.steps 8 --job.dump_folder "$dir/parts" "${saving[@]}" --checkpoint.async_mode async | tee "$dir/log"
+grep -q "Training starts at step 5" "$dir/log"
+diff <(losses "$dir/whole") <(losses "$dir/parts")
+
+# A run that had gone on past its last checkpoint writes the lines of those steps once.
+head -c -20 "$dir/whole/metrics.jsonl" >"$dir/killed/metrics.jsonl"
+two --training.steps 8 --job.dump_folder "$dir/killed" "${saving[@]}" >/dev/null
+diff <(losses "$dir/whole") <(losses "$dir/killed")
+
+# One rank, another layout: the same state, and nearly the same losses.
+cp -r "$dir/parts" "$dir/one"
+rm -rf "$dir"/one/checkpoint/step-[68]
+$sfsdp "${common[@]}" --training.local_batch_size 4 --training.steps 8 --parallelism.fsdp_layout dim0 \
+  --job.dump_folder "$dir/one" --checkpoint.enable
+paste <(losses "$dir/whole") <(losses "$dir/one") | awk '$2 != $7 && ($2 - $7) ^ 2 > (1e-6 * $2) ^ 2 { print; bad = 1 } END { exit bad || NR != 8 }'
+
+# The last save of that run holds the model alone.
+if $sfsdp "${common[@]}" --training.local_batch_size 4 --training.steps 9 --job.dump_folder "$dir/one" --checkpoint.enable \
+  --checkpoint.load_step 8 >"$dir/log" 2>&1; then cat "$dir/log"; exit 1; fi
+grep -q "holds the model alone" "$dir/log"
