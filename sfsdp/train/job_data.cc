@@ -2,12 +2,14 @@
 #include "sfsdp/train/job_data.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/data/dataset.h"
+#include "sfsdp/train/data/tokenizer/tokenizer.h"
 
 namespace sfsdp::train {
 
@@ -27,6 +29,27 @@ std::string take_word(std::string_view& text) {
   return word;
 }
 
+// BOS and EOS of the tokenizer in model.hf_assets_path, which must be the one that made the ids.
+DocumentFrame frame_of(const JobConfig& config, const std::string& dataset, uint64_t tokenizer_hash) {
+  const auto& t = config.training;
+  if (!t.add_bos && !t.add_eos) return {};
+  const std::string path = config.model.hf_assets_path, file = path + "/tokenizer.json";
+  constexpr std::string_view kCure = "or train without: --training.no_add_bos --training.no_add_eos";
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored))
+    throw UserError(concat(dataset, ": its documents get BOS and EOS, but there is no ", file,
+                           "\n  expected the tokenizer that made the ids; set --model.hf_assets_path, ", kCure));
+  const Tokenizer tokenizer = Tokenizer::load(file);
+  if (tokenizer.hash() != tokenizer_hash)
+    throw UserError(concat(dataset, ": made by another tokenizer than ", file,
+                           "\n  expected the one that made the ids; set --model.hf_assets_path, ", kCure));
+  if (t.add_eos && !tokenizer.eos())
+    throw UserError(concat(path,
+                           "/tokenizer_config.json: no eos_token\n  expected one, as nothing else ends a document;"
+                           " add it, or train without: --training.no_add_eos"));
+  return {t.add_bos ? tokenizer.bos() : std::nullopt, t.add_eos ? tokenizer.eos() : std::nullopt};
+}
+
 DatasetOptions options_of(const JobConfig& config, const std::string& dataset, const std::string& path,
                           const std::string& include_folder) {
   DatasetOptions options;
@@ -35,6 +58,7 @@ DatasetOptions options_of(const JobConfig& config, const std::string& dataset, c
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  options.frame = [&config](const std::string& name, uint64_t hash) { return frame_of(config, name, hash); };
   return options;
 }
 

@@ -4,7 +4,10 @@
 #include <doctest/doctest.h>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/token_file.h"
+#include "sfsdp/train/data/tokenizer/tokenizer.h"
 
 namespace sfsdp::train {
 
@@ -66,6 +69,52 @@ TEST_CASE("one dataset is one source, with the config's order, width and seed") 
   CHECK(first_ids() != shuffled);
   config.training.token_dtype = "uint32";  // 82 bytes
   CHECK_THROWS_WITH_AS(first_ids(), doctest::Contains("no whole number of 4-byte tokens"), UserError);
+}
+
+TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, and of no other") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.model.hf_assets_path = folder / "llama3";
+  folder.write("llama3/tokenizer.json",
+               read_text_file(SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3/tokenizer.json", 1 << 20));
+  folder.write("llama3/tokenizer_config.json",
+               R"({"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}})");
+  const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
+  const int32_t bos = tokenizer.token_to_id("<|begin_of_text|>").value(),
+                eos = tokenizer.token_to_id("<|end_of_text|>").value();
+  const auto write = [&](uint64_t hash) {
+    TokenFileWriter writer(folder / "t.tok", static_cast<uint64_t>(tokenizer.vocab_size()), hash, 0);
+    writer.add(std::vector<int32_t>{5, 6});
+    writer.add(std::vector<int32_t>{7});
+    writer.finish();
+    return folder / "t.tok";
+  };
+  config.training.dataset = "tokens";
+  config.training.dataset_path = write(tokenizer.hash());
+  config.training.shuffle = "never";
+  config.training.seq_len = 2;
+  const auto row = [&] {
+    Loader loader(open_job_sources(config, tokenizer.vocab_size(), ""), {1, 1, 0, 1});
+    std::vector<int64_t> ids = loader.next().micro_batches[0].inputs;
+    const auto more = loader.next().micro_batches[0].inputs;
+    ids.insert(ids.end(), more.begin(), more.end());
+    return ids;
+  };
+  CHECK(row() == std::vector<int64_t>{bos, 5, 6, eos});
+  config.training.add_bos = false;
+  CHECK(row() == std::vector<int64_t>{5, 6, eos, 7});
+  config.training.dataset_path = write(tokenizer.hash() + 1);
+  CHECK_THROWS_WITH_AS(row(), doctest::Contains("made by another tokenizer than"), UserError);
+  config.training.dataset_path = write(tokenizer.hash());
+  folder.write("llama3/tokenizer_config.json", "{}");
+  CHECK_THROWS_WITH_AS(row(), doctest::Contains("no eos_token"), UserError);
+  config.model.hf_assets_path = folder.path();
+  CHECK_THROWS_WITH_AS(row(), doctest::Contains(("there is no " + folder.path() + "/tokenizer.json").c_str()),
+                       UserError);
+  folder.write("tokenizer.json", "");  // is not read
+  config.training.add_eos = false;
+  config.training.seq_len = 1;
+  CHECK(row() == std::vector<int64_t>{5, 6});
 }
 
 TEST_CASE("validation reads its own set in the files' order, at its own length") {

@@ -20,8 +20,7 @@ constexpr int32_t kVocab = 80000, kBos = kVocab - 2, kEos = kVocab - 1;
 
 void read(std::string_view bytes) {
   train::DatasetOptions options = {.path = as_file(bytes), .seq_len = 3, .vocab_size = kVocab};
-  options.bos = kBos;
-  options.eos = kEos;
+  options.frame = [](const std::string&, uint64_t) { return train::DocumentFrame{kBos, kEos}; };
   options.shuffle = bytes.size() % 2 ? train::Shuffle::Default : train::Shuffle::Always;
   train::SampleSource source = train::open_dataset(options);
   SFSDP_CHECK(source.num_tokens() <= 3 * static_cast<int64_t>(bytes.size()), source.num_tokens(), " tokens");

@@ -118,11 +118,20 @@ OpenedTokens open_all(const DatasetOptions& options) {
   return all;
 }
 
-TokenStore open_tokens(const DatasetOptions& options) {
+SampleSource open_tokens(const DatasetOptions& options) {
   if (options.path.empty()) fail_to_read("", "no file for dataset tokens", kTokenFiles);
   OpenedTokens all = open_all(options);
-  if (all.with_borders == 0) all.borders.clear();
-  return {options.path, std::move(all.pieces), std::move(all.borders)};
+  SampleOptions samples = {options.seq_len, options.vocab_size, SampleOrder::File, options.seed};
+  if (all.with_borders == 0) {
+    all.borders.clear();
+    if (options.shuffle == Shuffle::Always) samples.order = SampleOrder::Samples;
+  } else {
+    if (options.shuffle != Shuffle::Never) samples.order = SampleOrder::Documents;
+    const DocumentFrame frame = options.frame ? options.frame(options.path, *all.tokenizer_hash) : DocumentFrame{};
+    samples.bos = frame.bos;
+    samples.eos = frame.eos;
+  }
+  return {TokenStore(options.path, std::move(all.pieces), std::move(all.borders)), samples};
 }
 
 // --- libtorch_headers ---
@@ -159,33 +168,27 @@ std::vector<uint8_t> read_headers(const std::string& folder, int64_t max_bytes) 
   return bytes;
 }
 
-TokenStore open_headers(const DatasetOptions& options) {
+SampleSource open_headers(const DatasetOptions& options) {
   if (options.path.empty()) fail_to_read("", "no folder for libtorch_headers", "LibTorch's include folder");
-  return {options.path, read_headers(options.path, options.max_bytes)};
-}
-
-// A folder's neighbouring samples are much alike (thousands of generated headers), so file order trains badly.
-SampleOrder order_of(const DatasetOptions& options, bool has_documents) {
-  if (options.shuffle == Shuffle::Never) return SampleOrder::File;
-  if (has_documents) return SampleOrder::Documents;
-  if (options.shuffle == Shuffle::Always) return SampleOrder::Samples;
-  return options.name == "libtorch_headers" ? SampleOrder::Once : SampleOrder::File;
+  if (options.vocab_size < kByteVocab)
+    throw UserError(concat("dataset libtorch_headers has ids up to ", kByteVocab - 1, ", the model a vocabulary of ",
+                           options.vocab_size, "\n  expected a vocabulary of at least ", kByteVocab,
+                           "; set --model.args.vocab_size ", kByteVocab));
+  // A folder's neighbouring samples are much alike (thousands of generated headers), so file order trains badly.
+  const SampleOrder order = options.shuffle == Shuffle::Never    ? SampleOrder::File
+                            : options.shuffle == Shuffle::Always ? SampleOrder::Samples
+                                                                 : SampleOrder::Once;
+  return {TokenStore(options.path, read_headers(options.path, options.max_bytes)),
+          {options.seq_len, options.vocab_size, order, options.seed}};
 }
 
 }  // namespace
 
 SampleSource open_dataset(const DatasetOptions& options) {
   SFSDP_CHECK(options.seq_len >= 1, "seq_len ", options.seq_len);
-  const bool headers = options.name == "libtorch_headers";
-  if (!headers && options.name != "tokens")
-    throw UserError(concat("training.dataset = \"", options.name, "\"\n  expected tokens or libtorch_headers"));
-  if (headers && options.vocab_size < kByteVocab)
-    throw UserError(concat("training.dataset = libtorch_headers has ids up to ", kByteVocab - 1,
-                           ", the model a vocabulary of ", options.vocab_size, "\n  expected a vocabulary of at least ",
-                           kByteVocab, "; set --model.args.vocab_size ", kByteVocab));
-  TokenStore store = headers ? open_headers(options) : open_tokens(options);
-  const SampleOrder order = order_of(options, !store.borders().empty());
-  return {std::move(store), {options.seq_len, options.vocab_size, order, options.seed, options.bos, options.eos}};
+  if (options.name == "libtorch_headers") return open_headers(options);
+  if (options.name == "tokens") return open_tokens(options);
+  throw UserError(concat("training.dataset = \"", options.name, "\"\n  expected tokens or libtorch_headers"));
 }
 
 }  // namespace sfsdp::train

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,11 @@ enum class Shuffle : uint8_t {
   Never,    // the files' order
 };
 
+// What stands around each document; TorchTitan's rule is both, where the tokenizer has them.
+struct DocumentFrame {
+  std::optional<int32_t> bos, eos;
+};
+
 struct DatasetOptions {
   std::string name = "tokens";  // tokens or libtorch_headers
   std::string path;             // a file, a folder, a pattern with * ? []; the include folder
@@ -25,8 +31,9 @@ struct DatasetOptions {
   TokenDtype token_dtype = TokenDtype::UInt16;  // of files without a header
   int64_t max_bytes = 8 << 20;                  // libtorch_headers only; 0: no limit
   Shuffle shuffle = Shuffle::Default;
-  uint64_t seed = 0;                                              // of the order
-  std::optional<int32_t> bos = std::nullopt, eos = std::nullopt;  // put around documents, where they are known
+  uint64_t seed = 0;  // of the order
+  // Asked for where documents are known, with the dataset's name and the hash of the tokenizer that made its ids.
+  std::function<DocumentFrame(const std::string& name, uint64_t tokenizer_hash)> frame = {};
 };
 
 // libtorch_headers reads bytes: its ids are below this.

@@ -158,8 +158,10 @@ TEST_CASE("token files of sfsdp bring their documents, empty ones too") {
   CHECK(plain.num_documents() == 4);
   CHECK(plain.num_tokens() == 6);
   CHECK(sample(plain, 0) == Ids{10, 11, 12, 13, 14});
-  options.bos = 1;
-  options.eos = 2;
+  options.frame = [](const std::string&, uint64_t tokenizer_hash) {
+    CHECK(tokenizer_hash == 7);
+    return DocumentFrame{1, 2};
+  };
   options.seq_len = 11;
   CHECK(sample(open_dataset(options), 0) == Ids{1, 10, 11, 12, 2, 1, 13, 2, 1, 14, 15, 2});
   options.shuffle = Shuffle::Default;  // documents, whole, in another order

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/data/token_cache.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/testing/temporary_folder.h"
+
+namespace sfsdp::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Cache {
+  testing::TemporaryFolder folder;
+  std::atomic<int> made = 0;
+
+  std::string ask(const std::vector<std::string>& inputs, const std::string& recipe = "r") {
+    return cached_tokens({folder / "cache", inputs, recipe}, [this](const std::string& path) {
+      ++made;
+      fs::create_directories(path);
+      std::ofstream(path + "/dataset.json") << "{}";
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("token files are made once for the same contents and recipe, and anew for others") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one"), b = cache.folder.write("b.txt", "two");
+  const std::string first = cache.ask({a, b});
+  CHECK(cache.made == 1);
+  CHECK(cache.ask({a, b}) == first);
+  CHECK(cache.made == 1);
+  CHECK(cache.ask({b, a}) != first);
+  CHECK(cache.ask({a}) != first);
+  CHECK(cache.ask({a, b}, "other tokenizer") != first);
+  CHECK(cache.made == 4);
+  cache.folder.write("a.txt", "One");  // of the same size, perhaps in the same tick of the clock
+  const std::string changed = cache.ask({a, b});
+  CHECK(changed != first);
+  cache.folder.write("a.txt", "one");
+  CHECK(cache.ask({a, b}) == first);
+  CHECK(cache.made == 5);
+}
+
+TEST_CASE("a file is hashed again where its size or time changed, and only there") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  fs::last_write_time(a, old);
+  const std::string first = cache.ask({a});
+  cache.folder.write("a.txt", "One");
+  fs::last_write_time(a, old);  // nothing to be seen from outside
+  CHECK(cache.ask({a}) == first);
+  fs::last_write_time(a, old + std::chrono::seconds(1));
+  CHECK(cache.ask({a}) != first);
+  cache.folder.write("cache/inputs.txt", "no numbers\n1 2\n\n");  // only hints
+  fs::last_write_time(a, old);
+  CHECK(cache.ask({a}) != first);
+}
+
+TEST_CASE("of many that ask at once one makes the files and the others wait") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  std::vector<std::thread> threads;
+  std::vector<std::string> folders(8);
+  for (std::string& folder : folders) threads.emplace_back([&] { folder = cache.ask({a}); });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(cache.made == 1);
+  CHECK(std::set<std::string>(folders.begin(), folders.end()).size() == 1);
+}
+
+TEST_CASE("whoever comes after one that failed makes the files") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  const auto fails = [](const std::string&) { throw UserError("a line that is no JSON"); };
+  CHECK_THROWS_WITH_AS(cached_tokens({cache.folder / "cache", {a}, "r"}, fails), "a line that is no JSON", UserError);
+  cache.ask({a});
+  CHECK(cache.made == 1);
+}
+
+TEST_CASE("inputs and folders that cannot be used are named") {
+  Cache cache;
+  CHECK_THROWS_WITH_AS(cache.ask({cache.folder / "none.txt"}), doctest::Contains("none.txt: No such file"), UserError);
+  const std::string a = cache.folder.write("a.txt", "one");
+  CHECK_THROWS_WITH_AS(cached_tokens({a + "/cache", {a}, "r"}, [](const std::string&) {}),
+                       doctest::Contains("set --job.dump_folder"), UserError);
+}
+
+}  // namespace sfsdp::train
