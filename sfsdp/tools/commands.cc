@@ -114,6 +114,21 @@ Command launch_command() {
           .rest = "what the ranks run, as in: sfsdp launch -n 2 -- train"};
 }
 
+Command tokenize_command() {
+  return {.name = "tokenize",
+          .usage = "IN... --tokenizer F --out DIR",
+          .summary = "text, JSON lines, gzip, zstd into token files",
+          .options = {{"--tokenizer", "F", "tokenizer.json, or the folder that holds it"},
+                      {"--out", "DIR", "written to; a run that was interrupted goes on from what is there"},
+                      {"--format", "F", "auto: JSON lines by name, *.jsonl, *.ndjson, *.json; text; jsonl [auto]"},
+                      {"--field", "NAME", "of a JSON line: holds the text [text]"},
+                      {"--split-on", "S", "where a text file is cut into documents: file, lines, blank-lines [file]"},
+                      {"--threads", "N", "that encode [one per core]"},
+                      {"--shard-tokens", "N", "a shard ends with the document that reaches so many [100000000]"}},
+          .operand = "IN",
+          .most_operands = std::numeric_limits<size_t>::max()};
+}
+
 Command tokenizer_command() {
   return {.name = "tokenizer",
           .usage = "encode | decode TOKENIZER.json",
@@ -141,6 +156,7 @@ const std::vector<Command>& commands() {
       simulate_command(),
       calibrate_command(),
       opt_command(),
+      tokenize_command(),
       tokenizer_command(),
       {.name = "doctor", .usage = "", .summary = "what this machine has and lacks"}};
   return all;

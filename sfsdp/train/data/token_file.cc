@@ -19,6 +19,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/data/atomic_file.h"
 #include "sfsdp/train/data/content_hash.h"
 
 static_assert(std::endian::native == std::endian::little, "token files are mapped as they are: little-endian");
@@ -87,17 +88,6 @@ TokenFileHeader header_of(const std::string& path, const uint8_t* bytes, uint64_
     fail_to_read(path, concat(file_bytes, " bytes"),
                  concat(size, " for ", header.tokens, " ids in ", header.documents, " documents; was it cut off?"));
   return header;
-}
-
-// A rename is on disk once its folder is.
-void sync_folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (!synced)
-    fail_to_read(path, concat("cannot sync its folder: ", std::strerror(error)), "a disk that can be written");
 }
 
 }  // namespace

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/data/documents.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/train/data/input_file.h"
+#include "sfsdp/train/data/tokenizer/tokenizer.h"
+
+namespace sfsdp::train {
+namespace {
+
+constexpr size_t kPiece = 1 << 20;
+
+bool has_json_name(const std::string& path) {
+  const std::string name = InputFile::name_without_compression(path);
+  constexpr std::array<std::string_view, 3> kEnds = {".jsonl", ".ndjson", ".json"};
+  return std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+// Lines of a file, without their ends. State over time: `buffer` holds what is read, of which [at, size) is not taken.
+class Lines {
+ public:
+  explicit Lines(const std::string& path) : path_(path), file_(path) {}
+
+  // The next line; none at the end. An end of line at the end of the file begins no further line. Valid until the next.
+  std::optional<std::string_view> next() {
+    size_t searched = at_;
+    while (true) {
+      const size_t end = buffer_.find('\n', searched);
+      if (end != std::string::npos) return take(end, end + 1);
+      searched = buffer_.size();
+      if (!fill()) break;
+      searched -= moved_;
+    }
+    if (at_ == buffer_.size()) return std::nullopt;
+    return take(buffer_.size(), buffer_.size());
+  }
+
+  // All that is left.
+  std::string rest() {
+    while (fill()) {
+    }
+    return std::move(buffer_);
+  }
+
+  int64_t number() const { return number_; }  // of the line that was returned last, from 1
+  int64_t bytes_read() const { return file_.bytes_read(); }
+
+ private:
+  std::string_view take(size_t end, size_t next) {
+    const std::string_view line = std::string_view(buffer_).substr(at_, end - at_);
+    at_ = next;
+    ++number_;
+    return line;
+  }
+
+  bool fill() {
+    moved_ = at_;
+    buffer_.erase(0, std::exchange(at_, 0));
+    const size_t size = buffer_.size();
+    if (size > kMostDocumentBytes)
+      throw UserError(concat(path_, ":", number_ + 1, ": a document of more than ", kMostDocumentBytes,
+                             " bytes\n  expected shorter ones; cut text with --split-on lines or blank-lines"));
+    buffer_.resize(size + std::max(kPiece, size));  // doubles, so that a long line is copied a few times only
+    const size_t got = file_.read(std::span(buffer_).subspan(size));
+    buffer_.resize(size + got);
+    return got > 0;
+  }
+
+  std::string path_;
+  InputFile file_;
+  std::string buffer_;
+  size_t at_ = 0, moved_ = 0;
+  int64_t number_ = 0;
+};
+
+std::string_view without_return(std::string_view line) {
+  return line.ends_with('\r') ? line.substr(0, line.size() - 1) : line;
+}
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == std::string_view::npos; }
+
+}  // namespace
+
+struct DocumentReader::State {
+  std::vector<std::string> inputs;
+  DocumentOptions options;
+  int64_t all_bytes = 0, bytes_before = 0;  // of the files before the open one
+  size_t next_file = 0;
+  bool is_json = false;
+  std::optional<Lines> lines;  // of the open file
+
+  bool is_json_file(const std::string& path) const {
+    return options.format == DocumentFormat::ByName ? has_json_name(path) : options.format == DocumentFormat::JsonLines;
+  }
+
+  bool take_line(RawDocument& document) {
+    while (const auto line = lines->next()) {
+      if (is_blank(*line)) continue;
+      document.bytes = without_return(*line);
+      document.line = lines->number();
+      return true;
+    }
+    return false;
+  }
+
+  bool take_paragraph(RawDocument& document) {
+    if (!take_line(document)) return false;
+    while (const auto line = lines->next()) {
+      if (is_blank(*line)) break;
+      document.bytes.append("\n").append(without_return(*line));
+    }
+    return true;
+  }
+
+  // From the open file.
+  bool take(RawDocument& document) {
+    document.file = static_cast<uint32_t>(next_file - 1);
+    document.is_json = is_json;
+    if (is_json || options.split == SplitOn::Lines) return take_line(document);
+    if (options.split == SplitOn::BlankLines) return take_paragraph(document);
+    document.bytes = lines->rest();
+    document.line = 1;
+    bytes_before += lines->bytes_read();
+    lines.reset();
+    return true;
+  }
+};
+
+DocumentReader::DocumentReader(std::vector<std::string> inputs, DocumentOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->inputs = std::move(inputs);
+  state_->options = std::move(options);
+  for (const std::string& path : state_->inputs) state_->all_bytes += InputFile(path).bytes_on_disk();
+}
+
+DocumentReader::~DocumentReader() = default;
+
+bool DocumentReader::next(RawDocument& document) {
+  State& state = *state_;
+  while (true) {
+    if (state.lines) {
+      if (state.take(document)) return true;
+      state.bytes_before += state.lines->bytes_read();
+      state.lines.reset();
+    }
+    if (state.next_file == state.inputs.size()) return false;
+    const std::string& path = state.inputs[state.next_file++];
+    state.lines.emplace(path);
+    state.is_json = state.is_json_file(path);
+  }
+}
+
+int64_t DocumentReader::bytes_read() const {
+  return state_->bytes_before + (state_->lines ? state_->lines->bytes_read() : 0);
+}
+int64_t DocumentReader::all_bytes() const { return state_->all_bytes; }
+
+std::string DocumentReader::text(RawDocument document) const {
+  replace_invalid_utf8(document.bytes, document.bytes);
+  if (!document.is_json) return std::move(document.bytes);
+  const std::string where = concat(state_->inputs[document.file], ":", document.line);
+  JsonValue json = parse_json(document.bytes, where);
+  auto* object = std::get_if<JsonObject>(&json.value);
+  const std::string& field = state_->options.field;
+  const auto member =
+      object ? std::ranges::find(*object, field, &JsonObject::value_type::first) : JsonObject::iterator();
+  auto* text = object && member != object->end() ? std::get_if<std::string>(&member->second.value) : nullptr;
+  if (!text)
+    throw UserError(
+        concat(where, ": ",
+               object && member != object->end() ? concat(quote_safe(field), " is ", describe(member->second))
+                                                 : concat("no member ", quote_safe(field)),
+               "\n  expected {", quote_safe(field), ": \"...\"} on each line; --field names another member"));
+  return std::move(*text);
+}
+
+}  // namespace sfsdp::train

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Documents of files: a line of JSON each, or text that is cut or whole; plain, gzip or zstd by the end of the name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sfsdp::train {
+
+enum class DocumentFormat : uint8_t {
+  ByName,
+  Text,
+  JsonLines
+};                                                         // by name: *.jsonl, *.ndjson and *.json are JSON lines
+enum class SplitOn : uint8_t { File, Lines, BlankLines };  // where a text file is cut
+
+struct DocumentOptions {
+  DocumentFormat format = DocumentFormat::ByName;
+  std::string field = "text";     // of a JSON line
+  SplitOn split = SplitOn::File;  // of text
+};
+
+inline constexpr size_t kMostDocumentBytes = size_t{1} << 30;
+
+// A document as it stands in its file: a JSON line is not yet parsed, so that many threads can do that.
+struct RawDocument {
+  std::string bytes;
+  uint32_t file = 0;  // which input
+  int64_t line = 0;   // of its first line, from 1
+  bool is_json = false;
+};
+
+// The documents of all inputs in order. Empty lines are none, except that an empty text file is one empty document.
+class DocumentReader {
+ public:
+  DocumentReader(std::vector<std::string> inputs, DocumentOptions options);
+  ~DocumentReader();
+  DocumentReader(const DocumentReader&) = delete;
+  DocumentReader& operator=(const DocumentReader&) = delete;
+
+  //   throws: UserError naming a file that cannot be read or is cut off, a document above kMostDocumentBytes
+  bool next(RawDocument& document);
+  // Read so far of the files as they are on disk, and in all.
+  int64_t bytes_read() const;
+  int64_t all_bytes() const;
+
+  // The text of a document: of a JSON line its field. May be called by any thread.
+  //   throws: UserError naming file and line of one that is no JSON or lacks the field
+  std::string text(RawDocument document) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sfsdp::train

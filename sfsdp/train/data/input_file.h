@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace sfsdp::train {
+
+// The bytes of a file from begin to end, decompressed if its name ends in .gz or .zst.
+class InputFile {
+ public:
+  //   throws: UserError naming a file that cannot be opened or is none
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(InputFile&&) noexcept;
+  InputFile& operator=(InputFile&&) noexcept;
+
+  // Fills the front of `out`; 0 at the end.
+  //   throws: UserError naming a file that cannot be read, whose compressed data is damaged or cut off
+  size_t read(std::span<char> out);
+  int64_t bytes_on_disk() const;
+  int64_t bytes_read() const;  // of those on disk
+
+  // "a.jsonl" of "a.jsonl.gz".
+  static std::string name_without_compression(const std::string& path);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sfsdp::train
