@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -18,6 +19,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/optim/own_loss.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -130,8 +132,10 @@ struct Step::Impl {
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   struct Running {
     std::unique_ptr<exec::ReferenceExecutor> executor;
+    step::OwnLoss own_loss;
   };
   std::map<const Program::Variant*, Running> executors;
+  double agree_seconds = 0;  // that the last agree() took to compare what ranks are about to run
   // Whole copies (state with whole_of=) that are what their shards gather to. Anything that writes shards and leaves the
   // copy takes it out.
   std::set<std::string> refreshed;
@@ -197,16 +201,21 @@ struct Step::Impl {
       }
       throw;
     }
+    const auto begin = std::chrono::steady_clock::now();
     comm::expect_same_hash(
         *world, step.program().hash_of(*variant), [&] { return text_of(variant->graph); }, numbers);
+    agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return *variant;
   }
-  exec::ReferenceExecutor& executor(const Program::Variant& variant, exec::Rng rng) {
-    auto& running = executors[&variant];
-    if (!running.executor)
-      running.executor =
-          std::make_unique<exec::ReferenceExecutor>(variant.graph, variant.constants, groups, position, rng);
-    return *running.executor;
+  Running& running(const Program::Variant& variant, exec::Rng rng) {
+    Running& found = executors[&variant];
+    if (found.executor) return found;
+    found.own_loss = step::own_loss(variant.graph, position.size);
+    std::vector<const ir::Value*> more = {found.own_loss.sum};
+    if (found.own_loss.count) more.push_back(found.own_loss.count);
+    found.executor = std::make_unique<exec::ReferenceExecutor>(variant.graph, variant.constants, groups, position, rng,
+                                                               std::move(more));
+    return found;
   }
 };
 
@@ -271,22 +280,27 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
     return program_->training(micro_batches[0]);
   });
   const ir::Graph& graph = variant.graph;
-  auto& executor = impl_->executor(variant, program_->options().rng);
+  auto& [executor, own_loss] = impl_->running(variant, program_->options().rng);
   impl_->refresh(graph);
-  executor.state = impl_->state;
+  executor->state = impl_->state;
   exec::StepScalars scalars;
   scalars.lr = lr;
   scalars.step = static_cast<double>(step + 1);
   scalars.seed = static_cast<double>(program_->options().seed);
-  const auto outputs = executor.run(micro_batches, scalars);
-  impl_->state = executor.state;
+  const auto outputs = executor->run(micro_batches, scalars);
+  impl_->state = executor->state;
   impl_->keep_refreshed(graph);
   ++step;
-  return {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
+  StepResult result = {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
+  result.own_loss = outputs[3].item<double>() * own_loss.factor;
+  if (own_loss.count) result.own_loss /= outputs[4].item<double>();
+  result.seconds = executor->seconds();
+  result.seconds.communication += impl_->agree_seconds;
+  return result;
 }
 
 exec::ReferenceExecutor& Step::executor(const Batch& example) {
-  return impl_->executor(program_->training(example), program_->options().rng);
+  return *impl_->running(program_->training(example), program_->options().rng).executor;
 }
 
 double Step::eval(const Batch& batch) {
@@ -294,7 +308,7 @@ double Step::eval(const Batch& batch) {
     check_values(batch);
     return program_->evaluation(batch);
   });
-  auto& executor = impl_->executor(variant, program_->options().rng);
+  auto& executor = *impl_->running(variant, program_->options().rng).executor;
   impl_->refresh(variant.graph);
   executor.state = impl_->state;
   return executor.run({batch}, {})[0].item<double>();

@@ -55,9 +55,11 @@ struct CompileOptions {
 };
 
 struct StepResult {
-  double loss = 0;       // mean of the global batch, with the weights before the update
-  double grad_norm = 0;  // before clipping
-  bool skipped = false;  // the norm was not finite: nothing was updated, unless skip_non_finite is off
+  double loss = 0;                // mean of the global batch, with the weights before the update
+  double grad_norm = 0;           // before clipping
+  bool skipped = false;           // the norm was not finite: nothing was updated, unless skip_non_finite is off
+  double own_loss = 0;            // mean of this rank's samples
+  exec::RunSeconds seconds = {};  // of this rank; what ranks compare before the step counts as communication
 };
 
 // How one parameter, buffer or optimizer tensor is stored: in a flat buffer of the program, alone or with others.

@@ -6,7 +6,9 @@
 #include <doctest/doctest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cmath>
+#include <mutex>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -464,6 +466,40 @@ TEST_CASE("counts of a loss are added exactly, whatever their dtype, over ranks 
       CHECK(trained.results[0].loss == doctest::Approx(4 * 0.5 / static_cast<double>(count)).epsilon(1e-14));
     }
   }
+}
+
+// By hand: weights of 0.5 × 4 make 2 of a batch of 1; rank r has r + 1 and r + 2 in its two micro-batches, counts of 2.
+TEST_CASE("own_loss is that of a rank's own samples, seconds are all of a run's") {
+  const auto batches_of = [](int rank) {
+    std::vector<Batch> batches;
+    for (const int value : {rank + 1, rank + 2})
+      batches.push_back({at::full({1}, value, at::kDouble), at::full({1}, 2)});
+    return batches;
+  };
+  for (const bool counted : {false, true})
+    for (const int64_t ranks : {1, 2}) {
+      const auto mesh = data_parallel(init_device_mesh({{"dp_shard", ranks}}));
+      const auto mean = [](Scale& m, const Batch& b) { return m->weight.to(at::kDouble).sum() * b[0].sum(); };
+      const auto sum = [&](Scale& m, const Batch& b) { return SumCount{mean(m, b), b[1]}; };
+      const auto make = meta_init([] { return Scale(); });
+      const CompileOptions options = {.micro_batches = 2};
+      auto program = counted ? compile_program(make, sum, SGD{.lr = 0}, batches_of(0)[0], mesh, options)
+                             : compile_program(make, mean, SGD{.lr = 0}, batches_of(0)[0], mesh, options);
+      std::mutex mutex;
+      testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
+        Step step(program, ranks == 1 ? nullptr : &world);
+        const auto begin = std::chrono::steady_clock::now();
+        const StepResult result = step(batches_of(world.rank()));
+        const std::chrono::duration<double> all = std::chrono::steady_clock::now() - begin;
+        const auto& [forward_backward, update, communication] = result.seconds;
+        std::lock_guard lock(mutex);
+        CHECK(result.own_loss == (counted ? 2 * (2 * world.rank() + 3) / 4.0 : 2 * (2 * world.rank() + 3) / 2.0));
+        CHECK(forward_backward > 0);
+        CHECK(update > 0);
+        CHECK((communication > 0) == (ranks > 1));
+        CHECK(forward_backward + update + communication <= all.count());
+      });
+    }
 }
 
 // Reads `small` for batches of at most two rows, else `large`.

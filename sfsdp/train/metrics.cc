@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::train {
@@ -33,12 +26,14 @@ std::string padded(int64_t value, size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
 }
 
+std::string color_code(Color color, std::string_view code) {
+  return color == Color::On ? concat("\033[", code, "m") : std::string();
+}
+
 }  // namespace
 
 std::string console_line(const StepMetrics& metrics, Color color) {
-  const auto in = [&](std::string_view code) {
-    return color == Color::On ? concat("\033[", code, "m") : std::string();
-  };
+  const auto in = [&](std::string_view code) { return color_code(color, code); };
   return concat(in("31"), "step: ", padded(metrics.step, 2), "  ",                           // red
                 in("32"), "loss: ", fixed(metrics.loss, 8, 5), "  ",                         // green
                 in("38;2;180;60;0"), "grad_norm: ", fixed(metrics.grad_norm, 7, 4), "  ",    // orange
@@ -47,7 +42,28 @@ std::string console_line(const StepMetrics& metrics, Color color) {
                 in("34"), "tps: ", with_commas(std::nearbyint(metrics.tps), 0), "  ",        // blue
                 in("36"), "tflops: ", with_commas(metrics.tflops, 2),                        // cyan
                 metrics.mfu_percent ? concat("  ", in("35"), "mfu: ", fixed(*metrics.mfu_percent, 0, 2), "%") : "",
-                in("39"));  // magenta
+                in("39"),  // magenta
+                metrics.eta_s ? "  eta: " + duration_text(*metrics.eta_s) : "");
+}
+
+std::string console_line(const ValidationMetrics& metrics, Color color) {
+  const auto in = [&](std::string_view code) { return color_code(color, code); };
+  return concat(in("33"), "validate step: ", padded(metrics.step, 2), "  ",                  // yellow
+                in("32"), "loss: ", fixed(metrics.loss, 7, 4), "  ",                         // green
+                in("38;2;54;234;195"), "memory: ", fixed(metrics.memory_gib, 5, 2), "GiB(",  // turquoise
+                fixed(metrics.memory_percent, 0, 2), "%)  ",                                 //
+                in("34"), "tps: ", with_commas(std::nearbyint(metrics.tps), 0), in("39"));   // blue
+}
+
+std::string duration_text(double seconds) {
+  if (!(seconds < 1e9)) return "?";  // 30 years, or no number
+  const auto whole = static_cast<int64_t>(std::ceil(std::max(seconds, 0.0)));
+  const int64_t days = whole / 86400, hours = whole / 3600 % 24;
+  char text[64];
+  std::snprintf(text, sizeof text, days > 0 ? "%02lld:%02lld:%02lld" : "%lld:%02lld:%02lld",
+                static_cast<long long>(hours), static_cast<long long>(whole / 60 % 60),
+                static_cast<long long>(whole % 60));
+  return days > 0 ? concat(days, "d ", text) : text;
 }
 
 int64_t flops_per_token(const ModelSize& size, int64_t seq_len) {
@@ -62,67 +78,39 @@ void set_flops(StepMetrics& metrics, int64_t flops_per_token, std::optional<doub
   metrics.mfu_percent = peak_flops ? std::optional(100 * flops / *peak_flops) : std::nullopt;
 }
 
+std::string json_number(double value) {
+  if (std::isnan(value)) return "\"nan\"";
+  if (std::isinf(value)) return value > 0 ? "\"inf\"" : "\"-inf\"";
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), "%.17g", value);
+  return buffer;
+}
+
 std::string json_line(const StepMetrics& metrics) {
-  const auto number = [](double value) -> std::string {
-    if (std::isnan(value)) return "\"nan\"";
-    if (std::isinf(value)) return value > 0 ? "\"inf\"" : "\"-inf\"";
-    char buffer[64];
-    std::snprintf(buffer, sizeof(buffer), "%.17g", value);
-    return buffer;
+  std::string text = concat("{\"step\": ", metrics.step, ", \"loss\": ", json_number(metrics.loss));
+  const auto add = [&](std::string_view name, double value) {
+    text += concat(", \"", name, "\": ", json_number(value));
   };
-  return concat("{\"step\": ", metrics.step, ", \"loss\": ", number(metrics.loss),
-                ", \"grad_norm\": ", number(metrics.grad_norm), ", \"lr\": ", number(metrics.lr),
-                ", \"tokens\": ", metrics.tokens, ", \"step_time_s\": ", number(metrics.step_time_s),
-                ", \"tps\": ", number(metrics.tps), ", \"memory_gib\": ", number(metrics.memory_gib), "}");
+  if (metrics.max_loss) add("max_loss", *metrics.max_loss);
+  add("grad_norm", metrics.grad_norm);
+  add("lr", metrics.lr);
+  text += concat(", \"tokens\": ", metrics.tokens);
+  add("step_time_s", metrics.step_time_s);
+  add("tps", metrics.tps);
+  add("memory_gib", metrics.memory_gib);
+  add("memory_state_gib", metrics.memory_state_gib);
+  add("data_s", metrics.data_s);
+  add("forward_backward_s", metrics.forward_backward_s);
+  add("optimizer_s", metrics.optimizer_s);
+  add("comm_exposed_s", metrics.comm_exposed_s);
+  return text + "}";
 }
 
-namespace {
-
-[[noreturn]] void fail_to_write(const std::string& path, const std::string& why) {
-  throw UserError(concat(path, ": ", why, "\n  expected a file that can be written; set --job.dump_folder"));
+std::string json_line(const ValidationMetrics& metrics) {
+  return concat("{\"step\": ", metrics.step, ", \"validation_loss\": ", json_number(metrics.loss),
+                ", \"validation_tokens\": ", metrics.tokens, ", \"validation_s\": ", json_number(metrics.seconds),
+                ", \"validation_tps\": ", json_number(metrics.tps),
+                ", \"validation_memory_gib\": ", json_number(metrics.memory_gib), "}");
 }
-
-// A short write (disk full, then space again) goes on where it stopped.
-void write_all(int fd, std::string_view text, const std::string& path) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_to_write(path, std::strerror(errno));
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-}
-
-}  // namespace
-
-void cut_metrics(const std::string& path, int64_t step) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return;
-  std::string line;
-  int64_t kept = 0;
-  while (std::getline(file, line) && !file.eof()) {
-    constexpr std::string_view kStep = "{\"step\": ";
-    const auto found =
-        line.starts_with(kStep) ? parse_int(line.substr(kStep.size(), line.find(',') - kStep.size())) : std::nullopt;
-    if (found && *found > step) break;
-    kept += static_cast<int64_t>(line.size()) + 1;
-  }
-  if (::truncate(path.c_str(), kept) != 0) fail_to_write(path, std::strerror(errno));
-}
-
-MetricsFile::MetricsFile(const std::string& path) : path_(path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) fail_to_write(path, error.message());
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail_to_write(path, std::strerror(errno));
-  char last = '\n';
-  const off_t size = ::lseek(fd_, 0, SEEK_END);
-  if (size > 0 && ::pread(fd_, &last, 1, size - 1) == 1 && last != '\n') write_all(fd_, "\n", path_);
-}
-
-MetricsFile::~MetricsFile() { ::close(fd_); }
-
-void MetricsFile::write(const StepMetrics& metrics) { write_all(fd_, json_line(metrics) + "\n", path_); }
 
 }  // namespace sfsdp::train

@@ -3,15 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "sfsdp/base/error.h"
-#include "sfsdp/base/strings.h"
-#include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::train {
 
@@ -27,23 +20,17 @@ StepMetrics example() {
           .lr = 4e-4,
           .tokens = 16384,
           .step_time_s = 0.25,
+          .data_s = 0.0625,
+          .forward_backward_s = 0.125,
+          .optimizer_s = 0.03125,
+          .comm_exposed_s = 0.015625,
           .tps = 12345.6,
           .memory_gib = 1.5,
+          .memory_state_gib = 0.5,
           .memory_percent = 1.876,
           .tflops = 1234.567,
           .mfu_percent = 35.128};
 }
-
-std::string read_file(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-struct ScratchFile {
-  testing::TemporaryFolder folder;
-  std::string path = folder / "outputs/metrics.jsonl";
-};
 
 }  // namespace
 
@@ -108,7 +95,7 @@ TEST_CASE("a line of JSON gives every number back exactly") {
   metrics.grad_norm = 1e-7 / 3;
   metrics.lr = 2e-3 / 7;
   const auto json = nlohmann::json::parse(json_line(metrics));
-  CHECK(json.size() == 8);
+  CHECK(json.size() == 13);
   CHECK(json["step"] == 1);
   CHECK(json["loss"].get<double>() == metrics.loss);
   CHECK(json["grad_norm"].get<double>() == metrics.grad_norm);
@@ -117,6 +104,29 @@ TEST_CASE("a line of JSON gives every number back exactly") {
   CHECK(json["step_time_s"] == 0.25);
   CHECK(json["tps"].get<double>() == 12345.6);
   CHECK(json["memory_gib"] == 1.5);
+  CHECK(json["memory_state_gib"] == 0.5);
+  CHECK(json["data_s"] == 0.0625);
+  CHECK(json["forward_backward_s"] == 0.125);
+  CHECK(json["optimizer_s"] == 0.03125);
+  CHECK(json["comm_exposed_s"] == 0.015625);
+}
+
+TEST_CASE("the largest loss of a rank stands only in lines of steps that asked for it") {
+  StepMetrics metrics = example();
+  CHECK_FALSE(nlohmann::json::parse(json_line(metrics)).contains("max_loss"));
+  metrics.max_loss = 8.5;
+  CHECK(nlohmann::json::parse(json_line(metrics))["max_loss"] == 8.5);
+}
+
+TEST_CASE("a validation is a line of its own, with the step that it comes after") {
+  const auto json = nlohmann::json::parse(
+      json_line(ValidationMetrics{.step = 10, .loss = 1.0 / 3, .tokens = 4096, .seconds = 0.5, .tps = 2048}));
+  CHECK(json.size() == 6);
+  CHECK(json["step"] == 10);
+  CHECK(json["validation_loss"].get<double>() == 1.0 / 3);
+  CHECK(json["validation_tokens"] == 4096);
+  CHECK(json["validation_s"] == 0.5);
+  CHECK(json["validation_tps"] == 2048);
 }
 
 TEST_CASE("a loss that is no number leaves the line valid JSON") {
@@ -128,32 +138,31 @@ TEST_CASE("a loss that is no number leaves the line valid JSON") {
   CHECK(json["grad_norm"] == "-inf");
 }
 
-TEST_CASE("metrics.jsonl is appended to, and every line is there before the file is closed") {
-  const ScratchFile scratch;
-  {
-    MetricsFile file(scratch.path);
-    file.write(example());
-    CHECK(read_file(scratch.path) == json_line(example()) + "\n");
-  }
-  MetricsFile(scratch.path).write(example());
-  CHECK(split(read_file(scratch.path), '\n').size() == 3);
+// By hand from TorchTitan's f"validate step: {step:2}  loss: {loss:7.4f}  memory: {gib:5.2f}GiB({percent:.2f}%)  tps: {round(tps):,}".
+TEST_CASE("the line of a validation is TorchTitan's") {
+  const ValidationMetrics metrics = {
+      .step = 10, .loss = 5.12341, .tps = 12345.4, .memory_gib = 1.5, .memory_percent = 1.876};
+  CHECK(console_line(metrics, Color::Off) == "validate step: 10  loss:  5.1234  memory:  1.50GiB(1.88%)  tps: 12,345");
+  CHECK(console_line(metrics, Color::On).starts_with("\033[33mvalidate step: 10  \033[32mloss:"));
 }
 
-TEST_CASE("a half line that a crash left does not spoil the next one") {
-  const ScratchFile scratch;
-  MetricsFile(scratch.path).write(example());
-  std::ofstream(scratch.path, std::ios::app) << "{\"step\": 2, \"lo";
-  MetricsFile(scratch.path).write(example());
-  const auto lines = split(read_file(scratch.path), '\n');
-  REQUIRE(lines.size() == 4);
-  CHECK(lines[1] == "{\"step\": 2, \"lo");
-  CHECK(lines[2] == json_line(example()));
+TEST_CASE("the time that is left stands after all that TorchTitan prints") {
+  StepMetrics metrics = example();
+  metrics.eta_s = 3723;
+  CHECK(console_line(metrics, Color::Off) == console_line(example(), Color::Off) + "  eta: 1:02:03");
+  metrics.mfu_percent.reset();
+  CHECK(console_line(metrics, Color::Off).ends_with("tflops: 1,234.57  eta: 1:02:03"));
 }
 
-TEST_CASE("a metrics file that cannot be written names itself and the cure") {
-  const ScratchFile scratch;
-  std::filesystem::create_directories(scratch.path);  // a folder stands where the file should
-  CHECK_THROWS_WITH_AS(MetricsFile{scratch.path}, doctest::Contains("set --job.dump_folder"), UserError);
+TEST_CASE("a duration is hours, minutes and seconds, with days from one on, rounded up") {
+  CHECK(duration_text(0) == "0:00:00");
+  CHECK(duration_text(0.01) == "0:00:01");
+  CHECK(duration_text(3599.5) == "1:00:00");
+  CHECK(duration_text(86399) == "23:59:59");
+  CHECK(duration_text(86400) == "1d 00:00:00");
+  CHECK(duration_text(30 * 86400.0 + 3661) == "30d 01:01:01");
+  CHECK(duration_text(kInf) == "?");
+  CHECK(duration_text(kNan) == "?");
 }
 
 }  // namespace sfsdp::train

@@ -1,15 +1,29 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What is known of a run before its first step: the lines that its console begins with.
+// What is known of a run before its first step: the lines that its console begins with, a line of run.jsonl.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "sfsdp/ir/graph.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::train {
+
+// Bytes of a rank at the fullest moment of a step, as planned: from lifetimes in the graph, not measured.
+struct PlannedMemory {
+  int64_t parameters = 0;   // as stored, and whole copies that outlive a step
+  int64_t optimizer = 0;    // moments, counters, buffers of the module
+  int64_t gradients = 0;    // of parameters
+  int64_t activations = 0;  // of forward, kept for backward
+  int64_t gathered = 0;     // parameters as they are read
+  int64_t other = 0;        // what one part of the step makes and reads itself
+  int64_t total() const { return parameters + optimizer + gradients + activations + gathered + other; }
+};
+//   graph: of the step. Collectives are over where they start, as the executor runs them.
+PlannedMemory planned_memory(const ir::Graph& graph);
 
 struct RunFacts {
   JobConfig config;
@@ -23,14 +37,19 @@ struct RunFacts {
   double peak_flops = 0;     // of this rank per second, measured
   int64_t device_bytes = 0;  // memory of the machine
   PlanSummary plan;
-  int64_t planned_peak_bytes = 0;  // state and what is alive at once
-  std::string datasets;            // a line for each source of samples
-  int64_t last_step = 0;           // done before this start: 0, or the step that was resumed from
+  PlannedMemory memory;
+  std::string datasets;       // a line for each source of samples
+  int64_t last_step = 0;      // done before this start: 0, or the step that was resumed from
+  int64_t start_seconds = 0;  // since 1970, the same on all ranks
+  std::string libtorch;       // "2.13.0"
+  int64_t world_size = 1;
 
   int64_t tokens_per_step() const { return global_batch * config.training.seq_len; }
 };
 
 // The lines up to "Training starts at step N", each with its newline.
 std::string start_text(const RunFacts& facts);
+// One object on one line, docs/metrics.md lists the fields; with this machine's name and this process's number.
+std::string json_line(const RunFacts& facts);
 
 }  // namespace sfsdp::train

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iostream>
 #include <ostream>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -37,48 +39,140 @@ double median(std::vector<double> values) {
 RunLogOptions run_log_options(const JobConfig& config, int64_t rank, int64_t world_size) {
   RunLogOptions options;
   options.console = prints(rank, world_size);
+  const bool out_is_live = is_live_terminal(STDOUT_FILENO);
   if (!config.metrics.disable_color_printing && isatty(STDOUT_FILENO)) options.color = Color::On;
+  if (options.console && (out_is_live || is_live_terminal(STDERR_FILENO))) {
+    options.terminal = out_is_live ? &std::cout : &std::cerr;
+    options.columns = [fd = out_is_live ? STDOUT_FILENO : STDERR_FILENO] { return terminal_columns(fd); };
+  }
   options.log_freq = config.metrics.log_freq;
-  if (rank == 0 && config.metrics.enable_jsonl) options.metrics_file = config.job.dump_folder + "/metrics.jsonl";
+  if (rank == 0 && config.metrics.enable_jsonl) options.dump_folder = config.job.dump_folder;
+  if (config.metrics.enable_tensorboard && (rank == 0 || config.metrics.save_for_all_ranks))
+    options.tensorboard_folder = config.job.dump_folder + "/" + config.metrics.save_tb_folder;
+  if (config.metrics.save_for_all_ranks) options.tensorboard_rank = rank;
   return options;
 }
 
 RunLog::RunLog(RunLogOptions options, std::ostream& out) : options_(std::move(options)), out_(out) {
   if (!options_.now) options_.now = steady_seconds;
+  if (options_.terminal) progress_.emplace(*options_.terminal, options_.columns, options_.now);
 }
 
 void RunLog::notice(const std::string& text) {
-  if (options_.console) out_ << text << std::endl;
+  if (!options_.console) return;
+  if (progress_) progress_->clear();
+  out_ << text << std::endl;
 }
 
 void RunLog::start(RunFacts facts) {
   facts_ = std::move(facts);
   if (options_.console) out_ << start_text(facts_) << std::flush;
-  if (!options_.metrics_file.empty() && facts_.last_step > 0) cut_metrics(options_.metrics_file, facts_.last_step);
-  if (!options_.metrics_file.empty()) file_.emplace(options_.metrics_file);
-  started_ = interval_begin_ = options_.now();
+  open_files();
+  started_ = last_end_ = interval_begin_ = options_.now();
+}
+
+void RunLog::open_files() {
+  if (!options_.dump_folder.empty()) {
+    const std::string metrics = options_.dump_folder + "/metrics.jsonl", run = options_.dump_folder + "/run.jsonl";
+    if (facts_.last_step == 0)
+      for (const std::string& path : {metrics, run})
+        if (const std::string other = move_aside(path); !other.empty())
+          notice(concat(path, " of an earlier run is now ", other));
+    file_.emplace(metrics, facts_.last_step);
+    AppendFile(run).write(json_line(facts_) + "\n");
+  }
+  if (!options_.tensorboard_folder.empty()) {
+    std::string folder = options_.tensorboard_folder + "/" + minute_text(facts_.start_seconds);
+    if (options_.tensorboard_rank) folder += concat("/rank_", *options_.tensorboard_rank);
+    tensorboard_.emplace(folder, facts_.last_step);
+  }
+}
+
+double RunLog::memory_percent(double gib) const {
+  return 100 * gib * (1 << 30) / static_cast<double>(facts_.device_bytes);
 }
 
 void RunLog::step(StepMetrics metrics) {
-  const auto data_ranks = static_cast<double>(facts_.data_ranks);
-  metrics.tps = static_cast<double>(facts_.tokens_per_step()) / metrics.step_time_s / data_ranks;
+  const double now = options_.now();
+  metrics.tps =
+      static_cast<double>(facts_.tokens_per_step()) / metrics.step_time_s / static_cast<double>(facts_.data_ranks);
   if (file_) file_->write(metrics);
   tps_.push_back(metrics.tps);
   last_losses_.push_back(metrics.loss);
   if (last_losses_.size() > 10) last_losses_.pop_front();
-  interval_tokens_ += facts_.tokens_per_step();
-  interval_memory_gib_ = std::max(interval_memory_gib_, metrics.memory_gib);
-  if (metrics.step != facts_.last_step + 1 && metrics.step % options_.log_freq != 0) return;
+  // The first step warms up, so the average begins with the second; from the 101st on it forgets.
+  const auto done = static_cast<double>(tps_.size());
+  seconds_per_step_ += (now - last_end_ - seconds_per_step_) / std::clamp(done - 1, 1.0, 100.0);
+  last_end_ = now;
+  metrics.eta_s = seconds_per_step_ * static_cast<double>(facts_.config.training.steps - metrics.step);
 
-  const double now = options_.now();
-  metrics.tps = static_cast<double>(interval_tokens_) / (now - interval_begin_) / data_ranks;
+  ++interval_steps_;
+  interval_data_s_ += metrics.data_s;
+  interval_memory_gib_ = std::max(interval_memory_gib_, metrics.memory_gib);
+  if (reports(metrics.step)) report(metrics, now);
+  if (progress_)
+    progress_->show(concat("step ", metrics.step, "/", facts_.config.training.steps, "  loss ",
+                           with_commas(metrics.loss, 4), "  tps ", with_commas(metrics.tps, 0), "  eta ",
+                           duration_text(*metrics.eta_s)));
+}
+
+// `metrics` of one step become those of all steps since the line before, but for what TorchTitan has of the step itself:
+// loss, grad_norm, lr.
+void RunLog::report(StepMetrics metrics, double now) {
+  const double seconds = now - interval_begin_;
+  metrics.tps = static_cast<double>(interval_steps_ * facts_.tokens_per_step()) / seconds /
+                static_cast<double>(facts_.data_ranks);
   metrics.memory_gib = interval_memory_gib_;
-  metrics.memory_percent = 100 * metrics.memory_gib * (1 << 30) / static_cast<double>(facts_.device_bytes);
+  metrics.memory_percent = memory_percent(metrics.memory_gib);
+  metrics.data_s = interval_data_s_ / static_cast<double>(interval_steps_);
   set_flops(metrics, facts_.flops_per_token, facts_.peak_flops);
   notice(console_line(metrics, options_.color));
+  if (tensorboard_) write_scalars(metrics, seconds / static_cast<double>(interval_steps_));
   interval_begin_ = now;
-  interval_tokens_ = 0;
-  interval_memory_gib_ = 0;
+  interval_steps_ = 0;
+  interval_data_s_ = interval_memory_gib_ = 0;
+}
+
+// TorchTitan's tags. There is no allocator that keeps memory for later here: what is reserved is what is active, and nothing
+// is tried again.
+void RunLog::write_scalars(const StepMetrics& metrics, double seconds_per_step) {
+  const Scalar scalars[] = {{"loss_metrics/global_avg_loss", metrics.loss},
+                            {"loss_metrics/global_max_loss", metrics.max_loss.value_or(metrics.loss)},
+                            {"grad_norm", metrics.grad_norm},
+                            {"throughput(tps)", metrics.tps},
+                            {"tflops", metrics.tflops},
+                            {"mfu(%)", metrics.mfu_percent.value_or(0)},
+                            {"time_metrics/end_to_end(s)", seconds_per_step},
+                            {"time_metrics/data_loading(s)", metrics.data_s},
+                            {"time_metrics/data_loading(%)", 100 * metrics.data_s / seconds_per_step},
+                            {"time_metrics/forward_backward(s)", metrics.forward_backward_s},
+                            {"time_metrics/optimizer(s)", metrics.optimizer_s},
+                            {"time_metrics/exposed_communication(s)", metrics.comm_exposed_s},
+                            {"memory/max_active(GiB)", metrics.memory_gib},
+                            {"memory/max_active(%)", metrics.memory_percent},
+                            {"memory/max_reserved(GiB)", metrics.memory_gib},
+                            {"memory/max_reserved(%)", metrics.memory_percent},
+                            {"memory/num_alloc_retries", 0},
+                            {"memory/num_ooms", 0},
+                            {"n_tokens_seen", static_cast<double>(metrics.tokens)},
+                            {"lr", metrics.lr}};
+  tensorboard_->write(metrics.step, scalars);
+}
+
+void RunLog::validation(ValidationMetrics metrics) {
+  metrics.tps = static_cast<double>(metrics.tokens) / metrics.seconds / static_cast<double>(facts_.data_ranks);
+  metrics.memory_percent = memory_percent(metrics.memory_gib);
+  interval_begin_ += metrics.seconds;
+  if (file_) file_->write(metrics);
+  notice(console_line(metrics, options_.color));
+  if (!tensorboard_) return;
+  const Scalar scalars[] = {{"validation_metrics/loss", metrics.loss},
+                            {"validation_metrics/throughput(tps)", metrics.tps},
+                            {"validation_metrics/memory/max_active(GiB)", metrics.memory_gib},
+                            {"validation_metrics/memory/max_active(%)", metrics.memory_percent},
+                            {"validation_metrics/memory/max_reserved(GiB)", metrics.memory_gib},
+                            {"validation_metrics/memory/max_reserved(%)", metrics.memory_percent}};
+  tensorboard_->write(metrics.step, scalars);
 }
 
 void RunLog::completed(double entropy) {

@@ -2,13 +2,16 @@
 #include "sfsdp/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <optional>
 #include <ostream>
 #include <vector>
@@ -21,7 +24,6 @@
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
-#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
 #include "sfsdp/train/job.h"
@@ -194,20 +196,27 @@ class Trainer {
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
     exec::restart_most_allocated();
+    const double state_gib = static_cast<double>(exec::allocated_bytes()) / (1 << 30);
     const std::vector<Batch> batches = read_batches(k);
+    StepMetrics metrics;
+    metrics.data_s = seconds_since(start);
     step_->lr = schedule_.lr(k - lr_offset_);
     const StepResult result = (*step_)(batches);
     if (result.skipped)
       log_.notice(
           concat("step ", k, ": the gradient norm is not finite, nothing was updated (", ++skipped_, " so far)"));
-    StepMetrics metrics;
     metrics.step = k;
     metrics.loss = result.loss;
+    if (log_.reports(k)) metrics.max_loss = largest_of_ranks(result.own_loss);
     metrics.grad_norm = result.grad_norm;
     metrics.lr = step_->lr;
     metrics.tokens = tokens_ += global_batch() * config_.training.seq_len;
-    metrics.step_time_s = seconds_since(start);
+    metrics.forward_backward_s = result.seconds.forward_backward;
+    metrics.optimizer_s = result.seconds.update;
+    metrics.comm_exposed_s = result.seconds.communication;
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
+    metrics.memory_state_gib = state_gib;
+    metrics.step_time_s = seconds_since(start);
     return metrics;
   }
 
@@ -215,15 +224,36 @@ class Trainer {
   void validate_after(int64_t k) {
     const auto& v = config_.validation;
     const auto start = Clock::now();
+    exec::restart_most_allocated();
     const ValidationResult result =
         validate(*validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
                  [&](const MicroBatch& rows) { return step_->eval(to_batch(rows, v.seq_len)); });
-    log_.notice(concat("validate step: ", k, "  loss: ", result.loss,
-                       "  tps: ", static_cast<double>(result.tokens) / seconds_since(start)));
+    ValidationMetrics metrics;
+    metrics.step = k;
+    metrics.loss = result.loss;
+    metrics.tokens = result.tokens;
+    metrics.seconds = seconds_since(start);
+    metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
+    log_.validation(metrics);
+  }
+  // A collective call.
+  double largest_of_ranks(double value) {
+    if (!world_) return value;
+    double largest = value;
+    for (const uint64_t bits : comm::gather_numbers(*world_, {std::bit_cast<uint64_t>(value)}, "largest loss")) {
+      const auto other = std::bit_cast<double>(bits);
+      if (std::isnan(other)) return other;
+      largest = std::max(largest, other);
+    }
+    return largest;
+  }
+  // A collective call: rank 0's clock, so that the files of all ranks are named after one moment.
+  int64_t start_seconds() {
+    const auto now = static_cast<uint64_t>(std::time(nullptr));
+    return static_cast<int64_t>(world_ ? comm::gather_numbers(*world_, {now}, "start time")[0] : now);
   }
 
   RunFacts facts() {
-    const plan::MemoryPlan memory = plan::plan_memory(graph(), {.blocking = true});
     RunFacts facts;
     facts.config = config_;
     for (const auto* notes : {&config_.notes, &job_.notices, &weight_notes_})
@@ -239,9 +269,12 @@ class Trainer {
     facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
     facts.device_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
     facts.plan = summarise(graph());
-    facts.planned_peak_bytes = memory.state_bytes + memory.live_bytes;
+    facts.memory = planned_memory(graph());
     facts.datasets = describe(loader_);
     facts.last_step = last_step_;
+    facts.world_size = world_size();
+    facts.libtorch = TORCH_VERSION;
+    facts.start_seconds = start_seconds();
     return facts;
   }
 

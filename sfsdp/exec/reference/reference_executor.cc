@@ -11,6 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/lap_clock.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/aten_call.h"
@@ -25,6 +26,12 @@ std::string axis_key(const ir::Attr& axis) {
   return join(std::get<std::vector<std::string>>(axis), ",");
 }
 
+namespace {
+
+enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
+
+}  // namespace
+
 struct ReferenceExecutor::Impl {
   // One op, resolved: what runs it, where its operands and results live, what is dead after it.
   struct Step {
@@ -35,6 +42,7 @@ struct ReferenceExecutor::Impl {
     std::vector<int> operands, results, dead_after;
     int64_t batch_input = -1;  // index in the micro-batch
     bool random = false, repeated = false;
+    Spent spent = kForwardBackward;
   };
 
   const ir::Graph& graph;
@@ -46,9 +54,18 @@ struct ReferenceExecutor::Impl {
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
   std::unordered_map<const ir::Value*, int> slot_of;
+  std::vector<const ir::Value*> returned;  // the graph's outputs, and what else was asked for
+  RunSeconds seconds;
 
-  Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r)
-      : graph(g), constants(c), groups(std::move(gr)), position(p), rng(r) {
+  Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r,
+       const std::vector<const ir::Value*>& more)
+      : graph(g),
+        constants(c),
+        groups(std::move(gr)),
+        position(p),
+        rng(r),
+        returned(graph.outputs.begin(), graph.outputs.end()) {
+    returned.insert(returned.end(), more.begin(), more.end());
     int64_t next_input = 0;
     for (const auto& op : graph.ops()) {
       Step step;
@@ -62,6 +79,8 @@ struct ReferenceExecutor::Impl {
       for (const ir::Value* operand : op->operands) step.operands.push_back(slot(operand));
       for (const auto& result : op->results()) step.results.push_back(slot(result.get()));
       step.repeated = ir::is_repeated(*op);
+      const bool updates = op->section == ir::Section::Clip || op->section == ir::Section::Opt;
+      step.spent = step.group ? kCommunication : updates ? kUpdate : kForwardBackward;
       steps.push_back(std::move(step));
     }
     slots.resize(slot_of.size());
@@ -100,7 +119,7 @@ struct ReferenceExecutor::Impl {
         kept[static_cast<size_t>(s)] = op.is("param", "state", "constant");
       }
     }
-    for (const ir::Value* v : graph.outputs) kept[static_cast<size_t>(slot_of.at(v))] = true;
+    for (const ir::Value* v : returned) kept[static_cast<size_t>(slot_of.at(v))] = true;
     for (const ir::Carry& c : graph.carries) kept[static_cast<size_t>(slot_of.at(c.next))] = true;
     for (size_t s = 0; s < slots.size(); ++s)
       if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
@@ -134,8 +153,8 @@ struct ReferenceExecutor::Impl {
 };
 
 ReferenceExecutor::ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
-                                     DataPosition position, Rng rng)
-    : impl_(std::make_unique<Impl>(graph, constants, std::move(groups), position, rng)) {}
+                                     DataPosition position, Rng rng, std::vector<const ir::Value*> more)
+    : impl_(std::make_unique<Impl>(graph, constants, std::move(groups), position, rng, more)) {}
 ReferenceExecutor::~ReferenceExecutor() = default;
 
 std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
@@ -143,8 +162,10 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Impl& m = *impl_;
   StepScalars scalars = step_scalars;
+  LapClock<kKindsOfTime> clock;
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
+    clock.switch_to(step.spent);
     std::vector<at::Tensor> operands, results;
     for (int s : step.operands) operands.push_back(s >= 0 ? m.slots[static_cast<size_t>(s)] : at::Tensor());
     if (step.batch_input >= 0) {
@@ -191,12 +212,16 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     if (step.op->section == ir::Section::Clip || step.op->section == ir::Section::Opt) run_op(step, count - 1);
 
   std::vector<at::Tensor> outputs;
-  for (const ir::Value* v : m.graph.outputs) outputs.push_back(m.slots[static_cast<size_t>(m.slot_of.at(v))]);
+  for (const ir::Value* v : m.returned) outputs.push_back(m.slots[static_cast<size_t>(m.slot_of.at(v))]);
   for (const ir::Carry& c : m.graph.carries)
     state[c.current->producer()->attr<std::string>("name")] = m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
   std::ranges::fill(m.slots, at::Tensor());
   std::ranges::fill(m.accumulators, at::Tensor());
+  const auto spent = clock.seconds();
+  m.seconds = {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
   return outputs;
 }
+
+const RunSeconds& ReferenceExecutor::seconds() const { return impl_->seconds; }
 
 }  // namespace sfsdp::exec

@@ -39,11 +39,19 @@ struct DataPosition {
   int64_t size = 1;
 };
 
+// Where the time of one run went; together all of it.
+struct RunSeconds {
+  double forward_backward = 0;  // sections fwd, loss and bwd
+  double update = 0;            // clip and opt
+  double communication = 0;     // in collectives of any section, which block here: waiting for other ranks too
+};
+
 class ReferenceExecutor {
  public:
   // The graph and the constants are shared by all executors of one process; they must outlive this one.
+  //   more: values that run() returns after the graph's outputs
   ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
-                    DataPosition position = {}, Rng rng = Rng::Counter);
+                    DataPosition position = {}, Rng rng = Rng::Counter, std::vector<const ir::Value*> more = {});
   ~ReferenceExecutor();
 
   // Parameters, moments, buffers and counters by the name of their param/state op; carried from step to step.
@@ -51,6 +59,8 @@ class ReferenceExecutor {
 
   // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
   std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
+  // Of the last run.
+  const RunSeconds& seconds() const;
 
   // Called after each op with its results, for debugging and tests.
   std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;

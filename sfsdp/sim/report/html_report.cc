@@ -5,10 +5,10 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <string_view>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/html_page.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/sim/report/report_page.h"
@@ -186,23 +186,12 @@ std::string json_of(const HtmlReport& report, const Simulation& s, const std::ve
       ",\n\"memory\":", memory, ",\n\"buckets\":", buckets, ",\n\"kinds\":", kinds, "}");
 }
 
-void replace(std::string& text, std::string_view mark, std::string_view with) {
-  const size_t at = text.find(mark);
-  SFSDP_CHECK(at != std::string::npos, "report_page.html holds no ", mark);
-  text.replace(at, mark.size(), with);
-}
-
 }  // namespace
 
 std::string html_report(const HtmlReport& report, const Simulation& simulation, std::span<const MemorySample> memory,
                         const HtmlLimits& limits) {
-  std::string data = json_of(report, simulation, thinned_blocks(simulation, limits.events),
-                             thinned_samples(memory, simulation.step_seconds, limits.samples));
-  // No name may end the script that holds it.
-  for (size_t at = data.find('<'); at != std::string::npos; at = data.find('<', at)) data.replace(at, 1, "\\u003c");
-  std::string page(report_page());
-  replace(page, "/*DATA*/", data);
-  return page;
+  return fill_page(report_page(), json_of(report, simulation, thinned_blocks(simulation, limits.events),
+                                          thinned_samples(memory, simulation.step_seconds, limits.samples)));
 }
 
 }  // namespace sfsdp::sim

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/metrics_file.h"
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::train {
+namespace {
+
+// The step that a line is of, from its first bytes; nothing for a line that json_line did not write.
+std::optional<int64_t> step_of(std::string_view head) {
+  constexpr std::string_view kBegin = "{\"step\": ";
+  if (!head.starts_with(kBegin)) return std::nullopt;
+  head.remove_prefix(kBegin.size());
+  return parse_int(head.substr(0, head.find_first_not_of("0123456789")));
+}
+
+// Bytes up to the first line of a step after `last_step`, or up to the end of the last whole line. Reads a piece at a time
+// and keeps the first bytes of a line alone, so that a line may have any length.
+int64_t bytes_up_to(const std::string& path, int64_t last_step) {
+  std::ifstream file(path, std::ios::binary);
+  std::array<char, 1 << 16> piece = {};
+  std::string head;
+  int64_t line_begin = 0, piece_begin = 0;
+  while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
+    std::string_view rest(piece.data(), static_cast<size_t>(file.gcount()));
+    for (int64_t at = piece_begin; !rest.empty();) {
+      const size_t end = std::min(rest.find('\n'), rest.size());
+      head += rest.substr(0, std::min(end, 64 - std::min<size_t>(head.size(), 64)));
+      at += static_cast<int64_t>(end);
+      rest.remove_prefix(end);
+      if (rest.empty()) break;
+      rest.remove_prefix(1);
+      if (step_of(head).value_or(0) > last_step) return line_begin;
+      line_begin = ++at;
+      head.clear();
+    }
+    piece_begin += file.gcount();
+  }
+  return line_begin;
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const std::string& path, int64_t last_step) : file_(path) {
+  file_.truncate(last_step > 0 ? bytes_up_to(path, last_step) : 0);
+}
+
+std::string move_aside(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (const auto bytes = fs::file_size(path, error); error || bytes == 0) return "";
+  const fs::path old = path;
+  for (int64_t n = 1;; ++n) {
+    const fs::path free = old.parent_path() / concat(old.stem().string(), ".", n, old.extension().string());
+    if (fs::exists(free)) continue;
+    fs::rename(old, free, error);
+    if (error)
+      throw UserError(concat(path, ": cannot be renamed to ", free.string(), ": ", error.message(),
+                             "\n  expected a folder that can be written; set --job.dump_folder"));
+    return free.string();
+  }
+}
+
+}  // namespace sfsdp::train
