@@ -140,6 +140,15 @@ Command tokenizer_command() {
           .most_operands = 2};
 }
 
+Command report_command() {
+  return {.name = "report",
+          .usage = "RUN_DIR... [--out FILE]",
+          .summary = "a page of what runs wrote: curves, time, memory, configurations",
+          .options = {{"--out", "FILE", "the page [report.html in the first folder]"}},
+          .operand = "RUN_DIR",
+          .most_operands = 100};
+}
+
 std::string dashed(const std::string& name) { return (name.size() == 1 ? "-" : "--") + name; }
 
 }  // namespace
@@ -155,6 +164,7 @@ const std::vector<Command>& commands() {
       plan_command(),
       simulate_command(),
       calibrate_command(),
+      report_command(),
       opt_command(),
       tokenize_command(),
       tokenizer_command(),

@@ -75,6 +75,8 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err);
 int run_calibrate(const Request& request, std::ostream& out, std::ostream& err);
 // IR text in, passes, IR text out.
 int run_opt(const Request& request, std::ostream& out, std::ostream& err);
+// What runs wrote into their folders, as one HTML page.
+int run_report(const Request& request, std::ostream& out, std::ostream& err);
 int run_doctor(const Request& request, std::ostream& out, std::ostream& err);
 
 }  // namespace sfsdp::tools

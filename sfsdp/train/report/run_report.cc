@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/report/run_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/html_page.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/report/thin.h"
+
+namespace sfsdp::train {
+namespace {
+
+// Seven digits are more than a screen shows; whole numbers keep theirs.
+std::string number(double value) {
+  if (!std::isfinite(value)) return "null";
+  std::array<char, 64> text = {};
+  const bool whole = std::abs(value) < 9e15 && value == std::nearbyint(value);
+  std::snprintf(text.data(), text.size(), whole ? "%.0f" : "%.7g", value);
+  return text.data();
+}
+
+template <class Items, class Text>
+std::string list(const Items& items, const Text& text) {
+  std::string joined = "[";
+  for (const auto& item : items) {
+    if (joined.size() > 1) joined += ",";
+    joined += text(item);
+  }
+  return joined + "]";
+}
+
+std::string pairs_list(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  return list(pairs, [](const auto& p) { return concat("[", json_quoted(p.first), ",", json_quoted(p.second), "]"); });
+}
+
+double median(std::vector<double> values) {
+  std::erase_if(values, [](double v) { return !std::isfinite(v); });
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::vector<double> column(const std::vector<StepLine>& steps, Field field) {
+  std::vector<double> values;
+  values.reserve(steps.size());
+  for (const StepLine& line : steps) values.push_back(line[field]);
+  return values;
+}
+
+double sum(const std::vector<StepLine>& steps, Field field) {
+  double total = 0;
+  for (const StepLine& line : steps)
+    if (std::isfinite(line[field])) total += line[field];
+  return total;
+}
+
+// What the table of runs says: of the last ten steps a mean, of speed the median, as one slow step says little.
+std::string figures(const RunFiles& run) {
+  const std::vector<StepLine>& steps = run.steps;
+  double loss = 0, memory = 0;
+  const size_t last = std::min<size_t>(steps.size(), 10);
+  for (size_t i = steps.size() - last; i < steps.size(); ++i) loss += steps[i][Field::Loss] / static_cast<double>(last);
+  for (const StepLine& line : steps)
+    if (line[Field::Memory] > memory) memory = line[Field::Memory];
+  const double seconds = sum(steps, Field::StepTime);
+  const double tps = median(column(steps, Field::Tps));
+  const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
+  const double mfu = start.peak_flops > 0 ? 100 * tps * start.flops_per_token / start.peak_flops : NAN;
+  return concat("{\"step\":", steps.empty() ? 0 : steps.back().step, ",\"loss\":", last ? number(loss) : "null",
+                ",\"validation\":", run.validations.empty() ? "null" : number(run.validations.back().loss),
+                ",\"tokens\":", steps.empty() ? "null" : number(steps.back()[Field::Tokens]),
+                ",\"seconds\":", number(seconds), ",\"tps\":", number(tps), ",\"mfu\":", number(mfu),
+                ",\"memory\":", number(memory), ",\"data\":", number(100 * sum(steps, Field::Data) / seconds),
+                ",\"exposed\":", number(100 * sum(steps, Field::Exposed) / seconds), "}");
+}
+
+// Columns, as a list for each field; least and most only where points stand for several steps.
+std::string curves(const std::vector<Point>& points, bool single) {
+  const auto of_points = [&](const auto& value) {
+    return list(points, [&](const Point& p) { return number(value(p)); });
+  };
+  std::string text =
+      concat("\"first\":", of_points([](const Point& p) { return static_cast<double>(p.first); }),
+             ",\n\"last\":", of_points([](const Point& p) { return static_cast<double>(p.last); }),
+             ",\n\"seconds\":", of_points([](const Point& p) { return p.seconds; }),
+             ",\n\"tokens\":", of_points([](const Point& p) { return p.tokens; }),
+             ",\n\"notFinite\":", of_points([](const Point& p) { return static_cast<double>(p.not_finite); }));
+  const auto add = [&](const char* name, std::array<double, kFields> Point::*values) {
+    text += concat(",\n\"", name, "\":{");
+    for (size_t f = 0; f < kFields; ++f)
+      text += concat(f ? ",\n" : "", "\"", to_string(static_cast<Field>(f)),
+                     "\":", of_points([&](const Point& p) { return (p.*values)[f]; }));
+    text += "}";
+  };
+  add("mean", &Point::mean);
+  if (!single) {
+    add("least", &Point::least);
+    add("most", &Point::most);
+  }
+  return text;
+}
+
+std::string run_json(const RunFiles& run, size_t limit) {
+  const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
+  return concat(
+      "{\"name\":", json_quoted(run.name), ",\"figures\":", figures(run), ",\"steps\":", run.steps.size(),
+      ",\"starts\":", list(run.starts, [](const RunStart& s) { return std::to_string(s.first_step); }),
+      ",\"validations\":",
+      list(run.validations, [](const ValidationLine& v) { return concat("[", v.step, ",", number(v.loss), "]"); }),
+      ",\"planned\":",
+      list(start.planned_memory,
+           [](const auto& p) { return concat("[", json_quoted(p.first), ",", number(p.second), "]"); }),
+      ",\"device\":", number(start.device_bytes), ",\"flopsPerToken\":", number(start.flops_per_token),
+      ",\"peakFlops\":", number(start.peak_flops), ",\"facts\":", pairs_list(start.facts),
+      ",\"config\":", pairs_list(start.config),
+      ",\"problems\":", list(run.problems, [](const std::string& text) { return json_quoted(text); }), ",\n",
+      curves(thinned(run.steps, limit), run.steps.size() <= limit), "}");
+}
+
+}  // namespace
+
+std::string run_report(std::span<const RunFiles> runs, size_t points) {
+  return fill_page(run_page(),
+                   concat("{\"runs\":", list(runs, [&](const RunFiles& run) { return run_json(run, points); }), "}"));
+}
+
+}  // namespace sfsdp::train
