@@ -77,7 +77,7 @@ def train(options, ranks, flags):
 
 
 def measured(options):
-    lines = [MEASURED, f"`configs/llama3_debug.toml` on {os.cpu_count()} cores, processes over Gloo; median (least to most) of {options.rounds} interleaved",
+    lines = [MEASURED, f"`configs/llama3_debug.toml` on {os.cpu_count()} cores, processes over TCP; median (least to most) of {options.rounds} interleaved",
              "runs, each the median of its steps. Collectives block on this backend: reordering cannot gain here, and what buckets",
              "gain is fewer of them. `auto` and `search` count with `machines/cpu_local.toml`.", "",
              "| ranks | variant | step | against `both` | peak of rank 0 | last loss |", "|---|---|---|---|---|---|"]

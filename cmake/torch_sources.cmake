@@ -6,7 +6,7 @@ set(SFSDP_TORCH_FOLDERS
     sfsdp/exec
     sfsdp/step
     sfsdp/models
-    sfsdp/comm/gloo)
+    sfsdp/comm/agent)
 
 # Single files of folders that otherwise are torch-free.
 set(SFSDP_TORCH_FILES

@@ -30,6 +30,8 @@ using Clock = std::chrono::steady_clock;
 
 // How often a waiting rank looks whether the others are alive; what they do wakes it at once.
 constexpr int64_t kLookMs = 100;
+// How long a process may be stopped: shells and debuggers stop one for a moment.
+constexpr std::chrono::seconds kMostStopped{2};
 
 enum class Failure : uint32_t { None, Cause, Abort };
 
@@ -73,18 +75,6 @@ ProcessState state_of(int pid) {
   for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   if (at != std::string::npos) state.start_ticks = std::strtoull(text.c_str() + at, nullptr, 10);
   return state;
-}
-
-bool is_dead(const Slot& slot) {
-  if (slot.pid == 0 || slot.pid == getpid()) return false;
-  const ProcessState state = state_of(slot.pid);
-  return state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks;
-}
-
-// Why a rank makes no more calls; "" while it may.
-std::string why_gone(const Slot& slot) {
-  if (slot.left) return "it has closed its communicators";
-  return is_dead(slot) ? concat("its process ", slot.pid, " is gone") : "";
 }
 
 int64_t elapsed_ms(Clock::time_point since) {
@@ -145,6 +135,9 @@ void Board::Deleter::operator()(BoardMemory* memory) const {
   ::operator delete(memory);
 }
 
+Board::Board(std::unique_ptr<BoardMemory, Deleter> memory)
+    : memory_(std::move(memory)), stopped_since_(static_cast<size_t>(memory_->size)) {}
+
 std::unique_ptr<Board> Board::in_process(int size) {
   SFSDP_CHECK(size > 0, "size ", size);
   void* place = ::operator new(BoardMemory::bytes(size));
@@ -155,9 +148,15 @@ std::unique_ptr<Board> Board::map_file(const std::string& path, int size, int fl
   const auto failed = [&](const char* what) {
     return CommError(concat("CommError: cannot ", what, " ", path, ": ", std::strerror(errno)));
   };
-  const int fd = open(path.c_str(), flags | O_RDWR | O_CLOEXEC, 0600);
+  const int fd = open(path.c_str(), flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) throw failed("open");
   const size_t bytes = BoardMemory::bytes(size);
+  struct stat status {};
+  const bool is_board = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+  if ((flags & O_CREAT) == 0 && (!is_board || status.st_size != static_cast<off_t>(bytes))) {
+    close(fd);
+    throw CommError(concat("CommError: ", path, " is no board of ", size, " ranks of this user"));
+  }
   void* place = MAP_FAILED;
   const char* what = "allocate";
   // fallocate, not ftruncate: a full /dev/shm is an error here instead of SIGBUS later
@@ -272,12 +271,31 @@ std::string Board::disagreement(const CallSite& site, uint64_t phase) const {
   return "";
 }
 
-// The first rank that has not arrived and will not: it has left, or its process is gone. Under the lock.
-std::string Board::lost(const CallSite& site, uint64_t phase, int64_t waited_ms) const {
+// Why a rank makes no more calls; "" while it may. Under the lock.
+std::string Board::why_gone(int rank) {
+  const Slot& slot = memory_->slots()[rank];
+  auto& since = stopped_since_[static_cast<size_t>(rank)];
+  if (slot.left) return "it has closed its communicators";
+  if (slot.pid == 0 || slot.pid == getpid()) return "";
+  const ProcessState state = state_of(slot.pid);
+  if (state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks)
+    return concat("its process ", slot.pid, " is gone");
+  if (state.letter != 'T' && state.letter != 't') {
+    since.reset();
+    return "";
+  }
+  if (!since) since = Clock::now();
+  return Clock::now() - *since < kMostStopped
+             ? ""
+             : concat("its process ", slot.pid, " is stopped, by SIGSTOP or a debugger");
+}
+
+// The first rank that has not arrived and will not: it has left, or its process is gone or stopped. Under the lock.
+std::string Board::lost(const CallSite& site, uint64_t phase, int64_t waited_ms) {
   for (int r = 0; r < memory_->size; ++r) {
     const Slot& slot = memory_->slots()[r];
     if (slot.phase >= phase) continue;
-    if (const std::string why = why_gone(slot); !why.empty()) return silence(site, phase, waited_ms, why, r);
+    if (const std::string why = why_gone(r); !why.empty()) return silence(site, phase, waited_ms, why, r);
   }
   return "";
 }
@@ -317,6 +335,22 @@ void Board::throw_failed(const CallSite& site, const Call& call, uint64_t sequen
   throw CommError(text);
 }
 
+// Under the lock.
+void Board::fail_if_gone(const CallSite& site, uint64_t sequence, int64_t waited_ms) {
+  for (int r = 0; r < memory_->size && memory_->failure == Failure::None; ++r) {
+    const std::string why = memory_->slots()[r].finished < sequence ? why_gone(r) : "";
+    if (!why.empty()) fail(silence(site, 0, waited_ms, why, r));
+  }
+}
+
+void Board::look(const CallSite& site, const Call& call, uint64_t sequence) {
+  if (memory_->failure == Failure::None) {
+    const Lock lock(*memory_);
+    fail_if_gone(site, sequence, kLookMs);
+  }
+  if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
+}
+
 void Board::throw_failure(const CallSite& site, const Call& call, uint64_t sequence, const std::string& transfer_error,
                           int64_t grace_ms) {
   const auto begin = Clock::now();
@@ -325,11 +359,7 @@ void Board::throw_failure(const CallSite& site, const Call& call, uint64_t seque
     const uint32_t seen = memory_->wakes;
     {
       const Lock lock(*memory_);
-      for (int r = 0; r < memory_->size && memory_->failure == Failure::None; ++r) {
-        const Slot& slot = memory_->slots()[r];
-        const std::string why = slot.finished < sequence ? why_gone(slot) : "";
-        if (!why.empty()) fail(silence(site, 0, elapsed_ms(begin), why, r));
-      }
+      fail_if_gone(site, sequence, elapsed_ms(begin));
       if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
     }
     const timespec duration = {.tv_sec = 0, .tv_nsec = 10'000'000};

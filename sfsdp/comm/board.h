@@ -7,10 +7,13 @@
 // pthread_cond_wait leaves the variable so that the next signal hangs. Hence a futex, and a mutex that survives its owner.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "sfsdp/comm/call.h"
 
@@ -35,14 +38,17 @@ class Board {
 
   // Blocks until every rank of the group has entered its call of this sequence number (from 1, counted by the caller).
   // Called by one thread at a time per rank.
-  //   throws: CommError on all ranks if they do not enter the same call, if one of them is dead or has left, or after
-  //           timeout_ms; AbortedError if a peer has aborted
+  //   throws: CommError on all ranks if they do not enter the same call, if one of them is dead, has left or is stopped for
+  //           2 s, or after timeout_ms; AbortedError if a peer has aborted
   void enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
   // The call is done on this rank.
   void finish(const CallSite& site, uint64_t sequence);
   // Blocks until every rank gets here, between enter and finish: they read each other's memory.
   void meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
 
+  // While a transfer that the board does not see takes long: throws as enter does if a rank that has not finished call
+  // `sequence` is dead, stopped or has left, or if the group has failed.
+  void look(const CallSite& site, const Call& call, uint64_t sequence);
   // A transfer that the board does not see has failed on this rank: finds out why, tells all ranks, throws. If the peer whose
   // connection broke is known, it has `grace_ms` to be seen dead.
   [[noreturn]] void throw_failure(const CallSite& site, const Call& call, uint64_t sequence,
@@ -60,12 +66,14 @@ class Board {
   };
   class Lock;
 
-  explicit Board(std::unique_ptr<BoardMemory, Deleter> memory) : memory_(std::move(memory)) {}
+  explicit Board(std::unique_ptr<BoardMemory, Deleter> memory);
   static std::unique_ptr<Board> map_file(const std::string& path, int size, int flags);
 
   void wait(const CallSite& site, const Call& call, uint64_t sequence, uint64_t phase, int64_t timeout_ms);
   std::string disagreement(const CallSite& site, uint64_t phase) const;
-  std::string lost(const CallSite& site, uint64_t phase, int64_t waited_ms) const;
+  std::string why_gone(int rank);
+  std::string lost(const CallSite& site, uint64_t phase, int64_t waited_ms);
+  void fail_if_gone(const CallSite& site, uint64_t sequence, int64_t waited_ms);
   std::string silence(const CallSite& site, uint64_t phase, int64_t waited_ms, const std::string& why,
                       int lost_rank) const;
   void fail(const std::string& cause);
@@ -73,6 +81,7 @@ class Board {
   [[noreturn]] void throw_failed(const CallSite& site, const Call& call, uint64_t sequence) const;
 
   std::unique_ptr<BoardMemory, Deleter> memory_;
+  std::vector<std::optional<std::chrono::steady_clock::time_point>> stopped_since_;  // by rank, as seen from here
 };
 
 }  // namespace sfsdp::comm

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "sfsdp/testing/comm_suite.h"
@@ -52,6 +53,40 @@ TEST_CASE("board: a killed process is named by those who wait for it") {
   CHECK(error.find(": its process " + std::to_string(peer) + " is gone; it finished sequence ") != std::string::npos);
   CHECK(error.find(", all others 2; read rank 1's log") != std::string::npos);
   waitpid(peer, nullptr, 0);
+}
+
+TEST_CASE("board: a stopped process is named, one that goes on in time is waited for") {
+  const std::string path = board_path();
+  const auto board = Board::create_file(path, 2);
+  board->claim(0);
+  const pid_t peer = fork_peer(path, 1, 2);
+  const CallSite site{"dp_shard", {0, 1}, 0, 2};
+  const auto enter = [&](uint64_t sequence) { board->enter(site, barrier_call({"%b", ""}), sequence, 60000); };
+  enter(1);
+  kill(peer, SIGSTOP);
+  const pid_t waker = fork();
+  if (waker == 0) {
+    usleep(500'000);
+    kill(peer, SIGCONT);
+    _exit(0);
+  }
+  enter(2);
+  std::filesystem::remove(path);
+  waitpid(waker, nullptr, 0);
+  kill(peer, SIGSTOP);
+  const std::string error = comm_error_of([&] { enter(3); });
+  CHECK(error.find(": its process " + std::to_string(peer) + " is stopped, by SIGSTOP or a debugger; it finished") !=
+        std::string::npos);
+  kill(peer, SIGKILL);
+  waitpid(peer, nullptr, 0);
+}
+
+TEST_CASE("board: a file that is no board is refused") {
+  const std::string path = board_path();
+  std::ofstream(path) << "something else";
+  CHECK(comm_error_of([&] { Board::open_file(path, 2); }) ==
+        "CommError: " + path + " is no board of 2 ranks of this user");
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("board: a file that cannot be made says why") {

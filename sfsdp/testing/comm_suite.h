@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What every communicator must do, as bodies for run_ranks: the same ones for threads and Gloo, so that their results
+// What every communicator must do, as bodies for run_ranks: the same ones for threads and processes, so that their results
 // are the same bits. They throw on the first wrong byte, on whichever rank.
 #pragma once
 

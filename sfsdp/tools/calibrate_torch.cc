@@ -23,7 +23,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
-#include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/comm/agent/torchrun_agent.h"
 #include "sfsdp/cost/calibration.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/cost/op_shape.h"
@@ -53,9 +53,9 @@ class Ranks {
  public:
   Ranks() {
     if (!std::getenv("WORLD_SIZE")) return;
-    const comm::GlooOptions options = comm::gloo_options_from_env();
+    const comm::TcpOptions options = comm::tcp_options_from_env();
     if (options.world_size == 1) return;
-    world_ = comm::make_gloo_world(options);
+    world_ = comm::make_launched_world(options);
     std::vector<int> all;
     for (int r = 0; r < world_->world_size(); ++r) all.push_back(r);
     group_ = world_->group("calibrate", all);

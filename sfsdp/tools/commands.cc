@@ -168,7 +168,10 @@ const std::vector<Command>& commands() {
       opt_command(),
       tokenize_command(),
       tokenizer_command(),
-      {.name = "doctor", .usage = "", .summary = "what this machine has and lacks"}};
+      {.name = "doctor",
+       .usage = "[--flight DIR]",
+       .summary = "what this machine has and lacks, or why a run hung",
+       .options = {{"--flight", "DIR", "explains the flight records of a run that failed: who held up whom"}}}};
   return all;
 }
 

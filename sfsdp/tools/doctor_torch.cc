@@ -35,7 +35,8 @@ bool on_path(const char* program) {
 
 }  // namespace
 
-int run_doctor(const Request&, std::ostream& out, std::ostream&) {
+int run_doctor(const Request& request, std::ostream& out, std::ostream& err) {
+  if (request.has("flight")) return run_flight(request, out, err);
   const int64_t memory = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   const std::string headers = train::libtorch_include_dir();
   const bool key_free = !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(capture::kTraceKey);
@@ -43,7 +44,7 @@ int run_doctor(const Request&, std::ostream& out, std::ostream&) {
       << "headers      "
       << (headers.empty() ? "missing: dataset libtorch_headers needs training.dataset_path" : headers) << "\n"
       << "capture      " << (key_free ? "one fallback" : "one registration per op, the trace key is taken") << "\n"
-      << "collectives  gloo, threads\n"
+      << "collectives  tcp, threads\n"
       << "cores        " << std::thread::hardware_concurrency() << "\n"
       << "cpu          " << cpu_features() << "\n"
       << "memory       " << train::bytes_text(memory) << "\n"

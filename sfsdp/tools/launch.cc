@@ -2,6 +2,7 @@
 #include "sfsdp/tools/launch.h"
 
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/progress_page.h"
+#include "sfsdp/comm/tcp/job_token.h"
 #include "sfsdp/tools/launch_group.h"
 
 namespace sfsdp::tools {
@@ -90,12 +92,31 @@ std::vector<std::string> environment(const LaunchRequest& request, int64_t rank,
   variables["TORCHELASTIC_RUN_ID"] = concat("launch-", getpid());
   variables["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(request.max_restarts);
   for (const auto& [name, value] : own) variables[name] = value;
+  variables.erase(comm::JobToken::kVariable);  // of another run, if there is one
   const int64_t cores = std::thread::hardware_concurrency();
   variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(1, cores / request.ranks)));
   std::vector<std::string> lines;
   for (const auto& [name, value] : variables) lines.push_back(concat(name, "=", value));
   return lines;
 }
+
+// A job token in memory that the ranks inherit: neither their environment nor a file shows it.
+class TokenFile {
+ public:
+  TokenFile() : fd_(memfd_create("sfsdp-token", MFD_CLOEXEC)) {
+    std::string digits = comm::JobToken::fresh().hex();
+    const bool written = fd_ >= 0 && write(fd_, digits.data(), digits.size()) == static_cast<ssize_t>(digits.size());
+    explicit_bzero(digits.data(), digits.size());
+    if (!written) throw system_error("no memory file for the job token", "raise ulimit -n");
+  }
+  ~TokenFile() { close(fd_); }
+  TokenFile(const TokenFile&) = delete;
+  TokenFile& operator=(const TokenFile&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 // Ends as soon as the ranks have, restarts the group as often as it may and as it helps.
 class Launcher {
@@ -118,14 +139,16 @@ class Launcher {
  private:
   GroupEnd run_group(int64_t restart) {
     const comm::ProgressPage page = comm::ProgressPage::make();
+    const TokenFile token;  // a new one for each group: ranks that a failure has left over cannot join the next
     const int64_t port = request_.master_port == 0 ? free_port() : request_.master_port;
     const auto variables = [&](int64_t rank) {
       return environment(request_, rank,
                          {{"MASTER_PORT", std::to_string(port)},
                           {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
-                          {comm::ProgressPage::kVariable, std::to_string(page.fd())}});
+                          {comm::ProgressPage::kVariable, std::to_string(page.fd())},
+                          {comm::JobToken::kFdVariable, std::to_string(token.fd())}});
     };
-    RankGroup group(request_, variables, {page.fd()}, signals_, out_, err_);
+    RankGroup group(request_, variables, {page.fd(), token.fd()}, signals_, out_, err_);
     const GroupEnd end = group.run();
     if (page.steps() == steps_ && end.kind == GroupEnd::Kind::Failed)
       ++same_place_;

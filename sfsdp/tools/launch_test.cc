@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -140,6 +141,27 @@ TEST_CASE("launch: ranks see torchrun's environment") {
   REQUIRE(words.size() == 2);
   CHECK(parse_int(words[0]).value_or(0) > 0);
   CHECK(words[1] == "7");
+}
+
+TEST_CASE("launch: ranks get one token by descriptor, a new one after a restart, and none by the environment") {
+  setenv("SFSDP_JOB_TOKEN", "0123456789abcdef0123456789abcdef", 1);
+  const auto result =
+      launch(shell("cat /proc/self/fd/$SFSDP_JOB_TOKEN_FD; echo \" $RANK [$SFSDP_JOB_TOKEN]\"; "
+                   "test $TORCHELASTIC_RESTART_COUNT = 1",
+                   {"-n", "2", "--max-restarts", "1"}));
+  unsetenv("SFSDP_JOB_TOKEN");
+  CHECK(result.code == 0);
+  const auto lines = sorted_lines(result.out);
+  std::map<std::string, int> tokens;
+  for (const std::string& line : lines) {
+    const auto words = split(line, ' ');
+    REQUIRE(words.size() == 4);  // "[rank0]:", token, rank, "[]"
+    CHECK(words[1].size() == 64);
+    CHECK(words[3] == "[]");
+    ++tokens[words[1]];
+  }
+  CHECK(tokens.size() == 2);
+  CHECK_FALSE(contains(result.err, lines[0].substr(10, 16)));
 }
 
 TEST_CASE("launch: a rank that fails is named, with its last errors, and ends the others") {

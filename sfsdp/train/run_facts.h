@@ -29,7 +29,7 @@ struct RunFacts {
   JobConfig config;
   std::vector<std::string> notes;  // of the config, config.json and the weights: a line each
   int64_t parameters = 0;
-  std::string mesh, backend;  // "[dp_shard=2]", "gloo"
+  std::string mesh, backend;  // "[dp_shard=2]", "tcp"
   int64_t data_ranks = 1;     // that read different samples
   int64_t global_batch = 0;   // sequences per step
   int64_t micro_batches = 1;

@@ -20,7 +20,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/comm/agent/torchrun_agent.h"
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
@@ -38,13 +38,27 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config) {
+std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared_ptr<comm::FlightRecorder> recorder) {
   if (!std::getenv("WORLD_SIZE")) return nullptr;
-  comm::GlooOptions options = comm::gloo_options_from_env();
+  comm::TcpOptions options = comm::tcp_options_from_env();
   options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
   options.timeout_ms = config.comm.init_timeout_seconds * 1000;  // until the first step is done
   if (options.world_size == 1) return nullptr;
-  return comm::make_gloo_world(options);
+  if (!config.comm.listen.empty()) options.listen = config.comm.listen;
+  return comm::make_launched_world(std::move(options), std::move(recorder));
+}
+
+// What this rank has been doing, for `sfsdp doctor --flight`. That it cannot be written is said, but is not the failure.
+void write_flight_record(const JobConfig& config, const comm::CommWorld& world, const comm::FlightRecorder& recorder,
+                         const std::string& reason, std::ostream& err) {
+  if (config.comm.trace_buf_size == 0) return;
+  const std::string path = concat(config.job.dump_folder, "/", config.comm.save_traces_folder, "/",
+                                  config.comm.save_traces_file_prefix, world.rank(), ".json");
+  try {
+    comm::write_flight_record(path, recorder.record(world.rank(), world.world_size(), reason));
+  } catch (const std::exception& error) {
+    err << "no flight record of rank " << world.rank() << ": " << error.what() << std::endl;
+  }
 }
 
 // Before anything else is exchanged; Step compares what the configurations have become.
@@ -260,7 +274,7 @@ class Trainer {
       facts.notes.insert(facts.notes.end(), notes->begin(), notes->end());
     facts.parameters = job_.program->num_parameters();
     facts.mesh = to_string(job_.program->strategy().mesh);
-    facts.backend = world_ ? "gloo" : "one rank, no communication";
+    facts.backend = world_ ? "tcp" : "one rank, no communication";
     facts.data_ranks = data_ranks();
     facts.global_batch = global_batch();
     facts.micro_batches = job_.program->options().micro_batches;
@@ -303,13 +317,17 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
   try {
     exec::count_memory();
     const JobConfig config = load_config(args);
-    auto world = make_world(config);
+    const auto recorder = std::make_shared<comm::FlightRecorder>(static_cast<size_t>(config.comm.trace_buf_size));
+    const auto world = make_world(config, recorder);
     try {
       Trainer trainer(config, world.get(), out);
       status = kExitFailed;
       return trainer.run();
     } catch (const std::exception& error) {
-      if (world) world->abort(with_keys(error.what()));  // the others need not wait for the timeout
+      if (world) {
+        world->abort(with_keys(error.what()));  // the others need not wait for the timeout
+        write_flight_record(config, *world, *recorder, with_keys(error.what()), err);
+      }
       throw;
     }
   } catch (const std::exception& error) {

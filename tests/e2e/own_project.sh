@@ -78,7 +78,7 @@ awk '/^step 20 / { loss[++n] = $4 } END { exit !(n == 2 && (loss[1] - loss[2]) ^
 
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
-for header in sfsdp.h testing.h step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/gloo/gloo_world.h \
+for header in sfsdp.h testing.h step/step.h parallel/data_parallel.h mesh/device_mesh.h comm/communicator.h comm/tcp/tcp_world.h \
   comm/thread/thread_world.h comm/null/null_world.h passes/registry.h passes/analysis/own_memory.h passes/print_ir.h; do
   echo "#include <sfsdp/$header>" |
     c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$dir/prefix/include" -isystem "$torch/include" \

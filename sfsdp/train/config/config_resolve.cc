@@ -116,6 +116,7 @@ std::string with_keys(std::string message) {
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},
+      {"TcpOptions::listen", "comm.listen"},
       {"TuneOptions::choose_remat", "activation_checkpoint.mode = auto"},
       {"TuneOptions::machine", "parallelism.fsdp_machine"},
       {"TuneOptions::wrap", "parallelism.fsdp_wrap"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/comm/gloo/gloo_world.h"
+#include "sfsdp/comm/tcp/tcp_world.h"
 
 #include <doctest/doctest.h>
 #include <netinet/in.h>
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <latch>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -60,37 +61,29 @@ class Port {
 
 int free_port() { return Port(Port::Use::Bound).number(); }
 
-GlooOptions tcp_options(int world_size) {
-  GlooOptions options;
+TcpOptions tcp_options(int world_size) {
+  TcpOptions options;
   options.world_size = world_size;
   options.master_port = free_port();
   options.init_timeout_ms = options.timeout_ms = 60'000;
   return options;
 }
 
-GlooOptions file_options(int world_size) {
-  static const testing::TemporaryFolder folder;
-  static std::atomic<int> count = 0;
-  GlooOptions options = tcp_options(world_size);
-  options.store_file = folder / std::to_string(count++);
-  return options;
-}
-
-testing::MakeWorld maker(const GlooOptions& options) {
+testing::MakeWorld maker(const TcpOptions& options) {
   return [options](int rank) {
-    GlooOptions own = options;
+    TcpOptions own = options;
     own.rank = rank;
-    return make_gloo_world(own);
+    return make_tcp_world(own);
   };
 }
 
-// Ranks are threads here: each has its own connections, so it makes no difference to Gloo.
-void run_gloo(const GlooOptions& options, const std::function<void(CommWorld&)>& body) {
+// Ranks are threads here: each has its own connections, so it makes no difference.
+void run_tcp(const TcpOptions& options, const std::function<void(CommWorld&)>& body) {
   testing::run_ranks_on(options.world_size, maker(options), body);
 }
 
-GlooOptions watched_by_store(GlooOptions options) {
-  options.watch = GlooOptions::Watch::Store;
+TcpOptions watched_by_store(TcpOptions options) {
+  options.watch = TcpOptions::Watch::Store;
   return options;
 }
 
@@ -104,9 +97,9 @@ void expect_part(const std::string& text, const std::string& part) {
   SFSDP_CHECK(text.find(part) != std::string::npos, "expected \"", part, "\" in: ", text);
 }
 
-TEST_CASE("gloo: two ranks compare programs that differ, all learn how") {
-  for (const GlooOptions& options : {file_options(4), watched_by_store(tcp_options(4))})
-    run_gloo(options, [](CommWorld& world) {
+TEST_CASE("tcp: two ranks compare programs that differ, all learn how") {
+  for (const TcpOptions& options : {tcp_options(4), watched_by_store(tcp_options(4))})
+    run_tcp(options, [](CommWorld& world) {
       const RankText text = {"programs", concat("a\n", world.rank() == 2 ? "c" : "b"), "expected one program"};
       std::string said;
       try {
@@ -119,38 +112,37 @@ TEST_CASE("gloo: two ranks compare programs that differ, all learn how") {
     });
 }
 
-TEST_CASE("gloo: every collective has the bits of sums in rank order") {
-  for (const int n : {1, 2, 3, 4, 8})
-    run_gloo(n % 2 == 0 ? tcp_options(n) : file_options(n), testing::check_collectives);
-  run_gloo(tcp_options(3), testing::check_large);
+TEST_CASE("tcp: every collective has the bits of sums in rank order") {
+  for (const int n : {1, 2, 3, 4, 8}) run_tcp(n % 2 == 0 ? tcp_options(n) : tcp_options(n), testing::check_collectives);
+  run_tcp(tcp_options(3), testing::check_large);
 }
 
-TEST_CASE("gloo: groups of some ranks work side by side") {
-  for (const int n : {2, 4}) run_gloo(tcp_options(n), testing::check_groups);
+TEST_CASE("tcp: groups of some ranks work side by side") {
+  for (const int n : {2, 4}) run_tcp(tcp_options(n), testing::check_groups);
 }
 
-TEST_CASE("gloo: ranks that disagree about a call are named on every rank") {
+TEST_CASE("tcp: ranks that disagree about a call are named on every rank") {
   for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
-    run_gloo(file_options(3), [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+    run_tcp(tcp_options(3), [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
 }
 
-TEST_CASE("gloo: a rank that does not come is named after the timeout") {
-  run_gloo(tcp_options(3), testing::check_late_peer);
+TEST_CASE("tcp: a rank that does not come is named after the timeout") {
+  run_tcp(tcp_options(3), testing::check_late_peer);
 }
 
-TEST_CASE("gloo across hosts: works without shared memory") {
-  run_gloo(watched_by_store(tcp_options(3)), testing::check_collectives);
-  run_gloo(watched_by_store(file_options(4)), testing::check_groups);
+TEST_CASE("tcp across hosts: works without shared memory") {
+  run_tcp(watched_by_store(tcp_options(3)), testing::check_collectives);
+  run_tcp(watched_by_store(tcp_options(4)), testing::check_groups);
 }
 
-TEST_CASE("gloo across hosts: who disagrees or does not come is named") {
-  run_gloo(watched_by_store(tcp_options(3)), [](CommWorld& world) { testing::check_mismatch(world, Mismatch::Bytes); });
-  run_gloo(watched_by_store(tcp_options(3)), testing::check_late_peer);
+TEST_CASE("tcp across hosts: who disagrees or does not come is named") {
+  run_tcp(watched_by_store(tcp_options(3)), [](CommWorld& world) { testing::check_mismatch(world, Mismatch::Bytes); });
+  run_tcp(watched_by_store(tcp_options(3)), testing::check_late_peer);
 }
 
-TEST_CASE("gloo: an abort ends the calls of the others, with its reason") {
+TEST_CASE("tcp: an abort ends the calls of the others, with its reason") {
   for (const auto& options : {tcp_options(3), watched_by_store(tcp_options(3))})
-    run_gloo(options, [](CommWorld& world) {
+    run_tcp(options, [](CommWorld& world) {
       const auto group = world.group("dp_shard", all_ranks(world));
       group->barrier({"", ""});
       if (world.rank() == 1) {
@@ -164,8 +156,9 @@ TEST_CASE("gloo: an abort ends the calls of the others, with its reason") {
     });
 }
 
-TEST_CASE("gloo: a rank that never starts is named") {
-  for (auto options : {tcp_options(4), file_options(4)}) {
+TEST_CASE("tcp: a rank that never starts is named") {
+  {
+    auto options = tcp_options(4);
     options.init_timeout_ms = 1500;
     std::array<std::string, 4> errors;
     std::vector<std::thread> ranks;
@@ -185,10 +178,10 @@ TEST_CASE("gloo: a rank that never starts is named") {
                         "127.0.0.1:"));
 }
 
-TEST_CASE("gloo: a port in use and a rank started twice are mistakes to cure") {
-  const auto user_error = [](const GlooOptions& options) {
+TEST_CASE("tcp: a port in use and a rank started twice are mistakes to cure") {
+  const auto user_error = [](const TcpOptions& options) {
     try {
-      make_gloo_world(options);
+      make_tcp_world(options);
     } catch (const UserError& error) {
       return std::string(error.what());
     }
@@ -198,12 +191,30 @@ TEST_CASE("gloo: a port in use and a rank started twice are mistakes to cure") {
   auto options = tcp_options(2);
   options.master_port = held.number();
   CHECK(user_error(options).starts_with(concat("port ", held.number(), " is in use on this host\n")));
-  options = file_options(1);
-  const auto first = make_gloo_world(options);
-  CHECK(user_error(options).starts_with("rank 0 of 1 has started twice at /tmp/"));
+  options = tcp_options(2);
+  std::array<std::string, 3> errors;
+  std::latch tried(3);
+  std::vector<std::thread> ranks;
+  for (const size_t i : {0U, 1U, 2U})
+    ranks.emplace_back([&, i] {
+      TcpOptions own = options;
+      own.rank = i == 0 ? 0 : 1;
+      std::unique_ptr<CommWorld> world;
+      try {
+        world = make_tcp_world(own);
+      } catch (const CommError& error) {
+        errors[i] = error.what();
+      }
+      tried.arrive_and_wait();
+    });
+  for (auto& rank : ranks) rank.join();
+  CHECK(errors[0].empty());
+  CHECK((errors[1].empty() || errors[2].empty()));
+  CHECK((errors[1] + errors[2]).find(concat("rank 1 has started twice at 127.0.0.1:", options.master_port)) !=
+        std::string::npos);
 }
 
-TEST_CASE("gloo: options from torchrun's environment") {
+TEST_CASE("tcp: options from torchrun's environment") {
   const std::vector<const char*> names = {"RANK",
                                           "WORLD_SIZE",
                                           "MASTER_ADDR",
@@ -217,34 +228,34 @@ TEST_CASE("gloo: options from torchrun's environment") {
     before[name] = value ? std::optional<std::string>(value) : std::nullopt;
     unsetenv(name);
   }
-  CHECK_THROWS_WITH_AS(gloo_options_from_env(), doctest::Contains("WORLD_SIZE is not set"), UserError);
+  CHECK_THROWS_WITH_AS(tcp_options_from_env(), doctest::Contains("WORLD_SIZE is not set"), UserError);
   setenv("WORLD_SIZE", "4", 1);
   setenv("RANK", "4", 1);
-  CHECK_THROWS_WITH_AS(gloo_options_from_env(),
-                       doctest::Contains("RANK = \"4\"\n  expected a whole number from 0 to 3"), UserError);
+  CHECK_THROWS_WITH_AS(tcp_options_from_env(), doctest::Contains("RANK = \"4\"\n  expected a whole number from 0 to 3"),
+                       UserError);
   setenv("RANK", "3", 1);
   setenv("MASTER_ADDR", "node0", 1);
   setenv("MASTER_PORT", "29511", 1);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   setenv("TORCHELASTIC_RUN_ID", "job7", 1);
   setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
-  const GlooOptions options = gloo_options_from_env();
+  const TcpOptions options = tcp_options_from_env();
   CHECK(options.rank == 3);
   CHECK(options.world_size == 4);
   CHECK(options.master_addr == "node0");
   CHECK(options.master_port == 29511);
-  CHECK(options.store_host == GlooOptions::StoreHost::Agent);
+  CHECK(options.agent_hosts);
   CHECK(options.run_id == "job7/2");
   for (const auto& [name, value] : before) value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
 }
 
 // The ranks of the next test: processes of their own, started with the environment that torchrun sets. Rank 1 is killed
 // in its third call, the others write what they were told into the file.
-TEST_CASE("gloo process: rank 1 dies" * doctest::skip()) {
-  GlooOptions options = gloo_options_from_env();
+TEST_CASE("tcp process: rank 1 dies" * doctest::skip()) {
+  TcpOptions options = tcp_options_from_env();
   options.init_timeout_ms = options.timeout_ms = 60'000;
-  if (std::getenv("SFSDP_TEST_WATCH")) options.watch = GlooOptions::Watch::Store;
-  const auto world = make_gloo_world(options);
+  if (std::getenv("SFSDP_TEST_WATCH")) options.watch = TcpOptions::Watch::Store;
+  const auto world = make_tcp_world(options);
   const auto group = world->group("dp_shard", all_ranks(*world));
   std::vector<std::byte> data(1 << 20);
   for (int i = 0; i < 2; ++i) group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
@@ -270,8 +281,7 @@ void check_killed_rank(const std::string& watch) {
     std::vector<char*> pointers;
     for (auto& e : own) pointers.push_back(e.data());
     pointers.push_back(nullptr);
-    std::array<std::string, 5> words = {"torch_tests", "--no-skip", "-m", "--no-intro",
-                                        "-tc=gloo process: rank 1 dies"};
+    std::array<std::string, 5> words = {"core_tests", "--no-skip", "-m", "--no-intro", "-tc=tcp process: rank 1 dies"};
     std::vector<char*> arguments;
     for (auto& w : words) arguments.push_back(w.data());
     arguments.push_back(nullptr);
@@ -289,12 +299,12 @@ void check_killed_rank(const std::string& watch) {
                                    "bytes\n  no answer from rank 1 in ")));
     CHECK(error.find("; it finished sequence ") != std::string::npos);
     CHECK(error.ends_with("; read rank 1's log"));
-    CHECK(error.find(watch.empty() ? " is gone" : "no heartbeat") != std::string::npos);
+    CHECK(error.find(" is gone; ") != std::string::npos);
   }
 }
 
-TEST_CASE("gloo: a killed process is named by the others") { check_killed_rank(""); }
-TEST_CASE("gloo across hosts: a killed process is named by the others") { check_killed_rank("store"); }
+TEST_CASE("tcp: a killed process is named by the others") { check_killed_rank(""); }
+TEST_CASE("tcp across hosts: a killed process is named by the others") { check_killed_rank("store"); }
 
 }  // namespace
 }  // namespace sfsdp::comm

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/tcp/tcp_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/comm/reduce.h"
+
+namespace sfsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Bytes that a reduction receives from each peer at a time: bounds its scratch memory.
+constexpr size_t kPieceBytes = 8 << 20;
+// Up to here an all-reduce sends everything to everyone, one trip instead of two.
+constexpr size_t kSmallBytes = 32 << 10;
+// Calls of a group that are compared without shared memory, one more trip each: enough for the first steps;
+// later steps run the same plan.
+constexpr uint64_t kCheckedCalls = 1000;
+const std::string kEarlier = "an earlier call failed: ";
+// A dying process's connections close before it counts as dead.
+constexpr int64_t kGraceMs = 2000;
+
+}  // namespace
+
+TcpCommunicator::TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer,
+                                 std::shared_ptr<Rendezvous> store, std::shared_ptr<const Timeout> timeout_ms,
+                                 std::shared_ptr<FlightRecorder> recorder)
+    : site_(std::move(site)),
+      links_(std::move(links)),
+      observer_(std::move(observer)),
+      store_(std::move(store)),
+      timeout_ms_(std::move(timeout_ms)),
+      recorder_(std::move(recorder)) {}
+
+void TcpCommunicator::all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) {
+  run(all_gather_call(in.size(), out.size(), size(), info), [&] { gather(in, out); });
+}
+
+void TcpCommunicator::reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype,
+                                     ReduceOp op, const CallInfo& info) {
+  run(reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info),
+      [&] { reduce_chunks(in, ByteChunks(in.size(), ir::size_in_bytes(dtype), size()), out, dtype, op); });
+}
+
+void TcpCommunicator::all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) {
+  run(all_reduce_call(data.size(), dtype, op, info), [&] {
+    if (data.size() <= kSmallBytes) return reduce_small(data, dtype, op);
+    const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
+    const auto mine = chunks.of(data, rank());
+    reduce_chunks(data, chunks, mine, dtype, op);
+    post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
+    wait();
+  });
+}
+
+// A tree: whoever has the data sends it to half as far away each time.
+void TcpCommunicator::broadcast(std::span<std::byte> data, int root, const CallInfo& info) {
+  run(broadcast_call(data.size(), root, size(), info), [&] {
+    const int n = size(), from_root = (rank() - root + n) % n;
+    int reach = 1;
+    while (reach < n) reach *= 2;
+    for (reach /= 2; reach > 0; reach /= 2) {
+      if (from_root % (2 * reach) == 0 && from_root + reach < n)
+        links_->send(data, (rank() + reach) % n);
+      else if (from_root % (2 * reach) == reach) {
+        links_->receive(data, (rank() - reach + n) % n);
+        wait();
+      }
+    }
+    wait();
+  });
+}
+
+void TcpCommunicator::barrier(const CallInfo& info) {
+  run(barrier_call(info), [&] {
+    if (observer_.board) return;  // entering it was one
+    const std::byte mine{};
+    gather({&mine, 1}, scratch(static_cast<size_t>(size())));
+  });
+}
+
+void TcpCommunicator::abort(const std::string& reason) {
+  if (observer_.board) observer_.board->abort(site_.global_rank(), reason);
+  fail(concat("rank ", site_.global_rank(), " aborted: ", reason));
+  links_->abort();
+}
+
+void TcpCommunicator::leave() {
+  if (observer_.board) observer_.board->leave(rank());
+}
+
+template <class Action>
+void TcpCommunicator::run(const Call& call, Action action) {
+  ++sequence_;
+  call_ = &call;
+  begin_ = Clock::now();
+  if (recorder_) recorder_->enter(site_, call, sequence_);
+  if (const std::string failure = this->failure(); !failure.empty())
+    throw AbortedError(error_text(site_, call, sequence_, failure));
+  try {
+    enter(call);
+    action();
+  } catch (const TransferError& error) {
+    broken_ = true;
+    links_->drop();
+    throw_failure(call, error);
+  } catch (const CommError&) {
+    broken_ = true;
+    links_->drop();
+    throw;
+  }
+  if (observer_.board)
+    observer_.board->finish(site_, sequence_);
+  else
+    observer_.progress->finished = sequence_;
+  if (recorder_) recorder_->finish(site_, sequence_);
+}
+
+void TcpCommunicator::enter(const Call& call) {
+  if (observer_.board) {
+    observer_.board->enter(site_, call, sequence_, *timeout_ms_);
+  } else {
+    observer_.progress->entered = sequence_;
+    if (sequence_ <= kCheckedCalls) compare(call);
+  }
+  begin_ = Clock::now();  // the transfer has a timeout of its own
+}
+
+// Every rank sends every other what it is about to do.
+void TcpCommunicator::compare(const Call& call) {
+  struct Record {
+    uint64_t hash = 0;
+    std::array<char, 248> text{};
+  };
+  Record mine;
+  mine.hash = call.hash();
+  call.text().copy(mine.text.data(), mine.text.size() - 1);
+  std::vector<Record> all(site_.ranks.size());
+  gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (all[i].hash == all[0].hash) continue;
+    for (Record* record : {all.data(), &all[i]}) record->text.back() = 0;
+    const std::string cause = disagreement_text(site_.ranks[0], all[0].text.data(), site_.ranks[i], all[i].text.data());
+    fail(kEarlier + cause);
+    throw CommError(error_text(site_, call, sequence_, cause));
+  }
+}
+
+void TcpCommunicator::wait() {
+  links_->wait(begin_ + milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
+}
+
+// The transfer takes long: throws if it is in vain.
+void TcpCommunicator::look(int peer) {
+  if (observer_.board) return observer_.board->look(site_, *call_, sequence_);
+  const Wait wait = {site_, observer_.key, sequence_, waited_ms()};
+  const FoundCause found = look_at_peer(store_->store(), wait, site_.ranks[static_cast<size_t>(peer)]);
+  if (found.kind == FoundCause::Kind::None) return;
+  fail(kEarlier + found.text);
+  throw_found(*call_, found);
+}
+
+// Begins to receive place(peer) from, and to send data(peer) to, each peer. Peers in the order rank + 1, rank + 2, ...:
+// not all send to the same one first.
+template <class Place, class Data>
+void TcpCommunicator::post(Place place, Data data) {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (rank() + i) % size();
+    links_->receive(place(peer), peer);
+    links_->send(data(peer), peer);
+  }
+}
+
+void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte> out) {
+  const auto slot = [&](int r) { return out.subspan(static_cast<size_t>(r) * in.size(), in.size()); };
+  post(slot, [&](int) { return in; });
+  copy(in, slot(rank()));
+  wait();
+}
+
+// out = the sum of all ranks' chunk rank() of `in`; out may be that chunk itself.
+void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out,
+                                    ir::DType dtype, ReduceOp op) {
+  const size_t n = site_.ranks.size();
+  for (size_t begin = 0; begin < chunks.size(0); begin += kPieceBytes) {
+    const auto piece = [&](auto chunk) {
+      const size_t from = std::min(begin, chunk.size());
+      return chunk.subspan(from, std::min(kPieceBytes, chunk.size() - from));
+    };
+    const auto mine = piece(out);
+    const auto received = scratch(n * mine.size());
+    const auto place = [&](int r) { return received.subspan(static_cast<size_t>(r) * mine.size(), mine.size()); };
+    post(place, [&](int peer) { return piece(chunks.of(in, peer)); });
+    std::vector<std::span<const std::byte>> parts;
+    for (int r = 0; r < size(); ++r) parts.push_back(r == rank() ? piece(chunks.of(in, r)) : place(r));
+    wait();
+    reduce(parts, mine, dtype, op);
+  }
+}
+
+void TcpCommunicator::reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op) {
+  const auto all = scratch(site_.ranks.size() * data.size());
+  gather(data, all);
+  std::vector<std::span<const std::byte>> parts;
+  for (size_t r = 0; r < site_.ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
+  reduce(parts, data, dtype, op);
+}
+
+std::span<std::byte> TcpCommunicator::scratch(size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return std::span(scratch_).first(bytes);
+}
+
+std::string TcpCommunicator::failure() {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+// Why all later calls fail; the first such reason stays.
+void TcpCommunicator::fail(const std::string& cause) {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_.empty()) failure_ = cause;
+}
+
+int64_t TcpCommunicator::waited_ms() const {
+  return std::chrono::duration_cast<milliseconds>(Clock::now() - begin_).count();
+}
+
+void TcpCommunicator::throw_failure(const Call& call, const TransferError& error) {
+  if (const std::string aborted = failure(); !aborted.empty())
+    throw AbortedError(error_text(site_, call, sequence_, aborted));
+  const int peer = site_.ranks[static_cast<size_t>(error.peer)];
+  const std::string cause = concat("the connection to rank ", peer, error.timed_out ? " timed out" : " broke",
+                                   " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
+  fail(kEarlier + cause);
+  if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, kGraceMs);
+  throw_found(call,
+              find_cause(store_->store(), {site_, observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
+}
+
+void TcpCommunicator::throw_found(const Call& call, const FoundCause& found) {
+  const std::string text = error_text(site_, call, sequence_, found.text);
+  if (found.kind == FoundCause::Kind::Aborted) throw AbortedError(text);
+  throw CommError(text);
+}
+
+}  // namespace sfsdp::comm

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Collectives of one group of processes, made of point-to-point messages.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sfsdp/comm/board.h"
+#include "sfsdp/comm/call.h"
+#include "sfsdp/comm/chunks.h"
+#include "sfsdp/comm/communicator.h"
+#include "sfsdp/comm/flight_recorder.h"
+#include "sfsdp/comm/tcp/links.h"
+#include "sfsdp/comm/tcp/watch.h"
+
+namespace sfsdp::comm {
+
+using Timeout = std::atomic<int64_t>;  // ms; the world's
+
+// What a group needs to find out who is missing: a board if its ranks are on one host, else the store.
+struct Observer {
+  std::unique_ptr<Board> board;
+  std::shared_ptr<Heartbeat> heartbeat;  // the world's
+  std::shared_ptr<Progress> progress;
+  std::string key;  // of the group in the store
+};
+
+// Every rank sends each peer its share once, (n - 1) messages; an all-reduce above 32 KiB does so twice; broadcast is a
+// binary tree.
+class TcpCommunicator final : public Communicator {
+ public:
+  TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer, std::shared_ptr<Rendezvous> store,
+                  std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
+
+  int rank() const override { return site_.rank; }
+  int size() const override { return static_cast<int>(site_.ranks.size()); }
+  const std::string& name() const override { return site_.group; }
+
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
+  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
+                      const CallInfo& info) override;
+  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override;
+  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override;
+  void barrier(const CallInfo& info) override;
+  void abort(const std::string& reason) override;
+
+  void leave();
+  // A call has failed: the peers are going down too.
+  bool is_broken() const { return broken_; }
+
+ private:
+  template <class Action>
+  void run(const Call& call, Action action);
+  void enter(const Call& call);
+  void compare(const Call& call);
+  void wait();
+  void look(int peer);
+  template <class Place, class Data>
+  void post(Place place, Data data);
+  void gather(std::span<const std::byte> in, std::span<std::byte> out);
+  void reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out, ir::DType dtype,
+                     ReduceOp op);
+  void reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op);
+  std::span<std::byte> scratch(size_t bytes);
+
+  std::string failure();
+  void fail(const std::string& cause);
+  [[noreturn]] void throw_failure(const Call& call, const TransferError& error);
+  [[noreturn]] void throw_found(const Call& call, const FoundCause& found);
+  int64_t waited_ms() const;
+
+  CallSite site_;
+  std::unique_ptr<Links> links_;
+  Observer observer_;
+  std::shared_ptr<Rendezvous> store_;
+  std::shared_ptr<const Timeout> timeout_ms_;
+  std::shared_ptr<FlightRecorder> recorder_;
+  std::vector<std::byte> scratch_;
+  uint64_t sequence_ = 0;
+  const Call* call_ = nullptr;  // that runs
+  Clock::time_point begin_;
+  bool broken_ = false;
+  std::mutex failure_mutex_;
+  std::string failure_;
+};
+
+}  // namespace sfsdp::comm

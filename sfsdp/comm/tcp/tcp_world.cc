@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/tcp/tcp_world.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/comm/null/null_world.h"
+#include "sfsdp/comm/tcp/tcp_communicator.h"
+
+namespace sfsdp::comm {
+namespace {
+
+// A name no other board of this host has.
+std::string new_board_path(int rank) {
+  static constexpr const char* kFolders[] = {"/dev/shm", "/tmp"};
+  const auto now = Clock::now().time_since_epoch().count();
+  const char* folder = access(kFolders[0], W_OK) == 0 ? kFolders[0] : kFolders[1];
+  return concat(folder, "/sfsdp-", getpid(), "-", rank, "-", now);
+}
+
+class TcpWorld final : public CommWorld {
+ public:
+  TcpWorld(const TcpOptions& options, std::shared_ptr<FlightRecorder> recorder)
+      : options_(options),
+        store_(std::make_shared<Rendezvous>(options)),
+        timeout_ms_(std::make_shared<Timeout>(options.timeout_ms)),
+        alone_(make_null_world(options.world_size, options.rank)),
+        recorder_(std::move(recorder)) {
+    std::vector<int> all(static_cast<size_t>(options.world_size));
+    std::iota(all.begin(), all.end(), 0);
+    const std::string name = concat(getpid(), " ", Clock::now().time_since_epoch().count(), " ", this);
+    if (store_->store().set_first(concat("taken/", options.rank), name) != name)
+      // No UserError: where ranks are restarted one by one, it may be rank 0 of the last attempt that has not ended yet.
+      throw CommError(concat("CommError on rank ", options.rank, " of ", options.world_size, ": start\n  rank ",
+                             options.rank, " has started twice at ", store_->place(),
+                             "; expected a RANK of its own for every process, and a new store for every run"));
+    store_->store().set(concat("host/", options.rank), host_identity());
+    hosts_ = store_->wait_for("host/", all, "start");
+  }
+
+  ~TcpWorld() override {
+    bool broken = false;
+    for (auto& [key, group] : groups_) {
+      group->leave();
+      broken = broken || group->is_broken();
+    }
+    try {
+      // Who is still about to find out why a call has failed may need the store for it.
+      store_->say_goodbye(!broken ? 5000 : heartbeat_ ? 3000 : 0);
+    } catch (const SocketError&) {
+      // Rank 0 was faster, or is dead: there is nothing left to close.
+    }
+  }
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+
+  std::shared_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) override {
+    CallSite site = make_call_site(name, ranks, rank(), world_size());
+    const auto found = groups_.find({name, ranks});
+    if (found != groups_.end()) return found->second;
+    if (ranks.size() == 1) return alone_->group(name, ranks);  // with itself alone, a rank's data is everyone's
+    auto made = make_group(std::move(site));
+    groups_[{name, ranks}] = made;
+    return made;
+  }
+
+  void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
+
+  void abort(const std::string& reason) override {
+    for (auto& [key, group] : groups_) group->abort(reason);
+    alone_->abort(reason);
+    try {
+      store_->abort(reason);
+    } catch (const SocketError&) {
+      // Without a store the peers still see the closed connections.
+    }
+  }
+
+ private:
+  std::shared_ptr<TcpCommunicator> make_group(CallSite site) {
+    std::vector<std::string> numbers;
+    for (const int r : site.ranks) numbers.push_back(std::to_string(r));
+    // The ranks of a large group would be a long key.
+    const std::string key = concat("group/", site.group, ":", hex(hash_path(join(numbers, ","))));
+    const std::string what = "group " + site.group;
+    try {
+      Observer observer;
+      observer.key = key;
+      if (on_one_host(site) && options_.watch == TcpOptions::Watch::OneHost)
+        observer.board = make_board(site, key, what);
+      if (!observer.board) {
+        if (!heartbeat_) heartbeat_ = std::make_shared<Heartbeat>(store_->connect_heartbeat(), rank());
+        observer.heartbeat = heartbeat_;
+        observer.progress = heartbeat_->add(key);
+      }
+      Address listen = store_->listen_address();
+      if (on_one_host(site)) listen = parse_address("127.0.0.1:1"), listen.set_port(0);
+      auto links = std::make_unique<Links>(site, key, listen, *store_, options_.init_timeout_ms);
+      return std::make_shared<TcpCommunicator>(std::move(site), std::move(links), std::move(observer), store_,
+                                               timeout_ms_, recorder_);
+    } catch (const SocketError& error) {
+      throw CommError(concat("CommError on rank ", rank(), " of ", world_size(), ": ", what,
+                             "\n  the store of rank 0 is gone: ", error.what(), "; read rank 0's log"));
+    }
+  }
+
+  bool on_one_host(const CallSite& site) const {
+    return std::ranges::all_of(site.ranks, [&](int r) {
+      return hosts_[static_cast<size_t>(r)] == hosts_[static_cast<size_t>(site.ranks[0])];
+    });
+  }
+
+  // The first rank makes the file, the others open it; null on all ranks if one of them cannot.
+  std::unique_ptr<Board> make_board(const CallSite& site, const std::string& key, const std::string& what) {
+    const int size = static_cast<int>(site.ranks.size());
+    std::unique_ptr<Board> board;
+    std::string path, status = "ok";
+    try {
+      if (site.rank == 0) {
+        path = new_board_path(rank());
+        board = Board::create_file(path, size);
+        store_->store().set(concat(key, "/board/", rank()), path);
+      } else {
+        path = store_->wait_for(key + "/board/", {site.ranks[0]}, what)[0];
+        board = Board::open_file(path, size);
+      }
+      board->claim(site.rank);
+    } catch (const AbortedError&) {
+      throw;
+    } catch (const CommError& error) {
+      status = error.what();
+      if (site.rank == 0) store_->store().set(concat(key, "/board/", rank()), path);  // the others fail to open it
+    }
+    store_->store().set(concat(key, "/mapped/", rank()), status);
+    const auto statuses = store_->wait_for(key + "/mapped/", site.ranks, what);
+    if (site.rank == 0) {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+    }
+    for (const std::string& s : statuses)
+      if (s != "ok") return nullptr;
+    return board;
+  }
+
+  TcpOptions options_;
+  std::shared_ptr<Rendezvous> store_;
+  std::shared_ptr<Timeout> timeout_ms_;
+  std::unique_ptr<CommWorld> alone_;
+  std::shared_ptr<FlightRecorder> recorder_;
+  std::vector<std::string> hosts_;  // by rank
+  std::shared_ptr<Heartbeat> heartbeat_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<TcpCommunicator>> groups_;
+};
+
+}  // namespace
+
+std::unique_ptr<CommWorld> make_tcp_world(const TcpOptions& options, std::shared_ptr<FlightRecorder> recorder) {
+  SFSDP_CHECK(options.rank >= 0 && options.rank < options.world_size, "rank ", options.rank, " of ",
+              options.world_size);
+  return std::make_unique<TcpWorld>(options, std::move(recorder));
+}
+
+}  // namespace sfsdp::comm

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/comm/tcp/watch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kBeat(1000);
+// Three beats missed: a machine out of breath may swallow two.
+constexpr int64_t kSilentMs = 3500;
+
+// What a rank has told: "<entered> <finished> <group>\n..."
+struct Told {
+  bool ever = false;
+  int64_t age_ms = 0;
+  uint64_t entered = 0;
+  uint64_t finished = 0;
+
+  bool is_silent() const { return ever && age_ms > kSilentMs; }
+};
+
+Told read_told(StoreClient& store, int rank, const std::string& group) {
+  const auto value = store.get("progress/" + std::to_string(rank));
+  if (!value) return {};
+  Told told = {true, value->age_ms, 0, 0};
+  std::istringstream lines(value->text);
+  uint64_t entered = 0, finished = 0;
+  std::string name;
+  while (lines >> entered >> finished && std::getline(lines >> std::ws, name))
+    if (name == group) {
+      told.entered = entered;
+      told.finished = finished;
+    }
+  return told;
+}
+
+std::string get(StoreClient& store, const std::string& key) {
+  const auto value = store.get(key);
+  return value ? value->text : "";
+}
+
+// The first cause that a rank of the group tells becomes that of all.
+FoundCause agree(StoreClient& store, const Wait& wait, const std::string& cause) {
+  return {FoundCause::Kind::Failed, store.set_first("failed/" + wait.group, cause)};
+}
+
+std::optional<FoundCause> told_by_others(StoreClient& store, const Wait& wait) {
+  if (std::string aborted = get(store, "aborted"); !aborted.empty())
+    return FoundCause{FoundCause::Kind::Aborted, std::move(aborted)};
+  if (std::string failed = get(store, "failed/" + wait.group); !failed.empty())
+    return FoundCause{FoundCause::Kind::Failed, std::move(failed)};
+  return std::nullopt;
+}
+
+std::string lost_text(StoreClient& store, const Wait& wait, int rank, const std::string& why) {
+  const Told told = read_told(store, rank, wait.group);
+  return silence_text({{rank, told.finished}}, 1, 0, wait.waited_ms, why);
+}
+
+// A rank of the world whose process has ended without a goodbye.
+std::optional<FoundCause> lost(StoreClient& store, const Wait& wait) {
+  const std::string rank = get(store, "lost");
+  if (rank.empty()) return std::nullopt;
+  return agree(store, wait,
+               lost_text(store, wait, static_cast<int>(parse_int(rank).value_or(-1)), "its process is gone"));
+}
+
+FoundCause store_is_gone(const std::string& seen, const std::string& reason) {
+  return {FoundCause::Kind::Failed,
+          concat("no answer from rank 0, which hosts the store: ", reason,
+                 "; its process is stopped or gone, or its host is cut off (", seen, "); read rank 0's log")};
+}
+
+}  // namespace
+
+Heartbeat::Heartbeat(std::unique_ptr<StoreClient> connection, int rank)
+    : connection_(std::move(connection)), rank_(rank), thread_([this] { run(); }) {}
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wanted_.notify_all();
+  thread_.join();
+}
+
+std::shared_ptr<Progress> Heartbeat::add(const std::string& group) {
+  auto progress = std::make_shared<Progress>();
+  const std::lock_guard lock(mutex_);
+  groups_[group] = progress;
+  return progress;
+}
+
+void Heartbeat::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    std::string text;
+    for (const auto& [group, progress] : groups_)
+      text += concat(progress->entered.load(), " ", progress->finished.load(), " ", group, "\n");
+    lock.unlock();
+    try {
+      connection_->set("progress/" + std::to_string(rank_), text);
+    } catch (const SocketError&) {
+      // The store is gone: whoever reads it finds that out and says so.
+    }
+    lock.lock();
+    wanted_.wait_for(lock, kBeat, [&] { return stop_; });
+  }
+}
+
+FoundCause look_at_peer(StoreClient& store, const Wait& wait, int peer) {
+  try {
+    if (auto told = told_by_others(store, wait)) return *told;
+    if (auto gone = lost(store, wait)) return *gone;
+    const Told told = read_told(store, peer, wait.group);
+    if (!told.is_silent()) return {};
+    return agree(store, wait,
+                 lost_text(store, wait, peer,
+                           concat("it has sent no heartbeat for ", told.age_ms,
+                                  " ms: its process is stopped, or its host is cut off")));
+  } catch (const SocketError& error) {
+    return store_is_gone(concat("no answer from rank ", peer, " in ", wait.waited_ms, " ms"), error.what());
+  }
+}
+
+FoundCause find_cause(StoreClient& store, const Wait& wait, const std::string& error, bool timed_out) {
+  constexpr std::chrono::milliseconds kGrace(500);  // connections to peers close before, or after, that to the store
+  try {
+    const auto deadline = Clock::now() + kGrace;
+    do {
+      if (auto told = told_by_others(store, wait)) return *told;
+      if (auto gone = lost(store, wait)) return *gone;
+      if (timed_out) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } while (Clock::now() < deadline);
+    // All live: who has not entered the call holds up the others. What they have told is a beat old.
+    std::this_thread::sleep_for(kBeat + kBeat / 5);
+    if (auto told = told_by_others(store, wait)) return *told;
+    std::vector<Silence> silent;
+    uint64_t others_min = UINT64_MAX, others_max = 0;
+    std::string why;
+    for (const int rank : wait.site.ranks) {
+      const Told told = read_told(store, rank, wait.group);
+      if (rank != wait.site.global_rank() && told.entered < wait.sequence) {
+        if (silent.empty() && store.get("bye/" + std::to_string(rank))) why = "it has closed its communicators";
+        silent.push_back({rank, told.finished});
+      } else {
+        others_min = std::min(others_min, told.finished);
+        others_max = std::max(others_max, told.finished);
+      }
+    }
+    return agree(store, wait,
+                 silent.empty() ? error : silence_text(silent, others_min, others_max, wait.waited_ms, why));
+  } catch (const SocketError& reason) {
+    return store_is_gone(error, reason.what());
+  }
+}
+
+}  // namespace sfsdp::comm
