@@ -287,6 +287,7 @@ void RankGroup::stop(int signal) {
 void RankGroup::end(int signal, Clock::duration grace) {
   kill_at_ = Clock::now() + grace;
   signal_all(signal);
+  signal_all(SIGCONT);  // a stopped rank would take no other signal until it is killed
 }
 
 void RankGroup::kill_now() {

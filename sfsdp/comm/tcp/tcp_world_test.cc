@@ -25,6 +25,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/call.h"
 #include "sfsdp/comm/same_texts.h"
+#include "sfsdp/comm/tcp/socket.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
 #include "sfsdp/testing/temporary_folder.h"
@@ -249,9 +250,9 @@ TEST_CASE("tcp: options from torchrun's environment") {
   for (const auto& [name, value] : before) value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
 }
 
-// The ranks of the next test: processes of their own, started with the environment that torchrun sets. Rank 1 is killed
+// The ranks of the next tests: processes of their own, started with the environment that torchrun sets. Rank 1 gets a signal
 // in its third call, the others write what they were told into the file.
-TEST_CASE("tcp process: rank 1 dies" * doctest::skip()) {
+TEST_CASE("tcp process: rank 1 gets a signal" * doctest::skip()) {
   TcpOptions options = tcp_options_from_env();
   options.init_timeout_ms = options.timeout_ms = 60'000;
   if (std::getenv("SFSDP_TEST_WATCH")) options.watch = TcpOptions::Watch::Store;
@@ -259,12 +260,28 @@ TEST_CASE("tcp process: rank 1 dies" * doctest::skip()) {
   const auto group = world->group("dp_shard", all_ranks(*world));
   std::vector<std::byte> data(1 << 20);
   for (int i = 0; i < 2; ++i) group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
-  if (world->rank() == 1) kill(getpid(), SIGKILL);
+  if (world->rank() == 1) raise(std::atoi(std::getenv("SFSDP_TEST_SIGNAL")));
   const auto error = comm_error_of([&] { group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""}); });
   std::ofstream(std::getenv("SFSDP_TEST_OUT") + std::to_string(world->rank())) << error;
 }
 
-void check_killed_rank(const std::string& watch) {
+pid_t start_rank(int rank, std::vector<std::string> environment) {
+  environment.push_back(concat("RANK=", rank));
+  std::vector<char*> pointers;
+  for (auto& e : environment) pointers.push_back(e.data());
+  pointers.push_back(nullptr);
+  std::array<std::string, 5> words = {"core_tests", "--no-skip", "-m", "--no-intro",
+                                      "-tc=tcp process: rank 1 gets a signal"};
+  std::vector<char*> arguments;
+  for (auto& w : words) arguments.push_back(w.data());
+  arguments.push_back(nullptr);
+  pid_t pid = -1;
+  REQUIRE(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments.data(), pointers.data()) == 0);
+  return pid;
+}
+
+// cause: what ranks 0 and 2 say of rank 1
+void check_signalled_rank(const std::string& watch, int signal, const std::string& cause) {
   const testing::TemporaryFolder folder;
   const std::string out = folder / "rank-";
   std::vector<std::string> environment;
@@ -273,22 +290,13 @@ void check_killed_rank(const std::string& watch) {
   environment.push_back("MASTER_ADDR=127.0.0.1");
   environment.push_back(concat("MASTER_PORT=", free_port()));
   environment.push_back("SFSDP_TEST_OUT=" + out);
+  environment.push_back(concat("SFSDP_TEST_SIGNAL=", signal));
   if (!watch.empty()) environment.push_back("SFSDP_TEST_WATCH=" + watch);
-  std::vector<pid_t> ranks(3);
-  for (int r = 0; r < 3; ++r) {
-    auto own = environment;
-    own.push_back(concat("RANK=", r));
-    std::vector<char*> pointers;
-    for (auto& e : own) pointers.push_back(e.data());
-    pointers.push_back(nullptr);
-    std::array<std::string, 5> words = {"core_tests", "--no-skip", "-m", "--no-intro", "-tc=tcp process: rank 1 dies"};
-    std::vector<char*> arguments;
-    for (auto& w : words) arguments.push_back(w.data());
-    arguments.push_back(nullptr);
-    REQUIRE(posix_spawn(&ranks[static_cast<size_t>(r)], "/proc/self/exe", nullptr, nullptr, arguments.data(),
-                        pointers.data()) == 0);
-  }
-  for (const pid_t rank : ranks) waitpid(rank, nullptr, 0);
+  std::vector<pid_t> ranks;
+  for (int r = 0; r < 3; ++r) ranks.push_back(start_rank(r, environment));
+  for (const size_t r : {0U, 2U}) waitpid(ranks[r], nullptr, 0);
+  kill(ranks[1], SIGKILL);
+  waitpid(ranks[1], nullptr, 0);
   for (const int r : {0, 2}) {
     std::stringstream text;
     text << std::ifstream(out + std::to_string(r)).rdbuf();
@@ -299,12 +307,30 @@ void check_killed_rank(const std::string& watch) {
                                    "bytes\n  no answer from rank 1 in ")));
     CHECK(error.find("; it finished sequence ") != std::string::npos);
     CHECK(error.ends_with("; read rank 1's log"));
-    CHECK(error.find(" is gone; ") != std::string::npos);
+    CHECK(error.find(cause) != std::string::npos);
   }
 }
 
-TEST_CASE("tcp: a killed process is named by the others") { check_killed_rank(""); }
-TEST_CASE("tcp across hosts: a killed process is named by the others") { check_killed_rank("store"); }
+TEST_CASE("tcp: a killed process is named by the others") { check_signalled_rank("", SIGKILL, " is gone; "); }
+TEST_CASE("tcp: a stopped process is named by the others") { check_signalled_rank("", SIGSTOP, " is stopped, "); }
+TEST_CASE("tcp across hosts: a killed process is named by the others") {
+  check_signalled_rank("store", SIGKILL, " is gone; ");
+}
+TEST_CASE("tcp across hosts: a stopped process is named by the others") {
+  check_signalled_rank("store", SIGSTOP, "it has sent no heartbeat for ");
+}
+
+// Longer than three missed heartbeats: the one that computes does nothing for the others, but lives.
+TEST_CASE("tcp across hosts: an op that takes long is no fault") {
+  run_tcp(watched_by_store(tcp_options(3)), [](CommWorld& world) {
+    const auto group = world.group("dp_shard", all_ranks(world));
+    group->barrier({"", ""});
+    const auto end = Clock::now() + std::chrono::milliseconds(5500);
+    while (world.rank() == 1 && Clock::now() < end) {
+    }
+    group->barrier({"", ""});
+  });
+}
 
 }  // namespace
 }  // namespace sfsdp::comm
