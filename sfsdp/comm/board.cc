@@ -77,6 +77,9 @@ ProcessState state_of(int pid) {
   return state;
 }
 
+bool is_stopped(const ProcessState& state) { return state.letter == 'T' || state.letter == 't'; }
+constexpr const char* kIsStopped = " is stopped, by SIGSTOP or a debugger";
+
 int64_t elapsed_ms(Clock::time_point since) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
 }
@@ -112,18 +115,49 @@ struct BoardMemory {
 static_assert(sizeof(BoardMemory) % alignof(Slot) == 0);
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
+// Naive idea: wait for the mutex as long as it takes. What breaks it: its owner may be stopped, for ever.
 class Board::Lock {
  public:
-  explicit Lock(BoardMemory& memory) : memory_(memory) {
-    // A process that died in here has changed a slot at most half; its death is found by those who wait for it.
-    if (pthread_mutex_lock(&memory_.mutex) == EOWNERDEAD) pthread_mutex_consistent(&memory_.mutex);
+  // site: whose call this is for.   throws: CommError naming a rank that has been stopped for long, and may be the owner
+  Lock(BoardMemory& memory, const CallSite& site) : memory_(memory) {
+    const int stopped = lock();
+    if (stopped < 0) return;
+    throw CommError(concat("CommError on rank ", site.global_rank(), " of ", site.world_size, ": ", site.group,
+                           "\n  no answer from rank ", site.ranks[static_cast<size_t>(stopped)], ": its process ",
+                           memory_.slots()[stopped].pid, kIsStopped, "; read rank ",
+                           site.ranks[static_cast<size_t>(stopped)], "'s log"));
   }
-  ~Lock() { pthread_mutex_unlock(&memory_.mutex); }
+  // For what cannot fail: is_held() says whether it is.
+  explicit Lock(BoardMemory& memory) : memory_(memory) { lock(); }
+  ~Lock() {
+    if (held_) pthread_mutex_unlock(&memory_.mutex);
+  }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
+  bool is_held() const { return held_; }
+
  private:
+  // -1, or a rank of the group that has been stopped for as long as this has waited.
+  int lock() {
+    const auto begin = Clock::now();
+    while (true) {
+      timespec until{};
+      clock_gettime(CLOCK_REALTIME, &until);  // a clock that is set back costs a longer wait
+      ++until.tv_sec;
+      const int status = pthread_mutex_timedlock(&memory_.mutex, &until);
+      held_ = status != ETIMEDOUT;
+      // A process that died in here has changed a slot at most half; its death is found by those who wait for it.
+      if (status == EOWNERDEAD) pthread_mutex_consistent(&memory_.mutex);
+      if (held_) return -1;
+      if (Clock::now() - begin < kMostStopped) continue;
+      for (int r = 0; r < memory_.size; ++r)
+        if (is_stopped(state_of(memory_.slots()[r].pid))) return r;
+    }
+  }
+
   BoardMemory& memory_;
+  bool held_ = false;
 };
 
 void Board::Deleter::operator()(BoardMemory* memory) const {
@@ -193,7 +227,7 @@ void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int
   const std::string text = call.text();
   const uint64_t hash = call.hash();
   {
-    const Lock lock(*memory_);
+    const Lock lock(*memory_, site);
     Slot& slot = memory_->slots()[site.rank];
     slot.call_hash = hash;
     slot.call.set(text);
@@ -202,14 +236,14 @@ void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int
 }
 
 void Board::finish(const CallSite& site, uint64_t sequence) {
-  const Lock lock(*memory_);
+  const Lock lock(*memory_, site);
   memory_->slots()[site.rank].finished = sequence;
 }
 
 void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   uint64_t phase = 0;
   {
-    const Lock lock(*memory_);
+    const Lock lock(*memory_, site);
     phase = ++memory_->slots()[site.rank].phase;
     if (memory_->failure == Failure::None && ++memory_->arrived == memory_->size) {
       memory_->arrived = 0;
@@ -235,7 +269,7 @@ void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint
     }
     const int64_t waited_ms = elapsed_ms(begin);
     if (memory_->left > 0 || waited_ms >= std::min(kLookMs, timeout_ms)) {
-      const Lock lock(*memory_);
+      const Lock lock(*memory_, site);
       if (memory_->released >= phase || memory_->failure != Failure::None) continue;
       std::string cause = lost(site, phase, waited_ms);
       if (cause.empty() && waited_ms >= timeout_ms) {
@@ -280,14 +314,12 @@ std::string Board::why_gone(int rank) {
   const ProcessState state = state_of(slot.pid);
   if (state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks)
     return concat("its process ", slot.pid, " is gone");
-  if (state.letter != 'T' && state.letter != 't') {
+  if (!is_stopped(state)) {
     since.reset();
     return "";
   }
   if (!since) since = Clock::now();
-  return Clock::now() - *since < kMostStopped
-             ? ""
-             : concat("its process ", slot.pid, " is stopped, by SIGSTOP or a debugger");
+  return Clock::now() - *since < kMostStopped ? "" : concat("its process ", slot.pid, kIsStopped);
 }
 
 // The first rank that has not arrived and will not: it has left, or its process is gone or stopped. Under the lock.
@@ -345,7 +377,7 @@ void Board::fail_if_gone(const CallSite& site, uint64_t sequence, int64_t waited
 
 void Board::look(const CallSite& site, const Call& call, uint64_t sequence) {
   if (memory_->failure == Failure::None) {
-    const Lock lock(*memory_);
+    const Lock lock(*memory_, site);
     fail_if_gone(site, sequence, kLookMs);
   }
   if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
@@ -358,7 +390,7 @@ void Board::throw_failure(const CallSite& site, const Call& call, uint64_t seque
   while (memory_->failure == Failure::None) {
     const uint32_t seen = memory_->wakes;
     {
-      const Lock lock(*memory_);
+      const Lock lock(*memory_, site);
       fail_if_gone(site, sequence, elapsed_ms(begin));
       if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
     }
@@ -370,6 +402,7 @@ void Board::throw_failure(const CallSite& site, const Call& call, uint64_t seque
 
 void Board::abort(int global_rank, const std::string& reason) {
   const Lock lock(*memory_);
+  if (!lock.is_held()) return;  // a stopped rank has it; who waits finds that out
   if (memory_->failure != Failure::None) return;
   memory_->cause.set(concat("rank ", global_rank, " aborted: ", reason));
   memory_->failure = Failure::Abort;
@@ -378,6 +411,7 @@ void Board::abort(int global_rank, const std::string& reason) {
 
 void Board::leave(int rank) {
   const Lock lock(*memory_);
+  if (!lock.is_held()) return;  // a stopped rank has it; who waits finds that out
   if (memory_->slots()[rank].left) return;
   memory_->slots()[rank].left = true;
   ++memory_->left;

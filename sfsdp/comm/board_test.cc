@@ -81,6 +81,37 @@ TEST_CASE("board: a stopped process is named, one that goes on in time is waited
   waitpid(peer, nullptr, 0);
 }
 
+// Somewhere in its calls, so in some of the rounds while it holds the mutex.
+TEST_CASE("board: a process that is stopped at any point is named") {
+  for (int round = 0; round < 3; ++round) {
+    const std::string path = board_path();
+    const auto board = Board::create_file(path, 2);
+    board->claim(0);
+    const pid_t peer = fork_peer(path, 1, UINT64_MAX);
+    const CallSite site{"dp_shard", {0, 1}, 0, 2};
+    const pid_t stopper = fork();
+    if (stopper == 0) {
+      usleep(30'000 + static_cast<useconds_t>(round) * 7'777);
+      kill(peer, SIGSTOP);
+      _exit(0);
+    }
+    const std::string error = comm_error_of([&] {
+      for (uint64_t sequence = 1;; ++sequence) {
+        board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
+        board->finish(site, sequence);
+      }
+    });
+    std::filesystem::remove(path);
+    CAPTURE(error);
+    CHECK(error.find("no answer from rank 1") != std::string::npos);
+    CHECK(error.find(": its process " + std::to_string(peer) + " is stopped, by SIGSTOP or a debugger; ") !=
+          std::string::npos);
+    kill(peer, SIGKILL);
+    waitpid(peer, nullptr, 0);
+    waitpid(stopper, nullptr, 0);
+  }
+}
+
 TEST_CASE("board: a file that is no board is refused") {
   const std::string path = board_path();
   std::ofstream(path) << "something else";

@@ -28,6 +28,12 @@ std::runtime_error system_error(const char* what, const char* cure) {
   return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
 }
 
+// Codes of a rank that a signal has asked to end, with and without a checkpoint. All ranks have agreed to it, so the others
+// are about to end too.
+bool is_stop(int code) {
+  return code == kExitStopped || code == 128 + SIGTERM || code == 128 + SIGINT || code == 128 + SIGUSR1;
+}
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;
   for (std::string& text : texts) result.push_back(text.data());
@@ -253,12 +259,12 @@ void RankGroup::reap(size_t rank) {
 
   // The first failure is the cause; what other ranks do from there on is a consequence.
   if (status == 0 || end_.kind == GroupEnd::Kind::Failed || end_.kind == GroupEnd::Kind::Ended) return;
-  if (WIFEXITED(status) && WEXITSTATUS(status) == kExitStopped) {
-    // All ranks have agreed to stop, so the others are about to.
-    end_ = {GroupEnd::Kind::Stopped, kExitStopped, ""};
+  if (WIFEXITED(status) && is_stop(WEXITSTATUS(status))) {
+    const bool saved = WEXITSTATUS(status) == kExitStopped;
+    end_ = {saved ? GroupEnd::Kind::Stopped : GroupEnd::Kind::Ended, WEXITSTATUS(status)};
     if (!kill_at_) kill_at_ = Clock::now() + request_.grace;
   } else if (signalled_ != 0 && WIFSIGNALED(status) && WTERMSIG(status) != SIGSEGV && WTERMSIG(status) != SIGABRT) {
-    end_ = {GroupEnd::Kind::Ended, 128 + signalled_, ""};
+    end_ = {GroupEnd::Kind::Ended, 128 + signalled_};
   } else {
     tell_failure(rank, pid, status);
   }

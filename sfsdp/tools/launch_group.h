@@ -87,7 +87,7 @@ struct GroupEnd {
   };
   Kind kind = Kind::Done;
   int code = 0;            // what `sfsdp launch` returns if it does not go on
-  std::string cause;       // of Failed: "rank 1 exited with code 3"
+  std::string cause = {};  // of Failed: "rank 1 exited with code 3"
   bool signalled = false;  // the launcher was asked to stop
 };
 

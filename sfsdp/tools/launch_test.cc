@@ -145,10 +145,12 @@ TEST_CASE("launch: ranks see torchrun's environment") {
 
 TEST_CASE("launch: ranks get one token by descriptor, a new one after a restart, and none by the environment") {
   setenv("SFSDP_JOB_TOKEN", "0123456789abcdef0123456789abcdef", 1);
-  const auto result =
-      launch(shell("cat /proc/self/fd/$SFSDP_JOB_TOKEN_FD; echo \" $RANK [$SFSDP_JOB_TOKEN]\"; "
-                   "test $TORCHELASTIC_RESTART_COUNT = 1",
-                   {"-n", "2", "--max-restarts", "1"}));
+  const PidFiles pids;
+  const auto result = launch(shell(
+      "echo \"$(cat /proc/self/fd/$SFSDP_JOB_TOKEN_FD) $RANK [$SFSDP_JOB_TOKEN]\"; "
+      "test $RANK = 1 && { " +
+          pids.write_command("$$") + "exit 0; }; " + pids.exists_command(1) + "test $TORCHELASTIC_RESTART_COUNT = 1",
+      {"-n", "2", "--max-restarts", "1"}));
   unsetenv("SFSDP_JOB_TOKEN");
   CHECK(result.code == 0);
   const auto lines = sorted_lines(result.out);
@@ -257,6 +259,12 @@ TEST_CASE("launch: --max-restarts starts all ranks again, with torchrun's count 
   CHECK(contains(result.err, "launch: restart 1 of 4, as rank 1 was ended by SIGKILL (Killed, signal 9)\n"));
   CHECK(contains(result.err, "launch: restart 2 of 4, as rank 1 exited with code 3\n"));
   CHECK_FALSE(contains(result.err, "restart 3"));
+}
+
+TEST_CASE("launch: a rank that was asked to end and has nothing to save is not restarted") {
+  const auto result = launch(shell("exit 143", {"-n", "2", "--max-restarts", "3"}));
+  CHECK(result.code == 143);
+  CHECK(result.err.empty());
 }
 
 TEST_CASE("launch: what would fail again is not restarted") {

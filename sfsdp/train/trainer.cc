@@ -127,7 +127,8 @@ class Trainer {
         job_.program->check_recapture(job_.example);
       checkpoints_->after_step(run_state(k));
       if (progress) progress->report(k);
-      if (const int signal = stop_signals.agreed(world_)) return stop(signal, k);
+      if (const int signal = stop_signals.agreed(world_); signal != 0 && k < config_.training.steps)
+        return stop(signal, k);
     }
     checkpoints_->finish();
     log_.completed(unigram_entropy(id_counts_));
@@ -139,7 +140,7 @@ class Trainer {
     const bool saved = checkpoints_->save(run_state(step), checkpoint::Checkpointer::When::Now);
     log_.notice(concat("Stopped by SIG", sigabbrev_np(signal), " after step ", step,
                        saved ? ", which is saved" : ", nothing is saved"));
-    return 128 + signal;
+    return saved ? kExitStopped : 128 + signal;
   }
   // Goes on from a checkpoint, or starts with the weights that the config names.
   void begin() {
