@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -137,10 +138,13 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
 
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {
   if (job.hf_folder.empty()) return {};
+  const auto start = std::chrono::steady_clock::now();
   const auto checkpoint = SafetensorsCheckpoint::open(job.hf_folder);
   const std::vector<std::string> unused = load_hf_weights(step, checkpoint, *job.hf_config);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::vector<std::string> lines = {concat("Weights of ", job.hf_folder, ": ", checkpoint.names().size(),
-                                           " tensors in ", checkpoint.files().size(), " files")};
+                                           " tensors in ", checkpoint.files().size(), " files, this rank's part in ",
+                                           with_commas(seconds, 3), " s")};
   if (!unused.empty())
     lines.push_back(concat("not used of these weights, as the model has no such parameter: ", join(unused, ", ")));
   return lines;

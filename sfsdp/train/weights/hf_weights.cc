@@ -23,13 +23,22 @@ bool is_saved_constant(const std::string& name) {
 }
 
 // Anything else would be cast: quantised weights without their scales are numbers, but not these parameters.
-ir::DType float_dtype_of(const TensorView& view, const std::string& file) {
+void expect_floating(const TensorView& view, const std::string& file) {
   if (!view.dtype || !is_weight_dtype(*view.dtype))
     throw UserError(
         concat(file, ": tensor ", view.name, " has dtype ", view.dtype_name,
                "\n  expected F16, BF16, F32 or F64, as the parameter is of floating point; quantised weights"
                " are not supported, save the model as bfloat16 or float32"));
-  return *view.dtype;
+}
+
+// Returns how many values became infinite in the parameter's dtype.
+int64_t copy_range(const TensorView& view, const HfTensor& place, const StoredTensor& t, Chunk range,
+                   std::span<std::byte> mine) {
+  const ir::DType dtype = capture::dtype_of(t.dtype);
+  if (place.transform != HfTensor::None || *view.dtype != dtype)
+    return copy_from_hf(place, t.global_shape, range, view.data, *view.dtype, mine, dtype);
+  view.read(static_cast<uint64_t>(range.offset * ir::size_in_bytes(dtype)), mine);
+  return 0;
 }
 
 bool is_parameter(const Program& program, const StoredTensor& t) {
@@ -99,9 +108,8 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
       throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
                              at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
                              " by config.json; the two are not of one model"));
-    const auto dtype = float_dtype_of(view, checkpoint.file_of(view.name));
-    const int64_t lost = copy_from_hf(*place, t.global_shape, step.range_of(t.name), view.data, dtype,
-                                      bytes_of(state.at(t.name)), capture::dtype_of(t.dtype));
+    expect_floating(view, checkpoint.file_of(view.name));
+    const int64_t lost = copy_range(view, *place, t, step.range_of(t.name), bytes_of(state.at(t.name)));
     if (lost > 0)
       throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                              " become infinite as ", t.dtype, ", which ", t.name,

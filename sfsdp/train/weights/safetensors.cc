@@ -205,14 +205,19 @@ MappedFile::MappedFile(const std::string& path) {
       size_ = static_cast<size_t>(info.st_size);
     }
   }
+  fd_ = fd;
+  if (error.empty()) return;
   ::close(fd);
-  if (!error.empty()) refuse(path, error, "a readable safetensors file");
+  refuse(path, error, "a readable safetensors file");
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
@@ -220,6 +225,19 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void TensorView::read(uint64_t first, std::span<std::byte> out) const {
+  SFSDP_CHECK(first + out.size() <= data.size(), first, " + ", out.size(), " of ", data.size(), " bytes of ", name);
+  for (size_t done = 0; done < out.size();) {
+    const ssize_t got = ::pread(file, out.data() + done, out.size() - done, static_cast<off_t>(offset + first + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      refuse("tensor " + quote_safe(name), got < 0 ? std::strerror(errno) : "its file has become shorter",
+             "a safetensors file that stays as it is while it is read");
+    done += static_cast<size_t>(got);
+  }
 }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
@@ -252,7 +270,8 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   for (Entry& entry : entries) {
     file.index_.emplace(entry.name, file.tensors_.size());
     file.tensors_.push_back({std::move(entry.name), std::string(entry.dtype->name), entry.dtype->dtype,
-                             std::move(entry.shape), data.subspan(entry.begin, entry.end - entry.begin)});
+                             std::move(entry.shape), data.subspan(entry.begin, entry.end - entry.begin),
+                             file.file_.descriptor(), 8 + header_bytes + entry.begin});
   }
   return file;
 }

@@ -95,6 +95,24 @@ TEST_CASE("safetensors: the format's own vectors are read") {
   }
 }
 
+TEST_CASE("safetensors: a tensor's bytes are read from the file too, and a file cut off meanwhile is an error") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write(
+      "f", file_of("{" + entry("a", 0, 8, "[2]") + "," + entry("b", 8, 20, "[3]") + "}", floats({0, 1, 2, 3, 4})));
+  SafetensorsFile opened = SafetensorsFile::open(path);
+  const SafetensorsFile file = std::move(opened);  // views hold on
+  const TensorView& b = *file.find("b");
+  std::vector<float> values(2);
+  b.read(4, std::as_writable_bytes(std::span(values)));
+  CHECK(values == std::vector<float>{3, 4});
+  b.read(0, std::as_writable_bytes(std::span(values)));
+  CHECK(values == std::vector<float>{2, 3});
+  CHECK_THROWS_AS(b.read(8, std::as_writable_bytes(std::span(values))), InternalError);
+  fs::resize_file(path, fs::file_size(path) - 1);
+  CHECK_THROWS_WITH_AS(b.read(4, std::as_writable_bytes(std::span(values))),
+                       doctest::Contains("tensor \"b\": its file has become shorter"), UserError);
+}
+
 TEST_CASE("safetensors: empty tensors, rank 0, metadata and entries out of order are legal") {
   const testing::TemporaryFolder folder;
   const std::string header = "{" + entry("late", 4, 12, "[2]") + ",\"__metadata__\":{\"format\":\"pt\"}," +
