@@ -21,6 +21,7 @@
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/job.h"
+#include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_weights.h"
 #include "sfsdp/train/weights/safetensors.h"
 #include "sfsdp/tune/simulated.h"
@@ -196,6 +197,7 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
   if (!c.initial_load_in_hf) options.initial_load_path = c.initial_load_path.value_or("");
   options.initial_load_model_only = c.initial_load_model_only;
   options.last_save_model_only = c.last_save_model_only;
+  options.last_save_in_hf = c.last_save_in_hf;
   options.export_dtype = checkpoint::parse_export_dtype(c.export_dtype);
   options.exclude_from_loading = c.exclude_from_loading;
   options.enable_first_step_checkpoint = c.enable_first_step_checkpoint;
@@ -210,6 +212,30 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
   options.about.sfsdp_version = version();
   options.about.torch_version = TORCH_VERSION;
   return options;
+}
+
+std::string last_hf_folder(const JobConfig& config) {
+  const auto& c = config.checkpoint;
+  if (!c.last_save_in_hf || c.load_only) return "";
+  return concat(config.job.dump_folder, "/", c.folder, "/hf-step-", config.training.steps);
+}
+
+std::string export_last(const JobConfig& config, const CompiledJob& job, const Step& step, comm::CommWorld* world) {
+  const std::string folder = last_hf_folder(config), assets = config.model.hf_assets_path;
+  std::optional<HfConfig> from;
+  if (config.model.name == "hf") from = read_hf_config(assets);
+  const HfConfig hf = hf_config_of_model(from ? from->model : config.model.name, job.model.args,
+                                         hf_sources(step.program()), from ? &*from : nullptr);
+  HfExportOptions options;
+  options.dtype = checkpoint::parse_export_dtype(config.checkpoint.export_dtype);
+  options.max_positions = config.training.seq_len;
+  options.assets = assets;
+  const auto start = std::chrono::steady_clock::now();
+  const HfExported done = export_hf_folder(step, world, hf, folder, options);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return concat("Saved ", folder, ": ", hf.architecture, ", ",
+                with_commas(static_cast<double>(done.tensor_bytes) / (1 << 20), 1), " MiB in ", done.files,
+                done.files == 1 ? " file" : " files", ", ", with_commas(seconds, 2), " s");
 }
 
 std::string libtorch_include_dir() {

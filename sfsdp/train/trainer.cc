@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <optional>
 #include <ostream>
 #include <vector>
@@ -131,6 +132,7 @@ class Trainer {
         return stop(signal, k);
     }
     checkpoints_->finish();
+    if (!last_hf_folder(config_).empty()) log_.notice(export_last(config_, job_, *step_, world_));
     log_.completed(unigram_entropy(id_counts_));
     return 0;
   }
@@ -144,6 +146,10 @@ class Trainer {
   }
   // Goes on from a checkpoint, or starts with the weights that the config names.
   void begin() {
+    if (const std::string last = last_hf_folder(config_); std::filesystem::exists(last))
+      throw UserError(
+          concat(last, " is there already, but checkpoint.last_save_in_hf = true would write it after step ",
+                 config_.training.steps, "\n  expected no folder of that name; move it, or train more steps"));
     const auto loaded = config_.checkpoint.create_seed_checkpoint ? std::nullopt : checkpoints_->load();
     if (!loaded) {
       weight_notes_ = load_initial_weights(job_, *step_);

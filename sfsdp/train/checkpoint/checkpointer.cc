@@ -210,6 +210,7 @@ std::optional<Loaded> Checkpointer::load_initial() {
 
 void Checkpointer::after_step(const RunState& run) {
   if (saver_ && saver_->has_ended()) report(*saver_->wait());
+  if (run.step == options_.total_steps && options_.last_save_in_hf) return;
   if (run.step == options_.total_steps)
     save(run, When::Last);
   else if (run.step % options_.interval == 0 || (run.step == 1 && options_.enable_first_step_checkpoint))

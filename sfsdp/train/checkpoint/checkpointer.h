@@ -25,6 +25,7 @@ struct CheckpointOptions {
   std::string initial_load_path;
   bool initial_load_model_only = true;
   bool last_save_model_only = true;
+  bool last_save_in_hf = false;             // the last step is not saved here: the trainer exports it
   ir::DType export_dtype = ir::DType::f32;  // of a last save of the model alone; f32: as stored
   std::vector<std::string> exclude_from_loading;
   bool enable_first_step_checkpoint = false;

@@ -151,6 +151,11 @@ void check_checkpoint(const JobConfig& config, std::vector<std::string>& errors)
     if (std::ranges::find(kStates, state) == kStates.end())
       errors.push_back(concat("checkpoint.exclude_from_loading holds ", state, "\n  expected ", join(kStates, ", "),
                               did_you_mean(state, kStates)));
+  if (c.last_save_in_hf && !(c.enable && c.last_save_model_only))
+    errors.push_back(
+        "checkpoint.last_save_in_hf = true\n  expected checkpoint.enable = true and last_save_model_only = true with "
+        "it: "
+        "Hugging Face's folders hold a model alone");
   if (c.create_seed_checkpoint && !c.enable)
     errors.push_back("checkpoint.create_seed_checkpoint = true\n  expected checkpoint.enable = true with it");
 }

@@ -166,10 +166,11 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   CHECK(flag_error({"--compile.enable"}) ==
         "--compile.enable = true changes nothing: the step is always compiled\n"
         "  expected the default, false; leave it out");
-  for (const char* flag : {"--checkpoint.last_save_in_hf", "--parallelism.enable_async_tensor_parallel",
+  for (const char* flag : {"--checkpoint.initial_load_in_hf_quantized", "--parallelism.enable_async_tensor_parallel",
                            "--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
-  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\nlast_save_in_hf = false").notes.empty());
+  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\ninitial_load_in_hf_quantized = false")
+            .notes.empty());
 }
 
 // From a file as TOML spells it, from a flag as a user does; anything else is an error that names the key and says why.
@@ -317,7 +318,7 @@ TEST_CASE("every key that is used changes the configuration") {
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
     if (!field.is_bool()) flags.push_back(value);
     if (field.key == "exclude_from_loading") flags[1] = "optimizer";
-    if (field.key == "create_seed_checkpoint") flags.push_back("--checkpoint.enable");
+    if (field.key == "create_seed_checkpoint" || field.key == "last_save_in_hf") flags.push_back("--checkpoint.enable");
     if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
     if (field.path() == "validation.enable") flags.insert(flags.end(), {"--validation.dataset_path", "t.bin"});
     CHECK_FALSE(from_flags(flags) == JobConfig());
@@ -429,6 +430,9 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
       {"[checkpoint]\nexclude_from_loading = [\"optimiser\"]", "checkpoint.exclude_from_loading holds optimiser",
        "did you mean optimizer"},
       {"[checkpoint]\ncreate_seed_checkpoint = true", "checkpoint.create_seed_checkpoint = true", "checkpoint.enable"},
+      {"[checkpoint]\nlast_save_in_hf = true", "checkpoint.last_save_in_hf = true", "checkpoint.enable"},
+      {"[checkpoint]\nenable = true\nlast_save_in_hf = true\nlast_save_model_only = false",
+       "checkpoint.last_save_in_hf = true", "last_save_model_only = true"},
       {"[training", "job.toml:1:10: ", "TOML"},
       {"[training]\ndataset = \"tokens\"", "training.dataset_path: unset", "--training.dataset_path"}};
   for (const auto& file : files) expect_named(error_of(file.toml), file.key, file.got);

@@ -137,6 +137,13 @@ std::string_view name_of(ir::DType dtype) {
   return dtype == ir::DType::bf16 ? "bfloat16" : dtype == ir::DType::f16 ? "float16" : "float32";
 }
 
+bool is_architecture(const JsonValue& document, const std::string& architecture) {
+  const JsonValue* list = document.find("architectures");
+  const auto* names = list ? list->as<JsonArray>() : nullptr;
+  const auto* name = names && names->size() == 1 ? names->front().as<std::string>() : nullptr;
+  return name && *name == architecture;
+}
+
 int64_t rows_of(const std::vector<HfSource>& parameters, const std::string& name) {
   const auto found = std::ranges::find(parameters, name, &HfSource::name);
   SFSDP_CHECK(found != parameters.end() && !found->shape.empty(), "no matrix ", name, " among the parameters");
@@ -146,7 +153,7 @@ int64_t rows_of(const std::vector<HfSource>& parameters, const std::string& name
 }  // namespace
 
 HfConfig hf_config_of_model(const std::string& model, const std::map<std::string, HfConfig::Value>& args,
-                            const std::vector<HfSource>& parameters) {
+                            const std::vector<HfSource>& parameters, const HfConfig* from) {
   HfConfig config;
   config.model = model;
   config.args = args;
@@ -161,6 +168,10 @@ HfConfig hf_config_of_model(const std::string& model, const std::map<std::string
         "model.args.qkv_bias and model.args.qk_norm are both true, which no architecture of transformers has"
         "\n  expected one of them for a Hugging Face folder: Qwen2 has biases, Qwen3 norms");
   config.architecture = bias ? "Qwen2ForCausalLM" : norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM";
+  if (from && from->model == model && from->flag("qkv_bias") == bias && from->flag("qk_norm") == norm) {
+    config.architecture = from->architecture;
+    config.sliding_window = from->sliding_window;
+  }
   config.args["hidden_dim"] = rows_of(parameters, "layers.0.feed_forward.w1.weight");
   config.args["head_dim"] = rows_of(parameters, "layers.0.attention.wq.weight") / config.integer("n_heads");
   // The model has it as a number, Hugging Face as an integer.
@@ -173,7 +184,8 @@ std::string hf_config_json(const HfConfig& config, ir::DType dtype, int64_t max_
   Document out;
   if (!base.empty()) {
     const JsonValue document = parse_json(base, "config.json");
-    if (const auto* members = document.as<JsonObject>())
+    const auto* members = document.as<JsonObject>();
+    if (members && is_architecture(document, config.architecture))
       for (const auto& [key, value] : *members) out.set(key, json_of(value));
   }
   out.set("architectures", "[" + json_quoted(config.architecture) + "]");

@@ -111,7 +111,8 @@ HfFolderWriter::HfFolderWriter(HfLayout layout, std::string folder, size_t stagi
   incomplete_ = folder_ + ".incomplete";
 }
 
-void HfFolderWriter::create(const std::string& config_json, const std::string& assets) {
+// Takes the incomplete folder for this process, empty.
+void HfFolderWriter::lock() {
   std::error_code error;
   if (fs::exists(folder_, error) && !fs::is_empty(folder_, error))
     throw UserError(concat(folder_,
@@ -121,22 +122,40 @@ void HfFolderWriter::create(const std::string& config_json, const std::string& a
   if (error)
     throw UserError(
         concat(incomplete_, " cannot be made: ", error.message(), "\n  expected permission to write there"));
-  lock_ = open_file(incomplete_, O_RDONLY | O_DIRECTORY);
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+  FileHandle handle = open_file(incomplete_, O_RDONLY | O_DIRECTORY);
+  if (::flock(handle.get(), LOCK_EX | LOCK_NB) != 0)
     throw UserError(concat(incomplete_,
                            " is being written by another process\n  expected one at a time; wait for it, or"
                            " choose another folder"));
-  for (const auto& entry : fs::directory_iterator(incomplete_)) fs::remove(entry.path());  // of an export that died
-  for (size_t i = 0; i < layout_.files.size(); ++i) {
-    const HfFile& file = layout_.files[i];
-    const std::string path = incomplete_ + "/" + file.name;
-    files_[i] = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
-    reserve(files_[i].get(), file.bytes, path);
-    write_all(files_[i].get(), std::as_bytes(std::span(file.header)), 0, path);
-  }
+  lock_ = std::move(handle);
+  for (fs::directory_iterator entry(incomplete_, error), end; !error && entry != end; entry.increment(error))
+    fs::remove_all(entry->path(), error);  // of an export that died
+  if (error)
+    throw UserError(concat(incomplete_, " cannot be emptied: ", error.message(),
+                           "\n  expected permission to remove what an export that ended early has left there"));
+}
+
+void HfFolderWriter::write_small_files(const std::string& config_json, const std::string& assets) {
   if (!layout_.index.empty()) write_file(incomplete_ + "/model.safetensors.index.json", layout_.index);
   if (!assets.empty()) copy_assets(assets, incomplete_);
   write_file(incomplete_ + "/config.json", config_json);
+}
+
+void HfFolderWriter::create(const std::string& config_json, const std::string& assets) {
+  lock();
+  try {
+    for (size_t i = 0; i < layout_.files.size(); ++i) {
+      const HfFile& file = layout_.files[i];
+      const std::string path = incomplete_ + "/" + file.name;
+      files_[i] = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+      reserve(files_[i].get(), file.bytes, path);
+      write_all(files_[i].get(), std::as_bytes(std::span(file.header)), 0, path);
+    }
+    write_small_files(config_json, assets);
+  } catch (...) {
+    abandon();
+    throw;
+  }
 }
 
 int HfFolderWriter::file_of(size_t index) {
@@ -185,6 +204,7 @@ void HfFolderWriter::publish() {
 }
 
 void HfFolderWriter::abandon() noexcept {
+  if (lock_.get() < 0) return;
   std::error_code ignored;
   fs::remove_all(incomplete_, ignored);
   lock_ = FileHandle();

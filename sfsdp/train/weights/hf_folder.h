@@ -42,7 +42,7 @@ class HfFolderWriter {
   HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes = kHfStagingBytes);
 
   // Makes the files at their full size, with their headers, config.json, and copies of the tokenizer's files of `assets`,
-  // of those that are there; "" for none. What an export that died has left is removed.
+  // of those that are there; "" for none. What an export that died has left is removed. Where it throws, it leaves nothing.
   //   throws: UserError naming what is in the way: a folder of that name with files in it, another process that is
   //           writing it, no permission, no space
   void create(const std::string& config_json, const std::string& assets);
@@ -53,13 +53,15 @@ class HfFolderWriter {
   void flush();  // what this process has written is on disk
 
   void publish();
-  void abandon() noexcept;  // removes what was being written
+  void abandon() noexcept;  // removes what this object has created and not published
 
   const HfLayout& layout() const { return layout_; }
   const std::string& folder() const { return folder_; }
   size_t staging_bytes() const { return staging_size_; }  // taken so far
 
  private:
+  void lock();
+  void write_small_files(const std::string& config_json, const std::string& assets);
   int file_of(size_t index);
 
   HfLayout layout_;

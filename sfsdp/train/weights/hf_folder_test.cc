@@ -136,8 +136,15 @@ TEST_CASE("hf_folder: what the system and the dtype refuse names file and tensor
   CHECK_THROWS_WITH_AS(
       other.write(*other.layout().find("wte.weight"), {0, 12}, std::as_bytes(std::span(values)), ir::DType::f32),
       doctest::Contains("out.incomplete/model.safetensors: cannot be opened for writing"), UserError);
+  other.abandon();  // not its own
+  CHECK(fs::exists(folder / "out.incomplete"));
   writer.abandon();
   CHECK_FALSE(fs::exists(folder / "out.incomplete"));
+  HfLayout huge = layout;
+  huge.files[0].bytes = uint64_t{1} << 60;  // no disk has it
+  HfFolderWriter full(huge, folder / "full");
+  CHECK_THROWS_WITH_AS(full.create("{}", ""), doctest::Contains("model.safetensors: "), UserError);
+  CHECK_FALSE(fs::exists(folder / "full.incomplete"));
   CHECK_FALSE(fs::exists(folder / "out"));
 }
 

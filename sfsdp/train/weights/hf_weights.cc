@@ -147,7 +147,7 @@ HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfCo
       if (rank == 0) writer.publish();
     });
   } catch (...) {
-    if (rank == 0) writer.abandon();
+    writer.abandon();  // rank 0's, which made it
     throw;
   }
   return {writer.layout().tensor_bytes, writer.layout().files.size(), writer.staging_bytes()};

@@ -143,6 +143,11 @@ struct Tolerance {
   double weight = 1e-5;                  // absolute, per element
 };
 
+// The true gradient of a key bias is 0: Adam makes steps of up to lr out of its rounding error.
+double weight_tolerance(const Fixture& fixture, const std::string& hf_name, double per_element) {
+  return hf_name.ends_with("attn.c_attn.bias") ? 20 * fixture.training.lr / std::sqrt(3.0) : per_element;
+}
+
 void expect_equals_pytorch(const Fixture& fixture, const std::string& folder, DeviceMesh mesh,
                            DataParallelOptions options, int64_t micro_batches, Tolerance tolerance) {
   CAPTURE(to_string(mesh));
@@ -165,9 +170,7 @@ void expect_equals_pytorch(const Fixture& fixture, const std::string& folder, De
       const std::lock_guard lock(mutex);
       CAPTURE(place.hf_name);
       const testing::Fingerprint& want = expected.at(place.hf_name);
-      double of_element = per_element;
-      // The true gradient of a key bias is 0: Adam makes steps of up to lr out of its rounding error.
-      if (place.hf_name.ends_with("attn.c_attn.bias")) of_element = 20 * fixture.training.lr / std::sqrt(3.0);
+      const double of_element = weight_tolerance(fixture, place.hf_name, per_element);
       const double root = std::sqrt(static_cast<double>(whole.numel()));
       const testing::Fingerprint got = testing::fingerprint(place.hf_name, numbers(whole));
       CHECK(testing::difference(got, want) * want.norm <= of_norm * want.norm + of_element * root);
@@ -267,6 +270,22 @@ void expect_checkpoint_equals(const SafetensorsCheckpoint& checkpoint,
   }
 }
 
+// What the run has exported after its last step is what PyTorch's training came to.
+void expect_trained_folder(const Fixture& fixture, const std::string& folder) {
+  CHECK(read_hf_config(folder).architecture == fixture.config.architecture);
+  const auto checkpoint = SafetensorsCheckpoint::open(folder);
+  CHECK(checkpoint.names().size() == fixture.weights.size());
+  for (const auto& [name, want] : fixture.weights) {
+    CAPTURE(name);
+    const TensorView& view = checkpoint.at(name);
+    std::vector<float> values(view.data.size() / sizeof(float));
+    std::memcpy(values.data(), view.data.data(), view.data.size());
+    const auto got = testing::fingerprint(name, {values.begin(), values.end()});
+    const double root = std::sqrt(static_cast<double>(values.size()));
+    CHECK(testing::difference(got, want) * want.norm <= weight_tolerance(fixture, name, 1e-5) * root);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, whatever the ranks") {
@@ -298,7 +317,7 @@ TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, what
                " --training.max_norm ", t.max_norm, " --training.mixed_precision_param float32 --optimizer.lr ", t.lr,
                " --optimizer.beta1 ", t.beta1, " --optimizer.beta2 ", t.beta2, " --optimizer.eps ", t.eps,
                " --optimizer.weight_decay ", t.weight_decay, " --lr_scheduler.warmup_steps ", t.warmup_steps,
-               " --lr_scheduler.decay_ratio 0 ");
+               " --lr_scheduler.decay_ratio 0 --checkpoint.enable --checkpoint.last_save_in_hf ");
     const auto expect = [&](int ranks, int64_t local_batch, const std::string& flags) {
       CAPTURE(ranks);
       CAPTURE(flags);
@@ -307,6 +326,7 @@ TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, what
           concat(train, "--job.dump_folder ", out, " --training.local_batch_size ", local_batch, " ", flags);
       REQUIRE(run_sfsdp(ranks == 1 ? command : concat("launch -n ", ranks, " -- ", command)) == 0);
       expect_metrics_equal(fixture, out + "/metrics.jsonl");
+      expect_trained_folder(fixture, concat(out, "/checkpoint/hf-step-", fixture.steps.size()));
       std::filesystem::remove_all(out);
     };
     expect(1, 4, "");
