@@ -2,13 +2,20 @@
 #include "sfsdp/train/job_data.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/config/config_fields.h"
+#include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/dataset.h"
+#include "sfsdp/train/data/input_file.h"
+#include "sfsdp/train/data/token_cache.h"
+#include "sfsdp/train/data/token_file.h"
+#include "sfsdp/train/data/tokenize.h"
 #include "sfsdp/train/data/tokenizer/tokenizer.h"
 
 namespace sfsdp::train {
@@ -50,11 +57,57 @@ DocumentFrame frame_of(const JobConfig& config, const std::string& dataset, uint
   return {t.add_bos ? tokenizer.bos() : std::nullopt, t.add_eos ? tokenizer.eos() : std::nullopt};
 }
 
+bool is_json(const std::string& dataset) {
+  return dataset == "jsonl" || dataset == "c4" || dataset == "c4_test" || dataset == "c4_validation";
+}
+bool is_text(const std::string& dataset) { return dataset == "text" || is_json(dataset); }
+
+// A folder of token files made of a text dataset, below dump_folder.
+std::string tokens_of_text(const JobConfig& config, const std::string& dataset, const std::string& path,
+                           const std::function<void(const std::string&)>& say) {
+  TokenizeOptions tokenize;
+  tokenize.documents.format = is_json(dataset) ? DocumentFormat::JsonLines : DocumentFormat::Text;
+  const std::vector<std::string> ends =
+      is_json(dataset) ? StringList{".jsonl", ".ndjson", ".json"} : StringList{".txt", ".md"};
+  const auto accepts = [&](const std::string& name) {
+    const std::string plain = InputFile::name_without_compression(name);
+    return std::ranges::any_of(ends, [&](const std::string& end) { return plain.ends_with(end); });
+  };
+  tokenize.inputs = data_files(
+      path, accepts,
+      concat("a file, a pattern, or a folder with *", join(ends, ", *"), ", also with .gz or .zst after it"));
+  const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
+  const std::string recipe = concat(hex(tokenizer.hash()), is_json(dataset) ? " jsonl " : " text ", kTokenFileVersion);
+  return cached_tokens({config.job.dump_folder + "/tokens", tokenize.inputs, recipe}, [&](const std::string& folder) {
+    tokenize.out = folder;
+    auto last = std::chrono::steady_clock::now();
+    const auto tell = [&](const TokenizeProgress& progress, std::string_view state) {
+      if (say)
+        say(concat("Dataset ", path, ": ", state, ' ', with_commas(progress.tokens), " tokens of ",
+                   with_commas(progress.documents), " documents into ", folder));
+    };
+    const TokenizeProgress done = tokenize_files(tokenizer, tokenize, [&](const TokenizeProgress& progress) {
+      const auto now = std::chrono::steady_clock::now();
+      if (now - last < std::chrono::seconds(10)) return;
+      last = now;
+      tell(progress, concat("tokenizing, ", 100 * progress.bytes / std::max<int64_t>(1, progress.all_bytes), " %,"));
+    });
+    tell(done, "tokenized");
+  });
+}
+
 DatasetOptions options_of(const JobConfig& config, const std::string& dataset, const std::string& path,
-                          const std::string& include_folder) {
+                          const JobDataOptions& job) {
   DatasetOptions options;
   options.name = dataset;
-  options.path = path.empty() && dataset == "libtorch_headers" ? include_folder : path;
+  options.path = path;
+  if (dataset == "libtorch_headers") {
+    if (path.empty()) options.path = job.include_folder;
+  } else if (is_text(dataset)) {
+    options.name = "tokens";
+    options.path = tokens_of_text(config, dataset, path, job.say);
+  }
+  options.vocab_size = job.vocab_size;
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
@@ -68,15 +121,14 @@ MixEntry parse_mix_entry(const std::string& text) {
   std::string_view rest = text;
   const auto weight = parse_double(take_word(rest));
   MixEntry entry{weight.value_or(0), take_word(rest), std::string(rest)};
-  const bool known = entry.dataset == "tokens" || entry.dataset == "libtorch_headers";
+  const bool known = is_text(entry.dataset) || entry.dataset == "tokens" || entry.dataset == "libtorch_headers";
   if (!weight || !(*weight > 0) || !known)
     throw UserError(concat("training.sources holds ", json_quoted(text),
                            "\n  expected a weight above 0, a dataset and its path, such as \"0.7 tokens data/web\""));
   return entry;
 }
 
-std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vocab_size,
-                                             const std::string& include_folder) {
+std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobDataOptions& job) {
   const auto& t = config.training;
   std::vector<MixEntry> entries;
   if (t.dataset == "mix")
@@ -85,20 +137,18 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vo
     entries.push_back({1, t.dataset, t.dataset_path.value_or("")});
   std::vector<WeightedSource> sources;
   for (const MixEntry& entry : entries) {
-    DatasetOptions options = options_of(config, entry.dataset, entry.path, include_folder);
+    DatasetOptions options = options_of(config, entry.dataset, entry.path, job);
     options.seq_len = t.seq_len;
-    options.vocab_size = vocab_size;
     options.shuffle = parse_shuffle(t.shuffle);
     sources.push_back({open_dataset(options), entry.weight});
   }
   return sources;
 }
 
-SampleSource open_validation_source(const JobConfig& config, int64_t vocab_size, const std::string& include_folder) {
+SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& job) {
   const auto& v = config.validation;
-  DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), include_folder);
+  DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), job);
   options.seq_len = v.seq_len;
-  options.vocab_size = vocab_size;
   options.shuffle = Shuffle::Never;
   return open_dataset(options);
 }

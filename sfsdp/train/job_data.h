@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,15 +20,19 @@ struct MixEntry {
 //   throws: UserError naming the entry
 MixEntry parse_mix_entry(const std::string& text);
 
-// What training.dataset asks for: one source, or those of training.sources.
-//   vocab_size: the model's
-//   include_folder: what libtorch_headers reads where no path is given; "": none is known
-//   throws: UserError as open_dataset does
-std::vector<WeightedSource> open_job_sources(const JobConfig& config, int64_t vocab_size,
-                                             const std::string& include_folder);
+struct JobDataOptions {
+  int64_t vocab_size = 0;      // the model's
+  std::string include_folder;  // what libtorch_headers reads where no path is given; "": none is known
+  // Told while this process makes token files of text, which may take long; the others of the host wait meanwhile.
+  std::function<void(const std::string&)> say = {};
+};
 
-// The set that [validation] names, in its files' order. Arguments and errors as above.
-SampleSource open_validation_source(const JobConfig& config, int64_t vocab_size, const std::string& include_folder);
+// What training.dataset asks for: one source, or those of training.sources.
+//   throws: UserError as open_dataset, Tokenizer::load and tokenize_files do
+std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobDataOptions& options);
+
+// The set that [validation] names, in its files' order. Errors as above.
+SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& options);
 
 // Whether to validate after step k, which was trained on `tokens_per_step` tokens as each before it.
 bool validation_is_due(const Validation& validation, int64_t step, int64_t tokens_per_step);

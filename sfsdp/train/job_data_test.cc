@@ -39,7 +39,7 @@ TEST_CASE("a mix has a source for each entry, and the log says their shares") {
   config.training.seq_len = 4;
   config.training.sources = {"3 tokens " + folder.write("a.bin", ids(0, 41)), "1 libtorch_headers"};
   folder.write("x.h", "0123456789");
-  Loader loader(open_job_sources(config, 256, folder.path()), {4, 1, 0, 1});
+  Loader loader(open_job_sources(config, {256, folder.path()}), {4, 1, 0, 1});
   CHECK(describe(loader) == "Dataset " + folder.path() + "/a.bin: 41 tokens, 10 samples, 75.00 % of the samples\n" +
                                 "Dataset " + folder.path() + ": 10 tokens, 2 samples, 25.00 % of the samples\n");
   const auto inputs = loader.next().micro_batches[0].inputs;
@@ -54,7 +54,7 @@ TEST_CASE("one dataset is one source, with the config's order, width and seed") 
   config.training.dataset_path = folder.write("a.bin", ids(0, 41));
   config.training.seq_len = 4;
   const auto first_ids = [&] {
-    Loader loader(open_job_sources(config, 256, ""), {10, 1, 0, 1});
+    Loader loader(open_job_sources(config, {256, ""}), {10, 1, 0, 1});
     std::vector<int64_t> firsts;
     const auto inputs = loader.next().micro_batches[0].inputs;
     for (size_t i = 0; i < inputs.size(); i += 4) firsts.push_back(inputs[i]);
@@ -94,7 +94,7 @@ TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, a
   config.training.shuffle = "never";
   config.training.seq_len = 2;
   const auto row = [&] {
-    Loader loader(open_job_sources(config, tokenizer.vocab_size(), ""), {1, 1, 0, 1});
+    Loader loader(open_job_sources(config, {tokenizer.vocab_size(), ""}), {1, 1, 0, 1});
     std::vector<int64_t> ids = loader.next().micro_batches[0].inputs;
     const auto more = loader.next().micro_batches[0].inputs;
     ids.insert(ids.end(), more.begin(), more.end());
@@ -117,13 +117,56 @@ TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, a
   CHECK(row() == std::vector<int64_t>{5, 6});
 }
 
+TEST_CASE("text and JSON lines are tokenized once, and what is read are the tokenizer's ids in the files' order") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.model.hf_assets_path = SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3";
+  config.job.dump_folder = folder / "out";
+  const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
+  std::vector<int64_t> expected;
+  for (const char* text : {"The first one.", "the second", "and a third, longer one"})
+    for (const int32_t id : tokenizer.encode(text)) expected.push_back(id);
+  folder.write("text/b/2.txt", "the second");
+  folder.write("text/a.txt", "The first one.");
+  folder.write("text/c.md", "and a third, longer one");
+  folder.write("text/image.png", "no text");
+  folder.write("json/1.jsonl", "{\"text\": \"The first one.\"}\n{\"text\": \"the second\"}\n");
+  folder.write("json/2.json", "{\"url\": \"x\", \"text\": \"and a third, longer one\"}\n");
+  config.training.add_bos = config.training.add_eos = false;
+  config.training.shuffle = "never";
+  config.training.seq_len = static_cast<int64_t>(expected.size()) - 1;
+  for (const auto& [dataset, path] :
+       {std::pair<std::string, std::string>{"jsonl", "json"}, {"c4", "json"}, {"text", "text"}}) {
+    CAPTURE(dataset);
+    config.training.dataset = dataset;
+    config.training.dataset_path = folder / path;
+    std::vector<std::string> said;
+    const JobDataOptions options = {tokenizer.vocab_size(), "", [&](const std::string& line) { said.push_back(line); }};
+    for (const size_t times : {1, 1}) {  // the second start finds the files
+      Loader loader(open_job_sources(config, options), {1, 1, 0, 1});
+      const LoadedStep step = loader.next();
+      std::vector<int64_t> row = step.micro_batches[0].inputs;
+      row.push_back(step.micro_batches[0].targets.back());
+      CHECK(row == expected);
+      CHECK(said.size() == (dataset == "c4" ? 0 : times));  // c4 is jsonl
+    }
+  }
+  folder.write("json/2.json", "{\"text\": 3}\n");
+  config.training.dataset_path = folder / "json";
+  config.training.dataset = "jsonl";
+  CHECK_THROWS_WITH_AS(open_job_sources(config, {tokenizer.vocab_size(), ""}), doctest::Contains("2.json"), UserError);
+  config.training.dataset = "text";
+  CHECK_THROWS_WITH_AS(open_job_sources(config, {tokenizer.vocab_size(), ""}),
+                       doctest::Contains("no such file below this folder"), UserError);
+}
+
 TEST_CASE("validation reads its own set in the files' order, at its own length") {
   const testing::TemporaryFolder folder;
   JobConfig config;
   config.training.shuffle = "always";
   config.training.seq_len = 4;
   config.validation = {.dataset = "tokens", .dataset_path = folder.write("v.bin", ids(100, 21)), .seq_len = 5};
-  SampleSource source = open_validation_source(config, 256, "");
+  SampleSource source = open_validation_source(config, {256, ""});
   CHECK(source.size() == 4);
   std::vector<int32_t> sample(6);
   source.read(1, sample);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <iostream>
 #include <optional>
 #include <ostream>
 #include <vector>
@@ -94,11 +95,10 @@ class Trainer {
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
         job_(make_job(config_, world_size(), rank())),
-        loader_(open_job_sources(config_, job_.model.vocab_size, libtorch_include_dir()), loader_options()),
+        loader_(open_job_sources(config_, data_options()), loader_options()),
         schedule_(schedule_options()),
         id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
-    if (config_.validation.enable)
-      validation_.emplace(open_validation_source(config_, job_.model.vocab_size, libtorch_include_dir()));
+    if (config_.validation.enable) validation_.emplace(open_validation_source(config_, data_options()));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
@@ -198,6 +198,10 @@ class Trainer {
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
   int64_t global_batch() const { return job_.shares.global; }
 
+  JobDataOptions data_options() const {
+    return {job_.model.vocab_size, libtorch_include_dir(),
+            [](const std::string& text) { std::cerr << text << std::endl; }};
+  }
   LoaderOptions loader_options() const {
     return {config_.training.local_batch_size, job_.shares.accumulation, rank(), data_ranks()};
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/data/dataset.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -14,6 +12,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {
@@ -35,39 +34,10 @@ std::string wrap_notice(const SampleSource& source, int64_t step) {
 
 namespace {
 
-[[noreturn]] void fail_to_read(const std::string& path, const std::string& why, std::string_view expected) {
-  throw UserError(concat(path.empty() ? "training.dataset_path" : path, ": ", why, "\n  expected ", expected,
-                         "; set --training.dataset_path"));
-}
-
 // --- tokens ---
 
 constexpr std::string_view kTokenFiles =
-    "a file of token ids, a folder of *.bin files, or a pattern such as data/*.bin";
-
-std::vector<std::string> files_of_pattern(const std::string& pattern) {
-  glob_t found{};
-  const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);  // sorted by name
-  std::vector<std::string> files(found.gl_pathv, found.gl_pathv + (status == 0 ? found.gl_pathc : 0));
-  ::globfree(&found);
-  if (files.empty()) fail_to_read(pattern, "no file has a name like this", kTokenFiles);
-  return files;
-}
-
-std::vector<std::string> files_of_folder(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::string> files;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-    if (entries->path().extension() == ".bin")
-      files.push_back(entries->path().string());
-    else if (entries->path().extension() == ".tok")
-      TokenFolder::load(folder);  // says that sfsdp tokenize has not finished
-  if (error) fail_to_read(folder, error.message(), kTokenFiles);
-  if (files.empty()) fail_to_read(folder, "no *.bin file in this folder", kTokenFiles);
-  std::sort(files.begin(), files.end());
-  return files;
-}
+    "a file of token ids, a folder of *.bin files or of sfsdp tokenize, or a pattern such as data/*.bin";
 
 // Files side by side, as one row of ids.
 struct OpenedTokens {
@@ -102,12 +72,10 @@ OpenedTokens open_all(const DatasetOptions& options) {
     for (size_t i = 0; i < folder.shards.size(); ++i) add_token_file(all, folder.open(i), options);
     return all;
   }
-  std::vector<std::string> files = {options.path};
-  if (fs::is_directory(options.path, ignored))
-    files = files_of_folder(options.path);
-  else if (!fs::exists(options.path, ignored) && options.path.find_first_of("*?[") != std::string::npos)
-    files = files_of_pattern(options.path);
-  for (const std::string& file : files)
+  if (fs::exists(fs::path(options.path) / "00000.tok", ignored))
+    TokenFolder::load(options.path);  // says that sfsdp tokenize has not finished
+  for (const std::string& file : data_files(
+           options.path, [](const auto& name) { return name.ends_with(".bin"); }, kTokenFiles))
     if (TokenFile::is_token_file(file))
       add_token_file(all, TokenFile::open(file), options);
     else
@@ -119,7 +87,6 @@ OpenedTokens open_all(const DatasetOptions& options) {
 }
 
 SampleSource open_tokens(const DatasetOptions& options) {
-  if (options.path.empty()) fail_to_read("", "no file for dataset tokens", kTokenFiles);
   OpenedTokens all = open_all(options);
   SampleOptions samples = {options.seq_len, options.vocab_size, SampleOrder::File, options.seed};
   if (all.with_borders == 0) {
@@ -147,8 +114,8 @@ std::vector<std::string> list_headers(const std::string& folder) {
     if ((extension == ".h" || extension == ".hpp") && files->is_regular_file(ignored))
       relative.push_back(files->path().lexically_relative(folder).generic_string());
   }
-  if (error) fail_to_read(folder, error.message(), kExpected);
-  if (relative.empty()) fail_to_read(folder, "no headers below this folder", kExpected);
+  if (error) fail_to_read_data(folder, error.message(), kExpected);
+  if (relative.empty()) fail_to_read_data(folder, "no headers below this folder", kExpected);
   std::sort(relative.begin(), relative.end());  // a folder's own order differs from machine to machine
   return relative;
 }
@@ -158,7 +125,7 @@ std::vector<uint8_t> read_headers(const std::string& folder, int64_t max_bytes) 
   for (const std::string& name : list_headers(folder)) {
     const fs::path path = fs::path(folder) / name;
     std::ifstream file(path, std::ios::binary);
-    if (!file) fail_to_read(path.string(), "cannot read this header", "headers that can be read");
+    if (!file) fail_to_read_data(path.string(), "cannot read this header", "headers that can be read");
     bytes.insert(bytes.end(), std::istreambuf_iterator<char>(file), {});
     if (max_bytes > 0 && static_cast<int64_t>(bytes.size()) >= max_bytes) {
       bytes.resize(static_cast<size_t>(max_bytes));
@@ -169,7 +136,7 @@ std::vector<uint8_t> read_headers(const std::string& folder, int64_t max_bytes) 
 }
 
 SampleSource open_headers(const DatasetOptions& options) {
-  if (options.path.empty()) fail_to_read("", "no folder for libtorch_headers", "LibTorch's include folder");
+  if (options.path.empty()) fail_to_read_data("", "no folder for libtorch_headers", "LibTorch's include folder");
   if (options.vocab_size < kByteVocab)
     throw UserError(concat("dataset libtorch_headers has ids up to ", kByteVocab - 1, ", the model a vocabulary of ",
                            options.vocab_size, "\n  expected a vocabulary of at least ", kByteVocab,

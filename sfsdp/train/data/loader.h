@@ -39,8 +39,7 @@ struct MicroBatch {
 
 struct LoadedStep {
   std::vector<MicroBatch> micro_batches;
-  // Sources of which this step holds the last sample of the first epoch, or the first of the second.
-  std::vector<const SampleSource*> wrapped;
+  std::vector<const SampleSource*> wrapped;  // sources of which this step holds the first sample of the second epoch
 };
 
 // What decides the rows that follow: a few integers, the same on all ranks and on any number of them.

@@ -228,6 +228,38 @@ TEST_CASE("a step says which sources begin again, once each") {
   CHECK(said == std::map<std::string, std::vector<int>>{{"documents", {4}}, {"flat", {5}}, {"shuffled", {6}}});
 }
 
+// conventions.md: "after sample N-1 comes sample 0 again (said once in the log)"; N = 6.
+TEST_CASE("that a source begins again is said at exactly one step: the first that reads sample 0 again") {
+  const testing::TemporaryFolder folder;
+  for (int64_t batch = 1; batch <= 15; ++batch) {
+    CAPTURE(batch);
+    std::vector<WeightedSource> sources;
+    sources.push_back({{store(folder, "t", 0, {25}), {4, 100}}, 1});
+    Loader loader(std::move(sources), {batch, 1, 0, 1});
+    std::vector<int64_t> said;
+    for (int64_t step = 1; step <= 15; ++step)
+      if (!loader.next().wrapped.empty()) said.push_back(step);
+    CHECK(said == std::vector<int64_t>{6 / batch + 1});
+  }
+}
+
+TEST_CASE("what a sample is does not depend on what was read before it") {
+  const testing::TemporaryFolder folder;
+  auto sources = three_sources(folder), others = three_sources(folder);
+  for (size_t s = 0; s < sources.size(); ++s) {
+    std::vector<std::vector<int32_t>> forwards;
+    std::vector<int32_t> ids(4);
+    for (int64_t i = 0; i < 40; ++i) {
+      sources[s].source.read(i, ids);
+      forwards.push_back(ids);
+    }
+    for (int64_t i = 39; i >= 0; --i) {
+      others[s].source.read(i, ids);
+      CHECK(ids == forwards[static_cast<size_t>(i)]);
+    }
+  }
+}
+
 TEST_CASE("an error comes with the step that it belongs to, not before, and comes again") {
   const testing::TemporaryFolder folder;
   std::vector<WeightedSource> sources;

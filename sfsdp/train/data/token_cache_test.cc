@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <thread>
 
@@ -22,9 +23,11 @@ namespace fs = std::filesystem;
 struct Cache {
   testing::TemporaryFolder folder;
   std::atomic<int> made = 0;
+  std::function<void()> before_making = [] {};
 
   std::string ask(const std::vector<std::string>& inputs, const std::string& recipe = "r") {
     return cached_tokens({folder / "cache", inputs, recipe}, [this](const std::string& path) {
+      before_making();
       ++made;
       fs::create_directories(path);
       std::ofstream(path + "/dataset.json") << "{}";
@@ -69,12 +72,33 @@ TEST_CASE("a file is hashed again where its size or time changed, and only there
   CHECK(cache.ask({a}) != first);
 }
 
+// Two writes in one tick of the clock leave the same size and time.
+TEST_CASE("a file written just now is hashed again even if it looks the same") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  const auto now = fs::file_time_type::clock::now();
+  fs::last_write_time(a, now);
+  const std::string first = cache.ask({a});
+  cache.folder.write("a.txt", "One");
+  fs::last_write_time(a, now);
+  CHECK(cache.ask({a}) != first);
+}
+
 TEST_CASE("of many that ask at once one makes the files and the others wait") {
   Cache cache;
   const std::string a = cache.folder.write("a.txt", "one");
   std::vector<std::thread> threads;
   std::vector<std::string> folders(8);
-  for (std::string& folder : folders) threads.emplace_back([&] { folder = cache.ask({a}); });
+  std::atomic<size_t> asked = 0;
+  cache.before_making = [&] {  // until the others had time to come
+    while (asked < folders.size()) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+  };
+  for (std::string& folder : folders)
+    threads.emplace_back([&] {
+      ++asked;
+      folder = cache.ask({a});
+    });
   for (std::thread& thread : threads) thread.join();
   CHECK(cache.made == 1);
   CHECK(std::set<std::string>(folders.begin(), folders.end()).size() == 1);

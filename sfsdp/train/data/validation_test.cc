@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -86,7 +87,7 @@ TEST_CASE("steps bounds the batches, and one pass bounds the steps") {
   CHECK(validate(source, {2, 0, 1, 3}, note).batches == 3);
   CHECK(read == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
   read.clear();
-  CHECK(validate(source, {2, 0, 1, 1000000000000000000}, note).tokens == 10);
+  CHECK(validate(source, {2, 0, 1, std::numeric_limits<int64_t>::max()}, note).tokens == 10);
   CHECK(read.size() == 10);
   read.clear();
   validate(source, {2, 0, 1, 1}, note);  // from the first sample again
