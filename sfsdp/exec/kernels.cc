@@ -11,6 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/update_segments.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -191,30 +192,57 @@ Tensors add_into(const KernelContext& c) {
 // A step that updates nothing is not counted.
 Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
 
-// %p, %m, %v, %g, %step, %non_finite -> the three updated, in their own buffers. torch.optim.AdamW's formula.
-// LibTorch's kernel takes element i of each tensor's memory, whatever their strides: the gradient has to be as stored.
-Tensors adamw(const KernelContext& c) {
+// Calls `update` for each segment of this rank's part with parameter, moments and gradient of it. The gradient is
+// contiguous there: LibTorch's kernels take element i of each tensor's memory, whatever the strides.
+template <class Update>
+void for_segments(const KernelContext& c, const Update& update) {
+  const size_t gradient = ir::gradient_operand(c.op);
+  Tensors whole(c.operands.begin(), c.operands.begin() + static_cast<std::ptrdiff_t>(gradient) + 1);
+  whole[gradient] = whole[gradient].contiguous();
+  const int64_t numel = whole[0].numel();
+  for (const ir::UpdateSegment& s : ir::update_segments(c.op, c.group ? c.group->rank() * numel : 0, numel)) {
+    Tensors parts = whole;
+    if (s.end - s.begin != numel)
+      for (at::Tensor& part : parts)
+        if (part.defined()) part = part.view({-1}).narrow(0, s.begin, s.end - s.begin);
+    update(parts, s.weight_decay, c.scalars.lr * s.lr_factor);
+  }
+}
+
+// LibTorch's at::_fused_adamw_, and others of its kind.
+using FusedAdam = void (*)(at::TensorList p, at::TensorList g, at::TensorList m, at::TensorList v, at::TensorList max_v,
+                           at::TensorList steps, double lr, double beta1, double beta2, double weight_decay, double eps,
+                           bool amsgrad, bool maximize, const std::optional<at::Tensor>& grad_scale,
+                           const std::optional<at::Tensor>& found_inf);
+
+// %p, %m, %v, %g, %step, %non_finite -> the three updated, in their own buffers.
+Tensors adam_by(const KernelContext& c, FusedAdam fused) {
   const auto& in = c.operands;
-  at::_fused_adamw_({in[0]}, {in[3].contiguous()}, {in[1]}, {in[2]}, {}, {in[4]}, c.scalars.lr,
-                    ir::number_of(c.op, "beta1"), ir::number_of(c.op, "beta2"), ir::number_of(c.op, "weight_decay"),
-                    ir::number_of(c.op, "eps"),
-                    /*amsgrad=*/false,
-                    /*maximize=*/false, std::nullopt, in[5]);
+  for_segments(c, [&](const Tensors& part, double weight_decay, double lr) {
+    fused({part[0]}, {part[3]}, {part[1]}, {part[2]}, {}, {in[4]}, lr, ir::number_of(c.op, "beta1"),
+          ir::number_of(c.op, "beta2"), weight_decay, ir::number_of(c.op, "eps"), /*amsgrad=*/false,
+          /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/in[5]);
+  });
   return {in[0], in[1], in[2]};
 }
+
+// torch.optim.AdamW's formula, and torch.optim.Adam's.
+Tensors adamw(const KernelContext& c) { return adam_by(c, &at::_fused_adamw_); }
+Tensors adam(const KernelContext& c) { return adam_by(c, &at::_fused_adam_); }
 
 // %p, %momentum, %g, %non_finite -> the two updated. torch.optim.SGD's formula; %momentum is none without momentum.
 Tensors sgd(const KernelContext& c) {
   const auto& in = c.operands;
-  if (in[3].item<float>() == 0.0f) {
-    at::Tensor direction = in[2];
-    if (const double decay = ir::number_of(c.op, "weight_decay"); decay != 0) direction = direction.add(in[0], decay);
-    if (in[1].defined()) {
-      in[1].mul_(ir::number_of(c.op, "momentum")).add_(direction);
-      direction = in[1];
-    }
-    in[0].add_(direction, -c.scalars.lr);
-  }
+  if (in[3].item<float>() == 0.0f)
+    for_segments(c, [&](const Tensors& part, double weight_decay, double lr) {
+      at::Tensor direction = part[2];
+      if (weight_decay != 0) direction = direction.add(part[0], weight_decay);
+      if (part[1].defined()) {
+        part[1].mul_(ir::number_of(c.op, "momentum")).add_(direction);
+        direction = part[1];
+      }
+      part[0].add_(direction, -lr);
+    });
   if (c.op.results().size() == 1) return {in[0]};
   return {in[0], in[1]};
 }
@@ -250,6 +278,7 @@ constexpr Row kKernels[] = {
     {"mul_scalar", &mul_scalar},
     {"step_count", &step_count},
     {"adamw", &adamw},
+    {"adam", &adam},
     {"sgd", &sgd},
 };
 

@@ -16,6 +16,8 @@ namespace {
 
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) \
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
+#define SFSDP_UPDATE(name, moments, operands, results, flags, rule) \
+  OpRow{name, operands, operands, results, flags, CostClass::Alone, Alias::Fresh, rule, moments},
 #define SFSDP_COLLECTIVE(name, most, rule)                                                    \
   OpRow{name, 1, most, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
       OpRow{name ".start", 1, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
@@ -29,6 +31,7 @@ constexpr OpRow kAtenRows[] = {
 #undef SFSDP_ATEN
 #undef SFSDP_OP
 #undef SFSDP_COLLECTIVE
+#undef SFSDP_UPDATE
 
 // ---- what aten ops do beside giving results: draw random numbers, write an argument, stop the program ----------------
 // The others are pure. Names are without "aten."; capture/tracer_test.cc compares with LibTorch's schemas and tags.
@@ -163,6 +166,16 @@ bool is_root(const Op& op) { return has_flag(op, kRoot); }
 bool is_collective(const Op& op) { return has_flag(op, kCollective); }
 bool is_start(const Op& op) { return has_flag(op, kStart); }
 bool is_wait(const Op& op) { return op.is("wait"); }
+
+bool is_update(const Op& op) {
+  const OpRow* row = find_row(op.opcode);
+  return row && row->moments >= 0;
+}
+
+size_t gradient_operand(const Op& update) {
+  SFSDP_CHECK(is_update(update), update.opcode, " is no update");
+  return 1 + static_cast<size_t>(find_row(update.opcode)->moments);
+}
 
 bool is_once(const Op& op) {
   const auto* once = op.find_attr<bool>("once");

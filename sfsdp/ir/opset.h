@@ -42,6 +42,7 @@ struct OpRow {
   CostClass cost;
   Alias alias;
   void (*rule)(RuleContext&);  // says what is wrong with types and attributes
+  int moments = -1;            // operands between parameter and gradient of an optimizer's update; -1: another op
 };
 inline constexpr int kAny = -1;
 
@@ -59,6 +60,8 @@ bool is_root(const Op& op);
 bool is_collective(const Op& op);
 bool is_start(const Op& op);
 bool is_wait(const Op& op);
+bool is_update(const Op& op);               // an optimizer's, of a parameter or a bucket
+size_t gradient_operand(const Op& update);  // after the parameter and its moments, of which some may be absent
 bool is_random(const Op& op);
 // Attribute once=true, in a section that micro-batches repeat: the last one alone runs it.
 bool is_once(const Op& op);

@@ -397,7 +397,33 @@ void rule_clip_coefficient(RuleContext& context) {
   context.need_number("max_norm");
 }
 
-void rule_adamw(RuleContext& context) {
+namespace {
+
+// weight_decay= and lr_factor= of an update: a number each, or with begins= a list of one per segment.
+void check_segments(RuleContext& context) {
+  size_t segments = 0;
+  if (context.find("begins")) {
+    const Shape begins = context.integers("begins");
+    const int64_t ranks = context.find("axis") ? context.ranks() : 1;
+    const int64_t whole = saturating_product(context.operand().numel(), ranks);
+    const bool grow = std::ranges::adjacent_find(begins, std::ranges::greater_equal()) == begins.end();
+    if (begins.empty() || begins.front() != 0 || !grow || begins.back() >= whole)
+      context.stop(concat("has begins=", Attr(begins)),
+                   concat("expected 0, then growing numbers below ", whole, ", the elements of the whole bucket"));
+    segments = begins.size();
+  }
+  for (const char* key : {"weight_decay", "lr_factor"}) {
+    const auto* list = context.op.find_attr<std::vector<double>>(key);
+    if (list && list->size() != segments)
+      context.report(concat("has ", key, '=', Attr(*list)), segments == 0 ? "expected a number; a list needs begins="
+                                                                          : concat("expected ", segments, " numbers"));
+    if (!list && (context.find(key) || key == std::string_view("weight_decay"))) context.need_number(key);
+  }
+}
+
+}  // namespace
+
+void rule_adam(RuleContext& context) {
   constexpr std::string_view kResults[] = {"the new parameter", "the new first moment", "the new second moment"};
   for (int i = 0; i < 3; ++i) {
     const Type& expected = context.operand(static_cast<size_t>(i));
@@ -405,7 +431,8 @@ void rule_adamw(RuleContext& context) {
     context.expect_shape(expected.shape(), context.result(i), kResults[i]);
   }
   context.expect_shape(context.operand(0).shape(), context.operand(3), "the gradient");
-  for (const char* key : {"beta1", "beta2", "eps", "weight_decay"}) context.need_number(key);
+  for (const char* key : {"beta1", "beta2", "eps"}) context.need_number(key);
+  check_segments(context);
 }
 
 void rule_sgd(RuleContext& context) {
@@ -420,7 +447,7 @@ void rule_sgd(RuleContext& context) {
     context.need_number("momentum");
   }
   if (context.has_operand(2)) context.expect_shape(context.operand().shape(), context.operand(2), "the gradient");
-  context.need_number("weight_decay");
+  check_segments(context);
 }
 
 }  // namespace sfsdp::ir

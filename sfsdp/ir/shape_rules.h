@@ -75,12 +75,14 @@ class RuleContext {
 void no_rule(RuleContext& context);
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) void rule(RuleContext& context);
 #define SFSDP_COLLECTIVE(name, most, rule) void rule(RuleContext& context);
+#define SFSDP_UPDATE(name, moments, operands, results, flags, rule) void rule(RuleContext& context);
 #define SFSDP_ATEN SFSDP_OP
 #include "sfsdp/ir/opset.def"
 
 #include "sfsdp/ir/atenset.def"
 #undef SFSDP_OP
 #undef SFSDP_COLLECTIVE
+#undef SFSDP_UPDATE
 #undef SFSDP_ATEN
 
 }  // namespace sfsdp::ir

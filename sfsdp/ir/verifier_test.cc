@@ -240,6 +240,22 @@ TEST_CASE("pad, narrow, view, pack, broadcast, scalar and constant keep to their
   expect("%y = sgd %x, none, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "");
   expect("%y = sgd %x, %x, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "expected 2: the new parameter");
   expect("%y = sgd none, %x, %x, %x momentum=0.9 weight_decay=0.0 : f32[6, 4]", "lacks operand 0");
+  const auto expect_update = [&](const std::string& attrs, const char* diagnostic) {
+    expect(concat("%y = sgd %x, none, %x, %x ", attrs, " : f32[6, 4]"), diagnostic);
+  };
+  expect_update("lr_factor=0.5 weight_decay=0.0", "");
+  expect_update("begins=[0, 23] lr_factor=0.5 weight_decay=[0.0, 0.5]", "");
+  expect_update("axis=a begins=[0, 47] lr_factor=[0.5, 1.0] weight_decay=0.0", "");
+  expect_update("begins=[0, 24] weight_decay=[0.0, 0.5]", "growing numbers below 24");
+  expect_update("axis=a begins=[0, 48] weight_decay=0.0", "growing numbers below 48");
+  expect_update("begins=[1, 2] weight_decay=0.0", "expected 0, then growing");
+  expect_update("begins=[0, 2, 2] weight_decay=0.0", "expected 0, then growing");
+  expect_update("begins=[]i weight_decay=0.0", "expected 0, then growing");
+  expect_update("begins=[0, 2] weight_decay=[0.5]", "expected 2 numbers");
+  expect_update("weight_decay=[0.5, 0.5]", "a list needs begins=");
+  expect_update("lr_factor=fast weight_decay=0.5", "needs lr_factor=");
+  expect_update("begins=[0, 2] lr_factor=[0.5, 1.0]", "needs weight_decay=");
+  expect_update("axis=nope begins=[0, 2] weight_decay=0.5", "names mesh axis nope");
 }
 
 TEST_CASE("what only a pass can break is caught too") {

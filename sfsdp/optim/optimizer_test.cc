@@ -37,10 +37,13 @@ TEST_CASE("what would train nonsense is refused by the field's name") {
   CHECK(refused(AdamW{.eps = 0}) == "AdamW::eps = 0");
   CHECK(refused(AdamW{.eps = -1e-8}) == "AdamW::eps = -1e-08");
   CHECK(refused(AdamW{.weight_decay = -0.5}) == "AdamW::weight_decay = -0.5");
+  CHECK(refused(Adam{}).empty());
+  CHECK(refused(Adam{.beta2 = 1}) == "Adam::beta2 = 1");
   CHECK(refused(SGD{}).empty());
   CHECK(refused(SGD{.lr = -1}) == "SGD::lr = -1");
   CHECK(refused(SGD{.momentum = 1}) == "SGD::momentum = 1");
   CHECK(refused(SGD{.weight_decay = nan}) == "SGD::weight_decay = nan");
+  CHECK(refused(SGD{.groups = {{"*", infinity, {}}}}) == "ParamGroup::weight_decay = inf");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ struct OddImpl : torch::nn::Module {
 TORCH_MODULE(Odd);
 
 constexpr int64_t kRows = 24;
-constexpr AdamW kAdamW{.lr = 5e-3, .weight_decay = 0.1};
+const AdamW kAdamW{.lr = 5e-3, .weight_decay = 0.1};
 
 Batch ids(int64_t step, int64_t first, int64_t rows) {
   Batch batch = {at::empty({rows}, at::kLong), at::empty({rows}, at::kLong)};

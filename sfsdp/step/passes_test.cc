@@ -12,6 +12,7 @@
 
 #include "examples/own_pass/drop_mul_by_one.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/opset.h"
@@ -270,6 +271,69 @@ TEST_CASE("all-reduces under backward and updates in the order of reductions cha
         const auto plain = run({.disable = without_overlap()}), pipelined = run({});
         testing::expect_same_bits(pipelined, plain);
       }
+}
+
+// The oracle of a parameter is a step from the same state where all parameters have its numbers.
+TEST_CASE("a parameter of a group is updated as if all had its numbers, bit for bit, however it is stored") {
+  const std::vector<ParamGroup> groups = {{"*norm*", 0.0, {}}, {"layers.1.*", {}, 0.25}, {"output*", 0.5, 0.0}};
+  const auto numbers_of = [](const std::string& name) {
+    const bool norm = name.find("norm") != std::string::npos, slow = name.starts_with("layers.1.");
+    if (name.starts_with("output")) return ParamNumbers{0.5, 0};
+    return ParamNumbers{norm ? 0 : 0.1, slow ? 0.25 : 1};
+  };
+  struct Case {
+    DeviceMesh mesh;
+    DataParallelOptions options;
+  };
+  const DeviceMesh three = init_device_mesh({{"dp_shard", 3}}),
+                   hybrid = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+  const Case cases[] = {{three, {}},
+                        {three, {.zero_stage = 0}},
+                        {three, {.zero_stage = 1}},
+                        {three, {.zero_stage = 2, .reduce_once = true}},
+                        {three, {.layout = ParameterLayout::Dim0}},
+                        {three, {.min_shard_numel = 100, .units = "[tok_embeddings, layers, norm, output]"}},
+                        {hybrid, {.reduce_once = true}}};
+  for (const Case& c : cases) {
+    CAPTURE(&c - cases);
+    const int64_t ranks = c.mesh.world_size(), rows = kGlobalBatch / ranks / 2;
+    const auto program = [&](const AdamW& adamw) {
+      return compile_program(meta_init(make_llama), loss_of, adamw, tokens(0, 0, rows),
+                             data_parallel(c.mesh, c.options), {.max_norm = 1.0, .micro_batches = 2});
+    };
+    const auto grouped = program({.lr = 1e-2, .weight_decay = 0.1, .groups = groups});
+    std::map<std::pair<double, double>, std::shared_ptr<Program>> oracles;
+    for (const StoredTensor& t : grouped->tensors()) {
+      const ParamNumbers n = numbers_of(t.name);
+      auto& oracle = oracles[{n.weight_decay, n.lr_factor}];
+      if (!oracle) oracle = program({.lr = 1e-2 * n.lr_factor, .weight_decay = n.weight_decay});
+    }
+    CHECK(oracles.size() == 5);
+    std::vector<std::string> wrong;
+    std::mutex mutex;
+    testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
+      Step step(grouped, &world);
+      for (int64_t k = 0; k < 2; ++k) {
+        std::map<std::string, at::Tensor> before;
+        for (const auto& [name, value] : step.state_dict()) before[name] = value.clone();
+        const auto batches = testing::micro_batches_of(k, world.rank(), ranks, 2);
+        step(batches);
+        const auto got = step.state_dict();
+        for (const auto& [numbers, oracle] : oracles) {
+          Step other(oracle, &world);
+          other.load_state_dict(before);
+          other(batches);
+          const std::lock_guard lock(mutex);
+          for (const auto& [name, value] : other.state_dict()) {
+            const ParamNumbers own = numbers_of(name);
+            if (std::pair(own.weight_decay, own.lr_factor) == numbers && !at::equal(got.at(name), value))
+              wrong.push_back(name);
+          }
+        }
+      }
+    });
+    CHECK(join(wrong, " ") == "");
+  }
 }
 
 // Blocks with numbers, each with a dropout of its own.

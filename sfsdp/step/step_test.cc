@@ -80,21 +80,29 @@ struct TiedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tied);
 
+// What is trained with; eager gets the numbers of each parameter as `numbers_of` has them.
+struct Update {
+  Optimizer optimizer = AdamW{.lr = 1e-2, .weight_decay = 0.1};
+  std::function<AdamW(const std::string& name)> numbers_of = {};
+};
+
 template <class MakeModel, class MakeBatch>
-void expect_equals_eager(MakeModel make_model, MakeBatch make_batch, ParameterLayout layout) {
+void expect_equals_eager(MakeModel make_model, MakeBatch make_batch, ParameterLayout layout,
+                         const Update& update = {}) {
   CAPTURE(static_cast<int>(layout));
   torch::manual_seed(1);
   auto model = make_model();
   torch::manual_seed(1);
   auto eager_model = make_model();
   using Model = decltype(model);
-  AdamW adamw{.lr = 1e-2, .weight_decay = 0.1};
   CompileOptions options;
   options.max_norm = 1.0;
   options.rng = exec::Rng::Eager;
   const auto loss = [](Model& m, const Batch& b) { return classification_loss(m, b); };
-  testing::EagerTrainer eager(eager_model.ptr(), adamw, options.max_norm);
-  Step step = compile(model, loss, adamw, make_batch(0),
+  testing::EagerTrainer eager(eager_model.ptr(), {.lr = 1e-2, .weight_decay = 0.1}, options.max_norm);
+  eager.numbers_of = update.numbers_of;
+  eager.decoupled = std::holds_alternative<AdamW>(update.optimizer);
+  Step step = compile(model, loss, update.optimizer, make_batch(0),
                       data_parallel(init_device_mesh({{"dp_shard", 1}}), {.layout = layout}), nullptr, options);
   // LibTorch's AdamW rounds the last elements of a buffer, which miss its vectors, otherwise than the rest; in a bucket
   // other elements are the last.
@@ -162,6 +170,28 @@ TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {
                         torch::manual_seed(k);
                         return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
                       });
+}
+
+TEST_CASE("parameter groups and Adam equal LibTorch's update with the numbers of each parameter, bit for bit") {
+  const std::vector<ParamGroup> groups = {{"*.bias", 0.0, {}}, {"norm.*", 0.0, 0.25}, {"outpu?", {}, 0.5}};
+  const auto batch = [](uint64_t k) {
+    torch::manual_seed(k);
+    return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
+  };
+  const auto numbers_of = [](const std::string& name) {
+    AdamW adamw{.lr = 1e-2, .weight_decay = 0.1};
+    if (name == "block.bias" || name == "norm.weight" || name == "norm.bias") adamw.weight_decay = 0;
+    if (name == "norm.weight" || name == "norm.bias") adamw.lr *= 0.25;
+    if (name == "output") adamw.lr *= 0.5;
+    return adamw;
+  };
+  for (const Optimizer& optimizer : {Optimizer(AdamW{.lr = 1e-2, .weight_decay = 0.1, .groups = groups}),
+                                     Optimizer(Adam{.lr = 1e-2, .weight_decay = 0.1, .groups = groups})})
+    for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
+      expect_equals_eager([] { return Tied(); }, batch, layout, {optimizer, numbers_of});
+  CHECK_THROWS_WITH_AS(compile(Tied(), classification_loss<Tied>, AdamW{.groups = {{"*nrom*", 0.0, {}}}}, batch(0),
+                               data_parallel(init_device_mesh({{"dp_shard", 1}}))),
+                       doctest::Contains("did you mean *norm*?"), UserError);
 }
 
 Batch token_batch(uint64_t seed) {

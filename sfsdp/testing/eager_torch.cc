@@ -49,11 +49,17 @@ StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
       m = at::zeros_like(p);
       v = at::zeros_like(p);
     }
-    at::_fused_adamw_(
-        {p}, {p.grad() * at::scalar_tensor(coefficient, p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)},
-        {m}, {v}, {}, {count_}, optimizer_.lr, optimizer_.beta1, optimizer_.beta2, optimizer_.weight_decay,
-        optimizer_.eps, /*amsgrad=*/false,
-        /*maximize=*/false);
+    const AdamW o = numbers_of ? numbers_of(name) : optimizer_;
+    const at::Tensor clipped =
+        p.grad() * at::scalar_tensor(coefficient, p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const auto update = [&](const auto& fused) {
+      fused(at::TensorList(p), at::TensorList(clipped), at::TensorList(m), at::TensorList(v), at::TensorList(),
+            at::TensorList(count_), o.lr, o.beta1, o.beta2, o.weight_decay, o.eps);
+    };
+    if (decoupled)
+      update([](auto... a) { at::_fused_adamw_(a..., /*amsgrad=*/false, /*maximize=*/false); });
+    else
+      update([](auto... a) { at::_fused_adam_(a..., /*amsgrad=*/false, /*maximize=*/false); });
   }
   return {value.item<double>(), norm, false};
 }

@@ -22,6 +22,10 @@ class EagerTrainer {
   StepResult step(const std::function<at::Tensor()>& loss);
   // Parameters and buffers by name (tied ones under the first), moments as "<param>.exp_avg".
   std::map<std::string, at::Tensor> state() const;
+  // What a parameter is updated with; unset: the optimizer's numbers for all.
+  std::function<AdamW(const std::string& name)> numbers_of;
+  // The decay is decoupled, as AdamW's is; false: Adam's, a part of the gradient.
+  bool decoupled = true;
   // Gradients of the last step before clipping.
   std::map<std::string, at::Tensor> gradients;
 

@@ -2,6 +2,7 @@
 #include "sfsdp/testing/sharded_step.h"
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
 
 namespace sfsdp::testing {
@@ -9,11 +10,13 @@ namespace sfsdp::testing {
 namespace {
 
 // AdamW of one parameter. `shard` is the dims of its type, such as "[2/dp_shard, 3]", `plain` those of its gradient.
-std::string update_text(const std::string& name, const std::string& shard, const std::string& plain) {
+std::string update_text(const Param& p, const std::string& shard, const std::string& plain) {
+  const std::string& name = p.name;
+  const std::string factor = p.lr_factor == 1 ? "" : concat("lr_factor=", shortest(p.lr_factor), ' ');
   return concat("  %", name, ".scaled = scale %", name, ".grad, %c : f32", plain, "\n", "  %", name, ".new, %", name,
                 ".m, %", name, ".v = adamw %", name, ", %", name, ".exp_avg, %", name, ".exp_avg_sq, %", name,
-                ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 weight_decay=0.125 : f32",
-                shard, ", f32", shard, ", f32", shard, "\n");
+                ".scaled, %step.new, %nf beta1=0.5 beta2=0.75 donates=[0, 1, 2] eps=0.5 ", factor,
+                "weight_decay=", shortest(p.weight_decay), " : f32", shard, ", f32", shard, ", f32", shard, "\n");
 }
 
 std::string compute_dtype(const ShardedStep& step) { return step.bf16 ? "bf16" : "f32"; }
@@ -115,7 +118,7 @@ std::string sharded_step_text(int64_t world, const std::vector<Param>& params, c
     clip += concat("  %", p.name, ".grad = gradient %", gradient, " param=", p.name, " : f32", plain, "\n");
     squares += concat(squares.empty() ? "" : ", ", "%", p.name, ".grad");
     flags += squares.find(',') == std::string::npos && flags.empty() ? "false" : ", false";
-    opt += update_text(p.name, shard, plain);
+    opt += update_text(p, shard, plain);
     carries += concat("  carry %", p.name, " = %", p.name, ".new\n  carry %", p.name, ".exp_avg = %", p.name,
                       ".m\n  carry %", p.name, ".exp_avg_sq = %", p.name, ".v\n");
   }

@@ -10,6 +10,7 @@ namespace sfsdp::testing {
 struct Param {
   std::string name;
   int64_t rows = 0, columns = 0;
+  double weight_decay = 0.125, lr_factor = 1;  // of its update
 };
 
 struct ShardedStep {

@@ -59,6 +59,6 @@ inline std::vector<Batch> micro_batches_of(int64_t step, int64_t rank, int64_t r
   return batches;
 }
 
-inline constexpr AdamW kAdamW{.lr = 2e-3, .weight_decay = 0.1};
+inline const AdamW kAdamW{.lr = 2e-3, .weight_decay = 0.1};
 
 }  // namespace sfsdp::testing

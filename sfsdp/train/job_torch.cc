@@ -100,12 +100,6 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
   job.example = {at::empty(shape, meta), at::empty(shape, meta)};
 
-  sfsdp::Optimizer optimizer;
-  const auto& o = config.optimizer;
-  if (o.name == "SGD")
-    optimizer = SGD{o.lr, o.momentum, o.weight_decay};
-  else
-    optimizer = AdamW{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
   Strategy strategy = strategy_of(config, world_size);
   CompileOptions options;
   options.max_norm = config.training.max_norm;
@@ -132,8 +126,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {
     return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
   };
-  job.program = std::make_shared<Program>(job.model.module, std::move(loss), optimizer, job.example,
-                                          std::move(strategy), options);
+  job.program = std::make_shared<Program>(job.model.module, std::move(loss), optimizer_of(config.optimizer),
+                                          job.example, std::move(strategy), options);
   return job;
 }
 

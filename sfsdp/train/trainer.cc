@@ -96,7 +96,7 @@ class Trainer {
         log_(run_log_options(config_, rank(), world_size()), out),
         job_(make_job(config_, world_size(), rank())),
         loader_(open_job_sources(config_, data_options()), loader_options()),
-        schedule_(schedule_options()),
+        schedule_(schedule_of(config_)),
         id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
     if (config_.validation.enable) validation_.emplace(open_validation_source(config_, data_options()));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
@@ -182,15 +182,6 @@ class Trainer {
     checkpoints_->save(run_state(0), checkpoint::Checkpointer::When::Now);
     checkpoints_->finish();
     return 0;
-  }
-  LrScheduleOptions schedule_options() const {
-    const auto& s = config_.lr_scheduler;
-    return {config_.optimizer.lr,
-            s.total_steps.value_or(config_.training.steps),
-            s.warmup_steps,
-            s.decay_ratio,
-            parse_decay_type(s.decay_type),
-            s.min_lr_factor};
   }
   int64_t rank() const { return world_ ? world_->rank() : 0; }
   int64_t world_size() const { return world_ ? world_->world_size() : 1; }

@@ -13,9 +13,6 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-bool is_update(const Op& op) { return op.is("adamw", "sgd"); }
-bool is_moment(const Op& update, size_t operand) { return update.is("adamw") || operand == 1; }
-
 bool is_on_gradient_path(const Op& op) {
   if (op.is("mul_scalar")) return op.section == ir::Section::Clip;  // the rest of a mean
   return op.is("cast", "pad", "reduce_scatter", "accumulate", "all_reduce");
@@ -67,9 +64,11 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
     packed &= op->is("cast", "pad") && ir::is_repeated(op->section);
     require(packed || !op->is("pad"), "has a gradient that is padded after it is reduced or added up");
   }
-  const Value* gradient = update.operands[update.is("adamw") ? 3 : 2];
+  const size_t gradient_at = ir::gradient_operand(update);
+  const Value* gradient = update.operands[gradient_at];
   require(gradient == (path.scale ? path.scale : path.gradient)->result(), "is updated by what is not its gradient");
-  const size_t moments = update.is("adamw") ? 2 : update.operands[1] ? 1 : 0;
+  size_t moments = 0;
+  for (size_t i = 1; i < gradient_at; ++i) moments += update.operands[i] != nullptr;
   require(flow.moments.size() == moments, "has a moment that is no state");
   for (size_t k = 0; k < moments; ++k)
     require(carried_on(graph, flow.moments[k]->result()) == update.result(static_cast<int>(k) + 1) &&
@@ -90,7 +89,7 @@ ParamFlow ParamReader::read(Op* param) const {
   if (!flow.whole.dims.empty()) flow.split = flow.whole.dims[0].split;
   if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), {}, false};
   for (Op* reader : index_.readers(param->result())) {
-    if (is_update(*reader)) {
+    if (ir::is_update(*reader)) {
       flow.update = reader;
     } else if (reader->is("all_gather", "cast")) {
       flow.uses.push_back(follow(reader));
@@ -101,9 +100,8 @@ ParamFlow ParamReader::read(Op* param) const {
   for (const ParamUse& use : flow.uses) flow.whole = use.value->type();
   if (const auto found = gradients_.find(flow.name); found != gradients_.end()) flow.path = path_to(found->second);
   if (flow.update)
-    for (const size_t i : {1, 2})
-      if (Value* v = flow.update->operands[i]; v && v->producer()->is("state") && is_moment(*flow.update, i))
-        flow.moments.push_back(v->producer());
+    for (size_t i = 1; i < ir::gradient_operand(*flow.update); ++i)
+      if (Value* v = flow.update->operands[i]; v && v->producer()->is("state")) flow.moments.push_back(v->producer());
   return flow;
 }
 

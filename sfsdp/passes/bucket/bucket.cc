@@ -14,6 +14,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/update_segments.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_flow.h"
 #include "sfsdp/passes/analysis/param_reads.h"
@@ -25,7 +26,7 @@ using ir::Attr, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
 
 bool is_packed(const Op& op) { return op.is("cast", "pad"); }
 
-// Parameters of equal keys have the same collectives and the same update.
+// Parameters of equal keys have the same collectives and the same kind of update.
 std::string key_of(const ParamFlow& m) {
   std::ostringstream key;
   const Type& stored = m.param->result()->type();
@@ -41,7 +42,8 @@ std::string key_of(const ParamFlow& m) {
   }
   if (m.update) {
     key << '|' << m.update->opcode << m.moments.size();
-    for (const auto& [name, value] : m.update->attrs) key << ',' << name << '=' << value;
+    for (const auto& [name, value] : m.update->attrs)
+      if (name != "weight_decay" && name != "lr_factor") key << ',' << name << '=' << value;  // a segment has its own
   }
   return key.str();
 }
@@ -208,10 +210,10 @@ class Rewriter {
           before(b.members[0].moments[0]).value("state", {}, type, b.name + suffix, {{"name", b.name + suffix}});
       current.push_back(operands[1 + k]);
     }
-    operands[like.is("adamw") ? 3 : 2] = gradient;
+    operands[ir::gradient_operand(like)] = gradient;
     std::vector<Graph::NewResult> results;
     for (const Value* value : current) results.push_back({value->name() + ".new", value->type()});
-    Op* made = before(index_.first_of(updates)).op(like.opcode, operands, results, like.attrs);
+    Op* made = before(index_.first_of(updates)).op(like.opcode, operands, results, update_attrs(b));
     for (size_t k = 0; k < current.size(); ++k) new_carries_.push_back({current[k], made->result(static_cast<int>(k))});
     for (const ParamFlow& m : b.members) {
       build_.erase(m.update);
@@ -220,6 +222,19 @@ class Rewriter {
       build_.erase(m.moments);
       for (const Op* moment : m.moments) dead_carries_.push_back(moment->result());
     }
+  }
+
+  // Those of the members' updates; numbers that differ become segments.
+  static ir::Attrs update_attrs(const Bucket& b) {
+    std::vector<ir::UpdateSegment> segments;
+    for (size_t i = 0; i < b.members.size(); ++i) {
+      const ir::UpdateSegment own = ir::update_segments(*b.members[i].update, 0, b.members[i].whole.numel())[0];
+      const int64_t end = i + 1 < b.members.size() ? b.offsets[i + 1] : b.whole;
+      segments.push_back({b.offsets[i], end, own.weight_decay, own.lr_factor});
+    }
+    ir::Attrs attrs = b.members[0].update->attrs;
+    ir::set_update_segments(attrs, segments, b.shard == b.whole ? std::vector<std::string>{} : b.members[0].split);
+    return attrs;
   }
 
   // A sum per parameter still, in the order of the buckets.

@@ -102,6 +102,39 @@ TEST_CASE("bucket: storage is flat, the step computes the same bits") {
     }
 }
 
+TEST_CASE("bucket: parameters with decays and learning rates of their own share a bucket, and are updated the same") {
+  const std::vector<Param> params = {
+      {"layers.0.norm.w", 3, 1, 0.0},    {"layers.0.a.w", 4, 4}, {"layers.0.b.w", 3, 2, 0.125, 0.5},
+      {"layers.0.c.w", 2, 5, 0.0, 0.25}, {"norm.w", 6, 1, 0.0},  {"out.w", 5, 3, 0.0}};
+  for (const int64_t world : {2, 3, 4}) {
+    expect_same_meaning(world, params, false, "wrap, bucket alignment=16");
+    expect_same_meaning(world, params, false, "wrap units=\"[layers, norm, out]\", bucket alignment=1");
+  }
+}
+
+TEST_CASE("bucket: numbers of updates become segments only where they differ, neighbours of equal ones become one") {
+  const auto updates = [](const std::vector<Param>& params) {
+    ir::Graph graph = ir::parse_or_throw(sharded_step_text(2, params));
+    run_passes(graph, parse_passes("wrap, bucket alignment=16"));
+    std::string text;
+    for (const auto& op : graph.ops()) {
+      if (!op->is("adamw")) continue;
+      text += op->result()->name() + ":";
+      for (const char* key : {"axis", "begins", "lr_factor", "weight_decay"})
+        if (op->has_attr(key)) text += concat(' ', key, '=', op->attrs.at(key));
+      text += "\n";
+    }
+    return text;
+  };
+  const std::vector<Param> params = {{"l.0.a", 4, 2, 0.5}, {"l.0.b", 3, 2, 0.5},      {"l.0.c", 2, 2, 0.0},
+                                     {"l.0.d", 2, 2, 0.5}, {"l.1.a", 4, 2, 0.0},      {"l.1.b", 3, 2, 0.0},
+                                     {"l.2.a", 4, 2, 0.5}, {"l.2.b", 3, 2, 0.5, 0.25}};
+  CHECK(updates(params) ==
+        "l.0.flat.new: axis=dp_shard begins=[0, 16, 20] weight_decay=[0.5, 0.0, 0.5]\n"
+        "l.1.flat.new: weight_decay=0.0\n"
+        "l.2.flat.new: axis=dp_shard begins=[0, 8] lr_factor=[1.0, 0.25] weight_decay=0.5\n");
+}
+
 TEST_CASE("bucket: shards are cut over the axes that the types of parameters name, however many") {
   const auto over_two_axes = [](std::string text) {
     text = std::regex_replace(text, std::regex("dp_shard=4"), "outer=2, inner=2");

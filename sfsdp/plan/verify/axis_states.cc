@@ -31,13 +31,11 @@ const char* to_text(State state) {
 // Element i of the result comes from element i of each operand: a shard's is a shard of the result.
 bool is_elementwise(const Op& op) {
   return op.is("cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow", "view", "pack",
-               "adamw", "sgd", "add_into");
+               "add_into");
 }
 
 // Brings whole values to where they are read, computing nothing: of a parameter it leaves the parameter.
 bool brings_values(const Op& op) { return op.is("cast", "wait", "pad", "narrow", "view", "pack", "unpack"); }
-
-bool is_optimizer(const Op& op) { return op.is("adamw", "sgd"); }
 
 // One axis at a time.
 class Checker {
@@ -89,7 +87,7 @@ class Checker {
       any_whole |= state_of(operand) == State::Replicate;
     }
     if (ir::is_collective(op)) return collective(op);
-    if (is_optimizer(op)) return update(op);
+    if (ir::is_update(op)) return update(op);
     if (op.is("sum_squares")) {
       const bool here = over_this_axis(op);
       if (any_own)
@@ -141,12 +139,14 @@ class Checker {
   }
 
   std::string update(const Op& op) {
-    const size_t gradient = op.is("adamw") ? 3 : 2;
-    const State param = state_of(op.operands[0]), g = state_of(op.operands[gradient]);
+    const State param = state_of(op.operands[0]), g = state_of(op.operands[ir::gradient_operand(op)]);
     if (g != param)
       return error(
           op, concat("the gradient is ", to_text(g), ", the parameter ", to_text(param)),
           g == State::Own ? "expected a reduced gradient; reduce it over this axis" : "expected the same of both");
+    if (op.has_attr("begins") && over_this_axis(op) != (param == State::Shard))
+      return error(op, concat("its segments are those of ", param == State::Shard ? "a whole" : "a cut", " bucket"),
+                   "expected axis= to name the axes that cut the parameter");
     for (size_t i = 0; i < op.operands.size(); ++i)
       if (const Value* operand = op.operands[i]; operand && state_of(operand) == State::Own)
         return error(op, concat("operand ", i, ", %", operand->name(), ", is ", to_text(State::Own)),

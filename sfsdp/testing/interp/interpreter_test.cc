@@ -192,6 +192,31 @@ TEST_CASE("SGD with momentum") {
   CHECK(result.ranks[0].carried.at("p").data == Data{2});   // 4 - 0.125 * 16
 }
 
+TEST_CASE("Adam's decay is a part of the gradient; segments of a bucket have their own decay and learning rate") {
+  const Graph graph = read("a=2", R"(
+      %p = param name=p : f32[2/a]
+      %m = state name=m : f32[2/a]
+      %v = state name=v : f32[2/a]
+      %g = input name=g : f32[2]
+      %one = input name=one : f32[]
+      %fine = input name=fine : f32[]
+    opt:
+      %a, %b, %c = adam %p, %m, %v, %g, %one, %fine axis=a begins=[0, 1, 3] beta1=0.5 beta2=0.75 eps=0.0 lr_factor=[1.0, 2.0, 4.0] weight_decay=[0.0, 3.0, 1.0] : f32[2/a], f32[2/a], f32[2/a]
+      carry %p = %a
+      carry %m = %b
+      carry %v = %c
+  )");
+  const Inputs inputs = {{"p", f32({2}, {1, 1})}, {"m", f32({2}, {0, 0})}, {"v", f32({2}, {0, 0})},
+                         {"g", f32({2}, {2, 1})}, {"one", f32({}, {1})},   {"fine", f32({}, {0})}};
+  const auto ranks = run(graph, {inputs, inputs}).ranks;
+  // lr is 0.125; the first step is lr * factor, whatever the gradient's size: 2, 1 + 3, 2 + 3, 1 + 1
+  CHECK(ranks[0].carried.at("p").data == Data{0.875, 0.75});
+  CHECK(ranks[1].carried.at("p").data == Data{0.75, 0.5});
+  CHECK(ranks[0].carried.at("m").data == Data{1, 2});
+  CHECK(ranks[1].carried.at("m").data == Data{2.5, 1});
+  CHECK(ranks[1].carried.at("v").data == Data{6.25, 1});
+}
+
 TEST_CASE("a replicated gradient counts once") {
   const Graph graph = read("a=2", R"(
       %g = input name=g : f32[1]

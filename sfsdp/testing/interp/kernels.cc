@@ -181,8 +181,21 @@ Arrays step_count(const KernelContext& c) {
   return {Array::scalar(c.in().dtype, c.in().data[0] + 1 - c.in(1).data[0])};
 }
 
-// Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, in PyTorch's form.
-Arrays adamw(const KernelContext& c) {
+// weight_decay= or lr_factor= of element `i` of this rank's part: of the segment that it lies in.
+double update_number(const KernelContext& c, const char* key, double fallback, size_t i) {
+  const auto* list = c.op.find_attr<std::vector<double>>(key);
+  if (!list) return number_of(c.op, key, fallback);
+  const auto place = c.axis_rank * std::ssize(c.in().data) + static_cast<int64_t>(i);
+  const auto& begins = c.op.attr<std::vector<int64_t>>("begins");
+  const auto before = std::ranges::count_if(begins, [&](int64_t begin) { return begin <= place; });
+  return (*list)[static_cast<size_t>(before) - 1];
+}
+double decay_of(const KernelContext& c, size_t i) { return update_number(c, "weight_decay", 0, i); }
+double lr_of(const KernelContext& c, size_t i) { return c.lr * update_number(c, "lr_factor", 1, i); }
+
+// Kingma and Ba, arXiv:1412.6980, algorithm 1, in PyTorch's form. Decoupled: Loshchilov and Hutter, arXiv:1711.05101,
+// algorithm 2; else the decay is a part of the gradient.
+Arrays adam_like(const KernelContext& c, bool decoupled) {
   Array p = c.in(0), m = c.in(1), v = c.in(2);
   const Array& g = c.in(3);
   const double step = c.in(4).data[0];
@@ -190,13 +203,17 @@ Arrays adamw(const KernelContext& c) {
   const double beta1 = number_of(c.op, "beta1"), beta2 = number_of(c.op, "beta2");
   const double correction1 = 1 - std::pow(beta1, step), correction2 = 1 - std::pow(beta2, step);
   for (size_t i = 0; i < p.data.size(); ++i) {
-    p.data[i] *= 1 - c.lr * number_of(c.op, "weight_decay");
-    m.data[i] = beta1 * m.data[i] + (1 - beta1) * g.data[i];
-    v.data[i] = beta2 * v.data[i] + (1 - beta2) * g.data[i] * g.data[i];
-    p.data[i] -= c.lr * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number_of(c.op, "eps"));
+    const double gradient = g.data[i] + (decoupled ? 0 : decay_of(c, i) * p.data[i]);
+    if (decoupled) p.data[i] *= 1 - lr_of(c, i) * decay_of(c, i);
+    m.data[i] = beta1 * m.data[i] + (1 - beta1) * gradient;
+    v.data[i] = beta2 * v.data[i] + (1 - beta2) * gradient * gradient;
+    p.data[i] -=
+        lr_of(c, i) * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number_of(c.op, "eps"));
   }
   return {p, m, v};
 }
+Arrays adamw(const KernelContext& c) { return adam_like(c, true); }
+Arrays adam(const KernelContext& c) { return adam_like(c, false); }
 
 Arrays sgd(const KernelContext& c) {
   Array p = c.in(0);
@@ -204,9 +221,9 @@ Arrays sgd(const KernelContext& c) {
   if (c.operands[1]) results.push_back(c.in(1));
   if (c.in(3).data[0] != 0) return results;
   for (size_t i = 0; i < p.data.size(); ++i) {
-    double direction = c.in(2).data[i] + number_of(c.op, "weight_decay") * p.data[i];
+    double direction = c.in(2).data[i] + decay_of(c, i) * p.data[i];
     if (c.operands[1]) direction = results[1].data[i] = number_of(c.op, "momentum") * c.in(1).data[i] + direction;
-    results[0].data[i] = p.data[i] - c.lr * direction;
+    results[0].data[i] = p.data[i] - lr_of(c, i) * direction;
   }
   return results;
 }
@@ -399,6 +416,7 @@ constexpr Row kKernels[] = {
     {"non_finite", &non_finite},
     {"step_count", &step_count},
     {"adamw", &adamw},
+    {"adam", &adam},
     {"sgd", &sgd},
     {"aten.rand", &rand},
     {"aten.add.Tensor", &add},

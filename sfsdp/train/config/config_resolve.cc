@@ -95,9 +95,49 @@ tune::TuneOptions tune_of(const JobConfig& config) {
   return tune;
 }
 
+namespace {
+
+// no_decay and lr_factors, each in its order: a parameter takes its decay from one and its factor from another.
+std::vector<ParamGroup> param_groups_of(const Optimizer& config) {
+  std::vector<ParamGroup> groups;
+  for (const std::string& pattern : config.no_decay) groups.push_back({pattern, 0.0, std::nullopt});
+  for (const std::string& entry : config.lr_factors) {
+    const size_t equals = entry.rfind('=');
+    const double factor =
+        equals == std::string::npos ? -1 : parse_double(trim(std::string_view(entry).substr(equals + 1))).value_or(-1);
+    const std::string pattern(trim(std::string_view(entry).substr(0, equals)));
+    if (factor < 0 || pattern.empty())
+      throw UserError(concat("optimizer.lr_factors: ", entry,
+                             "\n  expected a pattern, = and a factor of at least 0, such as tok_embeddings.*=0.1"));
+    groups.push_back({pattern, std::nullopt, factor});
+  }
+  return groups;
+}
+
+}  // namespace
+
+sfsdp::Optimizer optimizer_of(const Optimizer& config) {
+  const std::vector<ParamGroup> groups = param_groups_of(config);
+  if (config.name == "SGD") return SGD{config.lr, config.momentum, config.weight_decay, groups};
+  if (config.name == "Adam")
+    return Adam{config.lr, config.beta1, config.beta2, config.eps, config.weight_decay, groups};
+  return AdamW{config.lr, config.beta1, config.beta2, config.eps, config.weight_decay, groups};
+}
+
+LrScheduleOptions schedule_of(const JobConfig& config) {
+  const LrScheduler& s = config.lr_scheduler;
+  return {config.optimizer.lr,
+          s.total_steps.value_or(config.training.steps),
+          s.warmup_steps,
+          s.decay_ratio,
+          parse_decay_type(s.decay_type),
+          s.min_lr_factor};
+}
+
 std::string with_keys(std::string message) {
   // Longer names before those that they begin with. scripts/check_words.sh looks for names without a row.
   constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
+      {"Adam::", "optimizer."},
       {"AdamW::", "optimizer."},
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
@@ -113,6 +153,9 @@ std::string with_keys(std::string message) {
       {"RopeScaling::factor", "model.args.rope_scaling_factor"},
       {"RopeScaling::", "model.args.rope_"},
       {"ModelSpec::", "model."},
+      {"ParamGroup::pattern", "optimizer.no_decay or optimizer.lr_factors"},
+      {"ParamGroup::weight_decay", "optimizer.no_decay"},
+      {"ParamGroup::lr_factor", "optimizer.lr_factors"},
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},

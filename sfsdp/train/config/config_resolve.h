@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/optim/optimizer.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/train/config/config.h"
+#include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/tune/tune.h"
 
 namespace sfsdp::train {
@@ -35,6 +37,12 @@ struct BatchShares {
 
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
+
+//   throws: UserError for an entry of lr_factors that is not pattern=factor
+sfsdp::Optimizer optimizer_of(const Optimizer& config);
+
+// The schedule goes over lr_scheduler.total_steps, so that a run may stop before its end; unset: over training.steps.
+LrScheduleOptions schedule_of(const JobConfig& config);
 
 // What is chosen by cost.
 tune::TuneOptions tune_of(const JobConfig& config);

@@ -442,7 +442,7 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
   } flags[] = {{{"--training.steps", "0"}, "--training.steps = 0", "1 or more"},
                {{"--training.steps"}, "--training.steps without a value", "--training.steps INT"},
                {{"--optimizer.lr", "fast"}, "--optimizer.lr = fast", "a number"},
-               {{"--optimizer.name", "Adam"}, "--optimizer.name = \"Adam\"", "AdamW, SGD; did you mean AdamW?"},
+               {{"--optimizer.name", "Adan"}, "--optimizer.name = \"Adan\"", "Adam, AdamW, SGD; did you mean Adam?"},
                {{"--job.print_config=1"}, "--job.print_config = 1", "true or false"},
                {{"--trainin.steps", "1"}, "unknown flag --trainin.steps", "--training.steps?"},
                {{"--training.seed", "x"}, "--training.seed = x", "an integer"},

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/optim/param_groups.h"
+
+#include <algorithm>
+#include <set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/optim/check_field.h"
+
+namespace sfsdp {
+namespace {
+
+// "layers.*.wq.weight" of "layers.3.wq.weight": one text for all like layers.
+std::string with_stars(const std::string& path) {
+  std::vector<std::string> parts = split(path, '.');
+  for (std::string& part : parts)
+    if (parse_int(part)) part = "*";
+  return join(parts, ".");
+}
+
+// What a pattern may have meant: whole paths, and names of modules for one like "*norm*".
+std::string meant_by(const std::string& pattern, std::span<const std::string> paths) {
+  std::set<std::string> wholes, names;
+  for (const std::string& path : paths) {
+    wholes.insert(with_stars(path));
+    for (const std::string& name : split(path, '.')) names.insert(name);
+  }
+  std::string core = pattern;
+  std::erase(core, '*');
+  const std::string whole = nearest(pattern, {wholes.begin(), wholes.end()});
+  const std::string name = nearest(core, {names.begin(), names.end()});
+  if (whole.empty() && name.empty()) return "";
+  return concat("; did you mean ", whole.empty() ? concat('*', name, '*') : whole, '?');
+}
+
+}  // namespace
+
+// Greedy: a later star takes back what the one before it took, so the last star alone has to be remembered.
+bool matches(std::string_view pattern, std::string_view path) {
+  size_t p = 0, i = 0, star = std::string_view::npos, taken = 0;
+  while (i < path.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || (pattern[p] != '*' && pattern[p] == path[i]))) {
+      ++p, ++i;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = i;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      i = ++taken;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string_view::npos;
+}
+
+ParamNumbers numbers_of(std::string_view path, std::span<const ParamGroup> groups, double weight_decay) {
+  std::optional<double> decay, factor;
+  for (const ParamGroup& group : groups) {
+    if (!matches(group.pattern, path)) continue;
+    if (!decay) decay = group.weight_decay;
+    if (!factor) factor = group.lr_factor;
+  }
+  return {decay.value_or(weight_decay), factor.value_or(1)};
+}
+
+void check_groups(std::span<const ParamGroup> groups) {
+  for (const ParamGroup& group : groups) {
+    if (group.weight_decay) check_at_least_0("ParamGroup::weight_decay", *group.weight_decay);
+    if (group.lr_factor) check_at_least_0("ParamGroup::lr_factor", *group.lr_factor);
+  }
+}
+
+void check_matches(std::span<const ParamGroup> groups, std::span<const std::string> paths) {
+  for (const ParamGroup& group : groups) {
+    const auto fits = [&](const std::string& path) { return matches(group.pattern, path); };
+    if (std::ranges::any_of(paths, fits)) continue;
+    throw UserError(concat("compile: ParamGroup::pattern = ", group.pattern,
+                           " matches no parameter\n  expected the path",
+                           " of a parameter, where * stands for any text, such as ", paths.empty() ? "*" : paths[0],
+                           meant_by(group.pattern, paths)));
+  }
+}
+
+}  // namespace sfsdp
