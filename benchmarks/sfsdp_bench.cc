@@ -57,8 +57,9 @@ struct Sample {
 // wrap: how units are chosen: manual, auto, search
 void measure(const std::string& config, int64_t world, const std::string& wrap, int64_t repeat) {
   const std::string machine_file = kMachine;
-  const auto job_config = sfsdp::train::load_config(std::vector<std::string>{
-      "--job.config_file", config, "--parallelism.fsdp_wrap", wrap, "--parallelism.fsdp_machine", machine_file});
+  const auto job_config = sfsdp::train::load_config(
+      std::vector<std::string>{"--job.config_file", config, "--parallelism.fsdp_wrap", wrap,
+                               "--parallelism.fsdp_machine", machine_file, "--activation_checkpoint.mode", "none"});
   const auto machine = sfsdp::cost::load_machine(machine_file);
   Sample capture, complete, memory, simulate, all;
   size_t ops = 0;

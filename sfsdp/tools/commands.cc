@@ -156,8 +156,9 @@ std::string dashed(const std::string& name) { return (name.size() == 1 ? "-" : "
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {.name = "train",
-       .usage = "--config F [--section.key value ...]",
+       .usage = "--config F [--section.key value ...] [--print-config]",
        .summary = "train on this rank, of torchrun's environment",
+       .options = {{"--print-config", "", "print a config file that reproduces the run, with all keys, and end"}},
        .takes_config = true},
       launch_command(),
       inspect_command(),
@@ -186,7 +187,7 @@ const Command& find_command(const std::string& name) {
 
 std::string help_of(const Command& command) {
   std::string text = concat("usage: sfsdp ", command.name, " ", command.usage, "\n", command.summary, "\n\n");
-  if (command.name == "train") return text + train::describe_flags();
+  if (command.name == "train") return text + describe(command.options) + train::describe_flags();
   if (command.takes_config) text += describe(std::vector<Option>{train::key_options().front()});
   text += describe(command.options);
   if (command.takes_config) text += "\nAnd each key of train, --section.key value; sfsdp train --help lists them.\n";

@@ -11,12 +11,24 @@
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/tokenizer.h"
+#include "sfsdp/train/config/config.h"
 #include "sfsdp/train/trainer.h"
 
 namespace {
 
+int print_config(const std::vector<std::string>& args) {
+  const auto config = sfsdp::train::load_config(args);
+  for (const std::string& note : config.notes) std::cerr << note << '\n';
+  std::cout << printed(config);
+  return 0;
+}
+
 // train reads its arguments itself: what is wrong with them it reports with the mistakes of its file, and with its rank.
-int run_train(const std::vector<std::string>& args) { return sfsdp::train::run_train(args, std::cout, std::cerr); }
+int run_train(std::vector<std::string> args) {
+  if (std::erase_if(args, [](const auto& arg) { return arg == "--print-config" || arg == "--print_config"; }) > 0)
+    return print_config(args);
+  return sfsdp::train::run_train(args, std::cout, std::cerr);
+}
 
 int run(const std::string& name, const std::vector<std::string>& args) {
   using namespace sfsdp::tools;

@@ -2,8 +2,7 @@
 #include "sfsdp/train/non_finite.h"
 
 #include <algorithm>
-#include <cstring>
-#include <fstream>
+#include <cmath>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
@@ -39,9 +38,7 @@ bool leaves_garbage(const ir::Op& op) {
   return is_one_of(base_name(op), {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"});
 }
 
-std::string number(double value) { return concat(value); }
-
-// Whether an operand holds a number of at most `most`, or one that small without sign.
+// Whether this holds for an operand whose counts are known.
 bool any_operand(const ir::Op& op, const std::map<const ir::Value*, ValueCounts>& operands,
                  bool (*holds)(const ValueCounts&)) {
   return std::ranges::any_of(op.operands, [&](const ir::Value* value) {
@@ -79,10 +76,12 @@ void NonFiniteWatch::see(const ir::Op& op, std::span<const std::optional<ValueCo
   }
 }
 
+std::string number_text(double value) { return std::isnan(value) ? "nan" : concat(value); }
+
 std::string to_string(const ValueCounts& counts) {
   const int64_t bad = counts.not_finite();
-  const std::string range = concat("from ", number(counts.min), " to ", number(counts.max), ", ",
-                                   number(counts.mean_abs), " on average without sign");
+  const std::string range =
+      concat("from ", counts.min, " to ", counts.max, ", ", counts.mean_abs, " on average without sign");
   if (bad == 0) return concat(counts.numel, " finite elements ", range);
   std::vector<std::string> kinds;
   if (counts.nan > 0) kinds.push_back(concat(counts.nan, " nan"));
@@ -132,31 +131,6 @@ std::string describe(const NonFiniteWatch::Fault& fault, const std::map<const ir
     if (const auto found = operands.find(operand); found != operands.end())
       text += concat("    %", operand->name(), ": ", to_string(found->second), "\n");
   return concat(text, "  ", cure_of(op, operands));
-}
-
-// 8 bytes of the header's length, a JSON header, the tensors' bytes; the header is filled up to a multiple of 8.
-// Source: https://github.com/huggingface/safetensors, "Format".
-void write_dump(const std::string& path, const std::vector<DumpedTensor>& tensors) {
-  std::string header = "{";
-  size_t end = 0;
-  for (const DumpedTensor& t : tensors) {
-    std::vector<std::string> sizes;
-    for (const int64_t size : t.shape) sizes.push_back(std::to_string(size));
-    header += concat(header.size() == 1 ? "" : ",", json_quoted(t.name), ":{\"dtype\":", json_quoted(t.dtype),
-                     ",\"shape\":[", join(sizes, ","), "],\"data_offsets\":[", end, ",", end + t.bytes.size(), "]}");
-    end += t.bytes.size();
-  }
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  for (size_t i = 0; i < 8; ++i) file.put(static_cast<char>(header.size() >> (8 * i) & 0xff));
-  file.write(header.data(), static_cast<std::streamsize>(header.size()));
-  for (const DumpedTensor& t : tensors)
-    file.write(reinterpret_cast<const char*>(t.bytes.data()), static_cast<std::streamsize>(t.bytes.size()));
-  file.close();
-  if (!file)
-    throw UserError(concat(path, ": cannot write this file\n  expected room for ", end,
-                           " bytes; set debug.nan = off, or job.dump_folder to another disk"));
 }
 
 }  // namespace sfsdp::train

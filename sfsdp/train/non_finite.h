@@ -50,6 +50,9 @@ class NonFiniteWatch {
   int64_t seen_ = 0;
 };
 
+// "nan", without a sign, "inf", "-inf" or the number.
+std::string number_text(double value);
+
 // "3 of 128 elements are not finite (2 nan, 1 inf), the first is element 17; the others are from -2 to 3, 0.5 on average
 // without sign".
 std::string to_string(const ValueCounts& counts);
@@ -61,15 +64,5 @@ std::string cure_of(const ir::Op& op, const std::map<const ir::Value*, ValueCoun
 // The fault in a few lines: op as the graph prints it, section and module, its result, its operands, the cure.
 std::string describe(const NonFiniteWatch::Fault& fault, const std::map<const ir::Value*, ValueCounts>& operands,
                      int64_t micro_batch);
-
-// A tensor of a dump: a safetensors dtype ("F32"), and its bytes.
-struct DumpedTensor {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;
-};
-// Writes a safetensors file.
-//   throws: UserError where the file cannot be written
-void write_dump(const std::string& path, const std::vector<DumpedTensor>& tensors);
 
 }  // namespace sfsdp::train

@@ -3,12 +3,10 @@
 
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
 
-#include "sfsdp/base/error.h"
-#include "sfsdp/base/json.h"
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::train {
@@ -104,24 +102,6 @@ TEST_CASE("the cure is by what the op computes and reads") {
   CHECK(cure("cast %x : f16[4]", large).starts_with("float16 ends at 65504"));
   CHECK(cure("param name=w : f32[4]", {}).starts_with("it was not finite before this step"));
   CHECK(cure("input name=z : f32[4]", {}).starts_with("the batch holds it"));
-}
-
-TEST_CASE("a dump is a safetensors file") {
-  const std::string path = (std::filesystem::temp_directory_path() / "sfsdp_non_finite_test.safetensors").string();
-  const float a[] = {1, 2};
-  const int64_t b[] = {-1};
-  write_dump(path,
-             {{"a\"b", "F32", {2, 1}, std::as_bytes(std::span(a))}, {"b", "I64", {}, std::as_bytes(std::span(b))}});
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  const auto size = static_cast<size_t>(static_cast<unsigned char>(bytes[0]));
-  CHECK(size % 8 == 0);
-  CHECK(bytes.substr(8, size).starts_with(
-      R"({"a\"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"I64","shape":[],"data_offsets":[8,16]}})"));
-  CHECK(bytes.substr(8 + size) ==
-        std::string(reinterpret_cast<const char*>(a), 8) + std::string(reinterpret_cast<const char*>(b), 8));
-  std::filesystem::remove(path);
-  CHECK_THROWS_WITH_AS(write_dump("/nowhere/x", {}), doctest::Contains("/nowhere/x: cannot write"), UserError);
 }
 
 }  // namespace

@@ -31,8 +31,10 @@
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/job_data.h"
 #include "sfsdp/train/lr_schedule.h"
+#include "sfsdp/train/non_finite.h"
 #include "sfsdp/train/run_log.h"
 #include "sfsdp/train/stop_signals.h"
+#include "sfsdp/train/watched_step.h"
 
 namespace sfsdp::train {
 namespace {
@@ -97,15 +99,17 @@ class Trainer {
         job_(make_job(config_, world_size(), rank())),
         loader_(open_job_sources(config_, data_options()), loader_options()),
         schedule_(schedule_of(config_)),
+        watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }),
         id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
     if (config_.validation.enable) validation_.emplace(open_validation_source(config_, data_options()));
-    at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, /*warn_only=*/false);
+    at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
     check_same_configuration(config_, world_);
     step_.emplace(job_.program, world_);
     checkpoints_.emplace(
         checkpoint_options(config_, *job_.program, job_.example), world_,
         [this] { return checkpoint_pieces(*step_, rank()); }, [this](const std::string& line) { log_.notice(line); });
     begin();
+    if (rank() == 0) save_config(config_);
   }
 
   // Returns the exit code of this rank.
@@ -120,10 +124,9 @@ class Trainer {
       if (validation_is_due(config_.validation, k, global_batch() * config_.training.seq_len)) validate_after(k);
       if (k == last_step_ + 1 && world_) world_->set_timeout_ms(config_.comm.train_timeout_seconds * 1000);
       if (!std::isfinite(metrics.loss))
-        throw UserError(
-            concat("the loss is ", metrics.loss, " at step ", k,
-                   "\n  expected a finite loss; lower optimizer.lr, raise lr_scheduler.warmup_steps, or look"
-                   " at the data of this step"));
+        throw UserError(concat("the loss is ", number_text(metrics.loss), " at step ", k,
+                               "\n  expected a finite loss; debug.nan = dump names the op; lower optimizer.lr, or raise"
+                               " lr_scheduler.warmup_steps"));
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
       checkpoints_->after_step(run_state(k));
@@ -217,7 +220,7 @@ class Trainer {
     StepMetrics metrics;
     metrics.data_s = seconds_since(start);
     step_->lr = schedule_.lr(k - lr_offset_);
-    const StepResult result = (*step_)(batches);
+    const StepResult result = watched_.run(*step_, batches);
     if (result.skipped)
       log_.notice(
           concat("step ", k, ": the gradient norm is not finite, nothing was updated (", ++skipped_, " so far)"));
@@ -303,6 +306,7 @@ class Trainer {
   LrSchedule schedule_;
   std::optional<Step> step_;
   std::optional<checkpoint::Checkpointer> checkpoints_;  // goes before the step
+  WatchedStep watched_;
   std::vector<std::string> weight_notes_;
   int64_t last_step_ = 0;           // done before this start
   int64_t tokens_ = 0;              // trained on
@@ -310,6 +314,26 @@ class Trainer {
   std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
   int64_t skipped_ = 0;
 };
+
+// What a rank would need, by the plan: nothing is allocated, and no other rank is asked.
+int estimate_memory(const JobConfig& config, std::ostream& out) {
+  const auto from_environment = [](const char* name, int64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text ? parse_int(text).value_or(otherwise) : otherwise;
+  };
+  if (from_environment("RANK", 0) != 0) return 0;
+  const int64_t world_size = from_environment("WORLD_SIZE", 1);
+  const CompiledJob job = make_job(config, world_size);
+  const ir::Graph& graph = job.program->first_graph();
+  const plan::MemoryPlan memory = plan::plan_memory(graph, {.blocking = true});
+  const PlanSummary summary = summarise(graph);
+  out << "Memory of each of " << world_size << (world_size == 1 ? " rank" : " ranks") << ", mesh "
+      << to_string(job.program->strategy().mesh) << ": planned peak "
+      << bytes_text(memory.state_bytes + memory.live_bytes) << "\n  parameters " << bytes_text(summary.parameter_bytes)
+      << ", optimizer and buffers " << bytes_text(summary.state_bytes)
+      << ", activations, gradients and gathered parameters " << bytes_text(memory.live_bytes) << std::endl;
+  return 0;
+}
 
 }  // namespace
 
@@ -319,6 +343,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
   try {
     exec::count_memory();
     const JobConfig config = load_config(args);
+    if (config.memory_estimation.enable) return estimate_memory(config, out);
     const auto recorder = std::make_shared<comm::FlightRecorder>(static_cast<size_t>(config.comm.trace_buf_size));
     const auto world = make_world(config, recorder);
     try {

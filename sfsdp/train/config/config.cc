@@ -2,10 +2,13 @@
 #include "sfsdp/train/config/config.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/config/config_fields.h"
 #include "sfsdp/train/config/toml_reader.h"
@@ -40,6 +43,7 @@ bool is_section_or_part(const std::string& path) {  // "quantize" is a part of "
 [[noreturn]] void fail_unknown_section(const std::string& path, const std::string& where) {
   StringList sections{std::string(kModelArgs)};
   for (const SectionInfo& section : config_sections()) sections.push_back(section.path);
+  for (const InertKey& key : inert_keys()) sections.push_back(key.section);
   const std::string near = nearest(path, sections);
   throw UserError(concat(where, ": unknown section [", path, "]\n  expected a section of a job",
                          near.empty() ? "" : concat("; did you mean [", near, "]?")));
@@ -128,6 +132,18 @@ void apply_flag(const GivenOption& flag, JobConfig& config) {
     assign_text(*find_field(path), config, flag.value, flag.name);
 }
 
+// As TOML and JSON spell it.
+std::string literal(const ModelArg& arg) {
+  const auto print = [](const auto& value) -> std::string {
+    using T = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
+    if constexpr (std::is_same_v<T, int64_t>) return std::to_string(value);
+    if constexpr (std::is_same_v<T, double>) return shortest(value);
+    if constexpr (std::is_same_v<T, std::string>) return json_quoted(value);
+  };
+  return std::visit(print, arg);
+}
+
 std::string value_name(const std::string& type) { return type == "BOOL" ? "" : type; }
 
 // --- the whole ---
@@ -169,6 +185,11 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
   check_checkpoint(config, errors);
+  const Profiling& p = config.profiling;
+  if (p.enable_profiling && p.profiler_active + p.profiler_warmup > p.profile_freq)
+    errors.push_back(concat("profiling.profile_freq = ", p.profile_freq, ", with profiler_active = ", p.profiler_active,
+                            " and profiler_warmup = ", p.profiler_warmup, "\n  expected at least their sum, ",
+                            p.profiler_active + p.profiler_warmup));
 }
 
 std::vector<std::string> notes_of(const JobConfig& config) {
@@ -246,22 +267,53 @@ std::string to_toml(const JobConfig& config) {
   for (const SectionInfo& section : config_sections()) {
     text += concat(text.empty() ? "" : "\n", '[', section.path, "]\n");
     for (const Field& field : config_fields()) {
-      const std::string value = field.section == section.path ? literal(field, config) : "";
-      if (!value.empty()) text += concat(field.key, " = ", value, '\n');
+      if (field.section != section.path || field.path() == "job.config_file") continue;
+      const std::string value = literal(field, config);
+      text += value.empty() ? concat("# ", field.key, " is unset\n") : concat(field.key, " = ", value, '\n');
     }
   }
   if (!config.model_args.empty()) text += concat("\n[", kModelArgs, "]\n");
   for (const auto& [key, arg] : config.model_args) {
-    const auto print = [](const auto& value) -> std::string {
-      using T = std::remove_cvref_t<decltype(value)>;
-      if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
-      if constexpr (std::is_same_v<T, int64_t>) return std::to_string(value);
-      if constexpr (std::is_same_v<T, double>) return shortest(value);
-      if constexpr (std::is_same_v<T, std::string>) return json_quoted(value);
-    };
-    text += concat(json_quoted(key), " = ", std::visit(print, arg), '\n');
+    text += concat(json_quoted(key), " = ", literal(arg), '\n');
   }
   return text;
+}
+
+std::string to_json(const JobConfig& config) {
+  std::string text = "{";
+  const auto add = [&](const std::string& name, const std::string& value, bool& first) {
+    text += concat(first ? "" : ",", "\n    ", json_quoted(name), ": ", value.empty() ? "null" : value);
+    first = false;
+  };
+  for (const SectionInfo& section : config_sections()) {
+    text += concat(text == "{" ? "" : ",", "\n  ", json_quoted(section.path), ": {");
+    bool first = true;
+    for (const Field& field : config_fields())
+      if (field.section == section.path) add(field.key, literal(field, config), first);
+    text += "\n  }";
+  }
+  text += concat(",\n  ", json_quoted(kModelArgs), ": {");
+  bool first = true;
+  for (const auto& [key, arg] : config.model_args) add(key, literal(arg), first);
+  return text + "\n  }\n}\n";
+}
+
+std::string printed(const JobConfig& config) {
+  const std::string text = to_toml(config);
+  return concat("# Configuration ", hex(hash_path(text)), " of sfsdp: it prints itself again.\n\n", text);
+}
+
+void save_config(const JobConfig& config) {
+  if (!config.job.save_config_file) return;
+  const auto path = std::filesystem::path(config.job.dump_folder) / *config.job.save_config_file;
+  std::error_code ignored;  // what is wrong with the folder, the file tells
+  std::filesystem::create_directories(path.parent_path(), ignored);
+  std::ofstream file(path, std::ios::trunc);
+  file << (path.extension() == ".json" ? to_json(config) : printed(config));
+  file.close();
+  if (!file)
+    throw UserError(concat("job.save_config_file = ", *config.job.save_config_file, ": cannot write ", path.string(),
+                           "\n  expected a file in a folder that can be written, job.dump_folder"));
 }
 
 }  // namespace sfsdp::train

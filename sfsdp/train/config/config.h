@@ -56,8 +56,15 @@ JobConfig load_config(std::span<const std::string> args);
 // One file alone, with `flags` over it.
 JobConfig load_config_file(const std::string& path, std::span<const std::string> flags = {});
 
-// The whole configuration as TOML that loads back to an equal one.
+// The whole configuration as TOML that loads back to an equal one; only job.config_file, where it came from, is not in it.
 std::string to_toml(const JobConfig& config);
+// The same as one object of sections; what is unset is null.
+std::string to_json(const JobConfig& config);
+// What train --print-config prints: to_toml, with its hash above it. Read as a file, it prints itself again.
+std::string printed(const JobConfig& config);
+// Writes job.save_config_file, if it is set.
+//   throws: UserError if it cannot be written
+void save_config(const JobConfig& config);
 // What a command takes that takes a config: --config and a flag for each key, also for those that do nothing.
 std::vector<Option> key_options();
 // For --help: the flags of keys that do something, their meaning, range and default.

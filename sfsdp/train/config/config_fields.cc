@@ -53,11 +53,10 @@ std::string number(double value) {
 }
 
 // Keys that upstream moved; old configs go on working.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kMoved = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMoved = {{
     {"training.seed", "debug.seed"},
     {"training.deterministic", "debug.deterministic"},
     {"training.debug_moe_force_load_balance", "debug.moe_force_load_balance"},
-    {"job.save_config_folder", "job.save_config_file"},
 }};
 
 }  // namespace

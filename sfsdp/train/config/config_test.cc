@@ -421,6 +421,7 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
       {"[training]\nsteps = \"x\"", "job.toml:2:1: training.steps = \"x\"", "an integer"},
       {"[training]\nstepz = 1", "job.toml:2:1: unknown key training.stepz", "training.steps?"},
       {"[trainin]\nx = 1", "job.toml:1:2: unknown section [trainin]", "[training]?"},
+      {"[fault_tolerence]\nx = 1", "job.toml:1:2: unknown section [fault_tolerence]", "[fault_tolerance]?"},
       {"[training]\nseed = 1\n[debug]\nseed = 2", "job.toml:4:1: debug.seed sets debug.seed", "job.toml:2:1"},
       {"[training]\ndataset_path = 1979-05-27", "job.toml:2:1: training.dataset_path is a date", "quotes"},
       {"[debug]\ndisable_pass = [1]", "job.toml:2:1: debug.disable_pass holds", "list of strings"},
