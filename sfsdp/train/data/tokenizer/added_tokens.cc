@@ -92,8 +92,7 @@ AddedTokens AddedTokens::parse(const std::optional<Field>& field, const BpeModel
       item.at("content").refuse("a text that no other added token has after normalisation");
     result.largest_id_ = std::max(result.largest_id_, token.id);
     result.places_of_ids_.emplace(token.id, result.tokens_.size());
-    if (token.single_word && !result.word_)
-      result.word_ = Pattern::compile(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}])", item.where());
+    if (token.single_word && !result.word_) result.word_ = Pattern::compile(R"([\w\x{200c}\x{200d}])", item.where());
     result.tokens_.push_back(std::move(token));
   }
   return result;

@@ -20,14 +20,15 @@ constexpr size_t kMostBytes = 1 << 16;
 constexpr int kMostDepth = 100;
 constexpr uint32_t kMostRepeats = 1000;
 
-// What stands inside [...] for Oniguruma's \w: letters, marks, digits, connectors, and six signs of Latin-1 by mistake.
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+// Oniguruma's \w inside of [...]: letters, marks, digits, connectors. Outside of it six signs of Latin-1 count too.
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+constexpr std::string_view kWordSigns = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
-constexpr std::array<std::string_view, 45> kProperties = {
-    "L",          "Lu",  "Ll",       "Lt",       "Lm",    "Lo",    "M",      "Mn",   "Mc",    "Me", "N",  "Nd",
-    "Nl",         "No",  "P",        "Pc",       "Pd",    "Ps",    "Pe",     "Pi",   "Pf",    "Po", "S",  "Sm",
-    "Sc",         "Sk",  "So",       "Z",        "Zs",    "Zl",    "Zp",     "C",    "Cc",    "Cf", "Co", "Cn",
-    "Alphabetic", "Han", "Hiragana", "Katakana", "Latin", "Greek", "Hebrew", "Thai", "Hangul"};
+constexpr std::array<std::string_view, 44> kProperties = {
+    "L",  "Lu", "Ll", "Lt",  "Lm",       "Lo",       "M",     "Mn",    "Mc",     "Me",   "N",
+    "Nd", "Nl", "No", "P",   "Pc",       "Pd",       "Ps",    "Pe",    "Pi",     "Pf",   "Po",
+    "S",  "Sm", "Sc", "Sk",  "So",       "Z",        "Zs",    "Zl",    "Zp",     "C",    "Cc",
+    "Cf", "Co", "Cn", "Han", "Hiragana", "Katakana", "Latin", "Greek", "Hebrew", "Thai", "Hangul"};
 
 // Unicode's White_Space. PCRE2's own \s has U+180E too, which was a space before Unicode 6.3.
 constexpr std::string_view kSpace = R"(\x{9}-\x{d}\x{85}\p{Z})";
@@ -240,7 +241,7 @@ class Translator {
     if (take("\\Z")) return anchor("\\Z");
     const auto word = [&](bool is_border) {
       reads_categories_ = true;
-      const std::string one = concat("[", kWord, "]");
+      const std::string one = concat("[", kWord, kWordSigns, "]");
       return is_border ? concat("(?:(?<=", one, ")(?!", one, ")|(?<!", one, ")(?=", one, "))")
                        : concat("(?:(?<=", one, ")(?=", one, ")|(?<!", one, ")(?!", one, "))");
     };
@@ -248,7 +249,7 @@ class Translator {
     if (take("\\B")) return anchor(word(false));
     bool negated = false;
     if (const auto set = set_escape(negated)) {
-      out_ += concat(negated ? "[^" : "[", *set, "]");
+      out_ += concat(negated ? "[^" : "[", *set, *set == kWord ? kWordSigns : "", "]");
       return true;
     }
     literal(char_escape());
@@ -288,7 +289,8 @@ class Translator {
     if (ignores_case_) fail("\\p under (?i)", "\\s, \\d or ASCII there");
     at_ = end + 1;
     reads_categories_ = true;
-    return concat("\\p{", name, "}");
+    const bool is_script = name.size() > 2;  // by itself PCRE2 takes its Script_Extensions
+    return concat(is_script ? "\\p{sc:" : "\\p{", name, "}");
   }
 
   // \n, \x{41}, \u0041, \. and the like.
@@ -403,11 +405,10 @@ class Translator {
     reads_categories_ = true;
     if (ignores_case_) not_known("a POSIX class under (?i)");
     if (take("[:space:]")) return std::string(kSpace);
-    if (take("[:alpha:]")) return "\\p{Alphabetic}";
     if (take("[:digit:]")) return "\\p{Nd}";
     if (take("[:punct:]")) return "\\p{P}\\p{S}";
     if (take("[:word:]")) return std::string(kWord);
-    fail("a POSIX class", "[:space:], [:alpha:], [:digit:], [:punct:] or [:word:]");
+    fail("a POSIX class", "[:space:], [:digit:], [:punct:] or [:word:]");
   }
 
   std::string_view in_;

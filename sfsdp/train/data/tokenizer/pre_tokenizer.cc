@@ -16,8 +16,8 @@ constexpr size_t kMostSteps = 32;  // each may copy a word
 
 // GPT-2's own words: https://github.com/openai/gpt-2, src/encoder.py.
 constexpr std::string_view kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Rust's \w, which is not Oniguruma's: without the six signs of Latin-1, with both joiners.
-constexpr std::string_view kRustWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
+// Rust's \w inside [...]: Oniguruma's, and both joiners.
+constexpr std::string_view kRustWord = R"(\w\x{200c}\x{200d})";
 
 struct Part {
   size_t begin, end;
