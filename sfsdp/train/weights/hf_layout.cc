@@ -23,7 +23,7 @@ std::string five_digits(size_t number) {
 void fill_files(HfLayout& layout, uint64_t max_file_bytes) {
   std::vector<uint64_t> filled;
   for (HfPlaced& tensor : layout.tensors) {
-    if (filled.empty() || (filled.back() > 0 && filled.back() + tensor.bytes > max_file_bytes)) filled.push_back(0);
+    if (filled.empty() || filled.back() + tensor.bytes > max_file_bytes) filled.push_back(0);
     tensor.file = filled.size() - 1;
     tensor.begin = filled.back();
     filled.back() += tensor.bytes;
