@@ -10,8 +10,8 @@
 
 namespace sfsdp {
 
-// Parameters whose path the pattern matches. Each number is that of the first group that matches and has it; where none
-// does, the optimizer's own.
+// Parameters whose path the pattern matches; that of a tied one is its first. Each number is that of the first group that
+// matches and has it; where none does, the optimizer's own.
 struct ParamGroup {
   std::string pattern;                 // of whole paths: "*norm*", "layers.?.wq.weight"; * any text, ? one character
   std::optional<double> weight_decay;  // instead of the optimizer's

@@ -47,6 +47,8 @@ TEST_CASE("preconditions: passes that store parameters elsewhere say what they n
                  "wrap, bucket", "parameter a.1.w is read in two shapes, f32[6, 4] and f32[5, 4]");
   expect_refused(replaced(step(), "return ", "return %a.1.w.f.all, "), "keep_whole",
                  "the step returns parameter a.1.w");
+  expect_refused(replaced(step(), "weight_decay=0.125", "axis=dp_shard begins=[0, 3] weight_decay=[0.125, 0.0]"),
+                 "wrap, bucket", "parameter a.0.w is updated in segments");
   const std::string other = "  %other = state name=other : f32[6, 4]\n  %step = state";
   expect_refused(replaced(replaced(step(), "  %step = state", other), "  carry %step",
                           "  carry %other = %a.1.w.f.all\n  carry %step"),

@@ -94,11 +94,8 @@ void expect_equals_eager(MakeModel make_model, MakeBatch make_batch, ParameterLa
   auto model = make_model();
   torch::manual_seed(1);
   auto eager_model = make_model();
-  using Model = decltype(model);
-  CompileOptions options;
-  options.max_norm = 1.0;
-  options.rng = exec::Rng::Eager;
-  const auto loss = [](Model& m, const Batch& b) { return classification_loss(m, b); };
+  const CompileOptions options = {.max_norm = 1.0, .rng = exec::Rng::Eager};
+  const auto loss = [](auto& m, const Batch& b) { return classification_loss(m, b); };
   testing::EagerTrainer eager(eager_model.ptr(), {.lr = 1e-2, .weight_decay = 0.1}, options.max_norm);
   eager.numbers_of = update.numbers_of;
   eager.decoupled = std::holds_alternative<AdamW>(update.optimizer);
@@ -164,34 +161,28 @@ TEST_CASE("a convolutional net with batch norm equals eager, running statistics 
                       ParameterLayout::Dim0);
 }
 
+Batch tied_batch(uint64_t seed) {
+  torch::manual_seed(seed);
+  return {torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
+}
+
 TEST_CASE("tied, frozen, unused and twice-used parameters equal eager") {
-  expect_equals_eager([] { return Tied(); },
-                      [](uint64_t k) {
-                        torch::manual_seed(k);
-                        return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
-                      });
+  expect_equals_eager([] { return Tied(); }, tied_batch);
 }
 
 TEST_CASE("parameter groups and Adam equal LibTorch's update with the numbers of each parameter, bit for bit") {
   const std::vector<ParamGroup> groups = {{"*.bias", 0.0, {}}, {"norm.*", 0.0, 0.25}, {"outpu?", {}, 0.5}};
-  const auto batch = [](uint64_t k) {
-    torch::manual_seed(k);
-    return Batch{torch::randint(11, {7}, torch::kLong), torch::randint(11, {7}, torch::kLong)};
-  };
   const auto numbers_of = [](const std::string& name) {
     AdamW adamw{.lr = 1e-2, .weight_decay = 0.1};
-    if (name == "block.bias" || name == "norm.weight" || name == "norm.bias") adamw.weight_decay = 0;
-    if (name == "norm.weight" || name == "norm.bias") adamw.lr *= 0.25;
-    if (name == "output") adamw.lr *= 0.5;
+    const bool norm = name == "norm.weight" || name == "norm.bias";
+    if (norm || name == "block.bias") adamw.weight_decay = 0;
+    adamw.lr *= norm ? 0.25 : name == "output" ? 0.5 : 1;
     return adamw;
   };
   for (const Optimizer& optimizer : {Optimizer(AdamW{.lr = 1e-2, .weight_decay = 0.1, .groups = groups}),
                                      Optimizer(Adam{.lr = 1e-2, .weight_decay = 0.1, .groups = groups})})
     for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
-      expect_equals_eager([] { return Tied(); }, batch, layout, {optimizer, numbers_of});
-  CHECK_THROWS_WITH_AS(compile(Tied(), classification_loss<Tied>, AdamW{.groups = {{"*nrom*", 0.0, {}}}}, batch(0),
-                               data_parallel(init_device_mesh({{"dp_shard", 1}}))),
-                       doctest::Contains("did you mean *norm*?"), UserError);
+      expect_equals_eager([] { return Tied(); }, tied_batch, layout, {optimizer, numbers_of});
 }
 
 Batch token_batch(uint64_t seed) {

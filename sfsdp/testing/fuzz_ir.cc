@@ -96,7 +96,7 @@ clip:
   %nf = non_finite %norm : f32[]
 opt:
   %table.new = sgd %table, none, %gradt, %nf momentum=0.0 weight_decay=0.1 : f32[16/dp_shard, 8] at tok
-  %w.new = sgd %w, none, %gradw, %nf momentum=0.0 weight_decay=0.1 : f32[8/dp_shard, 8] at layers.0.w
+  %w.new = sgd %w, none, %gradw, %nf lr_factor=0.5 momentum=0.0 weight_decay=0.0 : f32[8/dp_shard, 8] at layers.0.w
   return %loss, %norm
   carry %table = %table.new
   carry %w = %w.new

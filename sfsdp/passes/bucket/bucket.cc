@@ -288,6 +288,10 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
     if (!op->has_attr("unit"))
       throw UserError(concat("pass bucket: parameter ", m.name, " has no unit\n  expected unit=; run pass wrap first"));
     require_regular(graph, m, "bucket");
+    if (m.update && m.update->has_attr("begins"))
+      throw UserError(
+          concat("pass bucket: parameter ", m.name, " is updated in segments, as a bucket is",
+                 "\n  expected one decay and one learning rate of each parameter; this pass makes segments"));
     m.unit = op->attr<std::string>("unit");
     const auto [place, fresh] = by_key.emplace(key_of(m), buckets.size());
     if (fresh) {
