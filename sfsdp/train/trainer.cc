@@ -325,14 +325,12 @@ int estimate_memory(const JobConfig& config, std::ostream& out) {
   if (from_environment("RANK", 0) != 0) return 0;
   const int64_t world_size = from_environment("WORLD_SIZE", 1);
   const CompiledJob job = make_job(config, world_size);
-  const ir::Graph& graph = job.program->first_graph();
-  const plan::MemoryPlan memory = plan::plan_memory(graph, {.blocking = true});
-  const PlanSummary summary = summarise(graph);
+  const PlannedMemory memory = planned_memory(job.program->first_graph());
   out << "Memory of each of " << world_size << (world_size == 1 ? " rank" : " ranks") << ", mesh "
-      << to_string(job.program->strategy().mesh) << ": planned peak "
-      << bytes_text(memory.state_bytes + memory.live_bytes) << "\n  parameters " << bytes_text(summary.parameter_bytes)
-      << ", optimizer and buffers " << bytes_text(summary.state_bytes)
-      << ", activations, gradients and gathered parameters " << bytes_text(memory.live_bytes) << std::endl;
+      << to_string(job.program->strategy().mesh) << ": planned peak " << bytes_text(memory.total()) << "\n  parameters "
+      << bytes_text(memory.parameters) << ", optimizer and buffers " << bytes_text(memory.optimizer) << ", gradients "
+      << bytes_text(memory.gradients) << ", activations " << bytes_text(memory.activations) << ", gathered parameters "
+      << bytes_text(memory.gathered) << ", other " << bytes_text(memory.other) << std::endl;
   return 0;
 }
 
