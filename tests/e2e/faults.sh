@@ -28,8 +28,12 @@ wait $launcher
 expect "killed rank" "rank [01].*signal 9" $?
 sleep 0.5
 if pgrep -f "$dir/run" >/dev/null; then echo "killed rank: processes are left"; failures=$((failures + 1)); fi
+$sfsdp doctor --flight "$dir/run/comm_traces" >"$dir/out" 2>&1
+expect "flight record" "^So: rank [01] holds up 1 rank; read its log" 1
+expect "flight record" "^rank [01] left none" 1
 
 # A signal to the launcher, then one to a single rank: all ranks stop after the same step.
+rm -rf "$dir/run"
 for target in launcher rank; do
   timeout 90 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
   launcher=$!

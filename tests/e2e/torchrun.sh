@@ -52,3 +52,25 @@ same_losses launch torchrun || fail "torchrun and sfsdp launch differ"
 OMP_NUM_THREADS=1 "$torchrun" --standalone --no-python --nproc-per-node 2 "$sfsdp" train "${debug[@]}" \
   --job.dump_folder "$dir/standalone" >"$dir/out" 2>&1 || fail "torchrun --standalone: $(cat "$dir/out")"
 same_losses launch standalone || fail "torchrun --standalone and sfsdp launch differ"
+
+# Elastic restarts: a rank is killed in the middle, torchrun starts all again, they go on from the newest checkpoint, and the
+# losses are those of a run that nothing happened to.
+long=(--job.config_file configs/llama3_debug.toml "${small[@]}" --training.steps 60 --checkpoint.enable --checkpoint.interval 5)
+$sfsdp launch -n 2 -- train "${long[@]}" --job.dump_folder "$dir/undisturbed" >"$dir/out" 2>&1 || fail "60 steps: $(cat "$dir/out")"
+OMP_NUM_THREADS=1 "$torchrun" --standalone --max-restarts=2 --no-python --nproc-per-node 2 "$sfsdp" train "${long[@]}" \
+  --job.dump_folder "$dir/restarted" >"$dir/out" 2>&1 &
+agent=$!
+for _ in $(seq 600); do
+  [[ -f $dir/restarted/metrics.jsonl && $(wc -l <"$dir/restarted/metrics.jsonl") -ge 12 ]] && break
+  sleep 0.1
+done
+victim=$(pgrep -P $agent -x sfsdp | tail -1)
+[[ -n $victim ]] || fail "no rank of torchrun to kill: $(tail -20 "$dir/out")"
+kill -KILL "$victim"
+wait $agent || fail "torchrun --max-restarts: $(tail -40 "$dir/out")"
+grep -q "State of $dir/restarted/checkpoint/step-" "$dir/out" || fail "not from a checkpoint: $(tail -40 "$dir/out")"
+python3 - "$dir/undisturbed/metrics.jsonl" "$dir/restarted/metrics.jsonl" <<'PY' || fail "other losses after a restart"
+import json, sys
+one, two = ({row["step"]: (row["loss"], row["grad_norm"], row["tokens"]) for row in map(json.loads, open(name))} for name in sys.argv[1:])
+assert len(one) == 60 and one == two, [(k, one.get(k), two.get(k)) for k in one if one.get(k) != two.get(k)][:3]
+PY
