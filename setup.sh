@@ -13,14 +13,16 @@ say() { echo "setup: $*" >&2; }
 packages=(g++ cmake ninja-build ccache libtomlplusplus-dev nlohmann-json3-dev
   libpcre2-dev libxxhash-dev libzstd-dev zlib1g-dev libutf8proc-dev)
 # Where one of these is missing, the checks that need it are skipped and say so: scripts/check_format.sh, check_tidy.sh
-# and tests/e2e/report.sh, which opens the simulator's page in Chromium.
+# and tests/e2e/*report.sh, which open pages in Chromium.
 optional=()
+tensorboard=no # in .venv, if there is one; without it tests/e2e/tensorboard.sh is skipped
 torch=yes
 for argument in "$@"; do
   case $argument in
   --tests)
     packages+=(doctest-dev)
     optional=(clang-format-14 clang-tidy-14 chromium)
+    tensorboard=yes
     ;;
   --no-torch) torch=no ;;
   *) say "unknown argument $argument; expected --tests or --no-torch" && exit 2 ;;
@@ -73,6 +75,18 @@ want_packages() {
   ((${#failed[@]})) || return 0
   say "could not install ${failed[*]}: their checks will be skipped"
   touch build/no_optional_packages
+}
+
+# Tried once, as packages are. An installed numpy or protobuf is left as it is.
+want_tensorboard() {
+  [[ $tensorboard == yes && -x .venv/bin/python3 && ! -e build/no_tensorboard ]] || return 0
+  .venv/bin/python3 -I -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorboard") is None)' && return
+  say "installing tensorboard into .venv"
+  .venv/bin/python3 -I -m pip install -qq --no-input --timeout 15 --retries 0 --upgrade-strategy only-if-needed tensorboard >&2 &&
+    return
+  say "could not install tensorboard: tests/e2e/tensorboard.sh will be skipped"
+  mkdir -p build
+  touch build/no_tensorboard
 }
 
 torch_version() { # "2.13" of the LibTorch in folder $1
@@ -153,4 +167,5 @@ if [[ -z $dir ]]; then
   is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
   dir=$(realpath "$dir")
 fi
+want_tensorboard
 found "$dir"

@@ -103,6 +103,7 @@ std::string json_line(const StepMetrics& metrics) {
   add("forward_backward_s", metrics.forward_backward_s);
   add("optimizer_s", metrics.optimizer_s);
   add("comm_exposed_s", metrics.comm_exposed_s);
+  add("between_s", metrics.between_s);
   return text + "}";
 }
 

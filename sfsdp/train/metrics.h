@@ -22,6 +22,7 @@ struct StepMetrics {
   double forward_backward_s = 0;  // without collectives, as the next
   double optimizer_s = 0;         // clipping and update
   double comm_exposed_s = 0;      // in collectives while nothing else ran, waiting for other ranks too
+  double between_s = 0;           // from the last step's end to this one's begin: reports, validation, checkpoints
   double tps = 0;                 // tokens per second and device
   double memory_gib = 0;          // most that was allocated at once
   double memory_state_gib = 0;    // allocated as the step began: parameters, optimizer, what else outlives a step

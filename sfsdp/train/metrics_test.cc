@@ -24,6 +24,7 @@ StepMetrics example() {
           .forward_backward_s = 0.125,
           .optimizer_s = 0.03125,
           .comm_exposed_s = 0.015625,
+          .between_s = 0.5,
           .tps = 12345.6,
           .memory_gib = 1.5,
           .memory_state_gib = 0.5,
@@ -95,7 +96,7 @@ TEST_CASE("a line of JSON gives every number back exactly") {
   metrics.grad_norm = 1e-7 / 3;
   metrics.lr = 2e-3 / 7;
   const auto json = nlohmann::json::parse(json_line(metrics));
-  CHECK(json.size() == 13);
+  CHECK(json.size() == 14);
   CHECK(json["step"] == 1);
   CHECK(json["loss"].get<double>() == metrics.loss);
   CHECK(json["grad_norm"].get<double>() == metrics.grad_norm);
@@ -109,6 +110,7 @@ TEST_CASE("a line of JSON gives every number back exactly") {
   CHECK(json["forward_backward_s"] == 0.125);
   CHECK(json["optimizer_s"] == 0.03125);
   CHECK(json["comm_exposed_s"] == 0.015625);
+  CHECK(json["between_s"] == 0.5);
 }
 
 TEST_CASE("the largest loss of a rank stands only in lines of steps that asked for it") {

@@ -96,6 +96,7 @@ void RunLog::step(StepMetrics metrics) {
   const double now = options_.now();
   metrics.tps =
       static_cast<double>(facts_.tokens_per_step()) / metrics.step_time_s / static_cast<double>(facts_.data_ranks);
+  metrics.between_s = std::max(0.0, now - last_end_ - metrics.step_time_s);
   if (file_) file_->write(metrics);
   tps_.push_back(metrics.tps);
   last_losses_.push_back(metrics.loss);

@@ -47,7 +47,7 @@ class RunLog {
   void start(RunFacts facts);
   // Whether this step is one that the console and TensorBoard report: the first of a start, and every log_freq-th.
   bool reports(int64_t step) const { return step == facts_.last_step + 1 || step % options_.log_freq == 0; }
-  // After each step. `metrics` comes with what was measured; tps, tflops, mfu, memory_percent and eta are filled in here.
+  // After each step. `metrics` comes with what was measured; what follows of it is filled in.
   void step(StepMetrics metrics);
   // After each validation, with what was measured; its time is not counted in the tps of steps.
   void validation(ValidationMetrics metrics);

@@ -83,7 +83,9 @@ TEST_CASE("metrics.jsonl has a line for every step, with that step's own tps") {
   double clock = 0;
   RunLog log({.log_freq = 10, .dump_folder = folder.path(), .now = [&] { return clock; }}, out);
   log.start(example_facts());
+  clock = 0.5;
   log.step(measured(1, 0.5, 1));
+  clock = 2.75;
   log.step(measured(2, 0.25, 1));
   std::ifstream file(folder / "metrics.jsonl");
   std::string line;
@@ -91,6 +93,7 @@ TEST_CASE("metrics.jsonl has a line for every step, with that step's own tps") {
   CHECK(nlohmann::json::parse(line)["tps"] == 1000);  // 1,000 tokens on two ranks in 0.5 s
   std::getline(file, line);
   CHECK(nlohmann::json::parse(line)["tps"] == 2000);
+  CHECK(nlohmann::json::parse(line)["between_s"] == 2);  // it began 0.25 s before it ended
 }
 
 TEST_CASE("a validation has a line of its own, and its time is not that of steps") {

@@ -227,13 +227,17 @@ class Trainer {
           concat("step ", k, ": the gradient norm is not finite, nothing was updated (", ++skipped_, " so far)"));
     metrics.step = k;
     metrics.loss = result.loss;
-    if (log_.reports(k)) metrics.max_loss = largest_of_ranks(result.own_loss);
     metrics.grad_norm = result.grad_norm;
     metrics.lr = step_->lr;
     metrics.tokens = tokens_ += global_batch() * config_.training.seq_len;
     metrics.forward_backward_s = result.seconds.forward_backward;
     metrics.optimizer_s = result.seconds.update;
     metrics.comm_exposed_s = result.seconds.communication;
+    if (log_.reports(k)) {
+      const auto asked = Clock::now();
+      metrics.max_loss = largest_of_ranks(result.own_loss);
+      metrics.comm_exposed_s += seconds_since(asked);
+    }
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
     metrics.memory_state_gib = state_gib;
     metrics.step_time_s = seconds_since(start);

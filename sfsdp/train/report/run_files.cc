@@ -23,7 +23,8 @@ constexpr std::array<std::string_view, kFields> kNames = {"loss",        "grad_n
                                                           "step_time_s", "tps",
                                                           "memory_gib",  "memory_state_gib",
                                                           "data_s",      "forward_backward_s",
-                                                          "optimizer_s", "comm_exposed_s"};
+                                                          "optimizer_s", "comm_exposed_s",
+                                                          "between_s"};
 
 std::optional<double> number_of(std::string_view text) {
   if (text == "nan") return kNan;

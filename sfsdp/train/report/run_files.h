@@ -24,8 +24,9 @@ enum class Field : uint8_t {
   ForwardBackward,
   Optimizer,
   Exposed,
+  Between,
 };
-inline constexpr size_t kFields = 12;
+inline constexpr size_t kFields = 13;
 // As metrics.jsonl spells it: "grad_norm".
 std::string_view to_string(Field field);
 

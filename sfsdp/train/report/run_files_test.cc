@@ -37,6 +37,7 @@ TEST_CASE("what json_line writes is read back, field by field") {
   metrics.forward_backward_s = 0.25;
   metrics.optimizer_s = 0.0625;
   metrics.comm_exposed_s = 0.03125;
+  metrics.between_s = 3;
   metrics.tps = 7;
   metrics.memory_gib = 1.5;
   metrics.memory_state_gib = 0.75;
@@ -54,6 +55,7 @@ TEST_CASE("what json_line writes is read back, field by field") {
   CHECK(line[Field::ForwardBackward] == 0.25);
   CHECK(line[Field::Optimizer] == 0.0625);
   CHECK(line[Field::Exposed] == 0.03125);
+  CHECK(line[Field::Between] == 3);
   CHECK(line[Field::Tps] == 7);
   CHECK(line[Field::Memory] == 1.5);
   CHECK(line[Field::MemoryState] == 0.75);

@@ -16,6 +16,8 @@
 namespace sfsdp::train {
 namespace {
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
 // Seven digits are more than a screen shows; whole numbers keep theirs.
 std::string number(double value) {
   if (!std::isfinite(value)) return "null";
@@ -41,7 +43,7 @@ std::string pairs_list(const std::vector<std::pair<std::string, std::string>>& p
 
 double median(std::vector<double> values) {
   std::erase_if(values, [](double v) { return !std::isfinite(v); });
-  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  if (values.empty()) return kNan;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
@@ -54,25 +56,26 @@ std::vector<double> column(const std::vector<StepLine>& steps, Field field) {
   return values;
 }
 
+// Of the finite values; nan where there is none.
 double sum(const std::vector<StepLine>& steps, Field field) {
-  double total = 0;
+  double total = kNan;
   for (const StepLine& line : steps)
-    if (std::isfinite(line[field])) total += line[field];
+    if (std::isfinite(line[field])) total = (std::isnan(total) ? 0 : total) + line[field];
   return total;
 }
 
 // What the table of runs says: of the last ten steps a mean, of speed the median, as one slow step says little.
 std::string figures(const RunFiles& run) {
   const std::vector<StepLine>& steps = run.steps;
-  double loss = 0, memory = 0;
+  double loss = 0, memory = kNan;
   const size_t last = std::min<size_t>(steps.size(), 10);
   for (size_t i = steps.size() - last; i < steps.size(); ++i) loss += steps[i][Field::Loss] / static_cast<double>(last);
-  for (const StepLine& line : steps)
-    if (line[Field::Memory] > memory) memory = line[Field::Memory];
-  const double seconds = sum(steps, Field::StepTime);
+  for (const StepLine& line : steps) memory = std::fmax(memory, line[Field::Memory]);  // the other one where one is nan
+  const double between = sum(steps, Field::Between);
+  const double seconds = sum(steps, Field::StepTime) + (std::isfinite(between) ? between : 0);
   const double tps = median(column(steps, Field::Tps));
   const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
-  const double mfu = start.peak_flops > 0 ? 100 * tps * start.flops_per_token / start.peak_flops : NAN;
+  const double mfu = start.peak_flops > 0 ? 100 * tps * start.flops_per_token / start.peak_flops : kNan;
   return concat("{\"step\":", steps.empty() ? 0 : steps.back().step, ",\"loss\":", last ? number(loss) : "null",
                 ",\"validation\":", run.validations.empty() ? "null" : number(run.validations.back().loss),
                 ",\"tokens\":", steps.empty() ? "null" : number(steps.back()[Field::Tokens]),
@@ -107,21 +110,30 @@ std::string curves(const std::vector<Point>& points, bool single) {
   return text;
 }
 
+// At most `limit` of them, the last one too.
+std::vector<ValidationLine> every_nth(const std::vector<ValidationLine>& lines, size_t limit) {
+  const size_t n = (lines.size() + limit - 1) / limit;
+  std::vector<ValidationLine> some;
+  for (size_t i = 0; i < lines.size(); ++i)
+    if ((lines.size() - 1 - i) % n == 0) some.push_back(lines[i]);
+  return some;
+}
+
 std::string run_json(const RunFiles& run, size_t limit) {
   const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
-  return concat(
-      "{\"name\":", json_quoted(run.name), ",\"figures\":", figures(run), ",\"steps\":", run.steps.size(),
-      ",\"starts\":", list(run.starts, [](const RunStart& s) { return std::to_string(s.first_step); }),
-      ",\"validations\":",
-      list(run.validations, [](const ValidationLine& v) { return concat("[", v.step, ",", number(v.loss), "]"); }),
-      ",\"planned\":",
-      list(start.planned_memory,
-           [](const auto& p) { return concat("[", json_quoted(p.first), ",", number(p.second), "]"); }),
-      ",\"device\":", number(start.device_bytes), ",\"flopsPerToken\":", number(start.flops_per_token),
-      ",\"peakFlops\":", number(start.peak_flops), ",\"facts\":", pairs_list(start.facts),
-      ",\"config\":", pairs_list(start.config),
-      ",\"problems\":", list(run.problems, [](const std::string& text) { return json_quoted(text); }), ",\n",
-      curves(thinned(run.steps, limit), run.steps.size() <= limit), "}");
+  return concat("{\"name\":", json_quoted(run.name), ",\"figures\":", figures(run), ",\"steps\":", run.steps.size(),
+                ",\"starts\":", list(run.starts, [](const RunStart& s) { return std::to_string(s.first_step); }),
+                ",\"validations\":",
+                list(every_nth(run.validations, limit),
+                     [](const ValidationLine& v) { return concat("[", v.step, ",", number(v.loss), "]"); }),
+                ",\"planned\":",
+                list(start.planned_memory,
+                     [](const auto& p) { return concat("[", json_quoted(p.first), ",", number(p.second), "]"); }),
+                ",\"device\":", number(start.device_bytes), ",\"flopsPerToken\":", number(start.flops_per_token),
+                ",\"peakFlops\":", number(start.peak_flops), ",\"facts\":", pairs_list(start.facts),
+                ",\"config\":", pairs_list(start.config),
+                ",\"problems\":", list(run.problems, [](const std::string& text) { return json_quoted(text); }), ",\n",
+                curves(thinned(run.steps, limit), run.steps.size() <= limit), "}");
 }
 
 }  // namespace

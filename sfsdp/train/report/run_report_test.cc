@@ -56,6 +56,25 @@ TEST_CASE("a run of a million steps is a page of less than a megabyte") {
   CHECK(data["runs"][0]["most"]["loss"][0] == data["runs"][0]["last"][0]);
 }
 
+TEST_CASE("of many validations every n-th stays, and the last") {
+  RunFiles run = run_of(1);
+  for (int64_t k = 1; k <= 10; ++k) run.validations.push_back({k, 1});
+  const nlohmann::json data = data_of(run_report(std::vector<RunFiles>{run}, 4));
+  std::vector<int64_t> steps;
+  for (const auto& validation : data["runs"][0]["validations"]) steps.push_back(validation[0]);
+  CHECK(steps == std::vector<int64_t>{1, 4, 7, 10});
+}
+
+TEST_CASE("a figure that no line has is unknown, not zero") {
+  RunFiles run = run_of(2);
+  for (StepLine& line : run.steps)
+    for (const Field field : {Field::Data, Field::Memory, Field::Tps})
+      line.values[static_cast<size_t>(field)] = std::numeric_limits<double>::quiet_NaN();
+  const nlohmann::json figures = data_of(run_report(std::vector<RunFiles>{run}))["runs"][0]["figures"];
+  for (const char* name : {"data", "memory", "tps", "mfu"}) CHECK(figures[name].is_null());
+  CHECK_FALSE(figures["exposed"].is_null());
+}
+
 TEST_CASE("what JSON has no number for is left out of the curves") {
   std::vector<RunFiles> runs = {run_of(2), RunFiles()};
   runs[0].steps[1].values.fill(std::numeric_limits<double>::quiet_NaN());

@@ -22,7 +22,8 @@ Point point_of(std::span<const StepLine> steps, double seconds) {
   point.tokens = steps.back()[Field::Tokens];
   std::array<int64_t, kFields> finite = {};
   for (const StepLine& line : steps) {
-    if (std::isfinite(line[Field::StepTime])) point.seconds += line[Field::StepTime];
+    for (const Field field : {Field::StepTime, Field::Between})
+      if (std::isfinite(line[field])) point.seconds += line[field];
     if (!std::isfinite(line[Field::Loss])) ++point.not_finite;
     for (size_t f = 0; f < kFields; ++f) {
       const double value = line.values[f];

@@ -14,7 +14,7 @@ namespace sfsdp::train {
 // least and most are nan.
 struct Point {
   int64_t first = 0, last = 0;  // steps
-  double seconds = 0;           // since the run's first step began, of the steps that stand in the file
+  double seconds = 0;           // since the run began, of the steps that stand in the file
   double tokens = 0;            // trained on by the last of them
   int64_t not_finite = 0;       // losses
   std::array<double, kFields> mean = {}, least = {}, most = {};

@@ -13,7 +13,8 @@ StepLine line_of(int64_t step, double loss) {
   StepLine line;
   line.step = step;
   line.values[static_cast<size_t>(Field::Loss)] = loss;
-  line.values[static_cast<size_t>(Field::StepTime)] = 0.5;
+  line.values[static_cast<size_t>(Field::StepTime)] = 0.375;
+  line.values[static_cast<size_t>(Field::Between)] = 0.125;
   line.values[static_cast<size_t>(Field::Tokens)] = static_cast<double>(step) * 100;
   return line;
 }
