@@ -3,6 +3,7 @@
 // sfsdp-bench search: what search gains over units by name, in the simulator.
 // sfsdp-bench agreement [ranks]: how long ranks take to agree before a step, beside a step of a small model. Ranks are
 // threads; under sfsdp launch --exec they are processes.
+// sfsdp-bench checkpoint [MiB [FOLDER]]: checkpoint_bench.h.
 #include <sys/resource.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/checkpoint_bench.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/init.h"
@@ -214,6 +216,15 @@ int main(int argc, char** argv) {
       sfsdp::testing::run_ranks(args.size() > 1 ? std::atoi(args[1].c_str()) : 2, measure_agreement);
     return 0;
   }
+  if (!args.empty() && args[0] == "checkpoint" && args.size() <= 3) {
+    const auto mib = sfsdp::parse_int(args.size() > 1 ? args[1] : "512");
+    if (!mib || *mib < 64) {
+      std::cerr << "error: " << args[1] << " MiB\n  expected a number, at least 64\n";
+      return 2;
+    }
+    measure_checkpoints(*mib, 7, args.size() > 2 ? args[2] : "outputs/checkpoint_bench");
+    return 0;
+  }
   const bool compares = args.size() == 1 && args[0] == "search";
   const bool measures =
       !args.empty() && args[0] == "compiler" && (args.size() == 1 || (args.size() == 3 && args[1] == "--repeat"));
@@ -221,6 +232,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
                  "       sfsdp-bench search                  units by search against units by name, simulated\n"
                  "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
+                 "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
                  "in the repository's root\n";
     return 2;
   }

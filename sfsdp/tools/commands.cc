@@ -149,6 +149,19 @@ Command report_command() {
           .most_operands = 100};
 }
 
+Command checkpoint_command() {
+  return {.name = "checkpoint",
+          .usage = "ls FOLDER | verify PATH | diff A B | convert FROM TO",
+          .summary = "what checkpoints hold, whether it is what was written, and other forms of it",
+          .options = {{"--ranks", "N", "convert: as if N ranks had saved it; 1: one file [as many as there are]"},
+                      {"--model-only", "", "convert: without the optimizer's state"},
+                      {"--dtype", "D", "convert: parameters in float32, bfloat16 or float16"},
+                      {"--hf-assets", "FOLDER",
+                       "convert: TO becomes a Hugging Face folder with this folder's config.json and tokenizer"}},
+          .operand = "ls FOLDER | verify PATH | diff A B | convert FROM TO",
+          .most_operands = 3};
+}
+
 std::string dashed(const std::string& name) { return (name.size() == 1 ? "-" : "--") + name; }
 
 }  // namespace
@@ -169,6 +182,7 @@ const std::vector<Command>& commands() {
       opt_command(),
       tokenize_command(),
       tokenizer_command(),
+      checkpoint_command(),
       {.name = "doctor",
        .usage = "[--flight DIR]",
        .summary = "what this machine has and lacks, or why a run hung",
@@ -197,7 +211,7 @@ std::string help_of(const Command& command) {
 std::string help_of_all() {
   std::string text = "usage: sfsdp <command> ...\n";
   for (const Command& command : commands())
-    text += concat("  ", command.name, std::string(10 - command.name.size(), ' '), command.summary, "\n");
+    text += concat("  ", command.name, std::string(12 - command.name.size(), ' '), command.summary, "\n");
   return text + "sfsdp <command> --help says what it takes; sfsdp --version\n";
 }
 

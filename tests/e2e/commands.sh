@@ -26,7 +26,7 @@ run --version
 run help
 [[ $status == 0 && ! -s $dir/err ]] || fail "help: $(cat "$dir/err")"
 commands=$(awk '/^  / { print $1 }' "$dir/out")
-[[ $(wc -w <<<"$commands") == 11 ]] || fail "help lists $commands"
+[[ $(wc -w <<<"$commands") == 12 ]] || fail "help lists $commands"
 for command in $commands; do
   run "$command" --help
   [[ $status == 0 && ! -s $dir/err ]] || fail "$command --help: status $status, $(cat "$dir/err")"

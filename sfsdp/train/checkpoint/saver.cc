@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -21,12 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::string file_name(int rank) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "rank-%05d.safetensors", rank);
-  return name;
-}
 
 // What a rank tells the others of its part: a fragment, or why there is none.
 constexpr char kDone = '+', kFailed = '!';
@@ -158,7 +151,7 @@ void Saver::write(const SaveRequest& request) {
   const auto write_mine = [&] {
     if (!request.failure.empty()) throw UserError(request.failure);
     Manifest mine = request.about;
-    write_shard(store_.temporary_path_of(step), file_name(rank()), request.pieces, mine);
+    write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, mine);
     return print(mine);
   };
   const std::vector<std::string> fragments = agree(attempt(write_mine), "checkpoint file");

@@ -2,8 +2,8 @@
 #include "sfsdp/train/checkpoint/shard_file.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
-#include <map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -49,8 +49,14 @@ std::string name_in_file(const Piece& piece) {
   return name;
 }
 
+std::string shard_name(int rank) {
+  char name[64];
+  std::snprintf(name, sizeof(name), "rank-%05d.safetensors", rank);
+  return name;
+}
+
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
-                 Manifest& fragment) {
+                 Manifest& fragment, const ReadPiece& read) {
   const std::string path = folder + "/" + name;
   const FileHandle file = create_file(path);
   const std::string header = header_of(pieces);
@@ -60,12 +66,15 @@ void write_shard(const std::string& folder, const std::string& name, const std::
   for (const Piece& p : pieces) {
     StoredTensor tensor{p.name, p.kind, p.dtype, p.shape, p.rank, {}};
     StoredRange range{p.begin, p.end, 0, offset, {}};
-    for (std::span<const std::byte> rest = p.bytes(); !rest.empty();) {
-      const auto block = rest.first(std::min(rest.size(), static_cast<size_t>(kBlockBytes)));
+    const int64_t width = ir::size_in_bytes(p.dtype), at_once = kBlockBytes / width;
+    for (int64_t begin = p.begin; begin < p.end; begin += at_once) {
+      const int64_t end = std::min(p.end, begin + at_once);
+      const std::span<const std::byte> block = read ? read(p, begin, end)
+                                                    : p.bytes().subspan(static_cast<size_t>((begin - p.begin) * width),
+                                                                        static_cast<size_t>((end - begin) * width));
       range.hashes.push_back(xxh3(block));
       write_all(file.get(), block, path);
       offset += static_cast<int64_t>(block.size());
-      rest = rest.subspan(block.size());
     }
     if (p.begin < p.end) tensor.ranges.push_back(std::move(range));
     fragment.tensors.push_back(std::move(tensor));

@@ -2,6 +2,8 @@
 // One rank's file of a checkpoint: safetensors, so that any library of that format reads the pieces.
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,10 +15,17 @@ namespace sfsdp::train::checkpoint {
 // "w" for a whole tensor, which keeps its shape; "w[128:256]" for these elements, one-dimensional; "w@3" for data rank 3's.
 std::string name_in_file(const Piece& piece);
 
+// "rank-00003.safetensors".
+std::string shard_name(int rank);
+
+// Elements [begin, end) of a piece, in its dtype; they last until the next call.
+using ReadPiece = std::function<std::span<const std::byte>(const Piece& piece, int64_t begin, int64_t end)>;
+
 // Writes and syncs the file; each byte is hashed on its way.
 //   fragment: gets this file and its ranges
+//   read:     called for each block, in the order of the file; unset: pieces have memory
 //   throws:   FileError naming the file, where it cannot be written
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
-                 Manifest& fragment);
+                 Manifest& fragment, const ReadPiece& read = {});
 
 }  // namespace sfsdp::train::checkpoint

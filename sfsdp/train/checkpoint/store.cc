@@ -188,15 +188,17 @@ void Store::publish(const Manifest& manifest) {
 void Store::give_up(int64_t step) { remove_folder(temporary_path_of(step)); }
 
 std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
-  std::vector<std::string> left;
+  std::vector<std::string> deleted, left;
   if (keep == 0) return left;
   int64_t complete = 0;
   for (const Listed& listed : list()) {
     if (listed.state != Listed::State::Complete || ++complete <= keep || listed.step == saved) continue;
-    const std::string deleted = free_name(listed.step, std::string(kDeleted));
-    rename_path(folder_ + "/" + listed.name, deleted);
-    if (const std::string why = remove_folder(deleted); !why.empty()) left.push_back(why);
+    deleted.push_back(free_name(listed.step, std::string(kDeleted)));
+    rename_path(folder_ + "/" + listed.name, deleted.back());
   }
+  if (!deleted.empty()) sync_folder(folder_);  // or a name may come back, without its files
+  for (const std::string& path : deleted)
+    if (std::string why = remove_folder(path); !why.empty()) left.push_back(std::move(why));
   return left;
 }
 

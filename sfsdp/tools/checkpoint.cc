@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// `sfsdp checkpoint ls | verify | diff | convert`.
+#include <algorithm>
+#include <ctime>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/tools/commands.h"
+#include "sfsdp/train/checkpoint/convert.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/store.h"
+
+namespace sfsdp::tools {
+namespace {
+
+using train::checkpoint::Listed;
+using train::checkpoint::Manifest;
+using train::checkpoint::Store;
+using State = Listed::State;
+
+std::string age_of(int64_t saved_at) {
+  const int64_t seconds = std::max<int64_t>(0, std::time(nullptr) - saved_at);
+  if (seconds < 120) return concat(seconds, " s");
+  if (seconds < 7200) return concat(seconds / 60, " min");
+  if (seconds < 172800) return concat(seconds / 3600, " h");
+  return concat(seconds / 86400, " days");
+}
+
+std::string size_of(const Manifest& manifest) {
+  return with_commas(static_cast<double>(manifest.bytes()) / (1 << 20), 1) + " MiB";
+}
+
+std::string describe(const Listed& listed) {
+  switch (listed.state) {
+    case State::Complete: {
+      const Manifest& m = *listed.manifest;
+      return concat(size_of(m), ", ", age_of(m.saved_at), " old, of ", m.world_size,
+                    m.world_size == 1 ? " rank " : " ranks ", m.mesh,
+                    m.model_only ? ", the model alone: no run goes on from it" : "");
+    }
+    case State::Damaged: return "damaged: " + listed.why;
+    case State::Unfinished: return "not finished: a save is running, or a crash has left it";
+    case State::Deleted: return "being removed";
+    case State::SetAside: return "set aside as damaged";
+    case State::Foreign: return "not of sfsdp";
+  }
+  return "";
+}
+
+void expect_folder(const std::string& path) {
+  if (!train::checkpoint::exists(path))
+    throw UserError(concat(path, ": is not there\n  expected a folder of checkpoints, such as outputs/checkpoint"));
+}
+
+int list(const std::string& folder, std::ostream& out) {
+  expect_folder(folder);
+  for (const Listed& listed : Store(folder).list()) out << listed.name << ": " << describe(listed) << "\n";
+  return 0;
+}
+
+// Of one checkpoint.  returns: how many places are wrong
+size_t verify_one(const std::string& path, std::ostream& out) {
+  std::vector<std::string> wrong;
+  std::string size;
+  try {
+    const Manifest manifest = train::checkpoint::open_checkpoint(path);
+    size = size_of(manifest);
+    wrong = train::checkpoint::verify(manifest, path);
+  } catch (const UserError& error) {
+    wrong = {error.what()};
+  }
+  if (wrong.empty()) out << path << ": " << size << ", every byte is what was written\n";
+  for (const std::string& line : wrong) out << line << "\n";
+  return wrong.size();
+}
+
+bool is_checkpoint(const std::string& path) {
+  return train::checkpoint::exists(concat(path, "/", train::checkpoint::kManifestFile));
+}
+
+// One checkpoint, or all of a folder.
+int verify(const std::string& path, std::ostream& out) {
+  expect_folder(path);
+  size_t wrong = 0;
+  bool any = is_checkpoint(path);
+  if (any) wrong += verify_one(path, out);
+  for (const Listed& listed : any ? std::vector<Listed>() : Store(path).list()) {
+    if (listed.state != State::Complete && listed.state != State::Damaged) continue;
+    any = true;
+    wrong += verify_one(path + "/" + listed.name, out);
+  }
+  if (!any) throw UserError(concat(path, ": no checkpoint\n  expected a folder step-N, or one that holds such"));
+  return wrong == 0 ? 0 : 1;
+}
+
+int diff(const std::string& first, const std::string& second, std::ostream& out) {
+  int64_t compared = 0;
+  const auto found = train::checkpoint::differences(first, second, &compared);
+  for (const auto& d : found) {
+    out << d.name << ": ";
+    if (d.what.empty())
+      out << with_commas(d.elements) << (d.elements == 1 ? " element differs" : " elements differ") << ", by at most "
+          << d.largest << "\n";
+    else
+      out << d.what << "\n";
+  }
+  out << compared << " tensors compared, " << found.size() << " of all differ\n";
+  return found.empty() ? 0 : 1;
+}
+
+int convert(const Request& request, const std::string& from, const std::string& to, std::ostream& out) {
+  std::optional<ir::DType> dtype;
+  if (request.has("dtype")) dtype = train::checkpoint::parse_export_dtype(request.get("dtype"));
+  if (request.has("hf-assets")) {
+    train::checkpoint::convert_to_hf(from, to, request.get("hf-assets"), dtype.value_or(ir::DType::f32));
+    out << "wrote " << to << "\n";
+    return 0;
+  }
+  train::checkpoint::ConvertOptions options;
+  options.model_only = request.has("model-only");
+  options.dtype = dtype;
+  if (request.has("ranks")) options.ranks = number_of("--ranks", request.get("ranks"), 1, 100000);
+  out << "wrote " << train::checkpoint::convert(from, to, options) << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int run_checkpoint(const Request& request, std::ostream& out, std::ostream& /*err*/) {
+  const std::vector<std::string>& operands = request.own.operands;
+  const std::string what = operands.empty() ? "" : operands[0];
+  if (what == "ls" && operands.size() == 2) return list(operands[1], out);
+  if (what == "verify" && operands.size() == 2) return verify(operands[1], out);
+  if (what == "diff" && operands.size() == 3) return diff(operands[1], operands[2], out);
+  if (what == "convert" && operands.size() == 3) return convert(request, operands[1], operands[2], out);
+  throw UserError(concat("sfsdp checkpoint ", join(operands, " "),
+                         "\n  expected ls FOLDER, verify PATH, diff A B, or convert FROM TO",
+                         did_you_mean(what, {"ls", "verify", "diff", "convert"})));
+}
+
+}  // namespace sfsdp::tools

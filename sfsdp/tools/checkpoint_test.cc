@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/testing/checkpoint_state.h"
+#include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/tools/commands.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/shard_file.h"
+#include "sfsdp/train/checkpoint/store.h"
+#include "sfsdp/train/weights/safetensors.h"
+
+namespace sfsdp::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace train::checkpoint;  // NOLINT(google-build-using-namespace): the test is about it
+using sfsdp::testing::MemoryFolder;
+
+void save(const std::string& folder, TestMesh mesh, int64_t step, int64_t salt) {
+  Store store(folder);
+  store.lock();
+  store.begin(step);
+  std::vector<Manifest> fragments(static_cast<size_t>(mesh.ranks()));
+  for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+    Manifest& fragment = fragments[static_cast<size_t>(rank)];
+    fragment.run.step = step;
+    fragment.world_size = fragment.data_ranks = mesh.ranks();
+    const TestState state(mesh, rank, salt);
+    write_shard(store.temporary_path_of(step), shard_name(static_cast<int>(rank)), share_out(state.pieces()), fragment);
+  }
+  store.publish(merge(fragments));
+}
+
+struct Ran {
+  int status = 0;
+  std::string out, err;
+};
+
+Ran run(std::vector<std::string> args) {
+  std::ostringstream out, err;
+  Ran ran;
+  ran.status = run_command(find_command("checkpoint"), args, run_checkpoint, out, err);
+  ran.out = out.str();
+  ran.err = err.str();
+  return ran;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void flip_last_byte(const std::string& file) {
+  std::string bytes = read_text_file(file, 1 << 20);
+  bytes.back() ^= 1;
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint ls says of each entry what it is, the newest first") {
+  const MemoryFolder folder;
+  save(folder.path(), {2, 1}, 4, 1);
+  save(folder.path(), {1, 1}, 10, 1);
+  save(folder.path(), {1, 1}, 6, 1);
+  flip_last_byte(folder / "step-6/manifest.json");
+  fs::create_directory(folder / "step-12.tmp");
+  fs::create_directory(folder / "other");
+  const Ran ran = run({"ls", folder.path()});
+  CHECK(ran.status == 0);
+  const auto lines = split(ran.out, '\n');
+  REQUIRE(lines.size() >= 5);
+  CHECK(lines[0] == "step-12.tmp: not finished: a save is running, or a crash has left it");
+  CHECK(lines[1].starts_with("step-10: 0.0 MiB, "));
+  CHECK(lines[2].starts_with("step-6: damaged: " + folder / "step-6/manifest.json: "));
+  CHECK(contains(ran.out, "step-4: "));
+  CHECK(contains(ran.out, "of 2 ranks"));
+  CHECK(contains(ran.out, "other: not of sfsdp"));
+  CHECK(run({"ls", folder / "nothing"}).status == 2);
+}
+
+TEST_CASE("checkpoint verify names each wrong place, of one checkpoint or of all") {
+  const MemoryFolder folder;
+  save(folder.path(), {2, 1}, 4, 1);
+  save(folder.path(), {2, 1}, 6, 1);
+  CHECK(run({"verify", folder.path()}).status == 0);
+  CHECK(contains(run({"verify", folder / "step-4"}).out, "every byte is what was written"));
+  flip_last_byte(folder / "step-4/rank-00001.safetensors");
+  Ran ran = run({"verify", folder.path()});
+  CHECK(ran.status == 1);
+  CHECK(contains(ran.out, folder / "step-4/rank-00001.safetensors: bytes "));
+  CHECK(contains(ran.out, folder / "step-6: "));
+  CHECK(run({"verify", folder / "step-6"}).status == 0);
+  fs::remove(folder / "step-6/rank-00000.safetensors");
+  CHECK(contains(run({"verify", folder / "step-6"}).out, "rank-00000.safetensors: is not there"));
+  CHECK(run({"verify", folder / "lock"}).status == 2);
+}
+
+TEST_CASE("checkpoint diff compares elements, whatever ranks and dtypes the two have") {
+  const MemoryFolder folder;
+  save(folder / "a", {1, 1}, 4, 1);
+  save(folder / "b", {1, 1}, 4, 1);
+  save(folder / "c", {1, 1}, 4, 2);
+  Ran ran = run({"diff", folder / "a/step-4", folder / "b/step-4"});
+  CHECK(ran.status == 0);
+  CHECK(ran.out == "8 tensors compared, 0 of all differ\n");
+  ran = run({"diff", folder / "a/step-4", folder / "c/step-4"});
+  CHECK(ran.status == 1);
+  CHECK(contains(ran.out, "w: 91 elements differ, by at most "));
+  CHECK(contains(ran.out, "ids: 3 elements differ"));
+  save(folder / "two", {2, 1}, 4, 1);
+  ran = run({"diff", folder / "a/step-4", folder / "two/step-4"});
+  CHECK(ran.status == 1);
+  CHECK(ran.out == "stats@1: only in the second\n8 tensors compared, 1 of all differ\n");
+}
+
+TEST_CASE("checkpoint convert: other numbers of files, the model alone, other dtypes; the numbers stay") {
+  const MemoryFolder folder;
+  save(folder / "a", {3, 1}, 4, 1);
+  for (const char* ranks : {"1", "2", "5"}) {
+    const std::string to = folder / concat("to", ranks);
+    const Ran ran = run({"convert", folder / "a/step-4", to, "--ranks", ranks});
+    CHECK(ran.out == concat("wrote ", to, "/step-4\n"));
+    CHECK(run({"verify", to}).status == 0);
+    CHECK(run({"diff", folder / "a/step-4", to + "/step-4"}).status == 0);
+    CHECK(open_checkpoint(to + "/step-4").files.size() == static_cast<size_t>(*parse_int(ranks)));
+    CHECK(open_checkpoint(to + "/step-4").data_ranks == 3);
+  }
+  const auto whole = train::SafetensorsFile::open(folder / "to1/step-4/rank-00000.safetensors");
+  CHECK(whole.find("w")->shape == std::vector<int64_t>{7, 13});
+
+  CHECK(run({"convert", folder / "a/step-4", folder / "half", "--model-only", "--dtype", "bfloat16"}).status == 0);
+  const Manifest half = open_checkpoint(folder / "half/step-4");
+  CHECK(half.model_only);
+  CHECK(half.find("w")->dtype == ir::DType::bf16);
+  CHECK_FALSE(half.find("w.exp_avg"));
+  const Ran diff = run({"diff", folder / "a/step-4", folder / "half/step-4"});
+  CHECK(contains(diff.out, "w.exp_avg: only in the first"));
+  CHECK_FALSE(contains(diff.out, "stats"));
+
+  CHECK(contains(run({"convert", folder / "a/step-4", folder / "to1"}).err, "step-4 is there"));
+  CHECK(contains(run({"convert", folder / "a/step-4", folder / "x", "--dtype", "int8"}).err, "expected float32"));
+  flip_last_byte(folder / "a/step-4/rank-00002.safetensors");
+  const Ran bad = run({"convert", folder / "a/step-4", folder / "y"});
+  CHECK(bad.status == 2);
+  CHECK(contains(bad.err, "rank-00002.safetensors: bytes "));
+  CHECK_FALSE(fs::exists(folder / "y/step-4"));
+  CHECK_FALSE(fs::exists(folder / "y/step-4.tmp"));
+}
+
+TEST_CASE("checkpoint refuses what it does not know") {
+  CHECK(contains(run({"convrt", "a", "b"}).err, "did you mean convert?"));
+  CHECK(contains(run({"ls"}).err, "expected ls FOLDER"));
+  CHECK(run({}).status == 2);
+}
+
+}  // namespace sfsdp::tools

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/convert.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <limits>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/version.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/shard_file.h"
+#include "sfsdp/train/checkpoint/store.h"
+#include "sfsdp/train/weights/float_convert.h"
+#include "sfsdp/train/weights/hf_folder.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+// A tensor of a checkpoint as a piece that has no memory yet.
+Piece piece_of(const StoredTensor& t) {
+  Piece piece;
+  piece.name = t.name;
+  piece.kind = t.kind;
+  piece.dtype = t.dtype;
+  piece.shape = t.shape;
+  piece.rank = t.rank;
+  piece.end = t.numel();
+  return piece;
+}
+
+// Reads stretches of tensors, each checked against its hashes.
+class Source {
+ public:
+  explicit Source(const std::string& path) : path_(path), manifest_(open_checkpoint(path)) {}
+  const Manifest& manifest() const { return manifest_; }
+
+  // Elements of the piece's tensor, in the piece's dtype, until the next call.
+  std::span<const std::byte> read(Piece piece, int64_t begin, int64_t end) {
+    piece.begin = begin;
+    piece.end = end;
+    memory_.resize(static_cast<size_t>((end - begin) * ir::size_in_bytes(piece.dtype)));
+    piece.data = memory_.data();
+    load(manifest_, path_, {piece});
+    return memory_;
+  }
+
+ private:
+  std::string path_;
+  Manifest manifest_;
+  std::vector<std::byte> memory_;
+};
+
+// What file `rank` of `ranks` gets. A data rank's own buffers go to one file each, in turn.
+std::vector<Piece> share_of(const Manifest& manifest, const ConvertOptions& options, int64_t rank, int64_t ranks) {
+  std::vector<Piece> pieces;
+  for (const StoredTensor& t : manifest.tensors) {
+    if (options.model_only && t.kind == TensorKind::Optimizer) continue;
+    Piece piece = piece_of(t);
+    if (options.dtype && t.kind == TensorKind::Parameter && is_weight_dtype(t.dtype)) piece.dtype = *options.dtype;
+    if (t.rank < 0) {
+      piece.holder = rank;
+      piece.holders = ranks;
+    } else if (t.rank % ranks != rank) {
+      continue;
+    }
+    pieces.push_back(std::move(piece));
+  }
+  return share_out(pieces);
+}
+
+double difference(double a, double b) {
+  if (std::isnan(a) || std::isnan(b))
+    return std::isnan(a) && std::isnan(b) ? 0 : std::numeric_limits<double>::infinity();
+  return a == b ? 0 : std::abs(a - b);
+}
+
+void compare(Source& first, Source& second, const StoredTensor& a, const StoredTensor& b, TensorDifference& found) {
+  const bool floats = is_weight_dtype(a.dtype) && is_weight_dtype(b.dtype);
+  const auto width = static_cast<size_t>(ir::size_in_bytes(a.dtype));
+  const int64_t at_once = kBlockBytes / 8;
+  for (int64_t begin = 0; begin < a.numel(); begin += at_once) {
+    const int64_t end = std::min(a.numel(), begin + at_once);
+    Piece left = piece_of(a), right = piece_of(b);
+    if (floats) left.dtype = right.dtype = ir::DType::f64;
+    const auto x = first.read(left, begin, end), y = second.read(right, begin, end);
+    if (!floats) {
+      for (size_t at = 0; at < x.size(); at += width) found.elements += std::memcmp(&x[at], &y[at], width) != 0;
+      continue;
+    }
+    for (size_t at = 0; at < x.size(); at += sizeof(double)) {
+      double one = 0, other = 0;
+      std::memcpy(&one, &x[at], sizeof(one));
+      std::memcpy(&other, &y[at], sizeof(other));
+      found.elements += std::memcmp(&one, &other, sizeof(one)) != 0;
+      found.largest = std::max(found.largest, difference(one, other));
+    }
+  }
+}
+
+}  // namespace
+
+std::string convert(const std::string& from, const std::string& to, const ConvertOptions& options) {
+  Source source(from);
+  const Manifest& manifest = source.manifest();
+  const int64_t ranks = options.ranks > 0 ? options.ranks : static_cast<int64_t>(manifest.files.size());
+  const int64_t step = manifest.run.step;
+  Store store(to);
+  store.lock();
+  if (exists(store.path_of(step)))
+    throw UserError(concat(store.path_of(step), " is there\n  expected a folder that has no step ", step));
+  store.begin(step);
+  try {
+    std::vector<Manifest> fragments;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Manifest& fragment = fragments.emplace_back(manifest);
+      fragment.model_only = manifest.model_only || options.model_only;
+      write_shard(store.temporary_path_of(step), shard_name(static_cast<int>(rank)),
+                  share_of(manifest, options, rank, ranks), fragment,
+                  [&](const Piece& piece, int64_t begin, int64_t end) { return source.read(piece, begin, end); });
+    }
+    store.publish(merge(fragments));
+  } catch (...) {
+    store.give_up(step);
+    throw;
+  }
+  return store.path_of(step);
+}
+
+void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype) {
+  Source source(from);
+  std::vector<HfSource> parameters;
+  for (const StoredTensor& t : source.manifest().tensors)
+    if (t.kind == TensorKind::Parameter) parameters.push_back({t.name, t.shape});
+  const HfConfig config = read_hf_config(assets);
+  constexpr size_t kMaxConfigBytes = 1 << 20;
+  HfFolderWriter writer(lay_out_hf(parameters, config, dtype), folder);
+  writer.create(read_text_file(assets + "/config.json", kMaxConfigBytes), assets);
+  try {
+    for (const HfPlaced& placed : writer.layout().tensors) {
+      const StoredTensor& t = *source.manifest().find(placed.source.name);
+      const int64_t at_once = kBlockBytes / ir::size_in_bytes(t.dtype);
+      for (int64_t begin = 0; begin < t.numel(); begin += at_once) {
+        const int64_t end = std::min(t.numel(), begin + at_once);
+        writer.write(placed, {begin, end - begin}, source.read(piece_of(t), begin, end), t.dtype);
+      }
+    }
+    writer.flush();
+    writer.publish();
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+}
+
+std::vector<TensorDifference> differences(const std::string& first, const std::string& second, int64_t* compared) {
+  Source one(first), other(second);
+  std::vector<TensorDifference> found;
+  *compared = 0;
+  const auto name_of = [](const StoredTensor& t) { return t.rank < 0 ? t.name : concat(t.name, "@", t.rank); };
+  for (const StoredTensor& a : one.manifest().tensors) {
+    TensorDifference difference{name_of(a), "", 0, 0};
+    if (const StoredTensor* b = other.manifest().find(a.name, a.rank); !b) {
+      difference.what = "only in the first";
+    } else if (a.shape != b->shape) {
+      difference.what = "another shape";
+    } else if (a.dtype != b->dtype && !(is_weight_dtype(a.dtype) && is_weight_dtype(b->dtype))) {
+      difference.what = "another dtype";
+    } else {
+      compare(one, other, a, *b, difference);
+      ++*compared;
+    }
+    if (!difference.what.empty() || difference.elements > 0) found.push_back(std::move(difference));
+  }
+  for (const StoredTensor& b : other.manifest().tensors)
+    if (!one.manifest().find(b.name, b.rank)) found.push_back({name_of(b), "only in the second", 0, 0});
+  return found;
+}
+
+}  // namespace sfsdp::train::checkpoint

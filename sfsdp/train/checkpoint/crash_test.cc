@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A save meets a fault at each of its system calls in turn. This file defines write, fsync and their like for the whole
+// test program: they call the kernel, except on a thread that a test has told to fail.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
+#include <stdio.h>   // NOLINT(modernize-deprecated-headers): renameat2
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/comm/thread/run_ranks.h"
+#include "sfsdp/testing/checkpoint_state.h"
+#include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/saver.h"
+#include "sfsdp/train/checkpoint/store.h"
+
+namespace {
+
+enum class Fault : uint8_t {
+  None,
+  Kill,        // before the call
+  TornWrite,   // half of the bytes are written, then the process is killed
+  ShortWrite,  // half of the bytes are written, and that is returned
+  FullDisk,    // ENOSPC for this and all later calls that need room
+  Eio,
+};
+
+struct Plan {
+  Fault fault = Fault::None;
+  int rank = 0, call = 0;
+  bool no_exchange = false;  // as a file system without RENAME_EXCHANGE
+};
+
+constexpr int kRanks = 2;
+Plan plan;
+std::array<std::atomic<int>, kRanks> calls;
+std::atomic<bool> armed = false, watched = false;
+thread_local int rank_of_thread = -1;
+
+// What a loss of power would take: files and folders that were changed since they were last synced.
+std::mutex dirty_mutex;
+std::set<std::string> dirty;
+std::string early;  // the first thing that was made visible too early
+
+std::string path_of(int fd) {
+  char path[4096];
+  const ssize_t size = ::readlink(sfsdp::concat("/proc/self/fd/", fd).c_str(), path, sizeof(path));
+  return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
+}
+std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+void change(const std::string& path) {
+  if (!watched || rank_of_thread < 0) return;
+  const std::lock_guard lock(dirty_mutex);
+  dirty.insert(path);
+}
+void expect_clean(const std::string& path) {
+  if (!watched || rank_of_thread < 0) return;
+  const std::lock_guard lock(dirty_mutex);
+  for (const std::string& other : dirty)
+    if (early.empty() && (other == path || other.starts_with(path + "/"))) early = other;
+}
+
+bool needs_room(const char* call) {
+  const std::string_view name = call;
+  return name == "write" || name == "mkdir" || name == "open";
+}
+
+// Counts the call; the fault that it is to meet.
+Fault next_fault(const char* call) {
+  if (!armed || rank_of_thread < 0) return Fault::None;
+  const int number = ++calls[static_cast<size_t>(rank_of_thread)];
+  if (rank_of_thread != plan.rank) return Fault::None;
+  if (plan.fault == Fault::FullDisk) return number >= plan.call && needs_room(call) ? Fault::FullDisk : Fault::None;
+  return number == plan.call ? plan.fault : Fault::None;
+}
+
+[[noreturn]] void die() {
+  syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+  std::abort();
+}
+
+// True: the call is not to be made, and fails.
+bool fails(const char* call) {
+  const Fault fault = next_fault(call);
+  if (fault == Fault::Kill) die();
+  if (fault == Fault::FullDisk) errno = ENOSPC;
+  if (fault == Fault::Eio) errno = EIO;
+  return fault == Fault::FullDisk || fault == Fault::Eio;
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t write(int fd, const void* bytes, size_t size) {
+  if (armed || watched) {
+    const Fault fault = next_fault("write");
+    if (fault == Fault::Kill) die();
+    if (fault == Fault::FullDisk || fault == Fault::Eio) {
+      errno = fault == Fault::Eio ? EIO : ENOSPC;
+      return -1;
+    }
+    if (fault == Fault::ShortWrite || fault == Fault::TornWrite) size = (size + 1) / 2;
+    if (fault == Fault::TornWrite) {
+      syscall(SYS_write, fd, bytes, size);
+      die();
+    }
+    change(path_of(fd));
+  }
+  return syscall(SYS_write, fd, bytes, size);
+}
+
+int fsync(int fd) {
+  if (!armed && !watched) return static_cast<int>(syscall(SYS_fsync, fd));
+  if (fails("fsync")) return -1;
+  const std::lock_guard lock(dirty_mutex);
+  dirty.erase(path_of(fd));
+  return 0;  // nobody pulls a plug here
+}
+
+int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const int mode = (flags & O_CREAT) != 0 ? va_arg(rest, int) : 0;
+  va_end(rest);
+  if ((flags & O_CREAT) != 0 && fails("open")) return -1;
+  const int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  if (fd >= 0 && (flags & O_CREAT) != 0) {
+    change(path);
+    change(parent_of(path));
+  }
+  return fd;
+}
+
+int rename(const char* from, const char* to) noexcept {
+  if (fails("rename")) return -1;
+  expect_clean(from);
+  change(parent_of(to));
+  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+  if (plan.no_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
+  if (fails("rename")) return -1;
+  expect_clean(from);
+  change(parent_of(to));
+  return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+}
+
+int unlink(const char* path) noexcept { return fails("unlink") ? -1 : static_cast<int>(syscall(SYS_unlink, path)); }
+int rmdir(const char* path) noexcept { return fails("rmdir") ? -1 : static_cast<int>(syscall(SYS_rmdir, path)); }
+int mkdir(const char* path, mode_t mode) noexcept {
+  return fails("mkdir") ? -1 : static_cast<int>(syscall(SYS_mkdir, path, mode));
+}
+
+}  // extern "C"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::MemoryFolder;
+
+constexpr TestMesh kMesh{2, 1};
+constexpr int64_t kKeep = 2;
+
+SaveResult save(Saver& saver, int64_t rank, int64_t step, int64_t salt) {
+  const TestState state(kMesh, rank, salt);
+  SaveRequest request;
+  request.pieces = state.pieces();
+  request.about.run.step = step;
+  request.about.run.tokens = salt;
+  request.about.world_size = request.about.data_ranks = kMesh.ranks();
+  saver.start(std::move(request));
+  return *saver.wait();
+}
+
+// Two ranks, each with a saver; rank 0 holds the folder.
+void with_savers(const std::string& folder, const std::function<void(Saver&, int rank)>& body) {
+  testing::run_ranks(kRanks, [&](comm::CommWorld& world) {
+    Store store(folder);
+    if (world.rank() == 0) store.lock();
+    Saver saver(store, world.group("checkpoint", {0, 1}), kKeep);
+    body(saver, world.rank());
+  });
+}
+
+// What a child tells of its life: a line for each save, and how many calls its ranks made.
+void tell(int pipe, const std::string& line) { syscall(SYS_write, pipe, line.data(), line.size()); }
+
+// Saves `step` under the plan, and another step without faults after it.
+[[noreturn]] void live(const std::string& folder, const Plan& faults, int64_t step, int pipe) {
+  try {
+    with_savers(folder, [&](Saver& saver, int rank) {
+      rank_of_thread = rank;
+      if (rank == 0) {
+        plan = faults;
+        armed = true;
+      }
+      while (!armed) std::this_thread::yield();
+      const SaveResult result = save(saver, rank, step, step + 100);
+      if (rank == 0) {
+        armed = false;
+        tell(pipe, result.failure.empty()
+                       ? concat("saved ", step, "\n")
+                       : concat("failed ", result.failure.substr(0, result.failure.find('\n')), "\n"));
+        tell(pipe, concat("calls ", calls[0].load(), " ", calls[1].load(), "\n"));
+      }
+      const SaveResult after = save(saver, rank, step + 1, step + 101);
+      if (rank == 0) tell(pipe, after.failure.empty() ? concat("saved ", step + 1, "\n") : after.failure);
+    });
+  } catch (const std::exception& error) {
+    tell(pipe, error.what());
+  }
+  ::_exit(0);
+}
+
+struct Life {
+  std::vector<std::string> lines;
+  bool killed = false;
+};
+
+Life run_child(const std::string& folder, const Plan& faults, int64_t step) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::close(ends[0]);
+    live(folder, faults, step, ends[1]);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<size_t>(got));
+  ::close(ends[0]);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  Life life{split(text, '\n'), WIFSIGNALED(status)};
+  CHECK((life.killed || status == 0));
+  return life;
+}
+
+// The next run: takes the folder, finds a whole newest checkpoint that is no older than what was reported, and saves on.
+void check_restart(const std::string& folder, int64_t reported) {
+  Store store(folder);
+  store.lock();
+  int64_t newest = -1;
+  for (const Listed& listed : store.list()) {
+    CHECK(listed.state == Listed::State::Complete);
+    if (listed.state != Listed::State::Complete) continue;
+    newest = std::max(newest, listed.step);
+    const std::string path = store.path_of(listed.step);
+    CHECK(verify(*listed.manifest, path).empty());
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const TestState state(kMesh, rank, -1);
+      load(*listed.manifest, path, state.pieces());
+      CHECK(state.bytes() == TestState(kMesh, rank, listed.manifest->run.tokens).bytes());
+    }
+  }
+  CHECK(newest >= reported);
+}
+
+void copy_folder(const std::string& from, const std::string& to) { fs::copy(from, to, fs::copy_options::recursive); }
+
+// A folder with steps 1 and 2, saved and reported with salts 1 and 2.
+void fill(const std::string& folder) {
+  with_savers(folder, [&](Saver& saver, int rank) {
+    for (int64_t step : {1, 2}) CHECK(save(saver, rank, step, step).failure == "");
+  });
+}
+
+std::string errno_text(Fault fault) { return fault == Fault::Eio ? "Input/output error" : "No space left on device"; }
+
+void crash_everywhere(int64_t step, bool no_exchange) {
+  const MemoryFolder root;
+  fill(root / "before");
+  copy_folder(root / "before", root / "dry");
+  const Life dry = run_child(root / "dry", {.no_exchange = no_exchange}, step);
+  REQUIRE(dry.lines.size() >= 3);
+  CHECK(dry.lines[0] == concat("saved ", step));
+  const auto counts = split(dry.lines[1], ' ');
+  int cases = 0, kills = 0, failures = 0;
+  for (const Fault fault : {Fault::Kill, Fault::TornWrite, Fault::ShortWrite, Fault::FullDisk, Fault::Eio})
+    for (int rank = 0; rank < kRanks; ++rank)
+      for (int call = 1; call <= *parse_int(counts.at(static_cast<size_t>(rank) + 1)); ++call) {
+        CAPTURE(static_cast<int>(fault));
+        CAPTURE(rank);
+        CAPTURE(call);
+        const std::string folder = root / concat("case", cases++);
+        copy_folder(root / "before", folder);
+        const Life life = run_child(folder, {fault, rank, call, no_exchange}, step);
+        int64_t reported = 2;
+        for (const std::string& line : life.lines) {
+          if (line.starts_with("saved ")) reported = std::max(reported, *parse_int(line.substr(6)));
+          if (!line.starts_with("failed ")) continue;
+          ++failures;
+          CHECK(line.find(errno_text(fault)) != std::string::npos);
+          CHECK(line.find(folder) != std::string::npos);
+        }
+        if (fault == Fault::Kill) CHECK(life.killed);
+        if (fault == Fault::ShortWrite) CHECK(life.lines[0] == concat("saved ", step));
+        if (!life.killed) CHECK(reported == step + 1);  // a failed save does not harm the next one
+        kills += life.killed;
+        check_restart(folder, reported);
+        fs::remove_all(folder);
+      }
+  MESSAGE(cases, " faults, ", kills, " kills, ", failures, " failed saves");
+  CHECK(kills >= cases / 5);
+  CHECK(failures >= cases / 8);
+}
+
+}  // namespace
+
+TEST_CASE("crash: a new step, with a fault at each call of its save and of the removal of an old one") {
+  crash_everywhere(3, false);
+}
+
+TEST_CASE("crash: a step that is saved again, with a fault at each call") {
+  SUBCASE("names are exchanged") { crash_everywhere(2, false); }
+  SUBCASE("the file system cannot exchange names") { crash_everywhere(2, true); }
+}
+
+TEST_CASE("crash: nothing has its name before its bytes are synced, and nothing is reported before its name is") {
+  const MemoryFolder folder;
+  fill(folder.path());
+  for (const int64_t step : {3, 3}) {  // a new one, then again
+    with_savers(folder.path(), [&](Saver& saver, int rank) {
+      rank_of_thread = rank;
+      watched = true;
+      const SaveResult result = save(saver, rank, step, step);
+      if (rank == 0) {
+        watched = false;
+        CHECK(result.failure == "");
+        CHECK(early == "");
+        CHECK_FALSE(dirty.contains(folder.path()));
+      }
+      rank_of_thread = -1;
+    });
+    const std::lock_guard lock(dirty_mutex);
+    dirty.clear();
+  }
+}
+
+}  // namespace sfsdp::train::checkpoint

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/checkpoint/load.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/testing/checkpoint_state.h"
+#include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/train/checkpoint/shard_file.h"
+#include "sfsdp/train/checkpoint/store.h"
+#include "sfsdp/train/weights/safetensors.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::MemoryFolder;
+
+// Without communication: every rank's file, then the manifest.
+Manifest save(TestMesh mesh, const std::string& folder, int64_t salt, int64_t step = 5) {
+  Store store(folder);
+  store.lock();
+  store.begin(step);
+  std::vector<Manifest> fragments;
+  for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+    const TestState state(mesh, rank, salt);
+    fragments.emplace_back();
+    fragments.back().run.step = step;
+    fragments.back().world_size = fragments.back().data_ranks = mesh.ranks();
+    write_shard(store.temporary_path_of(step), concat("rank-", rank, ".safetensors"), share_out(state.pieces()),
+                fragments.back());
+  }
+  const Manifest all = merge(fragments);
+  store.publish(all);
+  return all;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+TEST_CASE("share_out: each element is written by one rank, and ranks write as many bytes, give or take an element") {
+  for (const TestMesh mesh :
+       {TestMesh{1, 1}, TestMesh{2, 1}, TestMesh{1, 3}, TestMesh{4, 2}, TestMesh{8, 1}, TestMesh{3, 5}}) {
+    CAPTURE(mesh.shards);
+    CAPTURE(mesh.replicas);
+    std::map<std::string, std::map<int64_t, int>> writers;
+    std::map<int64_t, int64_t> bytes;
+    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+      const TestState state(mesh, rank, 1);
+      int64_t width = 8;
+      for (const Piece& p : share_out(state.pieces())) {
+        CHECK(ir::size_in_bytes(p.dtype) <= width);
+        width = ir::size_in_bytes(p.dtype);
+        if (p.rank < 0) bytes[rank] += static_cast<int64_t>(p.bytes().size());
+        for (int64_t i = p.begin; i < p.end; ++i) ++writers[concat(p.name, "@", p.rank)][i];
+      }
+    }
+    const TestState whole({1, 1}, 0, 1);
+    for (const Piece& p : whole.pieces()) {
+      if (p.rank >= 0) continue;
+      CAPTURE(p.name);
+      CHECK(static_cast<int64_t>(writers[p.name + "@-1"].size()) == p.numel());
+      for (const auto& [element, count] : writers[p.name + "@-1"]) CHECK(count == 1);
+    }
+    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) CHECK(writers[concat("stats@", rank)].size() == 4);
+    if (mesh.shards == 1)  // else shards are uneven themselves
+      for (int64_t rank = 0; rank < mesh.ranks(); ++rank) CHECK(std::abs(bytes[rank] - bytes[0]) <= 16);
+  }
+}
+
+TEST_CASE("what any mesh saved, any other loads, bit for bit, from just the bytes it needs") {
+  const TestMesh meshes[] = {{1, 1}, {2, 1}, {3, 1}, {1, 2}, {2, 2}, {4, 1}, {8, 1}, {1, 8}, {3, 2}};
+  for (const TestMesh from : meshes) {
+    const MemoryFolder folder;
+    save(from, folder.path(), 3);
+    const std::string path = folder / "step-5";
+    const Manifest manifest = open_checkpoint(path);
+    CHECK(verify(manifest, path).empty());
+    for (const TestMesh to : meshes)
+      for (int64_t rank = 0; rank < to.ranks(); ++rank) {
+        CAPTURE(from.ranks());
+        CAPTURE(to.ranks());
+        CAPTURE(rank);
+        const TestState loaded(to, rank, -1);
+        load(manifest, path, loaded.pieces());
+        auto expected = TestState(to, rank, 3).bytes();
+        expected["stats"] = TestState(to, rank % from.ranks(), 3).bytes()["stats"];
+        CHECK(loaded.bytes() == expected);
+        int64_t elements = 0, mine = 0;
+        for (const PlannedRead& read : plan_reads(manifest, loaded.pieces(), path)) elements += read.end - read.begin;
+        for (const Piece& p : loaded.pieces()) mine += p.end - p.begin;
+        CHECK(elements == mine);
+      }
+  }
+}
+
+TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts by their range") {
+  const MemoryFolder folder;
+  save({2, 1}, folder.path(), 3);
+  const auto file = SafetensorsFile::open(folder / "step-5/rank-1.safetensors");
+  const TestState state({2, 1}, 1, 3);
+  REQUIRE(file.find("w[46:91]"));
+  CHECK(file.find("w[46:91]")->shape == std::vector<int64_t>{45});
+  CHECK(std::ranges::equal(file.find("w[46:91]")->data, state.pieces()[0].bytes()));
+  REQUIRE(file.find("stats@1"));
+  CHECK(file.find("stats@1")->shape == std::vector<int64_t>{4});
+  save({1, 1}, folder / "one", 3);
+  const auto whole = SafetensorsFile::open(folder / "one/step-5/rank-0.safetensors");
+  CHECK(whole.find("w")->shape == std::vector<int64_t>{7, 13});
+  CHECK(whole.find("counter")->shape.empty());
+  CHECK(whole.find("half")->dtype == ir::DType::bf16);
+}
+
+TEST_CASE("every flipped byte of every file is found and named, by verify and by who reads it") {
+  const MemoryFolder folder;
+  save({2, 1}, folder.path(), 3);
+  const std::string path = folder / "step-5";
+  const Manifest manifest = open_checkpoint(path);
+  for (const FolderEntry& entry : list_folder(path)) {
+    const std::string name = path + "/" + entry.name, good = read_text_file(name, 1 << 20);
+    CAPTURE(entry.name);
+    for (size_t at = 0; at < good.size(); ++at) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
+      std::ofstream(name, std::ios::binary) << bad;
+      CAPTURE(at);
+      std::string found;
+      if (entry.name == kManifestFile) {
+        try {
+          open_checkpoint(path);
+        } catch (const DamagedError& error) {
+          found = error.what();
+        }
+        CHECK(found.starts_with(name + ": "));
+        continue;
+      }
+      const std::vector<std::string> wrong = verify(manifest, path);
+      CHECK(wrong.size() == 1);
+      CHECK((!wrong.empty() && wrong[0].starts_with(name + ": bytes ")));
+      const auto file = std::ranges::find(manifest.files, entry.name, &StoredFile::name);
+      const bool in_header = at < static_cast<size_t>(file->header_bytes);
+      for (int64_t rank = 0; rank < 2; ++rank) try {
+          load(manifest, path, TestState({2, 1}, rank, -1).pieces());
+        } catch (const DamagedError& error) {
+          found = error.what();
+        }
+      CHECK(found.empty() == in_header);  // which says nothing that loading needs
+      if (!in_header) CHECK(found.starts_with(name + ": bytes "));
+    }
+    std::ofstream(name, std::ios::binary) << good;
+  }
+  CHECK(verify(open_checkpoint(path), path).empty());
+}
+
+TEST_CASE("a file that is cut, longer or gone is named before anything is read") {
+  const MemoryFolder folder;
+  save({2, 1}, folder.path(), 3);
+  const std::string path = folder / "step-5", file = path + "/rank-1.safetensors";
+  const auto message = [&] {
+    try {
+      open_checkpoint(path);
+    } catch (const DamagedError& error) {
+      return first_line(error.what());
+    }
+    return std::string();
+  };
+  const auto size = fs::file_size(file);
+  fs::resize_file(file, size - 1);
+  CHECK(message() == concat(file, ": ", size - 1, " bytes"));
+  fs::resize_file(file, size + 1);
+  CHECK(message() == concat(file, ": ", size + 1, " bytes"));
+  fs::remove(file);
+  CHECK(message() == file + ": is not there");
+  fs::create_directory(file);
+  CHECK(message() == file + ": is not there");
+  fs::remove(path + "/manifest.json");
+  CHECK(message() == path + ": no manifest.json");
+}
+
+TEST_CASE("load names a tensor that is not there, of another shape or kind, and converts other floats") {
+  const MemoryFolder folder;
+  const Manifest manifest = save({2, 1}, folder.path(), 3);
+  const std::string path = folder / "step-5";
+  std::vector<float> memory(91);
+  Piece piece;
+  piece.name = "w";
+  piece.shape = {7, 13};
+  piece.end = 91;
+  piece.data = reinterpret_cast<std::byte*>(memory.data());
+  const auto message = [&] {
+    try {
+      load(manifest, path, {piece});
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message() == "");
+  const std::vector<float> expected = memory;
+  piece.name = "v";
+  CHECK(first_line(message()) == path + ": no tensor \"v\"");
+  piece.name = "w";
+  piece.shape = {13, 7};
+  CHECK(message() == path + ": tensor \"w\" has shape [7, 13]\n  expected [13, 7], as the model has it");
+  piece.shape = {7, 13};
+  piece.dtype = ir::DType::i32;
+  CHECK(first_line(message()) == path + ": tensor \"w\" is f32");
+  std::vector<double> wide(91);
+  piece.dtype = ir::DType::f64;
+  piece.data = reinterpret_cast<std::byte*>(wide.data());
+  CHECK(message() == "");
+  CHECK(std::ranges::equal(wide, expected));
+}
+
+TEST_CASE("a range of several blocks has a hash for each, and a part of it is read by blocks") {
+  const MemoryFolder folder;
+  const int64_t numel = (kBlockBytes * 2 + kBlockBytes / 2) / 4;
+  std::vector<float> memory(static_cast<size_t>(numel));
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
+  Piece piece;
+  piece.name = "w";
+  piece.shape = {numel};
+  piece.end = numel;
+  piece.data = reinterpret_cast<std::byte*>(memory.data());
+  Manifest manifest;
+  write_shard(folder.path(), "f", {piece}, manifest);
+  REQUIRE(manifest.tensors[0].ranges[0].hashes.size() == 3);
+  std::vector<float> part(static_cast<size_t>(kBlockBytes / 4));
+  piece.begin = kBlockBytes / 4 - 3;
+  piece.end = piece.begin + kBlockBytes / 4;
+  piece.data = reinterpret_cast<std::byte*>(part.data());
+  load(manifest, folder.path(), {piece});
+  for (size_t i = 0; i < part.size(); ++i) REQUIRE(part[i] == static_cast<float>(static_cast<size_t>(piece.begin) + i));
+  // a byte of the last block: who reads the first two does not meet it
+  std::fstream file(folder / "f", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('x');
+  file.close();
+  CHECK_NOTHROW(load(manifest, folder.path(), {piece}));
+  piece.begin += kBlockBytes / 4;
+  piece.end = numel;
+  CHECK_THROWS_AS(load(manifest, folder.path(), {piece}), DamagedError);
+}
+
+}  // namespace sfsdp::train::checkpoint
