@@ -33,9 +33,10 @@ int run_train(std::vector<std::string> args) {
 int run(const std::string& name, const std::vector<std::string>& args) {
   using namespace sfsdp::tools;
   static const std::map<std::string, Run> kRuns = {
-      {"launch", run_launch},       {"inspect", run_inspect}, {"plan", run_plan},     {"simulate", run_simulate},
-      {"calibrate", run_calibrate}, {"opt", run_opt},         {"doctor", run_doctor}, {"tokenizer", run_tokenizer},
-      {"tokenize", run_tokenize},   {"report", run_report},       {"checkpoint", run_checkpoint}};
+      {"launch", run_launch},     {"inspect", run_inspect},      {"plan", run_plan},
+      {"simulate", run_simulate}, {"calibrate", run_calibrate},  {"opt", run_opt},
+      {"doctor", run_doctor},     {"tokenizer", run_tokenizer},  {"tokenize", run_tokenize},
+      {"report", run_report},     {"checkpoint", run_checkpoint}};
   const Command& command = find_command(name);
   const bool asks_help = std::ranges::any_of(args, [](const auto& arg) { return arg == "--help" || arg == "-h"; });
   if (name == "train" && !asks_help) return run_train(args);

@@ -40,3 +40,32 @@ paste <(losses "$dir/whole") <(losses "$dir/one") | awk '$2 != $7 && ($2 - $7) ^
 if $sfsdp "${common[@]}" --training.local_batch_size 4 --training.steps 9 --job.dump_folder "$dir/one" --checkpoint.enable \
   --checkpoint.load_step 8 >"$dir/log" 2>&1; then cat "$dir/log"; exit 1; fi
 grep -q "holds the model alone" "$dir/log"
+
+# The tools see what the runs left: every byte, and the same numbers whatever mesh they come from.
+$sfsdp checkpoint ls "$dir/parts/checkpoint" >"$dir/log"
+[[ $(grep -c '^step-[2468]: .* of 2 ranks \[dp_shard=2\]' "$dir/log") == 4 ]] || { cat "$dir/log"; exit 1; }
+$sfsdp checkpoint verify "$dir/parts/checkpoint" >/dev/null
+$sfsdp checkpoint convert "$dir/parts/checkpoint/step-8" "$dir/converted" --ranks 3 >/dev/null
+$sfsdp checkpoint diff "$dir/parts/checkpoint/step-8" "$dir/converted/step-8" >"$dir/log"
+grep -q ', 0 of all differ' "$dir/log" || { cat "$dir/log"; exit 1; }
+$sfsdp checkpoint diff "$dir/parts/checkpoint/step-8" "$dir/whole" >/dev/null 2>&1 && { echo "no checkpoint has no differences"; exit 1; }
+
+# Stopped by a signal between saves, a run goes on where it was; its weights at the end are those of one that was not.
+two --training.steps 8 --job.dump_folder "$dir/signal" "${saving[@]}" --checkpoint.interval 100 >"$dir/log" 2>&1 &
+pid=$!
+until grep -q '"step": 2' "$dir/signal/metrics.jsonl" 2>/dev/null || ! kill -0 $pid 2>/dev/null; do :; done
+kill -TERM $pid 2>/dev/null || true
+wait $pid || true
+two --training.steps 8 --job.dump_folder "$dir/signal" "${saving[@]}" --checkpoint.interval 100 \
+  --checkpoint.last_save_in_hf >"$dir/log2" 2>&1 || { cat "$dir/log2"; exit 1; }
+diff <(losses "$dir/whole") <(losses "$dir/signal")
+if grep -q "which is saved" "$dir/log"; then
+  $sfsdp checkpoint diff "$dir/parts/checkpoint/step-8" "$dir/signal/checkpoint/step-8" >/dev/null
+  $sfsdp checkpoint convert "$dir/signal/checkpoint/step-8" "$dir/hf" --hf-assets "$dir/signal/checkpoint/hf-step-8" >/dev/null
+  cmp "$dir/hf/model.safetensors" "$dir/signal/checkpoint/hf-step-8/model.safetensors"
+fi
+
+# One rank writes step 0, from which any mesh begins.
+$sfsdp "${common[@]}" --job.dump_folder "$dir/seed" --checkpoint.enable --checkpoint.create_seed_checkpoint >/dev/null
+two --training.steps 8 --job.dump_folder "$dir/seed" "${saving[@]}" | grep -q "State of $dir/seed/checkpoint/step-0"
+diff <(losses "$dir/whole") <(losses "$dir/seed")

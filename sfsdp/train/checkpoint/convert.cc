@@ -4,16 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <limits>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/json.h"
-#include "sfsdp/base/version.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
 #include "sfsdp/train/weights/float_convert.h"
+#include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_folder.h"
 
 namespace sfsdp::train::checkpoint {
@@ -135,9 +133,9 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
   for (const StoredTensor& t : source.manifest().tensors)
     if (t.kind == TensorKind::Parameter) parameters.push_back({t.name, t.shape});
   const HfConfig config = read_hf_config(assets);
-  constexpr size_t kMaxConfigBytes = 1 << 20;
+  constexpr int64_t kMaxPositions = 2048;  // where that config.json has none, as export_hf_folder
   HfFolderWriter writer(lay_out_hf(parameters, config, dtype), folder);
-  writer.create(read_text_file(assets + "/config.json", kMaxConfigBytes), assets);
+  writer.create(hf_config_json(config, dtype, kMaxPositions, read_hf_config_text(assets)), assets);
   try {
     for (const HfPlaced& placed : writer.layout().tensors) {
       const StoredTensor& t = *source.manifest().find(placed.source.name);

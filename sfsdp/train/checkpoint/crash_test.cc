@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A save meets a fault at each of its system calls in turn. This file defines write, fsync and their like for the whole
-// test program: they call the kernel, except on a thread that a test has told to fail.
+// test program: they call the kernel, except below a folder where a test has told them to fail.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
@@ -37,6 +37,7 @@ enum class Fault : uint8_t {
   ShortWrite,  // half of the bytes are written, and that is returned
   FullDisk,    // ENOSPC for this and all later calls that need room
   Eio,
+  Wait,  // until the ranks have told each other of their progress twice
 };
 
 struct Plan {
@@ -49,7 +50,7 @@ constexpr int kRanks = 2;
 Plan plan;
 std::array<std::atomic<int>, kRanks> calls;
 std::atomic<bool> armed = false, watched = false;
-thread_local int rank_of_thread = -1;
+std::string folder_of_calls;  // what lies elsewhere is not counted
 
 // What a loss of power would take: files and folders that were changed since they were last synced.
 std::mutex dirty_mutex;
@@ -63,17 +64,26 @@ std::string path_of(int fd) {
 }
 std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
+// Whose call it is, -1: nobody's. Rank 1 makes its own file alone.
+int rank_of(const std::string& path) {
+  if (!armed && !watched) return -1;
+  if (path != folder_of_calls && !path.starts_with(folder_of_calls + "/")) return -1;
+  return path.find("/rank-00001") != std::string::npos ? 1 : 0;
+}
+
 void change(const std::string& path) {
-  if (!watched || rank_of_thread < 0) return;
+  if (!watched || rank_of(path) < 0) return;
   const std::lock_guard lock(dirty_mutex);
   dirty.insert(path);
 }
 void expect_clean(const std::string& path) {
-  if (!watched || rank_of_thread < 0) return;
+  if (!watched || rank_of(path) < 0) return;
   const std::lock_guard lock(dirty_mutex);
   for (const std::string& other : dirty)
     if (early.empty() && (other == path || other.starts_with(path + "/"))) early = other;
 }
+
+std::atomic<int> told = 0;
 
 bool needs_room(const char* call) {
   const std::string_view name = call;
@@ -81,10 +91,11 @@ bool needs_room(const char* call) {
 }
 
 // Counts the call; the fault that it is to meet.
-Fault next_fault(const char* call) {
-  if (!armed || rank_of_thread < 0) return Fault::None;
-  const int number = ++calls[static_cast<size_t>(rank_of_thread)];
-  if (rank_of_thread != plan.rank) return Fault::None;
+Fault next_fault(const char* call, const std::string& path) {
+  const int rank = rank_of(path);
+  if (!armed || rank < 0) return Fault::None;
+  const int number = ++calls[static_cast<size_t>(rank)];
+  if (rank != plan.rank) return Fault::None;
   if (plan.fault == Fault::FullDisk) return number >= plan.call && needs_room(call) ? Fault::FullDisk : Fault::None;
   return number == plan.call ? plan.fault : Fault::None;
 }
@@ -95,8 +106,8 @@ Fault next_fault(const char* call) {
 }
 
 // True: the call is not to be made, and fails.
-bool fails(const char* call) {
-  const Fault fault = next_fault(call);
+bool fails(const char* call, const std::string& path) {
+  const Fault fault = next_fault(call, path);
   if (fault == Fault::Kill) die();
   if (fault == Fault::FullDisk) errno = ENOSPC;
   if (fault == Fault::Eio) errno = EIO;
@@ -109,27 +120,31 @@ extern "C" {
 
 ssize_t write(int fd, const void* bytes, size_t size) {
   if (armed || watched) {
-    const Fault fault = next_fault("write");
+    const std::string path = path_of(fd);
+    const Fault fault = next_fault("write", path);
     if (fault == Fault::Kill) die();
     if (fault == Fault::FullDisk || fault == Fault::Eio) {
       errno = fault == Fault::Eio ? EIO : ENOSPC;
       return -1;
     }
+    if (fault == Fault::Wait)
+      for (int seen = told; seen < 2; seen = told) told.wait(seen);
     if (fault == Fault::ShortWrite || fault == Fault::TornWrite) size = (size + 1) / 2;
     if (fault == Fault::TornWrite) {
       syscall(SYS_write, fd, bytes, size);
       die();
     }
-    change(path_of(fd));
+    change(path);
   }
   return syscall(SYS_write, fd, bytes, size);
 }
 
 int fsync(int fd) {
   if (!armed && !watched) return static_cast<int>(syscall(SYS_fsync, fd));
-  if (fails("fsync")) return -1;
+  const std::string path = path_of(fd);
+  if (fails("fsync", path)) return -1;
   const std::lock_guard lock(dirty_mutex);
-  dirty.erase(path_of(fd));
+  dirty.erase(path);
   return 0;  // nobody pulls a plug here
 }
 
@@ -138,7 +153,7 @@ int open(const char* path, int flags, ...) {
   va_start(rest, flags);
   const int mode = (flags & O_CREAT) != 0 ? va_arg(rest, int) : 0;
   va_end(rest);
-  if ((flags & O_CREAT) != 0 && fails("open")) return -1;
+  if ((flags & O_CREAT) != 0 && fails("open", path)) return -1;
   const int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
   if (fd >= 0 && (flags & O_CREAT) != 0) {
     change(path);
@@ -148,7 +163,7 @@ int open(const char* path, int flags, ...) {
 }
 
 int rename(const char* from, const char* to) noexcept {
-  if (fails("rename")) return -1;
+  if (fails("rename", from)) return -1;
   expect_clean(from);
   change(parent_of(to));
   return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
@@ -159,16 +174,18 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
     errno = EINVAL;
     return -1;
   }
-  if (fails("rename")) return -1;
+  if (fails("rename", from)) return -1;
   expect_clean(from);
   change(parent_of(to));
   return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
 }
 
-int unlink(const char* path) noexcept { return fails("unlink") ? -1 : static_cast<int>(syscall(SYS_unlink, path)); }
-int rmdir(const char* path) noexcept { return fails("rmdir") ? -1 : static_cast<int>(syscall(SYS_rmdir, path)); }
+int unlink(const char* path) noexcept {
+  return fails("unlink", path) ? -1 : static_cast<int>(syscall(SYS_unlink, path));
+}
+int rmdir(const char* path) noexcept { return fails("rmdir", path) ? -1 : static_cast<int>(syscall(SYS_rmdir, path)); }
 int mkdir(const char* path, mode_t mode) noexcept {
-  return fails("mkdir") ? -1 : static_cast<int>(syscall(SYS_mkdir, path, mode));
+  return fails("mkdir", path) ? -1 : static_cast<int>(syscall(SYS_mkdir, path, mode));
 }
 
 }  // extern "C"
@@ -210,8 +227,8 @@ void tell(int pipe, const std::string& line) { syscall(SYS_write, pipe, line.dat
 [[noreturn]] void live(const std::string& folder, const Plan& faults, int64_t step, int pipe) {
   try {
     with_savers(folder, [&](Saver& saver, int rank) {
-      rank_of_thread = rank;
       if (rank == 0) {
+        folder_of_calls = folder;
         plan = faults;
         armed = true;
       }
@@ -339,13 +356,70 @@ TEST_CASE("crash: a step that is saved again, with a fault at each call") {
   SUBCASE("the file system cannot exchange names") { crash_everywhere(2, true); }
 }
 
+namespace {
+
+// Counts how often its rank has told of its progress.
+class Telling : public comm::Communicator {
+ public:
+  explicit Telling(std::shared_ptr<comm::Communicator> ranks) : ranks_(std::move(ranks)) {}
+  int rank() const override { return ranks_->rank(); }
+  int size() const override { return ranks_->size(); }
+  const std::string& name() const override { return ranks_->name(); }
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
+    ranks_->all_gather(in, out, info);
+    if (info.name != "checkpoint progress" || rank() != 0) return;
+    ++told;
+    told.notify_all();
+  }
+  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, comm::ReduceOp op,
+                      const comm::CallInfo& info) override {
+    ranks_->reduce_scatter(in, out, dtype, op, info);
+  }
+  void all_reduce(std::span<std::byte> data, ir::DType dtype, comm::ReduceOp op, const comm::CallInfo& info) override {
+    ranks_->all_reduce(data, dtype, op, info);
+  }
+  void broadcast(std::span<std::byte> data, int root, const comm::CallInfo& info) override {
+    ranks_->broadcast(data, root, info);
+  }
+  void barrier(const comm::CallInfo& info) override { ranks_->barrier(info); }
+  void abort(const std::string& reason) override { ranks_->abort(reason); }
+
+ private:
+  std::shared_ptr<comm::Communicator> ranks_;
+};
+
+}  // namespace
+
+TEST_CASE("a rank whose disk is slow tells the others so, and is not taken for lost") {
+  const MemoryFolder folder;
+  plan = {Fault::Wait, 1, 3};
+  told = 0;
+  folder_of_calls = folder.path();
+  armed = true;
+  const int64_t patience_ms = 1500;  // of a collective; the write lasts two rounds of a second
+  testing::run_ranks(
+      kRanks,
+      [&](comm::CommWorld& world) {
+        Store store(folder.path());
+        Saver saver(store, std::make_shared<Telling>(world.group("checkpoint", {0, 1})), kKeep);
+        CHECK(save(saver, world.rank(), 1, 1).failure == "");
+      },
+      patience_ms);
+  armed = false;
+  plan = {};
+  CHECK(told >= 3);
+}
+
 TEST_CASE("crash: nothing has its name before its bytes are synced, and nothing is reported before its name is") {
   const MemoryFolder folder;
   fill(folder.path());
   for (const int64_t step : {3, 3}) {  // a new one, then again
     with_savers(folder.path(), [&](Saver& saver, int rank) {
-      rank_of_thread = rank;
-      watched = true;
+      if (rank == 0) {
+        folder_of_calls = folder.path();
+        watched = true;
+      }
+      while (!watched) std::this_thread::yield();
       const SaveResult result = save(saver, rank, step, step);
       if (rank == 0) {
         watched = false;
@@ -353,7 +427,6 @@ TEST_CASE("crash: nothing has its name before its bytes are synced, and nothing 
         CHECK(early == "");
         CHECK_FALSE(dirty.contains(folder.path()));
       }
-      rank_of_thread = -1;
     });
     const std::lock_guard lock(dirty_mutex);
     dirty.clear();

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -58,6 +61,39 @@ std::vector<std::string> gather_texts(comm::Communicator* ranks, const std::stri
   for (size_t r = 0; r < size; ++r) texts[r] = all.substr(r * longest, lengths[r]);
   return texts;
 }
+
+namespace {
+
+// Runs `work` on a thread of its own, while the ranks tell each other once a second that they are at it: one that writes
+// for longer than a collective's patience is not taken for lost. Returns when all ranks have done theirs.
+void work_beside(comm::Communicator& ranks, const std::function<void()>& work) {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool done = false;
+  std::thread worker([&] {
+    work();
+    const std::lock_guard lock(mutex);
+    done = true;
+    ended.notify_one();
+  });
+  std::vector<std::byte> all(static_cast<size_t>(ranks.size()));
+  std::exception_ptr lost;  // a rank is: the work still ends here, as it holds what the caller owns
+  do {
+    std::unique_lock lock(mutex);
+    ended.wait_for(lock, std::chrono::seconds(1), [&] { return done; });
+    const std::byte mine{static_cast<unsigned char>(done)};
+    lock.unlock();
+    try {
+      ranks.all_gather({&mine, 1}, all, {"checkpoint progress", ""});
+    } catch (...) {
+      lost = std::current_exception();
+    }
+  } while (!lost && std::ranges::find(all, std::byte{0}) != all.end());
+  worker.join();
+  if (lost) std::rethrow_exception(lost);
+}
+
+}  // namespace
 
 Saver::~Saver() {
   if (thread_.joinable()) thread_.join();
@@ -150,11 +186,16 @@ void Saver::write(const SaveRequest& request) {
 
   const auto write_mine = [&] {
     if (!request.failure.empty()) throw UserError(request.failure);
-    Manifest mine = request.about;
-    write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, mine);
-    return print(mine);
+    Manifest fragment = request.about;
+    write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, fragment);
+    return print(fragment);
   };
-  const std::vector<std::string> fragments = agree(attempt(write_mine), "checkpoint file");
+  std::string mine;
+  if (ranks_)
+    work_beside(*ranks_, [&] { mine = attempt(write_mine); });
+  else
+    mine = attempt(write_mine);
+  const std::vector<std::string> fragments = agree(mine, "checkpoint file");
   if (!result_->failure.empty()) {
     if (rank() == 0) store_.give_up(step);
     return;

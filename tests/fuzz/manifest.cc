@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A checkpoint's manifest, with the hash that its content asks for: else no changed input would get past the first line.
+#include "sfsdp/train/checkpoint/manifest.h"
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/checkpoint/hash.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "target.h"
+
+namespace sfsdp::fuzz {
+namespace {
+
+using namespace train::checkpoint;  // NOLINT(google-build-using-namespace): the target is all about it
+
+void read(std::string_view bytes) {
+  const size_t line = bytes.find('\n');
+  const std::string_view rest = line == std::string_view::npos ? bytes : bytes.substr(line + 1);
+  const std::string first = concat("{\"format\": \"sfsdp checkpoint 1\", \"xxh3\": \"", hex(xxh3(rest)), "\",\n");
+  const Manifest manifest = parse_manifest(first + std::string(rest), "manifest.json");
+  SFSDP_CHECK(parse_manifest(print(manifest), "manifest.json") == manifest, "another manifest is printed");
+  for (const StoredTensor& t : manifest.tensors) {
+    Piece piece;
+    piece.name = t.name;
+    piece.kind = t.kind;
+    piece.dtype = t.dtype;
+    piece.shape = t.shape;
+    piece.rank = t.rank;
+    piece.end = t.numel();
+    int64_t elements = 0;
+    for (const PlannedRead& planned : plan_reads(manifest, {piece}, "checkpoint")) {
+      const StoredFile& file = manifest.files.at(static_cast<size_t>(planned.file));
+      const int64_t count = planned.end - planned.begin;
+      SFSDP_CHECK(count > 0 && planned.offset + count * ir::size_in_bytes(t.dtype) <= file.bytes, "past the end");
+      elements += count;
+    }
+    SFSDP_CHECK(elements == t.numel(), elements, " of ", t.numel(), " elements");
+  }
+}
+
+std::vector<std::string> seeds() {
+  Manifest m;
+  m.run = {.step = 20, .tokens = 4096, .seed = 7, .data = {{"samples", 80}}, .schedule = {{"decay_type", "linear"}}};
+  m.world_size = m.data_ranks = 2;
+  m.files = {{"rank-00000.safetensors", 1000, 200, 1}, {"rank-00001.safetensors", 700, 200, 2}};
+  m.tensors = {{"w", TensorKind::Parameter, ir::DType::f32, {10, 3}, -1, {{0, 20, 0, 200, {5}}, {20, 30, 1, 200, {6}}}},
+               {"norm.running_mean", TensorKind::Buffer, ir::DType::f64, {2}, 1, {{0, 2, 1, 240, {7}}}},
+               {"none", TensorKind::Optimizer, ir::DType::bf16, {0, 4}, -1, {}}};
+  Manifest large = m;
+  large.files[0].bytes = 3 * kBlockBytes;
+  large.tensors = {
+      {"v", TensorKind::Optimizer, ir::DType::f32, {kBlockBytes / 2}, -1, {{0, kBlockBytes / 2, 0, 200, {1, 2}}}}};
+  return {print(m), print(large)};
+}
+
+SFSDP_FUZZ_TARGET(manifest, read, seeds)
+
+}  // namespace
+}  // namespace sfsdp::fuzz
