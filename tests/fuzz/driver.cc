@@ -28,7 +28,10 @@
 #include "target.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/allocator_interface.h>
+// As in sanitizer/allocator_interface.h, which clang installs and g++ does not.
+extern "C" size_t __sanitizer_get_allocated_size(const volatile void* memory);
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
+                                                         void (*on_free)(const volatile void*));
 #endif
 
 namespace sfsdp::fuzz {
