@@ -114,8 +114,7 @@ class Trainer {
   }
 
   // Returns the exit code of this rank.
-  int run() {
-    const StopSignals stop_signals;
+  int run(const StopSignals& stop_signals) {
     auto progress = rank() == 0 ? comm::ProgressPage::from_environment() : std::nullopt;
     log_.start(facts());
     if (config_.checkpoint.create_seed_checkpoint) return save_seed();
@@ -342,6 +341,8 @@ int estimate_memory(const JobConfig& config, std::ostream& out) {
 
 int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
   const char* rank = std::getenv("RANK");
+  // From the first step to the end of the process: a launcher's SIGTERM must not cut short what is said of an error.
+  std::optional<StopSignals> stop_signals;
   int status = kExitUserError;  // of a UserError: before the first step it is about what was given
   try {
     exec::count_memory();
@@ -352,7 +353,8 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     try {
       Trainer trainer(config, world.get(), out);
       status = kExitFailed;
-      return trainer.run();
+      stop_signals.emplace();
+      return trainer.run(*stop_signals);
     } catch (const std::exception& error) {
       if (world) {
         world->abort(with_keys(error.what()));  // the others need not wait for the timeout
