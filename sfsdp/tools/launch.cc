@@ -23,6 +23,7 @@
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/tcp/job_token.h"
 #include "sfsdp/tools/launch_group.h"
+#include "sfsdp/train/progress_line.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -92,6 +93,11 @@ std::vector<std::string> environment(const LaunchRequest& request, int64_t rank,
   variables["TORCHELASTIC_RUN_ID"] = concat("launch-", getpid());
   variables["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(request.max_restarts);
   for (const auto& [name, value] : own) variables[name] = value;
+  // Ranks write to pipes. The one whose output is shown may treat it as the terminal that it ends up on.
+  const bool alone = request.ranks == 1 || request.log_ranks == std::vector{rank};
+  variables.erase("SFSDP_TERMINAL_COLUMNS");
+  if (alone && train::is_live_terminal(STDOUT_FILENO))
+    variables["SFSDP_TERMINAL_COLUMNS"] = std::to_string(train::terminal_columns(STDOUT_FILENO));
   variables.erase(comm::JobToken::kVariable);  // of another run, if there is one
   const int64_t cores = std::thread::hardware_concurrency();
   variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(1, cores / request.ranks)));

@@ -97,7 +97,7 @@ int LinePipe::open() {
   return ends[1];
 }
 
-bool LinePipe::read_some(const OnLine& line) {
+bool LinePipe::read_some(const OnLine& line, const OnLine& live) {
   if (fd_ < 0) return false;
   std::array<char, 65536> buffer;
   const ssize_t n = read(fd_, buffer.data(), buffer.size());
@@ -111,6 +111,7 @@ bool LinePipe::read_some(const OnLine& line) {
   for (size_t end; (end = begun_.find('\n', begin)) != std::string::npos; begin = end + 1)
     line(begun_.substr(begin, end - begin));
   begun_.erase(0, begin);
+  if (live && begun_.starts_with('\r') && begun_.ends_with("\033[K")) live(std::exchange(begun_, {}));
   return true;
 }
 
@@ -153,7 +154,7 @@ GroupEnd RankGroup::run() {
     while (const int signal = signals_.next())
       if (signal != SIGCHLD) stop(signal);
     for (size_t rank = 0; rank < children_.size(); ++rank) {
-      children_[rank].out.read_some(to_out(rank));
+      children_[rank].out.read_some(to_out(rank), to_live(rank));
       children_[rank].err.read_some(to_err(rank));
     }
     for (size_t rank = 0; rank < children_.size(); ++rank) reap(rank);
@@ -231,12 +232,23 @@ OnLine RankGroup::to_out(size_t rank) {
   const bool show = request_.log_ranks.empty() || std::ranges::binary_search(request_.log_ranks, shown);
   const bool one = request_.ranks == 1 || request_.log_ranks.size() == 1;
   return [this, show, prefix = one ? "" : concat("[rank", rank, "]: ")](const std::string& line) {
-    if (show) out_ << prefix << line << '\n';
+    if (!show) return;
+    out_ << prefix << line << '\n';
+    live_is_shown_ = false;  // a rank clears it before its next line
+  };
+}
+
+OnLine RankGroup::to_live(size_t rank) {
+  if (request_.ranks > 1 && request_.log_ranks != std::vector{static_cast<int64_t>(rank)}) return {};
+  return [this](const std::string& text) {
+    out_ << text << std::flush;
+    live_is_shown_ = true;
   };
 }
 
 OnLine RankGroup::to_err(size_t rank) {
   return [this, rank](const std::string& line) {
+    if (std::exchange(live_is_shown_, false)) out_ << "\r\033[K" << std::flush;
     err_ << "[rank" << rank << "]: " << line << '\n';
     auto& last = children_[rank].last_errors;
     last.push_back(line);

@@ -63,8 +63,9 @@ class LinePipe {
   int fd() const { return fd_; }  // -1: closed
 
   // Calls line(text) for what there is, at most 64 KiB of it, so that a rank that floods does not silence the others.
+  //   live: if set, gets a line that a rank writes over again and again, "\r…\033[K", before its end has come
   // False: nothing is there.
-  bool read_some(const OnLine& line);
+  bool read_some(const OnLine& line, const OnLine& live = {});
   // What is left of a dead child. Bounded, as a process that has left its group may still write: 1 MiB is the most a
   // pipe holds.
   void read_rest(const OnLine& line);
@@ -124,6 +125,7 @@ class RankGroup {
   void kill_now();
   void signal_all(int signal);
   OnLine to_out(size_t rank);
+  OnLine to_live(size_t rank);  // unset where several ranks would write over each other
   OnLine to_err(size_t rank);
 
   const LaunchRequest& request_;
@@ -133,6 +135,7 @@ class RankGroup {
   std::ostream& out_;
   std::ostream& err_;
   std::vector<Child> children_;
+  bool live_is_shown_ = false;  // the terminal's last line is a rank's live line
   GroupEnd end_;
   int signalled_ = 0;      // the first signal that was forwarded
   int ending_signal_ = 0;  // the first of those that a second one makes a kill

@@ -115,6 +115,16 @@ TEST_CASE("launch: --log-rank picks output, but errors of all ranks are shown") 
   CHECK(launch(shell("printf 'no line end'", {"-n", "1"})).out == "no line end\n");
 }
 
+TEST_CASE(
+    "launch: a live line is shown before it ends, and makes room for errors; of several shown ranks there is none") {
+  const std::string script = "printf '\\r1 of 2\\033[K'; echo oops >&2; sleep 0.1; printf '\\r\\033[Kdone\\n'";
+  const auto one = launch(shell(script, {"-n", "1"}));
+  CHECK(one.out == "\r1 of 2\033[K\r\033[K\r\033[Kdone\n");  // shown, cleared for the error, cleared by the rank
+  const auto two = launch(shell(script, {"-n", "2"}));
+  CHECK(sorted_lines(two.out) ==
+        std::vector<std::string>{"[rank0]: \r1 of 2\033[K\r\033[Kdone", "[rank1]: \r1 of 2\033[K\r\033[Kdone"});
+}
+
 TEST_CASE("launch: output of any length arrives whole") {
   const auto result =
       launch(shell("i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done", {"-n", "2", "--log-rank", "1"}));

@@ -53,20 +53,22 @@ MetricsFile::MetricsFile(const std::string& path, int64_t last_step) : file_(pat
   file_.truncate(last_step > 0 ? bytes_up_to(path, last_step) : 0);
 }
 
-std::string move_aside(const std::string& path) {
+std::string move_aside(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (const auto bytes = fs::file_size(path, error); error || bytes == 0) return "";
-  const fs::path old = path;
-  for (int64_t n = 1;; ++n) {
-    const fs::path free = old.parent_path() / concat(old.stem().string(), ".", n, old.extension().string());
-    if (fs::exists(free)) continue;
-    fs::rename(old, free, error);
+  if (const auto bytes = fs::file_size(folder + "/metrics.jsonl", error); error || bytes == 0) return "";
+  const auto numbered = [&](const char* name, int64_t n) { return concat(folder, "/", name, ".", n, ".jsonl"); };
+  int64_t n = 1;
+  while (fs::exists(numbered("metrics", n), error) || fs::exists(numbered("run", n), error)) ++n;
+  for (const char* name : {"run", "metrics"}) {  // metrics.jsonl last: it says that there is something to move
+    const std::string old = concat(folder, "/", name, ".jsonl");
+    if (!fs::exists(old, error)) continue;
+    fs::rename(old, numbered(name, n), error);
     if (error)
-      throw UserError(concat(path, ": cannot be renamed to ", free.string(), ": ", error.message(),
+      throw UserError(concat(old, ": cannot be renamed to ", numbered(name, n), ": ", error.message(),
                              "\n  expected a folder that can be written; set --job.dump_folder"));
-    return free.string();
   }
+  return numbered("metrics", n);
 }
 
 }  // namespace sfsdp::train

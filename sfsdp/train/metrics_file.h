@@ -24,9 +24,10 @@ class MetricsFile {
   AppendFile file_;
 };
 
-// Gives what an earlier run left at outputs/metrics.jsonl another name, outputs/metrics.1.jsonl or the next that is free.
-//   returns: the new name; "" if there was no file, or an empty one
-//   throws:  UserError if it cannot be renamed
-std::string move_aside(const std::string& path);
+// Gives metrics.jsonl and run.jsonl that an earlier run left in `folder` other names, metrics.1.jsonl and run.1.jsonl or the
+// next number that both are free of.
+//   returns: the new name of metrics.jsonl; "" if it was not there or empty, then nothing is renamed
+//   throws:  UserError if one cannot be renamed
+std::string move_aside(const std::string& folder);
 
 }  // namespace sfsdp::train

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/temporary_folder.h"
@@ -85,16 +86,26 @@ TEST_CASE("lines that are no step's stay where they are") {
   CHECK(read_file(scratch.path) == "a note\n{\"step\": 1}\n" + std::string(200000, 'x') + "\n");
 }
 
-TEST_CASE("an earlier run's file gets the next free name") {
+TEST_CASE("an earlier run's files get the next number that is free for both") {
   const ScratchFile scratch;
-  CHECK(move_aside(scratch.path).empty());
-  scratch.folder.write("outputs/metrics.jsonl", "first");
-  CHECK(move_aside(scratch.path) == scratch.folder / "outputs/metrics.1.jsonl");
-  scratch.folder.write("outputs/metrics.jsonl", "second");
-  CHECK(move_aside(scratch.path) == scratch.folder / "outputs/metrics.2.jsonl");
-  CHECK(read_file(scratch.folder / "outputs/metrics.1.jsonl") == "first");
-  CHECK(read_file(scratch.folder / "outputs/metrics.2.jsonl") == "second");
+  const std::string outputs = scratch.folder / "outputs";
+  const auto write = [&](const char* name, const char* text) { scratch.folder.write(concat("outputs/", name), text); };
+  CHECK(move_aside(outputs).empty());
+  write("metrics.jsonl", "first");
+  write("run.jsonl", "first run");
+  CHECK(move_aside(outputs) == outputs + "/metrics.1.jsonl");
+  write("metrics.jsonl", "second");  // its run.jsonl was lost
+  write("run.2.jsonl", "another's");
+  CHECK(move_aside(outputs) == outputs + "/metrics.3.jsonl");
+  CHECK(read_file(outputs + "/metrics.1.jsonl") == "first");
+  CHECK(read_file(outputs + "/run.1.jsonl") == "first run");
+  CHECK(read_file(outputs + "/run.2.jsonl") == "another's");
+  CHECK(read_file(outputs + "/metrics.3.jsonl") == "second");
   CHECK_FALSE(std::filesystem::exists(scratch.path));
+  write("metrics.jsonl", "");
+  write("run.jsonl", "saved a seed checkpoint");
+  CHECK(move_aside(outputs).empty());
+  CHECK(std::filesystem::exists(outputs + "/run.jsonl"));
 }
 
 TEST_CASE("a metrics file that cannot be written names itself and the cure") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/run_log.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,11 @@ namespace {
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool is_pipe(int fd) {
+  struct stat info = {};
+  return ::fstat(fd, &info) == 0 && S_ISFIFO(info.st_mode);
 }
 
 bool prints(int64_t rank, int64_t world_size) {
@@ -40,10 +46,15 @@ RunLogOptions run_log_options(const JobConfig& config, int64_t rank, int64_t wor
   RunLogOptions options;
   options.console = prints(rank, world_size);
   const bool out_is_live = is_live_terminal(STDOUT_FILENO);
+  const char* launchers_columns = is_pipe(STDOUT_FILENO) ? std::getenv("SFSDP_TERMINAL_COLUMNS") : nullptr;
   if (!config.metrics.disable_color_printing && isatty(STDOUT_FILENO)) options.color = Color::On;
   if (options.console && (out_is_live || is_live_terminal(STDERR_FILENO))) {
     options.terminal = out_is_live ? &std::cout : &std::cerr;
     options.columns = [fd = out_is_live ? STDOUT_FILENO : STDERR_FILENO] { return terminal_columns(fd); };
+  }
+  if (options.console && !options.terminal && launchers_columns) {  // sfsdp launch passes live lines on
+    options.terminal = &std::cout;
+    options.columns = [columns = parse_int(launchers_columns).value_or(80)] { return static_cast<int>(columns); };
   }
   options.log_freq = config.metrics.log_freq;
   if (rank == 0 && config.metrics.enable_jsonl) options.dump_folder = config.job.dump_folder;
@@ -75,9 +86,8 @@ void RunLog::open_files() {
   if (!options_.dump_folder.empty()) {
     const std::string metrics = options_.dump_folder + "/metrics.jsonl", run = options_.dump_folder + "/run.jsonl";
     if (facts_.last_step == 0)
-      for (const std::string& path : {metrics, run})
-        if (const std::string other = move_aside(path); !other.empty())
-          notice(concat(path, " of an earlier run is now ", other));
+      if (const std::string other = move_aside(options_.dump_folder); !other.empty())
+        notice(concat(metrics, " of an earlier run is now ", other));
     file_.emplace(metrics, facts_.last_step);
     AppendFile(run).write(json_line(facts_) + "\n");
   }
