@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The live line stands on a terminal alone, and leaves nothing behind: what a terminal shows in the end is, line for line and
+# The live line stands on a terminal alone, and leaves nothing there: what a terminal shows in the end is, line for line and
 # but for colours, what a pipe gets. Each console line is TorchTitan's, then eta.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
