@@ -9,7 +9,7 @@ counts. "Weights of" in the log says what the load took: opening, checking and c
 """
 import argparse, json, math, os, re, struct, subprocess, tempfile, time
 
-LAYERS, DIM, WIDTH, VOCABULARY = 8, 2048, 5632, 16000
+LAYERS, DIM, WIDTH, VOCABULARY = 2, 2048, 5632, 16000
 SIZES = {"F32": 4, "BF16": 2}
 
 
@@ -59,11 +59,14 @@ def load_seconds(sfsdp, folder, tokens):
                "--training.dataset", "tokens", "--training.dataset_path", tokens, "--training.seq_len", "4",
                "--training.local_batch_size", "1", "--training.steps", "1", "--optimizer.name", "SGD",
                "--lr_scheduler.warmup_steps", "0", "--training.token_dtype", "uint16", "--job.dump_folder", folder + "/out"]
-    log = subprocess.run(command, capture_output=True, text=True)
-    found = re.search(r"this rank's part in ([\d.]+) s", log.stdout + log.stderr)
-    if not found:
-        raise SystemExit(log.stdout + log.stderr)
-    return float(found[1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        seen = ""
+        for line in run.stdout:
+            seen += line
+            if found := re.search(r"this rank's part in ([\d.]+) s", line):
+                run.kill()  # the step is of no interest
+                return float(found[1])
+    raise SystemExit(seen)
 
 
 def main():
