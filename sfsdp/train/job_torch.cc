@@ -198,6 +198,13 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
   options.load_only = c.load_only;
   options.total_steps = config.training.steps;
   options.seed = program.options().seed;
+  const auto& lr = config.lr_scheduler;
+  options.schedule = {{"decay_ratio", lr.decay_ratio ? shortest(*lr.decay_ratio) : "all after warm-up"},
+                      {"decay_type", lr.decay_type},
+                      {"lr", shortest(config.optimizer.lr)},
+                      {"min_lr_factor", shortest(lr.min_lr_factor)},
+                      {"total_steps", std::to_string(lr.total_steps.value_or(config.training.steps))},
+                      {"warmup_steps", std::to_string(lr.warmup_steps)}};
   const Strategy& strategy = program.strategy();
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();

@@ -167,16 +167,11 @@ class Trainer {
   }
   // After step k.
   checkpoint::RunState run_state(int64_t k) const {
-    const auto& s = config_.lr_scheduler;
     return {.step = k,
             .tokens = tokens_,
             .seed = job_.program->options().seed,
             .lr_offset = lr_offset_,
-            .data = loader_.state(),
-            .schedule = {{"total_steps", std::to_string(s.total_steps.value_or(config_.training.steps))},
-                         {"warmup_steps", std::to_string(s.warmup_steps)},
-                         {"decay_type", s.decay_type},
-                         {"lr", shortest(config_.optimizer.lr)}}};
+            .data = loader_.state()};
   }
   int save_seed() {
     if (world_)

@@ -148,6 +148,17 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
   return {std::move(run), from.path};
 }
 
+// The rate of a step follows the config's schedule, not the saved one; a run that is prolonged may not expect that.
+void Checkpointer::compare_schedule(const RunState& saved) const {
+  std::vector<std::string> changes;
+  for (const auto& [name, value] : options_.schedule) {
+    const auto before = saved.schedule.find(name);
+    if (before != saved.schedule.end() && before->second != value)
+      changes.push_back(concat(name, " = ", value, ", was ", before->second));
+  }
+  if (!changes.empty()) say_(concat("the learning rate follows another schedule than before: ", join(changes, "; ")));
+}
+
 std::optional<Loaded> Checkpointer::load() {
   if (!options_.enable) return load_initial();
   const std::vector<Candidate> found = candidates();
@@ -163,6 +174,7 @@ std::optional<Loaded> Checkpointer::load() {
       if (is_first() && !options_.initial_load_path.empty())
         say_(concat("checkpoint.initial_load_path = ", options_.initial_load_path, " is not read: ", loaded.path,
                     " is there to go on from"));
+      if (is_first()) compare_schedule(loaded.run);
       return loaded;
     }
     why = end.substr(1);
@@ -224,6 +236,7 @@ bool Checkpointer::save(const RunState& run, When when) {
   SaveRequest request;
   request.about = options_.about;
   request.about.run = run;
+  request.about.run.schedule = options_.schedule;
   request.about.saved_at = std::time(nullptr);
   request.about.model_only = when == When::Last && options_.last_save_model_only;
   request.pieces = state_();

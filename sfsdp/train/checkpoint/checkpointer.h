@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,7 +33,8 @@ struct CheckpointOptions {
   bool load_only = false;
   int64_t total_steps = 0;  // of the run
   uint64_t seed = 0;
-  Manifest about;  // mesh, plan, versions, ranks: written down with each save
+  std::map<std::string, std::string> schedule = {};  // its settings: written down, and compared when a run goes on
+  Manifest about;                                    // mesh, plan, versions, ranks: written down with each save
 };
 
 // What a run has taken from a checkpoint.
@@ -78,6 +80,7 @@ class Checkpointer {
   std::vector<Candidate> find_candidates();
   std::optional<Loaded> load_initial();
   Loaded read(const Candidate& from, bool goes_on);
+  void compare_schedule(const RunState& saved) const;
   void report(const SaveResult& result);
   std::string of_first_rank(const std::function<std::string()>& work, const char* what);
   bool excludes(const std::string& what) const;

@@ -284,6 +284,23 @@ TEST_CASE("exclude_from_loading begins each part anew") {
   CHECK(load_without("dataloader").first.data.empty());
 }
 
+TEST_CASE("a schedule that has changed is said") {
+  const MemoryFolder folder;
+  save_until(folder / "c", 2, [](CheckpointOptions& o) { o.schedule = {{"total_steps", "100"}, {"lr", "0.1"}}; });
+  CHECK(open_checkpoint(folder / "c/step-2").run.schedule.at("lr") == "0.1");
+  CheckpointOptions options = options_of(folder / "c");
+  options.schedule = {{"total_steps", "200"}, {"lr", "0.1"}};
+  {
+    Run run(options);
+    run.checkpointer.load();
+    CHECK(run.said == Names{"the learning rate follows another schedule than before: total_steps = 200, was 100"});
+  }
+  options.schedule["total_steps"] = "100";
+  Run run(options);
+  run.checkpointer.load();
+  CHECK(run.said.empty());
+}
+
 TEST_CASE("another seed is refused, as data order and random ops follow it") {
   const MemoryFolder folder;
   save_until(folder / "c", 4);
