@@ -26,7 +26,6 @@
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
-#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
 #include "sfsdp/train/job.h"
