@@ -69,8 +69,8 @@ if(NOT TARGET sfsdp::libtorch AND NOT sfsdp_torch_missing)
                # imported targets are SYSTEM: no warnings out of LibTorch's headers
                INTERFACE_INCLUDE_DIRECTORIES
                "${SFSDP_TORCH_DIR}/include;${SFSDP_TORCH_DIR}/include/torch/csrc/api/include"
-               # without these two LibTorch's own headers hide c10d and its Gloo backend
-               INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+               # without it LibTorch's own headers hide c10d
+               INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED"
                # what libtorch_cpu.so itself links (OpenMP, CUDA) is found at run time, through its own rpath
                INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined"
                INTERFACE_LINK_LIBRARIES sfsdp::libtorch_c10)

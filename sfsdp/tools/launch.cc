@@ -43,13 +43,13 @@ LaunchRequest read_request(const Request& given) {
   request.executable = given.get("exec", request.executable);
   if (given.has("max-restarts"))
     request.max_restarts = number_of("--max-restarts", given.get("max-restarts"), 0, kMaxRestarts);
-  if (given.has("grace")) request.grace = std::chrono::seconds(number_of("--grace", given.get("grace"), 0, 24 * 3600));
+  if (given.has("grace"))
+    request.grace = std::chrono::seconds(number_of("--grace", given.get("grace"), 0, int64_t{24} * 3600));
   if (given.has("log-rank"))
     for (const std::string& rank : split(given.get("log-rank"), ','))
       request.log_ranks.push_back(number_of("--log-rank", rank, 0, request.ranks - 1));
   std::ranges::sort(request.log_ranks);
-  const auto repeated = std::ranges::unique(request.log_ranks);
-  request.log_ranks.erase(repeated.begin(), repeated.end());
+  request.log_ranks.erase(std::unique(request.log_ranks.begin(), request.log_ranks.end()), request.log_ranks.end());
   if (!given.own.rest)
     throw UserError("no -- and nothing after it\n  expected what the ranks run, as in: sfsdp launch -n 2 -- train");
   request.args = *given.own.rest;

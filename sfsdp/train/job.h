@@ -47,7 +47,7 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank);
 // What [checkpoint] asks for, and what is written down with each save.
 checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example);
 // Where checkpoint.last_save_in_hf puts its folder; "" if it is not asked for.
-std::string last_hf_folder(const JobConfig& config);
+std::string last_hf_folder(const JobConfig& config, int64_t step);
 // Writes it, for a step that is the last one. A collective call. Returns a line for the log.
 std::string export_last(const JobConfig& config, const CompiledJob& job, const Step& step, comm::CommWorld* world);
 // LibTorch's include folder, beside the library that this process runs; "" if it is not there.

@@ -29,10 +29,10 @@ struct JobDataOptions {
 
 // What training.dataset asks for: one source, or those of training.sources.
 //   throws: UserError as open_dataset, Tokenizer::load and tokenize_files do
-std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobDataOptions& options);
+std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobDataOptions& job);
 
 // The set that [validation] names, in its files' order. Errors as above.
-SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& options);
+SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& job);
 
 // Whether to validate after step k, which was trained on `tokens_per_step` tokens as each before it.
 bool validation_is_due(const Validation& validation, int64_t step, int64_t tokens_per_step);

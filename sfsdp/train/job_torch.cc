@@ -179,11 +179,20 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
   return pieces;
 }
 
+namespace {
+
+// Below the dump folder, unless checkpoint.folder is absolute.
+std::string checkpoint_folder(const JobConfig& config) {
+  return (std::filesystem::path(config.job.dump_folder) / config.checkpoint.folder).string();
+}
+
+}  // namespace
+
 checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example) {
   const auto& c = config.checkpoint;
   checkpoint::CheckpointOptions options;
   options.enable = c.enable;
-  options.folder = config.job.dump_folder + "/" + c.folder;
+  options.folder = checkpoint_folder(config);
   options.interval = c.interval;
   options.keep_latest_k = c.keep_latest_k;
   options.in_background = c.async_mode != "disabled";
@@ -215,14 +224,14 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
   return options;
 }
 
-std::string last_hf_folder(const JobConfig& config) {
+std::string last_hf_folder(const JobConfig& config, int64_t step) {
   const auto& c = config.checkpoint;
   if (!c.last_save_in_hf || c.load_only) return "";
-  return concat(config.job.dump_folder, "/", c.folder, "/hf-step-", config.training.steps);
+  return concat(checkpoint_folder(config), "/hf-step-", step);
 }
 
 std::string export_last(const JobConfig& config, const CompiledJob& job, const Step& step, comm::CommWorld* world) {
-  const std::string folder = last_hf_folder(config), assets = config.model.hf_assets_path;
+  const std::string folder = last_hf_folder(config, step.step), assets = config.model.hf_assets_path;
   std::optional<HfConfig> from;
   if (config.model.name == "hf") from = read_hf_config(assets);
   const HfConfig hf = hf_config_of_model(from ? from->model : config.model.name, job.model.args,

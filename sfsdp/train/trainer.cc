@@ -73,19 +73,22 @@ void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
   comm::expect_same_texts(*world, {&text, 1});
 }
 
-// The fastest of a few square matrix products, in flops per second of this rank's threads, measured in at most 0.3 s: they
-// double in size as long as the next one, eight times the work, is in time.
+// The fastest of a few square matrix products, in flops per second of this rank's threads, measured in about 0.3 s. They
+// double in size while the next ones are in time at the best speed so far: one that the system held up decides nothing.
 double measure_peak_flops(at::ScalarType dtype) {
+  constexpr int kRounds = 3;
   const auto start = Clock::now();
   double best = 0;
   for (int64_t n = 64; n <= 2048; n *= 2) {
+    const double flops = 2.0 * static_cast<double>(n * n * n);
+    if (best > 0 && seconds_since(start) + (kRounds + 2) * flops / best > 0.3) break;
     const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone();
     at::Tensor z = at::mm(x, y);  // the first one makes threads and fetches code
-    const auto begin = Clock::now();
-    at::mm_out(z, x, y);
-    const double seconds = seconds_since(begin);
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds);
-    if (seconds_since(start) + 20 * seconds > 0.3) break;  // two products of eight times the work, and their operands
+    for (int round = 0; round < kRounds; ++round) {
+      const auto begin = Clock::now();
+      at::mm_out(z, x, y);
+      best = std::max(best, flops / seconds_since(begin));
+    }
   }
   return best;
 }
@@ -134,7 +137,7 @@ class Trainer {
         return stop(signal, k);
     }
     checkpoints_->finish();
-    if (!last_hf_folder(config_).empty()) log_.notice(export_last(config_, job_, *step_, world_));
+    if (config_.checkpoint.last_save_in_hf && !config_.checkpoint.load_only) save_in_hf();
     log_.completed(unigram_entropy(id_counts_));
     return 0;
   }
@@ -146,9 +149,18 @@ class Trainer {
                        saved ? ", which is saved" : ", nothing is saved"));
     return saved ? kExitStopped : 128 + signal;
   }
+  // Where the folder cannot be written, the state is saved as a checkpoint: what the cure needs is not lost.
+  void save_in_hf() {
+    try {
+      log_.notice(export_last(config_, job_, *step_, world_));
+    } catch (const UserError&) {
+      checkpoints_->save(run_state(step_->step), checkpoint::Checkpointer::When::Now);
+      throw;
+    }
+  }
   // Goes on from a checkpoint, or starts with the weights that the config names.
   void begin() {
-    if (const std::string last = last_hf_folder(config_); std::filesystem::exists(last))
+    if (const std::string last = last_hf_folder(config_, config_.training.steps); std::filesystem::exists(last))
       throw UserError(
           concat(last, " is there already, but checkpoint.last_save_in_hf = true would write it after step ",
                  config_.training.steps, "\n  expected no folder of that name; move it, or train more steps"));

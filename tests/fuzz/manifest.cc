@@ -3,8 +3,8 @@
 #include "sfsdp/train/checkpoint/manifest.h"
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/checkpoint/hash.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "target.h"
 

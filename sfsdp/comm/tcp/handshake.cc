@@ -95,8 +95,8 @@ Fd connect_and_greet(const Address& address, const JobToken& token, const Hello&
   }
 }
 
-Doorman::Doorman(const Address& address, JobToken token, size_t most_waiting)
-    : token_(std::move(token)), most_waiting_(most_waiting), listener_(listen_at(address)) {}
+Doorman::Doorman(const Address& address, const JobToken& token, size_t most_waiting)
+    : token_(token), most_waiting_(most_waiting), listener_(listen_at(address)) {}
 
 bool Doorman::has(int fd) const {
   return std::ranges::any_of(visitors_, [&](const Visitor& visitor) { return visitor.fd.get() == fd; });

@@ -51,7 +51,7 @@ class Doorman {
     Hello hello;
   };
 
-  Doorman(const Address& address, JobToken token, size_t most_waiting);
+  Doorman(const Address& address, const JobToken& token, size_t most_waiting);
 
   Address address() const { return local_address(listener_); }
   int listener() const { return listener_.get(); }

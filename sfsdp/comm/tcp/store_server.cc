@@ -207,7 +207,7 @@ std::string StoreServer::collected(const Gate& gate) const {
 }
 
 // Here the answer is only noted where the socket is full. An error is found when the client's descriptor is next looked at.
-void StoreServer::send(Client& client, std::string frame) {
+void StoreServer::send(Client& client, const std::string& frame) {
   client.out += frame;
   write(client);
 }

@@ -56,7 +56,7 @@ class StoreServer {
   bool read(Client& client);
   bool write(Client& client);
   void answer(Client& client, std::string_view request);
-  void send(Client& client, std::string frame);
+  void send(Client& client, const std::string& frame);
   void set(const std::string& key, std::string value);
   void collect(Client& client, std::string prefix, std::vector<uint32_t> numbers, int64_t wait_ms);
   void answer_waiters(Gate& gate, bool only_late);

@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/checkpoint/load.h"
 
@@ -42,6 +43,17 @@ std::string worst(const std::vector<std::string>& ends) {
     for (size_t r = 0; r < ends.size(); ++r)
       if (ends[r][0] == letter) return ends.size() == 1 ? ends[r] : concat(letter, "rank ", r, ": ", ends[r].substr(1));
   return std::string(1, kDone);
+}
+
+// Whatever the checkpoint has of `kind` has a place in this run: what it has not would be lost with the next save.
+void check_all_used(const Manifest& manifest, const std::vector<Piece>& pieces, TensorKind kind,
+                    const std::string& path) {
+  for (const StoredTensor& t : manifest.tensors)
+    if (t.kind == kind && std::ranges::find(pieces, t.name, &Piece::name) == pieces.end())
+      throw UserError(concat(path, ": has a tensor ", quote_safe(t.name), ", which this run has not\n  expected ",
+                             kind == TensorKind::Optimizer
+                                 ? "the same optimizer; without its state: checkpoint.exclude_from_loading = optimizer"
+                                 : "a checkpoint of the same model"));
 }
 
 }  // namespace
@@ -140,6 +152,10 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
     const bool moments = p.kind == TensorKind::Optimizer;
     return moments ? from.model_only || excludes("optimizer") : excludes("model");
   });
+  if (!excludes("model"))
+    for (const TensorKind kind : {TensorKind::Parameter, TensorKind::Buffer})
+      check_all_used(manifest, pieces, kind, from.path);
+  if (!from.model_only && !excludes("optimizer")) check_all_used(manifest, pieces, TensorKind::Optimizer, from.path);
   checkpoint::load(manifest, from.path, pieces);
   if (!goes_on) return {{}, from.path};
   if (excludes("train_state")) run.step = run.tokens = run.lr_offset = 0;

@@ -13,6 +13,7 @@
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/train/checkpoint/load.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -190,6 +191,20 @@ TEST_CASE("what is no checkpoint is skipped and stays") {
   CHECK(read_text_file(folder / "c/step-8.damaged", 100) == "a file");
 }
 
+TEST_CASE("a step whose name is a link: its save replaces the link, what that points to stays whole") {
+  const MemoryFolder folder;
+  save_until(folder / "other", 4);
+  save_until(folder / "c", 2);
+  fs::create_directory_symlink(folder / "other/step-4", folder / "c/step-4");
+  fs::create_directory_symlink(folder / "other/step-2", folder / "c/step-6.tmp");
+  Run run(options_of(folder / "c"));
+  run.step_to(3, 6);
+  CHECK(names_in(folder / "c") == Names{"lock", "step-2", "step-4", "step-6"});
+  CHECK_FALSE(fs::is_symlink(folder / "c/step-4"));
+  for (const char* step : {"other/step-2", "other/step-4"})
+    CHECK(verify(open_checkpoint(folder / step), folder / step).empty());
+}
+
 TEST_CASE("an interval's save that fails is said and the run goes on; the next one makes it good") {
   const MemoryFolder folder;
   fs::create_directories(folder / "c/step-2.tmp/not ours");
@@ -282,6 +297,31 @@ TEST_CASE("exclude_from_loading begins each part anew") {
   CHECK(bytes == saved);
   CHECK(load_without("lr_scheduler").first.lr_offset == 4);
   CHECK(load_without("dataloader").first.data.empty());
+}
+
+TEST_CASE("what a checkpoint has and this run has not is named: a layer more, moments of another optimizer") {
+  const MemoryFolder folder;
+  save_until(folder / "c", 2);
+  const auto load_without = [&](TensorKind kind, CheckpointOptions options) {
+    TestState state({1, 1}, 0, -1);
+    std::string gone;
+    const auto pieces = [&] {
+      std::vector<Piece> kept = state.pieces();
+      const auto last = std::ranges::find(kept, kind, &Piece::kind);
+      REQUIRE(last != kept.end());
+      gone = last->name;
+      kept.erase(last);
+      return kept;
+    };
+    Checkpointer checkpointer(std::move(options), nullptr, pieces, [](const std::string&) {});
+    const std::string message = message_of([&] { checkpointer.load(); });
+    return contains(message, "\"" + gone + "\", which this run has not") ? "named" : message;
+  };
+  CHECK(load_without(TensorKind::Parameter, options_of(folder / "c")) == "named");
+  CHECK(load_without(TensorKind::Optimizer, options_of(folder / "c")) == "named");
+  CheckpointOptions anew = options_of(folder / "c");
+  anew.exclude_from_loading = {"optimizer"};
+  CHECK(load_without(TensorKind::Optimizer, anew).empty());
 }
 
 TEST_CASE("a schedule that has changed is said") {

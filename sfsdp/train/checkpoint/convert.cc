@@ -2,6 +2,7 @@
 #include "sfsdp/train/checkpoint/convert.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -92,7 +93,7 @@ void compare(Source& first, Source& second, const StoredTensor& a, const StoredT
       double one = 0, other = 0;
       std::memcpy(&one, &x[at], sizeof(one));
       std::memcpy(&other, &y[at], sizeof(other));
-      found.elements += std::memcmp(&one, &other, sizeof(one)) != 0;
+      found.elements += std::bit_cast<uint64_t>(one) != std::bit_cast<uint64_t>(other);
       found.largest = std::max(found.largest, difference(one, other));
     }
   }

@@ -145,6 +145,9 @@ std::vector<FolderEntry> list_folder(const std::string& path) {
 }
 
 std::string remove_folder(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode))  // what it points to is somebody else's
+    return ::unlink(path.c_str()) == 0 ? "" : concat(path, ": ", std::strerror(errno));
   try {
     for (const FolderEntry& entry : list_folder(path)) {
       const std::string file = path + "/" + entry.name;

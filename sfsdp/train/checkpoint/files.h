@@ -63,7 +63,8 @@ struct FolderEntry {
 };
 // Sorted by name, without . and ..
 std::vector<FolderEntry> list_folder(const std::string& path);
-// Removes the files of a folder and the folder. Folders inside are not ours: they stay, and so does this one.
+// Removes the files of a folder and the folder. Folders inside are not ours: they stay, and so does this one. Of a link to a
+// folder the link alone is removed.
 //   returns: "", or why something is left
 std::string remove_folder(const std::string& path);
 

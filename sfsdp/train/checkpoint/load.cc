@@ -8,11 +8,11 @@
 #include <tuple>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/train/checkpoint/files.h"
-#include "sfsdp/train/checkpoint/hash.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train::checkpoint {
@@ -84,8 +84,9 @@ class BlockReader {
         bytes.subspan(static_cast<size_t>((begin - from) * width), static_cast<size_t>((end - begin) * width));
     if (dtype == piece.dtype)
       std::memcpy(target.data(), kept.data(), kept.size());
-    else
-      convert_floats(kept, dtype, target, piece.dtype);
+    else if (const int64_t lost = convert_floats(kept, dtype, target, piece.dtype); lost > 0)
+      throw UserError(concat(path_, ": ", lost, " numbers of ", quote_safe(read.tensor->name), " are too large for ",
+                             ir::to_string(piece.dtype), "\n  expected a dtype that holds them: bfloat16 or float32"));
   }
 
   std::span<std::byte> staging(size_t bytes) {

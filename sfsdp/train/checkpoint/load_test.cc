@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -218,6 +219,34 @@ TEST_CASE("load names a tensor that is not there, of another shape or kind, and 
   piece.data = reinterpret_cast<std::byte*>(wide.data());
   CHECK(message() == "");
   CHECK(std::ranges::equal(wide, expected));
+}
+
+TEST_CASE("load refuses numbers that the dtype it is to convert to has no room for") {
+  const MemoryFolder folder;
+  std::vector<float> values = {1, -70000, 65504, 1e30F, INFINITY};
+  Piece piece;
+  piece.name = "w";
+  piece.shape = {5};
+  piece.end = 5;
+  piece.data = reinterpret_cast<std::byte*>(values.data());
+  Store store(folder.path());
+  store.lock();
+  store.begin(1);
+  Manifest manifest;
+  manifest.run.step = 1;
+  manifest.world_size = manifest.data_ranks = 1;
+  write_shard(store.temporary_path_of(1), shard_name(0), {piece}, manifest);
+  store.publish(manifest);
+  std::vector<uint16_t> half(5);
+  piece.dtype = ir::DType::f16;
+  piece.data = reinterpret_cast<std::byte*>(half.data());
+  std::string message;
+  try {
+    load(manifest, folder / "step-1", {piece});
+  } catch (const UserError& error) {
+    message = error.what();
+  }
+  CHECK(first_line(message) == (folder / "step-1") + ": 2 numbers of \"w\" are too large for f16");
 }
 
 TEST_CASE("a range of several blocks has a hash for each, and a part of it is read by blocks") {

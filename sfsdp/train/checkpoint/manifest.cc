@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
-#include "sfsdp/train/checkpoint/hash.h"
 #include "sfsdp/train/weights/safetensors.h"
 
 namespace sfsdp::train::checkpoint {

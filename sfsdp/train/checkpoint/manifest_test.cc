@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/checkpoint/hash.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {

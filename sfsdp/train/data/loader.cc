@@ -136,6 +136,7 @@ LoaderState Loader::state_of(const Position& position) const {
     state[key(i, "samples")] = position.samples[i];
     state[key(i, "credit")] = position.mix.credits()[i];
     state[key(i, "size")] = sources_[i].source.size();
+    state[key(i, "content")] = sources_[i].source.content();
   }
   return state;
 }
@@ -146,6 +147,7 @@ void Loader::restore(const LoaderState& state) {
   expect_same(state, "seq_len", sources_[0].source.seq_len(), "training.seq_len");
   for (size_t i = 0; i < sources_.size(); ++i) {
     expect_same(state, key(i, "size"), sources_[i].source.size(), sources_[i].source.name());
+    expect_same(state, key(i, "content"), sources_[i].source.content(), sources_[i].source.name());
     position.samples.push_back(number_in(state, key(i, "samples")));
     credits.push_back(number_in(state, key(i, "credit")));
     if (position.samples.back() < 0 || position.samples.back() > kMostSamples)

@@ -296,6 +296,21 @@ TEST_CASE("a state of other data, or none at all, is refused with the cure") {
   refuses([](LoaderState& s) { ++s["source.0.credit"]; }, "credits that do not add up");
 }
 
+TEST_CASE("a state of as much data, but with other ids or in another order, is refused") {
+  const testing::TemporaryFolder folder;
+  const auto loader_of = [&](const char* name, int32_t first, SampleOrder order) {
+    std::vector<WeightedSource> sources;
+    sources.push_back({{store(folder, name, first, {31}), {.seq_len = 3, .vocab_size = 100, .order = order}}, 1});
+    return std::make_unique<Loader>(std::move(sources), LoaderOptions{2, 1, 0, 1});
+  };
+  const LoaderState state = loader_of("a", 0, SampleOrder::File)->state();
+  loader_of("same", 0, SampleOrder::File)->restore(state);
+  CHECK_THROWS_WITH_AS(loader_of("b", 1, SampleOrder::File)->restore(state), doctest::Contains("source.0.content"),
+                       UserError);
+  CHECK_THROWS_WITH_AS(loader_of("a", 0, SampleOrder::Samples)->restore(state), doctest::Contains("source.0.content"),
+                       UserError);
+}
+
 TEST_CASE("a loader that nobody reads from ends at once, with rows waiting or none") {
   const testing::TemporaryFolder folder;
   for (int steps = 0; steps < 3; ++steps) {

@@ -22,7 +22,7 @@ uint64_t mix(uint64_t x) {
 
 Permutation::Permutation(int64_t size, uint64_t key, int64_t epoch) : size_(size) {
   SFSDP_CHECK(size >= 1, "a permutation of ", size);
-  const int bits = std::bit_width(static_cast<uint64_t>(size) - 1);
+  const auto bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(size) - 1));
   left_bits_ = bits / 2;
   right_bits_ = bits - left_bits_;
   for (uint64_t i = 0; i < kRounds; i += 2) {

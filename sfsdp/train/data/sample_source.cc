@@ -2,11 +2,13 @@
 #include "sfsdp/train/data/sample_source.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 
 namespace sfsdp::train {
 
@@ -41,6 +43,22 @@ SampleSource::SampleSource(TokenStore store, const SampleOptions& options)
     throw UserError(concat(name(), ": ", row_, " tokens are less than one sample\n  expected at least ",
                            options.seq_len + 1, " (seq_len + 1); use a larger file or a smaller --training.seq_len"));
   if (options.order == SampleOrder::Once) once_ = shuffled(samples_, options.seed);
+  content_ = make_content();
+}
+
+int64_t SampleSource::make_content() {
+  constexpr int64_t kStretches = 16, kLength = 1024;
+  ContentHash hash;
+  hash.add(concat(store_.size(), " ", num_documents(), " ", static_cast<int>(options_.order), " ",
+                  options_.bos.value_or(-1), " ", options_.eos.value_or(-1)));
+  std::vector<int32_t> ids(static_cast<size_t>(std::min(kLength, store_.size())));
+  const int64_t last = store_.size() - static_cast<int64_t>(ids.size());
+  for (int64_t i = 0; i < kStretches; ++i) {
+    store_.read(last * i / (kStretches - 1), ids, std::numeric_limits<int32_t>::max());
+    hash.add({reinterpret_cast<const uint8_t*>(ids.data()), ids.size() * sizeof(ids[0])});
+  }
+  store_.close_files();  // many sources may be opened long before they are read
+  return static_cast<int64_t>(hash.value() >> 1);
 }
 
 int64_t SampleSource::num_documents() const {

@@ -43,6 +43,9 @@ class SampleSource {
   int64_t num_documents() const;               // 0: not known
   int64_t seq_len() const { return options_.seq_len; }
   const std::string& name() const { return store_.name(); }
+  // A fingerprint of what is read in which order: sizes, order, BOS, EOS, and 16 stretches of ids over all of the store.
+  // 0 or more, the same on every machine.
+  int64_t content() const { return content_; }
 
   // Fills `ids`, which must hold seq_len + 1. `sample` counts on over the epochs: 0 .. N-1 are the first.
   //   throws: UserError as TokenStore::read does
@@ -58,11 +61,13 @@ class SampleSource {
   void read_document(int64_t document, int64_t first, std::span<int32_t> ids);
   int64_t document(int64_t number) const;     // the epoch's document of that number: its place in the store
   int64_t length_of(int64_t document) const;  // with BOS and EOS
+  int64_t make_content();
 
   TokenStore store_;
   SampleOptions options_;
   int64_t row_ = 0;
   int64_t samples_ = 0;
+  int64_t content_ = 0;
   std::vector<int64_t> once_;          // of order Once
   std::optional<Permutation> epochs_;  // of orders Samples and Documents: that of permutation_epoch_
   int64_t permutation_epoch_ = -1;

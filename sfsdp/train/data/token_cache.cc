@@ -18,8 +18,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/data/content_hash.h"
 #include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {

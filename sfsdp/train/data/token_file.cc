@@ -17,10 +17,10 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/data/atomic_file.h"
-#include "sfsdp/train/data/content_hash.h"
 
 static_assert(std::endian::native == std::endian::little, "token files are mapped as they are: little-endian");
 

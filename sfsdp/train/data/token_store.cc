@@ -63,7 +63,7 @@ void read_at(int fd, const std::string& path, int64_t bytes, int64_t offset, std
   }
 }
 
-constexpr int64_t kLlmcHeader = 256 * 4;
+constexpr int64_t kLlmcHeader = 1024;
 
 struct LlmcFormat {
   uint32_t magic, version;
@@ -126,9 +126,11 @@ TokenStore::TokenStore(std::string name, std::vector<uint8_t> bytes)
   in_memory_ = std::move(bytes);
 }
 
-TokenStore::~TokenStore() {
-  for (const int fd : fds_)
-    if (fd >= 0) ::close(fd);
+TokenStore::~TokenStore() { close_files(); }
+
+void TokenStore::close_files() {
+  for (const size_t piece : open_) ::close(std::exchange(fds_[piece], -1));
+  open_.clear();
 }
 
 TokenStore::TokenStore(TokenStore&& other) noexcept
@@ -138,7 +140,7 @@ TokenStore::TokenStore(TokenStore&& other) noexcept
       borders_(std::move(other.borders_)),
       in_memory_(std::move(other.in_memory_)),
       fds_(std::exchange(other.fds_, {})),
-      open_(std::move(other.open_)),
+      open_(std::exchange(other.open_, {})),
       buffer_(std::move(other.buffer_)) {}
 
 void TokenStore::read(int64_t first, std::span<int32_t> ids, int64_t vocab_size) {

@@ -46,6 +46,9 @@ class TokenStore {
   //   throws: UserError naming file and position of an id that is not below vocab_size, or a file that changed
   void read(int64_t first, std::span<int32_t> ids, int64_t vocab_size);
 
+  // Until the next read.
+  void close_files();
+
   static constexpr size_t kMaxOpen = 64;  // a process may open 1024 by default, and sockets need some
 
  private:

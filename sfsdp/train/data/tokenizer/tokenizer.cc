@@ -8,8 +8,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
-#include "sfsdp/train/data/content_hash.h"
 #include "sfsdp/train/data/tokenizer/added_tokens.h"
 #include "sfsdp/train/data/tokenizer/bpe.h"
 #include "sfsdp/train/data/tokenizer/decoder.h"

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// XXH3, 64 bits, seed 0: the number that `xxhsum -H3` prints. It finds damage, it does not resist an attacker.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
-namespace sfsdp::train {
+namespace sfsdp {
 
-// XXH3, 64 bits, seed 0, of bytes that come in pieces: the number that `xxhsum -H3` prints for all of them.
+uint64_t xxh3(std::span<const std::byte> bytes);
+uint64_t xxh3(std::string_view text);
+
+// The same number of bytes that come in pieces.
 class ContentHash {
  public:
   ContentHash();
@@ -25,4 +31,7 @@ class ContentHash {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace sfsdp::train
+// 16 lower-case digits, as hex() writes them.
+std::optional<uint64_t> parse_hash(std::string_view text);
+
+}  // namespace sfsdp
