@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
-#include <utility>
 
 #include "sfsdp/base/strings.h"
 
@@ -20,15 +19,6 @@ constexpr size_t kBytes = sizeof(std::atomic<int64_t>);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 }  // namespace
-
-ProgressPage::Fd& ProgressPage::Fd::operator=(Fd&& other) noexcept {
-  std::swap(number, other.number);
-  return *this;
-}
-
-ProgressPage::Fd::~Fd() {
-  if (number >= 0) close(number);
-}
 
 void ProgressPage::Unmap::operator()(std::atomic<int64_t>* page) const { munmap(page, kBytes); }
 

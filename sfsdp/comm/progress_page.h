@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 
+#include "sfsdp/base/fd.h"
+
 namespace sfsdp::comm {
 
 class ProgressPage {
@@ -26,19 +28,12 @@ class ProgressPage {
   ProgressPage& operator=(ProgressPage&&) noexcept = default;
   ~ProgressPage() = default;
 
-  int fd() const { return fd_.number; }  // close-on-exec
+  int fd() const { return fd_.get(); }  // close-on-exec
   // By one rank, after each step: 1 after the first one of the run, also where that was before a restart.
   void report(int64_t steps) { *steps_ = steps; }
   int64_t steps() const { return *steps_; }
 
  private:
-  struct Fd {
-    int number = -1;
-    explicit Fd(int fd) : number(fd) {}
-    Fd(Fd&& other) noexcept : number(other.number) { other.number = -1; }
-    Fd& operator=(Fd&& other) noexcept;
-    ~Fd();
-  };
   struct Unmap {
     void operator()(std::atomic<int64_t>* page) const;
   };

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <span>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -26,24 +27,16 @@ AppendFile::AppendFile(std::string path) : path_(std::move(path)) {
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   if (error) fail(path_, error.message());
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail(path_, std::strerror(errno));
+  fd_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!fd_) fail(path_, std::strerror(errno));
 }
 
-AppendFile::~AppendFile() { ::close(fd_); }
-
-// A short write (disk full, then space again) goes on where it stopped.
 void AppendFile::write(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(path_, std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
+  if (!write_fully(fd_.get(), std::as_bytes(std::span(bytes)))) fail(path_, std::strerror(errno));
 }
 
 void AppendFile::truncate(int64_t size) {
-  if (::ftruncate(fd_, size) != 0) fail(path_, std::strerror(errno));
+  if (::ftruncate(fd_.get(), size) != 0) fail(path_, std::strerror(errno));
 }
 
 }  // namespace sfsdp::train

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "sfsdp/base/fd.h"
+
 namespace sfsdp::train {
 
 class AppendFile {
@@ -13,9 +15,6 @@ class AppendFile {
   // Opens `path` to write after what it holds; makes the folders and the file if need be.
   //   throws: UserError naming the path, what the system says and --job.dump_folder
   explicit AppendFile(std::string path);
-  ~AppendFile();
-  AppendFile(const AppendFile&) = delete;
-  AppendFile& operator=(const AppendFile&) = delete;
 
   // In one system call where the disk has room.  throws: UserError
   void write(std::string_view bytes);
@@ -25,7 +24,7 @@ class AppendFile {
 
  private:
   std::string path_;
-  int fd_ = -1;
+  Fd fd_;
 };
 
 }  // namespace sfsdp::train

@@ -137,7 +137,7 @@ class Trainer {
         return stop(signal, k);
     }
     checkpoints_->finish();
-    if (config_.checkpoint.last_save_in_hf && !config_.checkpoint.load_only) save_in_hf();
+    if (!last_hf_folder(config_, step_->step).empty()) save_in_hf();
     log_.completed(unigram_entropy(id_counts_));
     return 0;
   }

@@ -40,10 +40,6 @@ uint32_t ipv4_of(const Address& address) {
 
 }  // namespace
 
-Fd::~Fd() {
-  if (number_ >= 0) close(number_);
-}
-
 std::string Address::text() const {
   std::array<char, INET6_ADDRSTRLEN> host{};
   if (storage.ss_family == AF_INET6) {

@@ -10,8 +10,9 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "sfsdp/base/fd.h"
 
 namespace sfsdp::comm {
 
@@ -21,22 +22,6 @@ using Clock = std::chrono::steady_clock;
 class SocketError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-};
-
-class Fd {
- public:
-  explicit Fd(int number = -1) : number_(number) {}
-  ~Fd();
-  Fd(Fd&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  int get() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
-
- private:
-  int number_;
 };
 
 // An IPv4 or IPv6 address, with or without a port.

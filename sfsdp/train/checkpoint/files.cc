@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -40,32 +39,20 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// close() may report a write that failed late; what was synced before cannot be lost by it.
-void close_quietly(int fd) {
-  if (fd >= 0) ::close(fd);
-}
-
 }  // namespace
-
-FileHandle::FileHandle(FileHandle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-FileHandle::~FileHandle() { close_quietly(fd_); }
 
 void fail(const std::string& path, const std::string& what, int error) {
   throw FileError(concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error)));
 }
 
-FileHandle create_file(const std::string& path) {
+Fd create_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) fail(path, "cannot be made", errno);
-  return FileHandle(fd);
+  return Fd(fd);
 }
 
-FileHandle open_file(const std::string& path, int64_t* bytes) {
-  FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
+Fd open_file(const std::string& path, int64_t* bytes) {
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) fail(path, "cannot be looked at", errno);
@@ -75,13 +62,7 @@ FileHandle open_file(const std::string& path, int64_t* bytes) {
 }
 
 void write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(path, "cannot be written", errno);
-    if (written == 0) fail(path, "cannot be written", ENOSPC);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
+  if (!write_fully(fd, bytes)) fail(path, "cannot be written", errno);
 }
 
 void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path) {
@@ -101,7 +82,7 @@ void sync_file(int fd, const std::string& path) {
 }
 
 void sync_folder(const std::string& path) {
-  const FileHandle folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0) fail(path, "cannot be opened", errno);
   if (::fsync(folder.get()) != 0) fail(path, "cannot be synced to the disk", errno);
 }

@@ -10,22 +10,9 @@
 #include <vector>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 
 namespace sfsdp::train::checkpoint {
-
-// A file descriptor that is closed with it.
-class FileHandle {
- public:
-  FileHandle() = default;
-  explicit FileHandle(int fd) : fd_(fd) {}
-  FileHandle(FileHandle&& other) noexcept;
-  FileHandle& operator=(FileHandle&& other) noexcept;
-  ~FileHandle();
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
 
 // The system refused. "F: cannot be written: No space left on device", and what helps against this errno.
 class FileError : public UserError {
@@ -37,9 +24,9 @@ class FileError : public UserError {
 [[noreturn]] void fail(const std::string& path, const std::string& what, int error);
 
 // A new or emptied regular file. Links are not followed.  throws: FileError, as do all below
-FileHandle create_file(const std::string& path);
+Fd create_file(const std::string& path);
 // A regular file; its size.
-FileHandle open_file(const std::string& path, int64_t* bytes);
+Fd open_file(const std::string& path, int64_t* bytes);
 
 // Short writes go on where they stopped.
 void write_all(int fd, std::span<const std::byte> bytes, const std::string& path);

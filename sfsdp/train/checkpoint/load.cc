@@ -104,7 +104,7 @@ class BlockReader {
 
   const Manifest& manifest_;
   std::string path_;
-  FileHandle handle_;
+  Fd handle_;
   int64_t opened_ = -1;
   std::unique_ptr<std::byte[]> staging_;
 };
@@ -114,7 +114,7 @@ void verify_file(const Manifest& manifest, const std::string& path, int64_t numb
   const StoredFile& file = manifest.files[static_cast<size_t>(number)];
   const std::string name = path + "/" + file.name;
   int64_t bytes = 0;
-  const FileHandle handle = open_file(name, &bytes);
+  const Fd handle = open_file(name, &bytes);
   if (bytes != file.bytes) {
     wrong.push_back(concat(name, ": ", bytes, " bytes, expected ", file.bytes));
     return;

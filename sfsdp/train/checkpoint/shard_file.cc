@@ -58,7 +58,7 @@ std::string shard_name(int rank) {
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
                  Manifest& fragment, const ReadPiece& read) {
   const std::string path = folder + "/" + name;
-  const FileHandle file = create_file(path);
+  const Fd file = create_file(path);
   const std::string header = header_of(pieces);
   write_all(file.get(), std::as_bytes(std::span(header)), path);
   auto offset = static_cast<int64_t>(header.size());

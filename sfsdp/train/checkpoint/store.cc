@@ -72,7 +72,7 @@ std::string Store::temporary_path_of(int64_t step) const { return concat(path_of
 void Store::lock() {
   make_folders(folder_);
   const std::string path = folder_ + "/lock";
-  FileHandle file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail(path, "cannot be locked", errno);
@@ -157,7 +157,7 @@ void Store::publish(const Manifest& manifest) {
   const std::string name = path_of(manifest.run.step), temporary = temporary_path_of(manifest.run.step);
   const std::string file = concat(temporary, "/", kManifestFile), text = print(manifest);
   {
-    const FileHandle handle = create_file(file);
+    const Fd handle = create_file(file);
     write_all(handle.get(), std::as_bytes(std::span(text)), file);
     sync_file(handle.get(), file);
   }

@@ -66,7 +66,7 @@ class Store {
   void remove_leftovers();
 
   std::string folder_;
-  FileHandle lock_;
+  Fd lock_;
 };
 
 }  // namespace sfsdp::train::checkpoint

@@ -18,6 +18,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/data/token_file.h"
@@ -33,25 +34,14 @@ namespace fs = std::filesystem;
 }
 
 // Held by one process at a time; the system frees it when that process ends, in whatever way.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) fail(path, errno, "a folder that can be written; set --job.dump_folder");
-    int status = 0;
-    while ((status = ::flock(fd_, LOCK_EX)) != 0 && errno == EINTR) continue;
-    if (status != 0) {
-      const int error = errno;
-      ::close(fd_);
-      fail(path, error, "a disk that can lock files; set --job.dump_folder");
-    }
-  }
-  ~FolderLock() { ::close(fd_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
+Fd lock_file(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!fd) fail(path, errno, "a folder that can be written; set --job.dump_folder");
+  int status = 0;
+  while ((status = ::flock(fd.get(), LOCK_EX)) != 0 && errno == EINTR) continue;
+  if (status != 0) fail(path, errno, "a disk that can lock files; set --job.dump_folder");
+  return fd;
+}
 
 // What a file looks like from outside.
 struct Stamp {
@@ -127,7 +117,7 @@ std::string cached_tokens(const TokenCacheOptions& options,
   std::error_code error;
   fs::create_directories(options.folder, error);
   if (error) fail(options.folder, error.value(), "a folder that can be written; set --job.dump_folder");
-  const FolderLock lock(options.folder + "/lock");
+  const Fd lock = lock_file(options.folder + "/lock");
   SeenInputs seen(options.folder + "/inputs.txt");
   ContentHash key;
   key.add(options.recipe);

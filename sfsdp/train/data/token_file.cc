@@ -13,10 +13,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
@@ -196,14 +198,9 @@ std::string text_of(const JsonValue& object, std::string_view key, const std::st
 
 uint64_t hash_of(const JsonValue& object, std::string_view key, const std::string& where) {
   const std::string text = text_of(object, key, where);
-  uint64_t value = 0;
-  for (const char c : text) {
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (digit < 0) fail_to_read(where, concat(key, " = ", quote_safe(text)), "16 hexadecimal digits");
-    value = value << 4 | static_cast<uint64_t>(digit);
-  }
-  if (text.size() != 16) fail_to_read(where, concat(key, " = ", quote_safe(text)), "16 hexadecimal digits");
-  return value;
+  const std::optional<uint64_t> value = parse_hash(text);
+  if (!value) fail_to_read(where, concat(key, " = ", quote_safe(text)), "16 hexadecimal digits");
+  return *value;
 }
 
 }  // namespace
@@ -264,7 +261,7 @@ TokenFile TokenFolder::open(size_t index) const {
 
 struct TokenFileWriter::State {
   std::string path, temporary;
-  int fd = -1;
+  Fd fd;
   TokenFileHeader header;
   ContentHash hash;
   std::vector<uint8_t> buffer;    // ids that are not written yet
@@ -276,20 +273,15 @@ struct TokenFileWriter::State {
                "\n  expected a folder that can be written, on a disk with space; then start the same command again"));
   }
 
-  void write_all(const uint8_t* bytes, size_t count, off_t at) const {
-    for (size_t done = 0; done < count;) {
-      const ssize_t wrote = ::pwrite(fd, bytes + done, count - done, at + static_cast<off_t>(done));
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) fail("write");
-      done += static_cast<size_t>(wrote);
-    }
+  void write_all(std::span<const uint8_t> bytes, int64_t at) const {
+    if (!write_fully(fd.get(), std::as_bytes(bytes), at)) fail("write");
   }
 
-  off_t written = kTokenFileHeaderBytes;
+  int64_t written = kTokenFileHeaderBytes;
   void flush() {
     hash.add(buffer);
-    write_all(buffer.data(), buffer.size(), written);
-    written += static_cast<off_t>(buffer.size());
+    write_all(buffer, written);
+    written += static_cast<int64_t>(buffer.size());
     buffer.clear();
   }
 
@@ -312,14 +304,12 @@ TokenFileWriter::TokenFileWriter(std::string path, uint64_t vocab_size, uint64_t
   state_->header.vocab_size = vocab_size;
   state_->header.tokenizer_hash = tokenizer_hash;
   state_->header.first_document = first_document;
-  state_->fd = ::open(state_->temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (state_->fd < 0) state_->fail("create");
+  state_->fd = Fd(::open(state_->temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!state_->fd) state_->fail("create");
 }
 
 TokenFileWriter::~TokenFileWriter() {
-  if (state_->fd < 0) return;
-  ::close(state_->fd);
-  ::unlink(state_->temporary.c_str());
+  if (state_->fd) ::unlink(state_->temporary.c_str());
 }
 
 void TokenFileWriter::add(std::span<const int32_t> ids) {
@@ -349,9 +339,9 @@ TokenFileHeader TokenFileWriter::finish() {
   state.flush();
   state.header.content_hash = state.hash.value();
   const HeaderBytes bytes = bytes_of(state.header);
-  state.write_all(bytes.data(), bytes.size(), 0);
-  if (::fsync(state.fd) != 0) state.fail("fsync");
-  if (::close(std::exchange(state.fd, -1)) != 0) state.fail("close");
+  state.write_all(bytes, 0);
+  if (::fsync(state.fd.get()) != 0) state.fail("fsync");
+  if (::close(state.fd.release()) != 0) state.fail("close");
   if (::rename(state.temporary.c_str(), state.path.c_str()) != 0) state.fail("rename");
   sync_folder_of(state.path);
   return state.header;

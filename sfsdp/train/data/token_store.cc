@@ -13,6 +13,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 
 namespace sfsdp::train {
 
@@ -21,27 +22,15 @@ namespace {
 constexpr std::string_view kExpected =
     "\n  expected a flat file of little-endian token ids, or one of llm.c's or sfsdp's; set --training.dataset_path";
 
-// An open file that closes itself.
-struct File {
-  explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    struct stat status {};
-    if (fd < 0) throw UserError(concat(path, ": ", std::strerror(errno), kExpected));
-    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-      ::close(fd);
-      throw UserError(concat(path, ": not a file", kExpected));
-    }
-    bytes = status.st_size;
-  }
-  ~File() {
-    if (fd >= 0) ::close(fd);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int release() { return std::exchange(fd, -1); }
-
-  int fd;
-  int64_t bytes = 0;
-};
+Fd open_regular(const std::string& path, int64_t& bytes) {
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!fd) throw UserError(concat(path, ": ", std::strerror(errno), kExpected));
+  if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode))
+    throw UserError(concat(path, ": not a file", kExpected));
+  bytes = status.st_size;
+  return fd;
+}
 
 uint32_t little_endian(const uint8_t* bytes, size_t width) {  // on any host
   uint32_t value = 0;
@@ -98,18 +87,19 @@ TokenDtype parse_token_dtype(std::string_view text) {
 }
 
 TokenPiece find_tokens(const std::string& path, TokenDtype flat_dtype) {
-  const File file(path);
-  if (file.bytes == 0) throw UserError(concat(path, ": an empty file", kExpected));
-  std::vector<uint8_t> header(static_cast<size_t>(std::min(file.bytes, kLlmcHeader)));
-  read_at(file.fd, path, file.bytes, 0, header);
+  int64_t bytes = 0;
+  const Fd fd = open_regular(path, bytes);
+  if (bytes == 0) throw UserError(concat(path, ": an empty file", kExpected));
+  std::vector<uint8_t> header(static_cast<size_t>(std::min(bytes, kLlmcHeader)));
+  read_at(fd.get(), path, bytes, 0, header);
   for (const LlmcFormat& format : kLlmcFormats)
     if (header.size() >= 4 && little_endian(header.data(), 4) == format.magic)
-      return after_llmc_header(path, format, header, file.bytes);
+      return after_llmc_header(path, format, header, bytes);
   const auto width = static_cast<int64_t>(flat_dtype);
-  if (file.bytes % width != 0)
-    throw UserError(concat(path, ": ", file.bytes, " bytes are no whole number of ", width,
+  if (bytes % width != 0)
+    throw UserError(concat(path, ": ", bytes, " bytes are no whole number of ", width,
                            "-byte tokens\n  expected a flat file of ids without a header; check training.token_dtype"));
-  return {path, file.bytes, 0, file.bytes / width, flat_dtype};
+  return {path, bytes, 0, bytes / width, flat_dtype};
 }
 
 TokenStore::TokenStore(std::string name, std::vector<TokenPiece> pieces, std::vector<int64_t> borders)
@@ -179,10 +169,11 @@ std::span<const uint8_t> TokenStore::bytes_of(size_t piece, int64_t begin, int64
 
 int TokenStore::open_file(size_t piece) {
   if (fds_[piece] >= 0) return fds_[piece];
-  File file(pieces_[piece].file);
-  if (file.bytes != pieces_[piece].file_bytes)
+  int64_t bytes = 0;
+  Fd fd = open_regular(pieces_[piece].file, bytes);
+  if (bytes != pieces_[piece].file_bytes)
     throw UserError(
-        concat(pieces_[piece].file, ": ", file.bytes, " bytes, but ", pieces_[piece].file_bytes,
+        concat(pieces_[piece].file, ": ", bytes, " bytes, but ", pieces_[piece].file_bytes,
                " when the run began\n  expected a file that stays as it is while a run reads it; write a new"
                " one beside it instead"));
   if (open_.size() == kMaxOpen) {
@@ -190,7 +181,7 @@ int TokenStore::open_file(size_t piece) {
     open_.pop_front();
   }
   open_.push_back(piece);
-  return fds_[piece] = file.release();
+  return fds_[piece] = fd.release();
 }
 
 }  // namespace sfsdp::train

@@ -24,6 +24,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/data/atomic_file.h"
@@ -129,22 +130,13 @@ class EncoderPool {
 // --- the folder ---
 
 // Held while a run writes into the folder; the system gives it back when the process ends.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-    const int error = errno;
-    if (fd_ >= 0) ::close(fd_);
-    throw UserError(concat(folder, ": ", error == EWOULDBLOCK ? "another run writes into it" : std::strerror(error),
+Fd lock_folder(const std::string& folder) {
+  Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
+    throw UserError(concat(folder, ": ", errno == EWOULDBLOCK ? "another run writes into it" : std::strerror(errno),
                            "\n  expected a folder of this run alone; wait for the other, or give another --out"));
-  }
-  ~FolderLock() { ::close(fd_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
+  return fd;
+}
 
 std::string shard_name(size_t index) {
   std::ostringstream name;
@@ -219,7 +211,7 @@ class Run {
     if (error)
       throw UserError(
           concat(options_.out, ": ", error.message(), "\n  expected a folder that can be made and written"));
-    lock_.emplace(options_.out);
+    lock_ = lock_folder(options_.out);
     const std::string mine = describe_run(tokenizer_, options_), file = path_of("run.json");
     if (fs::exists(file)) {
       const std::string theirs = read_text_file(file, 256 << 20);
@@ -342,7 +334,7 @@ class Run {
   const TokenizeOptions& options_;
   const std::function<void(const TokenizeProgress&)>& tell_;
   DocumentReader reader_;
-  std::optional<FolderLock> lock_;
+  Fd lock_;
   std::vector<TokenFolder::Shard> shards_;
   std::optional<TokenFileWriter> writer_;
   TokenizeProgress progress_;

@@ -41,27 +41,22 @@ constexpr std::array<const char*, 11> kAssets = {"tokenizer.json",
 }
 
 void write_all(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail(path, "cannot be written", "space and permission to write a Hugging Face folder there");
-    bytes = bytes.subspan(static_cast<size_t>(written));
-    offset += static_cast<uint64_t>(written);
-  }
+  if (!write_fully(fd, bytes, static_cast<int64_t>(offset)))
+    fail(path, "cannot be written", "space and permission to write a Hugging Face folder there");
 }
 
 void sync(int fd, const std::string& path) {
   if (::fsync(fd) != 0) fail(path, "cannot be brought to disk", "a disk that takes it");
 }
 
-FileHandle open_file(const std::string& path, int flags) {
-  FileHandle file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+Fd open_file(const std::string& path, int flags) {
+  Fd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
   if (file.get() < 0) fail(path, "cannot be opened for writing", "permission to write a Hugging Face folder there");
   return file;
 }
 
 void sync_folder(const std::string& path) {
-  const FileHandle folder = open_file(path, O_RDONLY | O_DIRECTORY);
+  const Fd folder = open_file(path, O_RDONLY | O_DIRECTORY);
   sync(folder.get(), path);
 }
 
@@ -74,7 +69,7 @@ void reserve(int fd, uint64_t bytes, const std::string& path) {
 }
 
 void write_file(const std::string& path, std::string_view text) {
-  const FileHandle file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  const Fd file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
   write_all(file.get(), std::as_bytes(std::span(text)), 0, path);
   sync(file.get(), path);
 }
@@ -92,15 +87,6 @@ void copy_assets(const std::string& from, const std::string& to) {
 }
 
 }  // namespace
-
-FileHandle::FileHandle(FileHandle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-FileHandle::~FileHandle() {
-  if (fd_ >= 0) ::close(fd_);
-}
 
 HfFolderWriter::HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes)
     : layout_(std::move(layout)),
@@ -122,7 +108,7 @@ void HfFolderWriter::lock() {
   if (error)
     throw UserError(
         concat(incomplete_, " cannot be made: ", error.message(), "\n  expected permission to write there"));
-  FileHandle handle = open_file(incomplete_, O_RDONLY | O_DIRECTORY);
+  Fd handle = open_file(incomplete_, O_RDONLY | O_DIRECTORY);
   if (::flock(handle.get(), LOCK_EX | LOCK_NB) != 0)
     throw UserError(concat(incomplete_,
                            " is being written by another process\n  expected one at a time; wait for it, or"
@@ -159,7 +145,7 @@ void HfFolderWriter::create(const std::string& config_json, const std::string& a
 }
 
 int HfFolderWriter::file_of(size_t index) {
-  FileHandle& file = files_[index];
+  Fd& file = files_[index];
   if (file.get() < 0) file = open_file(incomplete_ + "/" + layout_.files[index].name, O_WRONLY);
   return file.get();
 }
@@ -200,14 +186,14 @@ void HfFolderWriter::publish() {
     fail(folder_, "cannot be made of what was written", "no folder of that name, or an empty one");
   const std::string parent = fs::path(folder_).parent_path().string();
   sync_folder(parent.empty() ? "." : parent);
-  lock_ = FileHandle();
+  lock_ = Fd();
 }
 
 void HfFolderWriter::abandon() noexcept {
   if (lock_.get() < 0) return;
   std::error_code ignored;
   fs::remove_all(incomplete_, ignored);
-  lock_ = FileHandle();
+  lock_ = Fd();
 }
 
 }  // namespace sfsdp::train

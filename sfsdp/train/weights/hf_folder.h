@@ -10,23 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/base/fd.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/train/weights/hf_layout.h"
 
 namespace sfsdp::train {
-
-// An open file that is closed with the object.
-class FileHandle {
- public:
-  explicit FileHandle(int fd = -1) : fd_(fd) {}
-  FileHandle(FileHandle&& other) noexcept;
-  FileHandle& operator=(FileHandle&& other) noexcept;
-  ~FileHandle();
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 inline constexpr size_t kHfStagingBytes = size_t{8} << 20;
 
@@ -69,8 +57,8 @@ class HfFolderWriter {
   size_t most_staging_;
   size_t staging_size_ = 0;
   std::unique_ptr<std::byte[]> staging_;
-  std::vector<FileHandle> files_;  // of the layout, opened when first written to
-  FileHandle lock_;                // the incomplete folder, from create() on
+  std::vector<Fd> files_;  // of the layout, opened when first written to
+  Fd lock_;                // the incomplete folder, from create() on
 };
 
 }  // namespace sfsdp::train
