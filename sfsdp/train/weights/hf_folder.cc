@@ -88,7 +88,7 @@ void copy_assets(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-HfFolderWriter::HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes)
+HfFolderWriter::HfFolderWriter(HfLayout layout, const std::string& folder, size_t staging_bytes)
     : layout_(std::move(layout)),
       folder_(fs::path(folder).lexically_normal().string()),
       most_staging_(staging_bytes),

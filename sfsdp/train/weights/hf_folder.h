@@ -27,7 +27,7 @@ class HfFolderWriter {
  public:
   //   folder:         what publish() leaves; what is being written lies in `folder` + ".incomplete"
   //   staging_bytes:  the most memory that write() takes, whatever the size of the model
-  HfFolderWriter(HfLayout layout, std::string folder, size_t staging_bytes = kHfStagingBytes);
+  HfFolderWriter(HfLayout layout, const std::string& folder, size_t staging_bytes = kHfStagingBytes);
 
   // Makes the files at their full size, with their headers, config.json, and copies of the tokenizer's files of `assets`,
   // of those that are there; "" for none. What an export that died has left is removed. Where it throws, it leaves nothing.
