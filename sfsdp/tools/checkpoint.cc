@@ -46,6 +46,7 @@ std::string describe(const Listed& listed) {
     case State::Unfinished: return "not finished: a save is running, or a crash has left it";
     case State::Deleted: return "being removed";
     case State::SetAside: return "set aside as damaged";
+    case State::Leftover: return "what a crash left of a save; a run never removes it";
     case State::Foreign: return "not of sfsdp";
   }
   return "";

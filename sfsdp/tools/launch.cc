@@ -90,7 +90,6 @@ std::vector<std::string> environment(const LaunchRequest& request, int64_t rank,
   variables["GROUP_RANK"] = "0";
   variables["GROUP_WORLD_SIZE"] = "1";
   variables["MASTER_ADDR"] = "127.0.0.1";
-  variables["TORCHELASTIC_RUN_ID"] = concat("launch-", getpid());
   variables["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(request.max_restarts);
   for (const auto& [name, value] : own) variables[name] = value;
   // Ranks write to pipes. The one whose output is shown may treat it as the terminal that it ends up on.
@@ -104,6 +103,13 @@ std::vector<std::string> environment(const LaunchRequest& request, int64_t rank,
   std::vector<std::string> lines;
   for (const auto& [name, value] : variables) lines.push_back(concat(name, "=", value));
   return lines;
+}
+
+// No other launch has it, on any host, even where each is process 1 of its container. One that is given makes several
+// launches one job, such as all starts of a batch job.
+std::string run_id() {
+  if (const char* given = std::getenv("TORCHELASTIC_RUN_ID"); given && *given) return given;
+  return "launch-" + comm::JobToken::fresh().hex().substr(0, 16);
 }
 
 // A job token in memory that the ranks inherit: neither their environment nor a file shows it.
@@ -150,6 +156,7 @@ class Launcher {
     const auto variables = [&](int64_t rank) {
       return environment(request_, rank,
                          {{"MASTER_PORT", std::to_string(port)},
+                          {"TORCHELASTIC_RUN_ID", run_id_},
                           {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
                           {comm::ProgressPage::kVariable, std::to_string(page.fd())},
                           {comm::JobToken::kFdVariable, std::to_string(token.fd())}});
@@ -189,6 +196,7 @@ class Launcher {
   }
 
   LaunchRequest request_;
+  const std::string run_id_ = run_id();  // of all its groups
   std::ostream& out_;
   std::ostream& err_;
   SignalPipe signals_;

@@ -205,6 +205,7 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
   options.exclude_from_loading = c.exclude_from_loading;
   options.enable_first_step_checkpoint = c.enable_first_step_checkpoint;
   options.load_only = c.load_only;
+  options.launch = checkpoint::launch_from_environment();
   options.total_steps = config.training.steps;
   options.seed = program.options().seed;
   const auto& lr = config.lr_scheduler;

@@ -33,6 +33,7 @@
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/non_finite.h"
 #include "sfsdp/train/run_log.h"
+#include "sfsdp/train/skipped_steps.h"
 #include "sfsdp/train/stop_signals.h"
 #include "sfsdp/train/watched_step.h"
 
@@ -129,6 +130,7 @@ class Trainer {
         throw UserError(concat("the loss is ", number_text(metrics.loss), " at step ", k,
                                "\n  expected a finite loss; debug.nan = dump names the op; lower optimizer.lr, or raise"
                                " lr_scheduler.warmup_steps"));
+      skipped_.check(k);
       if (config_.debug.recapture_every > 0 && k % config_.debug.recapture_every == 0)
         job_.program->check_recapture(job_.example);
       checkpoints_->after_step(run_state(k));
@@ -165,16 +167,17 @@ class Trainer {
           concat(last, " is there already, but checkpoint.last_save_in_hf = true would write it after step ",
                  config_.training.steps, "\n  expected no folder of that name; move it, or train more steps"));
     const auto loaded = config_.checkpoint.create_seed_checkpoint ? std::nullopt : checkpoints_->load();
-    if (!loaded) {
-      weight_notes_ = load_initial_weights(job_, *step_);
-      return;
-    }
+    if (!loaded || !loaded->has_model) weight_notes_ = load_initial_weights(job_, *step_);
+    if (!loaded) return;
     step_->load_state_dict({});
     step_->step = last_step_ = loaded->run.step;
     tokens_ = loaded->run.tokens;
     lr_offset_ = loaded->run.lr_offset;
     if (!loaded->run.data.empty()) loader_.restore(loaded->run.data);
-    weight_notes_ = {concat("State of ", loaded->path)};
+    skipped_ = SkippedSteps(loaded->run.skipped);
+    const std::vector<std::string>& without = loaded->left_out;
+    weight_notes_.push_back(
+        concat("State of ", loaded->path, without.empty() ? "" : " without " + join(without, ", ")));
   }
   // After step k.
   checkpoint::RunState run_state(int64_t k) const {
@@ -182,6 +185,7 @@ class Trainer {
             .tokens = tokens_,
             .seed = job_.program->options().seed,
             .lr_offset = lr_offset_,
+            .skipped = skipped_.in_a_row(),
             .data = loader_.state()};
   }
   int save_seed() {
@@ -227,9 +231,7 @@ class Trainer {
     metrics.data_s = seconds_since(start);
     step_->lr = schedule_.lr(k - lr_offset_);
     const StepResult result = watched_.run(*step_, batches);
-    if (result.skipped)
-      log_.notice(
-          concat("step ", k, ": the gradient norm is not finite, nothing was updated (", ++skipped_, " so far)"));
+    if (const std::string line = skipped_.note(k, result.skipped); !line.empty()) log_.notice(line);
     metrics.step = k;
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
@@ -322,7 +324,7 @@ class Trainer {
   int64_t tokens_ = 0;              // trained on
   int64_t lr_offset_ = 0;           // steps before the schedule began
   std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
-  int64_t skipped_ = 0;
+  SkippedSteps skipped_;
 };
 
 // What a rank would need, by the plan: nothing is allocated, and no other rank is asked.

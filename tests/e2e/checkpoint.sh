@@ -41,6 +41,32 @@ if $sfsdp "${common[@]}" --training.local_batch_size 4 --training.steps 9 --job.
   --checkpoint.load_step 8 >"$dir/log" 2>&1; then cat "$dir/log"; exit 1; fi
 grep -q "holds the model alone" "$dir/log"
 
+# exclude_from_loading and load_step hold for the first start of a launch: its restart warms up no second time, and goes
+# back no second time.
+cp -r "$dir/parts" "$dir/launched"
+start() { # RESTART STEPS FLAG…: as a launcher starts it
+  TORCHELASTIC_RUN_ID=a TORCHELASTIC_RESTART_COUNT=$1 $sfsdp "${common[@]}" --training.steps "$2" "${@:3}" \
+    --job.dump_folder "$dir/launched" "${saving[@]}" --training.local_batch_size 4 --lr_scheduler.total_steps 40 --lr_scheduler.warmup_steps 20
+}
+start 0 6 --checkpoint.load_step 4 --checkpoint.exclude_from_loading lr_scheduler >"$dir/log"
+grep -q "State of $dir/launched/checkpoint/step-4 without lr_scheduler" "$dir/log" || { cat "$dir/log"; exit 1; }
+start 1 8 --checkpoint.load_step 4 --checkpoint.exclude_from_loading lr_scheduler >"$dir/log"
+grep -q "held for an earlier start of this launch" "$dir/log" || { cat "$dir/log"; exit 1; }
+grep -q "Training starts at step 7" "$dir/log" || { cat "$dir/log"; exit 1; }
+python3 - "$dir/launched/metrics.jsonl" <<'PY'
+import json, sys
+lr = {r["step"]: r["lr"] for r in map(json.loads, open(sys.argv[1]))}
+first = lr[5]
+assert all(abs(lr[4 + i] - i * first) < 1e-9 * first * i for i in (1, 2, 3, 4)), lr
+PY
+
+# A run that cannot recover ends, and what was before it stays.
+cp -r "$dir/parts" "$dir/lost"
+if $sfsdp "${common[@]}" --training.local_batch_size 4 --training.steps 40 --job.dump_folder "$dir/lost" "${saving[@]}" \
+  --checkpoint.interval 1 --checkpoint.keep_latest_k 2 --optimizer.lr 1e30 --training.max_norm 1e30 >"$dir/log" 2>&1; then cat "$dir/log"; exit 1; fi
+grep -q "nothing was updated in 10 steps in a row" "$dir/log" || { cat "$dir/log"; exit 1; }
+$sfsdp checkpoint verify "$dir/lost/checkpoint/step-8" >/dev/null
+
 # The tools see what the runs left: every byte, and the same numbers whatever mesh they come from.
 $sfsdp checkpoint ls "$dir/parts/checkpoint" >"$dir/log"
 [[ $(grep -c '^step-[2468]: .* of 2 ranks \[dp_shard=2\]' "$dir/log") == 4 ]] || { cat "$dir/log"; exit 1; }

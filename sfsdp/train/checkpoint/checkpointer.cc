@@ -68,7 +68,11 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, st
   if (!options_.enable) return;
   of_first_rank(
       [&] {
-        if (!options_.load_only) store_.lock();
+        options_.about.launch = options_.launch.id;
+        if (options_.load_only) return "";
+        const Store::Taken taken = store_.lock(options_.launch);
+        options_.about.launch = taken.launch;
+        for (const std::string& line : taken.notes) say_(line);
         return "";
       },
       "checkpoint lock");
@@ -77,10 +81,6 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, st
 
 Checkpointer::~Checkpointer() = default;
 
-bool Checkpointer::excludes(const std::string& what) const {
-  return std::ranges::find(options_.exclude_from_loading, what) != options_.exclude_from_loading.end();
-}
-
 // What rank 0 finds, on all ranks; its failure too.
 std::string Checkpointer::of_first_rank(const std::function<std::string()>& work, const char* what) {
   const std::string text = gather_texts(ranks_.get(), is_first() ? attempt(work) : std::string(1, kDone), what).front();
@@ -88,59 +88,34 @@ std::string Checkpointer::of_first_rank(const std::function<std::string()>& work
   return text.substr(1);
 }
 
-// The folder's checkpoints that a run can go on from, best first. Rank 0's.
-std::vector<Checkpointer::Candidate> Checkpointer::find_candidates() {
-  using State = Listed::State;
+// The same on all ranks: a line for each, whose first letters say what is read of it. Notes are rank 0's.
+std::vector<Candidate> Checkpointer::candidates() {
   std::vector<Candidate> found;
-  std::vector<std::string> refused;
-  for (const Listed& listed : store_.list()) {
-    if (options_.load_step >= 0 && listed.step != options_.load_step) continue;
-    const std::string path = store_.folder() + "/" + listed.name;
-    if (listed.state == State::Damaged) {
-      refused.push_back(listed.why);
-      say_(concat("checkpoint ", path, " is skipped: ", listed.why));
-    }
-    if (listed.state != State::Complete) continue;
-    const Manifest& manifest = *listed.manifest;
-    const bool done = found.empty() && listed.step >= options_.total_steps;  // there is nothing to go on with
-    const bool needs_moments = !excludes("optimizer") && listed.step > 0 && !done;
-    if (manifest.model_only && needs_moments) {
-      refused.push_back(concat(path,
-                               ": holds the model alone, as checkpoint.last_save_model_only asked for\n  expected "
-                               "one with the optimizer's state; to train on with new moments set "
-                               "checkpoint.exclude_from_loading = optimizer"));
-      say_(concat("checkpoint ", path, " is skipped: it holds the model alone"));
-      continue;
-    }
-    found.push_back({path, manifest.model_only || listed.step == 0});
-  }
-  if (!found.empty()) return found;
-  if (!refused.empty())
-    throw UserError(concat(store_.folder(), ": no checkpoint here can be gone on from. ", join(refused, "\n"),
-                           "\n  to begin anew set another checkpoint.folder"));
-  if (options_.load_step >= 0)
-    throw UserError(concat("checkpoint.load_step = ", options_.load_step, ": ", store_.path_of(options_.load_step),
-                           " is not there\n  expected a step that sfsdp checkpoint ls ", store_.folder(), " lists"));
-  return found;
-}
-
-// The same on all ranks: a line for each, its first letter says whether it is the model alone.
-std::vector<Checkpointer::Candidate> Checkpointer::candidates() {
   const std::string text = of_first_rank(
       [&] {
+        Resume resume =
+            find_candidates(store_.list(), {store_.folder(), options_.load_step, options_.exclude_from_loading,
+                                            options_.about.launch, options_.total_steps});
+        for (const std::string& line : resume.skipped) say_(line);
+        found = std::move(resume.candidates);
         std::string lines;
-        for (const Candidate& c : find_candidates()) lines += concat(c.model_only ? 'm' : 'f', c.path, '\n');
+        for (const Candidate& c : found)
+          lines += concat(c.model_only ? 'm' : 'f', c.keys_hold ? 'k' : '-', c.path, '\n');
         return lines;
       },
       "checkpoints");
-  std::vector<Candidate> found;
+  if (is_first()) return found;
   for (const std::string& line : split(text, '\n'))
-    if (!line.empty()) found.push_back({line.substr(1), line[0] == 'm'});
+    if (!line.empty()) found.push_back({line.substr(2), line[0] == 'm', line[1] == 'k'});
   return found;
 }
 
 //   goes_on: this run continues the one that was saved
 Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
+  const auto excludes = [&](const char* what) {
+    const auto& names = options_.exclude_from_loading;
+    return from.keys_hold && std::ranges::find(names, what) != names.end();
+  };
   const Manifest manifest = open_checkpoint(from.path);
   RunState run = manifest.run;
   if (goes_on && run.step > 0 && run.seed != options_.seed && !excludes("dataloader"))
@@ -152,16 +127,23 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
     const bool moments = p.kind == TensorKind::Optimizer;
     return moments ? from.model_only || excludes("optimizer") : excludes("model");
   });
+  if (pieces.empty() && !goes_on)
+    throw UserError(concat("checkpoint.initial_load_path = ", from.path,
+                           ": nothing of it would be loaded: initial_load_model_only is true, and exclude_from_loading "
+                           "names the model\n  expected one of the two; or leave out initial_load_path"));
   if (!excludes("model"))
     for (const TensorKind kind : {TensorKind::Parameter, TensorKind::Buffer})
       check_all_used(manifest, pieces, kind, from.path);
   if (!from.model_only && !excludes("optimizer")) check_all_used(manifest, pieces, TensorKind::Optimizer, from.path);
   checkpoint::load(manifest, from.path, pieces);
-  if (!goes_on) return {{}, from.path};
-  if (excludes("train_state")) run.step = run.tokens = run.lr_offset = 0;
+  Loaded loaded{{}, from.path, !excludes("model")};
+  if (from.keys_hold) loaded.left_out = options_.exclude_from_loading;
+  if (!goes_on) return loaded;
+  if (excludes("train_state")) run.step = run.tokens = run.lr_offset = run.skipped = 0;
   if (excludes("lr_scheduler")) run.lr_offset = run.step;
   if (excludes("dataloader")) run.data.clear();
-  return {std::move(run), from.path};
+  loaded.run = std::move(run);
+  return loaded;
 }
 
 // The rate of a step follows the config's schedule, not the saved one; a run that is prolonged may not expect that.
@@ -190,6 +172,7 @@ std::optional<Loaded> Checkpointer::load() {
       if (is_first() && !options_.initial_load_path.empty())
         say_(concat("checkpoint.initial_load_path = ", options_.initial_load_path, " is not read: ", loaded.path,
                     " is there to go on from"));
+      if (is_first() && !candidate.note.empty()) say_(candidate.note);
       if (is_first()) compare_schedule(loaded.run);
       return loaded;
     }
@@ -226,12 +209,13 @@ std::optional<Loaded> Checkpointer::load_initial() {
       },
       "initial checkpoint");
   Loaded loaded;
-  const std::string end =
-      worst(gather_texts(ranks_.get(), attempt([&] {
-                           loaded = read({path, options_.initial_load_model_only}, !options_.initial_load_model_only);
-                           return std::string();
-                         }),
-                         "checkpoint load"));
+  const std::string end = worst(gather_texts(ranks_.get(), attempt([&] {
+                                               loaded =
+                                                   read({.path = path, .model_only = options_.initial_load_model_only},
+                                                        !options_.initial_load_model_only);
+                                               return std::string();
+                                             }),
+                                             "checkpoint load"));
   if (end[0] != kDone) throw UserError(end.substr(1));
   return loaded;
 }
@@ -272,14 +256,13 @@ void Checkpointer::report(const SaveResult& result) {
   last_failure_ = result.failure;
   if (result.failure.empty() && !result.model_only) saved_step_ = result.step;
   if (!is_first()) return;
-  if (!result.failure.empty()) {
-    say_(concat("checkpoint of step ", result.step, " is not saved: ", result.failure));
-    return;
-  }
   const double mib = static_cast<double>(result.bytes) / (1 << 20);
-  say_(concat("Saved ", result.path, ": ", with_commas(mib, 1), " MiB in ", with_commas(result.seconds, 2),
-              " s, of which ", with_commas(1e3 * result.stall_seconds, 1), " ms between steps"));
-  for (const std::string& warning : result.warnings) say_("an older checkpoint could not be removed: " + warning);
+  if (!result.failure.empty())
+    say_(concat("checkpoint of step ", result.step, " is not saved: ", result.failure));
+  else
+    say_(concat("Saved ", result.path, ": ", with_commas(mib, 1), " MiB in ", with_commas(result.seconds, 2),
+                " s, of which ", with_commas(1e3 * result.stall_seconds, 1), " ms between steps"));
+  for (const std::string& warning : result.warnings) say_(warning);
 }
 
 void Checkpointer::finish() {

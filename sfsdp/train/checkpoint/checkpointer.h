@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "sfsdp/comm/communicator.h"
+#include "sfsdp/train/checkpoint/launch.h"
+#include "sfsdp/train/checkpoint/resume.h"
 #include "sfsdp/train/checkpoint/saver.h"
 #include "sfsdp/train/checkpoint/store.h"
 
@@ -31,6 +33,7 @@ struct CheckpointOptions {
   std::vector<std::string> exclude_from_loading;
   bool enable_first_step_checkpoint = false;
   bool load_only = false;
+  Launch launch = {};       // that this process belongs to
   int64_t total_steps = 0;  // of the run
   uint64_t seed = 0;
   std::map<std::string, std::string> schedule = {};  // its settings: written down, and compared when a run goes on
@@ -41,6 +44,8 @@ struct CheckpointOptions {
 struct Loaded {
   RunState run;  // where it goes on
   std::string path;
+  bool has_model = true;                   // its model was read
+  std::vector<std::string> left_out = {};  // of exclude_from_loading: what begins anew
 };
 
 // A rank's. All calls are collective. The state's pieces alias what the steps compute on.
@@ -72,18 +77,12 @@ class Checkpointer {
   void finish();
 
  private:
-  struct Candidate {
-    std::string path;
-    bool model_only = false;  // what is to be read of it
-  };
   std::vector<Candidate> candidates();
-  std::vector<Candidate> find_candidates();
   std::optional<Loaded> load_initial();
   Loaded read(const Candidate& from, bool goes_on);
   void compare_schedule(const RunState& saved) const;
   void report(const SaveResult& result);
   std::string of_first_rank(const std::function<std::string()>& work, const char* what);
-  bool excludes(const std::string& what) const;
   bool is_first() const { return !ranks_ || ranks_->rank() == 0; }
 
   CheckpointOptions options_;

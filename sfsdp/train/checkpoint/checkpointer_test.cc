@@ -183,8 +183,8 @@ TEST_CASE("what is no checkpoint is skipped and stays") {
   CHECK(run.checkpointer.load()->run.step == 4);
   CHECK(contains(run.said, folder / "c/step-9" + " is skipped: " + folder / "c/step-9" + ": no manifest.json"));
   run.step_to(5, 6);
-  CHECK(names_in(folder / "c") ==
-        Names{"lock", "notes", "readme.txt", "step-007", "step-2", "step-4", "step-6", "step-8", "step-9"});
+  CHECK(names_in(folder / "c") == Names{"lock", "notes", "readme.txt", "step-007", "step-2", "step-3.leftover",
+                                        "step-4", "step-6", "step-8", "step-9"});
   // what has the name of the next save is set aside
   run.step_to(8, 8);
   CHECK(open_checkpoint(folder / "c/step-8").run.step == 8);
@@ -197,24 +197,97 @@ TEST_CASE("a step whose name is a link: its save replaces the link, what that po
   save_until(folder / "c", 2);
   fs::create_directory_symlink(folder / "other/step-4", folder / "c/step-4");
   fs::create_directory_symlink(folder / "other/step-2", folder / "c/step-6.tmp");
+  fs::create_directory_symlink(folder / "other/step-2", folder / "c/step-1.deleted");
   Run run(options_of(folder / "c"));
   run.step_to(3, 6);
-  CHECK(names_in(folder / "c") == Names{"lock", "step-2", "step-4", "step-6"});
+  CHECK(names_in(folder / "c") == Names{"lock", "step-2", "step-4", "step-6", "step-6.leftover"});
   CHECK_FALSE(fs::is_symlink(folder / "c/step-4"));
+  CHECK(fs::is_symlink(folder / "c/step-6.leftover"));
   for (const char* step : {"other/step-2", "other/step-4"})
     CHECK(verify(open_checkpoint(folder / step), folder / step).empty());
 }
 
+TEST_CASE(
+    "what a crash left of a save, and what is not ours, is set aside and said, with its size; nothing is removed") {
+  const MemoryFolder folder;
+  save_until(folder / "c", 4);
+  fs::create_directories(folder / "c/step-6.tmp/a folder");
+  std::ofstream(folder / "c/step-6.tmp/notes.txt") << std::string(1 << 20, 'x');
+  std::ofstream(folder / "c/step-8.tmp") << "a file";
+  fs::create_directory(folder / "c/step-6.leftover");  // of an earlier crash
+  fs::create_directory(folder / "c/step-2.deleted");
+  std::ofstream(folder / "c/step-2.deleted/manifest.json") << "ours";
+  std::ofstream(folder / "c/step-2.deleted/notes.txt") << "not ours";
+  {
+    Run run(options_of(folder / "c"));
+    CHECK(contains(run.said,
+                   folder / "c/step-6.tmp is what a crash left of a save: now " + folder / "c/step-6.leftover-2"));
+    CHECK(contains(run.said, folder / "c: 2 leftovers of saves that crashes cut short, 1.0 MiB: "));
+    CHECK(contains(run.said, folder / "c/step-2.deleted/notes.txt: sfsdp has not written it, so it stays"));
+    fs::create_directory(folder / "c/step-6.tmp");  // somebody puts one there while the run lives
+    run.step_to(5, 6);
+    CHECK(contains(run.said, "now " + folder / "c/step-6.leftover-3"));
+  }
+  CHECK(names_in(folder / "c") == Names{"lock", "step-2", "step-2.deleted", "step-4", "step-6", "step-6.leftover",
+                                        "step-6.leftover-2", "step-6.leftover-3", "step-8.leftover"});
+  CHECK(names_in(folder / "c/step-2.deleted") == Names{"notes.txt"});
+  CHECK(fs::exists(folder / "c/step-6.leftover-2/a folder"));
+  CHECK(read_text_file(folder / "c/step-8.leftover", 100) == "a file");
+}
+
+TEST_CASE("retention leaves what is not ours in a checkpoint's folder, and says so") {
+  const MemoryFolder folder;
+  save_until(folder / "c", 2);
+  std::ofstream(folder / "c/step-2/notes.txt") << "not ours";
+  CheckpointOptions options = options_of(folder / "c");
+  options.keep_latest_k = 2;
+  Run run(options);
+  run.step_to(3, 6);
+  CHECK(contains(run.said, "an older checkpoint could not be removed: " + folder / "c/step-2.deleted/notes.txt"));
+  CHECK(names_in(folder / "c/step-2.deleted") == Names{"notes.txt"});
+}
+
+TEST_CASE("a step that is a link to a checkpoint is gone on from, and said; a link to nothing is skipped, and said") {
+  const MemoryFolder folder;
+  save_until(folder / "other", 4);
+  save_until(folder / "c", 2);
+  fs::create_directory_symlink(folder / "other/step-4", folder / "c/step-4");
+  fs::create_directory_symlink(folder / "nowhere", folder / "c/step-9");
+  CheckpointOptions options = options_of(folder / "c");
+  options.keep_latest_k = 2;
+  Run run(options);
+  CHECK(run.checkpointer.load()->run.step == 4);
+  CHECK(run.has(4));
+  CHECK(contains(run.said, "step-4 is a link to \"" + folder / "other/step-4"));
+  CHECK(contains(run.said, "checkpoint " + folder / "c/step-9 is skipped: " + folder / "c/step-9: no manifest.json"));
+  run.step_to(5, 8);  // retention removes the link alone
+  CHECK(names_in(folder / "c") == Names{"lock", "step-6", "step-8", "step-9"});
+  CHECK(verify(open_checkpoint(folder / "other/step-4"), folder / "other/step-4").empty());
+}
+
+TEST_CASE("retention removes nothing while steps are skipped: a step from before them may be what to go back to") {
+  const MemoryFolder folder;
+  CheckpointOptions options = options_of(folder / "c");
+  options.keep_latest_k = 2;
+  Run run(options);
+  run.step_to(1, 4);
+  for (int64_t k = 5; k <= 12; ++k) run.checkpointer.after_step({.step = k, .seed = 7, .skipped = k - 4});
+  CHECK(names_in(folder / "c") == Names{"lock", "step-10", "step-12", "step-2", "step-4", "step-6", "step-8"});
+  CHECK(open_checkpoint(folder / "c/step-12").run.skipped == 8);
+  run.step_to(13, 14);
+  CHECK(names_in(folder / "c") == Names{"lock", "step-12", "step-14"});
+}
+
 TEST_CASE("an interval's save that fails is said and the run goes on; the next one makes it good") {
   const MemoryFolder folder;
-  fs::create_directories(folder / "c/step-2.tmp/not ours");
   Run run(options_of(folder / "c"));
+  fs::rename(folder / "c", folder / "gone");  // as a disk that is not mounted for a while
   run.checkpointer.after_step({.step = 2, .seed = 7});
-  CHECK(contains(run.said, "checkpoint of step 2 is not saved: " + folder / "c/step-2.tmp: is in the way"));
+  CHECK(contains(run.said, "checkpoint of step 2 is not saved: " + folder / "c: cannot be listed: No such file"));
   CHECK(contains(message_of([&] { run.checkpointer.finish(); }), "the last checkpoint is not saved"));
+  fs::rename(folder / "gone", folder / "c");
   run.step_to(3, 4);
   CHECK(open_checkpoint(folder / "c/step-4").run.step == 4);
-  CHECK(fs::exists(folder / "c/step-2.tmp/not ours"));
 }
 
 TEST_CASE("a folder in which all checkpoints are damaged does not begin a run anew") {
@@ -426,12 +499,12 @@ TEST_CASE("a failed save is an error of all ranks at the end; the state in the b
     checkpointer.load();
     CHECK(state.bytes() == TestState({3, 1}, world.rank(), 2).bytes());
     const std::string failure = message_of([&] {
-      if (world.rank() == 0) fs::create_directories(folder / "c/step-4.tmp/not ours");
+      if (world.rank() == 0) fs::rename(folder / "c", folder / "gone");
       checkpointer.save({.step = 4, .seed = 7}, When::Now);
       checkpointer.finish();
     });
     CHECK(contains(failure, "the last checkpoint is not saved: rank 0: "));
-    CHECK(contains(failure, "step-4.tmp: is in the way"));
+    CHECK(contains(failure, "c: cannot be listed"));
   });
 }
 

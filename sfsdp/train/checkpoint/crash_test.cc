@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstdarg>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/checkpoint_state.h"
+#include "sfsdp/testing/disk_model.h"
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/saver.h"
@@ -38,52 +40,54 @@ enum class Fault : uint8_t {
   FullDisk,    // ENOSPC for this and all later calls that need room
   Eio,
   Wait,  // until the ranks have told each other of their progress twice
+  Die,   // the rank alone: this and all its later calls do nothing
 };
 
 struct Plan {
   Fault fault = Fault::None;
   int rank = 0, call = 0;
-  bool no_exchange = false;  // as a file system without RENAME_EXCHANGE
+  bool no_exchange = false;    // as a file system without RENAME_EXCHANGE
+  bool in_background = false;  // the saves
 };
 
 constexpr int kRanks = 2;
 Plan plan;
 std::array<std::atomic<int>, kRanks> calls;
-std::atomic<bool> armed = false, watched = false;
+std::atomic<bool> armed = false;
 std::string folder_of_calls;  // what lies elsewhere is not counted
 
-// What a loss of power would take: files and folders that were changed since they were last synced.
-std::mutex dirty_mutex;
-std::set<std::string> dirty;
-std::string early;  // the first thing that was made visible too early
+// What a loss of power at each call of a save may leave, with the newest step that had been reported by then.
+struct Moment {
+  int64_t reported = 0;
+  sfsdp::testing::DiskModel::Found found;
+};
+std::atomic<sfsdp::testing::DiskModel*> disk = nullptr;  // set: calls are told to it
+std::mutex moments_mutex;
+std::vector<Moment> moments;
+std::atomic<int64_t> reported = 0;
 
 std::string path_of(int fd) {
   char path[4096];
   const ssize_t size = ::readlink(sfsdp::concat("/proc/self/fd/", fd).c_str(), path, sizeof(path));
   return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
 }
-std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
-
 // Whose call it is, -1: nobody's. Rank 1 makes its own file alone.
 int rank_of(const std::string& path) {
-  if (!armed && !watched) return -1;
+  if (!armed && !disk) return -1;
   if (path != folder_of_calls && !path.starts_with(folder_of_calls + "/")) return -1;
   return path.find("/rank-00001") != std::string::npos ? 1 : 0;
 }
 
-void change(const std::string& path) {
-  if (!watched || rank_of(path) < 0) return;
-  const std::lock_guard lock(dirty_mutex);
-  dirty.insert(path);
-}
-void expect_clean(const std::string& path) {
-  if (!watched || rank_of(path) < 0) return;
-  const std::lock_guard lock(dirty_mutex);
-  for (const std::string& other : dirty)
-    if (early.empty() && (other == path || other.starts_with(path + "/"))) early = other;
+void lose_power() {
+  const std::lock_guard lock(moments_mutex);
+  for (auto& found : disk.load()->losses()) moments.push_back({reported, std::move(found)});
 }
 
+// The model to tell of a call on `path`; null: none is told.
+sfsdp::testing::DiskModel* told_of(const std::string& path) { return rank_of(path) < 0 ? nullptr : disk.load(); }
+
 std::atomic<int> told = 0;
+std::atomic<bool> dead = false;  // the rank that is to die
 
 bool needs_room(const char* call) {
   const std::string_view name = call;
@@ -93,9 +97,14 @@ bool needs_room(const char* call) {
 // Counts the call; the fault that it is to meet.
 Fault next_fault(const char* call, const std::string& path) {
   const int rank = rank_of(path);
+  if (rank >= 0 && disk) lose_power();
   if (!armed || rank < 0) return Fault::None;
   const int number = ++calls[static_cast<size_t>(rank)];
   if (rank != plan.rank) return Fault::None;
+  if (plan.fault == Fault::Die) {
+    if (number >= plan.call) dead = true;
+    return dead ? Fault::Eio : Fault::None;
+  }
   if (plan.fault == Fault::FullDisk) return number >= plan.call && needs_room(call) ? Fault::FullDisk : Fault::None;
   return number == plan.call ? plan.fault : Fault::None;
 }
@@ -119,32 +128,28 @@ bool fails(const char* call, const std::string& path) {
 extern "C" {
 
 ssize_t write(int fd, const void* bytes, size_t size) {
-  if (armed || watched) {
-    const std::string path = path_of(fd);
-    const Fault fault = next_fault("write", path);
-    if (fault == Fault::Kill) die();
-    if (fault == Fault::FullDisk || fault == Fault::Eio) {
-      errno = fault == Fault::Eio ? EIO : ENOSPC;
-      return -1;
-    }
-    if (fault == Fault::Wait)
-      for (int seen = told; seen < 2; seen = told) told.wait(seen);
-    if (fault == Fault::ShortWrite || fault == Fault::TornWrite) size = (size + 1) / 2;
-    if (fault == Fault::TornWrite) {
-      syscall(SYS_write, fd, bytes, size);
-      die();
-    }
-    change(path);
+  if (!armed && !disk) return syscall(SYS_write, fd, bytes, size);
+  const std::string path = path_of(fd);
+  const Fault fault = next_fault("write", path);
+  if (fault == Fault::Kill) die();
+  if (fault == Fault::FullDisk || fault == Fault::Eio) {
+    errno = fault == Fault::Eio ? EIO : ENOSPC;
+    return -1;
   }
-  return syscall(SYS_write, fd, bytes, size);
+  if (fault == Fault::Wait)
+    for (int seen = told; seen < 2; seen = told) told.wait(seen);
+  if (fault == Fault::ShortWrite || fault == Fault::TornWrite) size = (size + 1) / 2;
+  const ssize_t written = syscall(SYS_write, fd, bytes, size);
+  if (fault == Fault::TornWrite) die();
+  if (auto* model = told_of(path)) model->wrote(path);
+  return written;
 }
 
 int fsync(int fd) {
-  if (!armed && !watched) return static_cast<int>(syscall(SYS_fsync, fd));
+  if (!armed && !disk) return static_cast<int>(syscall(SYS_fsync, fd));
   const std::string path = path_of(fd);
   if (fails("fsync", path)) return -1;
-  const std::lock_guard lock(dirty_mutex);
-  dirty.erase(path);
+  if (auto* model = told_of(path)) model->synced(path);
   return 0;  // nobody pulls a plug here
 }
 
@@ -153,20 +158,20 @@ int open(const char* path, int flags, ...) {
   va_start(rest, flags);
   const int mode = (flags & O_CREAT) != 0 ? va_arg(rest, int) : 0;
   va_end(rest);
-  if ((flags & O_CREAT) != 0 && fails("open", path)) return -1;
+  const bool creates = (flags & O_CREAT) != 0, is_there = creates && ::access(path, F_OK) == 0;
+  if (creates && fails("open", path)) return -1;
   const int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
-  if (fd >= 0 && (flags & O_CREAT) != 0) {
-    change(path);
-    change(parent_of(path));
-  }
+  auto* model = fd >= 0 && creates ? told_of(path) : nullptr;
+  if (model && !is_there) model->made(path, /*is_folder=*/false);
+  if (model && is_there) model->wrote(path);  // O_TRUNC
   return fd;
 }
 
 int rename(const char* from, const char* to) noexcept {
   if (fails("rename", from)) return -1;
-  expect_clean(from);
-  change(parent_of(to));
-  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  const auto done = syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+  if (auto* model = done == 0 ? told_of(from) : nullptr) model->renamed(from, to);
+  return static_cast<int>(done);
 }
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
@@ -175,17 +180,30 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
     return -1;
   }
   if (fails("rename", from)) return -1;
-  expect_clean(from);
-  change(parent_of(to));
-  return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+  const auto done = syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+  if (auto* model = done == 0 ? told_of(from) : nullptr) model->exchanged(from, to);
+  return static_cast<int>(done);
 }
 
 int unlink(const char* path) noexcept {
-  return fails("unlink", path) ? -1 : static_cast<int>(syscall(SYS_unlink, path));
+  if (fails("unlink", path)) return -1;
+  const auto done = syscall(SYS_unlink, path);
+  if (auto* model = done == 0 ? told_of(path) : nullptr) model->removed(path);
+  return static_cast<int>(done);
 }
-int rmdir(const char* path) noexcept { return fails("rmdir", path) ? -1 : static_cast<int>(syscall(SYS_rmdir, path)); }
+
+int rmdir(const char* path) noexcept {
+  if (fails("rmdir", path)) return -1;
+  const auto done = syscall(SYS_rmdir, path);
+  if (auto* model = done == 0 ? told_of(path) : nullptr) model->removed(path);
+  return static_cast<int>(done);
+}
+
 int mkdir(const char* path, mode_t mode) noexcept {
-  return fails("mkdir", path) ? -1 : static_cast<int>(syscall(SYS_mkdir, path, mode));
+  if (fails("mkdir", path)) return -1;
+  const auto done = syscall(SYS_mkdir, path, mode);
+  if (auto* model = done == 0 ? told_of(path) : nullptr) model->made(path, /*is_folder=*/true);
+  return static_cast<int>(done);
 }
 
 }  // extern "C"
@@ -194,18 +212,20 @@ namespace sfsdp::train::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::DiskModel;
 using testing::MemoryFolder;
 
 constexpr TestMesh kMesh{2, 1};
 constexpr int64_t kKeep = 2;
 
-SaveResult save(Saver& saver, int64_t rank, int64_t step, int64_t salt) {
+SaveResult save(Saver& saver, int64_t rank, int64_t step, int64_t salt, bool in_background = false) {
   const TestState state(kMesh, rank, salt);
   SaveRequest request;
   request.pieces = state.pieces();
   request.about.run.step = step;
   request.about.run.tokens = salt;
   request.about.world_size = request.about.data_ranks = kMesh.ranks();
+  request.in_background = in_background;
   saver.start(std::move(request));
   return *saver.wait();
 }
@@ -233,7 +253,7 @@ void tell(int pipe, const std::string& line) { syscall(SYS_write, pipe, line.dat
         armed = true;
       }
       while (!armed) std::this_thread::yield();
-      const SaveResult result = save(saver, rank, step, step + 100);
+      const SaveResult result = save(saver, rank, step, step + 100, faults.in_background);
       if (rank == 0) {
         armed = false;
         tell(pipe, result.failure.empty()
@@ -241,7 +261,7 @@ void tell(int pipe, const std::string& line) { syscall(SYS_write, pipe, line.dat
                        : concat("failed ", result.failure.substr(0, result.failure.find('\n')), "\n"));
         tell(pipe, concat("calls ", calls[0].load(), " ", calls[1].load(), "\n"));
       }
-      const SaveResult after = save(saver, rank, step + 1, step + 101);
+      const SaveResult after = save(saver, rank, step + 1, step + 101, faults.in_background);
       if (rank == 0) tell(pipe, after.failure.empty() ? concat("saved ", step + 1, "\n") : after.failure);
     });
   } catch (const std::exception& error) {
@@ -282,7 +302,7 @@ void check_restart(const std::string& folder, int64_t reported) {
   store.lock();
   int64_t newest = -1;
   for (const Listed& listed : store.list()) {
-    CHECK(listed.state == Listed::State::Complete);
+    CHECK((listed.state == Listed::State::Complete || listed.state == Listed::State::Leftover));
     if (listed.state != Listed::State::Complete) continue;
     newest = std::max(newest, listed.step);
     const std::string path = store.path_of(listed.step);
@@ -307,11 +327,11 @@ void fill(const std::string& folder) {
 
 std::string errno_text(Fault fault) { return fault == Fault::Eio ? "Input/output error" : "No space left on device"; }
 
-void crash_everywhere(int64_t step, bool no_exchange) {
+void crash_everywhere(int64_t step, const Plan& how) {
   const MemoryFolder root;
   fill(root / "before");
   copy_folder(root / "before", root / "dry");
-  const Life dry = run_child(root / "dry", {.no_exchange = no_exchange}, step);
+  const Life dry = run_child(root / "dry", how, step);
   REQUIRE(dry.lines.size() >= 3);
   CHECK(dry.lines[0] == concat("saved ", step));
   const auto counts = split(dry.lines[1], ' ');
@@ -324,7 +344,7 @@ void crash_everywhere(int64_t step, bool no_exchange) {
         CAPTURE(call);
         const std::string folder = root / concat("case", cases++);
         copy_folder(root / "before", folder);
-        const Life life = run_child(folder, {fault, rank, call, no_exchange}, step);
+        const Life life = run_child(folder, {fault, rank, call, how.no_exchange, how.in_background}, step);
         int64_t reported = 2;
         for (const std::string& line : life.lines) {
           if (line.starts_with("saved ")) reported = std::max(reported, *parse_int(line.substr(6)));
@@ -348,28 +368,25 @@ void crash_everywhere(int64_t step, bool no_exchange) {
 }  // namespace
 
 TEST_CASE("crash: a new step, with a fault at each call of its save and of the removal of an old one") {
-  crash_everywhere(3, false);
+  SUBCASE("waited for") { crash_everywhere(3, {}); }
+  SUBCASE("in the background") { crash_everywhere(3, {.in_background = true}); }
 }
 
 TEST_CASE("crash: a step that is saved again, with a fault at each call") {
-  SUBCASE("names are exchanged") { crash_everywhere(2, false); }
-  SUBCASE("the file system cannot exchange names") { crash_everywhere(2, true); }
+  SUBCASE("names are exchanged") { crash_everywhere(2, {}); }
+  SUBCASE("the file system cannot exchange names") { crash_everywhere(2, {.no_exchange = true}); }
 }
 
 namespace {
 
-// Counts how often its rank has told of its progress.
-class Telling : public comm::Communicator {
+class Wrapped : public comm::Communicator {
  public:
-  explicit Telling(std::shared_ptr<comm::Communicator> ranks) : ranks_(std::move(ranks)) {}
+  explicit Wrapped(std::shared_ptr<comm::Communicator> ranks) : ranks_(std::move(ranks)) {}
   int rank() const override { return ranks_->rank(); }
   int size() const override { return ranks_->size(); }
   const std::string& name() const override { return ranks_->name(); }
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
     ranks_->all_gather(in, out, info);
-    if (info.name != "checkpoint progress" || rank() != 0) return;
-    ++told;
-    told.notify_all();
   }
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, comm::ReduceOp op,
                       const comm::CallInfo& info) override {
@@ -386,6 +403,18 @@ class Telling : public comm::Communicator {
 
  private:
   std::shared_ptr<comm::Communicator> ranks_;
+};
+
+// Counts how often its rank has told of its progress.
+class Telling : public Wrapped {
+ public:
+  using Wrapped::Wrapped;
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
+    Wrapped::all_gather(in, out, info);
+    if (info.name != "checkpoint progress" || rank() != 0) return;
+    ++told;
+    told.notify_all();
+  }
 };
 
 }  // namespace
@@ -410,27 +439,129 @@ TEST_CASE("a rank whose disk is slow tells the others so, and is not taken for l
   CHECK(told >= 3);
 }
 
-TEST_CASE("crash: nothing has its name before its bytes are synced, and nothing is reported before its name is") {
-  const MemoryFolder folder;
-  fill(folder.path());
-  for (const int64_t step : {3, 3}) {  // a new one, then again
-    with_savers(folder.path(), [&](Saver& saver, int rank) {
-      if (rank == 0) {
-        folder_of_calls = folder.path();
-        watched = true;
-      }
-      while (!watched) std::this_thread::yield();
-      const SaveResult result = save(saver, rank, step, step);
-      if (rank == 0) {
-        watched = false;
-        CHECK(result.failure == "");
-        CHECK(early == "");
-        CHECK_FALSE(dirty.contains(folder.path()));
-      }
-    });
-    const std::lock_guard lock(dirty_mutex);
-    dirty.clear();
+namespace {
+
+void restore(const DiskModel::Found& found, const std::string& folder) {
+  fs::create_directories(folder);
+  for (const auto& [name, bytes] : found.files)
+    if (name.ends_with('/'))
+      fs::create_directories(folder + "/" + name);
+    else
+      std::ofstream(folder + "/" + name, std::ios::binary) << bytes;
+}
+
+// Saves `step` and the one after it, and takes what a loss of power may leave at each of their calls and after each report.
+void lose_power_everywhere(int64_t step, const Plan& how) {
+  const MemoryFolder root;
+  const std::string folder = root / "c";
+  fill(folder);
+  DiskModel model(folder);
+  folder_of_calls = folder;
+  plan = how;
+  reported = 2;
+  with_savers(folder, [&](Saver& saver, int rank) {
+    for (const int64_t k : {step, step + 1}) {
+      if (rank == 0) disk = &model;
+      while (!disk) std::this_thread::yield();
+      const SaveResult result = save(saver, rank, k, k + 100, how.in_background);
+      CHECK(result.failure == "");
+      if (rank != 0) continue;
+      reported = std::max<int64_t>(reported, k);
+      lose_power();
+    }
+    if (rank == 0) disk = nullptr;
+  });
+  plan = {};
+  std::set<std::pair<int64_t, std::map<std::string, std::string>>> seen;
+  for (const Moment& moment : moments) {
+    if (!seen.emplace(moment.reported, moment.found.files).second) continue;
+    CAPTURE(moment.found.what);
+    CAPTURE(moment.reported);
+    const std::string left = root / concat("left-", seen.size());
+    restore(moment.found, left);
+    check_restart(left, moment.reported);
+    fs::remove_all(left);
   }
+  MESSAGE(moments.size(), " losses, ", seen.size(), " different folders");
+  CHECK(seen.size() > 40);
+  moments.clear();
+}
+
+}  // namespace
+
+TEST_CASE("crash: power is lost at any call, and what was not synced with it: all of it, or any one change alone") {
+  SUBCASE("a new step") { lose_power_everywhere(3, {}); }
+  SUBCASE("a new step, in the background") { lose_power_everywhere(3, {.in_background = true}); }
+  SUBCASE("a step again: names are exchanged") { lose_power_everywhere(2, {}); }
+  SUBCASE("a step again: the file system cannot exchange names") { lose_power_everywhere(2, {.no_exchange = true}); }
+}
+
+namespace {
+
+// A rank's calls up to its death: then it answers nobody, until all is over.
+std::atomic<bool> over = false;
+class Mortal : public Wrapped {
+ public:
+  using Wrapped::Wrapped;
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
+    if (rank() == plan.rank && dead) {
+      over.wait(false);
+      throw CommError("dead");
+    }
+    Wrapped::all_gather(in, out, info);
+  }
+};
+
+// Rank `plan.rank` dies at call `plan.call`, the other one lives on and finds it gone.  returns: the newest step reported
+int64_t save_with_a_death(const std::string& folder, const Plan& faults) {
+  const int64_t patience_ms = 300;
+  plan = faults;
+  folder_of_calls = folder;
+  dead = over = false;
+  for (auto& number : calls) number = 0;
+  int64_t newest = 2;
+  testing::run_ranks(
+      kRanks,
+      [&](comm::CommWorld& world) {
+        Store store(folder);
+        if (world.rank() == 0) {
+          store.lock();
+          armed = true;
+        }
+        while (!armed) std::this_thread::yield();
+        Saver saver(store, std::make_shared<Mortal>(world.group("checkpoint", {0, 1})), kKeep);
+        const SaveResult result = save(saver, world.rank(), 3, 103);
+        if (world.rank() == plan.rank && dead) return;
+        if (world.rank() == 0 && result.failure.empty()) newest = 3;
+        over = true;
+        over.notify_all();
+      },
+      patience_ms);
+  armed = false;
+  plan = {};
+  return newest;
+}
+
+}  // namespace
+
+TEST_CASE("crash: a rank dies at any call of a save while the other lives") {
+  const MemoryFolder root;
+  fill(root / "before");
+  for (int rank = 0; rank < kRanks; ++rank)
+    for (int call = 1;; ++call) {
+      CAPTURE(rank);
+      CAPTURE(call);
+      const std::string folder = root / "case";
+      copy_folder(root / "before", folder);
+      const int64_t newest = save_with_a_death(folder, {Fault::Die, rank, call});
+      check_restart(folder, newest);
+      fs::remove_all(folder);
+      if (!dead) {  // it has fewer calls
+        CHECK(newest == 3);
+        CHECK(call > (rank == 0 ? 12 : 4));
+        break;
+      }
+    }
 }
 
 }  // namespace sfsdp::train::checkpoint

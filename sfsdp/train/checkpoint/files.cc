@@ -118,26 +118,36 @@ std::vector<FolderEntry> list_folder(const std::string& path) {
     struct stat info {};
     if (name == "." || name == "..") continue;
     if (::fstatat(::dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0)
-      entries.push_back({name, S_ISDIR(info.st_mode), info.st_size});
+      entries.push_back({name, S_ISDIR(info.st_mode), S_ISLNK(info.st_mode), info.st_size});
   }
   ::closedir(folder);
   std::ranges::sort(entries, {}, &FolderEntry::name);
   return entries;
 }
 
-std::string remove_folder(const std::string& path) {
+std::string remove_folder(const std::string& path, const std::function<bool(const std::string&)>& is_ours) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode))  // what it points to is somebody else's
     return ::unlink(path.c_str()) == 0 ? "" : concat(path, ": ", std::strerror(errno));
+  std::string foreign;
   try {
     for (const FolderEntry& entry : list_folder(path)) {
       const std::string file = path + "/" + entry.name;
-      if (!entry.is_folder && ::unlink(file.c_str()) != 0) return concat(file, ": ", std::strerror(errno));
+      if (entry.is_folder || !is_ours(entry.name))
+        foreign = file;
+      else if (::unlink(file.c_str()) != 0)
+        return concat(file, ": ", std::strerror(errno));
     }
   } catch (const UserError& error) {
     return error.what();
   }
+  if (!foreign.empty()) return concat(foreign, ": sfsdp has not written it, so it stays");
   return ::rmdir(path.c_str()) == 0 ? "" : concat(path, ": ", std::strerror(errno));
+}
+
+std::string link_target(const std::string& path) {
+  std::error_code none;
+  return std::filesystem::read_symlink(path, none).string();
 }
 
 bool exists(const std::string& path) {

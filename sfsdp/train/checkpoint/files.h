@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,15 +46,18 @@ bool exchange_paths(const std::string& one, const std::string& other);
 
 struct FolderEntry {
   std::string name;
-  bool is_folder = false;
+  bool is_folder = false;  // no link to one
+  bool is_link = false;
   int64_t bytes = 0;  // of a file
 };
 // Sorted by name, without . and ..
 std::vector<FolderEntry> list_folder(const std::string& path);
-// Removes the files of a folder and the folder. Folders inside are not ours: they stay, and so does this one. Of a link to a
+// Removes the files of a folder that have a name of `is_ours`, and the folder if nothing else is in it. Of a link to a
 // folder the link alone is removed.
 //   returns: "", or why something is left
-std::string remove_folder(const std::string& path);
+std::string remove_folder(const std::string& path, const std::function<bool(const std::string&)>& is_ours);
+// Where a link points to; "" for what is none.
+std::string link_target(const std::string& path);
 
 bool exists(const std::string& path);
 

@@ -85,13 +85,14 @@ std::string body(const Manifest& m) {
   const RunState& run = m.run;
   std::string text = concat("\"step\": ", run.step, ", \"tokens\": ", run.tokens, ", \"seed\": ", run.seed,
                             ", \"model_only\": ", m.model_only ? "true" : "false", ",\n");
-  text += concat("\"lr_offset\": ", run.lr_offset,
+  text += concat("\"lr_offset\": ", run.lr_offset, ", \"skipped\": ", run.skipped,
                  ", \"schedule\": ", object(run.schedule, [](const std::string& value) { return json_quoted(value); }),
                  ",\n");
   text += concat("\"data\": ", object(run.data, [](int64_t value) { return std::to_string(value); }), ",\n");
   text += concat("\"world_size\": ", m.world_size, ", \"data_ranks\": ", m.data_ranks,
                  ", \"mesh\": ", json_quoted(m.mesh), ", \"plan\": ", json_quoted(m.plan), ",\n");
-  text += concat("\"saved_at\": ", m.saved_at, ", \"sfsdp_version\": ", json_quoted(m.sfsdp_version),
+  text += concat("\"saved_at\": ", m.saved_at, ", \"launch\": ", json_quoted(m.launch),
+                 ", \"sfsdp_version\": ", json_quoted(m.sfsdp_version),
                  ", \"torch_version\": ", json_quoted(m.torch_version), ", \"block_bytes\": ", kBlockBytes, ",\n");
   text += lines("files", m.files, [](const StoredFile& f) {
     return concat("{\"name\": ", json_quoted(f.name), ", \"bytes\": ", f.bytes, ", \"header_bytes\": ", f.header_bytes,
@@ -281,6 +282,8 @@ Manifest read(std::string_view text, const std::string& file, bool whole) {
   m.run.tokens = in.count("tokens");
   m.run.seed = static_cast<uint64_t>(in.count("seed"));
   m.run.lr_offset = in.count("lr_offset");
+  if (in.has("skipped")) m.run.skipped = in.count("skipped");  // these two came later
+  if (in.has("launch")) m.launch = in.text("launch");
   for (const auto& [name, value] : in.object("data")) m.run.data[name] = integer_of(in, value, "data." + name);
   for (const auto& [name, value] : in.object("schedule")) {
     const auto* setting = value.as<std::string>();

@@ -63,6 +63,7 @@ struct RunState {
   int64_t tokens = 0;  // trained on
   uint64_t seed = 0;
   int64_t lr_offset = 0;  // steps before the schedule began: not 0 where exclude_from_loading had lr_scheduler
+  int64_t skipped = 0;    // the last steps in a row that updated nothing, as a gradient was not finite
   std::map<std::string, int64_t> data = {};          // the loader's own
   std::map<std::string, std::string> schedule = {};  // the schedule's settings, for the reader
   bool operator==(const RunState&) const = default;
@@ -74,6 +75,7 @@ struct Manifest {
   int64_t world_size = 1;   // the rest of these says where it comes from; loading asks for none of it
   int64_t data_ranks = 1;
   int64_t saved_at = 0;  // seconds since 1970
+  std::string launch;    // whose run has saved it: all starts of a launch have the same one
   std::string mesh, plan, sfsdp_version, torch_version;
   std::vector<StoredFile> files;
   std::vector<StoredTensor> tensors;

@@ -16,11 +16,13 @@ Manifest small() {
            .tokens = 4096,
            .seed = 7,
            .lr_offset = 3,
+           .skipped = 2,
            .data = {{"samples", 80}, {"credit", -2}},
            .schedule = {{"decay", "linear \"x\""}}};
   m.world_size = 2;
   m.data_ranks = 2;
   m.saved_at = 1700000000;
+  m.launch = "launch-host-7 \"x\"";
   m.mesh = "[dp_shard=2]";
   m.plan = "0123456789abcdef";
   m.sfsdp_version = "0.1.0";
@@ -60,6 +62,14 @@ TEST_CASE("a manifest reads back as it was") {
   CHECK(message_of(print(small())) == "");
   CHECK(small().find("stats", 1)->dtype == ir::DType::i64);
   CHECK(small().find("stats") == nullptr);
+}
+
+TEST_CASE("a manifest of before launches and skipped steps were written down still reads") {
+  std::string text = with(", \"skipped\": 2", "");
+  const std::string launch = ", \"launch\": \"launch-host-7 \\\"x\\\"\"";
+  REQUIRE(text.find(launch) != std::string::npos);
+  text.erase(text.find(launch), launch.size());
+  CHECK(message_of(text) == "");
 }
 
 TEST_CASE("every flipped bit, cut and added byte of a manifest is found") {

@@ -181,7 +181,7 @@ void Saver::write(const SaveRequest& request) {
     })
                        : std::string(1, kDone);
   };
-  agree(on_first([&] { store_.begin(step); }), "checkpoint folder");
+  agree(on_first([&] { result_->warnings = store_.begin(step); }), "checkpoint folder");
   if (!result_->failure.empty()) return;
 
   const auto write_mine = [&] {
@@ -210,10 +210,13 @@ void Saver::write(const SaveRequest& request) {
         }),
         "checkpoint manifest");
   if (!result_->failure.empty() || rank() != 0) return;
+  if (request.about.run.skipped > 0) return;  // what was before the first skipped step may be what to go back to
+  std::vector<std::string>& warnings = result_->warnings;
   try {
-    result_->warnings = store_.purge(keep_, step);
+    for (const std::string& why : store_.purge(keep_, step))
+      warnings.push_back("an older checkpoint could not be removed: " + why);
   } catch (const std::exception& error) {
-    result_->warnings = {error.what()};
+    warnings.push_back(concat("an older checkpoint could not be removed: ", error.what()));
   }
 }
 

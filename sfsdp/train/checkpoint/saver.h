@@ -31,7 +31,7 @@ struct SaveRequest {
 struct SaveResult {
   std::string path;
   std::string failure;                // "": saved, and it survives a crash
-  std::vector<std::string> warnings;  // about older checkpoints; rank 0 alone has any
+  std::vector<std::string> warnings;  // lines about older checkpoints; rank 0 alone has any
   int64_t step = 0;
   bool model_only = false;
   int64_t bytes = 0;

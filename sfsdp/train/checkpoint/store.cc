@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <map>
@@ -20,7 +21,8 @@
 namespace sfsdp::train::checkpoint {
 namespace {
 
-constexpr std::string_view kUnfinished = ".tmp", kReplaced = ".replaced", kDeleted = ".deleted", kDamaged = ".damaged";
+constexpr std::string_view kUnfinished = ".tmp", kReplaced = ".replaced", kDeleted = ".deleted", kDamaged = ".damaged",
+                           kLeftover = ".leftover";
 constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 // "step-20" and what follows the number; -1 for another name.
@@ -34,6 +36,18 @@ std::pair<int64_t, std::string> parse_name(const std::string& name) {
   return {*step, name.substr(end)};
 }
 
+// As free_name makes them: the ending, or with a number after it.
+bool is_ending(const std::string& ending, std::string_view base) {
+  return ending == base || ending.starts_with(concat(base, "-"));
+}
+
+// A file that a save writes into its folder.
+bool is_ours(const std::string& name) {
+  return name == kManifestFile || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+}
+
+std::string remove_checkpoint(const std::string& path) { return remove_folder(path, is_ours); }
+
 std::string this_process() {
   char host[256] = "?";
   ::gethostname(host, sizeof(host) - 1);
@@ -43,6 +57,31 @@ std::string this_process() {
   std::strftime(start, sizeof(start), "%F %T UTC", ::gmtime_r(&now, &parts));
   return concat("host ", host, ", process ", ::getpid(), ", since ", start);
 }
+
+// An id for a launch whose launcher gives none: no other start has it.
+std::string own_launch() {
+  std::timespec now{};
+  std::timespec_get(&now, TIME_UTC);
+  return concat(this_process(), " and ", now.tv_nsec, " ns");
+}
+
+constexpr std::string_view kLaunch = "launch ";
+
+std::string start_of(int fd) {
+  std::string text(4096, '\0');
+  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  return text;
+}
+
+// Of the run that had the lock before; "" if it left none.
+std::string launch_in(int fd) {
+  for (const std::string& line : split(start_of(fd), '\n'))
+    if (line.starts_with(kLaunch)) return line.substr(kLaunch.size());
+  return "";
+}
+
+std::string mib_text(int64_t bytes) { return with_commas(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
 
 }  // namespace
 
@@ -69,24 +108,33 @@ Manifest open_checkpoint(const std::string& path) {
 std::string Store::path_of(int64_t step) const { return concat(folder_, "/step-", step); }
 std::string Store::temporary_path_of(int64_t step) const { return concat(path_of(step), kUnfinished); }
 
-void Store::lock() {
+Store::Taken Store::lock(const Launch& launch) {
   make_folders(folder_);
   const std::string path = folder_ + "/lock";
   Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail(path, "cannot be locked", errno);
-    std::string other(512, '\0');
-    const ssize_t got = ::pread(file.get(), other.data(), other.size(), 0);
-    other.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    const std::string other = split(start_of(file.get()), '\n').front();
     throw UserError(concat(folder_, ": another run writes its checkpoints here: ", quote_safe(trim(other)),
                            "\n  expected a folder for each run; end the other one, or set checkpoint.folder"));
   }
-  const std::string text = this_process() + "\n";
+  Taken taken{launch.id, {}};
+  const std::string before = launch.restarted ? launch_in(file.get()) : "";
+  if (taken.launch.empty()) taken.launch = before.empty() ? own_launch() : before;
+  const std::string text = concat(this_process(), "\n", kLaunch, taken.launch, "\n");
   if (::ftruncate(file.get(), 0) != 0) fail(path, "cannot be written", errno);
   write_all(file.get(), std::as_bytes(std::span(text)), path);
   lock_ = std::move(file);
-  remove_leftovers();
+  taken.notes = set_aside_leftovers();
+  int64_t bytes = 0, count = 0;
+  for (const Listed& listed : list())
+    if (listed.state == Listed::State::Leftover) bytes += bytes_in(listed.name), ++count;
+  if (count > 0)
+    taken.notes.push_back(concat(folder_, ": ", count, count == 1 ? " leftover" : " leftovers",
+                                 " of saves that crashes cut short, ", mib_text(bytes), ": remove step-*", kLeftover,
+                                 "* by hand once nobody needs them"));
+  return taken;
 }
 
 std::vector<Listed> Store::list() const {
@@ -97,13 +145,15 @@ std::vector<Listed> Store::list() const {
     listed.name = entry.name;
     const auto [step, ending] = parse_name(entry.name);
     using State = Listed::State;
-    if (entry.is_folder && step >= 0) {
+    if (entry.is_link) listed.link = link_target(folder_ + "/" + entry.name);
+    if ((entry.is_folder || entry.is_link) && step >= 0) {
       listed.step = step;
       listed.state = ending.empty()                 ? State::Complete
                      : ending == kUnfinished        ? State::Unfinished
                      : ending == kReplaced          ? State::Unfinished
-                     : ending.starts_with(kDeleted) ? State::Deleted
-                     : ending.starts_with(kDamaged) ? State::SetAside
+                     : is_ending(ending, kDeleted)  ? State::Deleted
+                     : is_ending(ending, kDamaged)  ? State::SetAside
+                     : is_ending(ending, kLeftover) ? State::Leftover
                                                     : State::Foreign;
     }
     if (listed.state == State::Complete) {
@@ -130,27 +180,44 @@ std::string Store::free_name(int64_t step, const std::string& ending) const {
   return name;
 }
 
+int64_t Store::bytes_in(const std::string& name) const {
+  int64_t bytes = 0;
+  try {
+    for (const FolderEntry& entry : list_folder(folder_ + "/" + name)) bytes += entry.bytes;
+  } catch (const FileError&) {
+    return 0;  // no folder
+  }
+  return bytes;
+}
+
 // What this run's predecessors were writing, replacing or removing when they ended: nobody else does here, as we hold the
-// lock. What a crash left without its name gets it back.
-void Store::remove_leftovers() {
+// lock. A replaced or retired one, whose name a newer save has or nobody needs, goes; what lost its name in a crash gets
+// it back; what never had one is kept under another.
+std::vector<std::string> Store::set_aside_leftovers() {
+  std::vector<std::string> notes;
   for (const FolderEntry& entry : list_folder(folder_)) {
     const auto [step, ending] = parse_name(entry.name);
     const std::string path = folder_ + "/" + entry.name;
-    if (!entry.is_folder || step < 0) continue;
-    if (ending == kReplaced && !exists(path_of(step)))
+    if (step < 0) continue;
+    if (ending == kUnfinished) {
+      const std::string aside = free_name(step, std::string(kLeftover));
+      rename_path(path, aside);
+      notes.push_back(concat("checkpoint ", path, " is what a crash left of a save: now ", aside));
+    } else if (ending == kReplaced && entry.is_folder && !exists(path_of(step))) {
       rename_path(path, path_of(step));
-    else if (ending == kUnfinished || ending == kReplaced || ending.starts_with(kDeleted))
-      remove_folder(path);
+    } else if ((ending == kReplaced || is_ending(ending, kDeleted)) && (entry.is_folder || entry.is_link)) {
+      if (const std::string why = remove_checkpoint(path); !why.empty())
+        notes.push_back("an older checkpoint could not be removed: " + why);
+    }
   }
+  return notes;
 }
 
-void Store::begin(int64_t step) {
-  remove_leftovers();
+std::vector<std::string> Store::begin(int64_t step) {
+  std::vector<std::string> notes = set_aside_leftovers();
   const std::string path = temporary_path_of(step);
-  if (const std::string why = exists(path) ? remove_folder(path) : ""; !why.empty())
-    throw UserError(concat(path, ": is in the way of the next save and cannot be removed: ", why,
-                           "\n  expected only what sfsdp has written in it; move it away"));
   if (::mkdir(path.c_str(), 0755) != 0) fail(path, "cannot be made", errno);
+  return notes;
 }
 
 void Store::publish(const Manifest& manifest) {
@@ -182,10 +249,13 @@ void Store::publish(const Manifest& manifest) {
   }
   if (old != temporary) rename_path(temporary, name);
   sync_folder(folder_);
-  if (!old.empty()) remove_folder(old);
+  if (old.empty()) return;
+  const std::string retired = free_name(manifest.run.step, std::string(kDeleted));
+  // under this name first, or after a crash it would look like a save that has not been finished
+  if (std::rename(old.c_str(), retired.c_str()) == 0) remove_checkpoint(retired);
 }
 
-void Store::give_up(int64_t step) { remove_folder(temporary_path_of(step)); }
+void Store::give_up(int64_t step) { remove_checkpoint(temporary_path_of(step)); }
 
 std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
   std::vector<std::string> deleted, left;
@@ -198,7 +268,7 @@ std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
   }
   if (!deleted.empty()) sync_folder(folder_);  // or a name may come back, without its files
   for (const std::string& path : deleted)
-    if (std::string why = remove_folder(path); !why.empty()) left.push_back(std::move(why));
+    if (std::string why = remove_checkpoint(path); !why.empty()) left.push_back(std::move(why));
   return left;
 }
 

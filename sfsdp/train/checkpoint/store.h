@@ -2,7 +2,8 @@
 // The folder of a run's checkpoints, and the one order of its changes that survives a crash at any of them.
 //
 //   step-20          a checkpoint: it has this name only once all of it is on the disk
-//   step-30.tmp      being written, or left by a crash; the next save removes it
+//   step-30.tmp      being written, or left by a crash: the next run sets it aside
+//   step-30.leftover what a crash has left of a save; never removed
 //   step-10.deleted  being removed; the next save finishes that
 //   step-30.replaced its name is being given to a newer save of the step, where the file system cannot exchange names
 //   step-20.damaged  set aside, because it was not what had been written; never removed
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "sfsdp/train/checkpoint/files.h"
+#include "sfsdp/train/checkpoint/launch.h"
 #include "sfsdp/train/checkpoint/manifest.h"
 
 namespace sfsdp::train::checkpoint {
@@ -25,9 +27,10 @@ namespace sfsdp::train::checkpoint {
 Manifest open_checkpoint(const std::string& path);
 
 struct Listed {
-  enum class State : uint8_t { Complete, Damaged, Unfinished, Deleted, SetAside, Foreign };
+  enum class State : uint8_t { Complete, Damaged, Unfinished, Deleted, SetAside, Leftover, Foreign };
   State state = State::Foreign;
-  std::string name;  // of the entry
+  std::string name;       // of the entry
+  std::string link = {};  // where it points to, if it is a symbolic link
   int64_t step = -1;
   std::string why;                        // of Damaged
   std::optional<Manifest> manifest = {};  // of Complete
@@ -41,15 +44,20 @@ class Store {
   std::string path_of(int64_t step) const;
   std::string temporary_path_of(int64_t step) const;
 
-  // Makes the folder and takes it for this process, until the Store goes. What crashes have left is removed.
+  // Makes the folder and takes it for this process, until the Store goes. What crashes have left of saves is set aside.
+  //   launch: without an id of its own it gets one here, which its restarts find in the lock's file
   //   throws: UserError naming the run that has it, or why it cannot be written
-  void lock();
+  struct Taken {
+    std::string launch;              // its id
+    std::vector<std::string> notes;  // for the log
+  };
+  Taken lock(const Launch& launch = {});
 
   // What is there, newest step first; nothing for a folder that does not exist.  throws: UserError
   std::vector<Listed> list() const;
 
-  // Makes temporary_path_of(step), an empty folder; what crashes have left before goes first.
-  void begin(int64_t step);
+  // Makes temporary_path_of(step), an empty folder. What has that name is set aside.  returns: lines for the log
+  std::vector<std::string> begin(int64_t step);
   // Writes the manifest, syncs, and gives the folder its name: after this call the checkpoint survives a crash.
   void publish(const Manifest& manifest);
   // Best effort, after a save that failed: room for the next one.
@@ -63,7 +71,8 @@ class Store {
 
  private:
   std::string free_name(int64_t step, const std::string& ending) const;
-  void remove_leftovers();
+  std::vector<std::string> set_aside_leftovers();
+  int64_t bytes_in(const std::string& name) const;
 
   std::string folder_;
   Fd lock_;

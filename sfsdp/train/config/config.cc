@@ -172,6 +172,11 @@ void check_checkpoint(const JobConfig& config, std::vector<std::string>& errors)
         "checkpoint.last_save_in_hf = true\n  expected checkpoint.enable = true and last_save_model_only = true with "
         "it: "
         "Hugging Face's folders hold a model alone");
+  if (c.folder.empty())
+    errors.push_back("checkpoint.folder = \"\"\n  expected the name of a folder of its own, such as checkpoint");
+  if (c.load_step >= 0 && !c.enable)
+    errors.push_back(concat("checkpoint.load_step = ", c.load_step,
+                            "\n  expected checkpoint.enable = true with it; and load_only = true to save nothing"));
   if (c.create_seed_checkpoint && !c.enable)
     errors.push_back("checkpoint.create_seed_checkpoint = true\n  expected checkpoint.enable = true with it");
 }

@@ -302,6 +302,12 @@ TEST_CASE("dataset = mix needs sources, and sources need dataset = mix") {
         std::vector<std::string>{"training.sources changes nothing: training.dataset is libtorch_headers"});
 }
 
+TEST_CASE("load_step needs checkpoint.enable, as nothing is loaded without; a checkpoint's folder has a name") {
+  CHECK(error_of("[checkpoint]\nload_step = 6").find("checkpoint.enable = true with it") != std::string::npos);
+  CHECK(error_of("[checkpoint]\nload_step = 6\nenable = true") == "");
+  CHECK(error_of("[checkpoint]\nfolder = \"\"").find("the name of a folder") != std::string::npos);
+}
+
 TEST_CASE("every key that is used changes the configuration") {
   for (const Field& field : config_fields()) {
     if (field.path() == "job.config_file") continue;
@@ -318,7 +324,8 @@ TEST_CASE("every key that is used changes the configuration") {
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
     if (!field.is_bool()) flags.push_back(value);
     if (field.key == "exclude_from_loading") flags[1] = "optimizer";
-    if (field.key == "create_seed_checkpoint" || field.key == "last_save_in_hf") flags.push_back("--checkpoint.enable");
+    if (field.key == "create_seed_checkpoint" || field.key == "last_save_in_hf" || field.key == "load_step")
+      flags.push_back("--checkpoint.enable");
     if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
     if (field.path() == "validation.enable") flags.insert(flags.end(), {"--validation.dataset_path", "t.bin"});
     CHECK_FALSE(from_flags(flags) == JobConfig());

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// load_step and exclude_from_loading over the starts of a launch, and what is said of the branch that is left.
+#include "sfsdp/train/checkpoint/resume.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/testing/checkpoint_state.h"
+#include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/train/checkpoint/checkpointer.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::MemoryFolder;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A start of a run on one rank: loads, trains to step `last`, ends as by SIGKILL: nothing but what was saved is left.
+struct Start {
+  Start(CheckpointOptions options, int64_t last) {
+    TestState state({1, 1}, 0, -1);
+    Checkpointer checkpointer(
+        std::move(options), nullptr, [&] { return state.pieces(); },
+        [this](const std::string& line) { said += line + "\n"; });
+    if (const auto loaded = checkpointer.load()) from = *loaded;
+    RunState run = from.run;
+    for (++run.step; run.step <= last; ++run.step) checkpointer.after_step(run);
+  }
+  Loaded from;
+  std::string said;
+};
+
+CheckpointOptions options_of(const std::string& folder, const Launch& launch) {
+  CheckpointOptions options;
+  options.enable = true;
+  options.folder = folder;
+  options.interval = 2;
+  options.total_steps = 100;
+  options.keep_latest_k = 0;
+  options.launch = launch;
+  options.about.world_size = options.about.data_ranks = 1;
+  return options;
+}
+
+// As if a step had been saved `seconds` later than it was.
+void save_later(const std::string& checkpoint, int64_t seconds) {
+  Manifest manifest = open_checkpoint(checkpoint);
+  manifest.saved_at += seconds;
+  std::ofstream(checkpoint + "/manifest.json", std::ios::binary) << print(manifest);
+}
+
+const Launch kFirst{"a", false}, kRestarted{"a", true}, kOther{"b", false};
+
+}  // namespace
+
+TEST_CASE("load_step holds for the first start of a launch; its restarts go on from what it has saved") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kOther), 8);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  options.load_step = 4;
+  const Start first(options, 5);  // ends before it has saved anything
+  CHECK(first.from.run.step == 4);
+  CHECK(contains(first.said, "checkpoint.load_step = 4 goes back from step-8: 2 checkpoints of later steps stay"));
+  options.launch = kRestarted;
+  CHECK(Start(options, 7).from.run.step == 4);
+  const Start second(options, 11);
+  CHECK(second.from.run.step == 6);  // and not step-8, which another launch has saved
+  CHECK(contains(second.said,
+                 "checkpoint.load_step = 4 held for an earlier start of this launch: it goes on from what the "
+                 "launch has saved since, step-6"));
+  CHECK(Start(options, 0).from.run.step == 10);
+  options.launch = kOther;  // another launch means the key as it stands there
+  CHECK(Start(options, 0).from.run.step == 4);
+}
+
+TEST_CASE("retention may have removed load_step's checkpoint: a restart needs it no more") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kOther), 4);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  options.load_step = 2;
+  options.keep_latest_k = 2;
+  Start(options, 9);
+  REQUIRE_FALSE(fs::exists(folder / "c/step-2"));
+  options.launch = kRestarted;
+  CHECK(Start(options, 0).from.run.step == 8);
+  options.launch = kOther;
+  CHECK_THROWS_WITH_AS(Start(options, 0), doctest::Contains("checkpoint.load_step = 2: "), UserError);
+}
+
+TEST_CASE("what exclude_from_loading has begun anew at the first start is not begun anew at a restart") {
+  for (const char* what : {"lr_scheduler", "train_state", "dataloader", "optimizer", "model"}) {
+    CAPTURE(std::string(what));
+    const MemoryFolder folder;
+    Start(options_of(folder / "c", kOther), 4);
+    CheckpointOptions options = options_of(folder / "c", kFirst);
+    options.exclude_from_loading = {what};
+    const bool resets_step = std::string(what) == "train_state";
+    const Start first(options, resets_step ? 2 : 6);
+    CHECK(first.from.left_out == std::vector<std::string>{what});
+    CHECK(first.from.run.lr_offset == (std::string(what) == "lr_scheduler" ? 4 : 0));
+    options.launch = kRestarted;
+    const Start second(options, 0);
+    CHECK(second.from.run.step == (resets_step ? 2 : 6));
+    CHECK(second.from.run.lr_offset == first.from.run.lr_offset);
+    CHECK(second.from.has_model);
+    CHECK(second.from.left_out.empty());
+    CHECK(
+        contains(second.said, std::string("checkpoint.exclude_from_loading = ") + what + " held for an earlier start"));
+  }
+}
+
+TEST_CASE("where all that a launch has saved is damaged, its restart begins as its first start did") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kOther), 4);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  options.exclude_from_loading = {"lr_scheduler"};
+  Start(options, 6);
+  std::string bytes = read_text_file(folder / "c/step-6/rank-00000.safetensors", 1 << 20);
+  bytes.back() ^= 1;
+  std::ofstream(folder / "c/step-6/rank-00000.safetensors", std::ios::binary) << bytes;
+  options.launch = kRestarted;
+  const Start second(options, 0);
+  CHECK(second.from.run.step == 4);
+  CHECK(second.from.run.lr_offset == 4);
+  CHECK(fs::exists(folder / "c/step-6.damaged"));
+}
+
+TEST_CASE("a launcher that gives no id: the first start gives one, its restarts find it in the folder") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", {}), 4);
+  CheckpointOptions options = options_of(folder / "c", {});
+  options.exclude_from_loading = {"lr_scheduler"};
+  CHECK(Start(options, 4).from.run.lr_offset == 4);
+  options.launch.restarted = true;
+  CHECK(Start(options, 6).from.run.lr_offset == 4);
+  const Start third(options, 0);
+  CHECK(third.from.run.step == 6);
+  CHECK(third.from.left_out.empty());
+  std::ofstream(folder / "c/lock") << "host h, process 1, since then\nlaunch some other\n";
+  CHECK(Start(options, 0).from.run.lr_offset == 6);
+}
+
+TEST_CASE("a start that leaves the branch saved last says so, and how to go on from it") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kOther), 8);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  CHECK(Start(options, 0).said.empty());
+  options.load_step = 2;
+  Start(options, 4);
+  save_later(folder / "c/step-4", 1000);
+  const Start plain(options_of(folder / "c", kOther), 9);
+  CHECK(plain.from.run.step == 8);
+  CHECK(contains(plain.said, "step-8 is the highest step, but step-4 was saved after it, at "));
+  CHECK(contains(plain.said, ": checkpoint.load_step = 4 goes on from that"));
+}
+
+TEST_CASE("initial_load_path of which nothing would be loaded is refused") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "from", kOther), 4);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  options.initial_load_path = folder / "from";
+  options.exclude_from_loading = {"model"};
+  CHECK_THROWS_WITH_AS(Start(options, 0), doctest::Contains("nothing of it would be loaded"), UserError);
+  options.initial_load_model_only = false;
+  const Start whole(options, 0);
+  CHECK(whole.from.run.step == 4);
+  CHECK_FALSE(whole.from.has_model);
+}
+
+TEST_CASE("the launch is that of torchrun's variables, where these are a run's own") {
+  const auto with = [](const char* id, const char* count) {
+    id ? ::setenv("TORCHELASTIC_RUN_ID", id, 1) : ::unsetenv("TORCHELASTIC_RUN_ID");
+    count ? ::setenv("TORCHELASTIC_RESTART_COUNT", count, 1) : ::unsetenv("TORCHELASTIC_RESTART_COUNT");
+    const Launch launch = launch_from_environment();
+    ::unsetenv("TORCHELASTIC_RUN_ID");
+    ::unsetenv("TORCHELASTIC_RESTART_COUNT");
+    return std::pair(launch.id, launch.restarted);
+  };
+  CHECK(with(nullptr, nullptr) == std::pair(std::string(), false));
+  CHECK(with("none", "0") == std::pair(std::string(), false));
+  CHECK(with("none", "2") == std::pair(std::string(), true));
+  CHECK(with("job 7", "1") == std::pair(std::string("job 7"), true));
+  CHECK(with("a\nb\xff", "x") == std::pair(std::string("a?b?"), false));
+}
+
+}  // namespace sfsdp::train::checkpoint
