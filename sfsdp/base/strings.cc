@@ -132,9 +132,12 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates) {
+  constexpr size_t kLongest = 128;  // of a name that somebody types; a file may hold one of megabytes
+  if (name.size() > kLongest) return "";
   size_t best = std::max<size_t>(1, name.size() / 3) + 1;
   std::string near;
   for (const std::string& candidate : candidates) {
+    if (candidate.size() >= name.size() + best || name.size() >= candidate.size() + best) continue;
     const size_t distance = edit_distance(name, candidate);
     if (distance >= best) continue;
     best = distance;

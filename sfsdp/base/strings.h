@@ -31,7 +31,7 @@ std::string with_commas(double value, int decimals);
 std::string json_quoted(std::string_view text);
 
 // The candidate that `name` is a misspelling of, the first of equally close ones; "" where none is near: beyond a third of
-// the letters a suggestion misleads.
+// the letters a suggestion misleads. "" for a name above 128 letters: time and memory grow with the product of both.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 // "; did you mean steps?", to end a message with; "" where no candidate is near.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates);

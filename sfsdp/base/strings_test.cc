@@ -64,6 +64,9 @@ TEST_CASE("nearest suggests typing mistakes only, the first of equally close can
   CHECK(nearest("matmul", names) == "");
   CHECK(nearest("stepz", {"seed", "steps", "stepy"}) == "steps");
   CHECK(nearest("x", {}) == "");
+  const std::string long_name(128, 'a');
+  CHECK(nearest(long_name, {"short", long_name + "b"}) == long_name + "b");
+  CHECK(nearest(long_name + "a", {long_name}) == "");  // not typed by anybody
   CHECK(did_you_mean("wiat", names) == "; did you mean wait?");
   CHECK(did_you_mean("train", {"-n"}) == "");
 }

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -16,6 +17,9 @@ namespace sfsdp::comm {
 namespace {
 
 using testing::comm_error_of;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 std::string board_path() { return "/dev/shm/sfsdp-board-test-" + std::to_string(getpid()); }
 
@@ -46,7 +50,9 @@ TEST_CASE("board: a killed process is named by those who wait for it") {
   }
   std::filesystem::remove(path);
   kill(peer, SIGKILL);
+  const auto killed = Clock::now();
   const std::string error = comm_error_of([&] { board->enter(site, barrier_call({"%b", ""}), 3, 60000); });
+  CHECK(seconds_since(killed) < 3);  // docs/faults.md: 0.1
   CHECK(error.find(
             "CommError on rank 0 of 2: barrier %b over dp_shard, sequence 3, 0 bytes\n  no answer from rank 1 in ") ==
         0);
@@ -74,7 +80,9 @@ TEST_CASE("board: a stopped process is named, one that goes on in time is waited
   std::filesystem::remove(path);
   waitpid(waker, nullptr, 0);
   kill(peer, SIGSTOP);
+  const auto stopped = Clock::now();
   const std::string error = comm_error_of([&] { enter(3); });
+  CHECK(seconds_since(stopped) < 8);  // docs/faults.md: 3
   CHECK(error.find(": its process " + std::to_string(peer) + " is stopped, by SIGSTOP or a debugger; it finished") !=
         std::string::npos);
   kill(peer, SIGKILL);

@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/base/toml_text.h"
 
 namespace sfsdp::cost {
 namespace {
@@ -154,6 +155,7 @@ void print_measured(std::ostream& out, const Measured& measured) {
 }  // namespace
 
 Machine parse_machine(const std::string& toml_text, const std::string& file) {
+  check_toml_characters(toml_text, file);
   toml::table document;
   try {
     document = toml::parse(toml_text, file);

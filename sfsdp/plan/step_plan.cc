@@ -22,6 +22,15 @@ using ir::Graph, ir::Op, ir::Value;
 constexpr std::string_view kHeader = "plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N";
 constexpr std::string_view kLanes = "lanes:", kRegisters = "registers:", kBuffers = "buffers:";
 
+// Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
+// far beyond any machine, and small enough for every sum to be a number.
+constexpr int64_t kMost = int64_t{1} << 50, kMostTogether = int64_t{1} << 60;
+
+std::optional<int64_t> number_in(std::string_view text) {
+  const auto number = parse_int(text);
+  return number && *number >= -kMost && *number <= kMost ? number : std::nullopt;
+}
+
 std::string axes_text(const std::vector<std::string>& axes) { return axes.empty() ? "none" : join(axes, ","); }
 
 // Reads the two sections that follow the graph, line by line.
@@ -68,18 +77,20 @@ class SectionReader {
     return lane;
   }
   int64_t number_of(const std::string& word, std::string_view key) const {
-    const auto number = word.starts_with(key) ? parse_int(word.substr(key.size())) : std::nullopt;
-    if (!number) fail(concat(key, "a number"));
+    const auto number = word.starts_with(key) ? number_in(std::string_view(word).substr(key.size())) : std::nullopt;
+    if (!number) fail(concat(key, "a number up to ", kMost));
     return *number;
   }
   // "  %a offset=0 bytes=256 first=3 last=9"
-  Buffer read_buffer() const {
+  Buffer read_buffer() {
     std::vector<std::string> words;
     for (std::string& word : split(lines_[at_], ' '))
       if (!word.empty()) words.push_back(std::move(word));
     if (words.size() != 5) fail("  %value offset=N bytes=N first=N last=N");
+    const int64_t bytes = number_of(words[2], "bytes=");
+    if (bytes < 0 || (together_ += bytes) > kMostTogether) fail("bytes=N, at least 0, that a machine could hold");
     return {.value = value_of(words[0]),
-            .bytes = number_of(words[2], "bytes="),
+            .bytes = bytes,
             .first = number_of(words[3], "first="),
             .last = number_of(words[4], "last="),
             .offset = number_of(words[1], "offset=")};
@@ -90,12 +101,13 @@ class SectionReader {
   size_t first_line_;
   const Graph& graph_;
   size_t at_ = 0;
+  int64_t together_ = 0;  // bytes of the buffers that are read
 };
 
 int64_t header_number(const std::vector<std::string>& words, std::string_view key) {
   for (const std::string& word : words)
     if (word.starts_with(key))
-      if (const auto number = parse_int(word.substr(key.size()))) return *number;
+      if (const auto number = number_in(std::string_view(word).substr(key.size()))) return *number;
   throw UserError(concat("plan, line 1: no ", key, "\n  expected ", kHeader));
 }
 

@@ -158,8 +158,10 @@ GroupEnd RankGroup::run() {
       children_[rank].err.read_some(to_err(rank));
     }
     for (size_t rank = 0; rank < children_.size(); ++rank) reap(rank);
-    out_.flush();
-    err_.flush();
+    for (std::ostream* stream : {&out_, &err_}) {
+      stream->flush();
+      stream->clear();  // what a full disk has no room for is lost, not all that follows
+    }
     if (kill_at_ && Clock::now() >= *kill_at_) kill_now();
   }
   end_.signalled = signalled_ != 0;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -49,7 +50,7 @@ int64_t bytes_up_to(const std::string& path, int64_t last_step) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(const std::string& path, int64_t last_step) : file_(path) {
+MetricsFile::MetricsFile(const std::string& path, int64_t last_step, Say say) : file_(path, std::move(say)) {
   file_.truncate(last_step > 0 ? bytes_up_to(path, last_step) : 0);
 }
 

@@ -15,10 +15,12 @@ class MetricsFile {
  public:
   // A run that goes on after `last_step` cuts the lines of later steps, and a half line at the end: these steps are about
   // to be trained again. 0: nothing of the file stays; see move_aside.
-  //   throws: UserError if the file cannot be opened or written
-  MetricsFile(const std::string& path, int64_t last_step);
+  //   say:    is told when lines are dropped on a full disk, and when no more are; see AppendFile
+  //   throws: UserError if the file cannot be opened
+  MetricsFile(const std::string& path, int64_t last_step, Say say);
   void write(const StepMetrics& metrics) { file_.write(json_line(metrics) + "\n"); }
   void write(const ValidationMetrics& metrics) { file_.write(json_line(metrics) + "\n"); }
+  int64_t dropped() const { return file_.dropped(); }
 
  private:
   AppendFile file_;

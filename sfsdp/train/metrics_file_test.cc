@@ -37,7 +37,7 @@ struct ScratchFile {
 
 TEST_CASE("every line of metrics.jsonl is there before the file is closed") {
   const ScratchFile scratch;
-  MetricsFile file(scratch.path, 0);
+  MetricsFile file(scratch.path, 0, {});
   file.write(of_step(1));
   CHECK(read_file(scratch.path) == json_line(of_step(1)) + "\n");
   file.write(ValidationMetrics{.step = 1, .loss = 2});
@@ -47,14 +47,14 @@ TEST_CASE("every line of metrics.jsonl is there before the file is closed") {
 TEST_CASE("a run that goes on after step 2 cuts the lines of later steps, validations too") {
   const ScratchFile scratch;
   {
-    MetricsFile file(scratch.path, 0);
+    MetricsFile file(scratch.path, 0, {});
     for (const int64_t step : {1, 2}) file.write(of_step(step));
     file.write(ValidationMetrics{.step = 2});
     file.write(of_step(3));
     file.write(ValidationMetrics{.step = 3});
     file.write(of_step(4));
   }
-  MetricsFile(scratch.path, 2).write(of_step(3));
+  MetricsFile(scratch.path, 2, {}).write(of_step(3));
   const auto lines = scratch.lines();
   REQUIRE(lines.size() == 5);
   CHECK(lines[1] == json_line(of_step(2)));
@@ -66,14 +66,14 @@ TEST_CASE("a run that goes on after step 2 cuts the lines of later steps, valida
 TEST_CASE("a half line that a crash left is cut, and so is what has grown over the reader's piece") {
   const ScratchFile scratch;
   {
-    MetricsFile file(scratch.path, 0);
+    MetricsFile file(scratch.path, 0, {});
     for (int64_t step = 1; step <= 2000; ++step) file.write(of_step(step));  // some 500 KiB
   }
   const std::string whole = read_file(scratch.path);
   std::ofstream(scratch.path, std::ios::app) << "{\"step\": 2001, \"lo";
-  MetricsFile(scratch.path, 2000).write(of_step(2001));
+  MetricsFile(scratch.path, 2000, {}).write(of_step(2001));
   CHECK(read_file(scratch.path) == whole + json_line(of_step(2001)) + "\n");
-  MetricsFile(scratch.path, 1000);
+  MetricsFile(scratch.path, 1000, {});
   CHECK(scratch.lines().size() == 1001);
   CHECK(whole.starts_with(read_file(scratch.path)));
 }
@@ -82,7 +82,7 @@ TEST_CASE("lines that are no step's stay where they are") {
   const ScratchFile scratch;
   scratch.folder.write("outputs/metrics.jsonl",
                        "a note\n{\"step\": 1}\n" + std::string(200000, 'x') + "\n{\"step\": 2}\n");
-  MetricsFile(scratch.path, 1);
+  MetricsFile(scratch.path, 1, {});
   CHECK(read_file(scratch.path) == "a note\n{\"step\": 1}\n" + std::string(200000, 'x') + "\n");
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("an earlier run's files get the next number that is free for both") {
 TEST_CASE("a metrics file that cannot be written names itself and the cure") {
   const ScratchFile scratch;
   std::filesystem::create_directories(scratch.path);  // a folder stands where the file should
-  CHECK_THROWS_WITH_AS(MetricsFile(scratch.path, 0), doctest::Contains("set --job.dump_folder"), UserError);
+  CHECK_THROWS_WITH_AS(MetricsFile(scratch.path, 0, {}), doctest::Contains("set --job.dump_folder"), UserError);
 }
 
 }  // namespace sfsdp::train

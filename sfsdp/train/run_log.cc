@@ -72,6 +72,7 @@ RunLog::RunLog(RunLogOptions options, std::ostream& out) : options_(std::move(op
 void RunLog::notice(const std::string& text) {
   if (!options_.console) return;
   if (progress_) progress_->clear();
+  out_.clear();  // a full disk under a redirected console loses lines, not all that follow
   out_ << text << std::endl;
 }
 
@@ -83,18 +84,19 @@ void RunLog::start(RunFacts facts) {
 }
 
 void RunLog::open_files() {
+  const Say say = [this](const std::string& line) { notice(line); };
   if (!options_.dump_folder.empty()) {
     const std::string metrics = options_.dump_folder + "/metrics.jsonl", run = options_.dump_folder + "/run.jsonl";
     if (facts_.last_step == 0)
       if (const std::string other = move_aside(options_.dump_folder); !other.empty())
         notice(concat(metrics, " of an earlier run is now ", other));
-    file_.emplace(metrics, facts_.last_step);
-    AppendFile(run).write(json_line(facts_) + "\n");
+    file_.emplace(metrics, facts_.last_step, say);
+    AppendFile(run, say).write(json_line(facts_) + "\n");
   }
   if (!options_.tensorboard_folder.empty()) {
     std::string folder = options_.tensorboard_folder + "/" + minute_text(facts_.start_seconds);
     if (options_.tensorboard_rank) folder += concat("/rank_", *options_.tensorboard_rank);
-    tensorboard_.emplace(folder, facts_.last_step);
+    tensorboard_.emplace(folder, facts_.last_step, say);
   }
 }
 
@@ -194,6 +196,8 @@ void RunLog::completed(double entropy) {
                 " s, median tps ", with_commas(tps_.empty() ? 0 : median(tps_), 0), "; mean loss of the last ",
                 last_losses_.size(), " steps ", with_commas(mean, 4), ", unigram entropy of this rank's targets ",
                 with_commas(entropy, 4), " (", with_commas(entropy - mean, 4), " below)"));
+  if (const int64_t dropped = (file_ ? file_->dropped() : 0) + (tensorboard_ ? tensorboard_->dropped() : 0))
+    notice(concat("The disk was full: ", dropped, " records of metrics are missing"));
 }
 
 }  // namespace sfsdp::train

@@ -43,7 +43,8 @@ class RunLog {
 
   // A line of its own on the console of a rank that prints.
   void notice(const std::string& text);
-  // Before the first step: opens the files, prints what the run is.  throws: UserError for a file that cannot be written
+  // Before the first step: opens the files, prints what the run is.  throws: UserError for a file that cannot be opened. What
+  // a full disk has no room for is dropped then and later; the console says so.
   void start(RunFacts facts);
   // Whether this step is one that the console and TensorBoard report: the first of a start, and every log_freq-th.
   bool reports(int64_t step) const { return step == facts_.last_step + 1 || step % options_.log_freq == 0; }

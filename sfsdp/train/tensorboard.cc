@@ -9,6 +9,7 @@
 #include <cmath>
 #include <ctime>
 #include <limits>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 
@@ -108,13 +109,13 @@ std::string minute_text(int64_t seconds) {
   return text.data();
 }
 
-TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t last_step) : file_(folder + "/" + file_name()) {
-  file_.write(framed(version_event(unix_seconds())));
-  if (last_step > 0) file_.write(framed(restart_event(unix_seconds(), last_step + 1)));
+TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t last_step, Say say)
+    : file_(folder + "/" + file_name(), std::move(say)), begin_(framed(version_event(unix_seconds()))) {
+  if (last_step > 0) begin_ += framed(restart_event(unix_seconds(), last_step + 1));
 }
 
 void TensorBoardFile::write(int64_t step, std::span<const Scalar> scalars) {
-  file_.write(framed(scalar_event(unix_seconds(), step, scalars)));
+  if (file_.write(begin_ + framed(scalar_event(unix_seconds(), step, scalars)))) begin_.clear();
 }
 
 }  // namespace sfsdp::train

@@ -35,15 +35,17 @@ uint32_t masked_crc32c(std::string_view data);
 class TensorBoardFile {
  public:
   //   last_step: done before this start; above 0 the file begins with a restart_event
+  //   say:    is told when records are dropped on a full disk, and when no more are; see AppendFile
   //   throws: UserError if the folder or the file cannot be made
-  TensorBoardFile(const std::string& folder, int64_t last_step);
+  TensorBoardFile(const std::string& folder, int64_t last_step, Say say);
 
-  //   throws: UserError if it cannot be written
   void write(int64_t step, std::span<const Scalar> scalars);
   const std::string& path() const { return file_.path(); }
+  int64_t dropped() const { return file_.dropped(); }
 
  private:
   AppendFile file_;
+  std::string begin_;  // written with the first record
 };
 
 // "20261122-1359" of seconds since 1970, in local time: the name of a run's folder.

@@ -131,7 +131,7 @@ TEST_CASE("an event file reads back: its version first, then each step's values"
   const testing::TemporaryFolder folder;
   std::string path;
   {
-    TensorBoardFile file(folder / "tb/run", 0);
+    TensorBoardFile file(folder / "tb/run", 0, {});
     path = file.path();
     const Scalar step_1[] = {{"lr", 0.5}, {"grad_norm", 2}}, step_300[] = {{"lr", 0.25}};
     file.write(1, step_1);
@@ -155,8 +155,11 @@ TEST_CASE("an event file reads back: its version first, then each step's values"
 
 TEST_CASE("a run that goes on after step 40 has TensorBoard drop what was written from step 41 on") {
   const testing::TemporaryFolder folder;
-  const auto records = records_of(read_file(TensorBoardFile(folder / "tb", 40).path()));
-  REQUIRE(records.size() == 2);
+  TensorBoardFile file(folder / "tb", 40, {});
+  const Scalar step_41[] = {{"lr", 0.5}};
+  file.write(41, step_41);
+  const auto records = records_of(read_file(file.path()));
+  REQUIRE(records.size() == 3);
   const auto restart = fields_of(records[1]);
   CHECK(restart.find(2)->second == "41");
   CHECK(fields_of(restart.find(7)->second).find(1)->second == "1");  // SessionLog.START
@@ -165,7 +168,8 @@ TEST_CASE("a run that goes on after step 40 has TensorBoard drop what was writte
 TEST_CASE("a folder that cannot be made names itself and the cure") {
   const testing::TemporaryFolder folder;
   folder.write("tb", "a file");
-  CHECK_THROWS_WITH_AS(TensorBoardFile(folder / "tb/run", 0), doctest::Contains("set --job.dump_folder"), UserError);
+  CHECK_THROWS_WITH_AS(TensorBoardFile(folder / "tb/run", 0, {}), doctest::Contains("set --job.dump_folder"),
+                       UserError);
 }
 
 }  // namespace sfsdp::train

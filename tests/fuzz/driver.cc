@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Calls a target with inputs that are almost right, the same for the same seed, and looks at how each call ends:
-//   fuzz TARGET|all [--seconds N | --inputs N] [--seed N]
+//   fuzz TARGET|all [--seconds N | --inputs N] [--at-least N] [--seed N]
 // Findings: anything thrown but UserError, a crash, a call of more than 10 s, and memory above 10 x input + 64 MiB (under
 // AddressSanitizer, which counts it). The input of a finding is written to ./fuzz-TARGET-SEED.
-//   returns: 0 without findings, 1 with some, 2 for wrong arguments
+//   returns: 0 without findings, 1 with some or with fewer inputs of a target than --at-least, 2 for wrong arguments
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,7 +21,9 @@
 #include <iostream>
 #include <iterator>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -32,6 +34,11 @@
 extern "C" size_t __sanitizer_get_allocated_size(const volatile void* memory);
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
                                                          void (*on_free)(const volatile void*));
+// A finding of either raises SIGABRT, so that its input is written down. Short stacks and a small quarantine: twice the inputs.
+extern "C" const char* __asan_default_options() {
+  return "abort_on_error=1:malloc_context_size=4:quarantine_size_mb=32";
+}
+extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
 #endif
 
 namespace sfsdp::fuzz {
@@ -176,10 +183,8 @@ void on_malloc(const volatile void* memory, size_t /*size*/) {
 void on_free(const volatile void* memory) {
   if (memory) live_bytes -= static_cast<int64_t>(__sanitizer_get_allocated_size(const_cast<const void*>(memory)));
 }
-void count_memory() { __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free); }
 #else
 constexpr bool kCounts = false;
-void count_memory() {}
 #endif
 
 // What the handlers of crashes and hangs write down.
@@ -197,23 +202,49 @@ void on_end(int signal) {
   raise(signal == SIGALRM ? SIGABRT : signal);
 }
 
-// "" or what is wrong.
-std::string call(const Target& target, const std::string& input) {
+void watch() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
+#endif
+  for (const int signal : {SIGALRM, SIGSEGV, SIGABRT, SIGBUS, SIGFPE}) std::signal(signal, on_end);
+}
+
+struct Called {
+  std::string finding;  // "" or what is wrong
+  int64_t used = 0;     // bytes of memory at its fullest moment, above what lived before
+};
+
+Called call(const Target& target, const std::string& input) {
+  Called called;
   const int64_t before = live_bytes;
   most_bytes = before;
   alarm(10);
-  std::string finding;
   try {
     target.read(input);
   } catch (const UserError&) {
   } catch (const std::exception& error) {
-    finding = error.what();
+    called.finding = error.what();
   }
   alarm(0);
-  const int64_t used = most_bytes - before, bound = 10 * static_cast<int64_t>(input.size()) + (64 << 20);
-  if (finding.empty() && kCounts && used > bound)
-    finding = concat("took ", used, " bytes of memory for an input of ", input.size());
-  return finding;
+  called.used = most_bytes - before;
+  if (called.finding.empty() && kCounts && called.used > 10 * static_cast<int64_t>(input.size()) + (64 << 20))
+    called.finding = concat("took ", called.used, " bytes of memory for an input of ", input.size());
+  return called;
+}
+
+// That both kinds of findings are found, and what is allowed is not.
+void check_that_it_finds() {
+  static constexpr auto take = [](size_t bytes) {
+    const std::vector<char> kept(bytes, 'x');
+    SFSDP_CHECK(kept.back() == 'x', "the compiler has left out what takes memory");
+  };
+  const Target fits = {"fits", [](std::string_view input) { take(10 * input.size() + (63 << 20)); }};
+  const Target large = {"large", [](std::string_view input) { take(10 * input.size() + (65 << 20)); }};
+  const Target throws = {"throws", [](std::string_view) { throw std::runtime_error("no UserError"); }};
+  const std::string input(1 << 20, ' ');
+  SFSDP_CHECK(call(fits, input).finding.empty() && call(throws, input).finding == "no UserError",
+              "the driver is wrong");
+  SFSDP_CHECK(!kCounts || call(large, input).finding.starts_with("took "), "memory is not counted");
 }
 
 // ---- the run --------------------------------------------------------------------------------------------------------
@@ -221,8 +252,13 @@ std::string call(const Target& target, const std::string& input) {
 struct Limits {
   double seconds = 30;
   uint64_t inputs = UINT64_MAX;
+  uint64_t at_least = 0;  // inputs
   uint64_t first = 0;
 };
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 uint64_t run(const Target& target, const Limits& limits) {
   const std::vector<std::string> seeds = target.seeds();
@@ -232,22 +268,24 @@ uint64_t run(const Target& target, const Limits& limits) {
   uint64_t findings = 0, done = 0;
   int64_t most = 0;
   for (; done < limits.inputs; ++done) {
-    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (elapsed >= limits.seconds || findings >= 10) break;
+    if (seconds_since(start) >= limits.seconds || findings >= 10) break;
     const uint64_t seed = limits.first + done;
     current_input = Mutator(seeds, seed).input();
     current_name = concat("fuzz-", target.name, "-", seed);
-    const std::string finding = call(target, current_input);
-    most = std::max(most, most_bytes - live_bytes);
-    if (finding.empty()) continue;
+    const Called called = call(target, current_input);
+    most = std::max(most, called.used);
+    if (called.finding.empty()) continue;
     ++findings;
     write_input();
-    std::cout << current_name << ": " << finding << std::endl;
+    std::cout << current_name << ": " << called.finding << std::endl;
   }
-  std::cout << target.name << ": " << done << " inputs, " << findings << " findings";
-  if (kCounts) std::cout << ", at most " << (most >> 20) << " MiB for one";
+  std::cout << target.name << ": " << done << " inputs in " << static_cast<int64_t>(seconds_since(start)) << " s, "
+            << findings << " findings";
+  if (kCounts) std::cout << ", at most " << (most + (1 << 20) - 1) / (1 << 20) << " MiB for one";
   std::cout << std::endl;
-  return findings;
+  if (done >= limits.at_least) return findings;
+  std::cout << target.name << ": expected at least " << limits.at_least << " inputs" << std::endl;
+  return findings + 1;
 }
 
 int main_of(const std::vector<std::string>& args) {
@@ -260,6 +298,8 @@ int main_of(const std::vector<std::string>& args) {
     } else if (args[i] == "--inputs" && has_value) {
       limits.inputs = std::stoull(args[++i]);
       limits.seconds = 1e9;
+    } else if (args[i] == "--at-least" && has_value) {
+      limits.at_least = std::stoull(args[++i]);
     } else if (args[i] == "--seed" && has_value) {
       limits.first = std::stoull(args[++i]);
     } else {
@@ -273,7 +313,7 @@ int main_of(const std::vector<std::string>& args) {
     findings += run(target, limits);
   }
   if (ran == 0) {
-    std::cerr << "usage: fuzz TARGET|all [--seconds N | --inputs N] [--seed N]\ntargets:";
+    std::cerr << "usage: fuzz TARGET|all [--seconds N | --inputs N] [--at-least N] [--seed N]\ntargets:";
     for (const Target& target : targets()) std::cerr << " " << target.name;
     std::cerr << std::endl;
     return 2;
@@ -285,7 +325,7 @@ int main_of(const std::vector<std::string>& args) {
 }  // namespace sfsdp::fuzz
 
 int main(int argc, char** argv) {
-  for (const int signal : {SIGALRM, SIGSEGV, SIGABRT, SIGBUS, SIGFPE}) std::signal(signal, sfsdp::fuzz::on_end);
-  sfsdp::fuzz::count_memory();
+  sfsdp::fuzz::watch();
+  sfsdp::fuzz::check_that_it_finds();
   return sfsdp::fuzz::main_of({argv + 1, argv + argc});
 }

@@ -6,6 +6,9 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <random>
@@ -219,6 +222,42 @@ TEST_CASE("store: strangers neither stop nor delay the ranks") {
   std::byte byte{};
   CHECK_THROWS_WITH_AS(receive_all(rude.get(), {&byte, 1}, in(10'000)), "closed by the peer", SocketError);
   CHECK_THROWS_WITH_AS(receive_all(cut.get(), {&byte, 1}, in(10'000)), "closed by the peer", SocketError);
+}
+
+// One sends a right greeting a byte at a time, one stops after the token, one sends a request a byte at a time. A rank's
+// requests meanwhile: docs/security.md says that a stranger cannot delay them.
+TEST_CASE("store: slow peers do not delay the ranks, and are shown out before they are let in") {
+  const JobToken token = JobToken::fresh();
+  StoreServer server(loopback(), token, 4);
+  const auto rank = client_of(server, token);
+  const auto seconds_of_requests = [&] {
+    const auto begin = Clock::now();
+    for (int i = 0; i < 2000; ++i) rank->set("key", std::to_string(i));
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const double alone = seconds_of_requests();
+  const Fd stops = connect_and_greet(server.address(), token, {Purpose::Store, 2, 0}, in(10'000));
+  const auto slowly = [&](const Fd& fd, const std::string& text) {  // 0.1 s a byte; how many it could send
+    size_t sent = 0;
+    for (; sent < text.size() && send(fd.get(), &text[sent], 1, MSG_NOSIGNAL) == 1; ++sent) usleep(100'000);
+    return sent;
+  };
+  const std::string greeting = "sfsdp/1\n" + std::string(1, '\1') + std::string(55, '\0');
+  const Fd slow = connect_to(server.address(), in(10'000));
+  const Fd guest = connect_and_greet(server.address(), token, {Purpose::Store, 3, 0}, in(10'000));
+  size_t greeted = 0, asked = 0;
+  std::thread greets([&] { greeted = slowly(slow, greeting); });
+  std::thread asks(
+      [&] { asked = slowly(guest, FrameWriter().number(static_cast<uint8_t>(StoreOp::Get)).text("key").frame()); });
+  double among_them = 0;
+  for (int i = 0; i < 3; ++i) among_them = std::max(among_them, seconds_of_requests());
+  greets.join();
+  asks.join();
+  CHECK(among_them < 20 * alone + 2);  // StoreClient waits for 10 s
+  CHECK(greeted < greeting.size());    // 6.4 s are more than the 5 s that a stranger has
+  CHECK(asked == 12);                  // who holds the token may take his time
+  std::array<std::byte, 4> size{};
+  receive_all(guest.get(), size, in(10'000));  // and is answered
 }
 
 TEST_CASE("store: who stays silent is shown out, and more strangers than there is room for do not keep a rank out") {

@@ -28,7 +28,7 @@ StoreClient::StoreClient(const Address& store, const JobToken& token, int rank, 
 
 std::string StoreClient::ask(const std::string& frame, int64_t patience_ms) {
   const std::lock_guard lock(mutex_);
-  if (!fd_) throw SocketError("the connection is lost");
+  if (lost_) throw SocketError("the connection is lost");
   try {
     const auto deadline = Clock::now() + std::chrono::milliseconds(patience_ms);
     send_all(fd_.get(), std::as_bytes(std::span(frame)), deadline);
@@ -39,10 +39,13 @@ std::string StoreClient::ask(const std::string& frame, int64_t patience_ms) {
     receive_all(fd_.get(), std::as_writable_bytes(std::span(answer)), deadline);
     return answer;
   } catch (const SocketError&) {
-    fd_ = Fd();  // an answer that comes too late must not be taken for the next one
+    lost_ = true;  // an answer that comes too late must not be taken for the next one
+    interrupt();
     throw;
   }
 }
+
+void StoreClient::interrupt() { ::shutdown(fd_.get(), SHUT_RDWR); }
 
 void StoreClient::set(const std::string& key, const std::string& value) {
   ask(request(StoreOp::Set, key).text(value_of(value)).frame(), kPatienceMs);

@@ -20,6 +20,7 @@ class StoreClient {
   //   throws: RefusedError, SocketError
   StoreClient(const Address& store, const JobToken& token, int rank, Purpose purpose, Clock::time_point deadline);
 
+  // What the key held before is lost. Of a value above 64 KiB the first 64 KiB are kept.
   void set(const std::string& key, const std::string& value);
   // What the key holds then: the first value that anybody has set.
   std::string set_first(const std::string& key, const std::string& value);
@@ -27,17 +28,22 @@ class StoreClient {
     std::string text;
     int64_t age_ms = 0;  // since it was last set, by the store's clock
   };
+  // Nothing if nobody has set the key.
   std::optional<Value> get(const std::string& key);
   // The values of prefix + number, as soon as all are there, or after wait_ms, or once "aborted" is set; nullopt where there
   // is none.
   std::vector<std::optional<std::string>> collect(const std::string& prefix, const std::vector<int>& numbers,
                                                   int64_t wait_ms);
 
+  // From any thread: ends a request that waits for its answer, and the connection.
+  void interrupt();
+
  private:
   std::string ask(const std::string& frame, int64_t patience_ms);
 
   std::mutex mutex_;
   Fd fd_;
+  bool lost_ = false;  // the connection is shut down
 };
 
 }  // namespace sfsdp::comm

@@ -90,6 +90,7 @@ Heartbeat::~Heartbeat() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
+  connection_->interrupt();  // a store that hangs must not hold up a rank that has something to say
   wanted_.notify_all();
   thread_.join();
 }

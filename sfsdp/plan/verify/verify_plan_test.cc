@@ -278,4 +278,23 @@ TEST_CASE("plan texts that are cut or changed are named by line") {
   CHECK_THROWS_WITH_AS(parse_plan(number, "p.txt"), doctest::Contains("bytes=a number"), UserError);
 }
 
+// The fuzzer's: sums of such numbers overflowed in verify_plan.
+TEST_CASE("plan texts with numbers beyond any machine are refused") {
+  const std::string text = print(sound_plan());
+  const size_t buffers = text.find("buffers:"), bytes = text.find("bytes=", buffers) + 6;
+  const std::string line =
+      text.substr(text.find('\n', buffers) + 1, text.find(" bytes=", buffers) - text.find('\n', buffers));
+  for (const char* number : {"-9223372036854775808", "9223372036854775552", "-256"}) {
+    std::string changed = text;
+    changed.replace(bytes, text.find(' ', bytes) - bytes, number);
+    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("expected bytes="), UserError);
+  }
+  std::string many = text;  // each of them could be, all together not
+  for (int i = 0; i < 2000; ++i) many += concat(line, "bytes=1125899906842624 first=0 last=0\n");
+  CHECK_THROWS_WITH_AS(parse_plan(many, "p.txt"), doctest::Contains("that a machine could hold"), UserError);
+  std::string header = text;
+  header.replace(header.find("arena_bytes="), 12, "arena_bytes=9223372036854775807");
+  CHECK_THROWS_WITH_AS(parse_plan(header, "p.txt"), doctest::Contains("no arena_bytes="), UserError);
+}
+
 }  // namespace sfsdp::plan

@@ -214,7 +214,8 @@ std::vector<std::string> notes_of(const JobConfig& config) {
 }
 
 JobConfig load(const std::optional<std::string>& file, std::span<const std::string> args) {
-  Arguments flags = parse_arguments(args, {"sfsdp train", key_options(), "", ""});
+  Arguments flags;
+  if (!args.empty()) flags = parse_arguments(args, {"sfsdp train", key_options(), "", ""});
   std::vector<std::string> errors = std::move(flags.errors);
   std::optional<std::string> config_file = file;
   for (const GivenOption& flag : flags.options)

@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/toml_text.h"
 
 namespace sfsdp::train {
 
@@ -76,6 +77,7 @@ class Flattener {
 }  // namespace
 
 std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name) {
+  check_toml_characters(text, name);
   try {
     const toml::table table = toml::parse(std::string_view(text), name);
     Flattener flattener(name);
