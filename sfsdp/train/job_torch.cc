@@ -246,7 +246,8 @@ std::string export_last(const JobConfig& config, const CompiledJob& job, const S
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return concat("Saved ", folder, ": ", hf.architecture, ", ",
                 with_commas(static_cast<double>(done.tensor_bytes) / (1 << 20), 1), " MiB in ", done.files,
-                done.files == 1 ? " file" : " files", ", ", with_commas(seconds, 2), " s");
+                done.files == 1 ? " file" : " files", ", ", with_commas(seconds, 2), " s",
+                done.set_aside.empty() ? "" : concat("; what an earlier export had left is now ", done.set_aside));
 }
 
 std::string libtorch_include_dir() {

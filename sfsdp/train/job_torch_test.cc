@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
 #include <map>
@@ -18,7 +19,7 @@
 namespace sfsdp::train {
 namespace {
 
-using checkpoint::Checkpointer;
+using checkpoint::Checkpointer, checkpoint::CheckpointOptions;
 using testing::kAdamW, testing::loss_of, testing::make_llama, testing::micro_batches_of;
 
 // A mesh and how it stores; `search`: units by cost.
@@ -188,6 +189,61 @@ TEST_CASE("running statistics are each data rank's own; rank r of another number
     for (int64_t r = 0; r < ranks; ++r)
       CHECK(at::equal(loaded[static_cast<size_t>(r)], saved[static_cast<size_t>(r % 3)]));
   }
+}
+
+namespace {
+
+struct DroppedImpl : torch::nn::Module {
+  explicit DroppedImpl(double p) : drop(register_module("drop", torch::nn::Dropout(p))) {}
+  at::Tensor forward(const at::Tensor& x) { return drop(out(drop(in(x).relu()))).square().mean(); }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(4, 16));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(16, 8));
+  torch::nn::Dropout drop;
+};
+TORCH_MODULE(Dropped);
+
+// Losses of rank 0 from what is in the folder to step `steps`, on two ranks; the same batch in every step.
+std::vector<double> losses_with_dropout(double p, const std::string& folder, int64_t steps, int64_t* began_at) {
+  constexpr int64_t kRanks = 2;
+  const auto batch = [](int64_t rank) -> Batch { return {at::arange(24.0f).view({6, 4}).add(3.0f * rank).sin()}; };
+  CompileOptions compile;
+  compile.seed = 7;
+  const auto program = compile_program(
+      meta_init([&] { return Dropped(p); }), [](Dropped& m, const Batch& b) { return m->forward(b[0]); }, kAdamW,
+      batch(0), data_parallel(init_device_mesh({{"dp_shard", kRanks}})), compile);
+  std::vector<double> losses;
+  testing::run_ranks(kRanks, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    CheckpointOptions options = options_of({"", 1, kRanks}, folder);
+    options.seed = 7;
+    Checkpointer checkpointer(
+        options, &world, [&] { return checkpoint_pieces(step, world.rank()); }, [](const std::string&) {});
+    if (const auto loaded = checkpointer.load()) {
+      step.load_state_dict({});
+      step.step = loaded->run.step;
+    }
+    if (world.rank() == 0) *began_at = step.step;
+    for (int64_t k = step.step + 1; k <= steps; ++k) {
+      const double loss = step(batch(world.rank())).loss;
+      if (world.rank() == 0) losses.push_back(loss);
+      checkpointer.after_step({.step = k, .seed = 7});
+    }
+    checkpointer.finish();
+  });
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("random ops go on after a save where they stopped: with dropout the losses are those of a run not stopped") {
+  const testing::MemoryFolder folder, other, none;
+  int64_t began_at = 0;
+  const std::vector<double> whole = losses_with_dropout(0.5, other.path(), 7, &began_at);
+  CHECK(losses_with_dropout(0.5, folder.path(), 4, &began_at) == std::vector<double>(whole.begin(), whole.begin() + 4));
+  const std::vector<double> rest = losses_with_dropout(0.5, folder.path(), 7, &began_at);
+  CHECK(began_at == 3);
+  CHECK(rest == std::vector<double>(whole.begin() + 3, whole.end()));
+  CHECK(losses_with_dropout(0, none.path(), 1, &began_at)[0] != whole[0]);  // it does drop
 }
 
 }  // namespace sfsdp::train

@@ -97,8 +97,24 @@ HfFolderWriter::HfFolderWriter(HfLayout layout, const std::string& folder, size_
   incomplete_ = folder_ + ".incomplete";
 }
 
+// What has the name of the incomplete folder, whosever it is, gets another one: it is not ours to empty.
+void HfFolderWriter::move_aside() {
+  for (int i = 2; set_aside_.empty() || fs::exists(fs::symlink_status(set_aside_)); ++i)
+    set_aside_ = concat(incomplete_, "-", i);
+  if (::rename(incomplete_.c_str(), set_aside_.c_str()) != 0)
+    fail(incomplete_, "cannot be set aside", "permission to rename what an export that ended early has left there");
+}
+
 // Takes the incomplete folder for this process, empty.
 void HfFolderWriter::lock() {
+  if (take()) return;
+  move_aside();
+  lock_ = Fd();
+  if (!take()) throw UserError(incomplete_ + ": another process puts files there\n  expected it for this export alone");
+}
+
+// False: it has files.
+bool HfFolderWriter::take() {
   std::error_code error;
   if (fs::exists(folder_, error) && !fs::is_empty(folder_, error))
     throw UserError(concat(folder_,
@@ -114,11 +130,7 @@ void HfFolderWriter::lock() {
                            " is being written by another process\n  expected one at a time; wait for it, or"
                            " choose another folder"));
   lock_ = std::move(handle);
-  for (fs::directory_iterator entry(incomplete_, error), end; !error && entry != end; entry.increment(error))
-    fs::remove_all(entry->path(), error);  // of an export that died
-  if (error)
-    throw UserError(concat(incomplete_, " cannot be emptied: ", error.message(),
-                           "\n  expected permission to remove what an export that ended early has left there"));
+  return fs::is_empty(incomplete_, error);
 }
 
 void HfFolderWriter::write_small_files(const std::string& config_json, const std::string& assets) {

@@ -30,7 +30,7 @@ class HfFolderWriter {
   HfFolderWriter(HfLayout layout, const std::string& folder, size_t staging_bytes = kHfStagingBytes);
 
   // Makes the files at their full size, with their headers, config.json, and copies of the tokenizer's files of `assets`,
-  // of those that are there; "" for none. What an export that died has left is removed. Where it throws, it leaves nothing.
+  // of those that are there; "" for none. What an export that died has left is set aside. Where it throws, it leaves nothing.
   //   throws: UserError naming what is in the way: a folder of that name with files in it, another process that is
   //           writing it, no permission, no space
   void create(const std::string& config_json, const std::string& assets);
@@ -46,14 +46,18 @@ class HfFolderWriter {
   const HfLayout& layout() const { return layout_; }
   const std::string& folder() const { return folder_; }
   size_t staging_bytes() const { return staging_size_; }  // taken so far
+  // The new name of what had that of the incomplete folder; "" if nothing had.
+  const std::string& set_aside() const { return set_aside_; }
 
  private:
   void lock();
+  bool take();
+  void move_aside();
   void write_small_files(const std::string& config_json, const std::string& assets);
   int file_of(size_t index);
 
   HfLayout layout_;
-  std::string folder_, incomplete_;
+  std::string folder_, incomplete_, set_aside_;
   size_t most_staging_;
   size_t staging_size_ = 0;
   std::unique_ptr<std::byte[]> staging_;

@@ -75,6 +75,8 @@ TEST_CASE("hf_folder: what three processes write is one checkpoint that reads ba
     }
     writers[0].publish();
     CHECK_FALSE(fs::exists(out + ".incomplete"));
+    CHECK(writers[0].set_aside() == out + ".incomplete-2");
+    CHECK(read_text_file(out + ".incomplete-2/model.safetensors", 100) == "of an export that died");
     CHECK(read_text_file(out + "/config.json", 100) == "{\"a\": 1}");
     CHECK(read_text_file(out + "/tokenizer.json", 100) == "{}");
     CHECK_FALSE(fs::exists(out + "/other.bin"));

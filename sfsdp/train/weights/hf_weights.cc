@@ -150,7 +150,7 @@ HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfCo
     writer.abandon();  // rank 0's, which made it
     throw;
   }
-  return {writer.layout().tensor_bytes, writer.layout().files.size(), writer.staging_bytes()};
+  return {writer.layout().tensor_bytes, writer.layout().files.size(), writer.staging_bytes(), writer.set_aside()};
 }
 
 }  // namespace sfsdp::train

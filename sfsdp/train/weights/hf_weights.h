@@ -36,6 +36,7 @@ struct HfExported {
   uint64_t tensor_bytes = 0;
   size_t files = 0;
   size_t staging_bytes = 0;  // that this rank took
+  std::string set_aside;     // where what an export that died had left is now; rank 0's
 };
 
 // Writes a folder that transformers loads: every rank its own ranges, so nothing is gathered. All ranks must see the

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What saving and loading take beside the state, counted by the kernel: the most pages that the process ever had.
+#include <doctest/doctest.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/comm/thread/run_ranks.h"
+#include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/saver.h"
+
+namespace sfsdp::train::checkpoint {
+namespace {
+
+using testing::MemoryFolder;
+
+// A sanitizer keeps what was freed, and has pages of its own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+constexpr int64_t kMib = 1 << 20;
+// Huge pages, stacks of threads, texts of manifests; the kernel counts in batches of pages per core.
+constexpr int64_t kSlack = 3 * kMib;
+
+int64_t status_bytes(const std::string& key) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key + ":"))
+      return *parse_int(trim(line.substr(key.size() + 1, line.size() - key.size() - 4))) * 1024;
+  throw UserError("no " + key + " in /proc/self/status\n  expected Linux's");
+}
+
+// By how much the process has grown at its largest.
+int64_t growth(const std::function<void()>& body) {
+  ::malloc_trim(0);                                           // what is free already would not be counted
+  std::ofstream("/proc/self/clear_refs") << 5 << std::flush;  // the peak is what there is now. Source: proc(5)
+  const int64_t before = status_bytes("VmRSS");
+  REQUIRE(status_bytes("VmHWM") < before + kMib);
+  body();
+  return status_bytes("VmHWM") - before;
+}
+
+// Rank `rank`'s part of a tensor of 3/4 of `mib`, and one of the rest.
+struct State {
+  explicit State(int64_t mib, ir::DType dtype = ir::DType::f32, int64_t rank = 0, int64_t ranks = 1) {
+    for (const int64_t quarters : {3, 1}) {
+      Piece p;
+      p.name = concat("w", quarters);
+      p.dtype = dtype;
+      const int64_t numel = quarters * mib / 4 * kMib / 4;  // of f32
+      p.shape = {numel};
+      p.begin = numel * rank / ranks;
+      p.end = numel * (rank + 1) / ranks;
+      memory.emplace_back(static_cast<size_t>((p.end - p.begin) * ir::size_in_bytes(dtype)), std::byte{0x3f});
+      p.data = memory.back().data();
+      pieces.push_back(p);
+    }
+  }
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<Piece> pieces;
+};
+
+void save(Saver& saver, const State& state, bool in_background, std::optional<ir::DType> dtype = {}) {
+  SaveRequest request;
+  request.pieces = state.pieces;
+  request.about.run.step = 1;
+  request.dtype = dtype;
+  request.in_background = in_background;
+  saver.start(std::move(request));
+  CHECK(saver.wait()->failure == "");
+}
+
+}  // namespace
+
+TEST_CASE("memory: a save takes nothing beside the state, one in the background one copy that is kept for the next" *
+          doctest::skip(kSanitized)) {
+  const MemoryFolder folder;
+  const State state(64), half(32);
+  Store store(folder / "c");
+  store.lock();
+  {
+    Saver saver(store, nullptr, 0);
+    CHECK(growth([&] { save(saver, state, false); }) <= kSlack);
+    const int64_t first = growth([&] { save(saver, half, true); });
+    CHECK(first <= 32 * kMib + kSlack);
+    CHECK(first >= 31 * kMib);  // or nothing is counted
+    CHECK(growth([&] { save(saver, half, true); }) <= kSlack);
+    CHECK(growth([&] { save(saver, state, true); }) <= 32 * kMib + kSlack);  // never both buffers
+  }
+  Saver saver(store, nullptr, 0);
+  CHECK(growth([&] { save(saver, state, false, ir::DType::bf16); }) <= 32 * kMib + kSlack);
+}
+
+TEST_CASE("memory: a load takes one block per rank, whatever cut and dtype" * doctest::skip(kSanitized)) {
+  const MemoryFolder folder;
+  Store store(folder / "c");
+  store.lock();
+  {
+    Saver saver(store, nullptr, 0);
+    save(saver, State(64), false);
+  }
+  const std::string path = store.path_of(1);
+  const State same(64), bf16(64, ir::DType::bf16);
+  CHECK(growth([&] { load(open_checkpoint(path), path, same.pieces); }) <= kBlockBytes + kSlack);
+  CHECK(growth([&] { load(open_checkpoint(path), path, bf16.pieces); }) <= kBlockBytes + kSlack);
+  std::vector<State> cut;
+  for (int64_t rank = 0; rank < 3; ++rank) cut.emplace_back(64, ir::DType::f32, rank, 3);
+  const auto load_on_ranks = [&] {
+    testing::run_ranks(3, [&](comm::CommWorld& world) {
+      load(open_checkpoint(path), path, cut[static_cast<size_t>(world.rank())].pieces);
+    });
+  };
+  CHECK(growth(load_on_ranks) <= 3 * kBlockBytes + kSlack);
+  for (const State& state : cut)
+    for (const Piece& p : state.pieces) CHECK(std::ranges::count(p.bytes(), std::byte{0x3f}) == std::ssize(p.bytes()));
+}
+
+}  // namespace sfsdp::train::checkpoint
