@@ -15,14 +15,14 @@ packages=(g++ cmake ninja-build ccache libtomlplusplus-dev nlohmann-json3-dev
 # Where one of these is missing, the checks that need it are skipped and say so: scripts/check_format.sh, check_tidy.sh
 # and tests/e2e/*report.sh, which open pages in Chromium.
 optional=()
-tensorboard=no # in .venv, if there is one; without it tests/e2e/tensorboard.sh is skipped
+readers=() # Python packages, in .venv if there is one; without them tests/e2e/tensorboard.sh and hf_python.sh are skipped
 torch=yes
 for argument in "$@"; do
   case $argument in
   --tests)
     packages+=(doctest-dev)
     optional=(clang-format-14 clang-tidy-14 chromium)
-    tensorboard=yes
+    readers=(numpy safetensors tensorboard tokenizers transformers)
     ;;
   --no-torch) torch=no ;;
   *) say "unknown argument $argument; expected --tests or --no-torch" && exit 2 ;;
@@ -77,16 +77,20 @@ want_packages() {
   touch build/no_optional_packages
 }
 
-# Tried once, as packages are. An installed numpy or protobuf is left as it is.
-want_tensorboard() {
-  [[ $tensorboard == yes && -x .venv/bin/python3 && ! -e build/no_tensorboard ]] || return 0
-  .venv/bin/python3 -I -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorboard") is None)' && return
-  say "installing tensorboard into .venv"
-  .venv/bin/python3 -I -m pip install -qq --no-input --timeout 15 --retries 0 --upgrade-strategy only-if-needed tensorboard >&2 &&
+# Tried once, as packages are. What is installed, numpy above all, is left as it is.
+want_readers() {
+  ((${#readers[@]})) && [[ -x .venv/bin/python3 && ! -e build/no_python_readers ]] || return 0
+  local missing
+  mapfile -t missing < <(.venv/bin/python3 -I -c 'import importlib.util as u, sys
+for name in sys.argv[1:]:
+    if u.find_spec(name) is None: print(name)' "${readers[@]}")
+  ((${#missing[@]})) || return 0
+  say "installing ${missing[*]} into .venv"
+  .venv/bin/python3 -I -m pip install -qq --no-input --timeout 15 --retries 0 --upgrade-strategy only-if-needed "${missing[@]}" >&2 &&
     return
-  say "could not install tensorboard: tests/e2e/tensorboard.sh will be skipped"
+  say "could not install ${missing[*]}: tests/e2e/tensorboard.sh or hf_python.sh will be skipped"
   mkdir -p build
-  touch build/no_tensorboard
+  touch build/no_python_readers
 }
 
 torch_version() { # "2.13" of the LibTorch in folder $1
@@ -167,5 +171,5 @@ if [[ -z $dir ]]; then
   is_torch "$dir" || { say "pip left no LibTorch in .venv"; exit 1; }
   dir=$(realpath "$dir")
 fi
-want_tensorboard
+want_readers
 found "$dir"

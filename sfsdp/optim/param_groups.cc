@@ -2,6 +2,7 @@
 #include "sfsdp/optim/param_groups.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "sfsdp/base/check.h"
@@ -33,6 +34,24 @@ std::string meant_by(const std::string& pattern, std::span<const std::string> pa
   const std::string name = nearest(core, {names.begin(), names.end()});
   if (whole.empty() && name.empty()) return "";
   return concat("; did you mean ", whole.empty() ? concat('*', name, '*') : whole, '?');
+}
+
+// Throws where every path of `fitting`, those that `group` matches, takes another number from a group before it.
+void expect_number_is_used(std::span<const ParamGroup> groups, std::span<const std::string> fitting,
+                           const ParamGroup& group, std::optional<double> ParamGroup::*number, const char* name) {
+  if (!(group.*number)) return;
+  const ParamGroup* taken_by = nullptr;
+  for (const std::string& path : fitting) {
+    const auto first = std::ranges::find_if(
+        groups, [&](const ParamGroup& other) { return other.*number && matches(other.pattern, path); });
+    if (*first.*number == group.*number) return;
+    taken_by = &*first;
+  }
+  throw UserError(concat(name, " = ", *(group.*number), " of ", group.pattern,
+                         " holds for no parameter: each that it matches takes ", *(taken_by->*number), " from ",
+                         taken_by->pattern,
+                         ", which stands before it\n  expected a pattern that matches others too;"
+                         " put narrow patterns before wide ones"));
 }
 
 }  // namespace
@@ -75,12 +94,16 @@ void check_groups(std::span<const ParamGroup> groups) {
 
 void check_matches(std::span<const ParamGroup> groups, std::span<const std::string> paths) {
   for (const ParamGroup& group : groups) {
-    const auto fits = [&](const std::string& path) { return matches(group.pattern, path); };
-    if (std::ranges::any_of(paths, fits)) continue;
-    throw UserError(concat("compile: ParamGroup::pattern = ", group.pattern,
-                           " matches no parameter\n  expected the path",
-                           " of a parameter, where * stands for any text, such as ", paths.empty() ? "*" : paths[0],
-                           meant_by(group.pattern, paths)));
+    std::vector<std::string> fitting;
+    std::ranges::copy_if(paths, std::back_inserter(fitting),
+                         [&](const std::string& path) { return matches(group.pattern, path); });
+    if (fitting.empty())
+      throw UserError(concat("compile: ParamGroup::pattern = ", group.pattern,
+                             " matches no parameter\n  expected the path",
+                             " of a parameter, where * stands for any text, such as ", paths.empty() ? "*" : paths[0],
+                             meant_by(group.pattern, paths)));
+    expect_number_is_used(groups, fitting, group, &ParamGroup::weight_decay, "ParamGroup::weight_decay");
+    expect_number_is_used(groups, fitting, group, &ParamGroup::lr_factor, "ParamGroup::lr_factor");
   }
 }
 

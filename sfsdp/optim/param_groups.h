@@ -29,7 +29,8 @@ ParamNumbers numbers_of(std::string_view path, std::span<const ParamGroup> group
 
 // Throws UserError for a number that is not finite or below 0.
 void check_groups(std::span<const ParamGroup> groups);
-// Throws UserError for a pattern that matches none of the parameters, naming what was probably meant.
+// Throws UserError for a pattern that matches none of the parameters, naming what was probably meant, and for one whose
+// number none of them takes, as groups before it have another.
 void check_matches(std::span<const ParamGroup> groups, std::span<const std::string> paths);
 
 }  // namespace sfsdp

@@ -70,5 +70,23 @@ TEST_CASE("a pattern that matches nothing is refused with what it may have meant
   CHECK(error_of({"*bias", {}, std::nan("")}).starts_with("compile: ParamGroup::lr_factor = nan\n"));
 }
 
+TEST_CASE("a number that no parameter takes, as groups before it have another, is refused by name") {
+  const std::vector<std::string> paths = {"layers.0.norm.weight", "norm.weight", "output.weight"};
+  const auto factor = [](const char* pattern, double f) { return ParamGroup{pattern, {}, f}; };
+  const auto check = [&](const std::vector<ParamGroup>& groups) { check_matches(groups, paths); };
+  CHECK_THROWS_WITH_AS(check({factor("*norm*", 2), factor("*norm*", 3)}),
+                       "ParamGroup::lr_factor = 3 of *norm* holds for no parameter: each that it matches takes 2 from"
+                       " *norm*, which stands before it\n  expected a pattern that matches others too; put narrow"
+                       " patterns before wide ones",
+                       UserError);
+  CHECK_THROWS_AS(check({factor("*norm*", 2), factor("norm.*", 3)}), UserError);
+  CHECK_THROWS_WITH_AS(check({factor("layers.*", 2), factor("norm*", 3), factor("*norm*", 4)}),
+                       doctest::Contains("ParamGroup::lr_factor = 4 of *norm* holds"), UserError);  // by two together
+  CHECK_NOTHROW(check({factor("norm.*", 3), factor("*norm*", 2)}));
+  CHECK_NOTHROW(check({factor("*norm*", 2), factor("*", 1)}));
+  CHECK_NOTHROW(check({{"*norm*", 0.0, {}}, {"*norm.weight", 0.0, {}}}));  // said twice, and so it is
+  CHECK_NOTHROW(check({{"*norm*", 0.0, {}}, factor("*norm*", 3)}));        // another number
+}
+
 }  // namespace
 }  // namespace sfsdp

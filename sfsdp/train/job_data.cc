@@ -145,12 +145,21 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobD
   return sources;
 }
 
+// What readers say of training's keys is here about those of validation, where it has its own.
 SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& job) {
   const auto& v = config.validation;
-  DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), job);
-  options.seq_len = v.seq_len;
-  options.shuffle = Shuffle::Never;
-  return open_dataset(options);
+  try {
+    DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), job);
+    options.seq_len = v.seq_len;
+    options.shuffle = Shuffle::Never;
+    return open_dataset(options);
+  } catch (const UserError& error) {
+    std::string text = error.what();
+    for (const char* key : {"dataset_path", "seq_len"})
+      for (size_t at = 0; (at = text.find(concat("training.", key), at)) != std::string::npos;)
+        text.replace(at, std::string_view("training").size(), "validation");
+    throw UserError(text);
+  }
 }
 
 bool validation_is_due(const Validation& validation, int64_t step, int64_t tokens_per_step) {

@@ -71,6 +71,18 @@ TEST_CASE("one dataset is one source, with the config's order, width and seed") 
   CHECK_THROWS_WITH_AS(first_ids(), doctest::Contains("no whole number of 4-byte tokens"), UserError);
 }
 
+TEST_CASE("a validation set that cannot be opened names the keys of validation") {
+  const testing::TemporaryFolder folder;
+  JobConfig config;
+  config.validation.dataset = "tokens";
+  config.validation.dataset_path = folder.write("v.bin", "abcdef");
+  config.validation.seq_len = 3;
+  const auto open = [&] { return open_validation_source(config, {1 << 16, ""}); };
+  CHECK_THROWS_WITH_AS(open(), doctest::Contains("use a larger file or a smaller --validation.seq_len"), UserError);
+  config.validation.dataset_path = folder / "none.bin";
+  CHECK_THROWS_WITH_AS(open(), doctest::Contains("set --validation.dataset_path"), UserError);
+}
+
 TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, and of no other") {
   const testing::TemporaryFolder folder;
   JobConfig config;

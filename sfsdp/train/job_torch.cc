@@ -92,6 +92,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   for (const auto& [name, value] : config.model_args) spec.args[name] = value;
   capture::run_meta_init([&] {
     job.model = models::make_language_model(spec);
+    if (config.training.dtype == "bfloat16") job.model.module->to(at::kBFloat16);
     return job.model.module;
   });
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
@@ -135,14 +136,10 @@ std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step
   if (job.hf_folder.empty()) return {};
   const auto start = std::chrono::steady_clock::now();
   const auto checkpoint = SafetensorsCheckpoint::open(job.hf_folder);
-  const std::vector<std::string> unused = load_hf_weights(step, checkpoint, *job.hf_config);
+  load_hf_weights(step, checkpoint, *job.hf_config);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::vector<std::string> lines = {concat("Weights of ", job.hf_folder, ": ", checkpoint.names().size(),
-                                           " tensors in ", checkpoint.files().size(), " files, this rank's part in ",
-                                           with_commas(seconds, 3), " s")};
-  if (!unused.empty())
-    lines.push_back(concat("not used of these weights, as the model has no such parameter: ", join(unused, ", ")));
-  return lines;
+  return {concat("Weights of ", job.hf_folder, ": ", checkpoint.names().size(), " tensors in ",
+                 checkpoint.files().size(), " files, this rank's part in ", with_commas(seconds, 3), " s")};
 }
 
 std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Checkpoints of real steps: what one mesh saved, another loads, and training goes on.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
@@ -9,6 +10,7 @@
 #include <map>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/models/loss.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/memory_folder.h"
@@ -112,6 +114,60 @@ void check_same_state(const Outcome& got, const Outcome& expected) {
 }
 
 }  // namespace
+
+// Moments and gradients too, without a float32 copy; the sums over ranks are float32.
+TEST_CASE("training.dtype = bfloat16 equals an eager bfloat16 Llama 3, bit for bit on one rank") {
+  JobConfig config;
+  config.model_args = {{"dim", int64_t{32}},       {"n_layers", int64_t{2}},    {"n_heads", int64_t{4}},
+                       {"n_kv_heads", int64_t{2}}, {"vocab_size", int64_t{40}}, {"multiple_of", int64_t{16}}};
+  config.training.dtype = "bfloat16";
+  config.training.seq_len = 8;
+  config.training.max_norm = 0.5;
+  config.optimizer.lr = 0.01;
+  const auto rows_of = [](int64_t step, int64_t rank, int64_t rows) {
+    at::Generator random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step) + 1);
+    const at::Tensor ids =
+        at::randint(0, 40, {4, 9}, random, at::TensorOptions(at::kLong)).narrow(0, rank * rows, rows);
+    return Batch{ids.narrow(1, 0, 8).contiguous(), ids.narrow(1, 1, 8).contiguous()};
+  };
+  std::map<std::string, at::Tensor> initial;
+  std::vector<testing::Trained> got;
+  for (const int64_t world : {1, 2}) {
+    config.training.local_batch_size = 4 / world;
+    const CompiledJob job = make_job(config, world);
+    got.push_back(testing::train_on_ranks(
+        job.program, 4, [&](int64_t step, int64_t rank) { return std::vector<Batch>{rows_of(step, rank, 4 / world)}; },
+        [&](Step& step, int rank) {
+          auto values = testing::gather_all(step);
+          if (rank == 0) initial = std::move(values);
+        }));
+  }
+  const auto eager = models::make_language_model({"llama3", "debugmodel", config.model_args});
+  eager.module->to(at::kBFloat16);
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : eager.module->named_parameters()) p.value().copy_(initial.at(p.key()));
+  }
+  const auto adamw = AdamW{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  testing::EagerTrainer trainer(eager.module, adamw, 0.5);
+  testing::Trained expected;
+  for (int64_t k = 0; k < 4; ++k)
+    expected.results.push_back(trainer.step([&] {
+      const Batch batch = rows_of(k, 0, 4);
+      return models::cross_entropy(eager.forward(batch[0]), batch[1]);
+    }));
+  for (const auto& [name, value] : trainer.state()) {
+    CAPTURE(name);
+    CHECK((value.scalar_type() == at::kBFloat16));
+    CHECK(at::equal(got[0].state.at(name), value));
+    const double error = (got[1].state.at(name).to(at::kFloat) - value.to(at::kFloat)).abs().max().item<double>();
+    CHECK(error <= 0.04);  // four steps of at most lr, each of either sign
+  }
+  for (size_t k = 0; k < 4; ++k) {
+    CHECK(got[0].results[k].loss == expected.results[k].loss);
+    CHECK(got[1].results[k].loss == doctest::Approx(expected.results[k].loss).epsilon(0x1p-7));
+  }
+}
 
 TEST_CASE("what any mesh and layout saved, any other loads: parameters, moments and counters, bit for bit") {
   for (const Layout& from : kLayouts) {

@@ -11,6 +11,7 @@
 #include "sfsdp/base/version.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/report/memory_timeline.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/metrics.h"
 
 namespace sfsdp::train {
@@ -46,7 +47,7 @@ std::string start_text(const RunFacts& facts) {
                 bytes_text(facts.plan.parameter_bytes), ", optimizer and buffers ", bytes_text(facts.plan.state_bytes),
                 "; planned peak ", bytes_text(facts.memory.total()), "\n",
                 "Peak for mfu: ", with_commas(facts.peak_flops / 1e9, 0), " GFLOP/s of this rank, a ",
-                config.training.mixed_precision_param, " matrix product measured now\n", facts.datasets,
+                compute_dtype(config.training), " matrix product measured now\n", facts.datasets,
                 "Trainer is initialized with local batch size ", config.training.local_batch_size,
                 ", global batch size ", facts.global_batch, ", gradient accumulation steps ", facts.micro_batches,
                 ", sequence length ", config.training.seq_len, ", total steps ", config.training.steps, " (warmup ",

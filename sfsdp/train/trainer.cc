@@ -23,6 +23,7 @@
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/agent/torchrun_agent.h"
+#include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
@@ -31,11 +32,13 @@
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/job_data.h"
 #include "sfsdp/train/lr_schedule.h"
+#include "sfsdp/train/machine_memory.h"
 #include "sfsdp/train/non_finite.h"
 #include "sfsdp/train/run_log.h"
 #include "sfsdp/train/skipped_steps.h"
 #include "sfsdp/train/stop_signals.h"
 #include "sfsdp/train/watched_step.h"
+#include "sfsdp/train/weights/hf_folder.h"
 
 namespace sfsdp::train {
 namespace {
@@ -43,7 +46,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+int64_t number_from_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? parse_int(text).value_or(otherwise) : otherwise;
+}
+
+constexpr int64_t kMostImagined = 1 << 20;  // ranks
+
 std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared_ptr<comm::FlightRecorder> recorder) {
+  if (config.comm.mode == "fake_backend") {
+    const int64_t ranks = number_from_environment("NGPU", number_from_environment("WORLD_SIZE", 1));
+    if (ranks < 1 || ranks > kMostImagined)
+      throw UserError(concat("comm.mode = fake_backend on ", ranks,
+                             " ranks\n  expected NGPU, or else WORLD_SIZE, from 1 to ", kMostImagined,
+                             "; they are environment variables"));
+    return comm::make_null_world(static_cast<int>(ranks));
+  }
   if (!std::getenv("WORLD_SIZE")) return nullptr;
   comm::TcpOptions options = comm::tcp_options_from_env();
   options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
@@ -108,6 +126,7 @@ class Trainer {
     if (config_.validation.enable) validation_.emplace(open_validation_source(config_, data_options()));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
     check_same_configuration(config_, world_);
+    check_memory();
     step_.emplace(job_.program, world_);
     checkpoints_.emplace(
         checkpoint_options(config_, *job_.program, job_.example), world_,
@@ -160,12 +179,22 @@ class Trainer {
       throw;
     }
   }
+  // Before the step's tensors are made.
+  void check_memory() {
+    const int64_t local_ranks = world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
+    const std::string note = check_planned_memory(planned_memory(graph()).total(), local_ranks, read_machine_memory());
+    if (!note.empty()) job_.notices.push_back(note);
+  }
   // Goes on from a checkpoint, or starts with the weights that the config names.
   void begin() {
-    if (const std::string last = last_hf_folder(config_, config_.training.steps); std::filesystem::exists(last))
+    const std::string last = last_hf_folder(config_, config_.training.steps);
+    if (std::filesystem::exists(last))
       throw UserError(
           concat(last, " is there already, but checkpoint.last_save_in_hf = true would write it after step ",
                  config_.training.steps, "\n  expected no folder of that name; move it, or train more steps"));
+    if (!last.empty())
+      if (const std::string note = check_hf_assets(config_.model.hf_assets_path); !note.empty())
+        job_.notices.push_back(note);
     const auto loaded = config_.checkpoint.create_seed_checkpoint ? std::nullopt : checkpoints_->load();
     if (!loaded || !loaded->has_model) weight_notes_ = load_initial_weights(job_, *step_);
     if (!loaded) return;
@@ -291,14 +320,16 @@ class Trainer {
       facts.notes.insert(facts.notes.end(), notes->begin(), notes->end());
     facts.parameters = job_.program->num_parameters();
     facts.mesh = to_string(job_.program->strategy().mesh);
-    facts.backend = world_ ? "tcp" : "one rank, no communication";
+    facts.backend = config_.comm.mode == "fake_backend" ? "imagined ranks"
+                    : world_                            ? "tcp"
+                                                        : "one rank, no communication";
     facts.data_ranks = data_ranks();
     facts.global_batch = global_batch();
     facts.micro_batches = job_.program->options().micro_batches;
     facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
-    const bool half = config_.training.mixed_precision_param == "bfloat16";
+    const bool half = compute_dtype(config_.training) == "bfloat16";
     facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
-    facts.device_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    facts.device_bytes = read_machine_memory().ram_bytes;
     facts.plan = summarise(graph());
     facts.memory = planned_memory(graph());
     facts.datasets = describe(loader_);
@@ -329,12 +360,8 @@ class Trainer {
 
 // What a rank would need, by the plan: nothing is allocated, and no other rank is asked.
 int estimate_memory(const JobConfig& config, std::ostream& out) {
-  const auto from_environment = [](const char* name, int64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text ? parse_int(text).value_or(otherwise) : otherwise;
-  };
-  if (from_environment("RANK", 0) != 0) return 0;
-  const int64_t world_size = from_environment("WORLD_SIZE", 1);
+  if (number_from_environment("RANK", 0) != 0) return 0;
+  const int64_t world_size = number_from_environment("WORLD_SIZE", 1);
   const CompiledJob job = make_job(config, world_size);
   const PlannedMemory memory = planned_memory(job.program->first_graph());
   out << "Memory of each of " << world_size << (world_size == 1 ? " rank" : " ranks") << ", mesh "

@@ -110,6 +110,20 @@ run train --model.name hf --model.hf_assets_path "$dir" --training.steps 1 --tra
 [[ $status == 0 ]] || fail "train with a config.json: $(cat "$dir/err")"
 [[ $(grep -c 'config.json: attn_pdrop = 0.1, embd_pdrop = 0.1 is not applied' "$dir/out") == 1 ]] || fail "no notice: $(cat "$dir/out")"
 
+# What would end in the first step, or after the last one, is refused before the first.
+small=(train --config configs/llama3_debug.toml --training.steps 1 --training.seq_len 16 --model.args.n_layers 1
+  --training.dataset_max_bytes 100000 --training.local_batch_size 1 --job.dump_folder "$dir/small")
+refuses 2 'but this machine has' "${small[@]}" --training.local_batch_size 1048576
+refuses 2 "model.hf_assets_path = $dir/none: there is no such folder" "${small[@]}" --checkpoint.enable \
+  --checkpoint.last_save_in_hf --model.hf_assets_path "$dir/none"
+[[ ! -e $dir/small/checkpoint ]] || [[ -z $(find "$dir/small/checkpoint" -name '*.safetensors') ]] || fail "a refused run has saved"
+run "${small[@]}" --checkpoint.enable --checkpoint.last_save_in_hf --model.hf_assets_path "$dir"
+[[ $status == 0 ]] && grep -q "$dir: no tokenizer's files" "$dir/out" || fail "no word of a missing tokenizer: $(cat "$dir/out" "$dir/err")"
+
+# One process is rank 0 of eight that do not exist.
+NGPU=8 run "${small[@]}" --comm.mode fake_backend
+[[ $status == 0 ]] && grep -qF 'Mesh [dp_shard=8], imagined ranks' "$dir/out" || fail "fake_backend: $(cat "$dir/out" "$dir/err")"
+
 # A machine by name, in the sources; own_project.sh looks where it is installed.
 refuses 2 'did you mean dgx_h100?' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h10
 run simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h100

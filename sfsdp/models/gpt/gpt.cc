@@ -38,6 +38,8 @@ void check_args(const GptArgs& args) {
                                                    {"max_positions", args.max_positions}};
   for (const auto& [name, size] : sizes)
     if (size < 1) throw UserError(concat("GptArgs::", name, " = ", size, "\n  expected at least 1"));
+  if (!(args.norm_eps >= 0))
+    throw UserError(concat("GptArgs::norm_eps = ", args.norm_eps, "\n  expected a number of at least 0"));
   if (args.dim % args.n_heads != 0)
     throw UserError(concat("GptArgs::dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
 }

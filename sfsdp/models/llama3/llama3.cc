@@ -71,8 +71,10 @@ void check_args(const Llama3Args& args) {
   };
   for (const auto& [name, size] : sizes)
     if (size < 1) refuse(name, size, "at least 1");
-  if (args.ffn_width() < 1)
-    refuse("Llama3Args::ffn_dim_multiplier", args.ffn_dim_multiplier, "a feed-forward width of at least 1");
+  constexpr double kMostWidth = 2147483647;
+  const double times_dim = args.ffn_dim_multiplier * 8 / 3 * static_cast<double>(args.dim);
+  if (args.hidden_dim == 0 && !(times_dim >= 1 && times_dim <= kMostWidth))
+    refuse("Llama3Args::ffn_dim_multiplier", args.ffn_dim_multiplier, "a feed-forward width from 1 to 2^31 - 1");
   if (args.n_heads % args.n_kv_heads != 0)
     refuse("Llama3Args::n_kv_heads", args.n_kv_heads, "a divisor of n_heads = ", args.n_heads);
   if (args.head_dim == 0 && args.dim % args.n_heads != 0)
@@ -80,9 +82,14 @@ void check_args(const Llama3Args& args) {
   if (args.head_width() < 2 || args.head_width() % 2 != 0)
     refuse("Llama3Args::head_dim", args.head_width(),
            "an even width (dim / n_heads if not given): rotary embedding turns pairs");
+  if (!(args.norm_eps >= 0)) refuse("Llama3Args::norm_eps", args.norm_eps, "a number of at least 0");
   if (!(args.rope_theta > 0)) refuse("Llama3Args::rope_theta", args.rope_theta, "a number above 0");
   const auto& scaling = args.rope_scaling;
   if (scaling && !(scaling->factor >= 1)) refuse("RopeScaling::factor", scaling->factor, "at least 1");
+  if (scaling && !(scaling->low_freq_factor > 0))
+    refuse("RopeScaling::low_freq_factor", scaling->low_freq_factor, "a number above 0");
+  if (scaling && !(scaling->original_max_position > 0))
+    refuse("RopeScaling::original_max_position", scaling->original_max_position, "a number above 0");
   if (scaling && !(scaling->high_freq_factor > scaling->low_freq_factor))
     refuse("RopeScaling::high_freq_factor", scaling->high_freq_factor,
            "more than RopeScaling::low_freq_factor = ", scaling->low_freq_factor);

@@ -70,6 +70,10 @@ ModelArg model_arg_of(const TomlEntry& entry) {
   return std::visit(convert, entry.value);
 }
 
+void add_note(JobConfig& config, const std::string& note) {
+  if (!note.empty()) config.notes.push_back(note);
+}
+
 class FileReader {
  public:
   FileReader(JobConfig& config, std::vector<std::string>& errors) : config_(config), errors_(errors) {}
@@ -94,7 +98,8 @@ class FileReader {
       return;
     }
     const std::string name = concat(entry.where, ": ", entry.path);
-    if (const InertKey* inert = find_inert(entry.path)) return expect_default(*inert, entry.value, name);
+    if (const InertKey* inert = find_inert(entry.path))
+      return add_note(config_, check_inert(*inert, entry.value, name));
     const Field* field = find_field(entry.path);
     if (!field) fail_unknown_key(entry.path, entry.where);
     // TOML itself refuses a key twice; here it can only come by its old and its new name.
@@ -127,7 +132,7 @@ void apply_flag(const GivenOption& flag, JobConfig& config) {
   if (path.starts_with(prefix))
     config.model_args[path.substr(prefix.size())] = parse_model_arg(flag.value);
   else if (const InertKey* inert = find_inert(path))
-    expect_default_text(*inert, flag.value, flag.name);
+    add_note(config, check_inert_text(*inert, flag.value, flag.name));
   else if (path != "config")
     assign_text(*find_field(path), config, flag.value, flag.name);
 }
@@ -181,6 +186,18 @@ void check_checkpoint(const JobConfig& config, std::vector<std::string>& errors)
     errors.push_back("checkpoint.create_seed_checkpoint = true\n  expected checkpoint.enable = true with it");
 }
 
+void check_comm(const JobConfig& config, std::vector<std::string>& errors) {
+  if (config.comm.mode == "local_tensor")
+    errors.push_back(
+        "comm.mode = \"local_tensor\": ranks are processes, not tensors of one\n  expected default, with sfsdp launch "
+        "-n N"
+        " for N ranks on this machine, or fake_backend");
+  if (config.comm.mode == "fake_backend" && config.checkpoint.enable)
+    errors.push_back(
+        "comm.mode = \"fake_backend\" with checkpoint.enable = true: the other ranks' parts do not exist\n  expected"
+        " checkpoint.enable = false with it");
+}
+
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   expect_path("training", config.training.dataset, config.training.dataset_path, errors);
   if (config.validation.enable)
@@ -190,6 +207,7 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
   check_checkpoint(config, errors);
+  check_comm(config, errors);
   const Profiling& p = config.profiling;
   if (p.enable_profiling && p.profiler_active + p.profiler_warmup > p.profile_freq)
     errors.push_back(concat("profiling.profile_freq = ", p.profile_freq, ", with profiler_active = ", p.profiler_active,
@@ -227,7 +245,7 @@ JobConfig load(const std::optional<std::string>& file, std::span<const std::stri
   if (config_file) config.job.config_file = *config_file;
   if (errors.empty()) check_together(config, errors);
   if (!errors.empty()) throw UserError(join(errors, "\n"));
-  config.notes = notes_of(config);
+  for (const std::string& note : notes_of(config)) config.notes.push_back(note);
   return config;
 }
 

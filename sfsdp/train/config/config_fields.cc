@@ -41,9 +41,12 @@ Rule positive_or_minus_one() {
   rule.minus_one_too = true;
   return rule;
 }
+std::vector<std::string> choices_of(std::string_view text) {
+  return text.empty() ? std::vector<std::string>{} : split(text, '|');
+}
 Rule one_of(std::string_view choices) {
   Rule rule;
-  rule.choices = split(choices, '|');
+  rule.choices = choices_of(choices);
   return rule;
 }
 
@@ -105,9 +108,12 @@ const std::vector<InertKey>& inert_keys() {
   static const std::vector<InertKey> keys = {
 #define SFSDP_INERT(section, key, type, default_value, why) {section, #key, #type, default_value, why, false},
 #define SFSDP_LATER(section, key, type, default_value, why) {section, #key, #type, default_value, why, true},
+#define SFSDP_ALWAYS(section, key, type, default_value, always, others, why) \
+  {section, #key, #type, default_value, why, false, always, choices_of(others)},
 #include "sfsdp/train/config/config_inert.def"
 #undef SFSDP_INERT
 #undef SFSDP_LATER
+#undef SFSDP_ALWAYS
   };
   return keys;
 }
@@ -268,16 +274,32 @@ void assign_text(const Field& field, JobConfig& config, const std::string& text,
   assign(field, config, std::visit(read, field.slot(config)), name);
 }
 
-void expect_default(const InertKey& key, const TomlValue& value, const std::string& name) {
-  const std::string got = std::visit([](const auto& v) { return literal_of(v); }, value);
-  if (got != key.default_value) fail_inert(key, got, name);
+namespace {
+
+// got: as TOML spells it; typed: as the user did
+std::string check_literal(const InertKey& key, const std::string& got, const std::string& typed,
+                          const std::string& name) {
+  const bool is_accepted = got == key.default_value || (!key.always.empty() && got == key.always) ||
+                           std::ranges::find(key.accepted, got) != key.accepted.end();
+  if (!is_accepted) fail_inert(key, typed, name);
+  return key.always.empty() || got == key.always ? "" : concat(name, " = ", typed, " changes nothing: ", key.why);
 }
 
-void expect_default_text(const InertKey& key, const std::string& text, const std::string& name) {
+}  // namespace
+
+std::string check_inert(const InertKey& key, const TomlValue& value, const std::string& name) {
+  std::string got = std::visit([](const auto& v) { return literal_of(v); }, value);
+  if (const auto* number = std::get_if<int64_t>(&value); number && key.type == "FLOAT")
+    got = shortest(static_cast<double>(*number));
+  return check_literal(key, got, got, name);
+}
+
+std::string check_inert_text(const InertKey& key, const std::string& text, const std::string& name) {
   std::string got = text == "None" ? "" : text;
   if (key.type == "TEXT" && text != "None") got = json_quoted(text);
   if (key.type == "LIST") got = literal_of(text.empty() ? StringList{} : split(text, ','));
-  if (got != key.default_value) fail_inert(key, text, name);
+  if (const auto number = parse_double(text); number && key.type == "FLOAT") got = shortest(*number);
+  return check_literal(key, got, text, name);
 }
 
 std::string literal(const Field& field, const JobConfig& config) {

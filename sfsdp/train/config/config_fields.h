@@ -54,7 +54,9 @@ struct InertKey {
   std::string type;           // INT, FLOAT, TEXT, LIST or BOOL
   std::string default_value;  // as TOML spells it; "": unset
   std::string why;
-  bool is_later = false;  // SFSDP_LATER
+  bool is_later = false;    // SFSDP_LATER
+  std::string always = {};  // SFSDP_ALWAYS: the value that holds, and those that are accepted beside it
+  std::vector<std::string> accepted = {};
 
   std::string path() const { return section + "." + key; }
 };
@@ -75,9 +77,10 @@ std::span<const std::pair<std::string_view, std::string_view>> moved_keys();
 void assign(const Field& field, JobConfig& config, const TomlValue& value, const std::string& name);
 // The same of a flag's text; "None" unsets an optional.
 void assign_text(const Field& field, JobConfig& config, const std::string& text, const std::string& name);
-//   throws: UserError that says why, if the value is not the default
-void expect_default(const InertKey& key, const TomlValue& value, const std::string& name);
-void expect_default_text(const InertKey& key, const std::string& text, const std::string& name);
+//   returns: what to note, where another value than the one given holds; "" else
+//   throws: UserError that says why, if the value is not accepted: mostly, if it is not the default
+std::string check_inert(const InertKey& key, const TomlValue& value, const std::string& name);
+std::string check_inert_text(const InertKey& key, const std::string& text, const std::string& name);
 
 // The value as TOML, e.g. "linear" in quotes; "" for an unset optional.
 std::string literal(const Field& field, const JobConfig& config);

@@ -69,6 +69,10 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   return {training.local_batch_size, global, global / at_once};
 }
 
+const std::string& compute_dtype(const Training& training) {
+  return training.dtype == "bfloat16" ? training.dtype : training.mixed_precision_param;
+}
+
 passes::RematOptions remat_of(const ActivationCheckpoint& config) {
   using passes::RematMode;
   if (config.mode == "none" || config.mode == "auto") return {};

@@ -46,6 +46,8 @@ LrScheduleOptions schedule_of(const JobConfig& config);
 
 // What is chosen by cost.
 tune::TuneOptions tune_of(const JobConfig& config);
+// Of matrix products in forward and backward: "float32" or "bfloat16".
+const std::string& compute_dtype(const Training& training);
 // What backward computes again.
 //   throws: UserError for a selective_ac_option that is neither a number nor op
 passes::RematOptions remat_of(const ActivationCheckpoint& config);

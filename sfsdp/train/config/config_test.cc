@@ -163,9 +163,9 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   CHECK(error_of("[parallelism]\npipeline_parallel_degree = 2") ==
         "job.toml:2:1: parallelism.pipeline_parallel_degree = 2 is not supported yet: stages of consecutive layers\n"
         "  expected the default, 1; leave it out");
-  CHECK(flag_error({"--compile.enable"}) ==
-        "--compile.enable = true changes nothing: the step is always compiled\n"
-        "  expected the default, false; leave it out");
+  CHECK(flag_error({"--compile.backend=eager"}) ==
+        "--compile.backend = eager changes nothing: there is one backend, sfsdp's own\n"
+        "  expected the default, \"inductor\"; leave it out");
   for (const char* flag : {"--checkpoint.initial_load_in_hf_quantized", "--parallelism.enable_async_tensor_parallel",
                            "--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
@@ -173,11 +173,92 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
             .notes.empty());
 }
 
+TEST_CASE("compile.enable = true is what always holds; a config that asks for less is told so") {
+  CHECK(from_toml("[compile]\nenable = true\ncomponents = [\"model\", \"loss\"]").notes.empty());
+  CHECK(from_flags({"--compile.enable", "--compile.components", "model,loss"}).notes.empty());
+  const auto notes = from_toml("[compile]\nenable = false\ncomponents = [\"loss\"]").notes;
+  REQUIRE(notes.size() == 2);
+  CHECK(notes[0].ends_with("job.toml:2:1: compile.enable = false changes nothing: the step is always compiled"));
+  CHECK(notes[1].ends_with(
+      "compile.components = [\"loss\"] changes nothing: model, loss, clip and optimizer are always one graph"));
+  CHECK(from_flags({"--compile.no_enable"}).notes ==
+        std::vector<std::string>{"--compile.enable = false changes nothing: the step is always compiled"});
+  CHECK(error_of("[compile]\ncomponents = [\"optimizer\"]").find("job.toml:2:1: compile.components = ") == 0);
+}
+
+// TorchTitan's keys: of October 2025, and those that its last TOML version has beside them.
+TEST_CASE("every key of TorchTitan's is known: it does something, holds by its default, or is refused with a reason") {
+  const std::pair<const char*, const char*> sections[] = {
+      {"job",
+       "config_file dump_folder description print_config save_config_folder save_config_file custom_config_module"},
+      {"profiling",
+       "enable_profiling save_traces_folder profile_freq profiler_active profiler_warmup enable_memory_snapshot "
+       "save_memory_snapshot_folder"},
+      {"metrics", "log_freq enable_tensorboard disable_color_printing save_tb_folder save_for_all_ranks enable_wandb"},
+      {"model", "name flavor hf_assets_path tokenizer_path converters print_after_conversion"},
+      {"optimizer", "name lr beta1 beta2 eps weight_decay implementation early_step_in_backward"},
+      {"lr_scheduler", "warmup_steps decay_ratio decay_type min_lr_factor total_steps"},
+      {"training",
+       "dataset dataset_path local_batch_size global_batch_size seq_len max_norm steps enable_cpu_offload dtype "
+       "mixed_precision_param mixed_precision_reduce gc_freq gc_debug seed deterministic "
+       "debug_moe_force_load_balance"},
+      {"debug", "seed deterministic deterministic_warn_only moe_force_load_balance"},
+      {"training.dataloader", "num_workers persistent_workers pin_memory prefetch_factor"},
+      {"validation.dataloader", "num_workers persistent_workers pin_memory prefetch_factor"},
+      {"parallelism",
+       "data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward "
+       "enable_compiled_autograd tensor_parallel_degree disable_loss_parallel enable_async_tensor_parallel "
+       "pipeline_parallel_degree module_fqns_per_model_part pipeline_parallel_first_stage_less_layers "
+       "pipeline_parallel_last_stage_less_layers pipeline_parallel_layers_per_stage pipeline_parallel_schedule "
+       "pipeline_parallel_schedule_csv pipeline_parallel_microbatch_size context_parallel_degree "
+       "context_parallel_rotate_method expert_parallel_degree expert_tensor_parallel_degree "
+       "pipeline_parallel_expert_parallel_overlap context_parallel_load_balancer expert_parallel_comm_backend"},
+      {"checkpoint",
+       "enable enable_ft_dataloader_checkpoints folder interval initial_load_path initial_load_model_only "
+       "initial_load_in_hf initial_load_in_hf_quantized last_save_model_only last_save_in_hf export_dtype async_mode "
+       "keep_latest_k load_step exclude_from_loading enable_first_step_checkpoint create_seed_checkpoint load_only"},
+      {"activation_checkpoint",
+       "mode selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns early_stop memory_budget "
+       "visualize_memory_budget_pareto preserve_rng_state determinism_check debug"},
+      {"compile", "enable components backend model_backend_override graph_passes"},
+      {"quantize.linear.float8",
+       "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name filter_fqns emulate"},
+      {"quantize.grouped_mm.float8", "fqns"},
+      {"quantize.linear.mx", "mxfp8_dim1_cast_kernel_choice recipe_name filter_fqns"},
+      {"quantize.grouped_mm.mx", "recipe_name fqns"},
+      {"comm",
+       "init_timeout_seconds train_timeout_seconds trace_buf_size save_traces_folder save_traces_file_prefix mode"},
+      {"memory_estimation", "enable disable_fake_mode"},
+      {"experimental", "custom_import custom_args_module"},
+      {"fault_tolerance",
+       "enable process_group process_group_timeout_ms replica_id group_size min_replica_size semi_sync_method "
+       "sync_steps should_quantize fragment_sync_delay fragment_update_alpha num_fragments "
+       "module_fqns_per_model_fragment"},
+      {"validation", "enable dataset dataset_path local_batch_size seq_len freq steps"}};
+  for (const auto& [section, keys] : sections)
+    for (const std::string& key : split(keys, ' ')) {
+      const std::string path = section + ("." + key);
+      CAPTURE(path);
+      const InertKey* inert = find_inert(path);
+      CHECK((find_field(path) || inert));
+      if (inert) CHECK(inert->why.size() > 10);
+      CHECK(flag_error({"--" + path + "=\x01"}).find("unknown") == std::string::npos);
+    }
+}
+
+TEST_CASE("imagined ranks save nothing, and ranks of one process are refused with what to do") {
+  CHECK(from_flags({"--comm.mode", "fake_backend"}).comm.mode == "fake_backend");
+  CHECK(flag_error({"--comm.mode", "fake_backend", "--checkpoint.enable"})
+            .find("comm.mode = \"fake_backend\" with checkpoint.enable = true") == 0);
+  CHECK(flag_error({"--comm.mode", "local_tensor"}).find("sfsdp launch -n N") != std::string::npos);
+}
+
 // From a file as TOML spells it, from a flag as a user does; anything else is an error that names the key and says why.
 TEST_CASE("every inert key is accepted at its default and at nothing else") {
   for (const InertKey& key : inert_keys()) {
     CAPTURE(key.path());
     CHECK_FALSE(find_field(key.path()));
+    if (!key.always.empty()) continue;  // tested above
     const std::string other = key.type == "BOOL"   ? (key.default_value == "true" ? "false" : "true")
                               : key.type == "INT"  ? "987"
                               : key.type == "LIST" ? "[\"other\"]"
@@ -433,7 +514,7 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
       {"[training]\ndataset_path = 1979-05-27", "job.toml:2:1: training.dataset_path is a date", "quotes"},
       {"[debug]\ndisable_pass = [1]", "job.toml:2:1: debug.disable_pass holds", "list of strings"},
       {"[model.args]\nx = [\"a\"]", "job.toml:2:1: model.args.x is a table or a list", "an integer"},
-      {"[compile]\nenable = true", "job.toml:2:1: compile.enable = true", "the default, false"},
+      {"[metrics]\nenable_wandb = true", "job.toml:2:1: metrics.enable_wandb = true", "the default, false"},
       {"[checkpoint]\nkeep_latest_k = 1", "checkpoint.keep_latest_k = 1", "2 or more"},
       {"[checkpoint]\nexclude_from_loading = [\"optimiser\"]", "checkpoint.exclude_from_loading holds optimiser",
        "did you mean optimizer"},
@@ -454,7 +535,7 @@ TEST_CASE("every mistake in a file or flag is told with the key as typed, what w
                {{"--job.print_config=1"}, "--job.print_config = 1", "true or false"},
                {{"--trainin.steps", "1"}, "unknown flag --trainin.steps", "--training.steps?"},
                {{"--training.seed", "x"}, "--training.seed = x", "an integer"},
-               {{"--compile.enable"}, "--compile.enable = true", "the default, false"},
+               {{"--metrics.enable_wandb"}, "--metrics.enable_wandb = true", "the default, false"},
                {{"--config", "/nowhere/job.toml"}, "/nowhere/job.toml: cannot read", "--job.config_file"}};
   for (const auto& line : flags) expect_named(flag_error(line.flags), line.key, line.got);
 }

@@ -88,6 +88,20 @@ void copy_assets(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+std::string check_hf_assets(const std::string& assets) {
+  constexpr std::array<const char*, 4> kTokenizers = {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model"};
+  std::error_code ignored;
+  if (assets.empty()) return "";
+  if (!fs::is_directory(assets, ignored))
+    throw UserError(
+        concat("model.hf_assets_path = ", assets,
+               ": there is no such folder, but checkpoint.last_save_in_hf = true takes the tokenizer's files"
+               " from there\n  expected a folder; or --model.hf_assets_path= for weights and config.json alone"));
+  const auto is_there = [&](const char* name) { return fs::is_regular_file(fs::path(assets) / name, ignored); };
+  if (std::ranges::any_of(kTokenizers, is_there)) return "";
+  return concat(assets, ": no tokenizer's files; the Hugging Face folder of the last step will have none");
+}
+
 HfFolderWriter::HfFolderWriter(HfLayout layout, const std::string& folder, size_t staging_bytes)
     : layout_(std::move(layout)),
       folder_(fs::path(folder).lexically_normal().string()),

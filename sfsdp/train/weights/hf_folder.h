@@ -18,6 +18,11 @@ namespace sfsdp::train {
 
 inline constexpr size_t kHfStagingBytes = size_t{8} << 20;
 
+// Before hours of training that end in such a folder: `assets`, whose tokenizer's files it will hold, must be there.
+//   returns: a line for the log if it has no tokenizer; "" if it has one, or where `assets` is ""
+//   throws:  UserError if it is no folder
+std::string check_hf_assets(const std::string& assets);
+
 // The order of calls:
 //   one process:   create();
 //   all, after it: write() for their ranges, then flush();

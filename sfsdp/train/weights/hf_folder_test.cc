@@ -150,4 +150,19 @@ TEST_CASE("hf_folder: what the system and the dtype refuse names file and tensor
   CHECK_FALSE(fs::exists(folder / "out"));
 }
 
+TEST_CASE("hf_folder: a folder of assets that is not there is refused, one without a tokenizer is said") {
+  const testing::TemporaryFolder folder;
+  CHECK(check_hf_assets("").empty());
+  CHECK_THROWS_WITH_AS(check_hf_assets(folder / "none"),
+                       doctest::Contains(((folder / "none") + ": there is no such folder").c_str()), UserError);
+  folder.write("config.json", "{}");
+  CHECK_THROWS_AS(check_hf_assets(folder / "config.json"), UserError);
+  CHECK(check_hf_assets(folder.path())
+            .ends_with(": no tokenizer's files; the Hugging Face folder of the last step will have none"));
+  folder.write("merges.txt", "");  // nothing without its vocabulary
+  CHECK_FALSE(check_hf_assets(folder.path()).empty());
+  folder.write("vocab.json", "{}");
+  CHECK(check_hf_assets(folder.path()).empty());
+}
+
 }  // namespace sfsdp::train

@@ -14,13 +14,10 @@
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_copy.h"
 #include "sfsdp/train/weights/hf_names.h"
+#include "sfsdp/train/weights/hf_unread.h"
 
 namespace sfsdp::train {
 namespace {
-
-bool is_saved_constant(const std::string& name) {
-  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-}
 
 // Anything else would be cast: quantised weights without their scales are numbers, but not these parameters.
 void expect_floating(const TensorView& view, const std::string& file) {
@@ -93,17 +90,15 @@ void on_all_ranks(comm::CommWorld* world, const Body& body) {
 
 }  // namespace
 
-std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config) {
-  std::set<std::string> unused;
-  for (const std::string& name : checkpoint.names())
-    if (!is_saved_constant(name)) unused.insert(name);
+void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config) {
+  std::set<std::string> read;
   const auto state = step.state_dict();
   for (const StoredTensor& t : step.program().tensors()) {
     if (!is_parameter(step.program(), t)) continue;
     const auto place = hf_tensor_of(config.model, t.name, config);
     SFSDP_CHECK(place, "parameter ", t.name, " of model ", config.model, " has no place in its checkpoints");
     const TensorView& view = find_view(checkpoint, *place);
-    unused.erase(view.name);
+    read.insert(view.name);
     if (const auto expected = hf_shape_of(*place, t.global_shape); view.shape != expected)
       throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
                              at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
@@ -115,8 +110,8 @@ std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint
                              " become infinite as ", t.dtype, ", which ", t.name,
                              " is stored in\n  expected values that it can hold; store the model in float32"));
   }
+  expect_all_read(checkpoint, read, config);
   step.load_state_dict({});  // whole copies are gathered anew from what was written
-  return {unused.begin(), unused.end()};
 }
 
 std::vector<HfSource> hf_sources(const Program& program) {

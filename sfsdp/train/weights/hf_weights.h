@@ -15,10 +15,9 @@ namespace sfsdp::train {
 
 // Copies this rank's part of every parameter into the step, converted to the parameter's dtype: straight from the mapped
 // files, no other bytes of them are read, and no memory is taken. Not a collective call. Optimizer state stays as it is.
-//   returns: names of tensors of the checkpoint that the model does not have, sorted, without the constants that old
-//            transformers saved (rotary_emb.inv_freq, attn.bias, attn.masked_bias)
-//   throws: UserError naming folder, tensor, expected and got: one is missing, has another shape, or a dtype we lack
-std::vector<std::string> load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config);
+//   throws: UserError naming folder, tensor, expected and got: one is missing, has another shape or a dtype we lack, or is
+//           none of the model's (hf_unread.h)
+void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config);
 
 // Name and shape of each parameter, in the program's order.
 std::vector<HfSource> hf_sources(const Program& program);

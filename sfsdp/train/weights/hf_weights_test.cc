@@ -180,7 +180,7 @@ void expect_equals_pytorch(const Fixture& fixture, const std::string& folder, De
   const Model gradients = make_model(fixture, strategy, micro_batches, true);
   testing::run_ranks(ranks, [&](comm::CommWorld& world) {
     Step step(gradients.program, &world);
-    CHECK(load_hf_weights(step, checkpoint, fixture.config).empty());
+    load_hf_weights(step, checkpoint, fixture.config);
     step(batches(1, world.rank()));
     expect_near(step, ".exp_avg", fixture.gradients, std::max(tolerance.gradient, 2 * fixture.float32_error), 0);
   });
@@ -339,7 +339,7 @@ TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, what
   }
 }
 
-TEST_CASE("hf_weights: rows are converted, unknown tensors are named, old names are found") {
+TEST_CASE("hf_weights: rows are converted, old names are found, a tensor of no parameter is refused by name") {
   const Fixture fixture = testing::read_fixture("gpt2");
   const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
   const testing::TemporaryFolder folder;
@@ -349,13 +349,17 @@ TEST_CASE("hf_weights: rows are converted, unknown tensors are named, old names 
     value = value.to(at::kBFloat16);
   }
   tensors.emplace_back("h.0.attn.bias", at::ones({1, 1, 4, 4}));  // a constant: the causal mask
-  tensors.emplace_back("h.7.ln_1.weight", at::ones({32}));
   write(folder / "model.safetensors", safetensors(tensors));
   Step step(model.program, nullptr);
-  CHECK(load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config) ==
-        std::vector<std::string>{"h.7.ln_1.weight"});
+  load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config);
   for (const auto& [name, value] : tensors)
     if (name == "h.1.mlp.c_fc.weight") CHECK(at::equal(step.gather(name), value.to(at::kFloat).t()));
+
+  tensors.emplace_back("h.7.ln_1.weight", at::ones({32}));  // of a layer that config.json does not count
+  write(folder / "model.safetensors", safetensors(tensors));
+  CHECK_THROWS_WITH_AS(load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config),
+                       doctest::Contains(": 1 tensor that the model of config.json has not: \"h.7.ln_1.weight\""),
+                       UserError);
 }
 
 TEST_CASE("hf_weights: a missing tensor, and a wrong shape are errors that name the tensor") {
@@ -419,6 +423,24 @@ TEST_CASE("hf_weights: logits of every architecture are PyTorch's") {
     const at::Tensor logits = eager.forward(batch_of(fixture, 1, 0, fixture.training.global_batch_size)[0]);
     CHECK(testing::difference(testing::fingerprint("logits", numbers(logits)), fixture.logits) < 1e-5);
   }
+}
+
+TEST_CASE("hf_weights: arguments that no model has are refused by name") {
+  const auto make = [](const char* model, const char* name, models::Arg value) {
+    return models::make_language_model({model, "", {{name, value}, {"rope_scaling", true}}});
+  };
+  const std::pair<const char*, double> refused[] = {
+      {"norm_eps", -1.0},           {"norm_eps", std::nan("")},    {"rope_theta", -1.0},
+      {"rope_scaling_factor", 0.5}, {"rope_low_freq_factor", 0.0}, {"rope_original_max_position", 0.0},
+      {"ffn_dim_multiplier", -1.0}, {"ffn_dim_multiplier", 1e30}};
+  for (const auto& [name, value] : refused) {
+    CAPTURE(name);
+    std::string key = name;
+    if (key.starts_with("rope_") && key != "rope_theta") key = key.substr(5);
+    CHECK_THROWS_WITH_AS(make("llama3", name, value), doctest::Contains((key + " = ").c_str()), UserError);
+  }
+  CHECK_THROWS_WITH_AS(models::make_language_model({"gpt", "", {{"norm_eps", -1.0}}}),
+                       doctest::Contains("GptArgs::norm_eps = -1\n  expected a number of at least 0"), UserError);
 }
 
 TEST_CASE("hf_weights: loading takes no memory") {

@@ -87,6 +87,7 @@ class SafetensorsCheckpoint {
   // do not add up to the index's total_size (where it has one).
   static SafetensorsCheckpoint open(const std::string& dir);
 
+  const std::string& dir() const { return dir_; }
   const TensorView* find(std::string_view name) const;
   // throws: UserError naming the folder when there is no such tensor.
   const TensorView& at(std::string_view name) const;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_unread.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/train/weights/hf_names.h"
+
+namespace sfsdp::train {
+namespace {
+
+constexpr const char* kOutput = "lm_head.weight";
+
+bool is_saved_constant(const std::string& name, const HfConfig& config) {
+  if (config.model == "gpt") return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+// Throws unless `output` is a copy of the embedding, which our model has alone.
+void expect_copy_of_embedding(const SafetensorsCheckpoint& checkpoint, const TensorView& output,
+                              const HfConfig& config) {
+  const HfTensor place =
+      *hf_tensor_of(config.model, config.model == "gpt" ? "wte.weight" : "tok_embeddings.weight", config);
+  const TensorView* embedding = checkpoint.find(place.hf_name);
+  if (!embedding) embedding = &checkpoint.at(place.other_name);
+  if (output.dtype_name == embedding->dtype_name && output.shape == embedding->shape &&
+      std::ranges::equal(output.data, embedding->data))
+    return;
+  const bool is_choice = config.model != "gpt";
+  throw UserError(
+      concat(checkpoint.file_of(kOutput), ": tensor ", kOutput, " differs from ", embedding->name,
+             is_choice ? ", but config.json has tie_word_embeddings = true" : ", but GPT-2's output is tied",
+             ": one weight for both\n  expected no ", kOutput, ", or a copy; ",
+             is_choice ? "set tie_word_embeddings to false, or " : "", "remove the tensor"));
+}
+
+}  // namespace
+
+void expect_all_read(const SafetensorsCheckpoint& checkpoint, const std::set<std::string>& read,
+                     const HfConfig& config) {
+  constexpr size_t kNamed = 8;
+  const bool tied = config.model == "gpt" || config.flag("tied");
+  std::vector<std::string> others;
+  for (const std::string& name : checkpoint.names()) {
+    if (read.contains(name) || is_saved_constant(name, config)) continue;
+    if (tied && name == kOutput)
+      expect_copy_of_embedding(checkpoint, checkpoint.at(name), config);
+    else
+      others.push_back(quote_safe(name));
+  }
+  if (others.empty()) return;
+  const size_t count = others.size();
+  others.resize(std::min(count, kNamed));
+  throw UserError(concat(
+      checkpoint.dir(), ": ", count, count == 1 ? " tensor" : " tensors", " that the model of config.json has not: ",
+      join(others, ", "), count > kNamed ? concat(" and ", count - kNamed, " more") : "",
+      "\n  expected the tensors of this model alone, as it would train without these; mend config.json"
+      " (layers, biases, norms), or remove them from the files"));
+}
+
+}  // namespace sfsdp::train
