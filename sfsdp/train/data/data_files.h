@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Which files a dataset is made of.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Reads text that may be compressed, piece by piece.
 #pragma once
 
 #include <cstdint>

@@ -17,12 +17,12 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/data/atomic_file.h"
 
 static_assert(std::endian::native == std::endian::little, "token files are mapped as they are: little-endian");
 
@@ -267,20 +267,10 @@ struct TokenFileWriter::State {
   std::vector<uint8_t> buffer;    // ids that are not written yet
   std::vector<uint64_t> borders;  // kept until the end: 8 bytes per document
 
-  [[noreturn]] void fail(const char* what) const {
-    throw UserError(
-        concat(path, ": cannot ", what, ": ", std::strerror(errno),
-               "\n  expected a folder that can be written, on a disk with space; then start the same command again"));
-  }
-
-  void write_all(std::span<const uint8_t> bytes, int64_t at) const {
-    if (!write_fully(fd.get(), std::as_bytes(bytes), at)) fail("write");
-  }
-
   int64_t written = kTokenFileHeaderBytes;
   void flush() {
     hash.add(buffer);
-    write_all(buffer, written);
+    write_file(fd.get(), std::as_bytes(std::span(buffer)), written, temporary);
     written += static_cast<int64_t>(buffer.size());
     buffer.clear();
   }
@@ -304,8 +294,7 @@ TokenFileWriter::TokenFileWriter(std::string path, uint64_t vocab_size, uint64_t
   state_->header.vocab_size = vocab_size;
   state_->header.tokenizer_hash = tokenizer_hash;
   state_->header.first_document = first_document;
-  state_->fd = Fd(::open(state_->temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!state_->fd) state_->fail("create");
+  state_->fd = create_file(state_->temporary);
 }
 
 TokenFileWriter::~TokenFileWriter() {
@@ -339,11 +328,10 @@ TokenFileHeader TokenFileWriter::finish() {
   state.flush();
   state.header.content_hash = state.hash.value();
   const HeaderBytes bytes = bytes_of(state.header);
-  state.write_all(bytes, 0);
-  if (::fsync(state.fd.get()) != 0) state.fail("fsync");
-  if (::close(state.fd.release()) != 0) state.fail("close");
-  if (::rename(state.temporary.c_str(), state.path.c_str()) != 0) state.fail("rename");
-  sync_folder_of(state.path);
+  write_file(state.fd.get(), std::as_bytes(std::span(bytes)), 0, state.temporary);
+  sync_file(state.fd.get(), state.temporary);
+  state.fd = Fd();
+  rename_file(state.temporary, state.path);
   return state.header;
 }
 

@@ -23,11 +23,11 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/train/data/atomic_file.h"
 #include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {

@@ -9,12 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/train/weights/hf_copy.h"
 
@@ -36,42 +35,25 @@ constexpr std::array<const char*, 11> kAssets = {"tokenizer.json",
                                                  "chat_template.json",
                                                  "generation_config.json"};
 
-[[noreturn]] void fail(const std::string& path, const char* what, const std::string& expected) {
-  throw UserError(concat(path, ": ", what, ": ", std::strerror(errno), "\n  expected ", expected));
-}
-
-void write_all(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& path) {
-  if (!write_fully(fd, bytes, static_cast<int64_t>(offset)))
-    fail(path, "cannot be written", "space and permission to write a Hugging Face folder there");
-}
-
-void sync(int fd, const std::string& path) {
-  if (::fsync(fd) != 0) fail(path, "cannot be brought to disk", "a disk that takes it");
-}
-
 Fd open_file(const std::string& path, int flags) {
   Fd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
-  if (file.get() < 0) fail(path, "cannot be opened for writing", "permission to write a Hugging Face folder there");
+  if (!file) fail_on_file(path, "cannot be opened", errno);
   return file;
-}
-
-void sync_folder(const std::string& path) {
-  const Fd folder = open_file(path, O_RDONLY | O_DIRECTORY);
-  sync(folder.get(), path);
 }
 
 // Space is asked for at once, where the file system can: a full disk is found before hours of writing, not in them.
 void reserve(int fd, uint64_t bytes, const std::string& path) {
   const auto size = static_cast<off_t>(bytes);
   if (::fallocate(fd, 0, 0, size) == 0) return;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) fail(path, "has no space", concat(bytes, " bytes on its disk"));
-  if (::ftruncate(fd, size) != 0) fail(path, "cannot be made", concat(bytes, " bytes on its disk"));
+  const std::string what = concat("cannot be given ", bytes, " bytes");
+  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_on_file(path, what, errno);
+  if (::ftruncate(fd, size) != 0) fail_on_file(path, what, errno);
 }
 
-void write_file(const std::string& path, std::string_view text) {
-  const Fd file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
-  write_all(file.get(), std::as_bytes(std::span(text)), 0, path);
-  sync(file.get(), path);
+void write_text(const std::string& path, std::string_view text) {
+  const Fd file = create_file(path);
+  write_file(file.get(), std::as_bytes(std::span(text)), 0, path);
+  sync_file(file.get(), path);
 }
 
 void copy_assets(const std::string& from, const std::string& to) {
@@ -82,7 +64,7 @@ void copy_assets(const std::string& from, const std::string& to) {
     if (!fs::copy_file(source, target, fs::copy_options::overwrite_existing, error))
       throw UserError(concat(source.string(), " cannot be copied to ", target.string(), ": ", error.message(),
                              "\n  expected a readable file, and space for it"));
-    sync(open_file(target.string(), O_RDONLY).get(), target.string());
+    sync_file(open_file(target.string(), O_RDONLY).get(), target.string());
   }
 }
 
@@ -148,9 +130,9 @@ bool HfFolderWriter::take() {
 }
 
 void HfFolderWriter::write_small_files(const std::string& config_json, const std::string& assets) {
-  if (!layout_.index.empty()) write_file(incomplete_ + "/model.safetensors.index.json", layout_.index);
+  if (!layout_.index.empty()) write_text(incomplete_ + "/model.safetensors.index.json", layout_.index);
   if (!assets.empty()) copy_assets(assets, incomplete_);
-  write_file(incomplete_ + "/config.json", config_json);
+  write_text(incomplete_ + "/config.json", config_json);
 }
 
 void HfFolderWriter::create(const std::string& config_json, const std::string& assets) {
@@ -161,7 +143,7 @@ void HfFolderWriter::create(const std::string& config_json, const std::string& a
       const std::string path = incomplete_ + "/" + file.name;
       files_[i] = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
       reserve(files_[i].get(), file.bytes, path);
-      write_all(files_[i].get(), std::as_bytes(std::span(file.header)), 0, path);
+      write_file(files_[i].get(), std::as_bytes(std::span(file.header)), 0, path);
     }
     write_small_files(config_json, assets);
   } catch (...) {
@@ -191,7 +173,7 @@ void HfFolderWriter::write(const HfPlaced& tensor, Chunk range, std::span<const 
                    const uint64_t at = static_cast<uint64_t>(first) * element;
                    SFSDP_CHECK(at + bytes.size() <= tensor.bytes, at, " + ", bytes.size(), " of ", tensor.bytes,
                                " bytes of ", tensor.tensor.hf_name);
-                   write_all(fd, bytes, tensor.begin + at, path);
+                   write_file(fd, bytes, static_cast<int64_t>(tensor.begin + at), path);
                  });
   if (lost > 0)
     throw UserError(concat(tensor.source.name, ": ", lost, " of the values become infinite as ",
@@ -202,16 +184,13 @@ void HfFolderWriter::write(const HfPlaced& tensor, Chunk range, std::span<const 
 
 void HfFolderWriter::flush() {
   for (size_t i = 0; i < files_.size(); ++i)
-    if (files_[i].get() >= 0) sync(files_[i].get(), incomplete_ + "/" + layout_.files[i].name);
+    if (files_[i].get() >= 0) sync_file(files_[i].get(), incomplete_ + "/" + layout_.files[i].name);
 }
 
 void HfFolderWriter::publish() {
   flush();
   sync_folder(incomplete_);
-  if (::rename(incomplete_.c_str(), folder_.c_str()) != 0)
-    fail(folder_, "cannot be made of what was written", "no folder of that name, or an empty one");
-  const std::string parent = fs::path(folder_).parent_path().string();
-  sync_folder(parent.empty() ? "." : parent);
+  rename_file(incomplete_, folder_);
   lock_ = Fd();
 }
 

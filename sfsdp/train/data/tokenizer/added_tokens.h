@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Tokens that are found in a text as they stand, before it is cut into words: `added_tokens` of a tokenizer.json.
 #pragma once
 
 #include <array>

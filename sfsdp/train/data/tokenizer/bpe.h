@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Byte-pair encoding: the ids of one word, by the merges of a tokenizer.json, in time that grows as n log n.
 #pragma once
 
 #include <array>

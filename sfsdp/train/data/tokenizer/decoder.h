@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// From tokens back to text.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The members of a tokenizer.json, each with its place in the file, so that what is not understood is refused by name.
 #pragma once
 
 #include <cstdint>

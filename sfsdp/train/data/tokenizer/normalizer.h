@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What changes a text before it is cut into words.
 #pragma once
 
 #include <string>

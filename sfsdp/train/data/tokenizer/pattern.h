@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Patterns of a tokenizer.json, matched by PCRE2 as the library that they were written for matches them.
 #pragma once
 
 #include <cstddef>

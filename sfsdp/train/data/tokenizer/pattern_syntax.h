@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Patterns from the syntax of Oniguruma, which tokenizer.json files use, to that of PCRE2.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Ids that are put before and after those of a text, such as BOS.
 #pragma once
 
 #include <cstdint>

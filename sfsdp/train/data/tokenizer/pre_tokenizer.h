@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Cuts a text into the words that are encoded each by itself.
 #pragma once
 
 #include <memory>

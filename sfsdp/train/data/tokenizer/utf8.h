@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Characters of valid UTF-8, one after the other.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/base/durable_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+
+namespace sfsdp {
+namespace {
+
+const char* cure_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: return "room on its disk";
+    case EROFS:
+    case EACCES:
+    case EPERM: return "permission to write there";
+    case EEXIST:
+    case ENOTEMPTY: return "nothing of that name, or an empty folder";
+    case EIO: return "a disk without errors; look at the system's log";
+    default: return "a folder that can be written";
+  }
+}
+
+}  // namespace
+
+void fail_on_file(const std::string& path, std::string_view what, int error) {
+  throw UserError(concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error)));
+}
+
+Fd create_file(const std::string& path) {
+  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file) fail_on_file(path, "cannot be made", errno);
+  return file;
+}
+
+void write_file(int fd, std::span<const std::byte> bytes, int64_t offset, const std::string& path) {
+  if (!write_fully(fd, bytes, offset)) fail_on_file(path, "cannot be written", errno);
+}
+
+void sync_file(int fd, const std::string& path) {
+  // no second try: after a failed fsync the kernel has dropped the pages, and the next one would say all is well
+  if (::fsync(fd) != 0) fail_on_file(path, "cannot be brought to the disk", errno);
+}
+
+void sync_folder(const std::string& path) {
+  const Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) fail_on_file(path, "cannot be opened", errno);
+  sync_file(folder.get(), path);
+}
+
+void rename_file(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_on_file(from, concat("cannot be renamed to ", to), errno);
+  const std::string parent = std::filesystem::path(to).parent_path().string();
+  sync_folder(parent.empty() ? "." : parent);
+}
+
+void write_atomically(const std::string& path, std::string_view text) {
+  const std::string temporary = path + ".tmp";
+  const Fd file = create_file(temporary);
+  try {
+    write_file(file.get(), std::as_bytes(std::span(text)), 0, temporary);
+    sync_file(file.get(), temporary);
+  } catch (const UserError&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  rename_file(temporary, path);
+}
+
+}  // namespace sfsdp

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Files that are on the disk when a call returns. Every failure is a UserError that names the file, what could not be done
+// with it, the system's words, and what helps against this error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "sfsdp/base/fd.h"
+
+namespace sfsdp {
+
+// "FILE: cannot be written: No space left on device", and a cure.  error: errno.  throws: always
+[[noreturn]] void fail_on_file(const std::string& path, std::string_view what, int error);
+
+// For writing: a new or emptied file. Links are not followed.
+Fd create_file(const std::string& path);
+void write_file(int fd, std::span<const std::byte> bytes, int64_t offset, const std::string& path);
+void sync_file(int fd, const std::string& path);
+// The folder's names are on the disk.
+void sync_folder(const std::string& path);
+// Renames, and syncs the folder that `to` lies in.
+void rename_file(const std::string& from, const std::string& to);
+// Under a temporary name, PATH.tmp, and synced, then renamed: a reader sees all of it or nothing.
+void write_atomically(const std::string& path, std::string_view text);
+
+}  // namespace sfsdp
