@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -97,8 +98,7 @@ HfFolderWriter::HfFolderWriter(HfLayout layout, const std::string& folder, size_
 void HfFolderWriter::move_aside() {
   for (int i = 2; set_aside_.empty() || fs::exists(fs::symlink_status(set_aside_)); ++i)
     set_aside_ = concat(incomplete_, "-", i);
-  if (::rename(incomplete_.c_str(), set_aside_.c_str()) != 0)
-    fail(incomplete_, "cannot be set aside", "permission to rename what an export that ended early has left there");
+  if (::rename(incomplete_.c_str(), set_aside_.c_str()) != 0) fail_on_file(incomplete_, "cannot be set aside", errno);
 }
 
 // Takes the incomplete folder for this process, empty.
