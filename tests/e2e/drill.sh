@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Thirty faults in 200 steps: ranks are killed, stopped and asked to end, at random moments, while they start, train and save.
-# `launch --max-restarts` brings the run back each time, and its losses are those of a run that nothing happened to, bit for bit.
+# Thirty kills in 200 steps, of one rank or of all at once, at random moments while they start, train and save asynchronously;
+# beside them ranks are stopped and asked to end. `launch --max-restarts` brings the run back each time, and its losses are
+# those of a run that nothing happened to, bit for bit. A kill counts when the launcher has restarted the ranks for it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
@@ -8,7 +9,7 @@ trap 'rm -rf "$dir"' EXIT
 exec python3 - "$dir" <<'PY'
 import json, os, random, re, signal, subprocess, sys, time
 
-folder, sfsdp, ranks, steps, faults = sys.argv[1], "build/release/sfsdp", 2, 200, 30
+folder, sfsdp, ranks, steps, kills = sys.argv[1], "build/release/sfsdp", 2, 200, 30
 random.seed(20)
 environment = dict(os.environ, OMP_NUM_THREADS="1")
 
@@ -40,6 +41,11 @@ def printed():
     return re.findall(r"step: +(\d+)  loss: +(\S+)", open(f"{folder}/log").read())
 
 
+def kills_told():
+    """As the launcher has counted them: by restarts, the killed rank is the first that failed."""
+    return len(re.findall(r"launch: restart \d+ of \d+, as rank \d+ was ended by SIGKILL", open(f"{folder}/log").read()))
+
+
 def ranks_of(launcher):
     try: return [int(pid) for pid in open(f"/proc/{launcher}/task/{launcher}/children").read().split()]
     except FileNotFoundError: return []
@@ -66,30 +72,37 @@ with open(f"{folder}/log", "a") as log:
     if subprocess.run(command("undisturbed"), stdout=log, stderr=log, env=environment).returncode != 0:
         fail("the undisturbed run has failed")
 
-    kinds = [signal.SIGKILL] * 20 + [signal.SIGTERM] * 5 + [signal.SIGSTOP] * 5
+    others = [signal.SIGTERM] * 4 + [signal.SIGSTOP] * 4
+    kinds = [signal.SIGKILL] * kills + others
     random.shuffle(kinds)
     log.truncate(0)
-    launcher, stops, best = start(), 0, 0
-    for number, kind in enumerate(kinds):
+    launcher, stops, best, number, while_starting = start(), 0, 0, 0, False
+    while kinds:
+        kind, told = kinds[-1], kills_told()
         wait_until(lambda: len(ranks_of(launcher.pid)) == ranks or launcher.poll() is not None, "no ranks start")
         if launcher.poll() is not None: fail(f"the launcher has ended with {launcher.returncode} before fault {number}")
         victims = ranks_of(launcher.pid)
-        if kind == signal.SIGKILL and number % 5 == 4:
-            time.sleep(random.random())  # while they start
+        while_starting = kind == signal.SIGKILL and number % 5 == 4 and not while_starting
+        if while_starting:
+            time.sleep(random.random())
         else:
             # Between two saves, in one, or right after: a few steps further than ever before, and some milliseconds.
             best = max(best, furthest())
-            goal = min(best + random.randint(1, 8), steps - faults + number)
+            goal = min(best + random.randint(1, 6), steps - len(kinds))
             wait_until(lambda: furthest() >= goal or launcher.poll() is not None, f"step {goal} is not reached")
             time.sleep(random.random() * 0.02)
-        try: os.kill(random.choice(victims), kind)
-        except ProcessLookupError: continue
+        number += 1
+        group = kind == signal.SIGKILL and number % 6 == 0
+        try:
+            for pid in victims if group else [random.choice(victims)]: os.kill(pid, kind)
+        except ProcessLookupError: continue  # once more, at the ranks that come next
         if kind == signal.SIGTERM:
             if launcher.wait(120) not in (75, 143): fail(f"SIGTERM to a rank ends with {launcher.returncode}")
             stops += launcher.returncode == 75
             launcher = start()  # as Slurm would
         else:
             wait_until(lambda: not set(victims) & set(ranks_of(launcher.pid)), "the ranks are not restarted")
+        if kind != signal.SIGKILL or kills_told() == told + 1: kinds.pop()
     if launcher.wait(300) != 0: fail(f"the drilled run ends with {launcher.returncode}")
 
 expected = {row["step"]: (row["loss"], row["grad_norm"], row["lr"], row["tokens"]) for row in rows("undisturbed")}
@@ -99,6 +112,6 @@ for step, loss in printed():
 if len(expected) != steps or got != expected:
     fail(f"{len(expected)} and {len(got)} steps, {sum(got.get(k) != v for k, v in expected.items())} differ")
 again = len(printed()) - steps
-print(f"{faults} faults, {stops} clean stops, {again} steps taken again")
-if stops == 0 or again == 0: fail("the drill has drilled nothing")
+print(f"{kills_told()} kills, {len(others)} other faults, {stops} clean stops, {again} steps taken again")
+if kills_told() < kills or stops == 0 or again == 0: fail("the drill has drilled too little")
 PY

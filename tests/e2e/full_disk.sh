@@ -30,11 +30,11 @@ until_that has_steps
 dd if=/dev/zero of="$dir/small/fill" bs=4k 2>/dev/null # until nothing fits
 before=$(steps | tail -1)
 saves_more() { kill -0 $launcher || fail "the run has ended"; ((${1} < $(saved || echo 0))); }
-until_that saves_more $((before + 300))
+until_that saves_more $((before + 100))
 last=$(steps | tail -1) # a block that was begun still had room
 python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$run/metrics.jsonl" || fail "a line is cut"
 rm "$dir/small/fill"
-goes_on() { (($(steps | tail -1) > last + 300)); }
+goes_on() { (($(steps | tail -1) > last + 100)); }
 until_that goes_on
 pkill -TERM -P $launcher || kill -TERM $launcher
 wait $launcher
