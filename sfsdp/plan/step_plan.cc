@@ -25,6 +25,7 @@ constexpr std::string_view kLanes = "lanes:", kRegisters = "registers:", kBuffer
 // Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
 // far beyond any machine, and small enough for every sum to be a number.
 constexpr int64_t kMost = int64_t{1} << 50, kMostTogether = int64_t{1} << 60;
+constexpr int64_t kMostAlignment = 1 << 30;  // the largest page of any machine
 
 std::optional<int64_t> number_in(std::string_view text) {
   const auto number = parse_int(text);
@@ -171,6 +172,8 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   const std::string_view graph_text = text.substr(header_end + 1, lanes - header_end);
   plan.graph = ir::parse_or_throw(graph_text, file_name);
   plan.alignment = header_number(words, "alignment=");
+  if (plan.alignment < 1 || plan.alignment > kMostAlignment)
+    throw UserError(concat("plan ", file_name, ", line 1: alignment=", plan.alignment, "\n  expected 1 to ", kMostAlignment));
   plan.memory.state_bytes = header_number(words, "state_bytes=");
   plan.memory.arena_bytes = header_number(words, "arena_bytes=");
   plan.memory.live_bytes = header_number(words, "live_bytes=");

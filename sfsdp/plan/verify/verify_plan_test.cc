@@ -292,6 +292,12 @@ TEST_CASE("plan texts with numbers beyond any machine are refused") {
   std::string many = text;  // each of them could be, all together not
   for (int i = 0; i < 2000; ++i) many += concat(line, "bytes=1125899906842624 first=0 last=0\n");
   CHECK_THROWS_WITH_AS(parse_plan(many, "p.txt"), doctest::Contains("that a machine could hold"), UserError);
+  for (const char* alignment : {"0", "-256", "1125899906842624"}) {
+    const size_t begin = text.find("alignment=") + 10;
+    std::string changed = text;
+    changed.replace(begin, text.find(' ', begin) - begin, alignment);
+    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("line 1: alignment="), UserError);
+  }
   std::string header = text;
   header.replace(header.find("arena_bytes="), 12, "arena_bytes=9223372036854775807");
   CHECK_THROWS_WITH_AS(parse_plan(header, "p.txt"), doctest::Contains("no arena_bytes="), UserError);
