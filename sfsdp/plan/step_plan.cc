@@ -173,7 +173,8 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   plan.graph = ir::parse_or_throw(graph_text, file_name);
   plan.alignment = header_number(words, "alignment=");
   if (plan.alignment < 1 || plan.alignment > kMostAlignment)
-    throw UserError(concat("plan ", file_name, ", line 1: alignment=", plan.alignment, "\n  expected 1 to ", kMostAlignment));
+    throw UserError(
+        concat("plan ", file_name, ", line 1: alignment=", plan.alignment, "\n  expected 1 to ", kMostAlignment));
   plan.memory.state_bytes = header_number(words, "state_bytes=");
   plan.memory.arena_bytes = header_number(words, "arena_bytes=");
   plan.memory.live_bytes = header_number(words, "live_bytes=");
