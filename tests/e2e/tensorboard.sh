@@ -22,6 +22,7 @@ done
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 lines = [json.loads(line) for line in open(f"{sys.argv[1]}/metrics.jsonl")]
+run = json.loads(open(f"{sys.argv[1]}/run.jsonl").readline())
 steps = {line["step"]: line for line in lines if "loss" in line}
 validations = {line["step"]: line for line in lines if "validation_loss" in line}
 reported = [1, 3, 6]
@@ -46,8 +47,25 @@ for rank, folder in enumerate(sys.argv[2:]):
     for step in loss:
         assert close(loss[step], validations[step]["validation_loss"]), step
     first = steps[1]
-    if rank == 0:
-        assert close(read["memory/max_active(GiB)"][1], first["memory_gib"])
-        assert close(read["time_metrics/data_loading(s)"][1], first["data_s"])
+    # What is of all steps since the line before; 1e-5: two of these numbers have been rounded to 32 bits.
+    near = lambda a, b: abs(a - b) <= 1e-5 * abs(b)
+    for step in reported:
+        value = {tag: read[tag][step] for tag in read if step in read[tag]}
+        assert value["memory/num_alloc_retries"] == value["memory/num_ooms"] == 0
+        for unit in ("GiB", "%"):
+            assert value[f"memory/max_reserved({unit})"] == value[f"memory/max_active({unit})"], (step, unit)
+        assert near(value["memory/max_active(%)"], 100 * value["memory/max_active(GiB)"] * 2**30 / run["device_bytes"])
+        assert near(value["tflops"], value["throughput(tps)"] * run["flops_per_token"] / 1e12), step
+        seconds = value["time_metrics/end_to_end(s)"]
+        assert near(value["throughput(tps)"], run["tokens_per_step"] / seconds / run["data_ranks"]), step
+        assert near(value["time_metrics/data_loading(%)"], 100 * value["time_metrics/data_loading(s)"] / seconds), step
+        if rank == 0:  # metrics.jsonl has its times and its memory
+            interval = [steps[k] for k in range(max([0] + [r for r in reported if r < step]) + 1, step + 1)]
+            assert near(value["mfu(%)"], 100 * value["tflops"] * 1e12 / run["peak_flops"]), step
+            assert close(value["memory/max_active(GiB)"], max(row["memory_gib"] for row in interval)), step
+            assert close(value["time_metrics/data_loading(s)"], sum(row["data_s"] for row in interval) / len(interval)), step
+            for tag in ("forward_backward", "optimizer"):
+                assert close(value[f"time_metrics/{tag}(s)"], steps[step][f"{tag}_s"]), (step, tag)
+            assert close(value["time_metrics/exposed_communication(s)"], steps[step]["comm_exposed_s"]), step
 assert first["max_loss"] >= first["loss"]
 PY
