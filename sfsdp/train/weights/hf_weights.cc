@@ -2,8 +2,10 @@
 #include "sfsdp/train/weights/hf_weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "sfsdp/base/check.h"
@@ -36,6 +38,19 @@ int64_t copy_range(const TensorView& view, const HfTensor& place, const StoredTe
     return copy_from_hf(place, t.global_shape, range, view.data, *view.dtype, mine, dtype);
   view.read(static_cast<uint64_t>(range.offset * ir::size_in_bytes(dtype)), mine);
   return 0;
+}
+
+// The same on all threads of this rank, each its part of the range.
+int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const StoredTensor& t, Chunk range,
+                        std::span<std::byte> mine) {
+  constexpr int64_t kLeast = 1 << 18;  // elements: what a thread costs is 1 % of copying these
+  const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+  std::atomic<int64_t> lost = 0;
+  at::parallel_for(0, range.length, kLeast, [&](int64_t begin, int64_t end) {
+    const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
+    lost += copy_range(view, place, t, {range.offset + begin, end - begin}, part);
+  });
+  return lost;
 }
 
 bool is_parameter(const Program& program, const StoredTensor& t) {
@@ -104,7 +119,7 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
                              at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
                              " by config.json; the two are not of one model"));
     expect_floating(view, checkpoint.file_of(view.name));
-    const int64_t lost = copy_range(view, *place, t, step.range_of(t.name), bytes_of(state.at(t.name)));
+    const int64_t lost = copy_on_threads(view, *place, t, step.range_of(t.name), bytes_of(state.at(t.name)));
     if (lost > 0)
       throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                              " become infinite as ", t.dtype, ", which ", t.name,
