@@ -34,6 +34,7 @@ class TestState {
     add("half", TensorKind::Parameter, ir::DType::bf16, {5, 3}, salt);
     add("w.exp_avg", TensorKind::Optimizer, ir::DType::f32, {7, 13}, salt);
     add("counter", TensorKind::Optimizer, ir::DType::f32, {}, salt, /*whole=*/true);
+    add("table", TensorKind::Buffer, ir::DType::f32, {53, 61}, salt);  // more than a page for each of two ranks
     add("stats", TensorKind::Buffer, ir::DType::f32, {4}, salt < 0 ? salt : salt + 100 * rank, /*whole=*/true, rank);
   }
   const std::vector<Piece>& pieces() const { return pieces_; }

@@ -21,10 +21,12 @@
 #include <set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/disk_model.h"
+#include "sfsdp/testing/forwarding.h"
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/saver.h"
@@ -48,6 +50,8 @@ struct Plan {
   int rank = 0, call = 0;
   bool no_exchange = false;    // as a file system without RENAME_EXCHANGE
   bool in_background = false;  // the saves
+  // Writes past the page cache are done, from whole pages; or refused when asked for, or at the write.
+  enum class Direct : uint8_t { Taken, NotAsked, NotWritten } direct = Direct::Taken;
 };
 
 constexpr int kRanks = 2;
@@ -85,6 +89,18 @@ void lose_power() {
 
 // The model to tell of a call on `path`; null: none is told.
 sfsdp::testing::DiskModel* told_of(const std::string& path) { return rank_of(path) < 0 ? nullptr : disk.load(); }
+
+std::atomic<int> direct_writes = 0;
+// As disks do, which a folder in memory does not.
+bool refuses(int fd, const void* bytes, size_t size) {
+  if ((syscall(SYS_fcntl, fd, F_GETFL) & O_DIRECT) == 0) return false;
+  const auto offset = static_cast<size_t>(::lseek(fd, 0, SEEK_CUR));
+  const bool taken =
+      plan.direct == Plan::Direct::Taken && (reinterpret_cast<uintptr_t>(bytes) | size | offset) % 4096 == 0;
+  direct_writes += taken;
+  if (!taken) errno = EINVAL;
+  return !taken;
+}
 
 std::atomic<int> told = 0;
 std::atomic<bool> dead = false;  // the rank that is to die
@@ -130,6 +146,7 @@ extern "C" {
 ssize_t write(int fd, const void* bytes, size_t size) {
   if (!armed && !disk) return syscall(SYS_write, fd, bytes, size);
   const std::string path = path_of(fd);
+  if (rank_of(path) >= 0 && refuses(fd, bytes, size)) return -1;
   const Fault fault = next_fault("write", path);
   if (fault == Fault::Kill) die();
   if (fault == Fault::FullDisk || fault == Fault::Eio) {
@@ -143,6 +160,19 @@ ssize_t write(int fd, const void* bytes, size_t size) {
   if (fault == Fault::TornWrite) die();
   if (auto* model = told_of(path)) model->wrote(path);
   return written;
+}
+
+int fcntl(int fd, int command, ...) {
+  va_list rest;
+  va_start(rest, command);
+  void* const value = va_arg(rest, void*);
+  va_end(rest);
+  if (command == F_SETFL && (reinterpret_cast<intptr_t>(value) & O_DIRECT) != 0 &&
+      plan.direct == Plan::Direct::NotAsked) {
+    errno = EINVAL;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fcntl, fd, command, value));
 }
 
 int fsync(int fd) {
@@ -344,7 +374,7 @@ void crash_everywhere(int64_t step, const Plan& how) {
         CAPTURE(call);
         const std::string folder = root / concat("case", cases++);
         copy_folder(root / "before", folder);
-        const Life life = run_child(folder, {fault, rank, call, how.no_exchange, how.in_background}, step);
+        const Life life = run_child(folder, {fault, rank, call, how.no_exchange, how.in_background, how.direct}, step);
         int64_t reported = 2;
         for (const std::string& line : life.lines) {
           if (line.starts_with("saved ")) reported = std::max(reported, *parse_int(line.substr(6)));
@@ -370,6 +400,9 @@ void crash_everywhere(int64_t step, const Plan& how) {
 TEST_CASE("crash: a new step, with a fault at each call of its save and of the removal of an old one") {
   SUBCASE("waited for") { crash_everywhere(3, {}); }
   SUBCASE("in the background") { crash_everywhere(3, {.in_background = true}); }
+  SUBCASE("in the background, through the page cache") {
+    crash_everywhere(3, {.in_background = true, .direct = Plan::Direct::NotWritten});
+  }
 }
 
 TEST_CASE("crash: a step that is saved again, with a fault at each call") {
@@ -377,40 +410,39 @@ TEST_CASE("crash: a step that is saved again, with a fault at each call") {
   SUBCASE("the file system cannot exchange names") { crash_everywhere(2, {.no_exchange = true}); }
 }
 
+TEST_CASE("a save in the background writes the same file past the page cache, or through it where that is refused") {
+  const MemoryFolder root;
+  const auto file_of = [&](const char* name, const Plan& how) {
+    plan = how;
+    folder_of_calls = root / name;
+    direct_writes = 0;
+    armed = true;
+    with_savers(root / name, [&](Saver& saver, int rank) {
+      CHECK(save(saver, rank, 1, 7, how.in_background).failure == "");
+      CHECK(save(saver, rank, 1, 8, how.in_background).failure == "");  // into the same buffer
+    });
+    armed = false;
+    plan = {};
+    for (auto& number : calls) number = 0;
+    return read_text_file(root / concat(name, "/step-1/rank-00001.safetensors"), 1 << 20);
+  };
+  const std::string expected = file_of("waited-for", {});
+  CHECK(file_of("direct", {.in_background = true}) == expected);
+  const Fd probe(::open((root / "probe").c_str(), O_WRONLY | O_CREAT | O_DIRECT | O_CLOEXEC, 0644));
+  CHECK(direct_writes == (probe ? 4 : 0));  // of two ranks, twice; no file system in memory had it before Linux 6.6
+  CHECK(file_of("not asked", {.in_background = true, .direct = Plan::Direct::NotAsked}) == expected);
+  CHECK(file_of("not written", {.in_background = true, .direct = Plan::Direct::NotWritten}) == expected);
+  CHECK(direct_writes == 0);
+}
+
 namespace {
 
-class Wrapped : public comm::Communicator {
- public:
-  explicit Wrapped(std::shared_ptr<comm::Communicator> ranks) : ranks_(std::move(ranks)) {}
-  int rank() const override { return ranks_->rank(); }
-  int size() const override { return ranks_->size(); }
-  const std::string& name() const override { return ranks_->name(); }
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
-    ranks_->all_gather(in, out, info);
-  }
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, comm::ReduceOp op,
-                      const comm::CallInfo& info) override {
-    ranks_->reduce_scatter(in, out, dtype, op, info);
-  }
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, comm::ReduceOp op, const comm::CallInfo& info) override {
-    ranks_->all_reduce(data, dtype, op, info);
-  }
-  void broadcast(std::span<std::byte> data, int root, const comm::CallInfo& info) override {
-    ranks_->broadcast(data, root, info);
-  }
-  void barrier(const comm::CallInfo& info) override { ranks_->barrier(info); }
-  void abort(const std::string& reason) override { ranks_->abort(reason); }
-
- private:
-  std::shared_ptr<comm::Communicator> ranks_;
-};
-
 // Counts how often its rank has told of its progress.
-class Telling : public Wrapped {
+class Telling : public testing::Forwarding {
  public:
-  using Wrapped::Wrapped;
+  using Forwarding::Forwarding;
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
-    Wrapped::all_gather(in, out, info);
+    testing::Forwarding::all_gather(in, out, info);
     if (info.name != "checkpoint progress" || rank() != 0) return;
     ++told;
     told.notify_all();
@@ -500,15 +532,15 @@ namespace {
 
 // A rank's calls up to its death: then it answers nobody, until all is over.
 std::atomic<bool> over = false;
-class Mortal : public Wrapped {
+class Mortal : public testing::Forwarding {
  public:
-  using Wrapped::Wrapped;
+  using Forwarding::Forwarding;
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
     if (rank() == plan.rank && dead) {
       over.wait(false);
       throw CommError("dead");
     }
-    Wrapped::all_gather(in, out, info);
+    testing::Forwarding::all_gather(in, out, info);
   }
 };
 

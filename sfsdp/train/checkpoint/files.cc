@@ -65,6 +65,22 @@ void write_all(int fd, std::span<const std::byte> bytes, const std::string& path
   if (!write_fully(fd, bytes)) fail(path, "cannot be written", errno);
 }
 
+void write_past_cache(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  constexpr size_t kPage = 4096, kAtOnce = size_t{8} << 20;  // no disk has larger sectors
+  const int flags = ::fcntl(fd, F_GETFL);
+  const bool direct = ::fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+  while (direct && bytes.size() >= kPage) {
+    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size() / kPage * kPage, kAtOnce));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL) break;  // some file systems say so only here. Source: open(2)
+    if (written <= 0) fail(path, "cannot be written", written < 0 ? errno : ENOSPC);
+    bytes = bytes.subspan(static_cast<size_t>(written));
+    if (static_cast<size_t>(written) % kPage != 0) break;
+  }
+  ::fcntl(fd, F_SETFL, flags);
+  write_all(fd, bytes, path);
+}
+
 void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path) {
   while (!bytes.empty()) {
     const ssize_t got = ::pread(fd, bytes.data(), bytes.size(), offset);

@@ -31,6 +31,9 @@ Fd open_file(const std::string& path, int64_t* bytes);
 
 // Short writes go on where they stopped.
 void write_all(int fd, std::span<const std::byte> bytes, const std::string& path);
+// The same for a new file from memory that begins on a page: whole pages go to the disk past the page cache, whose filling
+// and emptying costs several copies of them. Through the page cache where the file system wants that.
+void write_past_cache(int fd, std::span<const std::byte> bytes, const std::string& path);
 // Fills `bytes` from `offset`; a file that ends before is an error.
 void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path);
 // The file's bytes are on the disk.

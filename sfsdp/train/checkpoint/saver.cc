@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/checkpoint/saver.h"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -103,6 +105,7 @@ void Saver::start(SaveRequest request) {
   SFSDP_CHECK(!result_, "a save is in flight");
   const auto begin = Clock::now();
   request.pieces = share_out(request.pieces);
+  image_ = {};
   if (request.in_background || request.dtype) stage(request);
   ended_ = false;
   result_.emplace();
@@ -122,33 +125,47 @@ void Saver::start(SaveRequest request) {
   });
 }
 
-// Copies what this rank writes into one buffer, in the order of its file.
+// Memory of `bytes` in huge pages, as far as the system has any: the disk takes it page by page, at a cost for each.
+void Saver::reserve(size_t bytes) {
+  if (bytes <= staging_bytes_) return;
+  constexpr size_t kHuge = size_t{2} << 20;
+  staging_bytes_ = 0;
+  staging_.reset();  // before the new one is there: never two
+  staging_.reset(static_cast<std::byte*>(std::aligned_alloc(kHuge, (bytes + kHuge - 1) / kHuge * kHuge)));
+  if (!staging_) throw std::bad_alloc();
+  ::madvise(staging_.get(), bytes / kHuge * kHuge, MADV_HUGEPAGE);
+  staging_bytes_ = bytes;
+}
+
+// Copies what this rank writes into one buffer, as its file will be.
 void Saver::stage(SaveRequest& request) {
   const auto dtype_of = [&](const Piece& p) {
     const bool convert = request.dtype && p.kind == TensorKind::Parameter && ir::is_floating(p.dtype);
     return convert ? *request.dtype : p.dtype;
   };
+  std::vector<Piece> pieces = request.pieces;
   size_t bytes = 0;
-  for (const Piece& p : request.pieces)
-    bytes += static_cast<size_t>((p.end - p.begin) * ir::size_in_bytes(dtype_of(p)));
-  if (bytes > staging_bytes_) {
-    staging_.reset();  // before the new one is there: never two
-    staging_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    staging_bytes_ = bytes;
+  for (Piece& p : pieces) {
+    p.dtype = dtype_of(p);
+    bytes += p.bytes().size();
   }
-  std::byte* to = staging_.get();
+  const std::string header = shard_header(pieces);
+  bytes += header.size();
+  reserve(bytes);
+  image_ = {staging_.get(), bytes};
+  std::byte* to = std::ranges::copy(std::as_bytes(std::span(header)), staging_.get()).out;
   int64_t lost = 0;
-  for (Piece& p : request.pieces) {
-    Piece staged = p;
-    staged.dtype = dtype_of(p);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& p = request.pieces[i];
+    Piece& staged = pieces[i];
     staged.data = to;
     if (staged.dtype != p.dtype)
       lost += convert_floats(p.bytes(), p.dtype, staged.bytes(), staged.dtype);
     else if (p.begin < p.end)
       std::memcpy(to, p.data, p.bytes().size());
     to += staged.bytes().size();
-    p = std::move(staged);
   }
+  request.pieces = std::move(pieces);
   if (lost > 0)
     request.failure = concat(lost, " numbers are too large for ", ir::to_string(*request.dtype),
                              "\n  expected checkpoint.export_dtype = bfloat16 or float32");
@@ -187,7 +204,7 @@ void Saver::write(const SaveRequest& request) {
   const auto write_mine = [&] {
     if (!request.failure.empty()) throw UserError(request.failure);
     Manifest fragment = request.about;
-    write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, fragment);
+    write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, fragment, {}, image_);
     return print(fragment);
   };
   std::string mine;

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,6 +65,11 @@ class Saver {
   bool has_ended() const { return result_ && ended_.load(std::memory_order_acquire); }
 
  private:
+  struct Freed {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  void reserve(size_t bytes);
   void stage(SaveRequest& request);
   void run(const SaveRequest& request);
   void write(const SaveRequest& request);
@@ -71,8 +78,9 @@ class Saver {
   Store& store_;
   std::shared_ptr<comm::Communicator> ranks_;
   int64_t keep_;
-  std::unique_ptr<std::byte[]> staging_;
+  std::unique_ptr<std::byte[], Freed> staging_;
   size_t staging_bytes_ = 0;
+  std::span<const std::byte> image_;  // this rank's file in `staging_`; empty: the pieces lie in the caller's memory
   std::optional<SaveResult> result_;  // of the save in flight: the thread's until it is joined
   std::atomic<bool> ended_ = false;
   std::thread thread_;

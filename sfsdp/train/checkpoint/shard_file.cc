@@ -17,8 +17,9 @@ namespace {
 
 bool is_whole(const Piece& piece) { return piece.begin == 0 && piece.end == piece.numel(); }
 
-// The format's 8 bytes of length and the JSON, padded with blanks so that the data begins on 64 bytes.
-std::string header_of(const std::vector<Piece>& pieces) {
+}  // namespace
+
+std::string shard_header(const std::vector<Piece>& pieces) {
   std::string text = R"({"__metadata__":{"format":"pt"})";
   int64_t at = 0;
   for (const Piece& p : pieces) {
@@ -40,8 +41,6 @@ std::string header_of(const std::vector<Piece>& pieces) {
   return header + text;
 }
 
-}  // namespace
-
 std::string name_in_file(const Piece& piece) {
   std::string name = piece.name;
   if (piece.rank >= 0) name += concat("@", piece.rank);
@@ -56,11 +55,11 @@ std::string shard_name(int rank) {
 }
 
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
-                 Manifest& fragment, const ReadPiece& read) {
+                 Manifest& fragment, const ReadPiece& read, std::span<const std::byte> image) {
   const std::string path = folder + "/" + name;
   const Fd file = create_file(path);
-  const std::string header = header_of(pieces);
-  write_all(file.get(), std::as_bytes(std::span(header)), path);
+  const std::string header = shard_header(pieces);
+  if (image.empty()) write_all(file.get(), std::as_bytes(std::span(header)), path);
   auto offset = static_cast<int64_t>(header.size());
   fragment.tensors.clear();
   for (const Piece& p : pieces) {
@@ -73,11 +72,15 @@ void write_shard(const std::string& folder, const std::string& name, const std::
                                                     : p.bytes().subspan(static_cast<size_t>((begin - p.begin) * width),
                                                                         static_cast<size_t>((end - begin) * width));
       range.hashes.push_back(xxh3(block));
-      write_all(file.get(), block, path);
+      if (image.empty()) write_all(file.get(), block, path);
       offset += static_cast<int64_t>(block.size());
     }
     if (p.begin < p.end) tensor.ranges.push_back(std::move(range));
     fragment.tensors.push_back(std::move(tensor));
+  }
+  if (!image.empty()) {
+    SFSDP_CHECK(std::ssize(image) == offset, path, " has ", offset, " bytes, its image ", image.size());
+    write_past_cache(file.get(), image, path);
   }
   sync_file(file.get(), path);
   fragment.files = {{name, offset, static_cast<int64_t>(header.size()), xxh3(header)}};

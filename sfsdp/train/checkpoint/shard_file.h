@@ -18,14 +18,19 @@ std::string name_in_file(const Piece& piece);
 // "rank-00003.safetensors".
 std::string shard_name(int rank);
 
+// What the file begins with: the format's 8 bytes of length and the JSON, padded with blanks so that the data begins on 64
+// bytes. The pieces need no memory.
+std::string shard_header(const std::vector<Piece>& pieces);
+
 // Elements [begin, end) of a piece, in its dtype; they last until the next call.
 using ReadPiece = std::function<std::span<const std::byte>(const Piece& piece, int64_t begin, int64_t end)>;
 
 // Writes and syncs the file; each byte is hashed on its way.
 //   fragment: gets this file and its ranges
 //   read:     called for each block, in the order of the file; unset: pieces have memory
+//   image:    the whole file, if memory has it on a page: shard_header() and then the pieces, which lie there
 //   throws:   FileError naming the file, where it cannot be written
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
-                 Manifest& fragment, const ReadPiece& read = {});
+                 Manifest& fragment, const ReadPiece& read = {}, std::span<const std::byte> image = {});
 
 }  // namespace sfsdp::train::checkpoint
