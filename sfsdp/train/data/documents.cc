@@ -9,7 +9,6 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
-#include "sfsdp/train/data/input_file.h"
 #include "sfsdp/train/data/tokenizer/tokenizer.h"
 
 namespace sfsdp::train {
@@ -51,6 +50,7 @@ class Lines {
 
   int64_t number() const { return number_; }  // of the line that was returned last, from 1
   int64_t bytes_read() const { return file_.bytes_read(); }
+  FileStamp stamp() const { return file_.stamp(); }
 
  private:
   std::string_view take(size_t end, size_t next) {
@@ -80,6 +80,15 @@ class Lines {
   int64_t number_ = 0;
 };
 
+void require_unchanged(const std::string& path, const FileStamp& begin, const std::optional<FileStamp>& now) {
+  if (now == begin) return;
+  const std::string got = !now                        ? "is gone"
+                          : now->bytes != begin.bytes ? concat("has ", now->bytes, " bytes, not ", begin.bytes)
+                                                      : std::string("was written to");
+  throw InputChanged(concat(path, ": changed while it was read: ", got,
+                            "\n  expected a file that nobody writes; begin again once it is complete"));
+}
+
 std::string_view without_return(std::string_view line) {
   return line.ends_with('\r') ? line.substr(0, line.size() - 1) : line;
 }
@@ -91,6 +100,7 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") ==
 struct DocumentReader::State {
   std::vector<std::string> inputs;
   DocumentOptions options;
+  std::vector<FileStamp> stamps;            // of the inputs when the reader was made
   int64_t all_bytes = 0, bytes_before = 0;  // of the files before the open one
   size_t next_file = 0;
   bool is_json = false;
@@ -119,6 +129,13 @@ struct DocumentReader::State {
     return true;
   }
 
+  // The open file has been read to its end.
+  void finish_file() {
+    require_unchanged(inputs[next_file - 1], stamps[next_file - 1], lines->stamp());
+    bytes_before += lines->bytes_read();
+    lines.reset();
+  }
+
   // From the open file.
   bool take(RawDocument& document) {
     document.file = static_cast<uint32_t>(next_file - 1);
@@ -127,8 +144,7 @@ struct DocumentReader::State {
     if (options.split == SplitOn::BlankLines) return take_paragraph(document);
     document.bytes = lines->rest();
     document.line = 1;
-    bytes_before += lines->bytes_read();
-    lines.reset();
+    finish_file();
     return true;
   }
 };
@@ -137,7 +153,8 @@ DocumentReader::DocumentReader(std::vector<std::string> inputs, DocumentOptions 
     : state_(std::make_unique<State>()) {
   state_->inputs = std::move(inputs);
   state_->options = std::move(options);
-  for (const std::string& path : state_->inputs) state_->all_bytes += InputFile(path).bytes_on_disk();
+  for (const std::string& path : state_->inputs)
+    state_->all_bytes += state_->stamps.emplace_back(InputFile(path).stamp()).bytes;
 }
 
 DocumentReader::~DocumentReader() = default;
@@ -147,8 +164,7 @@ bool DocumentReader::next(RawDocument& document) {
   while (true) {
     if (state.lines) {
       if (state.take(document)) return true;
-      state.bytes_before += state.lines->bytes_read();
-      state.lines.reset();
+      state.finish_file();
     }
     if (state.next_file == state.inputs.size()) return false;
     const std::string& path = state.inputs[state.next_file++];
@@ -161,6 +177,12 @@ int64_t DocumentReader::bytes_read() const {
   return state_->bytes_before + (state_->lines ? state_->lines->bytes_read() : 0);
 }
 int64_t DocumentReader::all_bytes() const { return state_->all_bytes; }
+const std::vector<FileStamp>& DocumentReader::stamps() const { return state_->stamps; }
+
+void DocumentReader::check_unchanged() const {
+  for (size_t i = 0; i < state_->inputs.size(); ++i)
+    require_unchanged(state_->inputs[i], state_->stamps[i], stamp_of(state_->inputs[i]));
+}
 
 std::string DocumentReader::text(RawDocument document) const {
   replace_invalid_utf8(document.bytes, document.bytes);

@@ -8,6 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/base/error.h"
+#include "sfsdp/train/data/input_file.h"
+
 namespace sfsdp::train {
 
 enum class DocumentFormat : uint8_t {
@@ -25,6 +28,12 @@ struct DocumentOptions {
 
 inline constexpr size_t kMostDocumentBytes = size_t{1} << 30;
 
+// An input that another process writes while it is read.
+class InputChanged : public UserError {
+ public:
+  using UserError::UserError;
+};
+
 // A document as it stands in its file: a JSON line is not yet parsed, so that many threads can do that.
 struct RawDocument {
   std::string bytes;
@@ -41,11 +50,16 @@ class DocumentReader {
   DocumentReader(const DocumentReader&) = delete;
   DocumentReader& operator=(const DocumentReader&) = delete;
 
-  //   throws: UserError naming a file that cannot be read or is cut off, a document above kMostDocumentBytes
+  //   throws: UserError naming a file that cannot be read or is cut off, a document above kMostDocumentBytes; InputChanged
   bool next(RawDocument& document);
   // Read so far of the files as they are on disk, and in all.
   int64_t bytes_read() const;
   int64_t all_bytes() const;
+
+  // Of each input, as the constructor saw it.
+  const std::vector<FileStamp>& stamps() const;
+  //   throws: InputChanged, naming the first input that no longer is as the constructor saw it
+  void check_unchanged() const;
 
   // The text of a document: of a JSON line its field. May be called by any thread.
   //   throws: UserError naming file and line of one that is no JSON or lacks the field

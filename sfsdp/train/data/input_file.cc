@@ -21,6 +21,10 @@ namespace {
 
 constexpr size_t kPiece = 256 << 10;
 
+FileStamp stamp_of(const struct stat& status) {
+  return {status.st_size, int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec};
+}
+
 [[noreturn]] void fail(const std::string& path, const std::string& got, const std::string& expected) {
   throw UserError(concat(path, ": ", got, "\n  expected ", expected));
 }
@@ -92,10 +96,16 @@ class ZstdDecoder : public Decoder {
 
 }  // namespace
 
+std::optional<FileStamp> stamp_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  return stamp_of(status);
+}
+
 struct InputFile::State {
   std::string path;
   int fd = -1;
-  int64_t bytes_on_disk = 0, bytes_read = 0;
+  int64_t bytes_read = 0;
   std::unique_ptr<Decoder> decoder;  // none: a plain file
   std::vector<char> buffer;          // compressed bytes
   std::span<const char> waiting;     // of buffer, not yet decoded
@@ -140,7 +150,6 @@ InputFile::InputFile(const std::string& path) : state_(std::make_unique<State>()
   if (state_->fd < 0) fail(path, concat("cannot be opened: ", std::strerror(errno)), "a file that can be read");
   struct stat status {};
   if (::fstat(state_->fd, &status) != 0 || !S_ISREG(status.st_mode)) fail(path, "is no regular file", "a file");
-  state_->bytes_on_disk = status.st_size;
   if (path.ends_with(".gz")) state_->decoder = std::make_unique<GzipDecoder>();
   if (path.ends_with(".zst")) state_->decoder = std::make_unique<ZstdDecoder>();
   if (state_->decoder) state_->buffer.resize(kPiece);
@@ -156,7 +165,12 @@ size_t InputFile::read(std::span<char> out) {
                          : state_->read_file(out);
 }
 
-int64_t InputFile::bytes_on_disk() const { return state_->bytes_on_disk; }
+FileStamp InputFile::stamp() const {
+  struct stat status {};
+  if (::fstat(state_->fd, &status) != 0)
+    fail(state_->path, concat("cannot be read: ", std::strerror(errno)), "a file that can be read");
+  return stamp_of(status);
+}
 int64_t InputFile::bytes_read() const { return state_->bytes_read; }
 
 std::string InputFile::name_without_compression(const std::string& path) {

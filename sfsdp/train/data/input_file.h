@@ -4,10 +4,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 namespace sfsdp::train {
+
+// What a write to a file changes, unless it falls into one tick of the clock with the write before.
+struct FileStamp {
+  int64_t bytes = 0, modified_ns = 0;
+  bool operator==(const FileStamp&) const = default;
+};
+
+// None, and errno, for a path that has no file.
+std::optional<FileStamp> stamp_of(const std::string& path);
 
 // The bytes of a file from begin to end, decompressed if its name ends in .gz or .zst.
 class InputFile {
@@ -21,7 +31,7 @@ class InputFile {
   // Fills the front of `out`; 0 at the end.
   //   throws: UserError naming a file that cannot be read, whose compressed data is damaged or cut off
   size_t read(std::span<char> out);
-  int64_t bytes_on_disk() const;
+  FileStamp stamp() const;     // of the open file, now
   int64_t bytes_read() const;  // of those on disk
 
   // "a.jsonl" of "a.jsonl.gz".

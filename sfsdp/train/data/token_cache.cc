@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -17,10 +16,12 @@
 #include <sstream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/data/documents.h"
 #include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {
@@ -43,18 +44,6 @@ Fd lock_file(const std::string& path) {
   return fd;
 }
 
-// What a file looks like from outside.
-struct Stamp {
-  int64_t bytes = 0, modified_ns = 0;
-  bool operator==(const Stamp&) const = default;
-};
-
-Stamp stamp_of(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) fail(path, errno, "an input that can be read; set --training.dataset_path");
-  return {status.st_size, int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec};
-}
-
 uint64_t hash_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   ContentHash hash;
@@ -68,6 +57,12 @@ uint64_t hash_file(const std::string& path) {
 // Hashes of files as they were when last seen, a line each in inputs.txt: bytes, time, hash, path.
 class SeenInputs {
  public:
+  struct Seen {
+    FileStamp stamp;
+    uint64_t hash = 0;
+    bool operator==(const Seen&) const = default;
+  };
+
   explicit SeenInputs(std::string path) : path_(std::move(path)) {
     std::ifstream file(path_);
     for (std::string line; std::getline(file, line);) {
@@ -79,15 +74,16 @@ class SeenInputs {
     }
   }
 
-  uint64_t hash(const std::string& path) {
-    const Stamp stamp = stamp_of(path);
+  Seen look_at(const std::string& path) {
+    const auto stamp = stamp_of(path);
+    if (!stamp) fail(path, errno, "an input that can be read; set --training.dataset_path");
     const auto found = seen_.find(path);
-    if (found != seen_.end() && found->second.stamp == stamp) return found->second.hash;
-    const uint64_t hash = hash_file(path);
+    if (found != seen_.end() && found->second.stamp == stamp) return found->second;
+    const Seen seen = {*stamp, hash_file(path)};
     // A file written just now could change again without another time.
-    const bool settled = stamp.modified_ns < (int64_t{std::time(nullptr)} - 2) * 1000000000;
-    if (settled && stamp_of(path) == stamp) seen_[path] = {stamp, hash};
-    return hash;
+    const bool settled = stamp->modified_ns < (int64_t{std::time(nullptr)} - 2) * 1000000000;
+    if (settled && stamp_of(path) == stamp) seen_[path] = seen;
+    return seen;
   }
 
   void save() const {
@@ -102,10 +98,6 @@ class SeenInputs {
   }
 
  private:
-  struct Seen {
-    Stamp stamp;
-    uint64_t hash = 0;
-  };
   std::string path_;
   std::map<std::string, Seen> seen_;
 };
@@ -121,11 +113,22 @@ std::string cached_tokens(const TokenCacheOptions& options,
   SeenInputs seen(options.folder + "/inputs.txt");
   ContentHash key;
   key.add(options.recipe);
-  for (const std::string& input : options.inputs) key.add(concat('\n', hex(seen.hash(input))));
+  std::vector<SeenInputs::Seen> before;
+  for (const std::string& input : options.inputs)
+    key.add(concat('\n', hex(before.emplace_back(seen.look_at(input)).hash)));
   seen.save();
-  const std::string folder = concat(options.folder, '/', hex(key.value()));
-  if (!TokenFolder::is_token_folder(folder)) make(folder);
-  SFSDP_CHECK(TokenFolder::is_token_folder(folder), folder, " is not complete");
+  const std::string folder = concat(options.folder, '/', hex(key.value())), unfinished = folder + ".unfinished";
+  if (TokenFolder::is_token_folder(folder)) return folder;
+  make(unfinished);
+  SFSDP_CHECK(TokenFolder::is_token_folder(unfinished), unfinished, " is not complete");
+  for (size_t i = 0; i < before.size(); ++i)
+    if (seen.look_at(options.inputs[i]) != before[i]) {
+      fs::remove_all(unfinished);
+      throw InputChanged(concat(options.inputs[i], ": changed while it was read",
+                                "\n  expected a file that nobody writes; begin again once it is complete"));
+    }
+  fs::remove_all(folder);  // one that is not complete
+  rename_file(unfinished, folder);
   return folder;
 }
 

@@ -13,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/documents.h"
 
 namespace sfsdp::train {
 
@@ -70,6 +71,30 @@ TEST_CASE("a file is hashed again where its size or time changed, and only there
   cache.folder.write("cache/inputs.txt", "no numbers\n1 2\n\n");  // only hints
   fs::last_write_time(a, old);
   CHECK(cache.ask({a}) != first);
+}
+
+TEST_CASE("token files of an input that changed while they were made are thrown away") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const bool is_new : {false, true}) {  // a new file may change without another time
+    const auto time = is_new ? fs::file_time_type::clock::now() : old;
+    cache.folder.write("a.txt", "one");
+    fs::last_write_time(a, time);
+    cache.before_making = [&] {
+      cache.folder.write("a.txt", "One");
+      if (is_new) fs::last_write_time(a, time);
+    };
+    CHECK_THROWS_WITH_AS(cache.ask({a}), doctest::Contains("a.txt: changed while it was read"), InputChanged);
+    size_t folders = 0;
+    for (const auto& entry : fs::directory_iterator(cache.folder / "cache")) folders += entry.is_directory();
+    CHECK(folders == 0);
+  }
+  cache.before_making = [] {};
+  cache.folder.write("a.txt", "one");
+  cache.made = 0;
+  cache.ask({a});
+  CHECK(cache.made == 1);
 }
 
 // Two writes in one tick of the clock leave the same size and time.

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -145,17 +144,14 @@ std::string shard_name(size_t index) {
 }
 
 // What decides the bytes that are written, as text: run.json, which an interrupted run leaves for the next.
-std::string describe_run(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+std::string describe_run(const Tokenizer& tokenizer, const TokenizeOptions& options,
+                         const std::vector<FileStamp>& stamps) {
   static constexpr std::array<const char*, 3> kFormats = {"by_name", "text", "jsonl"};
   static constexpr std::array<const char*, 3> kSplits = {"file", "lines", "blank_lines"};
   std::string inputs;
-  for (const std::string& path : options.inputs) {
-    struct stat status {};
-    if (::stat(path.c_str(), &status) != 0)
-      throw UserError(concat(path, ": ", std::strerror(errno), "\n  expected a file to read documents from"));
-    inputs += concat(inputs.empty() ? "" : ",", "\n    {\"path\": ", json_quoted(path), ", \"bytes\": ", status.st_size,
-                     ", \"modified_ns\": ", int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec, "}");
-  }
+  for (size_t i = 0; i < options.inputs.size(); ++i)
+    inputs += concat(i == 0 ? "" : ",", "\n    {\"path\": ", json_quoted(options.inputs[i]),
+                     ", \"bytes\": ", stamps[i].bytes, ", \"modified_ns\": ", stamps[i].modified_ns, "}");
   return concat("{\n  \"tokenizer_hash\": \"", hex(tokenizer.hash()), "\",\n  \"format\": \"",
                 kFormats[static_cast<size_t>(options.documents.format)],
                 "\",\n  \"field\": ", json_quoted(options.documents.field), ",\n  \"split_on\": \"",
@@ -192,9 +188,12 @@ class Run {
       progress_.was_complete = true;
       return progress_;
     }
-    take_over_shards();
-    skip_documents();
-    encode_the_rest();
+    try {
+      make_shards();
+    } catch (const InputChanged&) {
+      discard_shards();
+      throw;
+    }
     write_manifest();
     progress_.bytes = progress_.all_bytes;
     tell();
@@ -212,7 +211,7 @@ class Run {
       throw UserError(
           concat(options_.out, ": ", error.message(), "\n  expected a folder that can be made and written"));
     lock_ = lock_folder(options_.out);
-    const std::string mine = describe_run(tokenizer_, options_), file = path_of("run.json");
+    const std::string mine = describe_run(tokenizer_, options_, reader_.stamps()), file = path_of("run.json");
     if (fs::exists(file)) {
       const std::string theirs = read_text_file(file, 256 << 20);
       if (theirs == mine) return remove_unfinished();
@@ -230,6 +229,26 @@ class Run {
   void remove_unfinished() const {
     for (const auto& entry : fs::directory_iterator(options_.out))
       if (entry.path().string().ends_with(".tmp")) fs::remove(entry.path());
+  }
+
+  void make_shards() {
+    try {
+      take_over_shards();
+      skip_documents();
+      encode_the_rest();
+    } catch (const UserError&) {
+      reader_.check_unchanged();  // a change may look like a damaged line
+      throw;
+    }
+    reader_.check_unchanged();
+  }
+
+  // They may hold a mix of old and new: the next call begins anew. run.json goes first, as shards without it are refused.
+  void discard_shards() {
+    writer_.reset();
+    fs::remove(path_of("run.json"));
+    for (const auto& entry : fs::directory_iterator(options_.out))
+      if (entry.path().extension() == ".tok") fs::remove(entry.path());
   }
 
   void take_over_shards() {

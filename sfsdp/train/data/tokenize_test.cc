@@ -161,6 +161,50 @@ TEST_CASE("a run that stopped anywhere is taken up, and its files are those of o
   CHECK(tokenize_files(tokenizer(), options).was_complete);
 }
 
+TEST_CASE("inputs that change while they are read are an error, and nothing of them is left") {
+  const TemporaryFolder folder;
+  const std::string lines = many_lines(4000), others = many_lines(8000).substr(0, lines.size());
+  const std::string input = folder / "a.jsonl", last = folder.write("b.jsonl", many_lines(10));
+  const TokenizeOptions options = {.inputs = {input, last}, .out = folder / "out", .shard_tokens = 3000, .threads = 1};
+  // The first report comes before the first byte is read, the last after all of them but before dataset.json.
+  const auto error_if = [&](const std::function<void()>& change, bool at_the_end) {
+    folder.write("a.jsonl", lines);
+    fs::last_write_time(input, fs::file_time_type::clock::now() - std::chrono::hours(1));
+    bool changed = false;
+    try {
+      tokenize_files(tokenizer(), options, [&](const TokenizeProgress& progress) {
+        if (!changed && (!at_the_end || progress.documents == 4010)) {
+          changed = true;
+          change();
+        }
+      });
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const std::vector<std::pair<std::string, std::function<void()>>> changes = {
+      {"bytes, not", [&] { fs::resize_file(input, lines.size() / 10); }},
+      {"bytes, not", [&] { std::ofstream(input, std::ios::app) << lines; }},
+      {"was written to", [&] { std::ofstream(input, std::ios::in | std::ios::out) << std::string(lines.size(), 'x'); }},
+      {"was written to",
+       [&] { fs::rename(folder.write("new", others + std::string(lines.size() - others.size(), '\n')), input); }},
+      {"is gone", [&] { fs::remove(input); }},
+  };
+  for (const auto& [text, change] : changes)
+    for (const bool at_the_end : {false, true}) {
+      if (text == "is gone" && !at_the_end) continue;  // it cannot be opened
+      const std::string error = error_if(change, at_the_end);
+      CAPTURE(at_the_end);
+      CHECK(error.find("a.jsonl: changed while it was read: ") != std::string::npos);
+      CHECK(error.find(text) != std::string::npos);
+      CHECK(files_of(folder / "out").empty());
+    }
+  folder.write("a.jsonl", lines);
+  tokenize_files(tokenizer(), options);
+  CHECK(documents_of(folder / "out").size() == 4010);
+}
+
 TEST_CASE("a folder of another run, and one that is being written, are refused") {
   const TemporaryFolder folder;
   const std::string input = folder.write("a.jsonl", many_lines(10));
