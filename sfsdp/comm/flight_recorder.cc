@@ -65,15 +65,19 @@ class ObjectReader {
 }  // namespace
 
 void FlightRecorder::enter(const CallSite& site, const Call& call, uint64_t sequence) {
-  FlightEntry entry = {site.group, sequence, call.text(), call.info.module_path, call.bytes, now_us(), 0};
+  Words words = {site.group, call.text(), call.info.module_path, call.bytes};
   const std::lock_guard lock(mutex_);
   if (capacity_ == 0) return;
   groups_.try_emplace(site.group, site.ranks);
+  const Entry entry = {uses_.try_emplace(std::move(words), 0).first, sequence, now_us(), 0};
+  ++entry.words->second;
   const size_t place = calls_++ % capacity_;
-  if (place < ring_.size())
-    ring_[place] = std::move(entry);
-  else
-    ring_.push_back(std::move(entry));
+  if (place == ring_.size()) {
+    ring_.push_back(entry);
+    return;
+  }
+  const Uses::iterator old = std::exchange(ring_[place], entry).words;
+  if (--old->second == 0) uses_.erase(old);
 }
 
 void FlightRecorder::finish(const CallSite& site, uint64_t sequence) {
@@ -81,15 +85,20 @@ void FlightRecorder::finish(const CallSite& site, uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   if (ring_.empty()) return;
   // Calls of one rank follow each other, so it is the last one.
-  FlightEntry& last = ring_[(calls_ - 1) % capacity_];
-  if (last.group == site.group && last.sequence == sequence) last.finished_us = now;
+  Entry& last = ring_[(calls_ - 1) % capacity_];
+  if (last.words->first.group == site.group && last.sequence == sequence) last.finished_us = now;
 }
 
 FlightRecord FlightRecorder::record(int rank, int world_size, const std::string& reason) const {
   const std::lock_guard lock(mutex_);
   FlightRecord record = {rank, world_size, reason, calls_, groups_, {}};
   const uint64_t first = calls_ - ring_.size();
-  for (uint64_t i = first; i < calls_; ++i) record.entries.push_back(ring_[i % capacity_]);
+  for (uint64_t i = first; i < calls_; ++i) {
+    const Entry& e = ring_[i % capacity_];
+    const Words& words = e.words->first;
+    record.entries.push_back(
+        {words.group, e.sequence, words.call, words.module_path, words.bytes, e.entered_us, e.finished_us});
+  }
   return record;
 }
 

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/testing/process_memory.h"
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::comm {
@@ -153,6 +154,24 @@ TEST_CASE("flight_recorder: the last calls are kept, written and read back") {
     CHECK(entry.bytes == 16);
     CHECK((entry.finished_us >= entry.entered_us) == (i < 2));
   }
+}
+
+// A text in each entry would also keep the pages around it, among which a step frees its temporaries.
+TEST_CASE("flight_recorder: a full record takes some 40 bytes a call, and forgets the words of calls it no longer has" *
+          doctest::skip(testing::kSanitized)) {
+  const CallSite site = {"dp_shard", {0, 1}, 0, 2};
+  FlightRecorder recorder(20000);
+  const auto record_calls = [&](uint64_t first, uint64_t last) {
+    for (uint64_t s = first; s <= last; ++s) {
+      const std::string name = concat("%layers.", s % 10, ".attention.weight.full");
+      recorder.enter(site, all_gather_call(8, 16, 2, {s % 10 == 9 ? concat(name, s) : name, "layers.attention"}), s);
+    }
+  };
+  const int64_t full = testing::growth([&] { record_calls(1, 20000); });
+  CHECK(full >= 20000 * 40 - testing::kMib / 4);  // or nothing is counted
+  CHECK(full <= 2 * testing::kMib);
+  CHECK(testing::growth([&] { record_calls(20001, 400000); }) <= testing::kMib);
+  CHECK(recorder.record(0, 2, "").entries.front().sequence == 380001);
 }
 
 TEST_CASE("flight_report: folders and files that are none are refused by name") {

@@ -1,54 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What saving and loading take beside the state, counted by the kernel: the most pages that the process ever had.
 #include <doctest/doctest.h>
-#include <malloc.h>
 
 #include <algorithm>
-#include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/strings.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/testing/process_memory.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/saver.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
 
+using testing::growth;
+using testing::kMib;
+using testing::kSanitized;
 using testing::MemoryFolder;
 
-// A sanitizer keeps what was freed, and has pages of its own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
-constexpr int64_t kMib = 1 << 20;
 // Huge pages, stacks of threads, texts of manifests; the kernel counts in batches of pages per core.
 constexpr int64_t kSlack = 3 * kMib;
-
-int64_t status_bytes(const std::string& key) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(key + ":"))
-      return *parse_int(trim(line.substr(key.size() + 1, line.size() - key.size() - 4))) * 1024;
-  throw UserError("no " + key + " in /proc/self/status\n  expected Linux's");
-}
-
-// By how much the process has grown at its largest.
-int64_t growth(const std::function<void()>& body) {
-  ::malloc_trim(0);                                           // what is free already would not be counted
-  std::ofstream("/proc/self/clear_refs") << 5 << std::flush;  // the peak is what there is now. Source: proc(5)
-  const int64_t before = status_bytes("VmRSS");
-  REQUIRE(status_bytes("VmHWM") < before + kMib);
-  body();
-  return status_bytes("VmHWM") - before;
-}
 
 // Rank `rank`'s part of a tensor of 3/4 of `mib`, and one of the rest.
 struct State {
