@@ -117,8 +117,14 @@ std::string cached_tokens(const TokenCacheOptions& options,
   for (const std::string& input : options.inputs)
     key.add(concat('\n', hex(before.emplace_back(seen.look_at(input)).hash)));
   seen.save();
-  const std::string folder = concat(options.folder, '/', hex(key.value())), unfinished = folder + ".unfinished";
+  const std::string folder = concat(options.folder, '/', hex(key.value()));
   if (TokenFolder::is_token_folder(folder)) return folder;
+  // What an earlier call left is gone on with if the inputs still have its times, and removed otherwise.
+  ContentHash times;
+  for (const SeenInputs::Seen& input : before) times.add(concat(input.stamp.modified_ns, ' '));
+  const std::string unfinished = concat(folder, ".unfinished-", hex(times.value()));
+  for (const auto& entry : fs::directory_iterator(options.folder))
+    if (entry.path().string().starts_with(folder) && entry.path() != unfinished) fs::remove_all(entry.path());
   make(unfinished);
   SFSDP_CHECK(TokenFolder::is_token_folder(unfinished), unfinished, " is not complete");
   for (size_t i = 0; i < before.size(); ++i)
@@ -127,7 +133,6 @@ std::string cached_tokens(const TokenCacheOptions& options,
       throw InputChanged(concat(options.inputs[i], ": changed while it was read",
                                 "\n  expected a file that nobody writes; begin again once it is complete"));
     }
-  fs::remove_all(folder);  // one that is not complete
   rename_file(unfinished, folder);
   return folder;
 }

@@ -97,6 +97,30 @@ TEST_CASE("token files of an input that changed while they were made are thrown 
   CHECK(cache.made == 1);
 }
 
+TEST_CASE("an unfinished folder is gone on with as long as its inputs have the same times, and removed after that") {
+  Cache cache;
+  const std::string a = cache.folder.write("a.txt", "one");
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  fs::last_write_time(a, old);
+  std::vector<std::string> folders;
+  const auto stop = [&] {
+    cached_tokens({cache.folder / "cache", {a}, "r"}, [&](const std::string& path) {
+      folders.push_back(path);
+      fs::create_directories(path);
+      throw UserError("stopped");
+    });
+  };
+  CHECK_THROWS_AS(stop(), UserError);
+  CHECK_THROWS_AS(stop(), UserError);
+  fs::last_write_time(a, old + std::chrono::minutes(1));
+  CHECK_THROWS_AS(stop(), UserError);
+  CHECK(folders[1] == folders[0]);
+  CHECK(folders[2] != folders[0]);
+  CHECK(!fs::exists(folders[0]));
+  CHECK(cache.ask({a}) == folders[2].substr(0, folders[2].find('.', folders[2].rfind('/'))));
+  CHECK(!fs::exists(folders[2]));
+}
+
 // Two writes in one tick of the clock leave the same size and time.
 TEST_CASE("a file written just now is hashed again even if it looks the same") {
   Cache cache;

@@ -260,6 +260,7 @@ class Run {
           header.vocab_size != static_cast<uint64_t>(tokenizer_.vocab_size()))
         throw UserError(concat(file.path(), ": not the shard of this run\n  expected document ", progress_.documents,
                                " first, of this tokenizer; remove the folder ", options_.out));
+      file.verify();
       shards_.push_back({shard_name(shards_.size()), file.tokens(), file.documents(), header.content_hash});
       progress_.documents += file.documents();
       progress_.tokens += file.tokens();

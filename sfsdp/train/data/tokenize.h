@@ -28,7 +28,7 @@ struct TokenizeProgress {
 };
 
 // Writes shards and dataset.json. What is written depends on inputs, tokenizer and options alone, not on threads; it may be
-// killed at any point and called again: whole shards are taken over, and the rest is the same, byte for byte.
+// killed at any point and called again: whole shards are verified and kept, and the rest is the same, byte for byte.
 //   progress: called by this thread now and then, and at the end
 //   throws: UserError naming file and line of what cannot be read; a folder of another run; a run in progress in it;
 //           InputChanged, after which the folder holds no shards

@@ -159,6 +159,11 @@ TEST_CASE("a run that stopped anywhere is taken up, and its files are those of o
     CHECK(files_of(folder / "out") == whole);
   }
   CHECK(tokenize_files(tokenizer(), options).was_complete);
+  fs::remove(folder / "out/dataset.json");
+  std::string damaged = whole.at("00002.tok");
+  damaged[500] ^= 1;
+  folder.write("out/00002.tok", damaged);
+  CHECK(error_of(options).find("00002.tok: ") != std::string::npos);
 }
 
 TEST_CASE("inputs that change while they are read are an error, and nothing of them is left") {
