@@ -11,6 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/passing_error.h"
 
 namespace sfsdp {
 namespace {
@@ -32,7 +33,9 @@ const char* cure_of(int error) {
 }  // namespace
 
 void fail_on_file(const std::string& path, std::string_view what, int error) {
-  throw UserError(concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error)));
+  const std::string text = concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error));
+  if (may_pass(error)) throw PassingError(text);
+  throw UserError(text);
 }
 
 Fd create_file(const std::string& path) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Files that are on the disk when a call returns. Every failure is a UserError that names the file, what could not be done
-// with it, the system's words, and what helps against this error.
+// with it, the system's words, and what helps against this error; a PassingError where a later try may find it gone.
 #pragma once
 
 #include <cstddef>

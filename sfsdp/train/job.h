@@ -22,6 +22,7 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size);
 
 struct CompiledJob {
   models::LanguageModel model;
+  std::string model_name;  // of its family: "llama3"
   std::shared_ptr<Program> program;
   Batch example;  // shapes only: one micro-batch of one rank
   BatchShares shares;
@@ -45,7 +46,7 @@ Batch to_batch(const MicroBatch& rows, int64_t seq_len);
 //   rank: this rank's in the world
 std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank);
 // What [checkpoint] asks for, and what is written down with each save.
-checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example);
+checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const CompiledJob& job);
 // Where checkpoint.last_save_in_hf puts its folder; "" if it is not asked for.
 std::string last_hf_folder(const JobConfig& config, int64_t step);
 // Writes it, for a step that is the last one. A collective call. Returns a line for the log.

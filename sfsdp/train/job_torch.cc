@@ -22,6 +22,7 @@
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/weights/hf_config_json.h"
+#include "sfsdp/train/weights/hf_parameters.h"
 #include "sfsdp/train/weights/hf_weights.h"
 #include "sfsdp/train/weights/safetensors.h"
 #include "sfsdp/tune/simulated.h"
@@ -89,6 +90,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
     check_sliding_window(hf, config.training.seq_len, config.model.hf_assets_path);
     spec = {hf.model, "", {hf.args.begin(), hf.args.end()}};
   }
+  job.model_name = spec.name;
   for (const auto& [name, value] : config.model_args) spec.args[name] = value;
   capture::run_meta_init([&] {
     job.model = models::make_language_model(spec);
@@ -185,7 +187,8 @@ std::string checkpoint_folder(const JobConfig& config) {
 
 }  // namespace
 
-checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Program& program, const Batch& example) {
+checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const CompiledJob& job) {
+  Program& program = *job.program;
   const auto& c = config.checkpoint;
   checkpoint::CheckpointOptions options;
   options.enable = c.enable;
@@ -213,10 +216,12 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, Progra
                       {"total_steps", std::to_string(lr.total_steps.value_or(config.training.steps))},
                       {"warmup_steps", std::to_string(lr.warmup_steps)}};
   const Strategy& strategy = program.strategy();
+  options.about.model = job.model_name;
+  options.about.model_args = texts_of_args(job.model.args);
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();
   options.about.mesh = to_string(strategy.mesh);
-  options.about.plan = hex(program.hash_of(program.training(example)));
+  options.about.plan = hex(program.hash_of(program.training(job.example)));
   options.about.sfsdp_version = version();
   options.about.torch_version = TORCH_VERSION;
   return options;
@@ -232,8 +237,8 @@ std::string export_last(const JobConfig& config, const CompiledJob& job, const S
   const std::string folder = last_hf_folder(config, step.step), assets = config.model.hf_assets_path;
   std::optional<HfConfig> from;
   if (config.model.name == "hf") from = read_hf_config(assets);
-  const HfConfig hf = hf_config_of_model(from ? from->model : config.model.name, job.model.args,
-                                         hf_sources(step.program()), from ? &*from : nullptr);
+  const HfConfig hf =
+      hf_config_of_model(job.model_name, job.model.args, hf_sources(step.program()), from ? &*from : nullptr);
   HfExportOptions options;
   options.dtype = checkpoint::parse_export_dtype(config.checkpoint.export_dtype);
   options.max_positions = config.training.seq_len;

@@ -2,10 +2,9 @@
 #include "sfsdp/train/op_trace.h"
 
 #include <filesystem>
-#include <fstream>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 
@@ -78,12 +77,7 @@ std::string trace_path(const JobConfig& config, int64_t step, int64_t rank) {
 void write_trace(const std::string& path, const std::string& json) {
   std::error_code ignored;  // what is wrong with the folder, the file tells
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  std::ofstream file(path, std::ios::trunc);
-  file << json;
-  file.close();
-  if (!file)
-    throw UserError(concat(path, ": cannot write this file\n  expected room for ", json.size(),
-                           " bytes; set profiling.enable_profiling = false, or job.dump_folder to another disk"));
+  write_atomically(path, json);
 }
 
 }  // namespace sfsdp::train

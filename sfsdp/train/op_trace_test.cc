@@ -69,7 +69,7 @@ TEST_CASE("a trace lies where TorchTitan's does; a folder that cannot be made is
   CHECK(path == folder / "profile_traces/iteration_10/rank1_trace.json");
   write_trace(path, "{}");
   CHECK(read_text_file(path, 100) == "{}");
-  CHECK_THROWS_WITH_AS(write_trace("/proc/nowhere/t.json", "{}"), doctest::Contains("/proc/nowhere/t.json: cannot"),
+  CHECK_THROWS_WITH_AS(write_trace("/proc/nowhere/t.json", "{}"), doctest::Contains("/proc/nowhere/t.json.tmp: cannot"),
                        UserError);
 }
 

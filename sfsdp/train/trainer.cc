@@ -21,6 +21,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/exit_code.h"
+#include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/agent/torchrun_agent.h"
 #include "sfsdp/comm/null/null_world.h"
@@ -29,6 +30,7 @@
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
+#include "sfsdp/train/imagined_ranks.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/job_data.h"
 #include "sfsdp/train/lr_schedule.h"
@@ -51,17 +53,8 @@ int64_t number_from_environment(const char* name, int64_t otherwise) {
   return text ? parse_int(text).value_or(otherwise) : otherwise;
 }
 
-constexpr int64_t kMostImagined = 1 << 20;  // ranks
-
 std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared_ptr<comm::FlightRecorder> recorder) {
-  if (config.comm.mode == "fake_backend") {
-    const int64_t ranks = number_from_environment("NGPU", number_from_environment("WORLD_SIZE", 1));
-    if (ranks < 1 || ranks > kMostImagined)
-      throw UserError(concat("comm.mode = fake_backend on ", ranks,
-                             " ranks\n  expected NGPU, or else WORLD_SIZE, from 1 to ", kMostImagined,
-                             "; they are environment variables"));
-    return comm::make_null_world(static_cast<int>(ranks));
-  }
+  if (config.comm.mode == "fake_backend") return comm::make_null_world(static_cast<int>(imagined_ranks(std::getenv)));
   if (!std::getenv("WORLD_SIZE")) return nullptr;
   comm::TcpOptions options = comm::tcp_options_from_env();
   options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
@@ -129,10 +122,10 @@ class Trainer {
     check_memory();
     step_.emplace(job_.program, world_);
     checkpoints_.emplace(
-        checkpoint_options(config_, *job_.program, job_.example), world_,
-        [this] { return checkpoint_pieces(*step_, rank()); }, [this](const std::string& line) { log_.notice(line); });
+        checkpoint_options(config_, job_), world_, [this] { return checkpoint_pieces(*step_, rank()); },
+        [this](const std::string& line) { log_.notice(line); });
     begin();
-    if (rank() == 0) save_config(config_);
+    if (rank() == 0) save_config_file();
   }
 
   // Returns the exit code of this rank.
@@ -170,12 +163,25 @@ class Trainer {
                        saved ? ", which is saved" : ", nothing is saved"));
     return saved ? kExitStopped : 128 + signal;
   }
-  // Where the folder cannot be written, the state is saved as a checkpoint: what the cure needs is not lost.
+  // The run does not need the file: a disk that is full must not keep a restart from going on.
+  void save_config_file() {
+    try {
+      save_config(config_);
+    } catch (const PassingError& error) {
+      log_.notice(concat("job.save_config_file is not written: ", error.what()));
+    }
+  }
+  // Where the folder cannot be written, whatever the reason, the state is saved as a checkpoint: what the cure needs is not
+  // lost. Of two errors the first is the cause.
   void save_in_hf() {
     try {
       log_.notice(export_last(config_, job_, *step_, world_));
-    } catch (const UserError&) {
-      checkpoints_->save(run_state(step_->step), checkpoint::Checkpointer::When::Now);
+    } catch (const std::exception&) {
+      try {
+        checkpoints_->save(run_state(step_->step), checkpoint::Checkpointer::When::Now);
+      } catch (const std::exception& error) {
+        log_.notice(concat("nor is step ", step_->step, " saved as a checkpoint: ", error.what()));
+      }
       throw;
     }
   }
@@ -399,6 +405,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     }
   } catch (const std::exception& error) {
     err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
+    if (dynamic_cast<const PassingError*>(&error)) return kExitFailed;
     return dynamic_cast<const UserError*>(&error) ? status : kExitFailed;
   }
 }

@@ -32,11 +32,12 @@ class WatchedStep {
   // Runs the step. At the first one whose loss or norm is not finite, debug.nan = dump writes the files and runs it twice
   // more, on all ranks: to find the op, and for what it read. The state is left as the step left it, unless the norm was
   // finite: then the step was applied, and what is dumped is the state after it.
-  //   throws: UserError if a file cannot be written
+  //   throws: UserError if a file of debug.nan cannot be written
   StepResult run(Step& step, const std::vector<Batch>& micro_batches);
 
  private:
   StepResult run_traced(Step& step, const std::vector<Batch>& micro_batches);
+  void keep_trace(int64_t step);
   void keep_buffers(const Step& step, const Batch& batch);
   void explain(Step& step, const std::vector<Batch>& micro_batches, const StepResult& result);
   void dump(Step& step, const std::vector<Batch>& micro_batches, const std::string& folder) const;

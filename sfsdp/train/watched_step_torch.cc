@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
@@ -45,13 +45,6 @@ std::optional<ValueCounts> count_bad(const at::Tensor& tensor) {
   counts.numel = tensor.numel();
   if (at::isfinite(tensor).all().item<bool>()) return counts;
   return count(tensor);
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw UserError(concat(path, ": cannot write this file\n  expected room; set debug.nan = off"));
 }
 
 double now_us() {
@@ -117,10 +110,18 @@ StepResult WatchedStep::run_traced(Step& step, const std::vector<Batch>& micro_b
   const StepResult result = run_with(step, micro_batches, ran);
   trace_.end_step(now_us());
   if (phase == ProfilePhase::Active) return result;
-  if (phase == ProfilePhase::ActiveAndWrite)
-    write_trace(trace_path(config_, k, world_ ? world_->rank() : 0), trace_.json());
+  if (phase == ProfilePhase::ActiveAndWrite) keep_trace(k);
   trace_.clear();
   return result;
+}
+
+// A trace is no reason to end a run: a disk that is full now may have room for the next one.
+void WatchedStep::keep_trace(int64_t step) {
+  try {
+    write_trace(trace_path(config_, step, world_ ? world_->rank() : 0), trace_.json());
+  } catch (const UserError& error) {
+    say_(concat("step ", step, " leaves no trace: ", error.what()));
+  }
 }
 
 void WatchedStep::keep_buffers(const Step& step, const Batch& batch) {
@@ -141,7 +142,7 @@ void WatchedStep::explain(Step& step, const std::vector<Batch>& micro_batches, c
   checkpoint::make_folders(mine);
   step.load_state_dict(buffers_);
   dump(step, micro_batches, mine);
-  if (rank == 0) write_text(folder + "/config.toml", printed(config_));
+  if (rank == 0) write_atomically(folder + "/config.toml", printed(config_));
   int64_t number = INT64_MAX;
   std::string found = replay(step, micro_batches, &number);
   report(step, result, found, mine);
@@ -170,12 +171,12 @@ void WatchedStep::dump(Step& step, const std::vector<Batch>& micro_batches, cons
 
 void WatchedStep::report(const Step& step, const StepResult& result, const std::string& found,
                          const std::string& folder) const {
-  write_text(folder + "/report.json",
-             concat("{\n  \"step\": ", step.step, ",\n  \"lr\": ", shortest(step.lr), ",\n  \"seed\": ",
-                    step.program().options().seed, ",\n  \"loss\": ", json_quoted(number_text(result.loss)),
-                    ",\n  \"grad_norm\": ", json_quoted(number_text(result.grad_norm)),
-                    ",\n  \"state\": ", json_quoted(result.skipped ? "before the step" : "after the step"),
-                    ",\n  \"found\": ", json_quoted(found), "\n}\n"));
+  write_atomically(folder + "/report.json",
+                   concat("{\n  \"step\": ", step.step, ",\n  \"lr\": ", shortest(step.lr), ",\n  \"seed\": ",
+                          step.program().options().seed, ",\n  \"loss\": ", json_quoted(number_text(result.loss)),
+                          ",\n  \"grad_norm\": ", json_quoted(number_text(result.grad_norm)),
+                          ",\n  \"state\": ", json_quoted(result.skipped ? "before the step" : "after the step"),
+                          ",\n  \"found\": ", json_quoted(found), "\n}\n"));
 }
 
 // Twice, as what the op read is known only once it is found: the second time its operands are counted.

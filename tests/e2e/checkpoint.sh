@@ -93,6 +93,20 @@ converted, exported = map(tensors, sys.argv[1:])
 assert len(converted) > 10 and converted == exported, [n for n in exported if converted.get(n) != exported[n]]
 PY
 
+# Another model's config.json is refused before anything is written: of other shapes, and of heads that shapes do not show.
+for change in 'c["intermediate_size"] = 64' 'c["num_attention_heads"] //= 2; c["num_key_value_heads"] //= 2; c["head_dim"] *= 2'; do
+  mkdir -p "$dir/other"
+  python3 - "$dir/exported/checkpoint/hf-step-8/config.json" "$dir/other/config.json" "$change" <<'PY'
+import json, sys
+c = json.load(open(sys.argv[1]))
+exec(sys.argv[3])
+json.dump(c, open(sys.argv[2], "w"))
+PY
+  $sfsdp checkpoint convert "$dir/parts/checkpoint/step-8" "$dir/refused" --hf-assets "$dir/other" >"$dir/log" 2>&1 && { cat "$dir/log"; exit 1; }
+  grep -qE "has shape \[|its model has n_heads = " "$dir/log" || { cat "$dir/log"; exit 1; }
+  ls -d "$dir"/refused* 2>/dev/null && exit 1
+done
+
 # One rank writes step 0, from which any mesh begins.
 $sfsdp "${common[@]}" --job.dump_folder "$dir/seed" --checkpoint.enable --checkpoint.create_seed_checkpoint >/dev/null
 two --training.steps 8 --job.dump_folder "$dir/seed" "${saving[@]}" >"$dir/log"

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/checkpoint/load.h"
 
@@ -23,13 +24,15 @@ std::shared_ptr<comm::Communicator> all_ranks(comm::CommWorld* world) {
 }
 
 // How a rank's work ended, in one letter before its text.
-constexpr char kDone = '+', kDamaged = 'd', kUnreadable = 'u', kFailed = '!';
+constexpr char kDone = '+', kDamaged = 'd', kUnreadable = 'u', kPassing = 'p', kFailed = '!';
 
 std::string attempt(const std::function<std::string()>& work) {
   try {
     return kDone + work();
   } catch (const DamagedError& error) {
     return kDamaged + std::string(error.what());
+  } catch (const PassingError& error) {
+    return kPassing + std::string(error.what());
   } catch (const FileError& error) {
     return kUnreadable + std::string(error.what());
   } catch (const std::exception& error) {
@@ -39,10 +42,15 @@ std::string attempt(const std::function<std::string()>& work) {
 
 // The worst of all ranks' ends: what fails for another reason than the files' would fail with an older checkpoint too.
 std::string worst(const std::vector<std::string>& ends) {
-  for (const char letter : {kFailed, kDamaged, kUnreadable})
+  for (const char letter : {kFailed, kDamaged, kUnreadable, kPassing})
     for (size_t r = 0; r < ends.size(); ++r)
       if (ends[r][0] == letter) return ends.size() == 1 ? ends[r] : concat(letter, "rank ", r, ": ", ends[r].substr(1));
   return std::string(1, kDone);
+}
+
+[[noreturn]] void fail(const std::string& text, bool may_pass) {
+  if (may_pass) throw PassingError(text);
+  throw UserError(text);
 }
 
 // Whatever the checkpoint has of `kind` has a place in this run: what it has not would be lost with the next save.
@@ -70,7 +78,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, st
       [&] {
         options_.about.launch = options_.launch.id;
         if (options_.load_only) return "";
-        const Store::Taken taken = store_.lock(options_.launch);
+        const Store::Taken taken = store_.lock(options_.launch, {options_.lock_seconds, say_});
         options_.about.launch = taken.launch;
         for (const std::string& line : taken.notes) say_(line);
         return "";
@@ -84,7 +92,7 @@ Checkpointer::~Checkpointer() = default;
 // What rank 0 finds, on all ranks; its failure too.
 std::string Checkpointer::of_first_rank(const std::function<std::string()>& work, const char* what) {
   const std::string text = gather_texts(ranks_.get(), is_first() ? attempt(work) : std::string(1, kDone), what).front();
-  if (text[0] != kDone) throw UserError(text.substr(1));
+  if (text[0] != kDone) fail(text.substr(1), text[0] == kPassing);
   return text.substr(1);
 }
 
@@ -161,6 +169,7 @@ std::optional<Loaded> Checkpointer::load() {
   if (!options_.enable) return load_initial();
   const std::vector<Candidate> found = candidates();
   std::string why;
+  bool may_pass = false;
   for (const Candidate& candidate : found) {
     Loaded loaded;
     const std::string end = worst(gather_texts(ranks_.get(), attempt([&] {
@@ -177,7 +186,9 @@ std::optional<Loaded> Checkpointer::load() {
       return loaded;
     }
     why = end.substr(1);
-    if (end[0] == kFailed || options_.load_step >= 0) throw UserError(why);
+    may_pass |= end[0] == kPassing;
+    const bool asked_for = options_.load_step >= 0 && candidate.keys_hold;  // that step, and no other
+    if (end[0] == kFailed || asked_for) fail(why, may_pass);
     const std::string aside = of_first_rank(
         [&]() -> std::string {
           if (options_.load_only || end[0] != kDamaged) return candidate.path;
@@ -190,8 +201,9 @@ std::optional<Loaded> Checkpointer::load() {
                   ": ", why));
   }
   if (!found.empty())
-    throw UserError(concat(store_.folder(), ": no checkpoint here can be gone on from. ", why,
-                           "\n  to begin anew set another checkpoint.folder"));
+    fail(concat(store_.folder(), ": no checkpoint here can be gone on from. ", why,
+                "\n  to begin anew set another checkpoint.folder"),
+         may_pass);
   return load_initial();
 }
 
@@ -216,7 +228,7 @@ std::optional<Loaded> Checkpointer::load_initial() {
                                                return std::string();
                                              }),
                                              "checkpoint load"));
-  if (end[0] != kDone) throw UserError(end.substr(1));
+  if (end[0] != kDone) fail(end.substr(1), end[0] == kPassing);
   return loaded;
 }
 

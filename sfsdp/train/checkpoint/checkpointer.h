@@ -33,8 +33,9 @@ struct CheckpointOptions {
   std::vector<std::string> exclude_from_loading;
   bool enable_first_step_checkpoint = false;
   bool load_only = false;
-  Launch launch = {};       // that this process belongs to
-  int64_t total_steps = 0;  // of the run
+  int64_t lock_seconds = 30;  // how long a start waits for who writes there: its predecessor, which may be ending
+  Launch launch = {};         // that this process belongs to
+  int64_t total_steps = 0;    // of the run
   uint64_t seed = 0;
   std::map<std::string, std::string> schedule = {};  // its settings: written down, and compared when a run goes on
   Manifest about;                                    // mesh, plan, versions, ranks: written down with each save
@@ -55,14 +56,15 @@ class Checkpointer {
   //   world: null: one rank; must outlive this
   //   state: this rank's pieces as they are now
   //   say:   takes lines for the log; called on the caller's thread, on rank 0 alone
-  //   throws: UserError on all ranks where the folder is another run's or cannot be written
+  //   throws: UserError on all ranks where the folder cannot be written; PassingError where it is another run's
   Checkpointer(CheckpointOptions options, comm::CommWorld* world, std::function<std::vector<Piece>()> state, Say say);
   ~Checkpointer();
 
   // Fills the state from the newest complete checkpoint of the folder, or from load_step, or, where the folder has none,
   // from initial_load_path. A damaged one is said, set aside, and the one before it taken.
   //   returns: none if there is nothing to load
-  //   throws:  UserError on all ranks: all are damaged, or the one asked for is; it is of another model or seed
+  //   throws:  UserError on all ranks: all are damaged, or the one asked for is; it is of another model or seed.
+  //            PassingError where one of those could not be read, and may be at a later try
   std::optional<Loaded> load();
 
   // Saves where the options ask for it: every interval, after the first step and after the last. A save that fails is

@@ -29,6 +29,7 @@ CheckpointOptions options_of(const std::string& folder) {
   options.interval = 2;
   options.total_steps = 100;
   options.seed = 7;
+  options.lock_seconds = 0;
   options.about.world_size = options.about.data_ranks = 1;
   return options;
 }
@@ -149,10 +150,37 @@ TEST_CASE("keep_latest_k keeps the newest; others are removed once the new one i
   CHECK(names_in(folder / "c") == Names{"lock", "step-6", "step-8"});
   save_until(folder / "all", 8, [](CheckpointOptions& o) { o.keep_latest_k = 0; });
   CHECK(names_in(folder / "all").size() == 5);
-  // damaged ones do not count, and stay; what a run saved after it went back stays too
+  // damaged ones do not count, and stay
   flip_byte(folder / "c/step-8/manifest.json", 1);
   save_until(folder / "c", 4, [](CheckpointOptions& o) { o.keep_latest_k = 2; });
-  CHECK(names_in(folder / "c") == Names{"lock", "step-4", "step-6", "step-8"});
+  CHECK(names_in(folder / "c") == Names{"lock", "step-2", "step-4", "step-8"});
+}
+
+TEST_CASE("keep_latest_k goes by what was saved last: the branch that load_step left goes first") {
+  const MemoryFolder folder;
+  const auto keep_two = [](CheckpointOptions& o) { o.keep_latest_k = 2; };
+  save_until(folder / "c", 20);
+  const auto go_back = [&](int64_t to) {
+    CheckpointOptions options = options_of(folder / "c");
+    keep_two(options);
+    options.load_step = 4;
+    Run run(options);
+    REQUIRE(run.checkpointer.load()->run.step == 4);
+    run.step_to(5, to);
+  };
+  go_back(6);
+  CHECK(names_in(folder / "c") == Names{"lock", "step-20", "step-6"});
+  // a clock that went back a year does not make newer saves older
+  Manifest manifest = open_checkpoint(folder / "c/step-20");
+  manifest.saved_at += 365 * 86400;
+  std::ofstream(folder / "c/step-20/manifest.json", std::ios::binary) << print(manifest);
+  CheckpointOptions options = options_of(folder / "c");
+  keep_two(options);
+  options.load_step = 6;
+  Run run(options);
+  REQUIRE(run.checkpointer.load()->run.step == 6);
+  run.step_to(7, 13);
+  CHECK(names_in(folder / "c") == Names{"lock", "step-10", "step-12"});
 }
 
 TEST_CASE("a damaged checkpoint is named, set aside, and the one before it taken") {
@@ -463,9 +491,28 @@ TEST_CASE("two runs on one folder: the second names the first") {
   CHECK(contains(message, folder / "c: another run writes its checkpoints here: \"host "));
   CHECK(contains(message, concat("process ", ::getpid(), ", since ")));
   CHECK(contains(message, "\n  expected a folder for each run"));
+  CHECK_THROWS_AS(Run(options_of(folder / "c")), PassingError);  // a restart may find the first one gone
   CheckpointOptions reader = options_of(folder / "c");
   reader.load_only = true;
   CHECK_NOTHROW(Run{reader});
+}
+
+TEST_CASE("a start waits for its predecessor's end, and says so") {
+  const MemoryFolder folder;
+  auto first = std::make_unique<Run>(options_of(folder / "c"));
+  CheckpointOptions options = options_of(folder / "c");
+  options.lock_seconds = 3600;
+  std::vector<std::string> said;
+  TestState state({1, 1}, 0, -1);
+  const Checkpointer second(
+      options, nullptr, [&] { return state.pieces(); },
+      [&](const std::string& line) {
+        said.push_back(line);
+        first.reset();
+      });
+  REQUIRE(said.size() == 1);
+  CHECK(contains(said, folder / "c: another run writes its checkpoints here: \"host "));
+  CHECK(contains(said, "; waits up to 3600 s for its end"));
 }
 
 TEST_CASE("a folder that is a file, or cannot be made, is named before the first step") {

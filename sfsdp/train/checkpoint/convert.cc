@@ -14,6 +14,7 @@
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_folder.h"
+#include "sfsdp/train/weights/hf_parameters.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -134,6 +135,9 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
   for (const StoredTensor& t : source.manifest().tensors)
     if (t.kind == TensorKind::Parameter) parameters.push_back({t.name, t.shape});
   const HfConfig config = read_hf_config(assets);
+  const std::string file = assets + "/config.json";
+  expect_parameters_of(config, parameters, from, file);
+  expect_args_of(config, source.manifest().model, source.manifest().model_args, from, file);
   constexpr int64_t kMaxPositions = 2048;  // where that config.json has none, as export_hf_folder
   HfFolderWriter writer(lay_out_hf(parameters, config, dtype), folder);
   writer.create(hf_config_json(config, dtype, kMaxPositions, read_hf_config_text(assets)), assets);

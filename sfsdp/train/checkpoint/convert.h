@@ -24,7 +24,8 @@ std::string convert(const std::string& from, const std::string& to, const Conver
 
 // Writes the parameters of the checkpoint `from` as a Hugging Face folder, which must not exist.
 //   assets: a folder with the model's config.json, which is taken along with its tokenizer
-//   throws: UserError, where the tensors are not those of that config too
+//   throws: UserError, before anything is written where names and shapes of the parameters, or what the manifest says of
+//           the model, are not those of that config
 void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype);
 
 struct TensorDifference {

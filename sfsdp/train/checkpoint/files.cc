@@ -42,7 +42,9 @@ std::string parent_of(const std::string& path) {
 }  // namespace
 
 void fail(const std::string& path, const std::string& what, int error) {
-  throw FileError(concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error)));
+  const std::string text = concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error));
+  if (may_pass(error)) throw PassingError(text);
+  throw FileError(text);
 }
 
 Fd create_file(const std::string& path) {

@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
+#include "sfsdp/base/passing_error.h"
 
 namespace sfsdp::train::checkpoint {
 
@@ -21,10 +22,10 @@ class FileError : public UserError {
   using UserError::UserError;
 };
 
-//   throws: FileError, always
+//   throws: always; PassingError where a later try may find the fault gone, else FileError
 [[noreturn]] void fail(const std::string& path, const std::string& what, int error);
 
-// A new or emptied regular file. Links are not followed.  throws: FileError, as do all below
+// A new or emptied regular file. Links are not followed.  throws: as fail does, as do all below
 Fd create_file(const std::string& path);
 // A regular file; its size.
 Fd open_file(const std::string& path, int64_t* bytes);

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -91,7 +92,9 @@ std::string body(const Manifest& m) {
   text += concat("\"data\": ", object(run.data, [](int64_t value) { return std::to_string(value); }), ",\n");
   text += concat("\"world_size\": ", m.world_size, ", \"data_ranks\": ", m.data_ranks,
                  ", \"mesh\": ", json_quoted(m.mesh), ", \"plan\": ", json_quoted(m.plan), ",\n");
-  text += concat("\"saved_at\": ", m.saved_at, ", \"launch\": ", json_quoted(m.launch),
+  text += concat("\"model\": ", json_quoted(m.model), ", \"model_args\": ",
+                 object(m.model_args, [](const std::string& value) { return json_quoted(value); }), ",\n");
+  text += concat("\"save\": ", m.save, ", \"saved_at\": ", m.saved_at, ", \"launch\": ", json_quoted(m.launch),
                  ", \"sfsdp_version\": ", json_quoted(m.sfsdp_version),
                  ", \"torch_version\": ", json_quoted(m.torch_version), ", \"block_bytes\": ", kBlockBytes, ",\n");
   text += lines("files", m.files, [](const StoredFile& f) {
@@ -157,6 +160,16 @@ class Reader {
 int64_t integer_of(const Reader& in, const JsonValue& value, const std::string& name) {
   if (const auto* negative = value.as<int64_t>()) return *negative;
   return in.count(value, name);
+}
+
+std::map<std::string, std::string> texts_of(const Reader& in, const std::string& key) {
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, value] : in.object(key)) {
+    const auto* text = value.as<std::string>();
+    if (!text) in.fail(concat(key, ".", name, " is ", describe(value)), "a text");
+    texts[name] = *text;
+  }
+  return texts;
 }
 
 // A file of the manifest's own folder.
@@ -282,14 +295,13 @@ Manifest read(std::string_view text, const std::string& file, bool whole) {
   m.run.tokens = in.count("tokens");
   m.run.seed = static_cast<uint64_t>(in.count("seed"));
   m.run.lr_offset = in.count("lr_offset");
-  if (in.has("skipped")) m.run.skipped = in.count("skipped");  // these two came later
+  if (in.has("skipped")) m.run.skipped = in.count("skipped");  // this and the other has() came later
   if (in.has("launch")) m.launch = in.text("launch");
   for (const auto& [name, value] : in.object("data")) m.run.data[name] = integer_of(in, value, "data." + name);
-  for (const auto& [name, value] : in.object("schedule")) {
-    const auto* setting = value.as<std::string>();
-    if (!setting) in.fail("schedule." + name + " is " + describe(value), "a text");
-    m.run.schedule[name] = *setting;
-  }
+  m.run.schedule = texts_of(in, "schedule");
+  if (in.has("save")) m.save = in.count("save");
+  if (in.has("model")) m.model = in.text("model");
+  if (in.has("model_args")) m.model_args = texts_of(in, "model_args");
   m.model_only = in.flag("model_only");
   m.world_size = in.count("world_size");
   m.data_ranks = in.count("data_ranks");
@@ -323,6 +335,10 @@ int64_t Manifest::bytes() const {
   int64_t sum = 0;
   for (const StoredFile& file : files) sum += file.bytes;
   return sum;
+}
+
+bool is_older(const Manifest& a, const Manifest& b) {
+  return std::tie(a.save, a.saved_at, a.run.step) < std::tie(b.save, b.saved_at, b.run.step);
 }
 
 std::string print(const Manifest& manifest) {

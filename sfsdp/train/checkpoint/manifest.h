@@ -74,8 +74,11 @@ struct Manifest {
   bool model_only = false;  // a run cannot go on from it
   int64_t world_size = 1;   // the rest of these says where it comes from; loading asks for none of it
   int64_t data_ranks = 1;
-  int64_t saved_at = 0;  // seconds since 1970
+  int64_t save = 0;      // each save of a folder has a higher one than those before it; 0: of before they were numbered
+  int64_t saved_at = 0;  // seconds since 1970, by a clock that may go back
   std::string launch;    // whose run has saved it: all starts of a launch have the same one
+  std::string model;     // "llama3", "gpt", …; "": not known
+  std::map<std::string, std::string> model_args = {};
   std::string mesh, plan, sfsdp_version, torch_version;
   std::vector<StoredFile> files;
   std::vector<StoredTensor> tensors;
@@ -85,6 +88,9 @@ struct Manifest {
   int64_t bytes() const;  // of all files
   bool operator==(const Manifest&) const = default;
 };
+
+// `a` was saved before `b`, of one folder.
+bool is_older(const Manifest& a, const Manifest& b);
 
 // One line per file and tensor; the first line has the hash of all that follows.
 std::string print(const Manifest& manifest);

@@ -21,7 +21,10 @@ Manifest small() {
            .schedule = {{"decay", "linear \"x\""}}};
   m.world_size = 2;
   m.data_ranks = 2;
+  m.save = 17;
   m.saved_at = 1700000000;
+  m.model = "llama3";
+  m.model_args = {{"n_heads", "4"}, {"tied", "false"}};
   m.launch = "launch-host-7 \"x\"";
   m.mesh = "[dp_shard=2]";
   m.plan = "0123456789abcdef";

@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::train::checkpoint {
@@ -34,7 +35,7 @@ std::string later_save(const std::vector<Listed>& all, const Listed& taken) {
   const Listed* later = nullptr;
   for (const Listed& other : all)
     if (other.state == State::Complete && !other.manifest->model_only && other.step < taken.step &&
-        other.manifest->saved_at > (later ? later : &taken)->manifest->saved_at)
+        is_older(*(later ? later : &taken)->manifest, *other.manifest))
       later = &other;
   if (!later) return "";
   return concat(taken.name, " is the highest step, but ", later->name, " was saved after it, at ",
@@ -59,9 +60,13 @@ class Chooser {
     if (has_keys)
       for (const Listed& one : listed_)
         if (is_own(one)) consider(one, /*keys_hold=*/false);
-    for (const Listed& one : listed_)
-      if (!(has_keys && is_own(one)) && (request_.load_step < 0 || one.step == request_.load_step))
+    for (const Listed& one : listed_) {
+      if (has_keys && is_own(one)) continue;
+      if (request_.load_step < 0 || one.step == request_.load_step)
         consider(one, /*keys_hold=*/true);
+      else if (one.state == State::Damaged)
+        say_skipped(one);  // whose it is cannot be read: it may be the launch's own
+    }
     if (found_.candidates.empty()) check_none();
     return std::move(found_);
   }
@@ -75,7 +80,8 @@ class Chooser {
     const std::string path = request_.folder + "/" + one.name;
     if (one.state == State::Damaged) {
       refused_.push_back(one.why);
-      found_.skipped.push_back(concat("checkpoint ", path, " is skipped: ", one.why));
+      may_pass_ |= one.may_pass;
+      say_skipped(one);
     }
     if (one.state != State::Complete) return;
     const bool done = found_.candidates.empty() && one.step >= request_.total_steps;  // there is nothing to go on with
@@ -91,6 +97,10 @@ class Chooser {
     found_.candidates.push_back({path, one.manifest->model_only || one.step == 0, keys_hold, note_of(one, keys_hold)});
   }
 
+  void say_skipped(const Listed& one) {
+    found_.skipped.push_back(concat("checkpoint ", request_.folder, "/", one.name, " is skipped: ", one.why));
+  }
+
   std::string note_of(const Listed& one, bool keys_hold) const {
     const std::string link = one.link.empty() ? "" : concat(one.name, " is a link to ", quote_safe(one.link));
     const std::string why =
@@ -102,9 +112,10 @@ class Chooser {
   }
 
   void check_none() const {
-    if (!refused_.empty())
-      throw UserError(concat(request_.folder, ": no checkpoint here can be gone on from. ", join(refused_, "\n"),
-                             "\n  to begin anew set another checkpoint.folder"));
+    const std::string none = concat(request_.folder, ": no checkpoint here can be gone on from. ", join(refused_, "\n"),
+                                    "\n  to begin anew set another checkpoint.folder");
+    if (may_pass_) throw PassingError(none);
+    if (!refused_.empty()) throw UserError(none);
     if (request_.load_step >= 0)
       throw UserError(concat("checkpoint.load_step = ", request_.load_step, ": ", request_.folder, "/step-",
                              request_.load_step, " is not there\n  expected a step that sfsdp checkpoint ls ",
@@ -115,6 +126,7 @@ class Chooser {
   const ResumeRequest& request_;
   Resume found_;
   std::vector<std::string> refused_;
+  bool may_pass_ = false;  // a refused one could not be read, and may be at a later try
 };
 
 }  // namespace

@@ -33,7 +33,8 @@ struct Resume {
 // Where the launch has saved under load_step or exclude_from_loading, these checkpoints come first, and the keys do not
 // hold again: else each restart would go back to the same step, or begin the same part anew. Then all others by step.
 //   listed: of the folder, newest step first
-//   throws: UserError: load_step is not there, or nothing that is there can be gone on from
+//   throws: UserError: load_step is not there, or nothing that is there can be gone on from; PassingError where one of
+//           them could not be read
 Resume find_candidates(const std::vector<Listed>& listed, const ResumeRequest& request);
 
 }  // namespace sfsdp::train::checkpoint

@@ -42,6 +42,7 @@ CheckpointOptions options_of(const std::string& folder, const Launch& launch) {
   options.enable = true;
   options.folder = folder;
   options.interval = 2;
+  options.lock_seconds = 0;
   options.total_steps = 100;
   options.keep_latest_k = 0;
   options.launch = launch;
@@ -49,11 +50,10 @@ CheckpointOptions options_of(const std::string& folder, const Launch& launch) {
   return options;
 }
 
-// As if a step had been saved `seconds` later than it was.
-void save_later(const std::string& checkpoint, int64_t seconds) {
-  Manifest manifest = open_checkpoint(checkpoint);
-  manifest.saved_at += seconds;
-  std::ofstream(checkpoint + "/manifest.json", std::ios::binary) << print(manifest);
+void flip_last_byte(const std::string& file) {
+  std::string bytes = read_text_file(file, 1 << 20);
+  bytes.back() ^= 1;
+  std::ofstream(file, std::ios::binary) << bytes;
 }
 
 const Launch kFirst{"a", false}, kRestarted{"a", true}, kOther{"b", false};
@@ -78,6 +78,29 @@ TEST_CASE("load_step holds for the first start of a launch; its restarts go on f
   CHECK(Start(options, 0).from.run.step == 10);
   options.launch = kOther;  // another launch means the key as it stands there
   CHECK(Start(options, 0).from.run.step == 4);
+}
+
+TEST_CASE("under load_step a damaged checkpoint of the launch's own is set aside and the one before it taken") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kOther), 8);
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  options.load_step = 4;
+  Start(options, 12);  // saves 6 to 12
+  options.launch = kRestarted;
+  flip_last_byte(folder / "c/step-12/rank-00000.safetensors");
+  const Start second(options, 0);
+  CHECK(second.from.run.step == 10);
+  CHECK(fs::exists(folder / "c/step-12.damaged"));
+  CHECK(contains(second.said, "checkpoint " + folder / "c/step-12 is skipped, now " + folder / "c/step-12.damaged: "));
+  flip_last_byte(folder / "c/step-10/manifest.json");  // whose it is cannot be seen
+  const Start third(options, 0);
+  CHECK(third.from.run.step == 8);
+  CHECK(contains(third.said, "checkpoint " + folder / "c/step-10 is skipped: "));
+  for (const char* own : {"c/step-8/rank-00000.safetensors", "c/step-6/rank-00000.safetensors"})
+    flip_last_byte(folder / own);
+  CHECK(Start(options, 0).from.run.step == 4);                 // as the first start did
+  flip_last_byte(folder / "c/step-4/rank-00000.safetensors");  // and load_step's own is that or none
+  CHECK_THROWS_WITH_AS(Start(options, 0), doctest::Contains("not what was written"), UserError);
 }
 
 TEST_CASE("retention may have removed load_step's checkpoint: a restart needs it no more") {
@@ -122,9 +145,7 @@ TEST_CASE("where all that a launch has saved is damaged, its restart begins as i
   CheckpointOptions options = options_of(folder / "c", kFirst);
   options.exclude_from_loading = {"lr_scheduler"};
   Start(options, 6);
-  std::string bytes = read_text_file(folder / "c/step-6/rank-00000.safetensors", 1 << 20);
-  bytes.back() ^= 1;
-  std::ofstream(folder / "c/step-6/rank-00000.safetensors", std::ios::binary) << bytes;
+  flip_last_byte(folder / "c/step-6/rank-00000.safetensors");
   options.launch = kRestarted;
   const Start second(options, 0);
   CHECK(second.from.run.step == 4);
@@ -154,7 +175,6 @@ TEST_CASE("a start that leaves the branch saved last says so, and how to go on f
   CHECK(Start(options, 0).said.empty());
   options.load_step = 2;
   Start(options, 4);
-  save_later(folder / "c/step-4", 1000);
   const Start plain(options_of(folder / "c", kOther), 9);
   CHECK(plain.from.run.step == 8);
   CHECK(contains(plain.said, "step-8 is the highest step, but step-4 was saved after it, at "));

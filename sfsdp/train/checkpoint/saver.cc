@@ -8,15 +8,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <new>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/comm/work_beside.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/weights/float_convert.h"
 
@@ -63,39 +62,6 @@ std::vector<std::string> gather_texts(comm::Communicator* ranks, const std::stri
   for (size_t r = 0; r < size; ++r) texts[r] = all.substr(r * longest, lengths[r]);
   return texts;
 }
-
-namespace {
-
-// Runs `work` on a thread of its own, while the ranks tell each other once a second that they are at it: one that writes
-// for longer than a collective's patience is not taken for lost. Returns when all ranks have done theirs.
-void work_beside(comm::Communicator& ranks, const std::function<void()>& work) {
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool done = false;
-  std::thread worker([&] {
-    work();
-    const std::lock_guard lock(mutex);
-    done = true;
-    ended.notify_one();
-  });
-  std::vector<std::byte> all(static_cast<size_t>(ranks.size()));
-  std::exception_ptr lost;  // a rank is: the work still ends here, as it holds what the caller owns
-  do {
-    std::unique_lock lock(mutex);
-    ended.wait_for(lock, std::chrono::seconds(1), [&] { return done; });
-    const std::byte mine{static_cast<unsigned char>(done)};
-    lock.unlock();
-    try {
-      ranks.all_gather({&mine, 1}, all, {"checkpoint progress", ""});
-    } catch (...) {
-      lost = std::current_exception();
-    }
-  } while (!lost && std::ranges::find(all, std::byte{0}) != all.end());
-  worker.join();
-  if (lost) std::rethrow_exception(lost);
-}
-
-}  // namespace
 
 Saver::~Saver() {
   if (thread_.joinable()) thread_.join();
@@ -209,7 +175,8 @@ void Saver::write(const SaveRequest& request) {
   };
   std::string mine;
   if (ranks_)
-    work_beside(*ranks_, [&] { mine = attempt(write_mine); });
+    comm::work_beside(
+        *ranks_, [&] { mine = attempt(write_mine); }, "checkpoint progress");
   else
     mine = attempt(write_mine);
   const std::vector<std::string> fragments = agree(mine, "checkpoint file");
@@ -221,9 +188,9 @@ void Saver::write(const SaveRequest& request) {
           std::vector<Manifest> parsed;
           for (const std::string& text : fragments)
             parsed.push_back(parse_fragment(std::string_view(text).substr(1), "what a rank wrote"));
-          const Manifest manifest = merge(parsed);
+          Manifest manifest = merge(parsed);
           result_->bytes = manifest.bytes();
-          store_.publish(manifest);
+          store_.publish(std::move(manifest));
         }),
         "checkpoint manifest");
   if (!result_->failure.empty() || rank() != 0) return;

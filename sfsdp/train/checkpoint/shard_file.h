@@ -29,7 +29,7 @@ using ReadPiece = std::function<std::span<const std::byte>(const Piece& piece, i
 //   fragment: gets this file and its ranges
 //   read:     called for each block, in the order of the file; unset: pieces have memory
 //   image:    the whole file, if memory has it on a page: shard_header() and then the pieces, which lie there
-//   throws:   FileError naming the file, where it cannot be written
+//   throws:   as fail does (files.h), where it cannot be written
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
                  Manifest& fragment, const ReadPiece& read = {}, std::span<const std::byte> image = {});
 

@@ -8,14 +8,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::train::checkpoint {
@@ -23,7 +26,7 @@ namespace {
 
 constexpr std::string_view kUnfinished = ".tmp", kReplaced = ".replaced", kDeleted = ".deleted", kDamaged = ".damaged",
                            kLeftover = ".leftover";
-constexpr size_t kMaxManifestBytes = size_t{1} << 30;
+constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // "step-20" and what follows the number; -1 for another name.
 std::pair<int64_t, std::string> parse_name(const std::string& name) {
@@ -81,6 +84,16 @@ std::string launch_in(int fd) {
   return "";
 }
 
+std::string read_manifest(const std::string& file) {
+  int64_t bytes = 0;
+  const Fd handle = open_file(file, &bytes);
+  if (bytes > kMaxManifestBytes)
+    throw DamagedError(concat(file, ": ", bytes, " bytes\n  expected at most ", kMaxManifestBytes));
+  std::string text(static_cast<size_t>(bytes), '\0');
+  read_all(handle.get(), 0, std::as_writable_bytes(std::span(text)), file);
+  return text;
+}
+
 std::string mib_text(int64_t bytes) { return with_commas(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
 
 }  // namespace
@@ -90,7 +103,7 @@ Manifest open_checkpoint(const std::string& path) {
   if (!exists(file))
     throw DamagedError(
         concat(path, ": no ", kManifestFile, "\n  expected a checkpoint of sfsdp, with this file in it"));
-  Manifest manifest = parse_manifest(read_text_file(file, kMaxManifestBytes), file);
+  Manifest manifest = parse_manifest(read_manifest(file), file);
   std::map<std::string, int64_t> sizes;
   for (const FolderEntry& entry : list_folder(path))
     if (!entry.is_folder) sizes[entry.name] = entry.bytes;
@@ -108,17 +121,29 @@ Manifest open_checkpoint(const std::string& path) {
 std::string Store::path_of(int64_t step) const { return concat(folder_, "/step-", step); }
 std::string Store::temporary_path_of(int64_t step) const { return concat(path_of(step), kUnfinished); }
 
-Store::Taken Store::lock(const Launch& launch) {
+// Takes the lock, waiting up to `wait.seconds` for who holds it.
+void Store::wait_for_lock(int fd, const std::string& path, const LockWait& wait) const {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(wait.seconds);
+  for (bool said = false; ::flock(fd, LOCK_EX | LOCK_NB) != 0; said = true) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) fail(path, "cannot be locked", errno);
+    const std::string other = concat(
+        folder_, ": another run writes its checkpoints here: ", quote_safe(trim(split(start_of(fd), '\n').front())));
+    if (Clock::now() >= end)
+      throw PassingError(
+          concat(other, "\n  expected a folder for each run; end the other one, or set checkpoint.folder"));
+    if (!said && wait.say) wait.say(concat(other, "; waits up to ", wait.seconds, " s for its end"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+Store::Taken Store::lock(const Launch& launch, const LockWait& wait) {
   make_folders(folder_);
   const std::string path = folder_ + "/lock";
   Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (file.get() < 0) fail(path, "cannot be opened", errno);
-  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail(path, "cannot be locked", errno);
-    const std::string other = split(start_of(file.get()), '\n').front();
-    throw UserError(concat(folder_, ": another run writes its checkpoints here: ", quote_safe(trim(other)),
-                           "\n  expected a folder for each run; end the other one, or set checkpoint.folder"));
-  }
+  wait_for_lock(file.get(), path, wait);
   Taken taken{launch.id, {}};
   const std::string before = launch.restarted ? launch_in(file.get()) : "";
   if (taken.launch.empty()) taken.launch = before.empty() ? own_launch() : before;
@@ -166,6 +191,7 @@ std::vector<Listed> Store::list() const {
         listed.manifest.reset();
         listed.state = State::Damaged;
         listed.why = error.what();
+        listed.may_pass = dynamic_cast<const PassingError*>(&error) != nullptr;
       }
     }
     if (entry.name != "lock") found.push_back(std::move(listed));
@@ -184,7 +210,7 @@ int64_t Store::bytes_in(const std::string& name) const {
   int64_t bytes = 0;
   try {
     for (const FolderEntry& entry : list_folder(folder_ + "/" + name)) bytes += entry.bytes;
-  } catch (const FileError&) {
+  } catch (const UserError&) {
     return 0;  // no folder
   }
   return bytes;
@@ -220,7 +246,18 @@ std::vector<std::string> Store::begin(int64_t step) {
   return notes;
 }
 
-void Store::publish(const Manifest& manifest) {
+// Later than all that is here, whatever the clock says now or said then.
+int64_t Store::next_save() {
+  if (last_save_ < 0) {
+    last_save_ = 0;
+    for (const Listed& listed : list())
+      if (listed.manifest) last_save_ = std::max(last_save_, listed.manifest->save);
+  }
+  return ++last_save_;
+}
+
+void Store::publish(Manifest manifest) {
+  manifest.save = next_save();
   const std::string name = path_of(manifest.run.step), temporary = temporary_path_of(manifest.run.step);
   const std::string file = concat(temporary, "/", kManifestFile), text = print(manifest);
   {
@@ -260,9 +297,13 @@ void Store::give_up(int64_t step) { remove_checkpoint(temporary_path_of(step)); 
 std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
   std::vector<std::string> deleted, left;
   if (keep == 0) return left;
-  int64_t complete = 0;
-  for (const Listed& listed : list()) {
-    if (listed.state != Listed::State::Complete || ++complete <= keep || listed.step == saved) continue;
+  std::vector<Listed> complete = list();
+  std::erase_if(complete, [](const Listed& listed) { return listed.state != Listed::State::Complete; });
+  std::ranges::stable_sort(complete,
+                           [](const Listed& a, const Listed& b) { return is_older(*b.manifest, *a.manifest); });
+  for (size_t i = static_cast<size_t>(keep); i < complete.size(); ++i) {
+    const Listed& listed = complete[i];
+    if (listed.step == saved) continue;
     deleted.push_back(free_name(listed.step, std::string(kDeleted)));
     rename_path(folder_ + "/" + listed.name, deleted.back());
   }

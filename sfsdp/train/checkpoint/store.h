@@ -33,6 +33,7 @@ struct Listed {
   std::string link = {};  // where it points to, if it is a symbolic link
   int64_t step = -1;
   std::string why;                        // of Damaged
+  bool may_pass = false;                  // of Damaged: it could not be read, and a later try may
   std::optional<Manifest> manifest = {};  // of Complete
 };
 
@@ -46,24 +47,31 @@ class Store {
 
   // Makes the folder and takes it for this process, until the Store goes. What crashes have left of saves is set aside.
   //   launch: without an id of its own it gets one here, which its restarts find in the lock's file
-  //   throws: UserError naming the run that has it, or why it cannot be written
+  //   throws: PassingError naming the run that has it, UserError saying why it cannot be written
   struct Taken {
     std::string launch;              // its id
     std::vector<std::string> notes;  // for the log
   };
-  Taken lock(const Launch& launch = {});
+  // Another process that holds it may be ending, as the one that this one is started after.
+  struct LockWait {
+    int64_t seconds = 0;
+    std::function<void(const std::string&)> say = {};  // takes a line for the log, once, where there is a wait
+  };
+  Taken lock(const Launch& launch, const LockWait& wait);
+  Taken lock() { return lock({}, {}); }
 
   // What is there, newest step first; nothing for a folder that does not exist.  throws: UserError
   std::vector<Listed> list() const;
 
   // Makes temporary_path_of(step), an empty folder. What has that name is set aside.  returns: lines for the log
   std::vector<std::string> begin(int64_t step);
-  // Writes the manifest, syncs, and gives the folder its name: after this call the checkpoint survives a crash.
-  void publish(const Manifest& manifest);
+  // Writes the manifest, numbered as the newest save, syncs, and gives the folder its name: after this call the checkpoint survives a crash.
+  void publish(Manifest manifest);
   // Best effort, after a save that failed: room for the next one.
   void give_up(int64_t step);
-  // Removes all but the newest `keep` complete checkpoints; 0 keeps all.
-  //   saved:   stays, even below older ones of a higher step: a run may have gone back by load_step
+  // Removes all but the `keep` complete checkpoints that were saved last; 0 keeps all. So where a run has gone back by
+  // load_step, the higher steps of the branch that it left go first.
+  //   saved:   stays in any case
   //   returns: what could not be removed, a line each
   std::vector<std::string> purge(int64_t keep, int64_t saved);
   // Renames step-N, which has turned out not to be what was written.  returns: its new name
@@ -72,10 +80,13 @@ class Store {
  private:
   std::string free_name(int64_t step, const std::string& ending) const;
   std::vector<std::string> set_aside_leftovers();
+  void wait_for_lock(int fd, const std::string& path, const LockWait& wait) const;
+  int64_t next_save();
   int64_t bytes_in(const std::string& name) const;
 
   std::string folder_;
   Fd lock_;
+  int64_t last_save_ = -1;  // number of the newest save here, once one was looked for
 };
 
 }  // namespace sfsdp::train::checkpoint

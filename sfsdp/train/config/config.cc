@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
@@ -332,12 +332,7 @@ void save_config(const JobConfig& config) {
   const auto path = std::filesystem::path(config.job.dump_folder) / *config.job.save_config_file;
   std::error_code ignored;  // what is wrong with the folder, the file tells
   std::filesystem::create_directories(path.parent_path(), ignored);
-  std::ofstream file(path, std::ios::trunc);
-  file << (path.extension() == ".json" ? to_json(config) : printed(config));
-  file.close();
-  if (!file)
-    throw UserError(concat("job.save_config_file = ", *config.job.save_config_file, ": cannot write ", path.string(),
-                           "\n  expected a file in a folder that can be written, job.dump_folder"));
+  write_atomically(path.string(), path.extension() == ".json" ? to_json(config) : printed(config));
 }
 
 }  // namespace sfsdp::train

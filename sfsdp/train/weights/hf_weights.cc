@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <numeric>
 #include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
+#include "sfsdp/comm/work_beside.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_copy.h"
@@ -90,17 +93,26 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
   }
 }
 
-// Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call.
-template <class Body>
-void on_all_ranks(comm::CommWorld* world, const Body& body) {
+std::shared_ptr<comm::Communicator> all_ranks(comm::CommWorld* world) {
+  if (!world) return nullptr;
+  std::vector<int> ranks(static_cast<size_t>(world->world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world->group("export", ranks);
+}
+
+// Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call, which waits for a slow disk.
+void on_all_ranks(comm::CommWorld* world, comm::Communicator* ranks, const std::function<void()>& body) {
+  if (!world) return body();
   std::string failure;
-  try {
-    body();
-  } catch (const std::exception& error) {
-    if (!world) throw;
-    failure = error.what();
-  }
-  if (world) comm::expect_same_hash(*world, 0, {}, {}, failure);
+  const auto attempt = [&] {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  comm::work_beside(*ranks, attempt, "export progress");
+  comm::expect_same_hash(*world, 0, {}, {}, failure);
 }
 
 }  // namespace
@@ -145,15 +157,16 @@ HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfCo
     const std::string base = options.assets.empty() ? "" : read_hf_config_text(options.assets);
     writer.create(hf_config_json(config, options.dtype, options.max_positions, base), options.assets);
   };
-  on_all_ranks(world, [&] {
-    if (rank == 0) create();
-  });
+  const auto ranks = all_ranks(world);
   try {
-    on_all_ranks(world, [&] {
+    on_all_ranks(world, ranks.get(), [&] {
+      if (rank == 0) create();
+    });
+    on_all_ranks(world, ranks.get(), [&] {
       write_shares(step, rank, writer);
       writer.flush();
     });
-    on_all_ranks(world, [&] {
+    on_all_ranks(world, ranks.get(), [&] {
       if (rank == 0) writer.publish();
     });
   } catch (...) {

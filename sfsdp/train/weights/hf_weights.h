@@ -42,7 +42,8 @@ struct HfExported {
 // folder. A collective call; `world` is null for one rank.
 //   config:  of the model: hf_config_of_model, or that of the folder it came from
 //   folder:  must not exist, or be empty. It appears under its name once all of it is on disk
-//   throws:  UserError on all ranks, naming the first one that could not go on and its reason
+//   throws:  UserError on all ranks, naming the first one that could not go on and its reason; CommError where one is lost.
+//            A rank whose disk is slow is not
 HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfConfig& config, const std::string& folder,
                             const HfExportOptions& options = {});
 

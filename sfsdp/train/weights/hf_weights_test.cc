@@ -25,6 +25,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_names.h"
+#include "sfsdp/train/weights/hf_parameters.h"
 #include "tests/fixtures/fixture.h"
 
 namespace sfsdp::train {
@@ -488,6 +489,8 @@ TEST_CASE("hf_weights: an exported folder holds the weights, whatever the ranks,
       CHECK(read.architecture == fixture.config.architecture);
       CHECK((read.args == fixture.config.args));
       CHECK((read.sliding_window == fixture.config.sliding_window));
+      CHECK_NOTHROW(expect_parameters_of(read, hf_sources(*model.program), name, "config.json"));
+      CHECK_NOTHROW(expect_args_of(read, read.model, texts_of_args(model.model.args), name, "config.json"));
       std::filesystem::remove_all(out);
     };
     expect(init_device_mesh({{"dp_shard", 1}}), {}, {});

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/weights/hf_parameters.h"
+
+#include <cmath>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/type.h"
+
+namespace sfsdp::train {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+// The parameters of a layer, names without its prefix; or those outside of the layers.
+std::vector<HfSource> llama_layer(const HfConfig& c) {
+  const int64_t dim = c.integer("dim"), hidden = c.integer("hidden_dim"), head = c.integer("head_dim");
+  const int64_t q = ir::saturating_product(c.integer("n_heads"), head);
+  const int64_t kv = ir::saturating_product(c.integer("n_kv_heads"), head);
+  std::vector<HfSource> all = {{"attention.wq.weight", {q, dim}},
+                               {"attention.wk.weight", {kv, dim}},
+                               {"attention.wv.weight", {kv, dim}},
+                               {"attention.wo.weight", {dim, q}},
+                               {"feed_forward.w1.weight", {hidden, dim}},
+                               {"feed_forward.w2.weight", {dim, hidden}},
+                               {"feed_forward.w3.weight", {hidden, dim}},
+                               {"attention_norm.weight", {dim}},
+                               {"ffn_norm.weight", {dim}}};
+  if (c.flag("qkv_bias"))
+    for (const auto& [name, rows] : {std::pair{"wq", q}, {"wk", kv}, {"wv", kv}})
+      all.push_back({concat("attention.", name, ".bias"), {rows}});
+  if (c.flag("qk_norm"))
+    for (const char* name : {"q_norm", "k_norm"}) all.push_back({concat("attention.", name, ".weight"), {head}});
+  return all;
+}
+
+std::vector<HfSource> llama_rest(const HfConfig& c) {
+  const int64_t dim = c.integer("dim"), vocab = c.integer("vocab_size");
+  std::vector<HfSource> all = {{"tok_embeddings.weight", {vocab, dim}}, {"norm.weight", {dim}}};
+  if (!c.flag("tied")) all.push_back({"output.weight", {vocab, dim}});
+  return all;
+}
+
+std::vector<HfSource> gpt_layer(const HfConfig& c) {
+  const int64_t dim = c.integer("dim"), three = ir::saturating_product(3, dim), four = ir::saturating_product(4, dim);
+  return {{"ln_1.weight", {dim}},
+          {"ln_1.bias", {dim}},
+          {"attn.c_attn.weight", {three, dim}},
+          {"attn.c_attn.bias", {three}},
+          {"attn.c_proj.weight", {dim, dim}},
+          {"attn.c_proj.bias", {dim}},
+          {"ln_2.weight", {dim}},
+          {"ln_2.bias", {dim}},
+          {"mlp.c_fc.weight", {four, dim}},
+          {"mlp.c_fc.bias", {four}},
+          {"mlp.c_proj.weight", {dim, four}},
+          {"mlp.c_proj.bias", {dim}}};
+}
+
+std::vector<HfSource> gpt_rest(const HfConfig& c) {
+  const int64_t dim = c.integer("dim");
+  return {{"wte.weight", {c.integer("vocab_size"), dim}},
+          {"wpe.weight", {c.integer("max_positions"), dim}},
+          {"ln_f.weight", {dim}},
+          {"ln_f.bias", {dim}}};
+}
+
+std::string text_of(const Shape& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(std::to_string(size));
+  return "[" + join(sizes, ", ") + "]";
+}
+
+// Widths that the arguments leave to a rule; the parameters' shapes have them.
+bool is_derived(const std::string& name, const std::string& value) {
+  return value == "0" && (name == "hidden_dim" || name == "head_dim");
+}
+
+}  // namespace
+
+void expect_parameters_of(const HfConfig& config, const std::vector<HfSource>& parameters, const std::string& from,
+                          const std::string& file) {
+  std::map<std::string, const Shape*> shapes;
+  for (const HfSource& p : parameters) shapes[p.name] = &p.shape;
+  const auto expect = [&](const std::string& name, const Shape& shape) {
+    const auto found = shapes.find(name);
+    if (found == shapes.end())
+      throw UserError(concat(from, ": has no parameter ", name, "\n  expected one of ", text_of(shape), ", as ", file,
+                             " has it; give the config.json of the checkpoint's model"));
+    if (*found->second != shape)
+      throw UserError(concat(from, ": parameter ", name, " has shape ", text_of(*found->second), "\n  expected ",
+                             text_of(shape), ", as ", file, " has it; give the config.json of the checkpoint's model"));
+  };
+  const bool gpt = config.model == "gpt";
+  SFSDP_CHECK(gpt || config.model == "llama3", "model ", config.model);
+  for (const HfSource& p : gpt ? gpt_rest(config) : llama_rest(config)) expect(p.name, p.shape);
+  const std::vector<HfSource> layer = gpt ? gpt_layer(config) : llama_layer(config);
+  for (int64_t i = 0; i < config.integer("n_layers"); ++i)
+    for (const HfSource& p : layer) expect(concat(gpt ? "h." : "layers.", i, ".", p.name), p.shape);
+}
+
+std::map<std::string, std::string> texts_of_args(const std::map<std::string, HfConfig::Value>& args) {
+  struct {
+    std::string operator()(bool flag) const { return flag ? "true" : "false"; }
+    std::string operator()(int64_t number) const { return std::to_string(number); }
+    std::string operator()(double number) const {
+      constexpr double kMostWhole = 1e15;  // as an integer is written: the two sides may differ in type
+      if (std::abs(number) < kMostWhole && number == std::trunc(number))
+        return std::to_string(static_cast<int64_t>(number));
+      return shortest(number);
+    }
+    std::string operator()(const std::string& text) const { return text; }
+  } text;
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, value] : args) texts[name] = std::visit(text, value);
+  return texts;
+}
+
+void expect_args_of(const HfConfig& config, const std::string& model, const std::map<std::string, std::string>& args,
+                    const std::string& from, const std::string& file) {
+  const auto fail = [&](const std::string& name, const std::string& got, const std::string& expected) {
+    throw UserError(concat(from, ": its model has ", name, " = ", quote_safe(got), "\n  expected ", expected, ", as ",
+                           file, " has it; give the config.json of the checkpoint's model"));
+  };
+  if (model.empty()) return;
+  if (model != config.model) fail("name", model, config.model);
+  for (const auto& [name, value] : texts_of_args(config.args)) {
+    const auto found = args.find(name);
+    if (found != args.end() && found->second != value && !is_derived(name, found->second))
+      fail(name, found->second, value);
+  }
+}
+
+}  // namespace sfsdp::train
