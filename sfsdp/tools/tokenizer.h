@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What `sfsdp tokenize` and `sfsdp tokenizer` share, and tests of them call.
 #pragma once
 
 #include <cstdint>

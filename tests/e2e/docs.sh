@@ -1,24 +1,32 @@
 #!/usr/bin/env bash
-# Each command of README.md, docs/tour.md and docs/writing-a-pass.md runs as it stands there, and prints what the page shows
+# Each command of the pages in PAGES runs as it stands there, and prints what the page shows
 # of it; those that another test runs are listed below with its name.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 exec python3 - <<'PY'
-import os, re, subprocess, sys, tempfile
+import gzip, os, re, subprocess, sys, tempfile
 
-PAGES = ["README.md", "docs/tour.md", "docs/writing-a-pass.md"]
-STARTS = r"(\w+=\S+ )*(\./run_|build/release/|~/sfsdp/|sfsdp |cmake |torchrun )"
+PAGES = ["README.md", "docs/tour.md", "docs/writing-a-pass.md", "docs/checkpoints.md", "docs/data.md", "docs/metrics.md"]
+STARTS = r"(\w+=\S+ )*(\./run_|build/release/|~/sfsdp/|sfsdp |cmake |torchrun |echo )"
 ELSEWHERE = {  # begin of a command: who runs it, and a line of his that shows it
     "./run_tests.sh": ("run_tests.sh", "finish"),  # it runs this
     "cmake --install build/release --prefix ~/sfsdp": ("tests/e2e/own_project.sh", "cmake --install build/release --prefix"),
     "~/sfsdp/bin/sfsdp launch": ("tests/e2e/own_project.sh", "bin/sfsdp\" launch -n 2 --log-rank 0 --exec"),
+    "build/release/sfsdp doctor --flight": ("tests/e2e/faults.sh", "doctor --flight"),
+    "tensorboard --logdir": ("tests/e2e/tensorboard.sh", "tensorboard"),
+    "sfsdp train --checkpoint.enable --checkpoint.create_seed_checkpoint": ("tests/e2e/checkpoint.sh", "create_seed_checkpoint"),
     "torchrun --no-python": ("tests/e2e/torchrun.sh", "--no-python --nproc-per-node 2"),
 }
 SHORTER = {  # what makes a command short enough for a test
     "run_train.sh": " --training.steps 2",
+    "train --config": " --training.steps 2 --training.seq_len 16",
     "sfsdp calibrate": " --calibrate.seconds 1 --calibrate.max_mib 1 --training.seq_len 32",
 }
-INSTEAD = {"my_pass": "prefetch_gathers"}  # a pass that the reader is about to write
+INSTEAD = {
+    "my_pass": "prefetch_gathers",  # a pass that the reader is about to write
+    ".jsonl.zst": ".jsonl.gz",
+    "9906, 11, 1917": "1, 2, 3",  # ids of Llama 3's whole vocabulary
+}
 
 
 def blocks(text):
@@ -41,7 +49,7 @@ def commands(page):
             for line in lines:
                 command = re.sub(r"\s+#.*", "", line)
                 names_it_only = lines[0] is block and not re.search(r"\.sh| [-<]", command)
-                has_places_to_fill = re.search(r" [A-Z]+\b(?!=)|<\w+>", command)
+                has_places_to_fill = re.search(r" [A-Z]+\b(?!=)|<\w+>|…", command)
                 if not names_it_only and not has_places_to_fill: found.append((command, []))
         elif after_command and lines[0] is not block:
             found[-1][1].extend(lines[: lines.index("...")] if "..." in lines else lines)
@@ -52,8 +60,14 @@ def commands(page):
 repo = os.getcwd()
 failures, ran = 0, set()
 with tempfile.TemporaryDirectory() as folder:
-    for name in ("build", "configs", "machines"):
+    for name in ("build", "configs", "docs", "machines", "tests"):
         os.symlink(os.path.join(repo, name), os.path.join(folder, name))
+    for name, text in {"data/a.jsonl.gz": b'{"text": "Hello"}\n', "books/a.txt.gz": b"world"}.items():
+        os.makedirs(os.path.join(folder, os.path.dirname(name)))
+        with gzip.open(os.path.join(folder, name), "wb") as file: file.write(text)
+    os.symlink(f"{repo}/tests/fixtures/tokens.bin", f"{folder}/data/web_0.bin")
+    os.makedirs(f"{folder}/path")
+    os.symlink(f"{repo}/tests/fixtures/tokenizers/llama3", f"{folder}/path/to")
     environment = dict(os.environ, PATH=f"{repo}/build/release:{os.environ['PATH']}", OMP_NUM_THREADS="1")
     for page in PAGES:
         for command, shown in commands(page):
