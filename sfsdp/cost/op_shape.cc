@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/op_shape.h"
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
 
 namespace sfsdp::cost {
@@ -28,6 +30,13 @@ ProductShape product_shape(const Op& op) {
     if (is_backward(op)) s.batch = 2;  // of the input and of the weight
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
+  }
+  if (op.is("linear", "linear_dx", "linear_dw")) {
+    const ir::Type &a = op.operands[0]->type(), &b = op.operands[1]->type();
+    const auto width = [](const ir::Type& type) { return static_cast<double>(type.dims.back().size); };
+    const double rows = static_cast<double>(a.numel()) / std::max(width(a), 1.0);
+    if (op.is("linear_dw")) return {.m = width(a), .n = width(b), .k = rows};
+    return {.m = rows, .n = width(op.result()->type()), .k = width(a)};
   }
   const size_t first = op.is("aten.addmm", "aten.baddbmm") ? 1 : 0;
   const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();

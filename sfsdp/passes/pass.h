@@ -19,6 +19,7 @@ namespace sfsdp::passes {
 enum class Exactness {
   Exact,         // bit for bit the same
   ReordersSums,  // the same sums in another order
+  ExactAsRun,    // the same in the executor, which runs the ops that were there; in the interpreter another formula
 };
 
 // What a pass did, counted: a pass that does nothing must be seen to.

@@ -31,6 +31,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       // Drop unread ops first: chunk_loss fires only where the loss is the logits' one reader.
       {make_call("dead_code"), chunks},
       {make_call("chunk_loss", ChunkLossOptions{.chunks = std::max<int64_t>(o.loss_chunks, 1)}), chunks},
+      // What a model means by several ops, such as a norm, as one.
+      {make_call("canonicalise")},
       // Views of views, which eager makes on its way.
       {make_call("fold_views")},
       // What is computed twice, such as the transpose of a weight.

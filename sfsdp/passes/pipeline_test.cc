@@ -22,7 +22,7 @@ std::string names_of(const PipelineOptions& options, const std::optional<plan::S
   return join(names, " ");
 }
 
-const std::string kCleanUp = "fold_views merge_duplicates dead_code hoist_casts ";
+const std::string kCleanUp = "canonicalise fold_views merge_duplicates dead_code hoist_casts ";
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
@@ -94,9 +94,9 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
                             {"fold_views", {}, Place::Before, "wrap"},
                             {"merge_duplicates", {}, Place::Before, "wrap"},
                             {"prefetch_gathers", {}, Place::Before, "fold_views"}}}) ==
-        "prefetch_gathers " + kCleanUp +
-            "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket "
-            "split_collectives prefetch_gathers sink_waits early_all_reduces");
+        "canonicalise prefetch_gathers fold_views merge_duplicates dead_code hoist_casts "
+        "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket "
+        "split_collectives prefetch_gathers sink_waits early_all_reduces");
   CHECK(names_of({.extra = {again}, .disable = {"dead_code"}}) == names_of({.disable = {"dead_code"}}));
   const auto says = [](ExtraPass extra, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.extra = {std::move(extra)}}), doctest::Contains(part), UserError);
@@ -127,15 +127,15 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
     seen.push_back(name + " " + std::to_string(at.ops().size()));
   };
   const auto reports = run_pipeline(graph, {.flat = false, .observer = observer}, layout);
-  CHECK(seen == std::vector<std::string>{"start 4", "fold_views 4", "merge_duplicates 4", "dead_code 3",
+  CHECK(seen == std::vector<std::string>{"start 4", "canonicalise 4", "fold_views 4", "merge_duplicates 4", "dead_code 3",
                                          "hoist_casts 3", "remat 3", "wrap 3", "reshard 3", "copy_buckets 3",
                                          "split_collectives 4", "prefetch_gathers 4", "sink_waits 4",
                                          "early_all_reduces 4"});
-  REQUIRE(reports.size() == 12);
-  CHECK(reports[2].name == "dead_code");
-  CHECK(reports[2].changed);
-  CHECK(reports[2].metrics.get("ops_removed") == 1);
-  CHECK(reports[2].metrics.get("collective_bytes_before") == 64);
+  REQUIRE(reports.size() == 13);
+  CHECK(reports[3].name == "dead_code");
+  CHECK(reports[3].changed);
+  CHECK(reports[3].metrics.get("ops_removed") == 1);
+  CHECK(reports[3].metrics.get("collective_bytes_before") == 64);
   CHECK_FALSE(layout);
 }
 

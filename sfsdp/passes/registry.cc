@@ -14,6 +14,7 @@
 #include "sfsdp/passes/bucket/copy_buckets.h"
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
+#include "sfsdp/passes/canonical/canonicalise.h"
 #include "sfsdp/passes/cleanup/dead_code.h"
 #include "sfsdp/passes/cleanup/fold_views.h"
 #include "sfsdp/passes/cleanup/hoist_casts.h"
@@ -49,8 +50,8 @@ PassInfo row(std::string name, std::string help, bool (*pass)(ir::Graph&, const 
   return info;
 }
 
-PassInfo reorders_sums(PassInfo info) {
-  info.exactness = Exactness::ReordersSums;
+PassInfo with(Exactness exactness, PassInfo info) {
+  info.exactness = exactness;
   return info;
 }
 
@@ -58,8 +59,10 @@ PassInfo reorders_sums(PassInfo info) {
 const std::vector<PassInfo>& rows() {
   static const std::vector<PassInfo> kRows = {
       row("bucket", "one flat shard, one gather, one reduction and one update per unit", &bucket, {"wrap"}),
-      reorders_sums(
-          row("chunk_loss", "computes the last product and the cross entropy in chunks of tokens", &chunk_loss)),
+      with(Exactness::ExactAsRun,
+           row("canonicalise", "names what several ops of LibTorch compute together", &canonicalise)),
+      with(Exactness::ReordersSums,
+           row("chunk_loss", "computes the last product and the cross entropy in chunks of tokens", &chunk_loss)),
       row("copy_buckets", "one gather and one reduction per unit of parameters that are stored one by one, by copies",
           &copy_buckets, {"wrap"}),
       row("dead_code", "removes ops whose results nobody reads", &dead_code),

@@ -28,8 +28,10 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/exec/aten_call.h"
+#include "sfsdp/exec/composed_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/memory_counter.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/plan/memory_plan.h"
@@ -82,10 +84,12 @@ class Bench {
   explicit Bench(const ir::Op& op) : op_(op) {
     if (ir::is_aten(op.opcode))
       aten_.emplace(op);
+    else if (ir::is_canonical(op.opcode))
+      composed_.emplace(op);
     else
       kernel_ = exec::find_kernel(op.opcode);
   }
-  bool can_run() const { return aten_ || kernel_; }
+  bool can_run() const { return aten_ || composed_ || kernel_; }
 
   // Values do not matter to time as long as they are ordinary; indices must be inside whatever they pick from.
   void make_operands() {
@@ -109,7 +113,9 @@ class Bench {
 
   void run() {
     std::vector<at::Tensor> operands = operands_;
-    std::vector<at::Tensor> results = aten_ ? aten_->run(operands) : kernel_({op_, operands, scalars_, nullptr});
+    std::vector<at::Tensor> results = aten_       ? aten_->run(operands)
+                                      : composed_ ? composed_->run(operands)
+                                                  : kernel_({op_, operands, scalars_, nullptr});
   }
   const ir::Op& op() const { return op_; }
   int64_t bytes() const {
@@ -125,6 +131,7 @@ class Bench {
 
   const ir::Op& op_;
   std::optional<exec::AtenCall> aten_;
+  std::optional<exec::ComposedCall> composed_;
   exec::Kernel kernel_ = nullptr;
   exec::StepScalars scalars_;
   std::vector<at::Tensor> operands_;

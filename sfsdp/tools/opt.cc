@@ -31,7 +31,7 @@ std::string destination(const Request& request, const std::string& name) {
 void list_passes(std::ostream& out) {
   for (const passes::PassInfo* pass : passes::all_passes()) {
     out << pass->name << ": " << pass->help
-        << (pass->exactness == passes::Exactness::Exact ? " (exact)\n" : " (reorders sums)\n");
+        << (pass->exactness == passes::Exactness::ReordersSums ? " (reorders sums)\n" : " (exact)\n");
     for (const passes::PassOption& option : pass->options)
       out << "  " << option.name << '=' << option.fallback << ": " << option.help << '\n';
   }

@@ -15,8 +15,10 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/aten_call.h"
+#include "sfsdp/exec/composed_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::exec {
@@ -37,6 +39,7 @@ struct ReferenceExecutor::Impl {
   struct Step {
     const ir::Op* op = nullptr;
     std::optional<AtenCall> aten;
+    std::optional<ComposedCall> composed;
     Kernel kernel = nullptr;
     comm::Communicator* group = nullptr;
     std::vector<int> operands, results, dead_after;
@@ -92,6 +95,10 @@ struct ReferenceExecutor::Impl {
     const ir::Op& op = *step.op;
     if (op.opcode.starts_with("aten.")) {
       step.aten.emplace(op);
+      return;
+    }
+    if (ir::is_canonical(op.opcode)) {
+      step.composed.emplace(op);
       return;
     }
     step.kernel = find_kernel(op.opcode);
@@ -184,6 +191,8 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = {m.run_random(op, operands, scalars)};
     } else if (step.aten) {
       results = step.aten->run(operands);
+    } else if (step.composed) {
+      results = step.composed->run(operands);
     } else {
       results = step.kernel({op, operands, scalars, step.group});
     }

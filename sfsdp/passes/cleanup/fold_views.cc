@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/canonical/term.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::passes {
@@ -74,6 +75,31 @@ bool read_through(Op& op) {
   return true;
 }
 
+// Sees or writes all elements of its operand, in their order: nothing but another shape.
+bool is_whole(const Op& op) {
+  const auto* size = op.find_attr<Order>("size");
+  const auto* stride = op.find_attr<Order>("stride");
+  const Type& whole = op.operands[0]->type();
+  if (!size || !stride || op.attr_or<int64_t>("storage_offset", 0) != 0 || !whole.strides.empty()) return false;
+  const Type seen = Type::tensor(whole.dtype, *size);
+  return seen.numel() == whole.numel() && *stride == ir::strides_of(seen) &&
+         ir::storage_of(op.operands[0])->type().numel() == whole.numel();
+}
+
+// What eager writes in place through a view of all of a tensor, such as a bias that is added to a product, becomes the
+// value that is written. Returns whether `op` was one of these.
+bool write_as_view(Op& op) {
+  if (!op.is("aten.as_strided", "aten.as_strided_scatter") || !is_whole(op)) return false;
+  const bool writes = op.is("aten.as_strided_scatter");
+  if (writes && (!op.operands[1]->type().strides.empty() || !op.result()->type().strides.empty() ||
+                 op.operands[1]->type().dtype != op.result()->type().dtype))
+    return false;
+  op.opcode = "aten.view";
+  op.operands = {op.operands[writes ? 1 : 0]};
+  op.attrs = {{"size", op.result()->type().shape()}};
+  return true;
+}
+
 void check_folded(const Graph& graph) {
   for (const auto& op : graph.ops()) {
     SFSDP_CHECK(!changes_nothing(*op), name_of(*op), " still changes nothing");
@@ -93,6 +119,10 @@ bool fold_views(Graph& graph, PassContext& ctx) {
   for (const auto& op : graph.ops()) {  // in order: what an op reads is folded already
     for (Value*& operand : op->operands)
       if (const auto found = replaced.find(operand); found != replaced.end()) operand = found->second;
+    if (write_as_view(*op)) {
+      ctx.metrics.add("writes_as_views", 1);
+      changed = true;
+    }
     if (!order_of(*op) && !offset_of(*op)) continue;
     if (read_through(*op)) {
       ctx.metrics.add("views_composed", 1);

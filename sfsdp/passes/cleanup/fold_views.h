@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What:   a view of a view becomes one view of the memory below (view of view, permute of permute), and a view that
-//         changes nothing (t of t, view to the same shape) its operand.
+//         changes nothing (t of t, view to the same shape) its operand. A write through a view of all of a tensor, as of
+//         a bias that eager adds in place, becomes the value that is written.
 // Why:    capture records every view that eager makes on its way; each costs a call in the executor, and hides from
 //         other passes that two ops read the same.
 // Needs:  nothing. What nobody reads any more is left to dead_code.

@@ -167,5 +167,44 @@ TEST_CASE("fold_views: counts what it composed and what it removed") {
   CHECK(reports[0].metrics.get("views_removed") == 2);
 }
 
+TEST_CASE("fold_views: a write through a view of all of a tensor is what is written, one of a part is not") {
+  expect_pass("fold_views", R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+      %v = input name=v : f32[2, 3, 4]
+    fwd:
+      %y = aten.relu %x : f32[6, 4]
+      %set = aten.as_strided_scatter %y, %v size=[2, 3, 4] storage_offset=0 stride=[12, 4, 1] : f32[6, 4]
+      %seen = aten.as_strided %set size=[2, 3, 4] storage_offset=0 stride=[12, 4, 1] : f32[2, 3, 4]
+      %z = aten.neg %seen : f32[2, 3, 4]
+      return %y, %z, %set
+  )",
+              R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+      %v = input name=v : f32[2, 3, 4]
+    fwd:
+      %y = aten.relu %x : f32[6, 4]
+      %set = aten.view %v size=[6, 4] : f32[6, 4]
+      %z = aten.neg %v : f32[2, 3, 4]
+      return %y, %z, %set
+  )");
+  const char* kPart = R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+      %v = input name=v : f32[3, 4]
+    fwd:
+      %y = aten.relu %x : f32[6, 4]
+      %set = aten.as_strided_scatter %y, %v size=[3, 4] storage_offset=STRIDE : f32[6, 4]
+      return %set
+  )";
+  for (const char* stride : {"12 stride=[4, 1]", "0 stride=[4, 1]", "0 stride=[8, 1]"}) {
+    std::string text = kPart;
+    text.replace(text.find("STRIDE"), 6, stride);
+    ir::Graph graph = ir::parse_or_throw(testing::dedent(text), "test.ir");
+    CHECK_FALSE(run_passes(graph, parse_passes("fold_views"))[0].changed);
+  }
+}
+
 }  // namespace
 }  // namespace sfsdp::passes

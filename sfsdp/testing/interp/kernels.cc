@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/testing/interp/canonical_kernels.h"
 
 namespace sfsdp::ir::interp {
 namespace {
@@ -112,6 +113,15 @@ Arrays mul_by(const KernelContext& c, const char* key) {
 }
 Arrays mul_scalar(const KernelContext& c) { return mul_by(c, "value"); }
 Arrays aten_mul_scalar(const KernelContext& c) { return mul_by(c, "other"); }
+Arrays add_scalar(const KernelContext& c) {
+  return {map(c.in(), [other = number_of(c.op, "other")](double x) { return x + other; })};
+}
+Arrays div_scalar(const KernelContext& c) {
+  return {map(c.in(), [other = number_of(c.op, "other")](double x) { return x / other; })};
+}
+Arrays pow_scalar(const KernelContext& c) {
+  return {map(c.in(), [exponent = number_of(c.op, "exponent")](double x) { return std::pow(x, exponent); })};
+}
 
 Arrays sum_squares(const KernelContext& c) {
   Array out = Array::zeros(DType::f64, result_shape(c));
@@ -256,6 +266,10 @@ Arrays silu(const KernelContext& c) {
   return {map(c.in(), [](double x) { return x / (1 + std::exp(-x)); })};
 }
 
+Arrays rsqrt(const KernelContext& c) {
+  return {map(c.in(), [](double x) { return 1 / std::sqrt(x); })};
+}
+
 Arrays mm(const KernelContext& c) {
   const Array &a = c.in(0), &b = c.in(1);
   SFSDP_CHECK(a.shape.size() == 2 && b.shape.size() == 2 && a.shape[1] == b.shape[0], "aten.mm of ", a, " and ", b);
@@ -265,6 +279,14 @@ Arrays mm(const KernelContext& c) {
   for (size_t i = 0; i < rows; ++i)
     for (size_t j = 0; j < columns; ++j)
       for (size_t k = 0; k < inner; ++k) out.data[i * columns + j] += a.data[i * inner + k] * b.data[k * columns + j];
+  return {out};
+}
+
+// %c + %a · %b, of which c broadcasts
+Arrays addmm(const KernelContext& c) {
+  const KernelContext of_product{c.op, c.operands.subspan(1), c.lr, c.axis_rank};
+  Array out = mm(of_product)[0];
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] += broadcast_element(c.in(), index_of(i, out.shape));
   return {out};
 }
 
@@ -312,6 +334,72 @@ Arrays sum_dims(const KernelContext& c) {
     out.data[element_of(index, kept)] += in.data[i];
   }
   out.shape = result_shape(c);
+  return {out};
+}
+
+Arrays mean_dims(const KernelContext& c) {
+  Arrays sums = sum_dims(c);
+  const double count = static_cast<double>(c.in().numel()) / static_cast<double>(std::max<int64_t>(sums[0].numel(), 1));
+  return {map(sums[0], [count](double x) { return x / count; })};
+}
+
+Arrays expand(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = broadcast_element(c.in(), index_of(i, out.shape));
+  return {out};
+}
+
+Arrays select(const KernelContext& c) {
+  const size_t dim = wrap_dim(c.op.attr<int64_t>("dim"), c.in().shape.size());
+  const size_t index = wrap_dim(c.op.attr<int64_t>("index"), static_cast<size_t>(c.in().shape[dim]));
+  return {gather_elements(c.in(), result_shape(c), [&](std::vector<int64_t> at) {
+    at.insert(at.begin() + static_cast<std::ptrdiff_t>(dim), static_cast<int64_t>(index));
+    return at;
+  })};
+}
+
+// Zeros but for the elements that the selection had.
+Arrays select_backward(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  const size_t dim = wrap_dim(c.op.attr<int64_t>("dim"), out.shape.size());
+  for (size_t i = 0; i < c.in().data.size(); ++i) {
+    auto at = index_of(i, c.in().shape);
+    at.insert(at.begin() + static_cast<std::ptrdiff_t>(dim), c.op.attr_or<int64_t>("index", 0));
+    out.data[element_of(at, out.shape)] = c.in().data[i];
+  }
+  return {out};
+}
+
+Arrays stack(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  const size_t dim = wrap_dim(static_cast<int64_t>(number_of(c.op, "dim", 0)), out.shape.size());
+  for (size_t k = 0; k < c.operands.size(); ++k)
+    for (size_t i = 0; i < c.in(k).data.size(); ++i) {
+      auto at = index_of(i, c.in(k).shape);
+      at.insert(at.begin() + static_cast<std::ptrdiff_t>(dim), static_cast<int64_t>(k));
+      out.data[element_of(at, out.shape)] = c.in(k).data[i];
+    }
+  return {out};
+}
+
+// Where element `index` of a strided view of a row-major array lies in it.
+size_t strided_element(const KernelContext& c, const std::vector<int64_t>& index) {
+  const auto& stride = c.op.attr<std::vector<int64_t>>("stride");
+  auto element = c.op.attr_or<int64_t>("storage_offset", 0);
+  for (size_t d = 0; d < stride.size(); ++d) element += index[d] * stride[d];
+  return static_cast<size_t>(element);
+}
+
+Arrays as_strided(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, result_shape(c));
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = c.in().data[strided_element(c, index_of(i, out.shape))];
+  return {out};
+}
+
+Arrays as_strided_scatter(const KernelContext& c) {
+  Array out = c.in();
+  const Array& part = c.in(1);
+  for (size_t i = 0; i < part.data.size(); ++i) out.data[strided_element(c, index_of(i, part.shape))] = part.data[i];
   return {out};
 }
 
@@ -423,11 +511,23 @@ constexpr Row kKernels[] = {
     {"aten.sub.Tensor", &sub},
     {"aten.mul.Tensor", &mul},
     {"aten.mul.Scalar", &aten_mul_scalar},
+    {"aten.add.Scalar", &add_scalar},
     {"aten.div.Tensor", &div},
+    {"aten.div.Scalar", &div_scalar},
+    {"aten.pow.Tensor_Scalar", &pow_scalar},
+    {"aten.rsqrt", &rsqrt},
+    {"aten.expand", &expand},
+    {"aten.select.int", &select},
+    {"aten.select_backward", &select_backward},
+    {"aten.stack", &stack},
+    {"aten.as_strided", &as_strided},
+    {"aten.as_strided_scatter", &as_strided_scatter},
+    {"aten.mean.dim", &mean_dims},
     {"aten.relu", &relu},
     {"aten.neg", &neg},
     {"aten.silu", &silu},
     {"aten.mm", &mm},
+    {"aten.addmm", &addmm},
     {"aten.t", &transpose_2d},
     {"aten.transpose.int", &transpose_int},
     {"aten.permute", &permute},
@@ -452,7 +552,7 @@ constexpr Row kKernels[] = {
 
 Kernel find_kernel(std::string_view opcode) {
   const auto found = std::ranges::find(kKernels, opcode, &Row::opcode);
-  return found == std::end(kKernels) ? nullptr : found->kernel;
+  return found == std::end(kKernels) ? find_canonical_kernel(opcode) : found->kernel;
 }
 
 }  // namespace sfsdp::ir::interp

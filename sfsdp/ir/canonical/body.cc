@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/canonical/body.h"
+
+#include <algorithm>
+
+namespace sfsdp::ir {
+namespace {
+
+// NumPy's rule; shapes are known to fit.
+Body::Sizes broadcast(const std::vector<Term>& terms) {
+  Body::Sizes shape;
+  for (const Term& term : terms) {
+    const Body::Sizes own = term.type.shape();
+    if (own.size() > shape.size()) shape.insert(shape.begin(), own.size() - shape.size(), 1);
+    for (size_t d = 0; d < own.size(); ++d) {
+      int64_t& size = shape[shape.size() - own.size() + d];
+      size = std::max(size, own[d]);
+    }
+  }
+  return shape;
+}
+
+}  // namespace
+
+DType wide(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 ? DType::f32 : dtype; }
+
+Body::Sizes last_dims(size_t rank, int64_t count) {
+  Body::Sizes dims;
+  for (int64_t d = static_cast<int64_t>(rank) - count; d < static_cast<int64_t>(rank); ++d) dims.push_back(d);
+  return dims;
+}
+
+Term Body::cast(const Term& x, DType dtype) {
+  if (x.type.dtype == dtype) return x;
+  return compute("aten._to_copy", {x}, {Type::tensor(dtype, x.type.shape())}, {{"dtype", dtype}})[0];
+}
+
+Term Body::pointwise(const std::string& opcode, const std::vector<Term>& operands, const Emitter::Attributes& attrs) {
+  return compute(opcode, operands, {Type::tensor(operands[0].type.dtype, broadcast(operands))}, attrs)[0];
+}
+
+Term Body::reduced(const std::string& opcode, const Term& x, const Sizes& dims) {
+  Sizes shape = x.type.shape();
+  for (const int64_t dim : dims) shape[static_cast<size_t>(dim)] = 1;
+  return compute(opcode, {x}, {Type::tensor(x.type.dtype, shape)}, {{"dim", dims}, {"keepdim", true}})[0];
+}
+
+Term Body::view(const Term& x, const Sizes& shape) {
+  if (x.type.shape() == shape) return x;
+  return emitter_.view("aten.view", x, viewed(x, shape), {{"size", shape}});
+}
+
+Term Body::t(const Term& x) { return emitter_.view("aten.t", x, transposed(x, 0, 1), {}); }
+
+Term Body::transpose(const Term& x, size_t dim0, size_t dim1) {
+  return emitter_.view("aten.transpose.int", x, transposed(x, dim0, dim1),
+                       {{"dim0", static_cast<int64_t>(dim0)}, {"dim1", static_cast<int64_t>(dim1)}});
+}
+
+Term Body::select(const Term& x, size_t dim, int64_t index) {
+  return emitter_.view("aten.select.int", x, selected(x, dim, index),
+                       {{"dim", static_cast<int64_t>(dim)}, {"index", index}});
+}
+
+Term Body::expand(const Term& x, const Sizes& shape) {
+  return emitter_.view("aten.expand", x, expanded(x, shape), {{"size", shape}});
+}
+
+}  // namespace sfsdp::ir

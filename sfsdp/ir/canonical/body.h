@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The words in which decompositions are written: each makes one op of LibTorch, or none where it would change nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/canonical/decompose.h"
+
+namespace sfsdp::ir {
+
+class Body {
+ public:
+  using Sizes = std::vector<int64_t>;
+
+  explicit Body(Emitter& emitter) : emitter_(emitter) {}
+
+  // x itself if it has the dtype.
+  Term cast(const Term& x, DType dtype);
+  // Broadcast shape of the operands, dtype of the first.
+  Term pointwise(const std::string& opcode, const std::vector<Term>& operands, const Emitter::Attributes& attrs = {});
+  Term mul(const Term& a, const Term& b) { return pointwise("aten.mul.Tensor", {a, b}); }
+  Term add(const Term& a, const Term& b) { return pointwise("aten.add.Tensor", {a, b}); }
+  Term sub(const Term& a, const Term& b) { return pointwise("aten.sub.Tensor", {a, b}); }
+  // With keepdim.
+  Term reduced(const std::string& opcode, const Term& x, const Sizes& dims);
+  std::vector<Term> compute(const std::string& opcode, const std::vector<Term>& operands,
+                            const std::vector<Type>& results, const Emitter::Attributes& attrs = {}) {
+    return emitter_.compute(opcode, operands, results, attrs, false);
+  }
+  Term list(const std::string& opcode, const std::vector<Term>& operands, const Type& result,
+            const Emitter::Attributes& attrs) {
+    return emitter_.compute(opcode, operands, {result}, attrs, true)[0];
+  }
+
+  // x itself if it has the shape.
+  Term view(const Term& x, const Sizes& shape);
+  Term t(const Term& x);  // of two dimensions
+  Term transpose(const Term& x, size_t dim0, size_t dim1);
+  Term select(const Term& x, size_t dim, int64_t index);
+  Term expand(const Term& x, const Sizes& shape);
+
+ private:
+  Emitter& emitter_;
+};
+
+// Sums and products of half precision are made in f32.
+DType wide(DType dtype);
+
+// The last `count` dimensions of a tensor of `rank`.
+Body::Sizes last_dims(size_t rank, int64_t count);
+
+}  // namespace sfsdp::ir

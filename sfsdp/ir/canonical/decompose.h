@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a canonical op is in ops of LibTorch: exactly those that eager runs for it. One definition serves the reference
+// executor, which runs them, and the pass `canonicalise`, which looks for them.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/ir/canonical/term.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::ir {
+
+// Takes the ops of a decomposition one by one.
+class Emitter {
+ public:
+  using Attributes = std::map<std::string, Attr>;
+
+  virtual ~Emitter() = default;
+  // An op that computes. The types say dtype and shape; strides are LibTorch's choice.
+  //   as_list: its operands are one list
+  virtual std::vector<Term> compute(const std::string& opcode, const std::vector<Term>& operands,
+                                    const std::vector<Type>& results, const Attributes& attrs, bool as_list) = 0;
+  // A view of `x`: what `viewed`, `transposed`, … of term.h give, as the op that makes it.
+  virtual Term view(const std::string& opcode, const Term& x, const Term& result, const Attributes& attrs) = 0;
+};
+
+// Whether an opcode is canonical: a row of opset.def with a decomposition.
+bool is_canonical(std::string_view opcode);
+
+// A canonical op as it is, or as it is proposed before it stands in a graph.
+struct CanonicalCall {
+  std::string opcode;
+  Emitter::Attributes attrs;
+  std::vector<Term> operands;  // base nullptr: absent
+};
+
+// Results of the call in the order of the op's; base nullptr: that one is not computed. `call.opcode` is canonical.
+std::vector<Term> decompose(const CanonicalCall& call, Emitter& emitter);
+
+// The ops of LibTorch that `op` stands for, as a graph: inputs are its operands (those that are there, in order),
+// outputs its results. Throws InternalError where `op` is not canonical.
+Graph decomposed(const Op& op);
+
+}  // namespace sfsdp::ir

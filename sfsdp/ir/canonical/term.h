@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A value by what it holds, not by how it was reached: which memory, from where on, in which shape and strides. Two
+// chains of views that end at the same elements are one term.
+#pragma once
+
+#include <cstdint>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::ir {
+
+struct Term {
+  Value* base = nullptr;  // whose memory it is; nullptr: there is no such value
+  int64_t offset = 0;     // elements of `base` before the first one
+  Type type;              // dtype, shape and strides; strides are empty where it is contiguous
+};
+
+// Looks through views as far as their offset is known; a view that it does not know is a base.
+Term term_of(Value* value);
+
+// The same elements in the same order and dtype. Strides of dimensions of size 1 do not count.
+bool is_same(const Term& a, const Term& b);
+
+// ---- views of a term; an invalid one (base nullptr) where LibTorch would have to copy, or the shape does not fit
+
+Term viewed(const Term& x, const std::vector<int64_t>& shape);  // aten.view
+Term transposed(const Term& x, size_t dim0, size_t dim1);
+Term selected(const Term& x, size_t dim, int64_t index);
+Term expanded(const Term& x, const std::vector<int64_t>& shape);  // of as many dimensions
+
+// Strides of a type, those of a contiguous one too.
+std::vector<int64_t> strides_of(const Type& type);
+
+}  // namespace sfsdp::ir

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/canonical/canonicalise.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/canonical/finder.h"
+#include "sfsdp/passes/canonical/proposals.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op, ir::Term, ir::Value;
+
+constexpr std::array<Propose, 7> kFamilies = {&propose_cross_entropy, &propose_linear,
+                                              &propose_rms_norm,      &propose_rms_norm_backward,
+                                              &propose_rope,          &propose_rope_inverse,
+                                              &propose_renamed};
+
+struct Match {
+  Proposal proposal;
+  std::vector<Op*> found;      // all that it computes
+  std::vector<Term> results;   // base nullptr: a token
+  bool is_result(const Op* op) const {
+    return std::ranges::any_of(results, [&](const Term& t) { return t.base && t.base->producer() == op; });
+  }
+};
+
+std::optional<Match> prove(const Proposal& proposal, const OpFinder& finder) {
+  ir::CanonicalCall call{proposal.opcode, proposal.attrs, {}};
+  for (Value* operand : proposal.operands) call.operands.push_back(operand ? finder.term(operand) : Term());
+  Lookup lookup(finder, proposal.section);
+  try {
+    Match match{proposal, {}, ir::decompose(call, lookup)};
+    match.found = lookup.found();
+    return match;
+  } catch (const Lookup::NotFound&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<Match> find_matches(const Graph& graph) {
+  const OpFinder finder(graph);
+  std::vector<Match> matches;
+  std::unordered_set<const Op*> results;  // an op is the result of one match
+  for (const auto& op : graph.ops()) {
+    for (const Propose propose : kFamilies)
+      for (const Proposal& proposal : propose(op.get(), finder)) {
+        auto match = prove(proposal, finder);
+        if (!match || std::ranges::any_of(match->found, [&](const Op* found) {
+              return match->is_result(found) && results.contains(found);
+            }))
+          continue;
+        for (const Op* found : match->found)
+          if (match->is_result(found)) results.insert(found);
+        matches.push_back(*std::move(match));
+        break;
+      }
+  }
+  return matches;
+}
+
+// Readers of an op's results through views; nullptr: the step returns or carries one.
+std::unordered_map<const Op*, std::vector<const Op*>> readers_by_producer(const Graph& graph) {
+  std::unordered_map<const Op*, std::vector<const Op*>> readers;
+  for (const auto& op : graph.ops())
+    if (ir::aliased_operand(*op) < 0)
+      for (const Value* operand : op->operands)
+        if (operand) readers[ir::storage_of(operand)->producer()].push_back(op.get());
+  for (const Value* output : graph.outputs) readers[ir::storage_of(output)->producer()].push_back(nullptr);
+  for (const ir::Carry& carry : graph.carries) readers[ir::storage_of(carry.next)->producer()].push_back(nullptr);
+  return readers;
+}
+
+// Drops matches of which something inside is needed by others, so would be computed twice: a cast may be.
+void keep_closed(const Graph& graph, std::vector<Match>& matches) {
+  const auto readers = readers_by_producer(graph);
+  for (size_t before = 0; before != matches.size();) {
+    before = matches.size();
+    std::unordered_set<const Op*> covered;
+    for (const Match& match : matches) covered.insert(match.found.begin(), match.found.end());
+    const auto leaks = [&](const Match& match) {
+      return std::ranges::any_of(match.found, [&](const Op* op) {
+        if (match.is_result(op) || op->is("aten._to_copy")) return false;
+        const auto all = readers.find(op);
+        return all != readers.end() &&
+               std::ranges::any_of(all->second, [&](const Op* reader) { return !covered.contains(reader); });
+      });
+    };
+    std::erase_if(matches, leaks);
+  }
+}
+
+class Rewriter {
+ public:
+  explicit Rewriter(Graph& graph) : graph_(graph) {
+    int64_t position = 0;
+    for (const auto& op : graph.ops()) key_[op.get()] = position++;
+  }
+
+  void replace(const Match& match) {
+    // At the last of its results; where another is read before that, put_in_order brings it forward.
+    Op* last = nullptr;
+    for (Op* op : match.found)
+      if (match.is_result(op) && (!last || key_.at(op) > key_.at(last))) last = op;
+    std::vector<Graph::NewResult> results;
+    for (const Term& term : match.results)
+      results.push_back({term.base ? term.base->name() : concat(last->result()->name(), ".none"), result_type(term)});
+    Op* op = graph_.add(match.proposal.opcode, match.proposal.operands, std::move(results));
+    op->attrs = match.proposal.attrs;
+    op->section = last->section;
+    op->module_path = match.results[0].base->producer()->module_path;
+    op->bwd_of = match.results[0].base->producer()->bwd_of;
+    key_[op] = key_.at(last);
+    for (size_t i = 0; i < match.results.size(); ++i) replace_result(match.results[i].base, op, static_cast<int>(i), last);
+    for (Op* found : match.found) {
+      covered_.insert(found);
+      if (match.is_result(found)) instead_of_[found] = op;
+      else instead_of_.try_emplace(found, op);
+    }
+  }
+
+  void apply() {
+    for (const auto& op : graph_.ops()) {
+      const auto found = instead_of_.find(op->bwd_of);
+      if (found == instead_of_.end()) continue;
+      op->bwd_of = found->second;
+      if (ir::is_canonical(op->opcode)) op->module_path = found->second->module_path;
+    }
+    graph_.replace_uses(replaced_);
+    put_in_order();
+    erase_dead();
+    for (const auto& [value, name] : named_) graph_.rename(value, name);
+  }
+
+ private:
+  static ir::Type result_type(const Term& term) {
+    if (term.base) return term.type;
+    ir::Type token;
+    token.kind = ir::Type::Kind::Token;
+    return token;
+  }
+
+  // What read `old`, of the op that had the result, reads the new one, in the old one's shape.
+  void replace_result(Value* old, Op* op, int index, Op* at) {
+    if (!old) return;
+    Value* value = op->result(index);
+    named_.emplace_back(value, old->name());
+    if (value->type() != old->type()) {
+      Op* view = graph_.add("aten.view", {value}, {{concat(old->name(), ".rows"), old->type()}});
+      view->attrs["size"] = old->type().shape();
+      view->section = op->section;
+      view->module_path = op->module_path;
+      key_[view] = key_.at(at);
+      value = view->result();
+    }
+    replaced_[old] = value;
+  }
+
+  // By key; an op that is read before its turn comes before its reader.
+  void put_in_order() {
+    std::vector<Op*> wanted;
+    for (const auto& op : graph_.ops()) wanted.push_back(op.get());
+    std::ranges::stable_sort(wanted, {}, [&](const Op* op) { return key_.at(op); });
+    std::vector<Op*> order, open;
+    std::unordered_map<const Op*, int> state;  // 1: its operands are being placed, 2: placed
+    for (Op* root : wanted) {
+      open.push_back(root);
+      while (!open.empty()) {
+        Op* op = open.back();
+        int& at = state[op];
+        if (at == 0) {
+          at = 1;
+          for (const Value* operand : op->operands)
+            if (operand && state[operand->producer()] != 2) {
+              SFSDP_CHECK(state[operand->producer()] == 0, "canonicalise: ", op->opcode, " needs its own result");
+              open.push_back(operand->producer());
+            }
+          continue;
+        }
+        open.pop_back();
+        if (state[op] == 2) continue;
+        state[op] = 2;
+        order.push_back(op);
+      }
+    }
+    graph_.set_order(order);
+  }
+
+  // What was found and is read by nobody now, and views of it.
+  void erase_dead() {
+    std::unordered_set<const Value*> read(graph_.outputs.begin(), graph_.outputs.end());
+    for (const ir::Carry& carry : graph_.carries) read.insert(carry.next);
+    std::vector<Op*> dead;
+    for (size_t i = graph_.ops().size(); i-- > 0;) {
+      Op* op = graph_.ops()[i].get();
+      const bool may_go = covered_.contains(op) || (ir::aliased_operand(*op) >= 0 && !ir::is_wait(*op));
+      const bool is_read = std::ranges::any_of(op->results(), [&](const auto& r) { return read.contains(r.get()); });
+      if (may_go && !is_read)
+        dead.push_back(op);
+      else
+        for (const Value* operand : op->operands) read.insert(operand);
+    }
+    graph_.erase(dead);
+  }
+
+  Graph& graph_;
+  std::unordered_map<const Op*, int64_t> key_;
+  std::map<Value*, Value*> replaced_;
+  std::unordered_map<const Op*, Op*> instead_of_;
+  std::unordered_set<const Op*> covered_;
+  std::vector<std::pair<Value*, std::string>> named_;
+};
+
+}  // namespace
+
+// Ops that do more than pointwise arithmetic, and that no canonical op stands for: listed by `inspect --passes`.
+void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& metrics) {
+  std::unordered_set<const Op*> covered;
+  for (const Match& match : matches) covered.insert(match.found.begin(), match.found.end());
+  for (const auto& op : graph.ops()) {
+    const ir::OpRow* row = ir::find_row(op->opcode);
+    if (!ir::is_aten(op->opcode) || covered.contains(op.get()) || !row) continue;
+    if (row->cost != ir::CostClass::Pointwise && row->cost != ir::CostClass::Free)
+      metrics.add(concat("left_", op->opcode), 1);
+  }
+}
+
+bool canonicalise(Graph& graph, PassContext& ctx) {
+  std::vector<Match> matches = find_matches(graph);
+  const size_t proved = matches.size();
+  keep_closed(graph, matches);
+  ctx.metrics.add("left_for_other_readers", static_cast<int64_t>(proved - matches.size()));
+  count_left(graph, matches, ctx.metrics);
+  if (matches.empty()) return false;
+  Rewriter rewriter(graph);
+  for (const Match& match : matches) {
+    ctx.metrics.add(match.proposal.opcode, 1);
+    rewriter.replace(match);
+  }
+  rewriter.apply();
+  return true;
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   names what several ops of LibTorch compute together by one canonical op (ir/canonical/): linear, rms_norm, …,
+//         however the model spells it, and what autograd made of it.
+// Why:    all that follows (remat, kernels, memory, time on another device) speaks of a norm, not of seven CPU ops.
+// How:    a family proposes a call; its decomposition is looked up op by op. Only what is there to the last attribute is
+//         replaced, so the executor, which runs the decomposition, computes the same bits.
+// Needs:  fold_views, merge_duplicates: an op is found once.
+// Leaves: ops of a match that others read too stay, and the match is dropped unless these are casts. What was not
+//         recognised runs as it is.
+#pragma once
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+bool canonicalise(ir::Graph& graph, PassContext& ctx);
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/canonical/finder.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Attr, ir::Op, ir::Term, ir::Value;
+using Attributes = ir::Emitter::Attributes;
+
+std::optional<double> number(const Attr& attr) {
+  if (const auto* whole = std::get_if<int64_t>(&attr)) return static_cast<double>(*whole);
+  if (const auto* real = std::get_if<double>(&attr)) return *real;
+  return std::nullopt;
+}
+
+// Dimensions, one or a list, counted from 0.
+std::vector<int64_t> dims_of(const Attr& attr, size_t rank) {
+  std::vector<int64_t> dims;
+  if (const auto* one = std::get_if<int64_t>(&attr)) dims = {*one};
+  if (const auto* all = std::get_if<std::vector<int64_t>>(&attr)) dims = *all;
+  for (int64_t& dim : dims)
+    if (dim < 0) dim += static_cast<int64_t>(rank);
+  return dims;
+}
+
+bool same_attr(const std::string& key, const Attr& a, const Attr& b, size_t rank) {
+  if (key == "dim") return dims_of(a, rank) == dims_of(b, rank);
+  if (number(a) && number(b)) return *number(a) == *number(b);
+  return a.index() == b.index() && concat(a) == concat(b);
+}
+
+// Of a copy to another dtype: that it is strided is no news.
+bool says_nothing(const Op& op, const std::string& key, const Attr& attr) {
+  const auto* layout = std::get_if<int64_t>(&attr);
+  return op.is("aten._to_copy") && key == "layout" && layout && *layout == 0;
+}
+
+// Of what `dim` counts in: where an op adds a dimension, that of the result.
+size_t rank_of_dims(const Op& op) {
+  const size_t operand = op.operands.empty() || !op.operands[0] ? 0 : op.operands[0]->type().dims.size();
+  return std::max(operand, op.is("aten.stack", "aten.select_backward") ? op.result()->type().dims.size() : 0);
+}
+
+bool same_attrs(const Op& op, const Attributes& attrs) {
+  const size_t rank = rank_of_dims(op);
+  for (const auto& [key, attr] : op.attrs)
+    if (!attrs.contains(key) && !says_nothing(op, key, attr)) return false;
+  return std::ranges::all_of(attrs, [&](const auto& wanted) {
+    const auto found = op.attrs.find(wanted.first);
+    return found != op.attrs.end() && same_attr(wanted.first, found->second, wanted.second, rank);
+  });
+}
+
+bool is_forward(ir::Section section) { return section == ir::Section::Fwd || section == ir::Section::Loss; }
+
+bool is_commutative(const std::string& opcode) { return opcode == "aten.add.Tensor" || opcode == "aten.mul.Tensor"; }
+
+}  // namespace
+
+OpFinder::OpFinder(const ir::Graph& graph) {
+  for (const auto& op : graph.ops()) {
+    for (const auto& result : op->results()) terms_.emplace(result.get(), ir::term_of(result.get()));
+    if (ir::aliased_operand(*op) >= 0) continue;
+    std::vector<const Value*> seen;
+    for (Value* operand : op->operands) {
+      if (!operand) continue;
+      const Value* base = terms_.at(operand).base;
+      if (std::ranges::find(seen, base) != seen.end()) continue;
+      seen.push_back(base);
+      readers_[base].push_back(op.get());
+    }
+  }
+}
+
+Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands, const Attributes& attrs,
+                   ir::Section section) const {
+  const auto all = readers_.find(operands.at(0).base);
+  if (all == readers_.end()) return nullptr;
+  const auto is_operand = [&](const Op& op, size_t at, const Term& term) {
+    const Value* operand = op.operands[at];
+    return operand ? ir::is_same(terms_.at(operand), term) : term.base == nullptr;
+  };
+  Op* of_forward = nullptr;
+  for (Op* op : all->second) {
+    if (op->opcode != opcode || op->operands.size() != operands.size()) continue;
+    if (op->section != section && !is_forward(op->section)) continue;
+    bool same = true;
+    for (size_t i = 0; same && i < operands.size(); ++i) same = is_operand(*op, i, operands[i]);
+    if (!same && is_commutative(opcode) && operands.size() == 2)
+      same = is_operand(*op, 0, operands[1]) && is_operand(*op, 1, operands[0]);
+    if (!same || !same_attrs(*op, attrs)) continue;
+    if (op->section == section || is_forward(section)) return op;
+    if (!of_forward) of_forward = op;
+  }
+  return of_forward;
+}
+
+std::vector<Op*> OpFinder::readers(const Term& term, const std::string& opcode, int index) const {
+  std::vector<Op*> found;
+  const auto all = readers_.find(term.base);
+  if (all == readers_.end()) return found;
+  for (Op* op : all->second) {
+    if (op->opcode != opcode) continue;
+    for (size_t i = 0; i < op->operands.size(); ++i) {
+      if (index >= 0 && i != static_cast<size_t>(index)) continue;
+      if (!op->operands[i] || !ir::is_same(terms_.at(op->operands[i]), term)) continue;
+      found.push_back(op);
+      break;
+    }
+  }
+  return found;
+}
+
+std::vector<Term> Lookup::compute(const std::string& opcode, const std::vector<Term>& operands,
+                                  const std::vector<ir::Type>& results, const Attributes& attrs, bool) {
+  Op* op = finder_.find(opcode, operands, attrs, section_);
+  if (!op || op->results().size() != results.size()) throw NotFound();
+  found_.push_back(op);
+  std::vector<Term> terms;
+  for (const auto& result : op->results()) terms.push_back(finder_.term(result.get()));
+  return terms;
+}
+
+Term Lookup::view(const std::string&, const Term&, const Term& result, const Attributes&) {
+  if (!result.base) throw NotFound();
+  return result;
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Finds the ops of a decomposition in a graph.
+#pragma once
+
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::passes {
+
+// Ops by what they compute: opcode, operands as terms, attributes. Numbers are compared as numbers, dimensions counted
+// from 0, sums and products without order.
+class OpFinder {
+ public:
+  explicit OpFinder(const ir::Graph& graph);
+
+  // An op of `section`, or of forward for one of backward, with these operands; nullptr: none. Of several the first in
+  // `section`.
+  ir::Op* find(const std::string& opcode, const std::vector<ir::Term>& operands,
+               const ir::Emitter::Attributes& attrs, ir::Section section) const;
+  // Ops that compute and read `term` as operand `index`, or any (-1), in order.
+  std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode, int index = -1) const;
+  const ir::Term& term(ir::Value* value) const { return terms_.at(value); }
+
+ private:
+  std::unordered_map<const ir::Value*, ir::Term> terms_;
+  std::unordered_map<const ir::Value*, std::vector<ir::Op*>> readers_;  // by base, of ops that compute
+};
+
+// An emitter that makes nothing: it looks up each op. Throws NotFound at the first that is not there.
+class Lookup : public ir::Emitter {
+ public:
+  struct NotFound {};
+
+  Lookup(const OpFinder& finder, ir::Section section) : finder_(finder), section_(section) {}
+
+  std::vector<ir::Term> compute(const std::string& opcode, const std::vector<ir::Term>& operands,
+                                const std::vector<ir::Type>& results, const Attributes& attrs, bool as_list) override;
+  ir::Term view(const std::string&, const ir::Term&, const ir::Term& result, const Attributes&) override;
+
+  const std::vector<ir::Op*>& found() const { return found_; }
+
+ private:
+  const OpFinder& finder_;
+  ir::Section section_;
+  std::vector<ir::Op*> found_;
+};
+
+}  // namespace sfsdp::passes

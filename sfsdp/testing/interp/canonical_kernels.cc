@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What canonical ops compute, from their formulas, not from the ops of LibTorch that they stand for.
+#include "sfsdp/testing/interp/canonical_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::ir::interp {
+namespace {
+
+using Arrays = std::vector<Array>;
+
+size_t width_of(const Array& a) { return static_cast<size_t>(a.shape.back()); }
+size_t rows_of(const Array& a) { return width_of(a) == 0 ? 0 : a.data.size() / width_of(a); }
+
+// out[i, j] = Σ_k a(i, k) · b(k, j)
+template <class A, class B>
+Array product(const KernelContext& c, size_t rows, size_t columns, size_t inner, A a, B b) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  for (size_t i = 0; i < rows; ++i)
+    for (size_t j = 0; j < columns; ++j)
+      for (size_t k = 0; k < inner; ++k) out.data[i * columns + j] += a(i, k) * b(k, j);
+  return out;
+}
+
+Arrays linear(const KernelContext& c) {
+  const Array &x = c.in(0), &w = c.in(1);
+  const size_t k = width_of(x);
+  Array y = product(
+      c, rows_of(x), rows_of(w), k, [&](size_t i, size_t m) { return x.data[i * k + m]; },
+      [&](size_t m, size_t j) { return w.data[j * k + m]; });
+  if (c.operands.size() > 2)
+    for (size_t i = 0; i < y.data.size(); ++i) y.data[i] += c.in(2).data[i % width_of(y)];
+  return {y};
+}
+
+Arrays linear_dx(const KernelContext& c) {
+  const Array &g = c.in(0), &w = c.in(1);
+  const size_t n = width_of(g), k = width_of(w);
+  return {product(
+      c, rows_of(g), k, n, [&](size_t i, size_t m) { return g.data[i * n + m]; },
+      [&](size_t m, size_t j) { return w.data[m * k + j]; })};
+}
+
+Arrays linear_dw(const KernelContext& c) {
+  const Array &g = c.in(0), &x = c.in(1);
+  const size_t n = width_of(g), k = width_of(x);
+  return {product(
+      c, n, k, rows_of(g), [&](size_t i, size_t m) { return g.data[m * n + i]; },
+      [&](size_t m, size_t j) { return x.data[m * k + j]; })};
+}
+
+Arrays embedding(const KernelContext& c) {
+  const Array &w = c.in(0), &ids = c.in(1);
+  Array out = Array::zeros(w.dtype, c.op.result()->type().shape());
+  for (size_t i = 0; i < ids.data.size(); ++i)
+    for (size_t d = 0; d < width_of(w); ++d)
+      out.data[i * width_of(w) + d] = w.data[static_cast<size_t>(ids.data[i]) * width_of(w) + d];
+  return {out};
+}
+
+Arrays embedding_backward(const KernelContext& c) {
+  const Array &g = c.in(0), &ids = c.in(1);
+  Array out = Array::zeros(g.dtype, c.op.result()->type().shape());
+  for (size_t i = 0; i < ids.data.size(); ++i)
+    for (size_t d = 0; d < width_of(g); ++d)
+      out.data[static_cast<size_t>(ids.data[i]) * width_of(g) + d] += g.data[i * width_of(g) + d];
+  return {out};
+}
+
+size_t normalized_numel(const KernelContext& c) {
+  size_t count = 1;
+  for (const int64_t size : c.op.attr<std::vector<int64_t>>("normalized_shape")) count *= static_cast<size_t>(size);
+  return count;
+}
+
+double operand_or(const KernelContext& c, size_t index, size_t i, double fallback) {
+  return c.operands.size() > index && c.operands[index] ? c.in(index).data[i] : fallback;
+}
+
+Arrays layer_norm(const KernelContext& c) {
+  const Array& x = c.in(0);
+  const size_t n = normalized_numel(c);
+  Array y = x, mean = Array::zeros(x.dtype, c.op.result(1)->type().shape()), rstd = mean;
+  for (size_t r = 0; r < mean.data.size(); ++r) {
+    double variance = 0;
+    for (size_t i = 0; i < n; ++i) mean.data[r] += x.data[r * n + i] / static_cast<double>(n);
+    for (size_t i = 0; i < n; ++i) variance += std::pow(x.data[r * n + i] - mean.data[r], 2) / static_cast<double>(n);
+    rstd.data[r] = 1 / std::sqrt(variance + number_of(c.op, "eps"));
+    for (size_t i = 0; i < n; ++i)
+      y.data[r * n + i] = (x.data[r * n + i] - mean.data[r]) * rstd.data[r] * operand_or(c, 1, i, 1) +
+                          operand_or(c, 2, i, 0);
+  }
+  return {y, mean, rstd};
+}
+
+// With h = (x - mean) rstd: dL/dx = rstd · (g w - mean(g w) - h · mean(g w h)), dL/dw = Σ g h, dL/dbias = Σ g
+Arrays layer_norm_backward(const KernelContext& c) {
+  const Array &g = c.in(0), &x = c.in(1), &mean = c.in(2), &rstd = c.in(3);
+  const size_t n = normalized_numel(c);
+  const auto& mask = c.op.attr<std::vector<bool>>("output_mask");
+  Array of_x = x, of_w = Array::zeros(x.dtype, c.op.attr<std::vector<int64_t>>("normalized_shape")), of_bias = of_w;
+  for (size_t r = 0; r < rstd.data.size(); ++r) {
+    const auto gw = [&](size_t i) { return g.data[r * n + i] * operand_or(c, 4, i, 1); };
+    const auto h = [&](size_t i) { return (x.data[r * n + i] - mean.data[r]) * rstd.data[r]; };
+    double sum = 0, with_h = 0;
+    for (size_t i = 0; i < n; ++i) {
+      sum += gw(i) / static_cast<double>(n);
+      with_h += gw(i) * h(i) / static_cast<double>(n);
+      of_w.data[i] += g.data[r * n + i] * h(i);
+      of_bias.data[i] += g.data[r * n + i];
+    }
+    for (size_t i = 0; i < n; ++i) of_x.data[r * n + i] = rstd.data[r] * (gw(i) - sum - h(i) * with_h);
+  }
+  Arrays results = {of_x, of_w, of_bias};
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!mask[i]) results[i] = Array::scalar(x.dtype, 0);
+  return results;
+}
+
+// Elements of the last dims= dimensions of operand `x`.
+size_t normalized(const KernelContext& c, size_t x) {
+  const auto& shape = c.in(x).shape;
+  size_t count = 1;
+  for (size_t d = shape.size() - static_cast<size_t>(c.op.attr<int64_t>("dims")); d < shape.size(); ++d)
+    count *= static_cast<size_t>(shape[d]);
+  return count;
+}
+
+Arrays rms_norm(const KernelContext& c) {
+  const Array& x = c.in(0);
+  const size_t n = normalized(c, 0);
+  Array y = x, rstd = Array::zeros(x.dtype, c.op.result(1)->type().shape());
+  for (size_t r = 0; r < rstd.data.size(); ++r) {
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += x.data[r * n + i] * x.data[r * n + i];
+    rstd.data[r] = 1 / std::sqrt(sum / static_cast<double>(n) + number_of(c.op, "eps"));
+    for (size_t i = 0; i < n; ++i) y.data[r * n + i] *= rstd.data[r] * (c.operands[1] ? c.in(1).data[i] : 1);
+  }
+  return {y, rstd};
+}
+
+// dL/dx_i = rstd · (g_i w_i - x_i rstd² · mean(g w x)), dL/dw_i = Σ_rows g_i x_i rstd
+Arrays rms_norm_backward(const KernelContext& c) {
+  const Array &g = c.in(0), &x = c.in(1), &rstd = c.in(3);
+  const size_t n = normalized(c, 1);
+  Array grad_x = x;
+  Array grad_w = c.operands[2] ? Array::zeros(c.in(2).dtype, c.in(2).shape) : Array::scalar(DType::f32, 0);
+  for (size_t r = 0; r < rstd.data.size(); ++r) {
+    const auto gw = [&](size_t i) { return g.data[r * n + i] * (c.operands[2] ? c.in(2).data[i] : 1); };
+    const double scale = rstd.data[r];
+    double mean = 0;
+    for (size_t i = 0; i < n; ++i) mean += gw(i) * x.data[r * n + i] / static_cast<double>(n);
+    for (size_t i = 0; i < n; ++i) {
+      const size_t at = r * n + i;
+      grad_x.data[at] = scale * (gw(i) - x.data[at] * scale * scale * mean) + (c.operands[4] ? c.in(4).data[at] : 0);
+      if (c.operands[2]) grad_w.data[i] += g.data[at] * x.data[at] * scale;
+    }
+  }
+  return {grad_x, grad_w};
+}
+
+// (even, odd) · e^(±i angle)
+Arrays turned(const KernelContext& c, double sign) {
+  Array out = c.in(0);
+  std::vector<int64_t> half = out.shape;
+  half.back() /= 2;
+  for (size_t pair = 0; 2 * pair < out.data.size(); ++pair) {
+    const auto angle = [&](const Array& table) {
+      size_t element = 0, stride = 1, rest = pair;
+      for (size_t d = half.size(); d-- > 0;) {
+        const size_t index = rest % static_cast<size_t>(half[d]);
+        rest /= static_cast<size_t>(half[d]);
+        const size_t skipped = half.size() - table.shape.size();
+        if (d < skipped) continue;
+        if (table.shape[d - skipped] > 1) element += index * stride;
+        stride *= static_cast<size_t>(table.shape[d - skipped]);
+      }
+      return table.data[element];
+    };
+    const double cos = angle(c.in(1)), sin = sign * angle(c.in(2));
+    const double even = out.data[2 * pair], odd = out.data[2 * pair + 1];
+    out.data[2 * pair] = even * cos - odd * sin;
+    out.data[2 * pair + 1] = even * sin + odd * cos;
+  }
+  return {out};
+}
+Arrays rope(const KernelContext& c) { return turned(c, 1); }
+Arrays rope_inverse(const KernelContext& c) { return turned(c, -1); }
+
+// Probabilities of each row, and the logarithm of its sum.
+struct Softmax {
+  std::vector<double> p;
+  double log_sum = 0;
+};
+Softmax softmax(std::vector<double> x) {
+  Softmax s{std::move(x), 0};
+  double sum = 0;
+  for (const double v : s.p) sum += std::exp(v);
+  s.log_sum = std::log(sum);
+  for (double& v : s.p) v = std::exp(v - s.log_sum);
+  return s;
+}
+
+enum Reduction : int64_t { kEach = 0, kMean = 1, kSum = 2 };
+
+struct Targets {
+  double ignored, count = 0;
+  int64_t reduction;
+  Targets(const KernelContext& c, const Array& targets)
+      : ignored(number_of(c.op, "ignore_index", -100)), reduction(c.op.attr_or<int64_t>("reduction", kMean)) {
+    for (const double t : targets.data) count += t != ignored;
+  }
+};
+
+std::vector<double> row(const Array& a, size_t r) {
+  const auto begin = a.data.begin() + static_cast<std::ptrdiff_t>(r * width_of(a));
+  return {begin, begin + static_cast<std::ptrdiff_t>(width_of(a))};
+}
+
+Arrays cross_entropy(const KernelContext& c) {
+  const Array &logits = c.in(0), &targets = c.in(1);
+  const Targets t(c, targets);
+  Array each = Array::zeros(logits.dtype, targets.shape);
+  double sum = 0;
+  for (size_t r = 0; r < targets.data.size(); ++r) {
+    if (targets.data[r] == t.ignored) continue;
+    each.data[r] = softmax(row(logits, r)).log_sum - row(logits, r)[static_cast<size_t>(targets.data[r])];
+    sum += each.data[r];
+  }
+  const Array count = Array::scalar(logits.dtype, t.reduction == kEach ? 0 : t.count);
+  if (t.reduction == kEach) return {each, count};
+  return {Array::scalar(logits.dtype, t.reduction == kMean ? sum / t.count : sum), count};
+}
+
+Arrays cross_entropy_backward(const KernelContext& c) {
+  const Array &logits = c.in(1), &targets = c.in(2);
+  const Targets t(c, targets);
+  Array out = Array::zeros(logits.dtype, logits.shape);
+  for (size_t r = 0; r < targets.data.size(); ++r) {
+    if (targets.data[r] == t.ignored) continue;
+    const double each = c.in(0).data[t.reduction == kEach ? r : 0] / (t.reduction == kMean ? c.in(3).data[0] : 1);
+    const Softmax s = softmax(row(logits, r));
+    for (size_t v = 0; v < s.p.size(); ++v)
+      out.data[r * s.p.size() + v] = each * (s.p[v] - (targets.data[r] == static_cast<double>(v) ? 1 : 0));
+  }
+  return {out};
+}
+
+// One query of one head: its scores' softmax over the keys that it sees.
+struct Attention {
+  const KernelContext& c;
+  const Array &q, &k, &v;
+  size_t heads, groups, queries, keys, width, value_width;
+
+  Attention(const KernelContext& context, size_t first)
+      : c(context),
+        q(c.in(first)),
+        k(c.in(first + 1)),
+        v(c.in(first + 2)),
+        heads(static_cast<size_t>(q.shape[1])),
+        groups(static_cast<size_t>(k.shape[1])),
+        queries(static_cast<size_t>(q.shape[2])),
+        keys(static_cast<size_t>(k.shape[2])),
+        width(width_of(q)),
+        value_width(width_of(v)) {}
+
+  size_t rows() const { return static_cast<size_t>(q.shape[0]) * heads * queries; }
+  double scale() const { return number_of(c.op, "scale", 1 / std::sqrt(static_cast<double>(width))); }
+  // Row of k or v that key `j` of query row `r` is.
+  size_t key_row(size_t r, size_t j) const {
+    const size_t batch = r / (heads * queries), head = r / queries % heads;
+    return (batch * groups + head / (heads / groups)) * keys + j;
+  }
+  Softmax weights(size_t r, const Array* mask) const {
+    std::vector<double> scores(keys);
+    for (size_t j = 0; j < keys; ++j) {
+      for (size_t d = 0; d < width; ++d) scores[j] += q.data[r * width + d] * k.data[key_row(r, j) * width + d];
+      scores[j] *= scale();
+      if (c.op.attr_or("is_causal", false) && j > r % queries) scores[j] = -INFINITY;
+      if (mask) scores[j] += mask->data[(r % queries) * keys + j];
+    }
+    return softmax(std::move(scores));
+  }
+};
+
+const Array* mask_of(const KernelContext& c, size_t index) {
+  return c.operands.size() > index ? c.operands[index] : nullptr;
+}
+
+Arrays sdpa(const KernelContext& c) {
+  const Attention a(c, 0);
+  Array o = Array::zeros(a.q.dtype, c.op.result(0)->type().shape());
+  Array lse = Array::zeros(a.q.dtype, c.op.result(1)->type().shape());
+  for (size_t r = 0; r < a.rows(); ++r) {
+    const Softmax s = a.weights(r, mask_of(c, 3));
+    lse.data[r] = s.log_sum;
+    for (size_t j = 0; j < a.keys; ++j)
+      for (size_t d = 0; d < a.value_width; ++d)
+        o.data[r * a.value_width + d] += s.p[j] * a.v.data[a.key_row(r, j) * a.value_width + d];
+  }
+  return {o, lse};
+}
+
+Arrays sdpa_backward(const KernelContext& c) {
+  const Attention a(c, 1);
+  const Array &g = c.in(0), &o = c.in(4);
+  Array dq = Array::zeros(a.q.dtype, a.q.shape), dk = Array::zeros(a.k.dtype, a.k.shape),
+        dv = Array::zeros(a.v.dtype, a.v.shape);
+  const size_t w = a.width, e = a.value_width;
+  for (size_t r = 0; r < a.rows(); ++r) {
+    const Softmax s = a.weights(r, mask_of(c, 6));
+    double of_row = 0;  // Σ_j p_j · dL/dp_j
+    for (size_t d = 0; d < e; ++d) of_row += g.data[r * e + d] * o.data[r * e + d];
+    for (size_t j = 0; j < a.keys; ++j) {
+      const size_t at = a.key_row(r, j);
+      double of_p = 0;
+      for (size_t d = 0; d < e; ++d) {
+        of_p += g.data[r * e + d] * a.v.data[at * e + d];
+        dv.data[at * e + d] += s.p[j] * g.data[r * e + d];
+      }
+      const double of_score = s.p[j] * (of_p - of_row) * a.scale();
+      for (size_t d = 0; d < w; ++d) {
+        dq.data[r * w + d] += of_score * a.k.data[at * w + d];
+        dk.data[at * w + d] += of_score * a.q.data[r * w + d];
+      }
+    }
+  }
+  return {dq, dk, dv};
+}
+
+struct Row {
+  std::string_view opcode;
+  Kernel kernel;
+};
+constexpr std::array kKernels = {
+    Row{"embedding", &embedding},
+    Row{"embedding_backward", &embedding_backward},
+    Row{"layer_norm", &layer_norm},
+    Row{"layer_norm_backward", &layer_norm_backward},
+    Row{"linear", &linear},
+    Row{"linear_dx", &linear_dx},
+    Row{"linear_dw", &linear_dw},
+    Row{"rms_norm", &rms_norm},
+    Row{"rms_norm_backward", &rms_norm_backward},
+    Row{"rope", &rope},
+    Row{"rope_inverse", &rope_inverse},
+    Row{"sdpa", &sdpa},
+    Row{"sdpa_backward", &sdpa_backward},
+    Row{"cross_entropy", &cross_entropy},
+    Row{"cross_entropy_backward", &cross_entropy_backward},
+};
+
+}  // namespace
+
+Kernel find_canonical_kernel(std::string_view opcode) {
+  const auto* found = std::ranges::find(kKernels, opcode, &Row::opcode);
+  return found == kKernels.end() ? nullptr : found->kernel;
+}
+
+}  // namespace sfsdp::ir::interp
