@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/ir/moves.h"
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
 
 namespace sfsdp::ir {
@@ -35,6 +37,36 @@ bool Moves::apply() {
   after_.clear();
   moved_.clear();
   return graph_.set_order(order);
+}
+
+bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
+  std::vector<Op*> wanted;
+  for (const auto& op : graph.ops()) wanted.push_back(op.get());
+  std::ranges::stable_sort(wanted, {}, [&](const Op* op) { return key.at(op); });
+  enum State : uint8_t { Untouched, Open, Placed };  // Open: its operands are being placed
+  std::unordered_map<const Op*, State> state;
+  std::vector<Op*> order, open;
+  for (Op* root : wanted) {
+    open.push_back(root);
+    while (!open.empty()) {
+      Op* op = open.back();
+      if (state[op] == Placed) {
+        open.pop_back();
+      } else if (state[op] == Open) {
+        open.pop_back();
+        state[op] = Placed;
+        order.push_back(op);
+      } else {
+        state[op] = Open;
+        for (const Value* operand : op->operands) {
+          if (!operand || state[operand->producer()] == Placed) continue;
+          SFSDP_CHECK(state[operand->producer()] == Untouched, name_of(*op), " would need its own result");
+          open.push_back(operand->producer());
+        }
+      }
+    }
+  }
+  return graph.set_order(order);
 }
 
 }  // namespace sfsdp::ir

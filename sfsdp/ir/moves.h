@@ -2,6 +2,7 @@
 // Ops moved before or after others in one walk.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -30,5 +31,9 @@ class Moves {
   Places before_, after_;
   std::unordered_set<const Op*> moved_;
 };
+
+// Orders by key, equals as they stand; an op that is read before its turn comes just before its reader. Returns whether
+// the order changed. Throws InternalError where an op would need its own result.
+bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key);
 
 }  // namespace sfsdp::ir

@@ -26,6 +26,7 @@ enum OpFlags : uint32_t {
   kReshape = 64,    // the result has the operand's elements, or a range of them, in the same row-major order
   kPermute = 128,   // the result has the operand's dimensions in another order
   kPicks = 256,     // reads of the first operand as much as the second, of indexes, picks
+  kMoves = 512,     // a pointwise op whose elements come from other places of its operands
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing

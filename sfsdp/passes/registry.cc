@@ -19,6 +19,7 @@
 #include "sfsdp/passes/cleanup/fold_views.h"
 #include "sfsdp/passes/cleanup/hoist_casts.h"
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
+#include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
@@ -69,6 +70,7 @@ const std::vector<PassInfo>& rows() {
       row("early_all_reduces", "starts what is reduced once per step as soon as it is there, updates in that order",
           &early_all_reduces),
       row("fold_views", "views of views become one, views that change nothing none", &fold_views),
+      row("fuse", "says which ops one kernel computes", &fuse),
       row("hoist_casts", "casts a shard instead of what it is gathered to", &hoist_casts),
       row("keep_whole", "gathers params after their update, to be read whole by the next step", &keep_whole),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/canonical/finder.h"
 #include "sfsdp/passes/canonical/proposals.h"
@@ -106,7 +107,7 @@ class Rewriter {
   }
 
   void replace(const Match& match) {
-    // At the last of its results; where another is read before that, put_in_order brings it forward.
+    // At the last of its results; where another is read before that, order_by brings it forward.
     Op* last = nullptr;
     for (Op* op : match.found)
       if (match.is_result(op) && (!last || key_.at(op) > key_.at(last))) last = op;
@@ -135,7 +136,7 @@ class Rewriter {
       if (ir::is_canonical(op->opcode)) op->module_path = found->second->module_path;
     }
     graph_.replace_uses(replaced_);
-    put_in_order();
+    ir::order_by(graph_, key_);
     erase_dead();
     for (const auto& [value, name] : named_) graph_.rename(value, name);
   }
@@ -162,36 +163,6 @@ class Rewriter {
       value = view->result();
     }
     replaced_[old] = value;
-  }
-
-  // By key; an op that is read before its turn comes before its reader.
-  void put_in_order() {
-    std::vector<Op*> wanted;
-    for (const auto& op : graph_.ops()) wanted.push_back(op.get());
-    std::ranges::stable_sort(wanted, {}, [&](const Op* op) { return key_.at(op); });
-    std::vector<Op*> order, open;
-    std::unordered_map<const Op*, int> state;  // 1: its operands are being placed, 2: placed
-    for (Op* root : wanted) {
-      open.push_back(root);
-      while (!open.empty()) {
-        Op* op = open.back();
-        int& at = state[op];
-        if (at == 0) {
-          at = 1;
-          for (const Value* operand : op->operands)
-            if (operand && state[operand->producer()] != 2) {
-              SFSDP_CHECK(state[operand->producer()] == 0, "canonicalise: ", op->opcode, " needs its own result");
-              open.push_back(operand->producer());
-            }
-          continue;
-        }
-        open.pop_back();
-        if (state[op] == 2) continue;
-        state[op] = 2;
-        order.push_back(op);
-      }
-    }
-    graph_.set_order(order);
   }
 
   // What was found and is read by nobody now, and views of it.

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/fuse/fuse.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/index.h"
+#include "sfsdp/ir/moves.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using cost::Class;
+using ir::Graph, ir::Op, ir::Value;
+
+const Words<FuseScope> kScopes = {{"none", FuseScope::None}, {"module", FuseScope::Module}, {"all", FuseScope::All}};
+
+struct Kernel {
+  enum Kind : uint8_t { Single, Product, Pointwise, Row, Optimizer } kind = Single;
+  std::vector<Op*> ops;
+  int64_t numel = 0;  // of what it works on
+  int64_t width = 0;  // of a row; 0: no reduction yet
+  ir::Section section = ir::Section::Init;
+  std::string block;
+  bool open = true;  // ops may join: nobody outside has read a result, nothing was started or waited for
+};
+
+// How many of its last dimensions' elements an op reduces; 0: it is no reduction of rows.
+int64_t row_width(const Op& op) {
+  const auto trailing = [&](size_t operand, size_t dims) {
+    const auto shape = op.operands[operand]->type().shape();
+    int64_t width = 1;
+    for (size_t d = shape.size() - std::min(dims, shape.size()); d < shape.size(); ++d) width *= shape[d];
+    return width;
+  };
+  if (op.is("rms_norm")) return trailing(0, static_cast<size_t>(op.attr<int64_t>("dims")));
+  if (op.is("rms_norm_backward")) return trailing(1, static_cast<size_t>(op.attr<int64_t>("dims")));
+  if (op.is("layer_norm")) return trailing(0, op.attr<std::vector<int64_t>>("normalized_shape").size());
+  if (op.is("layer_norm_backward")) return trailing(1, op.attr<std::vector<int64_t>>("normalized_shape").size());
+  if (op.is("cross_entropy")) return trailing(0, 1);
+  if (op.is("cross_entropy_backward")) return trailing(1, 1);
+  const auto rank = static_cast<int64_t>(op.operands[0]->type().dims.size());
+  std::vector<int64_t> dims;
+  if (const auto* all = op.find_attr<std::vector<int64_t>>("dim")) dims = *all;
+  if (const auto* one = op.find_attr<int64_t>("dim")) dims = {*one};
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const int64_t dim = dims[i] < 0 ? dims[i] + rank : dims[i];
+    if (dim != rank - std::ssize(dims) + static_cast<int64_t>(i)) return 0;
+  }
+  return trailing(0, dims.size());
+}
+
+// The operand whose elements a reduction works on.
+size_t reduced_operand(const Op& op) { return op.opcode.ends_with("_backward") ? 1 : 0; }
+
+// Results that are whole only once all rows have been: nothing in the kernel may read them.
+bool is_over_rows(const Op& op, int result) {
+  return (result > 0 && op.is("rms_norm_backward", "layer_norm_backward")) || op.is("cross_entropy");
+}
+
+class Fuser {
+ public:
+  Fuser(Graph& graph, FuseScope scope) : graph_(graph), scope_(scope), index_(graph) {}
+
+  void run() {
+    for (const auto& op : graph_.ops()) place(op.get());
+  }
+
+  // Numbers the kernels by where they run, and puts their ops together. Returns whether anything changed.
+  bool write() {
+    std::unordered_map<const Op*, int64_t> key;
+    for (const auto& op : graph_.ops()) key[op.get()] = static_cast<int64_t>(index_.position(op.get()));
+    std::vector<const Kernel*> order;
+    for (const Kernel& kernel : kernels_) {
+      if (kernel.ops.empty()) continue;  // of a cast that a pack does
+      for (const Op* op : kernel.ops) key[op] = static_cast<int64_t>(index_.position(kernel.ops.back()));
+      order.push_back(&kernel);
+    }
+    for (const auto& op : graph_.ops())  // views of what a kernel makes come after it
+      if (ir::aliased_operand(*op) >= 0) key[op.get()] = std::max(key[op.get()], key[op->operands[0]->producer()]);
+    std::ranges::sort(order, {}, [&](const Kernel* k) { return key.at(k->ops.back()); });
+    bool changed = ir::order_by(graph_, key);
+    for (size_t k = 0; k < order.size(); ++k)
+      for (Op* op : order[k]->ops) {
+        const ir::Attr number = static_cast<int64_t>(k);
+        const auto had = op->attrs.find("kernel");
+        changed |= had == op->attrs.end() || !(had->second == number);
+        op->attrs["kernel"] = number;
+      }
+    return changed;
+  }
+
+  const std::deque<Kernel>& kernels() const { return kernels_; }
+
+ private:
+  void place(Op* op) {
+    const Class kind = cost::class_of(*op);
+    if (kind == Class::Communication || ir::is_wait(*op)) close_all();
+    if (kind == Class::Communication || kind == Class::Free) return;
+    Kernel* kernel = scope_ == FuseScope::None ? nullptr : find(*op, kind);
+    close_read(*op, kernel);
+    if (!kernel) kernel = &begin(*op, kind);
+    kernel->ops.push_back(op);
+    made_by_[op] = kernel;
+    if (kind == Class::Reduction && kernel->kind == Kernel::Pointwise) {
+      kernel->kind = Kernel::Row;
+      kernel->width = row_width(*op);
+    }
+    if (ir::is_update(*op)) kernel->kind = Kernel::Optimizer;
+  }
+
+  Kernel& begin(const Op& op, Class kind) {
+    Kernel& kernel = kernels_.emplace_back();
+    kernel.section = op.section;
+    kernel.block = ir::block_of(op.module_path);
+    kernel.numel = op.result()->type().numel();
+    switch (kind) {
+      case Class::Product: kernel.kind = Kernel::Product; break;
+      case Class::Pointwise: kernel.kind = ir::has_flag(op, ir::kMoves) ? Kernel::Single : Kernel::Pointwise; break;
+      case Class::Reduction:
+        kernel.width = row_width(op);
+        kernel.numel = op.operands[reduced_operand(op)]->type().numel();
+        kernel.kind = kernel.width > 0 ? Kernel::Row : Kernel::Single;
+        break;
+      default: break;
+    }
+    if (op.is("pack")) take_casts(op, kernel);
+    if (kernel.kind != Kernel::Single) open_.push_back(&kernel);
+    return kernel;
+  }
+
+  // The copy into the reduction's buffer casts on its way.
+  void take_casts(const Op& pack, Kernel& kernel) {
+    if (scope_ == FuseScope::None) return;
+    for (const Value* operand : pack.operands) {
+      Op* cast = operand->producer();
+      const auto found = made_by_.find(cast);
+      if (!cast->is("cast") || found == made_by_.end()) continue;
+      if (index_.only_reader(operand) != &pack) continue;
+      std::erase(found->second->ops, cast);
+      kernel.ops.push_back(cast);
+      found->second = &kernel;
+    }
+  }
+
+  // The kernel that `op` joins: the last one that it reads from, or the last one that reads the same.
+  Kernel* find(const Op& op, Class kind) {
+    Kernel* best = nullptr;
+    for (const Value* operand : op.operands)
+      if (Kernel* kernel = operand ? maker_of(operand) : nullptr; kernel && can_join(op, kind, *kernel))
+        if (!best || last_position(*kernel) > last_position(*best)) best = kernel;
+    if (best) return best;
+    for (auto kernel = open_.rbegin(); kernel != open_.rend(); ++kernel)
+      if ((*kernel)->kind != Kernel::Product && reads_alike(op, **kernel) && can_join(op, kind, **kernel)) return *kernel;
+    return nullptr;
+  }
+
+  size_t last_position(const Kernel& kernel) const { return index_.position(kernel.ops.back()); }
+
+  // The open kernel that makes the memory of a value.
+  Kernel* maker_of(const Value* value) {
+    const auto found = made_by_.find(ir::storage_of(value)->producer());
+    return found != made_by_.end() && found->second->open ? found->second : nullptr;
+  }
+
+  bool reads_alike(const Op& op, const Kernel& kernel) const {
+    for (const Value* operand : op.operands)
+      for (const Op* other : kernel.ops)
+        for (const Value* read : other->operands)
+          if (operand && read && ir::storage_of(operand) == ir::storage_of(read) &&
+              operand->type().numel() == kernel.numel)
+            return true;
+    return false;
+  }
+
+  bool can_join(const Op& op, Class kind, const Kernel& kernel) {
+    if (!kernel.open || op.section != kernel.section || ir::is_once(op) != ir::is_once(*kernel.ops[0])) return false;
+    if (scope_ == FuseScope::Module && (kernel.block.empty() || ir::block_of(op.module_path) != kernel.block)) return false;
+    if (ir::is_update(op)) return scales_gradient(op, kernel);
+    int64_t width = kernel.width;
+    if (kind == Class::Reduction) {
+      const int64_t own = row_width(op);
+      if (kernel.kind == Kernel::Product || own == 0 || (width > 0 && own != width)) return false;
+      if (op.operands[reduced_operand(op)]->type().numel() != kernel.numel) return false;
+      width = own;
+    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) || !fits(op.result()->type(), kernel.numel, width)) {
+      return false;
+    }
+    for (const Value* operand : op.operands)
+      if (operand && maker_of(operand) == &kernel && !is_read_where_made(*operand, kernel, width)) return false;
+    return true;
+  }
+
+  // As many elements as the kernel works on, or one for each row.
+  static bool fits(const ir::Type& type, int64_t numel, int64_t width) {
+    return type.numel() == numel || (width > 1 && type.numel() * width == numel && !type.dims.empty() &&
+                                     type.dims.back().size == 1);
+  }
+
+  // Whether an update's gradient is what the kernel scales.
+  static bool scales_gradient(const Op& update, const Kernel& kernel) {
+    const Value* gradient = ir::storage_of(update.operands[ir::gradient_operand(update)]);
+    return kernel.kind == Kernel::Pointwise && kernel.ops.size() == 1 && kernel.ops[0]->is("scale") &&
+           kernel.ops[0]->result() == gradient;
+  }
+
+  // Element by element, or a row's number in the row.
+  static bool is_read_where_made(const Value& value, const Kernel& kernel, int64_t width) {
+    const Value* made = ir::storage_of(&value);
+    if (is_over_rows(*made->producer(), made->result_index())) return false;
+    for (const Value* seen = &value; seen != made; seen = seen->producer()->operands[0])
+      if (!ir::has_flag(*seen->producer(), ir::kReshape) || !seen->type().strides.empty()) return false;
+    if (!made->type().strides.empty()) return false;
+    return made->type().numel() == value.type().numel() && fits(value.type(), kernel.numel, width);
+  }
+
+  // What reads a result, or overwrites what a kernel reads, comes after the kernel.
+  void close_read(const Op& op, const Kernel* joined) {
+    for (const Value* operand : op.operands)
+      if (Kernel* kernel = operand ? maker_of(operand) : nullptr; kernel && kernel != joined) close(*kernel);
+    for (const int64_t donated : ir::donated_operands(op)) {
+      const Value* lost = ir::storage_of(op.operands[static_cast<size_t>(donated)]);
+      for (Kernel* kernel : std::vector<Kernel*>(open_.begin(), open_.end()))
+        if (kernel != joined && reads(*kernel, lost)) close(*kernel);
+    }
+  }
+  static bool reads(const Kernel& kernel, const Value* storage) {
+    return std::ranges::any_of(kernel.ops, [&](const Op* op) {
+      return std::ranges::any_of(op->operands, [&](const Value* v) { return v && ir::storage_of(v) == storage; });
+    });
+  }
+
+  void close(Kernel& kernel) {
+    kernel.open = false;
+    std::erase(open_, &kernel);
+  }
+  void close_all() {
+    for (Kernel* kernel : open_) kernel->open = false;
+    open_.clear();
+  }
+
+  Graph& graph_;
+  const FuseScope scope_;
+  const ir::Index index_;
+  std::deque<Kernel> kernels_;
+  std::vector<Kernel*> open_;  // in the order in which they began
+  std::unordered_map<const Op*, Kernel*> made_by_;
+};
+
+}  // namespace
+
+const std::vector<Field<FuseOptions>>& FuseOptions::fields() {
+  static const std::vector<Field<FuseOptions>> kFields = {
+      field("scope", &FuseOptions::scope, kScopes, "none, module or all")};
+  return kFields;
+}
+
+bool fuse(Graph& graph, const FuseOptions& options, PassContext& ctx) {
+  Fuser fuser(graph, options.scope);
+  fuser.run();
+  for (const Kernel& kernel : fuser.kernels()) {
+    if (kernel.ops.empty()) continue;
+    ctx.metrics.add("kernels", 1);
+    ctx.metrics.add("ops_joined", std::ssize(kernel.ops) - 1);
+  }
+  return fuser.write();
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/fuse/fuse.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/plan/verify/kernels.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/random_graph.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using testing::expect_pass;
+
+TEST_CASE("fuse: a product and what follows element by element; the other operand of a product comes before it") {
+  expect_pass("fuse", R"(
+    graph mesh [] view local
+      %w1 = param name=w1 : f32[8, 4]
+      %w3 = param name=w3 : f32[8, 4]
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %a = linear %x, %w1 : f32[2, 3, 8]
+      %b = linear %x, %w3 : f32[2, 3, 8]
+      %s = aten.silu %a : f32[2, 3, 8]
+      %h = aten.mul.Tensor %s, %b : f32[2, 3, 8]
+      return %h
+  )",
+              R"(
+    graph mesh [] view local
+      %w1 = param name=w1 : f32[8, 4]
+      %w3 = param name=w3 : f32[8, 4]
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %b = linear %x, %w3 kernel=0 : f32[2, 3, 8]
+      %a = linear %x, %w1 kernel=1 : f32[2, 3, 8]
+      %s = aten.silu %a kernel=1 : f32[2, 3, 8]
+      %h = aten.mul.Tensor %s, %b kernel=1 : f32[2, 3, 8]
+      return %h
+  )");
+}
+
+TEST_CASE("fuse: a residual sum and the norm of rows after it; the sum over rows and its readers are two") {
+  expect_pass("fuse", R"(
+    graph mesh [] view local
+      %w = param name=w : f32[4]
+      %x = input name=x : f32[6, 4]
+      %y = input name=y : f32[6, 4]
+    fwd:
+      %r = aten.add.Tensor %x, %y : f32[6, 4]
+      %n, %rstd = rms_norm %r, %w dims=1 eps=0.5 : f32[6, 4], f32[6, 1]
+      %g = aten.neg %n : f32[6, 4]
+      %c = aten.sum.dim_IntList %g dim=[0] keepdim=true : f32[1, 4]
+      %d = aten.mul.Tensor %g, %c : f32[6, 4]
+      return %d, %rstd
+  )",
+              R"(
+    graph mesh [] view local
+      %w = param name=w : f32[4]
+      %x = input name=x : f32[6, 4]
+      %y = input name=y : f32[6, 4]
+    fwd:
+      %r = aten.add.Tensor %x, %y kernel=0 : f32[6, 4]
+      %n, %rstd = rms_norm %r, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]
+      %g = aten.neg %n kernel=0 : f32[6, 4]
+      %c = aten.sum.dim_IntList %g dim=[0] keepdim=true kernel=1 : f32[1, 4]
+      %d = aten.mul.Tensor %g, %c kernel=2 : f32[6, 4]
+      return %d, %rstd
+  )");
+}
+
+TEST_CASE("fuse: a number of each row stays in the row's kernel, other shapes do not") {
+  expect_pass("fuse", R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %s = aten.sum.dim_IntList %x dim=[1] keepdim=true : f32[6, 1]
+      %t = aten.neg %s : f32[6, 1]
+      %y = aten.mul.Tensor %x, %t : f32[6, 4]
+      %z = aten.transpose.int %y dim0=0 dim1=1 : f32[4, 6]{1, 4}
+      %q = aten.neg %z : f32[4, 6]
+      return %q
+  )",
+              R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %s = aten.sum.dim_IntList %x dim=[1] keepdim=true kernel=0 : f32[6, 1]
+      %t = aten.neg %s kernel=0 : f32[6, 1]
+      %y = aten.mul.Tensor %x, %t kernel=0 : f32[6, 4]
+      %z = aten.transpose.int %y dim0=0 dim1=1 : f32[4, 6]{1, 4}
+      %q = aten.neg %z kernel=1 : f32[4, 6]
+      return %q
+  )");
+}
+
+constexpr const char* kStep = R"(
+    graph mesh [dp_shard=2] view local
+      %w = param name=w : f32[4/dp_shard]
+      %m = state name=m : f32[4/dp_shard]
+      %v = state name=v : f32[4/dp_shard]
+      %step = state name=step : f32[]
+      %nf = input name=nf : f32[]
+      %c = input name=c : f32[]
+      %x = input name=x : bf16[8] own(dp_shard)
+    bwd:
+      %a = aten.neg %x : bf16[8]
+      %f = cast %a : f32[8]
+      %p = pack [%f] offsets=[0] : f32[8]
+      %rs.start = reduce_scatter.start %p axis=dp_shard dim=0 : async f32[4]
+      %b = aten.neg %a : bf16[8]
+      %rs = wait %rs.start : f32[4]
+    opt:
+      %g = scale %rs, %c : f32[4]
+      %w.new, %m.new, %v.new = adamw %w, %m, %v, %g, %step, %nf beta1=0.9 beta2=0.95 donates=[0, 1, 2] eps=1e-08 weight_decay=0.1 : f32[4/dp_shard], f32[4/dp_shard], f32[4/dp_shard]
+      return %b
+      carry %w = %w.new
+      carry %m = %m.new
+      carry %v = %v.new
+)";
+
+std::string fused(const std::string& text, const char* pass = "fuse") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text), "test.ir");
+  run_passes(graph, parse_passes(pass));
+  std::string kernels;
+  for (const auto& op : graph.ops())
+    if (const auto* kernel = op->find_attr<int64_t>("kernel"))
+      kernels += concat(kernels.empty() ? "" : " ", op->result()->name(), ':', *kernel);
+  CHECK(plan::check_kernels(graph) == "");
+  return kernels;
+}
+
+TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collectives end kernels") {
+  CHECK(fused(kStep) == "a:0 f:1 p:1 b:2 g:3 w.new:3");
+  CHECK(fused(kStep, "fuse scope=none") == "a:0 f:1 p:2 b:3 g:4 w.new:5");
+}
+
+TEST_CASE("fuse: torch.compile of each block sees one block") {
+  const char* kBlocks = R"(
+    graph mesh [] view local
+      %x = input name=x : f32[8]
+    fwd:
+      %a = aten.neg %x : f32[8] at layers.0
+      %b = aten.neg %a : f32[8] at layers.0.norm
+      %c = aten.neg %b : f32[8] at layers.1
+      %d = aten.neg %c : f32[8] at output
+      %e = aten.neg %d : f32[8] at output
+      return %e
+  )";
+  CHECK(fused(kBlocks) == "a:0 b:0 c:0 d:0 e:0");
+  CHECK(fused(kBlocks, "fuse scope=module") == "a:0 b:0 c:1 d:2 e:3");
+}
+
+TEST_CASE("fuse: of random programs the kernels can exist, and each op that computes has one") {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    ir::Graph graph = testing::random_program(seed);
+    for (const auto& op : graph.ops()) op->attrs.erase("kernel");
+    for (const char* pass : {"fuse", "fuse scope=module", "fuse scope=none"}) {
+      run_passes(graph, parse_passes(pass));
+      CHECK(plan::check_kernels(graph) == "");
+    }
+  }
+}
+
+TEST_CASE("kernels that cannot exist are refused") {
+  const std::string inputs = R"(graph mesh [] view local
+  %x = input name=x : f32[6, 4]
+  %w = param name=w : f32[4]
+  %m = param name=m : f32[4, 4]
+fwd:
+)";
+  const auto says = [&](const std::string& ops, const char* part) {
+    const ir::Graph graph = ir::parse_or_throw(inputs + ops, "test.ir");
+    CAPTURE(ops);
+    const std::string wrong = plan::check_kernels(graph);
+    CHECK_MESSAGE(wrong.find(part) != std::string::npos, wrong);
+  };
+  const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
+  says(norm + "  %c = aten.sum.dim_IntList %n dim=[0] keepdim=true kernel=0 : f32[1, 4]\n", "elements that other blocks make");
+  says(norm + "  %d, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 kernel=0 : f32[6, 4], f32[4]\n"
+              "  %z = aten.neg %dw kernel=0 : f32[4]\n", "complete only after all rows");
+  says(norm + "  %t = aten.transpose.int %n dim0=0 dim1=1 : f32[4, 6]{1, 4}\n"
+              "  %z = aten.neg %t kernel=0 : f32[4, 6]\n", "in another order");
+  says(norm + "  %y = linear %n, %m kernel=0 : f32[6, 4]\n", "elements that other blocks make");
+  says("  %y = linear %x, %m kernel=0 : f32[6, 4]\n"
+       "  %n, %r = rms_norm %y, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n", "a tile of a product holds no whole row");
+  says("  %y = linear %x, %m kernel=0 : f32[6, 4]\n  %z = linear %x, %m kernel=0 : f32[6, 4]\n", "with another product");
+  says(norm + "  %v = aten.view %n size=[12, 2] : f32[12, 2]\n"
+              "  %s = aten.sum.dim_IntList %v dim=[1] keepdim=true kernel=0 : f32[12, 1]\n", "has rows of 2");
+  says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %x : f32[6, 4]\n", "has no kernel");
+  says("  %a = aten.neg %x kernel=1 : f32[6, 4]\n  %b = aten.neg %x kernel=0 : f32[6, 4]\n", "side by side");
+  says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %x kernel=1 : f32[6, 4]\n"
+       "  %c = aten.neg %a kernel=0 : f32[6, 4]\n", "side by side");
+  says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %t = aten.t %a kernel=0 : f32[4, 6]{1, 4}\n", "it computes nothing");
+  says("  %s = aten.sum.dim_IntList %x dim=[0] keepdim=true kernel=0 : f32[1, 4]\n"
+       "  %y = aten.mul.Tensor %x, %s kernel=0 : f32[6, 4]\n", "complete only after all rows");
+  says("  %k = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %k kernel=0 : f32[6, 4, 2]\n"
+       "  %f = aten.flip %z dims=[0] kernel=0 : f32[6, 4, 2]\n", "elements that other blocks make");
+}
+
+}  // namespace
+}  // namespace sfsdp::passes

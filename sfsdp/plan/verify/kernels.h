@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whether the kernels that a graph names (kernel=N, by the pass `fuse`) can exist: written from what ops read, without
+// the pass's own bookkeeping.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::plan {
+
+// "" or what is wrong: an op without a kernel, ops of one that do not stand together, or one that reads in a kernel what
+// another row, column or block of it makes. A graph in which no op names a kernel is sound.
+std::string check_kernels(const ir::Graph& graph);
+
+}  // namespace sfsdp::plan
