@@ -78,7 +78,6 @@ class Fuser {
     for (const auto& op : graph_.ops()) key[op.get()] = static_cast<int64_t>(index_.position(op.get()));
     std::vector<const Kernel*> order;
     for (const Kernel& kernel : kernels_) {
-      if (kernel.ops.empty()) continue;  // of a cast that a pack does
       for (const Op* op : kernel.ops) key[op] = static_cast<int64_t>(index_.position(kernel.ops.back()));
       order.push_back(&kernel);
     }
@@ -102,10 +101,11 @@ class Fuser {
   void place(Op* op) {
     const Class kind = cost::class_of(*op);
     if (kind == Class::Communication || ir::is_wait(*op)) close_all();
-    if (kind == Class::Communication || kind == Class::Free) return;
+    if (kind == Class::Communication || kind == Class::Free || is_packed_cast(*op)) return;
     Kernel* kernel = scope_ == FuseScope::None ? nullptr : find(*op, kind);
     close_read(*op, kernel);
     if (!kernel) kernel = &begin(*op, kind);
+    if (op->is("pack")) take_casts(*op, *kernel);
     kernel->ops.push_back(op);
     made_by_[op] = kernel;
     if (kind == Class::Reduction && kernel->kind == Kernel::Pointwise) {
@@ -130,23 +130,24 @@ class Fuser {
         break;
       default: break;
     }
-    if (op.is("pack")) take_casts(op, kernel);
-    if (kernel.kind != Kernel::Single) open_.push_back(&kernel);
+    kernel.open = kernel.kind != Kernel::Single;
+    if (kernel.open) open_.push_back(&kernel);
     return kernel;
   }
 
-  // The copy into the reduction's buffer casts on its way.
+  // The copy into the reduction's buffer casts on its way: such a cast waits for the pack.
+  bool is_packed_cast(const Op& op) const {
+    if (scope_ == FuseScope::None || !op.is("cast")) return false;
+    const Op* reader = index_.only_reader(op.result());
+    return reader && reader->is("pack");
+  }
   void take_casts(const Op& pack, Kernel& kernel) {
-    if (scope_ == FuseScope::None) return;
-    for (const Value* operand : pack.operands) {
-      Op* cast = operand->producer();
-      const auto found = made_by_.find(cast);
-      if (!cast->is("cast") || found == made_by_.end()) continue;
-      if (index_.only_reader(operand) != &pack) continue;
-      std::erase(found->second->ops, cast);
-      kernel.ops.push_back(cast);
-      found->second = &kernel;
-    }
+    for (const Value* operand : pack.operands)
+      if (Op* cast = operand->producer(); is_packed_cast(*cast)) {
+        close_read(*cast, &kernel);
+        kernel.ops.push_back(cast);
+        made_by_[cast] = &kernel;
+      }
   }
 
   // The kernel that `op` joins: the last one that it reads from, or the last one that reads the same.
@@ -265,7 +266,6 @@ bool fuse(Graph& graph, const FuseOptions& options, PassContext& ctx) {
   Fuser fuser(graph, options.scope);
   fuser.run();
   for (const Kernel& kernel : fuser.kernels()) {
-    if (kernel.ops.empty()) continue;
     ctx.metrics.add("kernels", 1);
     ctx.metrics.add("ops_joined", std::ssize(kernel.ops) - 1);
   }

@@ -138,6 +138,30 @@ TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collect
   CHECK(fused(kStep, "fuse scope=none") == "a:0 f:1 p:2 b:3 g:4 w.new:5");
 }
 
+TEST_CASE("fuse: nothing joins a library's kernel; a cast for a pack does not part a norm from the sum after it") {
+  CHECK(fused(R"(
+    graph mesh [] view local
+      %w = param name=w : f32[5, 4]
+      %i = input name=i : i64[3]
+    fwd:
+      %e = embedding %w, %i : f32[3, 4]
+      %y = aten.neg %e : f32[3, 4]
+      return %y
+  )") == "e:0 y:1");
+  CHECK(fused(R"(
+    graph mesh [] view local
+      %w = param name=w : bf16[4]
+      %x = input name=x : bf16[6, 4]
+      %r = input name=r : f32[6, 1]
+    bwd:
+      %dx, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 : bf16[6, 4], bf16[4]
+      %c = cast %dw : f32[4]
+      %s = aten.add.Tensor %dx, %x : bf16[6, 4]
+      %p = pack [%c] offsets=[0] : f32[4]
+      return %p, %s
+  )") == "dx:0 s:0 c:1 p:1");
+}
+
 TEST_CASE("fuse: torch.compile of each block sees one block") {
   const char* kBlocks = R"(
     graph mesh [] view local
