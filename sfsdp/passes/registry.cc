@@ -15,6 +15,7 @@
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
 #include "sfsdp/passes/canonical/canonicalise.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/passes/cleanup/dead_code.h"
 #include "sfsdp/passes/cleanup/fold_views.h"
 #include "sfsdp/passes/cleanup/hoist_casts.h"
@@ -67,6 +68,8 @@ const std::vector<PassInfo>& rows() {
       row("copy_buckets", "one gather and one reduction per unit of parameters that are stored one by one, by copies",
           &copy_buckets, {"wrap"}),
       row("dead_code", "removes ops whose results nobody reads", &dead_code),
+      with(Exactness::ExactAsRun,
+           row("decompose", "makes canonical ops the ops of LibTorch that they stand for", &decompose)),
       row("early_all_reduces", "starts what is reduced once per step as soon as it is there, updates in that order",
           &early_all_reduces),
       row("fold_views", "views of views become one, views that change nothing none", &fold_views),

@@ -28,12 +28,11 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/exec/aten_call.h"
-#include "sfsdp/exec/composed_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/memory_counter.h"
-#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/step/step.h"
@@ -84,12 +83,10 @@ class Bench {
   explicit Bench(const ir::Op& op) : op_(op) {
     if (ir::is_aten(op.opcode))
       aten_.emplace(op);
-    else if (ir::is_canonical(op.opcode))
-      composed_.emplace(op);
     else
       kernel_ = exec::find_kernel(op.opcode);
   }
-  bool can_run() const { return aten_ || composed_ || kernel_; }
+  bool can_run() const { return aten_ || kernel_; }
 
   // Values do not matter to time as long as they are ordinary; indices must be inside whatever they pick from.
   void make_operands() {
@@ -113,9 +110,7 @@ class Bench {
 
   void run() {
     std::vector<at::Tensor> operands = operands_;
-    std::vector<at::Tensor> results = aten_       ? aten_->run(operands)
-                                      : composed_ ? composed_->run(operands)
-                                                  : kernel_({op_, operands, scalars_, nullptr});
+    std::vector<at::Tensor> results = aten_ ? aten_->run(operands) : kernel_({op_, operands, scalars_, nullptr});
   }
   const ir::Op& op() const { return op_; }
   int64_t bytes() const {
@@ -131,7 +126,6 @@ class Bench {
 
   const ir::Op& op_;
   std::optional<exec::AtenCall> aten_;
-  std::optional<exec::ComposedCall> composed_;
   exec::Kernel kernel_ = nullptr;
   exec::StepScalars scalars_;
   std::vector<at::Tensor> operands_;
@@ -269,7 +263,7 @@ class Calibration {
       : ranks_(ranks),
         settings_(settings),
         job_(train::make_job(config, ranks.size())),
-        graph_(job_.program->training(job_.example).graph) {
+        graph_(passes::decomposed(job_.program->training(job_.example).graph)) {
     machine.name = "cpu_local";
     machine.device =
         concat(cpu_model(), ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");
@@ -349,7 +343,7 @@ class Calibration {
   const Ranks& ranks_;
   const Settings settings_;
   train::CompiledJob job_;
-  const ir::Graph& graph_;
+  const ir::Graph graph_;  // as the executor runs it
   double dispatch_ = 0, meet_after_ = std::numeric_limits<double>::infinity();
 };
 

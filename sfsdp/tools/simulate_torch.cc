@@ -13,6 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/passes/bucket/wrap.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/report/bucket_table.h"
 #include "sfsdp/sim/report/html_report.h"
@@ -126,7 +127,9 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   sim::SimulateOptions options = options_of(request);
   const train::JobConfig config = config_of(request);
   train::CompiledJob job = train::make_job(config, request.world);
-  const ir::Graph& graph = job.program->training(job.example).graph;
+  const ir::Graph& compiled = job.program->training(job.example).graph;
+  const ir::Graph graph =
+      options.execution == cost::Execution::Reference ? passes::decomposed(compiled) : compiled.clone();
   report.model = config.model.name + " " + config.model.flavor;
   report.mesh = to_string(job.program->strategy().mesh);
 

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/base/version.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/report/memory_timeline.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -16,7 +17,8 @@
 
 namespace sfsdp::train {
 
-PlannedMemory planned_memory(const ir::Graph& graph) {
+PlannedMemory planned_memory(const ir::Graph& compiled) {
+  const ir::Graph graph = passes::decomposed(compiled);  // as the executor runs it
   const plan::MemoryPlan plan = plan::plan_memory(graph, {.blocking = true});
   const PlanSummary summary = summarise(graph);
   PlannedMemory memory;

@@ -15,11 +15,10 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/aten_call.h"
-#include "sfsdp/exec/composed_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
-#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/canonical/decompose.h"
 
 namespace sfsdp::exec {
 
@@ -39,7 +38,6 @@ struct ReferenceExecutor::Impl {
   struct Step {
     const ir::Op* op = nullptr;
     std::optional<AtenCall> aten;
-    std::optional<ComposedCall> composed;
     Kernel kernel = nullptr;
     comm::Communicator* group = nullptr;
     std::vector<int> operands, results, dead_after;
@@ -48,7 +46,7 @@ struct ReferenceExecutor::Impl {
     Spent spent = kForwardBackward;
   };
 
-  const ir::Graph& graph;
+  const ir::Graph graph;  // of LibTorch's ops and sfsdp's own that are not canonical
   const std::vector<at::Tensor>& constants;
   Groups groups;
   DataPosition position;
@@ -62,13 +60,13 @@ struct ReferenceExecutor::Impl {
 
   Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r,
        const std::vector<const ir::Value*>& more)
-      : graph(g),
+      : graph(passes::decomposed(g)),
         constants(c),
         groups(std::move(gr)),
         position(p),
         rng(r),
         returned(graph.outputs.begin(), graph.outputs.end()) {
-    returned.insert(returned.end(), more.begin(), more.end());
+    for (const ir::Value* value : more) returned.push_back(graph.find_value(value->name()));
     int64_t next_input = 0;
     for (const auto& op : graph.ops()) {
       Step step;
@@ -95,10 +93,6 @@ struct ReferenceExecutor::Impl {
     const ir::Op& op = *step.op;
     if (op.opcode.starts_with("aten.")) {
       step.aten.emplace(op);
-      return;
-    }
-    if (ir::is_canonical(op.opcode)) {
-      step.composed.emplace(op);
       return;
     }
     step.kernel = find_kernel(op.opcode);
@@ -191,8 +185,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = {m.run_random(op, operands, scalars)};
     } else if (step.aten) {
       results = step.aten->run(operands);
-    } else if (step.composed) {
-      results = step.composed->run(operands);
     } else {
       results = step.kernel({op, operands, scalars, step.group});
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a graph op by op, in its order, and nothing else: the oracle that faster executors are compared with.
+// Runs a graph op by op, in its order, canonical ops as the ops of LibTorch that they stand for, and nothing else: the oracle that faster executors are compared with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -62,7 +62,7 @@ class ReferenceExecutor {
   // Of the last run.
   const RunSeconds& seconds() const;
 
-  // Called after each op with its results, for debugging and tests.
+  // Called after each op of the decomposed graph with its results, for debugging and tests.
   std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;
 
  private:

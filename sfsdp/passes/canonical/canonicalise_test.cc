@@ -104,6 +104,38 @@ TEST_CASE("canonicalise: an RMSNorm of ops, with the residual's gradient that au
   )");
 }
 
+TEST_CASE("decompose: the ops that were there, each made once for forward and backward, as eager does") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kNorm), "test.ir");
+  const size_t before = graph.ops().size();
+  run_passes(graph, parse_passes("canonicalise, decompose, fold_views, dead_code"));
+  CHECK(graph.ops().size() == before);
+  expect_pass("decompose", R"(
+    graph mesh [] view local
+      %w = param name=w : f32[5, 4] at fc
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %y = linear %x, %w : f32[2, 3, 5] at fc
+    bwd:
+      %dx = linear_dx %y, %w bwd_of=%y : f32[2, 3, 4] at fc
+      return %dx
+  )",
+              R"(
+    graph mesh [] view local
+      %w = param name=w : f32[5, 4] at fc
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %0 = aten.view %x size=[6, 4] : f32[6, 4] at fc
+      %1 = aten.t %w : f32[4, 5]{1, 4} at fc
+      %2 = aten.mm %0, %1 : f32[6, 5] at fc
+      %y = aten.view %2 size=[2, 3, 5] : f32[2, 3, 5] at fc
+    bwd:
+      %4 = aten.view %y size=[6, 5] bwd_of=%y : f32[6, 5] at fc
+      %5 = aten.mm %4, %w bwd_of=%y : f32[6, 4] at fc
+      %dx = aten.view %5 size=[2, 3, 4] bwd_of=%y : f32[2, 3, 4] at fc
+      return %dx
+  )");
+}
+
 // `text` with `from` replaced by `to`, which stands there once.
 std::string with(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
