@@ -21,7 +21,7 @@ ir::Type bare(const ir::Type& type) {
 }
 
 bool is_product(std::string_view opcode) {
-  return opcode.starts_with("linear") || opcode == "aten.mm" || opcode == "aten.addmm" || opcode == "aten.bmm" || opcode == "aten.baddbmm";
+  return opcode == "aten.mm" || opcode == "aten.addmm" || opcode == "aten.bmm" || opcode == "aten.baddbmm";
 }
 
 // Whose points are on one curve. The types of a product begin with its dtype.

@@ -38,34 +38,6 @@ const Family* find_family(std::string_view opcode) {
   return found == kFamilies.end() ? nullptr : found;
 }
 
-// Adds the ops to a graph.
-class GraphEmitter : public Emitter {
- public:
-  explicit GraphEmitter(Graph& graph) : graph_(graph) {}
-
-  std::vector<Term> compute(const std::string& opcode, const std::vector<Term>& operands,
-                            const std::vector<Type>& results, const Attributes& attrs, bool as_list) override {
-    std::vector<Value*> values;
-    for (const Term& term : operands) values.push_back(term.base);
-    std::vector<Graph::NewResult> made;
-    for (const Type& type : results) made.push_back({"", type});
-    Op* op = graph_.add(opcode, std::move(values), std::move(made));
-    op->attrs = attrs;
-    if (as_list) op->operand_lists = {{0, static_cast<int>(operands.size())}};
-    std::vector<Term> terms;
-    for (const auto& result : op->results()) terms.push_back({result.get(), 0, result->type()});
-    return terms;
-  }
-  // In the graph each view is a value of its own.
-  Term view(const std::string& opcode, const Term& x, const Term& result, const Attributes& attrs) override {
-    SFSDP_CHECK(result.base, opcode, " of ", x.type, " would have to copy");
-    return compute(opcode, {x}, {result.type}, attrs, false)[0];
-  }
-
- private:
-  Graph& graph_;
-};
-
 }  // namespace
 
 bool is_canonical(std::string_view opcode) { return find_family(opcode) != nullptr; }
@@ -75,25 +47,6 @@ std::vector<Term> decompose(const CanonicalCall& call, Emitter& emitter) {
   SFSDP_CHECK(family, call.opcode, " has no decomposition");
   Body body(emitter);
   return family->decompose(call, body);
-}
-
-Graph decomposed(const Op& op) {
-  Graph graph;
-  graph.view = Graph::View::Local;
-  CanonicalCall call{op.opcode, op.attrs, {}};
-  for (const Value* operand : op.operands) {
-    if (!operand) {
-      call.operands.emplace_back();
-      continue;
-    }
-    Value* input = graph.add("input", {}, {{operand->name(), operand->type()}})->result();
-    input->producer()->attrs["name"] = operand->name();
-    call.operands.push_back({input, 0, input->type()});
-  }
-  GraphEmitter emitter(graph);
-  for (const Term& result : decompose(call, emitter))
-    if (result.base) graph.outputs.push_back(result.base);
-  return graph;
 }
 
 }  // namespace sfsdp::ir

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a canonical op is in ops of LibTorch: exactly those that eager runs for it. One definition serves the reference
-// executor, which runs them, and the pass `canonicalise`, which looks for them.
+// What a canonical op is in ops of LibTorch: exactly those that eager runs for it. One definition serves the pass
+// `canonicalise`, which looks for them, and `decompose`, which makes them again for the reference executor.
 #pragma once
 
 #include <map>
@@ -40,9 +40,5 @@ struct CanonicalCall {
 
 // Results of the call in the order of the op's; base nullptr: that one is not computed. `call.opcode` is canonical.
 std::vector<Term> decompose(const CanonicalCall& call, Emitter& emitter);
-
-// The ops of LibTorch that `op` stands for, as a graph: inputs are its operands (those that are there, in order),
-// outputs its results. Throws InternalError where `op` is not canonical.
-Graph decomposed(const Op& op);
 
 }  // namespace sfsdp::ir

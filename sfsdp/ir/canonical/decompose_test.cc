@@ -5,6 +5,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/testing/expect_pass.h"
 
 namespace sfsdp::ir {
@@ -18,8 +19,9 @@ void check_decomposition(const std::string& line, const std::string& inputs) {
   const Op& op = *graph.ops().back();
   for (const auto& result : op.results())
     if (result->type().kind == Type::Kind::Tensor) graph.outputs.push_back(result.get());
-  const std::string wrong =
-      testing::check_same_meaning(graph, decomposed(op), testing::Agreement::UpToOrderOfSums);
+  const Graph decomposed = passes::decomposed(graph);
+  CHECK_FALSE(is_canonical(decomposed.ops().back()->opcode));
+  const std::string wrong = testing::check_same_meaning(graph, decomposed, testing::Agreement::UpToOrderOfSums);
   CHECK_MESSAGE(wrong.empty(), wrong);
 }
 
@@ -34,15 +36,15 @@ TEST_CASE("canonical ops mean what their decompositions mean") {
   check_decomposition("%y = linear_dw %g, %x : f32[5, 4]", input("g", "f32[2, 3, 5]") + x);
   for (const char* operand : {"%w", "none"})
     for (const char* first : {"", " cast_first=true"})
-      check_decomposition(concat("%y, %r = rms_norm %x, ", operand, first, " dims=1 eps=0.5 : f32[2, 3, 4], f32[2, 3, 1]"),
-                          x + w);
+      check_decomposition(
+          concat("%y, %r = rms_norm %x, ", operand, first, " dims=1 eps=0.5 : f32[2, 3, 4], f32[2, 3, 1]"), x + w);
   check_decomposition("%y, %r = rms_norm %x, %v dims=2 eps=0.5 : f32[2, 3, 4], f32[2, 1, 1]",
                       x + input("v", "f32[3, 4]"));
   // rstd is what forward made of x
   for (const char* residual : {"none", "%x"})
-    check_decomposition(concat("%dx, %dw = rms_norm_backward %g, %x, %w, %r, ", residual,
-                               " dims=1 : f32[2, 3, 4], f32[4]"),
-                        input("g", "f32[2, 3, 4]") + x + w + input("r", "f32[2, 3, 1]"));
+    check_decomposition(
+        concat("%dx, %dw = rms_norm_backward %g, %x, %w, %r, ", residual, " dims=1 : f32[2, 3, 4], f32[4]"),
+        input("g", "f32[2, 3, 4]") + x + w + input("r", "f32[2, 3, 1]"));
   check_decomposition("%dx, %none = rms_norm_backward %g, %x, none, %r, none dims=1 : f32[2, 3, 4], token",
                       input("g", "f32[2, 3, 4]") + x + input("r", "f32[2, 3, 1]"));
   const std::string angles = input("c", "f32[3, 2]") + input("s", "f32[3, 2]");
@@ -104,7 +106,7 @@ fwd:
   CHECK_FALSE(is_same(term("c"), term("f")));
   CHECK(is_same(viewed(term("a"), {2, 3, 4}), term("x")));
   CHECK(is_same(viewed(term("b"), {3, 2, 2, 2}), viewed(term("b"), {3, 2, 2, 2})));
-  CHECK_FALSE(viewed(term("b"), {6, 4}).base);        // would have to copy
+  CHECK_FALSE(viewed(term("b"), {6, 4}).base);  // would have to copy
   CHECK_FALSE(viewed(term("at"), {24}).base);
   CHECK(viewed(term("c"), {2, 1, 2, 2}).type.strides == std::vector<int64_t>{12, 12, 2, 1});
   CHECK(is_same(transposed(term("a"), 0, 1), term("at")));

@@ -41,8 +41,8 @@ std::vector<Term> decompose_layer_norm(const CanonicalCall& call, Body& body) {
 std::vector<Term> decompose_layer_norm_backward(const CanonicalCall& call, Body& body) {
   const Type of_weight =
       Type::tensor(call.operands[1].type.dtype, std::get<Body::Sizes>(call.attrs.at("normalized_shape")));
-  return body.compute("aten.native_layer_norm_backward", call.operands,
-                      {like(call.operands[1]), of_weight, of_weight}, call.attrs);
+  return body.compute("aten.native_layer_norm_backward", call.operands, {like(call.operands[1]), of_weight, of_weight},
+                      call.attrs);
 }
 
 // q [B, H, S, d], k [B, G, T, d], v [B, G, T, e], perhaps a mask; G divides H. Of each row also the logarithm of its sum.

@@ -32,8 +32,8 @@ std::vector<Term> decompose_rms_norm_backward(const CanonicalCall& call, Body& b
     Body::Sizes rows;
     for (int64_t d = 0; d < static_cast<int64_t>(shape.size()) - count; ++d) rows.push_back(d);
     const Term each = body.mul(g, body.cast(body.mul(wider, rstd), inner));
-    grad_weight = body.cast(body.view(body.reduced("aten.sum.dim_IntList", each, rows), weight.type.shape()),
-                            weight.type.dtype);
+    grad_weight =
+        body.cast(body.view(body.reduced("aten.sum.dim_IntList", each, rows), weight.type.shape()), weight.type.dtype);
     g = body.mul(g, weight);
   }
   g = body.cast(g, wide(x.type.dtype));
@@ -45,7 +45,8 @@ std::vector<Term> decompose_rms_norm_backward(const CanonicalCall& call, Body& b
   const Term half = body.pointwise("aten.mul.Scalar", {of_rstd}, {{"other", -0.5}});
   int64_t numel = 1;
   for (const int64_t dim : dims) numel *= shape[static_cast<size_t>(dim)];
-  const Term of_mean = body.pointwise("aten.div.Scalar", {body.expand(body.mul(half, cube), shape)}, {{"other", numel}});
+  const Term of_mean =
+      body.pointwise("aten.div.Scalar", {body.expand(body.mul(half, cube), shape)}, {{"other", numel}});
   const Term line = body.pointwise("aten.pow.Tensor_Scalar", {wider}, {{"exponent", 1.0}});
   const Term slope = body.pointwise("aten.mul.Scalar", {line}, {{"other", 2.0}});
   grad_x = body.add(grad_x, body.mul(of_mean, slope));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The rules of canonical ops, named in opset.def.
-#include "sfsdp/base/check.h"
 #include "sfsdp/ir/shape_rules.h"
+#include "sfsdp/base/check.h"
 
 namespace sfsdp::ir {
 namespace {
@@ -66,8 +66,9 @@ void rule_linear_dx(RuleContext& context) {
 
 void rule_linear_dw(RuleContext& context) {
   const Type &grad = context.operand(0), &x = context.operand(1);
-  if (grad.dims.empty() || x.dims.empty() || grad.numel() / std::max<int64_t>(grad.dims.back().size, 1) !=
-                                                 x.numel() / std::max<int64_t>(x.dims.back().size, 1))
+  if (grad.dims.empty() || x.dims.empty() ||
+      grad.numel() / std::max<int64_t>(grad.dims.back().size, 1) !=
+          x.numel() / std::max<int64_t>(x.dims.back().size, 1))
     context.stop(concat("has operands ", grad, " and ", x), "expected as many rows in both");
   context.expect_dtype(grad.dtype, x.dtype, "operand 1");
   context.expect_result({grad.dims.back().size, x.dims.back().size});

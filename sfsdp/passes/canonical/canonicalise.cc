@@ -20,15 +20,14 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Term, ir::Value;
 
-constexpr std::array<Propose, 7> kFamilies = {&propose_cross_entropy, &propose_linear,
-                                              &propose_rms_norm,      &propose_rms_norm_backward,
-                                              &propose_rope,          &propose_rope_inverse,
-                                              &propose_renamed};
+constexpr std::array<Propose, 7> kFamilies = {
+    &propose_cross_entropy, &propose_linear,       &propose_rms_norm, &propose_rms_norm_backward,
+    &propose_rope,          &propose_rope_inverse, &propose_renamed};
 
 struct Match {
   Proposal proposal;
-  std::vector<Op*> found;      // all that it computes
-  std::vector<Term> results;   // base nullptr: a token
+  std::vector<Op*> found;     // all that it computes
+  std::vector<Term> results;  // base nullptr: a token
   bool is_result(const Op* op) const {
     return std::ranges::any_of(results, [&](const Term& t) { return t.base && t.base->producer() == op; });
   }
@@ -120,11 +119,14 @@ class Rewriter {
     op->module_path = match.results[0].base->producer()->module_path;
     op->bwd_of = match.results[0].base->producer()->bwd_of;
     key_[op] = key_.at(last);
-    for (size_t i = 0; i < match.results.size(); ++i) replace_result(match.results[i].base, op, static_cast<int>(i), last);
+    for (size_t i = 0; i < match.results.size(); ++i)
+      replace_result(match.results[i].base, op, static_cast<int>(i), last);
     for (Op* found : match.found) {
       covered_.insert(found);
-      if (match.is_result(found)) instead_of_[found] = op;
-      else instead_of_.try_emplace(found, op);
+      if (match.is_result(found))
+        instead_of_[found] = op;
+      else
+        instead_of_.try_emplace(found, op);
     }
   }
 

@@ -218,12 +218,10 @@ TEST_CASE("canonicalise: in half precision a norm is computed in f32, before or 
       return %y
   )");
   };
-  expect_pass("canonicalise",
-              with(kHalf, "LAST", R"(%scaled = aten.mul.Tensor %n, %w : f32[3, 4]
+  expect_pass("canonicalise", with(kHalf, "LAST", R"(%scaled = aten.mul.Tensor %n, %w : f32[3, 4]
       %y = aten._to_copy %scaled dtype=bf16 layout=0 : bf16[3, 4])"),
               expected(""));
-  expect_pass("canonicalise",
-              with(kHalf, "LAST", R"(%low = aten._to_copy %n dtype=bf16 : bf16[3, 4]
+  expect_pass("canonicalise", with(kHalf, "LAST", R"(%low = aten._to_copy %n dtype=bf16 : bf16[3, 4]
       %y = aten.mul.Tensor %w, %low : bf16[3, 4])"),
               expected(" cast_first=true"));
 }

@@ -20,8 +20,8 @@ class OpFinder {
 
   // An op of `section`, or of forward for one of backward, with these operands; nullptr: none. Of several the first in
   // `section`.
-  ir::Op* find(const std::string& opcode, const std::vector<ir::Term>& operands,
-               const ir::Emitter::Attributes& attrs, ir::Section section) const;
+  ir::Op* find(const std::string& opcode, const std::vector<ir::Term>& operands, const ir::Emitter::Attributes& attrs,
+               ir::Section section) const;
   // Ops that compute and read `term` as operand `index`, or any (-1), in order.
   std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode, int index = -1) const;
   const ir::Term& term(ir::Value* value) const { return terms_.at(value); }

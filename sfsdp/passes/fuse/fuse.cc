@@ -158,7 +158,8 @@ class Fuser {
         if (!best || last_position(*kernel) > last_position(*best)) best = kernel;
     if (best) return best;
     for (auto kernel = open_.rbegin(); kernel != open_.rend(); ++kernel)
-      if ((*kernel)->kind != Kernel::Product && reads_alike(op, **kernel) && can_join(op, kind, **kernel)) return *kernel;
+      if ((*kernel)->kind != Kernel::Product && reads_alike(op, **kernel) && can_join(op, kind, **kernel))
+        return *kernel;
     return nullptr;
   }
 
@@ -182,7 +183,8 @@ class Fuser {
 
   bool can_join(const Op& op, Class kind, const Kernel& kernel) {
     if (!kernel.open || op.section != kernel.section || ir::is_once(op) != ir::is_once(*kernel.ops[0])) return false;
-    if (scope_ == FuseScope::Module && (kernel.block.empty() || ir::block_of(op.module_path) != kernel.block)) return false;
+    if (scope_ == FuseScope::Module && (kernel.block.empty() || ir::block_of(op.module_path) != kernel.block))
+      return false;
     if (ir::is_update(op)) return scales_gradient(op, kernel);
     int64_t width = kernel.width;
     if (kind == Class::Reduction) {
@@ -190,7 +192,8 @@ class Fuser {
       if (kernel.kind == Kernel::Product || own == 0 || (width > 0 && own != width)) return false;
       if (op.operands[reduced_operand(op)]->type().numel() != kernel.numel) return false;
       width = own;
-    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) || !fits(op.result()->type(), kernel.numel, width)) {
+    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) ||
+               !fits(op.result()->type(), kernel.numel, width)) {
       return false;
     }
     for (const Value* operand : op.operands)
@@ -200,8 +203,8 @@ class Fuser {
 
   // As many elements as the kernel works on, or one for each row.
   static bool fits(const ir::Type& type, int64_t numel, int64_t width) {
-    return type.numel() == numel || (width > 1 && type.numel() * width == numel && !type.dims.empty() &&
-                                     type.dims.back().size == 1);
+    return type.numel() == numel ||
+           (width > 1 && type.numel() * width == numel && !type.dims.empty() && type.dims.back().size == 1);
   }
 
   // Whether an update's gradient is what the kernel scales.

@@ -204,26 +204,42 @@ fwd:
     CHECK_MESSAGE(wrong.find(part) != std::string::npos, wrong);
   };
   const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
-  says(norm + "  %c = aten.sum.dim_IntList %n dim=[0] keepdim=true kernel=0 : f32[1, 4]\n", "elements that other blocks make");
-  says(norm + "  %d, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 kernel=0 : f32[6, 4], f32[4]\n"
-              "  %z = aten.neg %dw kernel=0 : f32[4]\n", "complete only after all rows");
-  says(norm + "  %t = aten.transpose.int %n dim0=0 dim1=1 : f32[4, 6]{1, 4}\n"
-              "  %z = aten.neg %t kernel=0 : f32[4, 6]\n", "in another order");
+  says(norm + "  %c = aten.sum.dim_IntList %n dim=[0] keepdim=true kernel=0 : f32[1, 4]\n",
+       "elements that other blocks make");
+  says(norm +
+           "  %d, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 kernel=0 : f32[6, 4], f32[4]\n"
+           "  %z = aten.neg %dw kernel=0 : f32[4]\n",
+       "complete only after all rows");
+  says(norm +
+           "  %t = aten.transpose.int %n dim0=0 dim1=1 : f32[4, 6]{1, 4}\n"
+           "  %z = aten.neg %t kernel=0 : f32[4, 6]\n",
+       "in another order");
   says(norm + "  %y = linear %n, %m kernel=0 : f32[6, 4]\n", "elements that other blocks make");
-  says("  %y = linear %x, %m kernel=0 : f32[6, 4]\n"
-       "  %n, %r = rms_norm %y, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n", "a tile of a product holds no whole row");
-  says("  %y = linear %x, %m kernel=0 : f32[6, 4]\n  %z = linear %x, %m kernel=0 : f32[6, 4]\n", "with another product");
-  says(norm + "  %v = aten.view %n size=[12, 2] : f32[12, 2]\n"
-              "  %s = aten.sum.dim_IntList %v dim=[1] keepdim=true kernel=0 : f32[12, 1]\n", "has rows of 2");
+  says(
+      "  %y = linear %x, %m kernel=0 : f32[6, 4]\n"
+      "  %n, %r = rms_norm %y, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n",
+      "a tile of a product holds no whole row");
+  says("  %y = linear %x, %m kernel=0 : f32[6, 4]\n  %z = linear %x, %m kernel=0 : f32[6, 4]\n",
+       "with another product");
+  says(norm +
+           "  %v = aten.view %n size=[12, 2] : f32[12, 2]\n"
+           "  %s = aten.sum.dim_IntList %v dim=[1] keepdim=true kernel=0 : f32[12, 1]\n",
+       "has rows of 2");
   says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %x : f32[6, 4]\n", "has no kernel");
   says("  %a = aten.neg %x kernel=1 : f32[6, 4]\n  %b = aten.neg %x kernel=0 : f32[6, 4]\n", "side by side");
-  says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %x kernel=1 : f32[6, 4]\n"
-       "  %c = aten.neg %a kernel=0 : f32[6, 4]\n", "side by side");
+  says(
+      "  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %x kernel=1 : f32[6, 4]\n"
+      "  %c = aten.neg %a kernel=0 : f32[6, 4]\n",
+      "side by side");
   says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %t = aten.t %a kernel=0 : f32[4, 6]{1, 4}\n", "it computes nothing");
-  says("  %s = aten.sum.dim_IntList %x dim=[0] keepdim=true kernel=0 : f32[1, 4]\n"
-       "  %y = aten.mul.Tensor %x, %s kernel=0 : f32[6, 4]\n", "complete only after all rows");
-  says("  %k = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %k kernel=0 : f32[6, 4, 2]\n"
-       "  %f = aten.flip %z dims=[0] kernel=0 : f32[6, 4, 2]\n", "elements that other blocks make");
+  says(
+      "  %s = aten.sum.dim_IntList %x dim=[0] keepdim=true kernel=0 : f32[1, 4]\n"
+      "  %y = aten.mul.Tensor %x, %s kernel=0 : f32[6, 4]\n",
+      "complete only after all rows");
+  says(
+      "  %k = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %k kernel=0 : f32[6, 4, 2]\n"
+      "  %f = aten.flip %z dims=[0] kernel=0 : f32[6, 4, 2]\n",
+      "elements that other blocks make");
 }
 
 }  // namespace

@@ -126,8 +126,8 @@ class KernelChecker {
     if (kind == Class::Alone || kind == Class::Attention) return refuse("nothing joins what makes it");
     if (kind == Class::Product && a.reads == Reads::Row) return refuse("a tile of a product holds no whole row");
     const int64_t numel = operand.type().numel(), own = numel_of(op);
-    const bool of_row = width_ > 0 && numel * width_ == own && !operand.type().dims.empty() &&
-                        operand.type().dims.back().size == 1;
+    const bool of_row =
+        width_ > 0 && numel * width_ == own && !operand.type().dims.empty() && operand.type().dims.back().size == 1;
     if (numel != own && !of_row) return refuse("needs elements that other rows make");
     return "";
   }

@@ -91,8 +91,8 @@ Arrays layer_norm(const KernelContext& c) {
     for (size_t i = 0; i < n; ++i) variance += std::pow(x.data[r * n + i] - mean.data[r], 2) / static_cast<double>(n);
     rstd.data[r] = 1 / std::sqrt(variance + number_of(c.op, "eps"));
     for (size_t i = 0; i < n; ++i)
-      y.data[r * n + i] = (x.data[r * n + i] - mean.data[r]) * rstd.data[r] * operand_or(c, 1, i, 1) +
-                          operand_or(c, 2, i, 0);
+      y.data[r * n + i] =
+          (x.data[r * n + i] - mean.data[r]) * rstd.data[r] * operand_or(c, 1, i, 1) + operand_or(c, 2, i, 0);
   }
   return {y, mean, rstd};
 }
