@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--interval", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("flags", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         steps = (args.saves + 2) * args.interval - 1
         train = ["train", "--config", f"{ROOT}/configs/llama3_debug.toml", *MODEL, "--training.steps", str(steps),

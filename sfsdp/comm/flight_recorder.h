@@ -3,12 +3,12 @@
 // why all wait. `sfsdp doctor --flight DIR` reads these files (flight_report.h).
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "sfsdp/comm/call.h"
@@ -49,7 +49,10 @@ class FlightRecorder {
   struct Words {
     std::string group, call, module_path;
     int64_t bytes = 0;
-    auto operator<=>(const Words&) const = default;
+    bool operator<(const Words& other) const {
+      return std::tie(group, call, module_path, bytes) <
+             std::tie(other.group, other.call, other.module_path, other.bytes);
+    }
   };
   using Uses = std::map<Words, size_t>;  // how many entries have these words
   struct Entry {

@@ -20,7 +20,7 @@ using Made = std::vector<Op*>;
 class Inserter : public ir::Emitter {
  public:
   Inserter(ir::Builder::Place place, const Op* bwd_of, std::vector<const Made*> shared)
-      : place_(place), bwd_of_(bwd_of), shared_(std::move(shared)) {
+      : place_(std::move(place)), bwd_of_(bwd_of), shared_(std::move(shared)) {
     shared_.push_back(&made_);
   }
 

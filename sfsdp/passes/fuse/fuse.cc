@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <ranges>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -157,9 +158,8 @@ class Fuser {
       if (Kernel* kernel = operand ? maker_of(operand) : nullptr; kernel && can_join(op, kind, *kernel))
         if (!best || last_position(*kernel) > last_position(*best)) best = kernel;
     if (best) return best;
-    for (auto kernel = open_.rbegin(); kernel != open_.rend(); ++kernel)
-      if ((*kernel)->kind != Kernel::Product && reads_alike(op, **kernel) && can_join(op, kind, **kernel))
-        return *kernel;
+    for (Kernel* kernel : open_ | std::views::reverse)
+      if (kernel->kind != Kernel::Product && reads_alike(op, *kernel) && can_join(op, kind, *kernel)) return kernel;
     return nullptr;
   }
 
