@@ -147,8 +147,8 @@ FlightRecord parse_flight_record(const std::string& text, const std::string& nam
   record.calls = static_cast<uint64_t>(reader.number("calls", 0));
   for (const auto& [group, ranks] : reader.object("groups")) {
     const auto* list = ranks.as<JsonArray>();
-    static const JsonArray kNone;
-    for (const JsonValue& value : list ? *list : kNone) {
+    if (!list) continue;
+    for (const JsonValue& value : *list) {
       const auto* rank = value.as<uint64_t>();
       if (rank && *rank < static_cast<uint64_t>(record.world_size))
         record.groups[group].push_back(static_cast<int>(*rank));

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <ranges>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -158,8 +157,9 @@ class Fuser {
       if (Kernel* kernel = operand ? maker_of(operand) : nullptr; kernel && can_join(op, kind, *kernel))
         if (!best || last_position(*kernel) > last_position(*best)) best = kernel;
     if (best) return best;
-    for (Kernel* kernel : open_ | std::views::reverse)
-      if (kernel->kind != Kernel::Product && reads_alike(op, *kernel) && can_join(op, kind, *kernel)) return kernel;
+    for (size_t k = open_.size(); k-- > 0;)
+      if (open_[k]->kind != Kernel::Product && reads_alike(op, *open_[k]) && can_join(op, kind, *open_[k]))
+        return open_[k];
     return nullptr;
   }
 
