@@ -355,6 +355,62 @@ struct DropNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DropNet);
 
+// Linear layers around a norm that is spelled in one of three ways; torch::rms_norm, and twice by hand.
+struct NormNetImpl : torch::nn::Module {
+  explicit NormNetImpl(int way)
+      : way_(way),
+        weight(register_parameter("weight", torch::ones({6}))),
+        before(register_module("before", torch::nn::Linear(torch::nn::LinearOptions(6, 6).bias(false)))),
+        linear(register_module("linear", torch::nn::Linear(torch::nn::LinearOptions(6, 6).bias(false)))) {}
+  at::Tensor forward(const at::Tensor& batch) {
+    const at::Tensor x = before(batch);
+    if (way_ == 0) return linear(at::rms_norm(x, {6}, weight, 1e-5));
+    const at::Tensor wide = x.to(at::kFloat);
+    const at::Tensor scaled = wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5);
+    return linear(way_ == 1 ? (scaled * weight).type_as(x) : weight * scaled.type_as(x));
+  }
+  int way_;
+  at::Tensor weight;
+  torch::nn::Linear before, linear;
+};
+TORCH_MODULE(NormNet);
+
+TEST_CASE("canonical ops: a norm is one op however the model spells it, and computes the same bits") {
+  const Batch batch = {at::arange(48, at::kFloat).view({2, 4, 6}).sin()};
+  const auto loss = [](auto& module, const Batch& b) { return module->forward(b[0]).to(at::kFloat).square().mean(); };
+  for (const auto param_dtype : {std::optional<ir::DType>(), std::optional(ir::DType::bf16)})
+    for (int way : {0, 1, 2}) {
+      CAPTURE(way);
+      CAPTURE(param_dtype.has_value());
+      const auto losses = [&](std::vector<std::string> disable) {
+        DataParallelOptions options;
+        options.mixed_precision.param_dtype = param_dtype;
+        CompileOptions compile_options;
+        compile_options.pipeline.disable = std::move(disable);
+        std::map<std::string, int> ops;  // of the last pass
+        compile_options.pipeline.observer = [&](const std::string&, const ir::Graph& graph) {
+          ops.clear();
+          for (const auto& op : graph.ops()) ++ops[op->opcode];
+        };
+        Step step = compile(meta_init([&] { return NormNet(way); }), loss, SGD{.lr = 0.1}, batch,
+                            data_parallel(init_device_mesh({{"dp_shard", 1}}), options), nullptr, compile_options);
+        std::vector<double> numbers;
+        for (int k = 0; k < 3; ++k) {
+          const StepResult result = step(std::vector<Batch>{batch});
+          numbers.insert(numbers.end(), {result.loss, result.grad_norm});
+        }
+        return std::pair(numbers, ops);
+      };
+      const auto [with, ops] = losses({});
+      const auto [without, plain] = losses({"canonicalise"});
+      CHECK(with == without);
+      CHECK(plain.at("aten.rsqrt") == 1);
+      CHECK(ops.contains("aten.rsqrt") == false);
+      for (const char* opcode : {"rms_norm", "rms_norm_backward", "linear", "linear_dw", "linear_dx"})
+        CHECK_MESSAGE(ops.contains(opcode), opcode);
+    }
+}
+
 TEST_CASE("remat draws the same random numbers again") {
   const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
   const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
