@@ -181,7 +181,7 @@ void WatchedStep::report(const Step& step, const StepResult& result, const std::
 
 // Twice, as what the op read is known only once it is found: the second time its operands are counted.
 std::string WatchedStep::replay(Step& step, const std::vector<Batch>& micro_batches, int64_t* number) {
-  NonFiniteWatch watch(program_->training(micro_batches[0]).graph);
+  NonFiniteWatch watch(step.executor(micro_batches[0]).graph());
   std::map<const ir::Op*, int64_t> times;  // that it ran: once per micro-batch, or once
   const auto again = [&](const auto& on_op) {
     step.load_state_dict(buffers_);

@@ -12,9 +12,9 @@ hsdp=(--config configs/llama3_8b.toml --mesh dp_replicate=2,dp_shard=8)
 "$sfsdp" inspect "${hsdp[@]}" --graph >"$dir/graph.ir"
 grep -Eq '(src|href)=|@import|url\(|fetch\(|https?:' "$dir/page.html" && fail "the page asks for something outside itself"
 
-# 405B in six micro-batches, a kernel per op
+# 405B in twelve micro-batches, a kernel per op
 "$sfsdp" simulate --config configs/llama3_405b.toml --machine machines/dgx_h100.toml --world 512 --simulate.execution eager \
-  --training.local_batch_size 1 --training.global_batch_size 3072 --activation_checkpoint.mode full \
+  --training.local_batch_size 1 --training.global_batch_size 6144 --activation_checkpoint.mode full \
   --html "$dir/big.html" >/dev/null
 events=$(sed -n 's/.*"events":\([0-9]*\).*/\1/p' "$dir/big.html")
 ((events > 100000)) || fail "405B has $events events, expected more than 100000"

@@ -223,6 +223,8 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   return outputs;
 }
 
+const ir::Graph& ReferenceExecutor::graph() const { return impl_->graph; }
+
 const RunSeconds& ReferenceExecutor::seconds() const { return impl_->seconds; }
 
 }  // namespace sfsdp::exec

@@ -62,6 +62,9 @@ class ReferenceExecutor {
   // Of the last run.
   const RunSeconds& seconds() const;
 
+  // What it runs: the graph that it was given, decomposed.
+  const ir::Graph& graph() const;
+
   // Called after each op of the decomposed graph with its results, for debugging and tests.
   std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;
 
