@@ -17,14 +17,14 @@
 
 namespace sfsdp::train {
 
-PlannedMemory planned_memory(const ir::Graph& compiled) {
-  const ir::Graph graph = passes::decomposed(compiled);  // as the executor runs it
-  const plan::MemoryPlan plan = plan::plan_memory(graph, {.blocking = true});
-  const PlanSummary summary = summarise(graph);
+PlannedMemory planned_memory(const ir::Graph& graph) {
+  const ir::Graph executed = passes::decomposed(graph);  // as the executor runs it
+  const plan::MemoryPlan plan = plan::plan_memory(executed, {.blocking = true});
+  const PlanSummary summary = summarise(executed);
   PlannedMemory memory;
   memory.parameters = summary.parameter_bytes;
   memory.optimizer = plan.state_bytes - summary.parameter_bytes;  // what rounding adds is the optimizer's
-  const std::vector<sim::MemoryKind> kinds = sim::memory_kinds(graph, plan);
+  const std::vector<sim::MemoryKind> kinds = sim::memory_kinds(executed, plan);
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const plan::Buffer& buffer = plan.buffers[i];
     if (buffer.first > plan.peak_position || buffer.last < plan.peak_position) continue;
