@@ -52,11 +52,6 @@ Term Body::view(const Term& x, const Sizes& shape) {
 
 Term Body::t(const Term& x) { return emitter_.view("aten.t", x, transposed(x, 0, 1), {}); }
 
-Term Body::transpose(const Term& x, size_t dim0, size_t dim1) {
-  return emitter_.view("aten.transpose.int", x, transposed(x, dim0, dim1),
-                       {{"dim0", static_cast<int64_t>(dim0)}, {"dim1", static_cast<int64_t>(dim1)}});
-}
-
 Term Body::select(const Term& x, size_t dim, int64_t index) {
   return emitter_.view("aten.select.int", x, selected(x, dim, index),
                        {{"dim", static_cast<int64_t>(dim)}, {"index", index}});

@@ -36,7 +36,6 @@ class Body {
   // x itself if it has the shape.
   Term view(const Term& x, const Sizes& shape);
   Term t(const Term& x);  // of two dimensions
-  Term transpose(const Term& x, size_t dim0, size_t dim1);
   Term select(const Term& x, size_t dim, int64_t index);
   Term expand(const Term& x, const Sizes& shape);
 

@@ -33,10 +33,11 @@ struct Match {
   }
 };
 
-std::optional<Match> prove(const Proposal& proposal, const OpFinder& finder) {
+//   section: of the op that the proposal began at
+std::optional<Match> prove(const Proposal& proposal, ir::Section section, const OpFinder& finder) {
   ir::CanonicalCall call{proposal.opcode, proposal.attrs, {}};
   for (Value* operand : proposal.operands) call.operands.push_back(operand ? finder.term(operand) : Term());
-  Lookup lookup(finder, proposal.section);
+  Lookup lookup(finder, section);
   try {
     Match match{proposal, {}, ir::decompose(call, lookup)};
     match.found = lookup.found();
@@ -53,7 +54,7 @@ std::vector<Match> find_matches(const Graph& graph) {
   for (const auto& op : graph.ops()) {
     for (const Propose propose : kFamilies)
       for (const Proposal& proposal : propose(op.get(), finder)) {
-        auto match = prove(proposal, finder);
+        auto match = prove(proposal, op->section, finder);
         if (!match || std::ranges::any_of(match->found, [&](const Op* found) {
               return match->is_result(found) && results.contains(found);
             }))
@@ -192,8 +193,6 @@ class Rewriter {
   std::vector<std::pair<Value*, std::string>> named_;
 };
 
-}  // namespace
-
 // Ops that do more than pointwise arithmetic, and that no canonical op stands for: listed by `inspect --passes`.
 void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& metrics) {
   std::unordered_set<const Op*> covered;
@@ -205,6 +204,8 @@ void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& 
       metrics.add(concat("left_", op->opcode), 1);
   }
 }
+
+}  // namespace
 
 bool canonicalise(Graph& graph, PassContext& ctx) {
   std::vector<Match> matches = find_matches(graph);

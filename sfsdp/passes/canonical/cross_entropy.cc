@@ -16,10 +16,9 @@ std::vector<Proposal> propose_cross_entropy(ir::Op* op, const OpFinder&) {
   std::vector<Proposal> proposals;
   const auto propose = [&](ir::Value* logits) {
     if (backward)
-      proposals.push_back(
-          {"cross_entropy_backward", {op->operands[0], logits, targets, op->operands[4]}, op->attrs, op->section});
+      proposals.push_back({"cross_entropy_backward", {op->operands[0], logits, targets, op->operands[4]}, op->attrs});
     else
-      proposals.push_back({"cross_entropy", {logits, targets}, op->attrs, op->section});
+      proposals.push_back({"cross_entropy", {logits, targets}, op->attrs});
   };
   propose(before_widening(wide));
   if (before_widening(wide) != wide) propose(wide);

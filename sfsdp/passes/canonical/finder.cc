@@ -101,19 +101,15 @@ Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands,
   return of_forward;
 }
 
-std::vector<Op*> OpFinder::readers(const Term& term, const std::string& opcode, int index) const {
+std::vector<Op*> OpFinder::readers(const Term& term, const std::string& opcode) const {
   std::vector<Op*> found;
   const auto all = readers_.find(term.base);
   if (all == readers_.end()) return found;
-  for (Op* op : all->second) {
-    if (op->opcode != opcode) continue;
-    for (size_t i = 0; i < op->operands.size(); ++i) {
-      if (index >= 0 && i != static_cast<size_t>(index)) continue;
-      if (!op->operands[i] || !ir::is_same(terms_.at(op->operands[i]), term)) continue;
+  for (Op* op : all->second)
+    if (op->opcode == opcode && std::ranges::any_of(op->operands, [&](const Value* operand) {
+          return operand && ir::is_same(terms_.at(operand), term);
+        }))
       found.push_back(op);
-      break;
-    }
-  }
   return found;
 }
 

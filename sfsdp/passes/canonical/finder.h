@@ -22,8 +22,8 @@ class OpFinder {
   // `section`.
   ir::Op* find(const std::string& opcode, const std::vector<ir::Term>& operands, const ir::Emitter::Attributes& attrs,
                ir::Section section) const;
-  // Ops that compute and read `term` as operand `index`, or any (-1), in order.
-  std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode, int index = -1) const;
+  // Ops that compute and read `term`, in order.
+  std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode) const;
   const ir::Term& term(ir::Value* value) const { return terms_.at(value); }
 
  private:

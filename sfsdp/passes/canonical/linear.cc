@@ -35,13 +35,13 @@ Value* before_transposing(Value* value) {
 std::vector<Proposal> propose_linear(Op* op, const OpFinder&) {
   if (op->is("aten.addmm") && is_transposed(op->operands[2]) && op->operands[0]->type().dims.size() == 1)
     if (Value* weight = before_transposing(op->operands[2]))
-      return {{"linear", {before_joining(op->operands[1]), weight, op->operands[0]}, op->attrs, op->section}};
+      return {{"linear", {before_joining(op->operands[1]), weight, op->operands[0]}, op->attrs}};
   if (!op->is("aten.mm")) return {};
   Value *a = op->operands[0], *b = op->operands[1];
   if (is_transposed(b)) {
     Value* weight = before_transposing(b);
     if (!weight) return {};
-    return {{"linear", {before_joining(a), weight}, {}, op->section}};
+    return {{"linear", {before_joining(a), weight}, {}}};
   }
   const bool of_linear =
       op->bwd_of && op->bwd_of->is("aten.mm", "aten.addmm") && is_transposed(op->bwd_of->operands.back());
@@ -49,9 +49,9 @@ std::vector<Proposal> propose_linear(Op* op, const OpFinder&) {
   if (is_transposed(a)) {
     Value* grad = before_transposing(a);
     if (!grad) return {};
-    return {{"linear_dw", {before_joining(grad), before_joining(b)}, {}, op->section}};
+    return {{"linear_dw", {before_joining(grad), before_joining(b)}, {}}};
   }
-  return {{"linear_dx", {before_joining(a), b}, {}, op->section}};
+  return {{"linear_dx", {before_joining(a), b}, {}}};
 }
 
 }  // namespace sfsdp::passes

@@ -13,7 +13,6 @@ struct Proposal {
   std::string opcode;
   std::vector<ir::Value*> operands;  // nullptr: absent
   ir::Emitter::Attributes attrs;
-  ir::Section section = ir::Section::Fwd;
 };
 
 // Ways to read what begins at `op`, the likeliest first; the first that is found is taken.

@@ -27,7 +27,7 @@ constexpr std::array kNames = {
 std::vector<Proposal> propose_renamed(ir::Op* op, const OpFinder&) {
   if (ir::is_random(*op)) return {};
   for (const Name& name : kNames)
-    if (op->is(name.aten)) return {{name.canonical, op->operands, op->attrs, op->section}};
+    if (op->is(name.aten)) return {{name.canonical, op->operands, op->attrs}};
   return {};
 }
 

@@ -3,6 +3,7 @@
 // other formulas (x / sqrt, a weight of more than the normalised dimensions), a frozen weight in backward.
 #include <optional>
 
+#include "sfsdp/passes/analysis/trailing_dims.h"
 #include "sfsdp/passes/canonical/proposals.h"
 #include "sfsdp/passes/canonical/walk.h"
 
@@ -15,18 +16,6 @@ using ir::Op, ir::Value;
 bool is_weight(const Value* value, const Value* x, int64_t dims) {
   const auto shape = value->type().shape(), all = x->type().shape();
   return std::ssize(shape) == dims && std::equal(shape.rbegin(), shape.rend(), all.rbegin());
-}
-
-// How many dimensions a mean is over, if these are the last ones.
-std::optional<int64_t> trailing_dims(const Op& mean) {
-  const auto rank = static_cast<int64_t>(mean.operands[0]->type().dims.size());
-  const auto* dims = mean.find_attr<std::vector<int64_t>>("dim");
-  if (!dims || dims->empty() || !mean.attr_or("keepdim", false)) return std::nullopt;
-  for (size_t i = 0; i < dims->size(); ++i) {
-    const int64_t dim = (*dims)[i] < 0 ? (*dims)[i] + rank : (*dims)[i];
-    if (dim != rank - std::ssize(*dims) + static_cast<int64_t>(i)) return std::nullopt;
-  }
-  return std::ssize(*dims);
 }
 
 // What rstd = rsqrt(mean(x²) + eps) was made of.
@@ -42,10 +31,10 @@ std::optional<Statistics> statistics_of(Value* rstd) {
   const Op* mean = shifted ? made_by(shifted->operands[0], "aten.mean.dim") : nullptr;
   const Op* squares = mean ? made_by(mean->operands[0], "aten.pow.Tensor_Scalar") : nullptr;
   if (!squares || !shifted->has_attr("other")) return std::nullopt;
-  const auto dims = trailing_dims(*mean);
-  if (!dims) return std::nullopt;
+  const auto dims = static_cast<int64_t>(trailing_dims(*mean));
+  if (dims == 0 || !mean->attr_or("keepdim", false)) return std::nullopt;
   Value* wide = squares->operands[0];
-  return Statistics{wide, before_widening(wide), rstd, *dims, shifted->attrs.at("other")};
+  return Statistics{wide, before_widening(wide), rstd, dims, shifted->attrs.at("other")};
 }
 
 // Weights that `scaled` is multiplied with.
@@ -64,7 +53,7 @@ std::vector<Proposal> propose_rms_norm(Op* op, const OpFinder& finder) {
   const auto s = statistics_of(op->result());
   if (!s) return proposals;
   const auto propose = [&](Value* weight, bool cast_first) {
-    Proposal p{"rms_norm", {s->x, weight}, {{"dims", s->dims}, {"eps", s->eps}}, op->section};
+    Proposal p{"rms_norm", {s->x, weight}, {{"dims", s->dims}, {"eps", s->eps}}};
     if (cast_first) p.attrs["cast_first"] = true;
     proposals.push_back(std::move(p));
   };
@@ -84,7 +73,7 @@ std::vector<Proposal> propose_rms_norm_backward(Op* op, const OpFinder& finder) 
   const auto s = statistics_of(op->operands[0]);
   if (!s) return proposals;
   const auto propose = [&](Value* grad, Value* weight, Value* residual, bool cast_first) {
-    Proposal p{"rms_norm_backward", {grad, s->x, weight, s->rstd, residual}, {{"dims", s->dims}}, op->section};
+    Proposal p{"rms_norm_backward", {grad, s->x, weight, s->rstd, residual}, {{"dims", s->dims}}};
     if (cast_first) p.attrs["cast_first"] = true;
     proposals.push_back(std::move(p));
   };

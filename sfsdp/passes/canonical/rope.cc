@@ -54,7 +54,7 @@ std::vector<Proposal> propose_rope(Op* op, const OpFinder&) {
   if (!first) return {};
   const auto even = turned(first->operands[0], 0), odd = turned(first->operands[1], 1);
   if (!even || !odd) return {};
-  return {{"rope", {even->whole, even->angle, odd->angle}, {}, op->section}};
+  return {{"rope", {even->whole, even->angle, odd->angle}, {}}};
 }
 
 std::vector<Proposal> propose_rope_inverse(Op* op, const OpFinder&) {
@@ -70,7 +70,7 @@ std::vector<Proposal> propose_rope_inverse(Op* op, const OpFinder&) {
       if (!cos || !minus) continue;
       for (size_t k : {0u, 1u})
         if (made_by(minus->operands[k], "aten.neg"))
-          proposals.push_back({"rope_inverse", {cos->whole, cos->angle, minus->operands[1 - k]}, {}, op->section});
+          proposals.push_back({"rope_inverse", {cos->whole, cos->angle, minus->operands[1 - k]}, {}});
     }
   }
   return proposals;

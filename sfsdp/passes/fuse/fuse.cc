@@ -12,6 +12,7 @@
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/trailing_dims.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -22,7 +23,7 @@ using ir::Graph, ir::Op, ir::Value;
 const Words<FuseScope> kScopes = {{"none", FuseScope::None}, {"module", FuseScope::Module}, {"all", FuseScope::All}};
 
 struct Kernel {
-  enum Kind : uint8_t { Single, Product, Pointwise, Row, Optimizer } kind = Single;
+  enum Kind : uint8_t { Single, Product, Pointwise, Row } kind = Single;
   std::vector<Op*> ops;
   int64_t numel = 0;  // of what it works on
   int64_t width = 0;  // of a row; 0: no reduction yet
@@ -45,15 +46,8 @@ int64_t row_width(const Op& op) {
   if (op.is("layer_norm_backward")) return trailing(1, op.attr<std::vector<int64_t>>("normalized_shape").size());
   if (op.is("cross_entropy")) return trailing(0, 1);
   if (op.is("cross_entropy_backward")) return trailing(1, 1);
-  const auto rank = static_cast<int64_t>(op.operands[0]->type().dims.size());
-  std::vector<int64_t> dims;
-  if (const auto* all = op.find_attr<std::vector<int64_t>>("dim")) dims = *all;
-  if (const auto* one = op.find_attr<int64_t>("dim")) dims = {*one};
-  for (size_t i = 0; i < dims.size(); ++i) {
-    const int64_t dim = dims[i] < 0 ? dims[i] + rank : dims[i];
-    if (dim != rank - std::ssize(dims) + static_cast<int64_t>(i)) return 0;
-  }
-  return trailing(0, dims.size());
+  const size_t dims = trailing_dims(op);
+  return dims == 0 ? 0 : trailing(0, dims);
 }
 
 // The operand whose elements a reduction works on.
@@ -112,7 +106,7 @@ class Fuser {
       kernel->kind = Kernel::Row;
       kernel->width = row_width(*op);
     }
-    if (ir::is_update(*op)) kernel->kind = Kernel::Optimizer;
+    if (ir::is_update(*op)) close(*kernel);
   }
 
   Kernel& begin(const Op& op, Class kind) {

@@ -17,6 +17,8 @@
 // Leaves: each op that computes has a kernel.
 #pragma once
 
+#include <cstdint>
+
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pass.h"
 

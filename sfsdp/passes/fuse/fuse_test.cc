@@ -138,6 +138,14 @@ TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collect
   CHECK(fused(kStep, "fuse scope=none") == "a:0 f:1 p:2 b:3 g:4 w.new:5");
 }
 
+TEST_CASE("fuse: what reads an updated parameter, such as its cast for the next gather, comes after the update") {
+  std::string text = kStep;
+  const std::string returned = "      return %b";
+  text.insert(text.find(returned), "      %low = cast %w.new : bf16[4/dp_shard]\n");
+  text.replace(text.find(returned), returned.size(), returned + ", %low");
+  CHECK(fused(text) == "a:0 f:1 p:1 b:2 g:3 w.new:3 low:4");
+}
+
 TEST_CASE("fuse: nothing joins a library's kernel; a cast for a pack does not part a norm from the sum after it") {
   CHECK(fused(R"(
     graph mesh [] view local
