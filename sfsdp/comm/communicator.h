@@ -53,6 +53,8 @@ class CommWorld {
   // Ranks of the group that this rank belongs to, in group order; `name` is unique per group kind ("dp_shard").
   // Every rank of the world calls this with its own group in the same order.
   virtual std::shared_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) = 0;
+  // The group `name` of all ranks.
+  std::shared_ptr<Communicator> all_ranks(const std::string& name);
   // How long a call waits for the other ranks, from the next call on: the first step, in which ranks still compile and
   // load, needs more than those after it.
   virtual void set_timeout_ms(int64_t timeout_ms) = 0;

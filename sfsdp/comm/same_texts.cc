@@ -2,7 +2,6 @@
 #include "sfsdp/comm/same_texts.h"
 
 #include <bit>
-#include <numeric>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -13,11 +12,7 @@
 namespace sfsdp::comm {
 namespace {
 
-std::shared_ptr<Communicator> all_ranks(CommWorld& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.group("world", ranks);
-}
+constexpr const char* kGroup = "world";
 
 std::vector<uint64_t> gather(Communicator& all, const std::vector<uint64_t>& mine, const char* what) {
   std::vector<uint64_t> numbers(static_cast<size_t>(all.size()) * mine.size());
@@ -68,11 +63,11 @@ std::string describe_difference(const RankText& mine, const std::string& of_rank
 }  // namespace
 
 std::vector<uint64_t> gather_numbers(CommWorld& world, const std::vector<uint64_t>& mine, const char* what) {
-  return gather(*all_ranks(world), mine, what);
+  return gather(*world.all_ranks(kGroup), mine, what);
 }
 
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
-  const auto group = all_ranks(world);
+  const auto group = world.all_ranks(kGroup);
   std::vector<uint64_t> mine;
   for (const RankText& text : texts) mine.push_back(hash_path(text.text));
   const std::vector<uint64_t> all = gather(*group, mine, "program hash");
@@ -83,7 +78,7 @@ void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
 
 void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
                       std::span<const RankNumber> numbers, const std::string& failure) {
-  const auto group = all_ranks(world);
+  const auto group = world.all_ranks(kGroup);
   std::vector<uint64_t> mine = {failure.empty() ? 0U : 1U, hash};
   for (const RankNumber& number : numbers) mine.push_back(std::bit_cast<uint64_t>(number.value));
   const std::vector<uint64_t> all = gather(*group, mine, "program hash");

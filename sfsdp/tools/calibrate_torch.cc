@@ -57,9 +57,7 @@ class Ranks {
     const comm::TcpOptions options = comm::tcp_options_from_env();
     if (options.world_size == 1) return;
     world_ = comm::make_launched_world(options);
-    std::vector<int> all;
-    for (int r = 0; r < world_->world_size(); ++r) all.push_back(r);
-    group_ = world_->group("calibrate", all);
+    group_ = world_->all_ranks("calibrate");
   }
   int64_t size() const { return world_ ? world_->world_size() : 1; }
   int64_t rank() const { return world_ ? world_->rank() : 0; }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <numeric>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -16,11 +15,10 @@
 namespace sfsdp::train::checkpoint {
 namespace {
 
-std::shared_ptr<comm::Communicator> all_ranks(comm::CommWorld* world) {
+// None for one rank.
+std::shared_ptr<comm::Communicator> ranks_of(comm::CommWorld* world) {
   if (!world || world->world_size() == 1) return nullptr;
-  std::vector<int> ranks(static_cast<size_t>(world->world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world->group("checkpoint", ranks);
+  return world->all_ranks("checkpoint");
 }
 
 // How a rank's work ended, in one letter before its text.
@@ -69,7 +67,7 @@ void check_all_used(const Manifest& manifest, const std::vector<Piece>& pieces, 
 Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, std::function<std::vector<Piece>()> state,
                            Say say)
     : options_(std::move(options)),
-      ranks_(all_ranks(world)),
+      ranks_(ranks_of(world)),
       state_(std::move(state)),
       say_(std::move(say)),
       store_(options_.folder) {

@@ -2,7 +2,6 @@
 #include "sfsdp/train/checkpoint/resume.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -14,14 +13,6 @@ namespace sfsdp::train::checkpoint {
 namespace {
 
 using State = Listed::State;
-
-std::string time_text(int64_t seconds) {
-  const auto time = static_cast<std::time_t>(seconds);
-  char text[32] = "?";
-  std::tm parts{};
-  std::strftime(text, sizeof(text), "%F %T UTC", ::gmtime_r(&time, &parts));
-  return text;
-}
 
 std::string keys_of(const ResumeRequest& request) {
   std::vector<std::string> keys;

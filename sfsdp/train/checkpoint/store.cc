@@ -22,6 +22,15 @@
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::train::checkpoint {
+
+std::string time_text(int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  char text[32] = "?";
+  std::tm parts{};
+  std::strftime(text, sizeof(text), "%F %T UTC", ::gmtime_r(&time, &parts));
+  return text;
+}
+
 namespace {
 
 constexpr std::string_view kUnfinished = ".tmp", kReplaced = ".replaced", kDeleted = ".deleted", kDamaged = ".damaged",
@@ -54,11 +63,7 @@ std::string remove_checkpoint(const std::string& path) { return remove_folder(pa
 std::string this_process() {
   char host[256] = "?";
   ::gethostname(host, sizeof(host) - 1);
-  const std::time_t now = std::time(nullptr);
-  char start[32] = "?";
-  std::tm parts{};
-  std::strftime(start, sizeof(start), "%F %T UTC", ::gmtime_r(&now, &parts));
-  return concat("host ", host, ", process ", ::getpid(), ", since ", start);
+  return concat("host ", host, ", process ", ::getpid(), ", since ", time_text(std::time(nullptr)));
 }
 
 // An id for a launch whose launcher gives none: no other start has it.
@@ -153,8 +158,10 @@ Store::Taken Store::lock(const Launch& launch, const LockWait& wait) {
   lock_ = std::move(file);
   taken.notes = set_aside_leftovers();
   int64_t bytes = 0, count = 0;
-  for (const Listed& listed : list())
-    if (listed.state == Listed::State::Leftover) bytes += bytes_in(listed.name), ++count;
+  for (const FolderEntry& entry : list_folder(folder_))
+    if (const auto [step, ending] = parse_name(entry.name);
+        (entry.is_folder || entry.is_link) && step >= 0 && is_ending(ending, kLeftover))
+      bytes += bytes_in(entry.name), ++count;
   if (count > 0)
     taken.notes.push_back(concat(folder_, ": ", count, count == 1 ? " leftover" : " leftovers",
                                  " of saves that crashes cut short, ", mib_text(bytes), ": remove step-*", kLeftover,

@@ -26,6 +26,9 @@ namespace sfsdp::train::checkpoint {
 //   throws: DamagedError naming the file, what is wrong with it; UserError where the folder cannot be read
 Manifest open_checkpoint(const std::string& path);
 
+// "2026-01-31 23:59:59 UTC" of seconds since 1970.
+std::string time_text(int64_t seconds);
+
 struct Listed {
   enum class State : uint8_t { Complete, Damaged, Unfinished, Deleted, SetAside, Leftover, Foreign };
   State state = State::Foreign;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <numeric>
 #include <set>
 
 #include "sfsdp/base/check.h"
@@ -93,13 +92,6 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
   }
 }
 
-std::shared_ptr<comm::Communicator> all_ranks(comm::CommWorld* world) {
-  if (!world) return nullptr;
-  std::vector<int> ranks(static_cast<size_t>(world->world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world->group("export", ranks);
-}
-
 // Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call, which waits for a slow disk.
 void on_all_ranks(comm::CommWorld* world, comm::Communicator* ranks, const std::function<void()>& body) {
   if (!world) return body();
@@ -157,7 +149,7 @@ HfExported export_hf_folder(const Step& step, comm::CommWorld* world, const HfCo
     const std::string base = options.assets.empty() ? "" : read_hf_config_text(options.assets);
     writer.create(hf_config_json(config, options.dtype, options.max_positions, base), options.assets);
   };
-  const auto ranks = all_ranks(world);
+  const auto ranks = world ? world->all_ranks("export") : nullptr;
   try {
     on_all_ranks(world, ranks.get(), [&] {
       if (rank == 0) create();
