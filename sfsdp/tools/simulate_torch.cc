@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -128,8 +129,9 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   const train::JobConfig config = config_of(request);
   train::CompiledJob job = train::make_job(config, request.world);
   const ir::Graph& compiled = job.program->training(job.example).graph;
-  const ir::Graph graph =
-      options.execution == cost::Execution::Reference ? passes::decomposed(compiled) : compiled.clone();
+  std::optional<ir::Graph> executed;
+  if (options.execution == cost::Execution::Reference) executed = passes::decomposed(compiled);
+  const ir::Graph& graph = executed ? *executed : compiled;
   report.model = config.model.name + " " + config.model.flavor;
   report.mesh = to_string(job.program->strategy().mesh);
 

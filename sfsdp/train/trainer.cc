@@ -187,8 +187,10 @@ class Trainer {
   }
   // Before the step's tensors are made.
   void check_memory() {
+    machine_ = read_machine_memory();
+    planned_ = planned_memory(graph());
     const int64_t local_ranks = world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
-    const std::string note = check_planned_memory(planned_memory(graph()).total(), local_ranks, read_machine_memory());
+    const std::string note = check_planned_memory(planned_.total(), local_ranks, machine_);
     if (!note.empty()) job_.notices.push_back(note);
   }
   // Goes on from a checkpoint, or starts with the weights that the config names.
@@ -335,9 +337,9 @@ class Trainer {
     facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
     const bool half = compute_dtype(config_.training) == "bfloat16";
     facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
-    facts.device_bytes = read_machine_memory().ram_bytes;
+    facts.device_bytes = machine_.ram_bytes;
     facts.plan = summarise(graph());
-    facts.memory = planned_memory(graph());
+    facts.memory = planned_;
     facts.datasets = describe(loader_);
     facts.last_step = last_step_;
     facts.world_size = world_size();
@@ -353,6 +355,8 @@ class Trainer {
   Loader loader_;
   std::optional<SampleSource> validation_;
   LrSchedule schedule_;
+  MachineMemory machine_;
+  PlannedMemory planned_;
   std::optional<Step> step_;
   std::optional<checkpoint::Checkpointer> checkpoints_;  // goes before the step
   WatchedStep watched_;
