@@ -5,7 +5,8 @@
   benchmarks/validate_simulator.py [--sfsdp build/release/sfsdp] [--only WORD] [--runs FILE.csv]
 
 A group is one cluster, or one source: it gets one factor, fitted on one of its rows. The error is that of the others;
-the mean over the choices of that row is reported. Rows of one configuration are merged to their median first. Groups of
+the mean over the choices of that row is reported. With no factor the error is that of the prediction as it is, over the
+published figure. Rows of one configuration are merged to their median first. Groups of
 one row are predicted, but say nothing. No constants per row. Memory has no factor: the plan's peak against the published
 one, and the runs that the plan says do not fit.
 """
@@ -145,6 +146,7 @@ def set_errors(group, key):
         row["factor"] = ratios[i]
         others = [abs(ratios[k] / ratios[i] - 1) for k in range(len(group)) if k != i]
         row[key] = statistics.mean(others) if others else None
+        row["plain_error"] = abs(1 / ratios[i] - 1)
 
 
 def planned_gib(row):
@@ -186,10 +188,12 @@ def main():
         for group in grouped(rows, group_of).values():
             set_errors(group, key)
     print_rows(rows)
-    for key, what in (("cluster_error", "a factor per cluster"), ("source_error", "a factor per source")):
+    for key, what in (("plain_error", "no factor"), ("cluster_error", "a factor per cluster"),
+                      ("source_error", "a factor per source")):
         print_summary(what, [r for r in rows if r[key] is not None], key)
     for cluster, group in sorted(grouped(rows, cluster_of).items()):
         print_summary(f"  {cluster}", [r for r in group if r["cluster_error"] is not None], "cluster_error")
+        print_summary(f"  {cluster}, no factor", group, "plain_error")
     with_memory = [r for r in rows if r["mem_gib"]]
     if with_memory:
         off = [planned_gib(r) / float(r["mem_gib"]) - 1 for r in with_memory]

@@ -46,6 +46,20 @@ class Table {
       fail(key, concat("a whole number from 1 to ", kHighest));
     return static_cast<int64_t>(value);
   }
+  // At least one number, each at least `low`.
+  std::vector<double> numbers(const std::string& key, double low) {
+    known_.push_back(key);
+    const toml::array* array = table_[key].as_array();
+    std::vector<double> found;
+    for (size_t i = 0; array && i < array->size(); ++i) {
+      const auto value = (*array)[i].value<double>();
+      if (!value || !(*value >= low && *value <= kHighest)) break;
+      found.push_back(*value);
+    }
+    if (!array || array->empty() || found.size() != array->size())
+      fail(key, concat("a list of numbers from ", low, " to ", kHighest));
+    return found;
+  }
   Table table(const std::string& key) {
     known_.push_back(key);
     const toml::table* inner = table_[key].as_table();
@@ -67,6 +81,14 @@ class Table {
     return found;
   }
   bool has(const std::string& key) const { return table_.contains(key); }
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
+    std::ostringstream got;
+    if (table_.contains(key))
+      table_[key].visit([&](const auto& value) { got << value; });
+    else
+      got << "nothing";
+    throw UserError(concat(file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
+  }
   void expect_no_more() const {
     for (const auto& [key, value] : table_) {
       const std::string name(key.str());
@@ -77,27 +99,33 @@ class Table {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
-    std::ostringstream got;
-    if (table_.contains(key))
-      table_[key].visit([&](const auto& value) { got << value; });
-    else
-      got << "nothing";
-    throw UserError(concat(file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
-  }
-
   const toml::table& table_;
   std::string path_, file_;
   std::vector<std::string> known_;
 };
 
-Link read_link(Table table) {
+// members: "nodes" or "ranks", what the curve goes over
+BusBandwidth read_bus(Table table, const std::string& members) {
+  const std::vector<double> over = table.numbers(members, 1), gb_s = table.numbers("gb_s", 1e-6);
+  std::vector<BusBandwidth::Point> points;
+  for (size_t i = 0; i < over.size(); ++i) {
+    if (i > 0 && over[i] <= over[i - 1]) table.fail(members, "numbers that rise");
+    if (i < gb_s.size()) points.push_back({.members = over[i], .bandwidth = gb_s[i] * 1e9});
+  }
+  if (over.size() != gb_s.size()) table.fail("gb_s", concat(over.size(), " numbers, one for each of ", members));
+  table.expect_no_more();
+  return BusBandwidth(std::move(points));
+}
+
+Link read_link(Table table, const std::string& members) {
   Link link;
   link.bandwidth = table.number("bandwidth_gb_s", 1e-6) * 1e9;
   link.base_latency = table.number("base_latency_us", 0) * 1e-6;
   link.hop_latency = table.number("hop_latency_us", 0) * 1e-6;
   link.overlap_slowdown = table.number("overlap_slowdown", 0, 0.0);
   link.congestion = table.number("congestion", 0, 0.0);
+  for (const char* kind : kBusKinds)
+    if (table.has(kind)) link.bus[kind] = read_bus(table.table(kind), members);
   table.expect_no_more();
   return link;
 }
@@ -120,6 +148,8 @@ Measured read_measured(Table table) {
     MeasuredCollective m;
     m.kind = row.text("kind");
     m.ranks = row.whole("ranks", 1);
+    m.nodes = row.whole("nodes", 1);
+    if (m.nodes > m.ranks) row.fail("nodes", concat("at most the ", m.ranks, " ranks"));
     m.bytes = above_zero(row, "bytes");
     m.seconds = above_zero(row, "us") * 1e-6;
     row.expect_no_more();
@@ -129,20 +159,29 @@ Measured read_measured(Table table) {
   return measured;
 }
 
-void print_link(std::ostream& out, const char* name, const Link& link) {
+void print_link(std::ostream& out, const std::string& name, const Link& link, const char* members) {
   out << "\n[" << name << "]\nbandwidth_gb_s = " << shortest(link.bandwidth / 1e9)
       << "\nbase_latency_us = " << shortest(link.base_latency * 1e6)
       << "\nhop_latency_us = " << shortest(link.hop_latency * 1e6)
       << "\noverlap_slowdown = " << shortest(link.overlap_slowdown) << "\ncongestion = " << shortest(link.congestion)
       << "\n";
+  for (const auto& [kind, curve] : link.bus) {
+    std::vector<std::string> over, gb_s;
+    for (const BusBandwidth::Point& p : curve.points()) {
+      over.push_back(shortest(p.members));
+      gb_s.push_back(shortest(p.bandwidth / 1e9));
+    }
+    out << "\n[" << name << "." << kind << "]\n"
+        << members << " = [" << join(over, ", ") << "]\ngb_s = [" << join(gb_s, ", ") << "]\n";
+  }
 }
 
 void print_measured(std::ostream& out, const Measured& measured) {
   if (measured == Measured{}) return;
   out << "\n# The whole tensor's bytes; of an op what it reads and writes.\n[measured]\ncollective = [\n";
   for (const MeasuredCollective& m : measured.collectives)
-    out << "  {kind = \"" << m.kind << "\", ranks = " << m.ranks << ", bytes = " << shortest(m.bytes)
-        << ", us = " << shortest(m.seconds * 1e6) << "},\n";
+    out << "  {kind = \"" << m.kind << "\", ranks = " << m.ranks << (m.nodes > 1 ? concat(", nodes = ", m.nodes) : "")
+        << ", bytes = " << shortest(m.bytes) << ", us = " << shortest(m.seconds * 1e6) << "},\n";
   out << "]\nop = [\n";
   for (const MeasuredOp& m : measured.ops) {
     out << "  {op = \"" << m.op << "\", types = \"" << m.types << "\", ";
@@ -184,8 +223,8 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.launch = table.number("launch_us", 0) * 1e-6;
   m.dispatch = table.number("dispatch_us", 0, 0.0) * 1e-6;
   m.devices_per_node = table.whole("devices_per_node", 1);
-  m.node = read_link(table.table("node"));
-  m.network = read_link(table.table("network"));
+  m.node = read_link(table.table("node"), "ranks");
+  m.network = read_link(table.table("network"), "nodes");
   if (table.has("measured")) m.measured = read_measured(table.table("measured"));
   table.expect_no_more();
   return m;
@@ -213,8 +252,8 @@ std::string print_machine(const Machine& m, const std::string& comment) {
   put("launch_us", m.launch * 1e6);
   put("dispatch_us", m.dispatch * 1e6);
   put("devices_per_node", static_cast<double>(m.devices_per_node));
-  print_link(out, "node", m.node);
-  print_link(out, "network", m.network);
+  print_link(out, "node", m.node, "ranks");
+  print_link(out, "network", m.network, "nodes");
   print_measured(out, m.measured);
   return out.str();
 }

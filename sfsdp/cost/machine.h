@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "sfsdp/cost/bus_bandwidth.h"
 #include "sfsdp/cost/measured.h"
 
 namespace sfsdp::cost {
@@ -19,6 +20,9 @@ struct Link {
   double overlap_slowdown = 0;  // share by which a kernel is slower while a collective runs on these links: NCCL's
                                 // kernels hold multiprocessors and memory bandwidth
   double congestion = 0;        // network: of k nodes each reaches bandwidth / (1 + congestion · log2 k)
+  // Where a kind has a curve, it takes the place of bandwidth and congestion. `node`: over the ranks of a group within a
+  // node; `network`: over the nodes of a group that fills them.
+  BusBandwidths bus = {};
 };
 
 struct Machine {

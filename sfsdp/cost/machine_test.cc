@@ -83,7 +83,9 @@ TEST_CASE("machine files: what is printed reads back as the same machine, measur
   m.network.overlap_slowdown = 0.03;
   m.measured.ops = {{"aten.mm", "f32[512, 256] f32[256, 64]{1, 256} -> f32[512, 64]", 16777216, 720896, 1.25e-4},
                     {"aten.neg", "f32[3] -> f32[3]", 0, 24, 7.1e-7}};
-  m.measured.collectives = {{"all_gather", 2, 1024, 3.5e-5}, {"all_reduce", 4, 268435456, 0.75}};
+  m.measured.collectives = {{"all_gather", 2, 1024, 3.5e-5}, {"all_reduce", 4, 268435456, 0.75, 2}};
+  m.node.bus["all_reduce"] = BusBandwidth({{4, 363e9}, {8, 473e9}});
+  m.network.bus["all_gather"] = BusBandwidth({{2, 185e9}, {64, 11e9}});
   const std::string text = print_machine(m, "first line\nsecond");
   CHECK(text.starts_with("# first line\n# second\nname = "));
   const Machine back = parse_machine(text, "m.toml");
@@ -95,6 +97,8 @@ TEST_CASE("machine files: what is printed reads back as the same machine, measur
   CHECK(back.dispatch == doctest::Approx(m.dispatch).epsilon(1e-14));
   CHECK(back.network.congestion == m.network.congestion);
   CHECK(back.network.overlap_slowdown == m.network.overlap_slowdown);
+  CHECK(back.node.bus == m.node.bus);
+  CHECK(back.network.bus == m.network.bus);
   REQUIRE(back.measured.ops.size() == 2);
   REQUIRE(back.measured.collectives.size() == 2);
   for (size_t i = 0; i < 2; ++i) {
@@ -105,10 +109,35 @@ TEST_CASE("machine files: what is printed reads back as the same machine, measur
     CHECK(back.measured.ops[i].seconds == doctest::Approx(m.measured.ops[i].seconds).epsilon(1e-14));
     CHECK(back.measured.collectives[i].kind == m.measured.collectives[i].kind);
     CHECK(back.measured.collectives[i].ranks == m.measured.collectives[i].ranks);
+    CHECK(back.measured.collectives[i].nodes == m.measured.collectives[i].nodes);
     CHECK(back.measured.collectives[i].bytes == m.measured.collectives[i].bytes);
     CHECK(back.measured.collectives[i].seconds == doctest::Approx(m.measured.collectives[i].seconds).epsilon(1e-14));
   }
   CHECK(print_machine(back, "first line\nsecond") == text);
+}
+
+TEST_CASE("machine files: curves of bus bandwidth are read by kind, and mistakes in them named") {
+  const std::string text = print_machine(load_machine("a100_400g"), "");
+  const auto with = [&](const std::string& more) { return parse_machine(text + more, "m.toml"); };
+  const Machine m = with(
+      "[network.reduce_scatter]\nnodes = [2, 4.0]\ngb_s = [80, 60.5]\n[node.broadcast]\nranks = [8]\ngb_s = [9]\n");
+  CHECK(m.network.bus.at("reduce_scatter").at(4) == doctest::Approx(60.5e9));
+  CHECK(m.node.bus.at("broadcast").at(8) == doctest::Approx(9e9));
+  const auto refused = [&](const std::string& more, const char* words) {
+    CAPTURE(more);
+    CHECK_THROWS_WITH_AS(with(more), doctest::Contains(words), UserError);
+  };
+  refused("[network.all_gather]\nnodes = [2, 4]\ngb_s = [80]\n",
+          "m.toml: network.all_gather.gb_s = [ 80 ]\n  expected 2 numbers, one for each of nodes");
+  refused("[network.all_gather]\nnodes = [4, 2]\ngb_s = [80, 60]\n",
+          "network.all_gather.nodes = [ 4, 2 ]\n  expected numbers that rise");
+  refused("[network.all_gather]\nnodes = [0.5]\ngb_s = [80]\n", "expected a list of numbers from 1 to");
+  refused("[network.all_gather]\nnodes = [2]\ngb_s = [\"fast\"]\n", "network.all_gather.gb_s = [ 'fast' ]");
+  refused("[network.all_gather]\nnodes = []\ngb_s = []\n", "network.all_gather.nodes = []");
+  refused("[network.all_gather]\ngb_s = [80]\n", "network.all_gather.nodes = nothing");
+  refused("[node.all_gather]\nnodes = [2]\ngb_s = [80]\n", "node.all_gather.ranks = nothing");
+  refused("[network.all_gather]\nnodes = [2]\ngb_s = [80]\nspeed = 1\n", "unknown key network.all_gather.speed");
+  refused("[network.all_to_all]\nnodes = [2]\ngb_s = [80]\n", "unknown key network.all_to_all");
 }
 
 TEST_CASE("machine files: mistakes in measured points are named") {
@@ -120,6 +149,9 @@ TEST_CASE("machine files: mistakes in measured points are named") {
                        doctest::Contains("measured.op[0].us = 0\n  expected a number"), UserError);
   CHECK_THROWS_WITH_AS(with("collective = [{kind = \"all_gather\", bytes = 8, us = 1, speed = 2}]"),
                        doctest::Contains("unknown key measured.collective[0].speed"), UserError);
+  CHECK_THROWS_WITH_AS(with("collective = [{kind = \"all_gather\", ranks = 4, nodes = 8, bytes = 8, us = 1}]"),
+                       doctest::Contains("measured.collective[0].nodes = 8\n  expected at most the 4 ranks"),
+                       UserError);
   CHECK_THROWS_WITH_AS(with("op = 3"), doctest::Contains("measured.op = 3\n  expected an array of tables"), UserError);
 }
 

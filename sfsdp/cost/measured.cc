@@ -93,13 +93,13 @@ std::optional<double> MeasuredOps::seconds(const ir::Op& op, double flops, doubl
   return curve->second.at(work);
 }
 
-std::optional<double> measured_collective(const Measured& measured, std::string_view kind, int64_t ranks,
-                                          double bytes) {
+std::optional<Curve> measured_collective(const Measured& measured, std::string_view kind, int64_t ranks,
+                                         int64_t nodes) {
   Points points;
   for (const MeasuredCollective& m : measured.collectives)
-    if (m.kind == kind && m.ranks == ranks) points.emplace_back(m.bytes, m.seconds);
+    if (m.kind == kind && m.ranks == ranks && m.nodes == nodes) points.emplace_back(m.bytes, m.seconds);
   if (points.empty()) return std::nullopt;
-  return Curve(std::move(points)).at(bytes);
+  return Curve(std::move(points));
 }
 
 }  // namespace sfsdp::cost

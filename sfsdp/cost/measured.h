@@ -25,12 +25,13 @@ struct MeasuredOp {
   bool operator==(const MeasuredOp&) const = default;
 };
 
-// Seconds of one collective of `ranks` ranks on one host; `bytes`: the whole tensor, as in collective_cost.
+// Seconds of one collective of `ranks` ranks on `nodes` nodes; `bytes`: the whole tensor, as in collective_cost.
 struct MeasuredCollective {
   std::string kind;
   int64_t ranks = 1;
   double bytes = 0;
   double seconds = 0;
+  int64_t nodes = 1;
   bool operator==(const MeasuredCollective&) const = default;
 };
 
@@ -69,7 +70,7 @@ class MeasuredOps {
   std::unordered_map<std::string, Curve> curves_;
 };
 
-// From the curve of this kind and number of ranks; nothing if none was measured.
-std::optional<double> measured_collective(const Measured& measured, std::string_view kind, int64_t ranks, double bytes);
+// Over bytes, of this kind and numbers of ranks and nodes; nothing if none was measured.
+std::optional<Curve> measured_collective(const Measured& measured, std::string_view kind, int64_t ranks, int64_t nodes);
 
 }  // namespace sfsdp::cost
