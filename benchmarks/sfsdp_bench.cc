@@ -138,8 +138,7 @@ Choice choose(const std::string& model, int64_t world, const std::string& wrap) 
   const auto simulation = sfsdp::sim::simulate(variant.graph, machine);
   choice.step_seconds = simulation.step_seconds;
   choice.bound = bound_of(simulation);
-  const auto memory =
-      sfsdp::plan::plan_memory(variant.graph, sfsdp::plan::memory_options(variant.graph, simulation.kernels));
+  const auto memory = sfsdp::plan::plan_memory(variant.graph);
   choice.fits = static_cast<double>(memory.peak()) <= machine.memory_bytes;
   return choice;
 }

@@ -87,7 +87,7 @@ TEST_CASE("measured: kernels and collectives take their seconds from it, where i
   const double formula = collective_seconds("all_gather", 64, {.size = 2}, m);
   m.measured.ops = {{"aten.neg", "f32[6, 4] -> f32[6, 4]", 0, 192, 1000}};
   m.measured.collectives = {{"all_gather", 2, 16, 3}, {"all_gather", 2, 256, 12}, {"all_gather", 4, 64, 99}};
-  const auto kernels = form_kernels(graph, m, Execution::Reference).kernels;
+  const auto kernels = price_kernels(graph, m, Execution::Reference).kernels;
   REQUIRE(kernels.size() == 4);
   CHECK(kernels[0].seconds == 256);  // max(192 flops, 256 bytes) at 1 a second
   CHECK(kernels[2].seconds == 1000);

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
@@ -95,77 +95,49 @@ Readers readers_of(const ir::Graph& graph) {
   return readers;
 }
 
-// Ops that multiply complex numbers as pairs of reals (rotary embeddings): eager models have one kernel for it.
-std::unordered_set<const Op*> complex_products(const ir::Graph& graph) {
-  std::unordered_set<const Op*> found;
-  for (const auto& op : graph.ops()) {
-    if (!is_fusible(class_of(*op)) || op->is("aten._to_copy", "cast")) continue;
-    for (const Value* operand : op->operands) {
-      if (!operand) continue;
-      const Op* from = operand->producer();
-      const bool half = from->is("aten.select.int") && from->operands[0]->type().shape().back() == 2;
-      if (half || found.contains(from)) found.insert(op.get());
-    }
-  }
-  return found;
-}
-
-// Casts that only a pack reads: the copy into the reduction's buffer casts on its way.
-std::unordered_set<const Op*> packed_casts(const ir::Graph& graph, const Readers& readers) {
-  std::unordered_set<const Op*> found;
-  for (const auto& op : graph.ops()) {
-    if (!op->is("cast")) continue;
-    const auto all = readers.find(op->result());
-    if (all == readers.end()) continue;
-    if (std::ranges::all_of(all->second, [](const Op* reader) { return reader && reader->is("pack"); }))
-      found.insert(op.get());
-  }
-  return found;
-}
-
 bool is_gathered(const Op& op) {
   return op.is("all_gather") || (ir::is_wait(op) && op.operands[0]->producer()->is("all_gather.start"));
 }
 
-class Former {
+// The op that says what a kernel's arithmetic costs: its product or attention, if it has one.
+const Op& main_op(const Kernel& kernel) {
+  const auto found = std::ranges::find_if(kernel.ops, [](const Op* op) {
+    const Class kind = class_of(*op);
+    return kind == Class::Product || kind == Class::Attention;
+  });
+  return found == kernel.ops.end() ? *kernel.ops.back() : **found;
+}
+
+class Pricer {
  public:
-  Former(const ir::Graph& graph, const Machine& machine, Execution execution)
+  Pricer(const ir::Graph& graph, const Machine& machine, Execution execution)
       : graph_(graph),
         machine_(machine),
         execution_(execution),
         measured_(machine.measured),
-        readers_(readers_of(graph)) {
-    if (execution != Execution::Reference) casts_ = packed_casts(graph, readers_);
-    if (execution == Execution::Eager) complex_ = complex_products(graph);
-  }
+        readers_(readers_of(graph)) {}
 
-  KernelTable form() {
-    table_.kernel_of.assign(graph_.ops().size(), -1);
-    for (size_t i = 0; i < graph_.ops().size(); ++i) table_.kernel_of[i] = place(*graph_.ops()[i]);
+  KernelTable price() {
+    const Kernels kernels = kernels_of(graph_);
+    std::vector<int> number(kernels.ops.size(), -1);  // in the table, which also has the copies out of gathered units
+    double dispatched = 0;                            // ops since the last kernel
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const Op& op = *graph_.ops()[i];
+      const int kernel = kernels.of[i];
+      ++dispatched;
+      int& in_table = table_.kernel_of.emplace_back(-1);
+      if (copies_out(op))
+        in_table = add({&op}, dispatched);
+      else if (kernel >= 0 && number[static_cast<size_t>(kernel)] < 0)
+        in_table = number[static_cast<size_t>(kernel)] = add(kernels.ops[static_cast<size_t>(kernel)], dispatched);
+      else if (kernel >= 0)
+        in_table = number[static_cast<size_t>(kernel)];
+    }
     for (Kernel& kernel : table_.kernels) time(kernel);
     return std::move(table_);
   }
 
  private:
-  // The kernel that op begins or joins.
-  int place(const Op& op) {
-    const Class kind = class_of(op);
-    ++dispatched_;
-    // A kernel that begins before a wait cannot read what is waited for, nor end after a start that sends its result.
-    if (kind == Class::Communication || ir::is_wait(op)) open_ = -1;
-    if (copies_out(op)) return begin(op);
-    if (kind == Class::Free || kind == Class::Communication || casts_.contains(&op)) return -1;
-    const bool joins = is_fusible(kind) && is_fused(op);
-    const std::string_view block = execution_ == Execution::Compile ? ir::block_of(op.module_path) : std::string_view();
-    if (!joins || op.section != section_ || block != block_) open_ = -1;
-    section_ = op.section;
-    block_ = block;
-    const int kernel = open_ < 0 ? begin(op) : open_;
-    if (kernel == open_) table_.kernels[static_cast<size_t>(kernel)].ops.push_back(&op);
-    open_ = joins ? kernel : -1;
-    return kernel;
-  }
-
   // FSDP2 copies a gathered unit out of the buffer into its parameters; where the graph does not say so itself.
   bool copies_out(const Op& op) const {
     if ((execution_ != Execution::Eager && execution_ != Execution::Compile) || !is_gathered(op)) return false;
@@ -174,34 +146,19 @@ class Former {
            std::ranges::none_of(readers->second, [](const Op* reader) { return reader && reader->is("unpack"); });
   }
 
-  bool is_fused(const Op& op) const {
-    switch (execution_) {
-      case Execution::Fused: return true;
-      case Execution::Compile: return !ir::block_of(op.module_path).empty();
-      case Execution::Eager: return complex_.contains(&op);
-      case Execution::Reference: return false;
-    }
-    return false;
-  }
-
-  int begin(const Op& op) {
-    Kernel kernel;
-    if (op.is("pack"))
-      for (const Value* operand : op.operands)
-        if (operand && casts_.contains(operand->producer())) kernel.ops.push_back(operand->producer());
-    kernel.ops.push_back(&op);
+  int add(std::vector<const Op*> ops, double& dispatched) {
+    Kernel kernel{.ops = std::move(ops)};
     // A compiled block issues its kernels without dispatching each op; a plan is issued as a whole.
-    if (execution_ == Execution::Eager) kernel.host = machine_.dispatch * dispatched_;
+    if (execution_ == Execution::Eager) kernel.host = machine_.dispatch * dispatched;
     if (execution_ == Execution::Compile) kernel.host = machine_.dispatch;
-    if (execution_ == Execution::Reference) kernel.seconds = machine_.dispatch * (dispatched_ - 1);  // views before it
-    dispatched_ = 0;
+    if (execution_ == Execution::Reference) kernel.seconds = machine_.dispatch * (dispatched - 1);  // views before it
+    dispatched = 0;
     table_.kernels.push_back(std::move(kernel));
     return static_cast<int>(table_.kernels.size()) - 1;
   }
 
   void time(Kernel& kernel) const {
-    const Op& op = *kernel.ops.back();
-    // Copied out of the buffer into the parameters.
+    const Op& op = main_op(kernel);
     kernel.bytes =
         copies_out(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
     kernel.flops = flops_of(op);
@@ -224,12 +181,7 @@ class Former {
   const Execution execution_;
   const MeasuredOps measured_;
   const Readers readers_;
-  std::unordered_set<const Op*> casts_, complex_;
   KernelTable table_;
-  int open_ = -1;          // the group that the next op may join
-  double dispatched_ = 0;  // ops since the last kernel
-  ir::Section section_ = ir::Section::Init;
-  std::string_view block_;
 };
 
 }  // namespace
@@ -246,8 +198,8 @@ Execution parse_execution(const std::string& text, const std::string& key) {
   throw UserError(concat(key, " ", text, "\n  expected fused, compile, eager or reference"));
 }
 
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
-  return Former(graph, machine, execution).form();
+KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
+  return Pricer(graph, machine, execution).price();
 }
 
 KernelCuts::KernelCuts(const ir::Graph& graph, const Machine& machine)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the ops of a graph cost on a device: a roofline per kernel. A kernel is one op, or a group of pointwise ops and
-// reductions that a compiler runs as one (fusion): it reads and writes only what crosses the group's border.
+// What the kernels of a graph cost on a device: a roofline per kernel, which reads and writes only what crosses its border.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +13,21 @@
 
 namespace sfsdp::cost {
 
-// Who runs the graph. Eager and Compile are PyTorch's FSDP2, for comparison: a gathered unit is copied out into its
-// parameters, and the host issues the kernels, which the device may have to wait for.
+// Who issues the kernels that a graph names. Eager and Compile are PyTorch's FSDP2, for comparison: a gathered unit is
+// copied out into its parameters, and the device may have to wait for the host.
 enum class Execution : uint8_t {
-  Eager,    // a kernel per op
-  Compile,  // chains of pointwise ops and reductions within one block (layers.3) are one kernel; outside blocks as Eager
-  Reference,  // what runs today: exec/'s ReferenceExecutor, a kernel per op, each issued when the last has ended; collectives
-              // block where they start, a wait does nothing
-  Fused,  // our plan: chains are one kernel wherever they stand, parameters are views, the step is issued as a whole
+  Eager,      // the host dispatches each op (fuse scope=none)
+  Compile,    // the host issues each kernel (fuse scope=module)
+  Reference,  // what runs today: exec/'s ReferenceExecutor, each kernel issued when the last has ended; collectives block
+              // where they start, a wait does nothing
+  Fused,      // our plan (fuse scope=all): parameters are views, the step is issued as a whole
 };
 
 // "eager", "compile", "reference" or "fused"; throws UserError naming them. `key` is what the text was given as.
 Execution parse_execution(const std::string& text, const std::string& key);
 
 struct Kernel {
-  std::vector<const ir::Op*> ops;  // in order; views and what moves no data are in none
+  std::vector<const ir::Op*> ops;  // in order; a wait, where a gathered unit is copied out
   double flops = 0;
   double bytes = 0;
   double seconds = 0;  // on the device
@@ -37,12 +36,13 @@ struct Kernel {
 
 struct KernelTable {
   std::vector<Kernel> kernels;
-  // By position of the op in the graph; -1: costs nothing, is a collective, or runs inside a later kernel. The wait of
-  // a gather has a kernel where the gathered unit is copied out.
+  // By position of the op in the graph; -1: costs nothing or is a collective. The wait of a gather has a kernel where the
+  // gathered unit is copied out.
   std::vector<int> kernel_of;
 };
 
-KernelTable form_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
+// The kernels of the graph (cost/kernels.h) and what each takes.
+KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
 
 // What kernels of pointwise ops and reductions take longer where something stands between their ops: a collective's start
 // or its wait. The second part reads from memory what the first has written.

@@ -65,6 +65,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("sink_waits", o.sink)},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
       {make_call("early_all_reduces")},
+      // Which ops one kernel computes.
+      {make_call("fuse", o.fuse)},
   };
 }
 

@@ -10,6 +10,7 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
+#include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
@@ -38,6 +39,7 @@ struct PipelineOptions {
   bool keep_whole = false;
   PrefetchGathersOptions prefetch = {};
   SinkWaitsOptions sink = {};
+  FuseOptions fuse = {};
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir

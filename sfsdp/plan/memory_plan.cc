@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <set>
-#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/cost/registers.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/offsets.h"
@@ -34,40 +32,49 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
     if (sum) b.first = first;
     if (sum || (b.first < first && b.last >= first)) b.last = std::max(b.last, last);
   }
-  std::ranges::stable_sort(buffers, {}, &Buffer::first);
+}
+
+// Positions from the first op of a kernel to its last.
+struct Span {
+  int64_t first = 0, last = 0;
+};
+
+// By position: of the op's kernel, or the op alone.
+std::vector<Span> spans_of(const cost::Kernels& kernels) {
+  std::vector<Span> by_kernel(kernels.ops.size(), {-1, -1}), spans;
+  for (size_t i = 0; i < kernels.of.size(); ++i) {
+    if (kernels.of[i] < 0) continue;
+    Span& span = by_kernel[static_cast<size_t>(kernels.of[i])];
+    span = {span.first < 0 ? static_cast<int64_t>(i) : span.first, static_cast<int64_t>(i)};
+  }
+  for (size_t i = 0; i < kernels.of.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    spans.push_back(kernels.of[i] < 0 ? Span{at, at} : by_kernel[static_cast<size_t>(kernels.of[i])]);
+  }
+  return spans;
 }
 
 }  // namespace
-
-MemoryOptions memory_options(const Graph& graph, const cost::KernelTable& kernels) {
-  MemoryOptions options;
-  options.in_registers = [inside = cost::values_in_registers(graph, kernels)](const Value* value) {
-    return inside.contains(value);
-  };
-  return options;
-}
 
 std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
   std::vector<Buffer> buffers;
   std::unordered_set<const Value*> outside;  // state, and what replaces it in its own memory
-  // What is in registers is computed where it is read, of what is in memory then.
-  std::unordered_map<const Value*, std::vector<size_t>> computed_from;
-  const auto memory_of = [&](const Value* operand) -> std::span<const size_t> {
-    const Value* storage = ir::storage_of(operand);
-    if (const auto found = index.find(storage); found != index.end()) return {&found->second, 1};
-    const auto found = computed_from.find(storage);
-    return found == computed_from.end() ? std::span<const size_t>() : found->second;
+  const cost::Kernels kernels = cost::kernels_of(graph);
+  const std::vector<Span> spans = spans_of(kernels);
+  const auto inside = cost::values_inside(graph, kernels);
+  const auto read = [&](const Value* value, int64_t at) {
+    if (const auto found = index.find(ir::storage_of(value)); found != index.end()) {
+      int64_t& last = buffers[found->second].last;
+      last = std::max(last, at);
+    }
   };
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];
-    const auto at = static_cast<int64_t>(i);
     for (const Value* operand : op.operands)
-      if (operand)
-        for (const size_t b : memory_of(operand)) buffers[b].last = at;
+      if (operand) read(operand, spans[i].last);
     if (ir::is_wait(op) && !options.blocking)  // what a collective sends is read until it is done
-      for (const Value* sent : op.operands[0]->producer()->operands)
-        if (const auto found = index.find(ir::storage_of(sent)); found != index.end()) buffers[found->second].last = at;
+      for (const Value* sent : op.operands[0]->producer()->operands) read(sent, spans[i].last);
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
@@ -82,16 +89,12 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
         if (found != index.end()) index[value] = found->second;
         continue;
       }
-      if (options.in_registers && options.in_registers(value)) {
-        std::set<size_t> from;
-        for (const Value* operand : op.operands)
-          if (operand)
-            for (const size_t b : memory_of(operand)) from.insert(b);
-        computed_from[value] = {from.begin(), from.end()};
-        continue;
-      }
+      if (inside.contains(value)) continue;
       index[value] = buffers.size();
-      buffers.push_back({value, round_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment), at, at, 0});
+      buffers.push_back({.value = value,
+                         .bytes = round_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment),
+                         .first = spans[i].first,
+                         .last = spans[i].last});
     }
   }
   const auto keep = [&](const Value* value) {
@@ -101,6 +104,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   for (const Value* output : graph.outputs) keep(output);
   for (const ir::Carry& carry : graph.carries) keep(carry.next);
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
+  std::ranges::stable_sort(buffers, {}, &Buffer::first);
   return buffers;
 }
 

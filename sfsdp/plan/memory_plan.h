@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::plan {
@@ -18,8 +17,8 @@ namespace sfsdp::plan {
 struct Buffer {
   const ir::Value* value = nullptr;
   int64_t bytes = 0;   // rounded up to the alignment
-  int64_t first = 0;   // position of the op that makes it
-  int64_t last = 0;    // position of the last op that reads it; the end of the graph for results
+  int64_t first = 0;   // position of the first op of the kernel that makes it
+  int64_t last = 0;    // position of the last op of the last kernel that reads it; the end of the graph for results
   int64_t offset = 0;  // in the arena
 };
 
@@ -34,18 +33,14 @@ struct MemoryPlan {
 
 struct MemoryOptions {
   int64_t alignment = 256;
-  // Values that never reach memory: inside a fused kernel. Unset: none.
-  std::function<bool(const ir::Value*)> in_registers = {};
   // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller, nor one that cannot be as small; 0: as small as can be.
   int64_t enough_bytes = 0;
 };
 
-// Values inside these kernels have no memory.
-MemoryOptions memory_options(const ir::Graph& graph, const cost::KernelTable& kernels);
-
-// What is alive when, without addresses: MemoryPlan::buffers with all offsets 0.
+// What is alive when, without addresses: MemoryPlan::buffers with all offsets 0. A kernel (cost/kernels.h) runs as one: what
+// it reads and makes is alive from its first op to its last, what it alone makes and reads has no memory.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
 // Bytes of parameters, moments and counters, each rounded up.
 int64_t state_bytes(const ir::Graph& graph, int64_t alignment);

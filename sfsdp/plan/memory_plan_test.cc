@@ -45,15 +45,6 @@ TEST_CASE("memory plan: a buffer lives from its op to the last reader of any vie
   CHECK(check_memory_plan(plan).empty());
 }
 
-TEST_CASE("memory plan: values in registers have no buffer, a donated result has its operand's") {
-  const ir::Graph graph = ir::parse_or_throw(kText);
-  MemoryOptions options;
-  options.in_registers = [](const ir::Value* v) { return v->name() == "b"; };
-  const MemoryPlan plan = plan_memory(graph, options);
-  CHECK(plan.buffers.size() == 4);
-  CHECK(plan.live_bytes == 768);
-}
-
 TEST_CASE("memory plan: a sum over micro-batches is alive in all of them") {
   ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [one=1] view local
@@ -76,24 +67,24 @@ clip:
   CHECK(lives == "x 0-1, before 1-5, a 2-5, sum 2-6, g 3-4, b 5-5, c 6-7, ");
 }
 
-TEST_CASE("memory plan: what is read through registers is alive where they are computed") {
+TEST_CASE("memory plan: a kernel reads and writes from its first op to its last; what stays inside has no memory") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [one=1] view local
   %x = input name=x : f32[64]
 bwd:
-  %g = aten.neg %x : f32[64]
-  %cast = cast %g : bf16[64]
-  %other = aten.neg %x : f32[64]
-  %packed = pack [%cast] offsets=[0] : bf16[64]
-  %end = aten.neg %other : f32[64]
-  return %packed, %end
+  %g = aten.neg %x kernel=0 : f32[64]
+  %other = aten.neg %x kernel=1 : f32[64]
+  %cast = cast %g kernel=2 : bf16[64]
+  %packed = pack [%cast] offsets=[0] kernel=2 : bf16[64]
+  %a = aten.neg %other kernel=3 : f32[64]
+  %end = aten.neg %a kernel=3 : f32[64]
+  return %packed, %a, %end
 )");
-  MemoryOptions options;
-  options.in_registers = [](const ir::Value* v) { return v->name() == "cast"; };
   std::string text;
-  for (const Buffer& b : plan_memory(graph, options).buffers)
+  for (const Buffer& b : plan_memory(graph).buffers)
     text += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
-  CHECK(text == "x 0-3, g 1-4, other 3-5, packed 4-6, end 5-6, ");
+  // g is read until the pack is done; a and end are written while other is still read
+  CHECK(text == "x 0-2, g 1-4, other 2-6, packed 3-7, a 5-7, end 5-7, ");
 }
 
 TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {

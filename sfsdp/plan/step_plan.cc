@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -20,7 +19,7 @@ namespace {
 using ir::Graph, ir::Op, ir::Value;
 
 constexpr std::string_view kHeader = "plan alignment=N state_bytes=N arena_bytes=N live_bytes=N peak_position=N";
-constexpr std::string_view kLanes = "lanes:", kRegisters = "registers:", kBuffers = "buffers:";
+constexpr std::string_view kLanes = "lanes:", kBuffers = "buffers:";
 
 // Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
 // far beyond any machine, and small enough for every sum to be a number.
@@ -42,11 +41,7 @@ class SectionReader {
 
   void read(StepPlan& plan) {
     expect(kLanes);
-    while (at_ < lines_.size() && !lines_[at_].starts_with(kRegisters)) plan.lanes.push_back(read_lane());
-    if (at_ >= lines_.size()) fail(std::string(kRegisters));
-    for (const std::string& word : split(lines_[at_].substr(kRegisters.size()), ' '))
-      if (!word.empty()) plan.registers.push_back(value_of(word));
-    ++at_;
+    while (at_ < lines_.size() && lines_[at_] != kBuffers) plan.lanes.push_back(read_lane());
     expect(kBuffers);
     for (; at_ < lines_.size() && !lines_[at_].empty(); ++at_) plan.memory.buffers.push_back(read_buffer());
   }
@@ -125,17 +120,7 @@ StepPlan make_plan(const Graph& graph, const MemoryOptions& options) {
     if (lane == plan.lanes.end()) lane = plan.lanes.insert(lane, {axes, {}});
     lane->collectives.push_back(op.get());
   }
-  MemoryOptions of_clone = options;
-  if (options.in_registers)  // the caller speaks of its own graph's values
-    of_clone.in_registers = [&](const Value* value) { return options.in_registers(graph.find_value(value->name())); };
-  plan.memory = plan_memory(plan.graph, of_clone);
-  std::unordered_set<const Value*> in_memory;
-  for (const Buffer& b : plan.memory.buffers) in_memory.insert(b.value);
-  MemoryOptions in_memory_all = options;
-  in_memory_all.in_registers = {};
-  if (options.in_registers)
-    for (const Buffer& b : find_buffers(plan.graph, in_memory_all))
-      if (!in_memory.contains(b.value)) plan.registers.push_back(b.value);
+  plan.memory = plan_memory(plan.graph, options);
   return plan;
 }
 
@@ -149,9 +134,7 @@ std::string print(const StepPlan& plan) {
     for (const Op* op : lane.collectives) text += concat(" %", op->result()->name());
     text += "\n";
   }
-  text += kRegisters;
-  for (const Value* value : plan.registers) text += concat(" %", value->name());
-  text += concat("\n", kBuffers, "\n");
+  text += concat(kBuffers, "\n");
   for (const Buffer& b : m.buffers)
     text += concat("  %", b.value->name(), " offset=", b.offset, " bytes=", b.bytes, " first=", b.first,
                    " last=", b.last, "\n");

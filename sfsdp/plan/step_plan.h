@@ -24,7 +24,6 @@ struct StepPlan {
   ir::Graph graph;
   std::vector<CommLane> lanes;  // all other ops run on the compute lane, in the graph's order
   MemoryPlan memory;
-  std::vector<const ir::Value*> registers;  // that never reach memory: inside a fused kernel
   int64_t alignment = 256;
 };
 

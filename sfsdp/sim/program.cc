@@ -36,7 +36,7 @@ class Maker {
  public:
   Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution)
       : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference) {
-    out_.kernels = cost::form_kernels(graph, machine, execution);
+    out_.kernels = cost::price_kernels(graph, machine, execution);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
 

@@ -5,7 +5,6 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/collective_cost.h"
-#include "sfsdp/cost/registers.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/report/trace.h"
@@ -113,43 +112,19 @@ TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and th
   CHECK(simulate(graph, unit_machine()).exposed_seconds.at("all_reduce") == 0);
 }
 
-TEST_CASE("registers hold what one kernel alone makes and reads") {
-  const ir::Graph graph = ir::parse_or_throw(R"(
-graph mesh [dp_shard=1] view local
-  %x = input name=x : f32[4, 4]
-fwd:
-  %a = aten.neg %x : f32[4, 4]
-  %b = aten.exp %a : f32[4, 4]
-  %c = aten.neg %b : f32[4, 4]
-  %d = aten.mm %b, %c : f32[4, 4]
-  return %d
-)");
-  const auto inside = [&](cost::Execution execution) {
-    std::string names;
-    const auto values =
-        cost::values_in_registers(graph, simulate(graph, unit_machine(), {.execution = execution}).kernels);
-    for (const auto& op : graph.ops())
-      if (values.contains(op->result())) names += op->result()->name();
-    return names;
-  };
-  CHECK(inside(cost::Execution::Fused) == "a");  // the product reads b and c
-  CHECK(inside(cost::Execution::Eager) == "");
-}
-
 TEST_CASE("simulate: a fused chain reads and writes what crosses its border") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [dp_shard=1] view local
   %x = input name=x : f32[1000]
 fwd:
-  %a = aten.neg %x : f32[1000]
-  %b = aten.mul.Tensor %a, %x : f32[1000]
-  %c = aten.neg %b : f32[1000]
+  %a = aten.neg %x kernel=0 : f32[1000]
+  %b = aten.mul.Tensor %a, %x kernel=0 : f32[1000]
+  %c = aten.neg %b kernel=1 : f32[1000]
   return %c
 )");
   cost::Machine m = unit_machine();
   m.memory_bandwidth = 1;
-  CHECK(simulate(graph, m, {.execution = cost::Execution::Fused}).step_seconds == doctest::Approx(8000));
-  CHECK(simulate(graph, m, {.execution = cost::Execution::Eager}).step_seconds == doctest::Approx(8000 + 12000 + 8000));
+  CHECK(simulate(graph, m).step_seconds == doctest::Approx(8000 + 8000));
 }
 
 TEST_CASE("simulate: kernels are slower while a collective runs, and no faster than their host issues them") {
@@ -205,8 +180,8 @@ TEST_CASE("simulate: an event is named by what it stands for") {
 graph mesh [dp_shard=2] view local
   %x = input name=x : f32[4] own(dp_shard)
 fwd:
-  %a = aten.neg %x : f32[4]
-  %b = aten.neg %a : f32[4]
+  %a = aten.neg %x kernel=0 : f32[4]
+  %b = aten.neg %a kernel=0 : f32[4]
   %r = all_reduce %b axis=dp_shard : f32[4]
   return %r
 )");

@@ -204,9 +204,7 @@ TEST_CASE("remat chosen by cost: the fastest trial that fits, the same curve, fo
     const auto program = compile_with(true, wrap, memory_gib);
     const auto& variant = program->training(tokens(0, 0, kRows));
     CHECK(std::ranges::any_of(variant.remat.trials, &tune::RematTrial::fits));
-    const cost::Machine machine = cost::load_machine(kMachine);
-    const auto kernels = cost::form_kernels(variant.graph, machine, cost::Execution::Fused);
-    const auto memory = plan::plan_memory(variant.graph, plan::memory_options(variant.graph, kernels));
+    const auto memory = plan::plan_memory(variant.graph);
     CHECK(static_cast<double>(memory.peak()) <= memory_gib * (1 << 30));
     program->training(tokens(0, 0, kRows, 10));
     program->check_recapture(tokens(0, 0, kRows));

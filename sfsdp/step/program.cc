@@ -22,6 +22,7 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/step/initialise.h"
 
@@ -246,7 +247,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   ir::verify_or_throw(captured.graph);
   for (const std::string& wrong :
        {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
-        plan::check_axis_states(captured.graph)})
+        plan::check_axis_states(captured.graph), plan::check_kernels(captured.graph)})
     if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);

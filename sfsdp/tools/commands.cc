@@ -40,7 +40,7 @@ Command plan_command() {
           .summary = "the plan of its step, verified; why its units are so",
           .options = {kWorld,
                       kMesh,
-                      {"--machine", "M", "fused kernels keep values in registers, as the simulator has it"},
+                      {"--machine", "M", "what --explain counts on"},
                       {"--out", "FILE", "writes the plan: order, lanes, addresses; without it a summary is printed"},
                       {"--explain", "PATH",
                        "why the units under this module path are so, what would change; needs --machine"},

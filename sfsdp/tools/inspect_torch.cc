@@ -74,7 +74,7 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
   const train::JobConfig config = config_of(request);
   const bool shows_passes = request.has("passes") || request.has("json");
   const std::string measured_on = shows_passes ? request.get("machine") : "";
-  train::CompiledJob job = train::make_job(config, request.world, 0, measured_on);
+  train::CompiledJob job = train::make_job(config, request.world, {.measured_on = measured_on});
   const Program::Variant& variant = job.program->training(job.example);
   const ir::Graph& graph = variant.graph;
   if (request.has("graph")) {

@@ -10,7 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/cost/op_cost.h"
+#include "sfsdp/cost/machine.h"
 #include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/verify/verify_plan.h"
@@ -92,8 +92,7 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   config.debug.disable_pass = passes::overlap_passes();
   for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world);
-  const auto profile =
-      tune::profile_step(single.program->training(single.example).graph, machine, cost::Execution::Fused);
+  const auto profile = tune::profile_step(single.program->training(single.example).graph, machine);
   const auto schedule = schedule_of(graph, profile);
   const auto now = tune::estimate(profile, schedule);
   const std::string path = request.get("explain", "");
@@ -127,18 +126,12 @@ int run_plan(const Request& request, std::ostream& out, std::ostream&) {
   train::CompiledJob job = train::make_job(config_of(request), request.world);
   const Program::Variant& variant = job.program->training(job.example);
   const ir::Graph& graph = variant.graph;
-  plan::MemoryOptions memory;
-  std::optional<cost::Machine> machine;
-  if (request.has("machine")) {
-    machine = cost::load_machine(request.get("machine", ""));
-    memory = plan::memory_options(graph, cost::form_kernels(graph, *machine, cost::Execution::Fused));
-  }
   if (request.has("explain")) {
-    if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
-    explain(out, request, variant, *machine);
+    if (!request.has("machine")) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
+    explain(out, request, variant, cost::load_machine(request.get("machine", "")));
     return 0;
   }
-  const plan::StepPlan plan = plan::make_plan(graph, memory);
+  const plan::StepPlan plan = plan::make_plan(graph);
   verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
   if (request.has("out")) {
     const std::string path = request.get("out", "");

@@ -61,11 +61,19 @@ sim::SimulateOptions options_of(const Request& request) {
   return options;
 }
 
-plan::MemoryPlan memory_of(const ir::Graph& graph, const cost::KernelTable& kernels,
-                           const sim::SimulateOptions& simulated) {
-  plan::MemoryOptions options = plan::memory_options(graph, kernels);
-  options.blocking = simulated.execution == cost::Execution::Reference;
-  plan::MemoryPlan plan = plan::plan_memory(graph, options);
+// How much of a step one kernel may compute. The reference executor runs the ops of the decomposed graph one by one.
+passes::FuseScope scope_of(cost::Execution execution) {
+  switch (execution) {
+    case cost::Execution::Eager: return passes::FuseScope::None;
+    case cost::Execution::Compile: return passes::FuseScope::Module;
+    case cost::Execution::Reference:
+    case cost::Execution::Fused: break;
+  }
+  return passes::FuseScope::All;
+}
+
+plan::MemoryPlan memory_of(const ir::Graph& graph, const sim::SimulateOptions& simulated) {
+  plan::MemoryPlan plan = plan::plan_memory(graph, {.blocking = simulated.execution == cost::Execution::Reference});
   if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
   return plan;
 }
@@ -127,7 +135,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   report.world = request.world;
   sim::SimulateOptions options = options_of(request);
   const train::JobConfig config = config_of(request);
-  train::CompiledJob job = train::make_job(config, request.world);
+  train::CompiledJob job = train::make_job(config, request.world, {.fuse = scope_of(options.execution)});
   const ir::Graph& compiled = job.program->training(job.example).graph;
   std::optional<ir::Graph> executed;
   if (options.execution == cost::Execution::Reference) executed = passes::decomposed(compiled);
@@ -137,7 +145,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
 
   const auto start = std::chrono::steady_clock::now();
   report.simulation = sim::simulate(graph, report.machine, options);
-  report.memory = memory_of(graph, report.simulation.kernels, options);
+  report.memory = memory_of(graph, options);
   // The reference executor allocates value by value: no arena, nothing lost between buffers.
   if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
   const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);

@@ -31,10 +31,12 @@ struct CompiledJob {
   std::vector<std::string> notices;   // of config.json, for the log
 };
 
-//   rank: 0 alone prints graphs (debug.print_ir_after_all, debug.print_ir_diff)
-//   measured_on: a machine file: reports of passes say what the step takes there; "": they do not
-CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank = 0,
-                     const std::string& measured_on = "");
+struct JobOptions {
+  int64_t rank = 0;              // 0 alone prints graphs (debug.print_ir_after_all, debug.print_ir_diff)
+  std::string measured_on = {};  // a machine file: reports of passes say what the step takes there; "": they do not
+  passes::FuseScope fuse = passes::FuseScope::All;
+};
+CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& options = {});
 
 // Copies the rows of this rank from job.hf_folder into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);

@@ -75,7 +75,7 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
 
 }  // namespace
 
-CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, const std::string& measured_on) {
+CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
@@ -114,14 +114,15 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, int64_t rank, 
   options.pipeline.loss_chunks = config.training.loss_chunks;
   options.pipeline.remat = remat_of(config.activation_checkpoint);
   options.pipeline.disable = config.debug.disable_pass;
-  if (rank == 0)
+  options.pipeline.fuse.scope = job_options.fuse;
+  if (job_options.rank == 0)
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
   job.shares = share_batch(config.training, strategy.data_ranks());
   if (job.shares.accumulation == 1) strategy.options.reduce_once = false;  // the only one is the last
   options.micro_batches = job.shares.accumulation;
-  if (!measured_on.empty())
-    options.pipeline.measure = [machine = cost::load_machine(measured_on)](const ir::Graph& graph) {
+  if (!job_options.measured_on.empty())
+    options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on)](const ir::Graph& graph) {
       return tune::simulated(graph, machine);
     };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));

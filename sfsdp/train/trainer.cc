@@ -111,7 +111,7 @@ class Trainer {
       : config_(std::move(config)),
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
-        job_(make_job(config_, world_size(), rank())),
+        job_(make_job(config_, world_size(), {.rank = rank()})),
         loader_(open_job_sources(config_, data_options()), loader_options()),
         schedule_(schedule_of(config_)),
         watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }),

@@ -125,9 +125,8 @@ class Estimator::Run {
   }
 
  private:
-  // For each bucket a kernel to scale and one to update, whose bytes are in tail_seconds; the first bucket's launches are
-  // there too.
-  double tail_of(const Bucket& b) const { return &b == buckets_.data() ? 0 : 2 * profile_.machine.launch; }
+  // The bytes of these kernels are in tail_seconds.
+  double tail_of(const Bucket& b) const { return static_cast<double>(b.kind->tail_kernels) * profile_.machine.launch; }
 
   void advance(int64_t to) {
     if (to <= at_) return;

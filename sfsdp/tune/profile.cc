@@ -5,17 +5,19 @@
 #include <bit>
 #include <limits>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/cost/registers.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/bucket/bucket.h"
+#include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/program.h"
@@ -45,10 +47,10 @@ bool belongs_to_bucket(const Op& op) {
 
 class Profiler {
  public:
-  Profiler(const Graph& whole, const cost::Machine& machine, cost::Execution execution)
+  Profiler(const Graph& whole, const cost::Machine& machine)
       : graph_(one_unit(whole)),
-        program_(sim::make_program(graph_, machine, execution)),
-        in_registers_(cost::values_in_registers(graph_, program_.kernels)) {
+        program_(sim::make_program(graph_, machine, cost::Execution::Fused)),
+        inside_(cost::values_inside(graph_, cost::kernels_of(graph_))) {
     out_.machine = machine;
     out_.micro_batches = whole.micro_batches;
   }
@@ -74,6 +76,7 @@ class Profiler {
       if (op->is("param")) op->attrs["unit"] = std::string("all");
     passes::bucket(graph, {}, ignored);
     passes::split_collectives(graph, ignored);
+    passes::fuse(graph, {}, ignored);
     return graph;
   }
 
@@ -169,11 +172,13 @@ class Profiler {
           ParamProfile& p = out_.params[first + k];
           p.gradient = made.at(op.operands[k]);
           const Value* raw = ir::storage_of(op.operands[k]);
-          // A cast that is part of the pack reads what is in memory.
-          if (in_registers_.contains(raw) && raw->producer()->is("cast"))
+          // A cast that is part of the pack runs where that is put, and reads what is in memory.
+          if (inside_.contains(raw) && raw->producer()->is("cast")) {
+            p.gradient = made.at(raw->producer()->operands[0]);
             raw = ir::storage_of(raw->producer()->operands[0]);
+          }
           p.gradient_made = made.at(raw);
-          p.gradient_bytes = in_registers_.contains(raw) ? 0 : raw->type().bytes();
+          p.gradient_bytes = inside_.contains(raw) ? 0 : raw->type().bytes();
           raw_.insert(raw);
         }
         continue;
@@ -196,15 +201,31 @@ class Profiler {
     last = at;
   }
 
+  // Of the buckets that a kernel after backward runs once for each of, such as their update; none: it runs once.
+  std::optional<size_t> kind_updated_by(const cost::Kernel& kernel) const {
+    for (const Op* op : kernel.ops) {
+      if (const auto gradient = gradient_kind_.find(op); gradient != gradient_kind_.end()) return gradient->second;
+      if (const auto param = ir::is_update(*op) ? kind_of_.find(op->operands[0]->producer()) : kind_of_.end();
+          param != kind_of_.end())
+        return param->second;
+    }
+    return std::nullopt;
+  }
+
   void read_clock() {
     std::vector<double> at(graph_.ops().size() + 1);
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const cost::Kernel& kernel = program_.kernels.kernels[k];
       if (kernel.ops.back()->is("pack")) continue;  // with the casts that it does on its way
-      if (sim::part_of(kernel.ops[0]->section) != sim::Part::Last)
+      if (sim::part_of(kernel.ops[0]->section) != sim::Part::Last) {
         out_.tail_seconds += kernel.seconds;
-      else if (!std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); }))
+        if (const auto kind = kind_updated_by(kernel)) {
+          ++out_.kinds[*kind].tail_kernels;
+          out_.tail_seconds -= out_.machine.launch;
+        }
+      } else if (!std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); })) {
         at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds - seconds_of_buckets(kernel);
+      }
     }
     out_.clock.assign(at.size() + 1, 0);
     for (size_t i = 0; i < at.size(); ++i) out_.clock[i + 1] = out_.clock[i] + at[i];
@@ -244,10 +265,8 @@ class Profiler {
   }
 
   void read_live() {
-    plan::MemoryOptions options;
-    options.in_registers = [&](const Value* value) { return in_registers_.contains(value); };
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
-    for (const plan::Buffer& b : plan::find_buffers(graph_, options)) {
+    for (const plan::Buffer& b : plan::find_buffers(graph_)) {
       if (belongs_to_bucket(*b.value->producer()) || gradient_kind_.contains(b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
       live[2 * static_cast<size_t>(b.first)] += b.bytes;
@@ -267,7 +286,7 @@ class Profiler {
 
   Graph graph_;
   sim::RankProgram program_;
-  std::unordered_set<const Value*> in_registers_;
+  std::unordered_set<const Value*> inside_;  // kernels: no memory
   StepProfile out_;
   std::unordered_map<const Op*, size_t> kind_of_;  // of a flat param
   std::vector<size_t> first_of_;                   // by kind: its first entry in params
@@ -319,8 +338,6 @@ void share_out_backward(StepProfile& profile) {
   }
 }
 
-StepProfile profile_step(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
-  return Profiler(graph, machine, execution).run();
-}
+StepProfile profile_step(const Graph& graph, const cost::Machine& machine) { return Profiler(graph, machine).run(); }
 
 }  // namespace sfsdp::tune

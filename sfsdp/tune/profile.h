@@ -25,10 +25,11 @@ struct KindProfile {
   double gathered = 0, reduced = 0;
   bool casts = false;  // shards are cast before they are sent
   cost::GroupShape gather_group, reduce_group, replica_group;
-  std::string reduction;  // of backward: reduce_scatter, all_reduce; "": none
-  bool once = false;      // it reduces what all micro-batches have added up
-  bool adds_up = false;   // its gradients are added up, over micro-batches
-  bool replicas = false;  // the last micro-batch reduces over replicas too
+  std::string reduction;     // of backward: reduce_scatter, all_reduce; "": none
+  bool once = false;         // it reduces what all micro-batches have added up
+  bool adds_up = false;      // its gradients are added up, over micro-batches
+  int64_t tail_kernels = 0;  // after backward, for each bucket, such as its update
+  bool replicas = false;     // the last micro-batch reduces over replicas too
 };
 
 // Positions are those of ops in the graph with all parameters in one unit; -1: never.
@@ -48,7 +49,8 @@ struct StepProfile {
   std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
   std::vector<double> cuts;   // by position: seconds that kernels take longer where a collective stands before it
   int64_t body_begin = 0, backward_begin = 0, body_end = 0;
-  double tail_seconds = 0;  // kernels and scalar collectives after backward
+  double tail_seconds =
+      0;  // kernels, but for launches of those that each bucket has, and scalar collectives after backward
   // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out: row k has the
   // most of 2^k entries from each on.
   std::vector<std::vector<int64_t>> live;
@@ -87,6 +89,6 @@ void share_out_backward(StepProfile& profile);
 
 //   graph: as data parallelism, the optimizer and remat left it, each parameter by itself
 // Throws UserError where parameters are stored otherwise already.
-StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution);
+StepProfile profile_step(const ir::Graph& graph, const cost::Machine& machine);
 
 }  // namespace sfsdp::tune

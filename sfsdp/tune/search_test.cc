@@ -15,6 +15,7 @@
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/bucket/bucket.h"
 #include "sfsdp/passes/bucket/reshard.h"
+#include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
@@ -59,7 +60,7 @@ Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_
   c.machine.devices_per_node = 4;
   c.machine.node = {.bandwidth = 1e9, .base_latency = 1e-6 * static_cast<double>(pick(1, 40)), .hop_latency = 1e-6};
   c.machine.network = c.machine.node;
-  c.profile = profile_step(c.graph, c.machine, cost::Execution::Fused);
+  c.profile = profile_step(c.graph, c.machine);
   return c;
 }
 
@@ -98,6 +99,7 @@ ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   passes::prefetch_gathers(graph, {.max_bytes = c.profile.max_gather_bytes}, ctx);
   passes::sink_waits(graph, {}, ctx);
   passes::early_all_reduces(graph, ctx);
+  passes::fuse(graph, {}, ctx);
   return graph;
 }
 
@@ -139,7 +141,7 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
     const sim::Simulation simulation = sim::simulate(graph, c.machine);
     const Estimate expected = estimate(c.profile, schedule);
     CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01).scale(0));
-    const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
+    const plan::MemoryPlan memory = plan::plan_memory(graph);
     CHECK(static_cast<double>(expected.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
   }
@@ -219,7 +221,7 @@ struct Simulated {
 Simulated simulate_schedule(const Case& c, const Schedule& schedule) {
   const ir::Graph graph = scheduled(c, schedule);
   const sim::Simulation simulation = sim::simulate(graph, c.machine);
-  const plan::MemoryPlan memory = plan::plan_memory(graph, plan::memory_options(graph, simulation.kernels));
+  const plan::MemoryPlan memory = plan::plan_memory(graph);
   return {simulation.step_seconds, memory.state_bytes + memory.live_bytes};
 }
 

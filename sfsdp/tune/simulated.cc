@@ -8,9 +8,8 @@ namespace sfsdp::tune {
 
 passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t enough_bytes) {
   const sim::Simulation simulation = sim::simulate(graph, machine);
-  plan::MemoryOptions memory = plan::memory_options(graph, simulation.kernels);
-  memory.enough_bytes = enough_bytes;
-  return {simulation.step_seconds, simulation.exposed(), plan::plan_memory(graph, memory).peak()};
+  return {simulation.step_seconds, simulation.exposed(),
+          plan::plan_memory(graph, {.enough_bytes = enough_bytes}).peak()};
 }
 
 bool is_better(const passes::StepFigures& a, const passes::StepFigures& b, double memory) {

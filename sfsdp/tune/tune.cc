@@ -161,7 +161,7 @@ Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const Tune
   const cost::Machine machine = cost::load_machine(tune.machine);
   passes::PipelineOptions rest = options;
   rest.reshard.keep_last &= !tune.choose_reshard;
-  StepProfile profile = profile_step(graph, machine, cost::Execution::Fused);
+  StepProfile profile = profile_step(graph, machine);
   read_options(profile, rest);
   if (!profile.params.empty()) {
     const double memory = memory_of(tune, machine);

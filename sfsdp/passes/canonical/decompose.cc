@@ -120,7 +120,9 @@ class Decomposer {
 bool decompose(Graph& graph, PassContext& ctx) {
   const int64_t ops = Decomposer(graph).run();
   ctx.metrics.add("ops", ops);
-  return ops > 0;
+  bool changed = ops > 0;
+  for (const auto& op : graph.ops()) changed |= op->attrs.erase("kernel") > 0;
+  return changed;
 }
 
 Graph decomposed(const Graph& graph) {

@@ -4,7 +4,7 @@
 // How:    what a forward op made on its way and its gradient needs again, such as x · rstd of a norm, is made once, as in
 //         eager; what remat computes again is not merged with what it repeats.
 // Needs:  nothing.
-// Leaves: no canonical op.
+// Leaves: no canonical op, no kernel (fuse).
 #pragma once
 
 #include "sfsdp/ir/graph.h"

@@ -131,7 +131,7 @@ class Fuser {
 
   // The copy into the reduction's buffer casts on its way: such a cast waits for the pack.
   bool is_packed_cast(const Op& op) const {
-    if (scope_ == FuseScope::None || !op.is("cast")) return false;
+    if (!op.is("cast")) return false;
     const Op* reader = index_.only_reader(op.result());
     return reader && reader->is("pack");
   }

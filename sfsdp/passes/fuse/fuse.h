@@ -25,7 +25,7 @@
 namespace sfsdp::passes {
 
 enum class FuseScope : uint8_t {
-  None,    // a kernel per op: eager
+  None,    // a kernel per op: eager; the copy into a bucket casts on its way there too
   Module,  // within one block (layers.3): what torch.compile of each block sees
   All,
 };

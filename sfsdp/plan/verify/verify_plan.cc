@@ -12,6 +12,7 @@
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/offsets.h"
 #include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 
 namespace sfsdp::plan {
@@ -29,6 +30,7 @@ class Verifier {
     check_lanes();
     note(check_rendezvous(DeviceMesh(plan_.graph.mesh), [&](int64_t) -> const Graph& { return plan_.graph; }));
     note(check_axis_states(plan_.graph));
+    note(check_kernels(plan_.graph));
     check_memory();
     check_budget();
     return errors_;
@@ -75,16 +77,12 @@ class Verifier {
     std::unordered_map<const Value*, const Buffer*> planned;
     for (const Buffer& b : m.buffers)
       if (!planned.emplace(b.value, &b).second) note(concat("%", b.value->name(), " has two buffers\n  expected one"));
-    const std::unordered_set<const Value*> registers(plan_.registers.begin(), plan_.registers.end());
-    const auto needed = find_buffers(
-        plan_.graph,
-        {.alignment = plan_.alignment, .in_registers = [&](const Value* value) { return registers.contains(value); }});
+    const auto needed = find_buffers(plan_.graph, {.alignment = plan_.alignment});
     for (const Buffer& b : needed) {
       const auto found = planned.find(b.value);
       const std::string name = concat("%", b.value->name());
       if (found == planned.end()) {
-        if (!registers.contains(b.value))
-          note(concat(name, " has no place in memory\n  expected a buffer of ", b.bytes, " bytes"));
+        note(concat(name, " has no place in memory\n  expected a buffer of ", b.bytes, " bytes"));
         continue;
       }
       const Buffer& p = *found->second;
@@ -95,8 +93,8 @@ class Verifier {
       planned.erase(found);
     }
     for (const auto& [value, buffer] : planned)
-      note(concat("%", value->name(), " has a buffer and needs none\n  expected none for state and views"));
-    check_registers(registers);
+      note(concat("%", value->name(),
+                  " has a buffer and needs none\n  expected none for state, views and what stays inside a kernel"));
     note(check_memory_plan(m, plan_.alignment));
     const Peak peak = live_peak(m.buffers);
     const auto compare = [&](const char* what, int64_t got, int64_t expected) {
@@ -105,18 +103,6 @@ class Verifier {
     compare("state_bytes", m.state_bytes, state_bytes(plan_.graph, plan_.alignment));
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
-  }
-
-  // What is in no memory is read by compute alone, and does not outlive its section.
-  void check_registers(const std::unordered_set<const Value*>& registers) {
-    for (const auto& op : plan_.graph.ops())
-      for (const Value* operand : op->operands) {
-        if (!operand || !registers.contains(ir::storage_of(operand))) continue;
-        const Op& maker = *ir::storage_of(operand)->producer();
-        if (ir::is_collective(*op) || maker.section != op->section)
-          note(concat("%", operand->name(), " is in registers, and ", op->opcode, " %", op->result()->name(),
-                      " reads it from memory\n  expected a buffer"));
-      }
   }
 
   void check_budget() {

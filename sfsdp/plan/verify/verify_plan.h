@@ -20,6 +20,7 @@ struct VerifyOptions {
 //   ranks     check_rendezvous: no deadlock, whatever the timing
 //   states    check_axis_states: nothing own leaves the step unreduced, nothing is reduced twice, no shard is taken for
 //             the whole
+//   kernels   check_kernels: no op of a kernel reads what another part of the same kernel makes
 //   memory    a buffer for every value that reaches memory, as large and alive as long as the graph needs; none overlap;
 //             the sums in the head are right
 //   budget    gathers in flight

@@ -136,11 +136,6 @@ TEST_CASE("broken plans are caught: lanes, memory, head") {
          b.value = p.graph.find_value("layers.0.flat");
          p.memory.buffers.push_back(b);
        }},
-      {"what a collective sends is in registers", "is in registers",
-       [](StepPlan& p) {
-         p.registers.push_back(p.graph.find_value("norm_output.flat.grad.packed"));
-         erase_buffer(p, "norm_output.flat.grad.packed");
-       }},
       {"the state's bytes are wrong", "state_bytes", [](StepPlan& p) { p.memory.state_bytes -= 256; }},
       {"the live bytes are wrong", "live_bytes", [](StepPlan& p) { p.memory.live_bytes -= 256; }},
       {"the peak is elsewhere", "peak_position", [](StepPlan& p) { ++p.memory.peak_position; }},
