@@ -33,7 +33,7 @@ MODELS = {
     "mpt-1b": mpt(2048, 24, 16), "mpt-3b": mpt(2560, 32, 20), "mpt-7b": mpt(4096, 32, 32),
     "mpt-13b": mpt(5120, 40, 40), "mpt-30b": mpt(7168, 48, 56), "mpt-70b": mpt(8192, 80, 64),
 }
-REMAT = {"none": "none", "full": "full", "full(graph)": "full", "selective": "2", "selective-layer": "2",
+REMAT = {"none": "none", "full": "full", "full(graph)": "full", "selective": "op", "selective-layer": "2",
                  "selective-op": "op", "graph-SAC(default policy)": "op", "remat save_qkv_proj (near-full)": "full"}
 
 
@@ -59,6 +59,37 @@ def attention_of(row):
     return "triton" if row["model"].startswith("mpt") else "flash"
 
 
+def system_of(row):
+    """Whose memory: FSDP1 before FSDP2 was there; graphs of forward and backward have one stream; XLA has a plan."""
+    if row["compile"] == "XLA":
+        return "sfsdp"
+    if row["compile"] == "graph" or "aot_eager" in row["notes"]:
+        return "traced"
+    is_fsdp1 = row["source"].startswith(("IBM", "MosaicML")) or row["notes"].startswith("FSDP1")
+    return "fsdp1" if is_fsdp1 else "fsdp2"
+
+
+# TorchTitan before 2025-07-28 (#1094): embedding, last norm and output belong to the root's unit.
+ONE_ROOT_UNIT = ("torchtitan/benchmarks/llama3_h100_202412", "c31ff8b05", "e23bb707d", "5940ddeb5", "069bae286",
+                 "docs@4d88a8a44^", "83c879f18", "986f6800f")
+
+
+def trainer_of(row):
+    """What the trainer's source says at the commit of a row: its units, its loss, its allocator."""
+    options = []
+    if row["source"].endswith(ONE_ROOT_UNIT):
+        options += ["--parallelism.fsdp_units", "layers.*, [tok_embeddings, norm, output]"]
+    if "83c879f18" in row["source"]:  # March 2024: float32 logits are a local of the loop; no expandable segments
+        options += ["--simulate.loss", "kept", "--simulate.segments", "fixed"]
+    if row["source"].startswith("MosaicML"):  # loss_fn: fused_crossentropy
+        options += ["--simulate.loss", "fused"]
+    if "chunked CE" in row["notes"]:
+        options += ["--simulate.loss_chunks", "8"]
+    if row["compile"] == "graph":  # its policy keeps all products
+        options += ["--activation_checkpoint.products_again", "0"]
+    return options
+
+
 def remats_of(row):
     """Options to try, first to last, until all rows of the source fit into the memory.
 
@@ -81,7 +112,7 @@ def command_of(row, sfsdp, config, remat):
                "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
                "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
                "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
-               "--training.mixed_precision_param", "bfloat16"]
+               "--training.mixed_precision_param", "bfloat16", "--simulate.system", system_of(row), *trainer_of(row)]
     if name == "gpt":
         args = {**args, "max_positions": int(row["seq"])}
     if name == "gpt" or row["source"].startswith("IBM"):  # llm-foundry and fms-fsdp reduce in bf16
@@ -126,7 +157,7 @@ def merged(rows):
     groups = {}
     for row in rows:
         key = tuple(row[k] for k in ("source", "model", "gpus", "gpu", "fsdp", "seq", "local_bs", "global_bs", "ac",
-                                     "compile")) + ("never" in row["notes"],)
+                                     "compile")) + ("never" in row["notes"], system_of(row))
         groups.setdefault(key, []).append(row)
     for same in groups.values():
         yield {**same[0], "tps_per_gpu": statistics.median(float(r["tps_per_gpu"]) for r in same)}
@@ -197,8 +228,10 @@ def main():
     with_memory = [r for r in rows if r["mem_gib"]]
     if with_memory:
         off = [planned_gib(r) / float(r["mem_gib"]) - 1 for r in with_memory]
-        print(f"memory, {len(off)} rows: mean error {100 * statistics.mean(map(abs, off)):.1f} %, "
-              f"{100 * min(off):+.1f} to {100 * max(off):+.1f} %")
+        for row, error in zip(with_memory, off):
+            row["memory_error"] = abs(error)
+        print_summary("memory", with_memory, "memory_error")
+        print(f"  from {100 * min(off):+.1f} to {100 * max(off):+.1f} %")
     refused = [f"{r['source']} {r['model']} on {r['gpus']} {r['gpu']} ({planned_gib(r):.1f} GiB)" for r in rows
                if not r["predicted"]["fits"]]
     print(f"ran, but the plan says out of memory: {len(refused)}" + "".join(f"\n  {name}" for name in refused))

@@ -54,20 +54,31 @@ Command simulate_command() {
       .name = "simulate",
       .usage = "--config F --machine M --world N",
       .summary = "what a step would take on that machine",
-      .options = {kMachine,
-                  kWorld,
-                  kMesh,
-                  {"--simulate.execution", "E",
-                   "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
-                   "kernel per op; reference: what train runs on this machine's CPU"},
-                  {"--simulate.attention", "A", "flash, vendor or triton: whose kernel's efficiency the machine has"},
-                  {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
-                  {"--simulate.seed", "N", "of these draws"},
-                  {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
-                  {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
-                  kJson,
-                  {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
-                  {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
+      .options =
+          {kMachine,
+           kWorld,
+           kMesh,
+           {"--simulate.execution", "E",
+            "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
+            "kernel per op; reference: what train runs on this machine's CPU"},
+           {"--simulate.attention", "A", "flash, vendor or triton: whose kernel's efficiency the machine has"},
+           {"--simulate.system", "S",
+            "whose memory: sfsdp's plan, PyTorch's fsdp2 (of eager and compile) or fsdp1, or a traced graph's in "
+            "PyTorch's allocator"},
+           {"--simulate.memory", "M",
+            "of PyTorch's systems: reserved, what the allocator holds, or allocated to tensors"},
+           {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},
+           {"--simulate.loss", "L",
+            "of PyTorch's systems: separate ops on float32 logits, the same and the trainer has kept them, or one "
+            "fused kernel"},
+           {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
+           {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
+           {"--simulate.seed", "N", "of these draws"},
+           {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
+           {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
+           kJson,
+           {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
+           {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
       .takes_config = true};
 }
 

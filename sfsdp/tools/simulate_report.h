@@ -3,12 +3,14 @@
 #pragma once
 
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/pytorch/memory.h"
 #include "sfsdp/sim/simulate.h"
 
 namespace sfsdp::tools {
@@ -19,10 +21,19 @@ struct SimulateReport {
   int64_t world = 1;
   sim::Simulation simulation;
   plan::MemoryPlan memory;
-  double tokens_per_second = 0;  // per device
-  double mfu = 0;                // of the machine's bf16 peak, by kMfuFormula
-  bool fits() const { return static_cast<double>(memory.peak()) <= machine.memory_bytes; }
+  std::optional<sim::PyTorchMemory> pytorch;  // of executions that are PyTorch's
+  bool shows_allocated = false;               // pytorch: the peak is what tensors have, not what the allocator holds
+  double tokens_per_second = 0;               // per device
+  double mfu = 0;                             // of the machine's bf16 peak, by kMfuFormula
+  int64_t peak_bytes() const;
+  // An allocator that runs full gives back what it caches, so PyTorch runs as long as its tensors fit.
+  bool fits() const;
+  // How far the peak is below the device's memory, as a share of that; negative: above.
+  double distance() const;
 };
+
+// How far nine of ten published peaks are at most from what is said of PyTorch's systems (docs/benchmarks.md).
+inline constexpr double kKnownMemoryError = 0.10;
 
 inline constexpr const char* kMfuFormula = "6 N + 12 L H S flops a token, of the bf16 peak";
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -23,6 +24,7 @@
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/simulate_report.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -78,6 +80,32 @@ plan::MemoryPlan memory_of(const ir::Graph& graph, const sim::SimulateOptions& s
   return plan;
 }
 
+// What PyTorch's allocator holds, where it is PyTorch that runs.
+std::optional<sim::PyTorchMemory> pytorch_memory_of(const Request& request, const train::JobConfig& config,
+                                                    const ir::Graph& graph, const SimulateReport& report) {
+  const bool is_own = report.execution != "compile" && report.execution != "eager";
+  std::vector<std::string> systems = {"fsdp2", "fsdp1", "traced", "sfsdp"};
+  if (is_own) std::ranges::rotate(systems, systems.end() - 1);
+  const std::string system = choice_of(request, "simulate.system", systems);
+  if (system == "sfsdp") return std::nullopt;
+  const passes::RematOptions remat = train::remat_of(config.activation_checkpoint);
+  sim::PyTorchOptions options;
+  options.system = system == "fsdp2"   ? sim::PyTorchSystem::Fsdp2
+                   : system == "fsdp1" ? sim::PyTorchSystem::Fsdp1
+                                       : sim::PyTorchSystem::Traced;
+  options.compiled = report.execution == "compile";
+  options.save_list = remat.mode == passes::RematMode::Op;
+  options.mm_again = remat.mm_again;
+  const std::string loss = choice_of(request, "simulate.loss", {"separate", "kept", "fused"});
+  options.loss = loss == "fused"  ? sim::PyTorchLoss::Fused
+                 : loss == "kept" ? sim::PyTorchLoss::Kept
+                                  : sim::PyTorchLoss::Separate;
+  options.loss_chunks = std::max<int64_t>(whole_of(request, "simulate.loss_chunks", "1"), 1);
+  const bool expandable = choice_of(request, "simulate.segments", {"expandable", "fixed"}) == "expandable";
+  using Segments = plan::CachingAllocator::Segments;
+  return sim::pytorch_memory(graph, options, expandable ? Segments::Expandable : Segments::Fixed);
+}
+
 void write_file(const Request& request, const std::string& option, const std::string& text) {
   const std::string path = request.get(option, "");
   std::ofstream file(path);
@@ -115,13 +143,25 @@ std::string page_of(const SimulateReport& report, const ir::Graph& graph, const 
   return sim::html_report(page, report.simulation, sim::memory_over_time(graph, report.memory, report.simulation));
 }
 
-void print_peak(std::ostream& out, const plan::MemoryPlan& plan, size_t depth) {
+std::string module_of(const ir::Op* op, size_t depth) {
+  if (!op) return "parameters and workspace";
+  auto path = split(op->module_path, '.');
+  if (path.size() > depth) path.resize(depth);
+  return join(path, ".") + " " + std::string(ir::to_string(op->section)) + " " + op->opcode;
+}
+
+void print_peak(std::ostream& out, const SimulateReport& report, size_t depth) {
+  std::vector<plan::Share> shares;
+  if (report.pytorch) {
+    std::map<std::string, int64_t> sums;
+    for (const auto& [op, bytes] : report.pytorch->at_peak) sums[module_of(op, depth)] += bytes;
+    for (const auto& [name, bytes] : sums) shares.push_back({name, bytes});
+    std::ranges::stable_sort(shares, std::greater<>(), &plan::Share::bytes);
+  } else {
+    shares = plan::alive_at(report.memory, report.memory.peak_position,
+                            [&](const ir::Value& v) { return module_of(v.producer(), depth); });
+  }
   out << "Alive at the peak, by module to depth " << depth << ":\n";
-  const auto shares = plan::alive_at(plan, plan.peak_position, [&](const ir::Value& v) {
-    auto path = split(v.producer()->module_path, '.');
-    if (path.size() > depth) path.resize(depth);
-    return join(path, ".") + " " + std::string(ir::to_string(v.producer()->section)) + " " + v.producer()->opcode;
-  });
   for (size_t i = 0; i < std::min<size_t>(shares.size(), 20); ++i)
     out << "  " << train::bytes_text(shares[i].bytes) << "  " << shares[i].name << "\n";
 }
@@ -148,6 +188,8 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   report.memory = memory_of(graph, options);
   // The reference executor allocates value by value: no arena, nothing lost between buffers.
   if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
+  report.pytorch = pytorch_memory_of(request, config, graph, report);
+  report.shows_allocated = choice_of(request, "simulate.memory", {"reserved", "allocated"}) == "allocated";
   const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
   report.tokens_per_second = tokens / report.simulation.step_seconds;
   report.mfu = report.tokens_per_second * job.model.flops_per_token(config.training.seq_len) / report.machine.peak_bf16;
@@ -167,7 +209,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
       << with_commas(seconds * 1e3, 0) << " ms\n";
   print_report(out, report);
   if (request.has("simulate.memory_depth"))
-    print_peak(out, report.memory, static_cast<size_t>(whole_of(request, "simulate.memory_depth", "1")));
+    print_peak(out, report, static_cast<size_t>(whole_of(request, "simulate.memory_depth", "1")));
   return 0;
 }
 

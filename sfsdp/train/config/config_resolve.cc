@@ -78,7 +78,7 @@ passes::RematOptions remat_of(const ActivationCheckpoint& config) {
   if (config.mode == "none" || config.mode == "auto") return {};
   if (config.mode == "full") return {.mode = RematMode::Full};
   if (config.mode == "memory_budget") return {.mode = RematMode::MemoryBudget, .memory_budget = config.memory_budget};
-  if (config.selective_ac_option == "op") return {.mode = RematMode::Op, .mm_again = 2};
+  if (config.selective_ac_option == "op") return {.mode = RematMode::Op, .mm_again = config.products_again};
   const auto every = parse_int(config.selective_ac_option);
   if (!every || *every < 1)
     throw UserError(concat("activation_checkpoint.selective_ac_option = ", config.selective_ac_option,

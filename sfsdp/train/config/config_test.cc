@@ -476,6 +476,7 @@ TEST_CASE("activation_checkpoint says what backward computes again") {
   CHECK(of("selective", "2").every == 2);
   CHECK(of("selective", "op").mode == passes::RematMode::Op);
   CHECK(of("selective", "op").mm_again == 2);
+  CHECK(remat_of({.mode = "selective", .selective_ac_option = "op", .products_again = 0}).mm_again == 0);
   CHECK_THROWS_WITH_AS(of("selective", "0"), doctest::Contains("expected op, or a number"), UserError);
   CHECK(of("memory_budget", "2").mode == passes::RematMode::MemoryBudget);
   CHECK(of("memory_budget", "2").memory_budget == 0.5);

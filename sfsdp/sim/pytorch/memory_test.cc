@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/sim/pytorch/memory.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "sfsdp/ir/parser.h"
+
+namespace sfsdp::sim {
+namespace {
+
+using Segments = plan::CachingAllocator::Segments;
+constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kWorkspace = 32 * kMiB;
+
+PyTorchMemory memory_of(const std::string& text, const PyTorchOptions& options = {}) {
+  const ir::Graph graph = ir::parse_or_throw(text);
+  return pytorch_memory(graph, options, Segments::Expandable);
+}
+
+// Whole MiB beyond the workspace; what is below 1 MiB are scalars.
+int64_t mib(int64_t bytes) { return (bytes - kWorkspace) / kMiB; }
+
+// Two units of 4 Mi elements in bf16: 8 MiB each, shards of 8 MiB in f32 on two ranks.
+constexpr const char* kTwoUnits = R"(
+graph mesh [dp_shard=2] view local
+  %a.flat = param members=[a.w, a.v] name=a.flat numels=[3145728, 1048576] offsets=[0, 3145728] size=4194304 : f32[2097152/dp_shard] at a
+  %b.flat = param members=[b.w] name=b.flat numels=[4194304] offsets=[0] size=4194304 : f32[2097152/dp_shard] at b
+  %a.m = state name=a.m : f32[2097152/dp_shard] at a
+  %b.m = state name=b.m : f32[2097152/dp_shard] at b
+  %x = input name=x : bf16[1048576] own(dp_shard)
+fwd:
+  %a.cast = cast %a.flat : bf16[2097152/dp_shard] at a
+  %a.start = all_gather.start %a.cast axis=dp_shard dim=0 : async bf16[4194304] at a
+  %a.full = wait %a.start : bf16[4194304] at a
+  %a.v = view %a.full offset=3145728 : bf16[1048576] at a
+  %b.cast = cast %b.flat : bf16[2097152/dp_shard] at b
+  %b.start = all_gather.start %b.cast axis=dp_shard dim=0 : async bf16[4194304] at b
+  %h = aten.mul.Tensor %x, %a.v : bf16[1048576] at a
+  %b.full = wait %b.start : bf16[4194304] at b
+  %b.v = view %b.full offset=0 : bf16[1048576] at b
+  %y = aten.mul.Tensor %h, %b.v : bf16[1048576] at b
+)";
+
+TEST_CASE("FSDP2's memory: shards, a buffer per gather, and parameters copied out of it") {
+  const PyTorchMemory got = memory_of(std::string(kTwoUnits) + "  return %y\n");
+  // Parameters 8 + 8; no update, so no moments. Gathers: 4 MiB of cast shards go into 8 MiB of buffer.
+  // Fullest where b is copied out: x 2, h 2, copies of a 8 until h is made; then copies of b 8, both buffers.
+  CHECK(got.state_bytes == 16 * kMiB);
+  // When b's gather starts: shards 16, x 2, copies of a 8, a's buffer 8 (held until b is copied out), b's cast 4 and buffer 8.
+  CHECK(mib(got.allocated_bytes) == 16 + 2 + 8 + 8 + 4 + 8);
+  CHECK(got.peak_at == "all_gather.start at b");
+  // The gathers' stream had 8 + 4 + 8 at once, or 12 before; the rest is the compute stream's.
+  CHECK(got.reserved_by_stream[1] == 20 * kMiB);
+  int64_t at_peak = 0;
+  for (const auto& [op, bytes] : got.at_peak) at_peak += bytes;
+  CHECK(at_peak / kMiB == got.allocated_bytes / kMiB);
+}
+
+TEST_CASE("FSDP1's memory: gathers are the parameters; a traced graph has one stream") {
+  const std::string text = std::string(kTwoUnits) + "  return %y\n";
+  const PyTorchMemory one = memory_of(text, {.system = PyTorchSystem::Fsdp1});
+  // b's start: shards 16, x 2, a's flat parameter 8, b's cast 4 and flat parameter 8
+  CHECK(mib(one.allocated_bytes) == 16 + 2 + 8 + 4 + 8);
+  const PyTorchMemory traced = memory_of(text, {.system = PyTorchSystem::Traced});
+  // a's buffer went when it was copied out
+  CHECK(mib(traced.allocated_bytes) == 16 + 2 + 8 + 4 + 8);
+  CHECK(traced.reserved_by_stream[1] == 0);
+  CHECK(one.reserved_by_stream[1] == 20 * kMiB);
+}
+
+// Logits of 1 Mi elements: 2 MiB in bf16, 4 MiB in f32.
+constexpr const char* kLoss = R"(
+graph mesh [dp_shard=2] view local
+  %h = input name=h : bf16[1024, 512] own(dp_shard)
+  %w = input name=w : bf16[1024, 512] own(dp_shard)
+  %t = input name=t : i64[1024] own(dp_shard)
+fwd:
+  %logits = linear %h, %w : bf16[1024, 1024]
+loss:
+  %loss, %count = cross_entropy %logits, %t ignore_index=-100 reduction=1 : f32[], f32[]
+bwd:
+  %seed = full value=1.0 : f32[]
+  %dlogits = cross_entropy_backward %seed, %logits, %t, %count ignore_index=-100 reduction=1 bwd_of=%loss : bf16[1024, 1024]
+  %dh = linear_dx %dlogits, %w bwd_of=%logits : bf16[1024, 512]
+  return %dh
+)";
+
+TEST_CASE("the loss: float32 copies of the logits where its ops are apart") {
+  const int64_t given = 2;  // h and w
+  const auto peak = [&](PyTorchLoss loss, int64_t chunks) {
+    return mib(memory_of(kLoss, {.loss = loss, .loss_chunks = chunks}).allocated_bytes) - given;
+  };
+  // Backward: log-probabilities, the picked gradient, the whole one; the logits are gone.
+  CHECK(peak(PyTorchLoss::Separate, 1) == 4 + 4 + 4);
+  // The float32 logits too.
+  CHECK(peak(PyTorchLoss::Kept, 1) == 4 + 4 + 4 + 4);
+  // Forward: logits, log-probabilities of four chunks, a copy of one. Backward has no more: 4 + 1 + 1.
+  CHECK(peak(PyTorchLoss::Separate, 4) == 2 + 4 + 1);
+  // Logits and their gradient.
+  CHECK(peak(PyTorchLoss::Fused, 1) == 2 + 2);
+}
+
+// A block of one product, a silu and a product with the gradient of both; each value has 2 MiB, weights 2.
+constexpr const char* kBlock = R"(
+graph mesh [dp_shard=2] view local
+  %x = input name=x : bf16[1024, 1024] own(dp_shard)
+  %w = input name=w : bf16[1024, 1024] own(dp_shard)
+  %g = input name=g : bf16[1024, 1024] own(dp_shard)
+fwd:
+  %u = linear %x, %w : bf16[1024, 1024] at layers.0
+  %s = aten.silu %u : bf16[1024, 1024] at layers.0
+  %q = aten.mul.Tensor %s, %u : bf16[1024, 1024] at layers.0
+  %y = linear %q, %w : bf16[1024, 1024] at layers.0
+  %z = aten.add.Tensor %x, %y : bf16[1024, 1024] at layers.0
+)";
+constexpr const char* kGradients = R"(
+bwd:
+  %dw = linear_dw %g, %q bwd_of=%y : bf16[1024, 1024] at layers.0
+  %dq = linear_dx %g, %w bwd_of=%y : bf16[1024, 1024] at layers.0
+  %ds = aten.mul.Tensor %dq, %u bwd_of=%q : bf16[1024, 1024] at layers.0
+  %dv = aten.mul.Tensor %dq, %s bwd_of=%q : bf16[1024, 1024] at layers.0
+  %du = aten.silu_backward %ds, %u bwd_of=%s : bf16[1024, 1024] at layers.0
+  %d = aten.add.Tensor %du, %dv : bf16[1024, 1024] at layers.0
+  return %d, %dw, %z
+)";
+
+TEST_CASE("autograd keeps what backward reads; Inductor computes pointwise results again from what is kept") {
+  const std::string text = std::string(kBlock) + kGradients;
+  // x, w, g 6. Fullest at ds, dv: u, s, z, dw, dq, ds, dv are 2 each.
+  CHECK(mib(memory_of(text).allocated_bytes) == 6 + 7 * 2);
+  // s is computed again in the kernels that read it; q is kept, as a product reads it. Fullest where s, u, q and y are
+  // there in forward: u, s, q, or in backward: u, z, dw, dq, ds, dv.
+  CHECK(mib(memory_of(text, {.compiled = true}).allocated_bytes) == 6 + 6 * 2);
+}
+
+// The same block, of which backward computes all again but the first product.
+constexpr const char* kAgain = R"(
+bwd:
+  %s.again = aten.silu %u : bf16[1024, 1024] at layers.0
+  %q.again = aten.mul.Tensor %s.again, %u : bf16[1024, 1024] at layers.0
+  %dw = linear_dw %g, %q.again bwd_of=%y : bf16[1024, 1024] at layers.0
+  return %dw, %z
+)";
+
+TEST_CASE("a list of what checkpoints keep holds products that backward never reads") {
+  const std::string text = std::string(kBlock) + kAgain;
+  // x, w, g 6; u, z; s, q; dw: s is dropped before.
+  CHECK(mib(memory_of(text).allocated_bytes) == 6 + 2 * 2 + 2 * 2);
+  // y is kept until the block runs again: fullest before its end, with u, s, q; not every second product: as before.
+  CHECK(mib(memory_of(text, {.save_list = true}).allocated_bytes) == 6 + 2 * 2 + 2 * 2 + 2);
+  CHECK(mib(memory_of(text, {.save_list = true, .mm_again = 2}).allocated_bytes) == 6 + 2 * 2 + 2 * 2);
+}
+
+}  // namespace
+}  // namespace sfsdp::sim
