@@ -13,8 +13,7 @@
 
 namespace sfsdp::cost {
 
-// Who issues the kernels that a graph names. Eager and Compile are PyTorch's FSDP2, for comparison: a gathered unit is
-// copied out into its parameters, and the device may have to wait for the host.
+// Who issues the kernels that a graph names. Under Eager and Compile the device may have to wait for the host.
 enum class Execution : uint8_t {
   Eager,      // the host dispatches each op (fuse scope=none)
   Compile,    // the host issues each kernel (fuse scope=module)
@@ -22,6 +21,17 @@ enum class Execution : uint8_t {
               // where they start, a wait does nothing
   Fused,      // our plan (fuse scope=all): parameters are views, the step is issued as a whole
 };
+
+// Who gathers parameters and reduces gradients, and so what is copied for that, what is kept and on which stream.
+enum class System : uint8_t {
+  Own,    // what is gathered is the parameters, gradients are packed for their reduction
+  Fsdp2,  // PyTorch's fully_shard: hooks gather into a buffer and copy it out into parameters
+  Fsdp1,  // PyTorch's FullyShardedDataParallel: hooks gather into flat parameters; their gradients are put together, cast
+          // and divided before they are reduced
+  Traced,  // SimpleFSDP's and GraphTrainer's graphs of forward and backward: the copies of Fsdp2, no hooks, one stream
+};
+// Fsdp2 for what PyTorch executes.
+System usual_system(Execution execution);
 
 // "eager", "compile", "reference" or "fused"; throws UserError naming them. `key` is what the text was given as.
 Execution parse_execution(const std::string& text, const std::string& key);
@@ -41,7 +51,8 @@ struct KernelTable {
   std::vector<int> kernel_of;
 };
 
-// The kernels of the graph (cost/kernels.h) and what each takes.
+// The kernels of the graph (cost/kernels.h) and what each takes; without a system: as usual_system says.
+KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system);
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
 
 // What kernels of pointwise ops and reductions take longer where something stands between their ops: a collective's start

@@ -104,6 +104,41 @@ bwd:
   CHECK(bytes_of(text, Execution::Eager) == Bytes{64, 96, 96});
 }
 
+TEST_CASE("kernels: what FSDP's copies take, and its hooks on the host") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : bf16[2000/dp_shard]
+fwd:
+  %s = all_gather.start %w axis=dp_shard dim=0 : async bf16[4000]
+  %f = wait %s : bf16[4000]
+  %y = aten.neg %f kernel=0 : bf16[4000]
+bwd:
+  %g = cast %y kernel=1 : f32[4000]
+  %p = pack [%g] offsets=[0] kernel=1 : f32[4000]
+  return %p
+)");
+  const auto of = [&](System system) {
+    return price_kernels(graph, unit_machine(), Execution::Compile, system).kernels;
+  };
+  const auto fsdp2 = of(System::Fsdp2), fsdp1 = of(System::Fsdp1), traced = of(System::Traced), own = of(System::Own);
+  REQUIRE(fsdp2.size() == 3);
+  const double launch = unit_machine().launch, dispatch = unit_machine().dispatch;
+  // The copy out: 8,000 bytes read and written, at 2,000 of 3,350; the copy in: 8,000 read, 16,000 written, at 1,668.
+  CHECK(fsdp2[0].seconds == doctest::Approx(launch + 16000 * 3350. / 2000));
+  CHECK(fsdp2[2].seconds == doctest::Approx(launch + 24000 * 3350. / 1668));
+  CHECK(fsdp2[0].host == doctest::Approx(dispatch + 1e-3));
+  CHECK(fsdp2[1].host == dispatch);
+  CHECK(fsdp2[2].host == doctest::Approx(dispatch + 1e-3));
+  CHECK(traced[0].seconds == fsdp2[0].seconds);
+  CHECK(traced[0].host == dispatch);
+  // No copy out. Put together in bf16, cast, and divided in f32.
+  REQUIRE(fsdp1.size() == 2);
+  CHECK(fsdp1[0].host == doctest::Approx(dispatch + 1e-3));
+  CHECK(fsdp1[1].seconds == doctest::Approx(launch + 16000 * 3350. / 2000 + 24000 + 32000));
+  REQUIRE(own.size() == 2);
+  CHECK(own[1].seconds == doctest::Approx(launch + 24000));
+}
+
 TEST_CASE("kernels: an embedding reads the rows it picks") {
   const std::string text = R"(
 graph mesh [dp_shard=1] view local

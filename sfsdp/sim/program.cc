@@ -34,9 +34,9 @@ cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& ax
 
 class Maker {
  public:
-  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution)
+  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, cost::System system)
       : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference) {
-    out_.kernels = cost::price_kernels(graph, machine, execution);
+    out_.kernels = cost::price_kernels(graph, machine, execution, system);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
 
@@ -133,8 +133,9 @@ Part part_of(Section section) {
   return ir::is_repeated(section) ? Part::Last : Part::Tail;
 }
 
-RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution) {
-  return Maker(graph, machine, execution).make();
+RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
+                         cost::System system) {
+  return Maker(graph, machine, execution, system).make();
 }
 
 }  // namespace sfsdp::sim

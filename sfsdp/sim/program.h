@@ -53,6 +53,7 @@ struct RankProgram {
   std::array<std::vector<Task>, kParts> tasks;
 };
 
-RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution);
+RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
+                         cost::System system);
 
 }  // namespace sfsdp::sim

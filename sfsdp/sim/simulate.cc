@@ -62,7 +62,8 @@ class Simulator {
  public:
   Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
       : options_(options),
-        program_(make_program(graph, machine, options.execution)),
+        program_(make_program(graph, machine, options.execution,
+                              options.system.value_or(cost::usual_system(options.execution)))),
         ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
                    ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
                    : 1),

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ enum class Timelines : uint8_t {
 
 struct SimulateOptions {
   cost::Execution execution = cost::Execution::Fused;
+  std::optional<cost::System> system = {};  // unset: cost::usual_system
   // Straggling: each kernel of rank r takes 1 + jitter · u longer, u in [0, 1) drawn from (seed, r). 0: all ranks alike.
   double jitter = 0;
   uint64_t seed = 0;

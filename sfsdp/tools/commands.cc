@@ -63,8 +63,9 @@ Command simulate_command() {
             "kernel per op; reference: what train runs on this machine's CPU"},
            {"--simulate.attention", "A", "flash, vendor or triton: whose kernel's efficiency the machine has"},
            {"--simulate.system", "S",
-            "whose memory: sfsdp's plan, PyTorch's fsdp2 (of eager and compile) or fsdp1, or a traced graph's in "
-            "PyTorch's allocator"},
+            "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; "
+            "traced, "
+            "a graph of forward and backward in PyTorch's allocator"},
            {"--simulate.memory", "M",
             "of PyTorch's systems: reserved, what the allocator holds, or allocated to tensors"},
            {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},

@@ -52,6 +52,18 @@ cost::Machine machine_of(const Request& request) {
   return machine;
 }
 
+cost::System system_of(const Request& request, cost::Execution execution) {
+  static const std::vector<std::pair<std::string, cost::System>> kSystems = {{"sfsdp", cost::System::Own},
+                                                                             {"fsdp2", cost::System::Fsdp2},
+                                                                             {"fsdp1", cost::System::Fsdp1},
+                                                                             {"traced", cost::System::Traced}};
+  if (!request.has("simulate.system")) return cost::usual_system(execution);
+  std::vector<std::string> names;
+  for (const auto& [name, system] : kSystems) names.push_back(name);
+  const std::string chosen = choice_of(request, "simulate.system", names);
+  return std::ranges::find(kSystems, chosen, &std::pair<std::string, cost::System>::first)->second;
+}
+
 sim::SimulateOptions options_of(const Request& request) {
   sim::SimulateOptions options;
   options.execution = cost::parse_execution(
@@ -60,6 +72,7 @@ sim::SimulateOptions options_of(const Request& request) {
   options.seed = static_cast<uint64_t>(whole_of(request, "simulate.seed", "0"));
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
     options.timelines = sim::Timelines::PerRank;
+  options.system = system_of(request, options.execution);
   return options;
 }
 
@@ -82,17 +95,12 @@ plan::MemoryPlan memory_of(const ir::Graph& graph, const sim::SimulateOptions& s
 
 // What PyTorch's allocator holds, where it is PyTorch that runs.
 std::optional<sim::PyTorchMemory> pytorch_memory_of(const Request& request, const train::JobConfig& config,
-                                                    const ir::Graph& graph, const SimulateReport& report) {
-  const bool is_own = report.execution != "compile" && report.execution != "eager";
-  std::vector<std::string> systems = {"fsdp2", "fsdp1", "traced", "sfsdp"};
-  if (is_own) std::ranges::rotate(systems, systems.end() - 1);
-  const std::string system = choice_of(request, "simulate.system", systems);
-  if (system == "sfsdp") return std::nullopt;
+                                                    const ir::Graph& graph, const SimulateReport& report,
+                                                    cost::System system) {
+  if (system == cost::System::Own) return std::nullopt;
   const passes::RematOptions remat = train::remat_of(config.activation_checkpoint);
   sim::PyTorchOptions options;
-  options.system = system == "fsdp2"   ? sim::PyTorchSystem::Fsdp2
-                   : system == "fsdp1" ? sim::PyTorchSystem::Fsdp1
-                                       : sim::PyTorchSystem::Traced;
+  options.system = system;
   options.compiled = report.execution == "compile";
   options.save_list = remat.mode == passes::RematMode::Op;
   options.mm_again = remat.mm_again;
@@ -188,7 +196,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream&) {
   report.memory = memory_of(graph, options);
   // The reference executor allocates value by value: no arena, nothing lost between buffers.
   if (options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
-  report.pytorch = pytorch_memory_of(request, config, graph, report);
+  report.pytorch = pytorch_memory_of(request, config, graph, report, *options.system);
   report.shows_allocated = choice_of(request, "simulate.memory", {"reserved", "allocated"}) == "allocated";
   const auto tokens = static_cast<double>(job.shares.local * job.shares.accumulation * config.training.seq_len);
   report.tokens_per_second = tokens / report.simulation.step_seconds;

@@ -49,7 +49,7 @@ class Profiler {
  public:
   Profiler(const Graph& whole, const cost::Machine& machine)
       : graph_(one_unit(whole)),
-        program_(sim::make_program(graph_, machine, cost::Execution::Fused)),
+        program_(sim::make_program(graph_, machine, cost::Execution::Fused, cost::System::Own)),
         inside_(cost::values_inside(graph_, cost::kernels_of(graph_))) {
     out_.machine = machine;
     out_.micro_batches = whole.micro_batches;

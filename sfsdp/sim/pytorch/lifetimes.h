@@ -10,15 +10,10 @@
 #include <unordered_set>
 #include <vector>
 
+#include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::sim {
-
-enum class PyTorchSystem : uint8_t {
-  Fsdp2,   // fully_shard: gathers are copied out into parameters, gradients are copied into the reduction's buffer
-  Fsdp1,   // FullyShardedDataParallel: gathered into flat parameters, which stay in the gathering stream's memory
-  Traced,  // SimpleFSDP's and GraphTrainer's graph of forward and backward: one stream has all memory
-};
 
 enum class PyTorchLoss : uint8_t {
   Separate,  // log_softmax and nll_loss on a float32 copy of the logits; these are dropped before backward
@@ -27,7 +22,7 @@ enum class PyTorchLoss : uint8_t {
 };
 
 struct PyTorchOptions {
-  PyTorchSystem system = PyTorchSystem::Fsdp2;
+  cost::System system = cost::System::Fsdp2;  // not Own
   // Blocks by torch.compile: backward computes pointwise chains again. What one kernel makes and reads (cost/kernels.h) has
   // no memory in either case.
   bool compiled = false;
@@ -59,7 +54,7 @@ class Lifetimes {
   size_t last(const ir::Value* stored) const;
 
  private:
-  bool has_checkpoints() const { return !options_.compiled && options_.system != PyTorchSystem::Traced; }
+  bool has_checkpoints() const { return !options_.compiled && options_.system != cost::System::Traced; }
   void mark_recomputed();
   void set_order();
   void keep_listed();

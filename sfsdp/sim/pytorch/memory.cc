@@ -74,7 +74,7 @@ class Run {
 
  private:
   CachingAllocator::Handle allocate(int64_t bytes, PyTorchStream stream) {
-    if (options_.system == PyTorchSystem::Traced) stream = PyTorchStream::Compute;
+    if (options_.system == cost::System::Traced) stream = PyTorchStream::Compute;
     const int64_t before = allocator_.peak_allocated();
     const auto handle = allocator_.allocate(bytes, static_cast<int>(stream));
     alive_.emplace(handle, std::pair(now_, bytes));
@@ -200,7 +200,7 @@ class Run {
     SFSDP_CHECK(buffer != gathered_.end(), "%", gathered->name(), " is waited for before it starts");
     if (held_) free(*held_);
     held_.reset();
-    if (options_.system == PyTorchSystem::Fsdp1) {  // gathered into the flat parameter itself
+    if (options_.system == cost::System::Fsdp1) {  // gathered into the flat parameter itself
       dies(buffer->second, lifetimes_.last(gathered));
       gathered_.erase(buffer);
       return;
@@ -209,7 +209,7 @@ class Run {
     const int64_t bytes = gathered->type().bytes();
     for (const int64_t member : param ? members_of(*param, bytes) : std::vector{bytes})
       dies(allocate(member, PyTorchStream::Compute), lifetimes_.last(gathered));
-    if (op.section == Section::Fwd && options_.system == PyTorchSystem::Fsdp2)
+    if (op.section == Section::Fwd && options_.system == cost::System::Fsdp2)
       held_ = buffer->second;
     else
       free(buffer->second);
@@ -262,7 +262,7 @@ class Run {
       for (int i = 0; i < 2; ++i)
         temporaries.push_back(allocate(bytes_as_f32(*op.operands[0]), PyTorchStream::Compute));
     if (op.is("pack") &&
-        options_.system == PyTorchSystem::Fsdp1)  // autograd puts the flat parameter's gradient together
+        options_.system == cost::System::Fsdp1)  // autograd puts the flat parameter's gradient together
       temporaries.push_back(allocate(flat_gradient_bytes(op), PyTorchStream::Compute));
     if (op.is("sdpa_backward"))  // the gradient of q is summed in float32
       temporaries.push_back(allocate(bytes_as_f32(*op.operands[1]), PyTorchStream::Compute));
@@ -271,7 +271,7 @@ class Run {
       const Value* value = result.get();
       if (!lifetimes_.is_stored(value)) continue;
       const bool reduced = ir::is_collective(op) || gradients_.contains(value) ||
-                           (op.is("pack") && options_.system == PyTorchSystem::Fsdp1);
+                           (op.is("pack") && options_.system == cost::System::Fsdp1);
       const PyTorchStream stream = is_input  ? PyTorchStream::AllGather
                                    : reduced ? PyTorchStream::Reduce
                                              : PyTorchStream::Compute;

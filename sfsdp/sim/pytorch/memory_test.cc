@@ -60,10 +60,10 @@ TEST_CASE("FSDP2's memory: shards, a buffer per gather, and parameters copied ou
 
 TEST_CASE("FSDP1's memory: gathers are the parameters; a traced graph has one stream") {
   const std::string text = std::string(kTwoUnits) + "  return %y\n";
-  const PyTorchMemory one = memory_of(text, {.system = PyTorchSystem::Fsdp1});
+  const PyTorchMemory one = memory_of(text, {.system = cost::System::Fsdp1});
   // b's start: shards 16, x 2, a's flat parameter 8, b's cast 4 and flat parameter 8
   CHECK(mib(one.allocated_bytes) == 16 + 2 + 8 + 4 + 8);
-  const PyTorchMemory traced = memory_of(text, {.system = PyTorchSystem::Traced});
+  const PyTorchMemory traced = memory_of(text, {.system = cost::System::Traced});
   // a's buffer went when it was copied out
   CHECK(mib(traced.allocated_bytes) == 16 + 2 + 8 + 4 + 8);
   CHECK(traced.reserved_by_stream[1] == 0);
