@@ -22,7 +22,7 @@ function may_include_torch(f,   i) {
 BEGIN {
   # folder -> folders it may include, besides itself
   core = "base"; allowed["base"] = ""
-  n = split("mesh ir cost plan passes sim tune parallel optim", chain, " ")
+  n = split("mesh ir cost plan passes sim tune parallel optim compile", chain, " ")
   for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
   allowed["capture"] = core
   allowed["comm"] = core

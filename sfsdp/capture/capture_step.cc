@@ -304,7 +304,7 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     tracer.section = ir::Section::Bwd;
     ir::Value* seed = ir::Builder(tracer.graph)
                           .at_end(ir::Section::Bwd)
-                          .value("full", {}, type_of(value.value), "seed", {{"value", options.seed_gradient}});
+                          .value("full", {}, type_of(value.value), "seed", {{"value", 1.0}});
     at::Tensor seed_tensor;
     {
       c10::impl::ExcludeDispatchKeyGuard untraced(c10::DispatchKey::Fake);

@@ -51,7 +51,6 @@ Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dim
 
 struct CaptureOptions {
   std::optional<ir::DType> param_dtype;  // dtype in which floating parameters and inputs enter the trace
-  double seed_gradient = 1.0;            // d(reported loss)/d(this rank's loss): 1 / (data ranks × micro-batches)
   bool training = true;                  // false: no backward; the module is in eval mode while traced
 };
 

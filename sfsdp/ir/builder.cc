@@ -107,19 +107,19 @@ void Builder::apply(std::string_view pass) {
 
 void Builder::require_unread(std::string_view pass) const {
   const std::unordered_set<const Op*> gone(erased_.begin(), erased_.end());
-  const auto check = [&](const Value* value, const std::string& reader) {
+  const auto check = [&](const Value* value, const Op* reader, const char* other) {
     if (value && gone.contains(value->producer()))
-      throw UserError(concat("pass ", pass, ": %", value->name(), " is replaced, but ", reader, " still reads it",
+      throw UserError(concat("pass ", pass, ": %", value->name(), " is replaced, but ", reader ? name_of(*reader) : other, " still reads it",
                              "\n  expected a step as data parallelism and the optimizer leave it, each parameter with"
                              " one gradient and one update"));
   };
   for (const auto& op : graph_.ops())
     if (!gone.contains(op.get()))
-      for (const Value* operand : op->operands) check(operand, name_of(*op));
-  for (const Value* output : graph_.outputs) check(output, "return");
+      for (const Value* operand : op->operands) check(operand, op.get(), "");
+  for (const Value* output : graph_.outputs) check(output, nullptr, "return");
   for (const Carry& carry : graph_.carries) {
-    check(carry.current, "carry");
-    check(carry.next, "carry");
+    check(carry.current, nullptr, "carry");
+    check(carry.next, nullptr, "carry");
   }
 }
 

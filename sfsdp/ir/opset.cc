@@ -130,17 +130,27 @@ std::span<const OpRow> opset() {
 }
 
 const OpRow* find_row(std::string_view opcode) {
-  static const auto by_name = [] {
-    std::unordered_map<std::string_view, const OpRow*> rows;
-    for (const OpRow& row : opset()) rows.emplace(row.name, &row);
-    return rows;
+  struct Rows {
+    std::unordered_map<std::string_view, const OpRow*> exact;
+    std::unordered_map<std::string_view, const OpRow*> families;  // "aten.add.*" as "aten.add"
+  };
+  static const Rows rows = [] {
+    Rows all;
+    for (const OpRow& row : opset()) {
+      const std::string_view name = row.name;
+      if (name.ends_with(".*"))
+        all.families.emplace(name.substr(0, name.size() - 2), &row);
+      else
+        all.exact.emplace(name, &row);
+    }
+    return all;
   }();
-  auto found = by_name.find(opcode);
-  if (found == by_name.end() && is_aten(opcode)) {
-    const auto [base, overload] = split_aten(opcode);
-    if (overload != "out" && !overload.ends_with("_out")) found = by_name.find(concat("aten.", base, ".*"));
-  }
-  return found == by_name.end() ? nullptr : found->second;
+  if (const auto found = rows.exact.find(opcode); found != rows.exact.end()) return found->second;
+  if (!is_aten(opcode)) return nullptr;
+  const auto [base, overload] = split_aten(opcode);
+  if (overload == "out" || overload.ends_with("_out")) return nullptr;
+  const auto family = rows.families.find(opcode.substr(0, kAten.size() + base.size()));
+  return family == rows.families.end() ? nullptr : family->second;
 }
 
 bool has_flag(const Op& op, OpFlags flag) {

@@ -13,16 +13,25 @@
 namespace sfsdp::passes {
 namespace {
 
-void count(const ir::Graph& graph, const std::string& when, Metrics& metrics) {
-  metrics.add("ops_" + when, static_cast<int64_t>(graph.ops().size()));
-  int64_t collectives = 0, bytes = 0;
+struct Counts {
+  int64_t ops = 0, collectives = 0, bytes = 0;
+};
+
+Counts count(const ir::Graph& graph) {
+  Counts counts;
+  counts.ops = static_cast<int64_t>(graph.ops().size());
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
-    ++collectives;
-    bytes += std::max(op->operands[0]->type().bytes(), op->result()->type().bytes());
+    ++counts.collectives;
+    counts.bytes += std::max(op->operands[0]->type().bytes(), op->result()->type().bytes());
   }
-  metrics.add("collectives_" + when, collectives);
-  metrics.add("collective_bytes_" + when, bytes);
+  return counts;
+}
+
+void report(const Counts& counts, const std::string& when, Metrics& metrics) {
+  metrics.add("ops_" + when, counts.ops);
+  metrics.add("collectives_" + when, counts.collectives);
+  metrics.add("collective_bytes_" + when, counts.bytes);
 }
 
 void check_verified(const ir::Graph& graph, const std::string& name) {
@@ -39,10 +48,11 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   if (options.observer) options.observer("start", graph);
   std::optional<StepFigures> figures;
   if (options.measure) figures = options.measure(graph);
+  Counts counts = count(graph);
   for (const PassCall& call : calls) {
     PassContext context;
     context.layout = options.layout;
-    count(graph, "before", context.metrics);
+    report(counts, "before", context.metrics);
     const bool checked = options.checks == Checks::EveryPass || is_registered(*call.info);
     if (checked && text.empty()) {
       ir::verify_or_throw(graph);
@@ -56,7 +66,8 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
       SFSDP_CHECK(changed == (text != after), "pass ", call.info->name, changed ? " says it changed" : " changed",
                   " the graph, but ", changed ? "did not" : "says it did not", '\n', after);
     }
-    count(graph, "after", context.metrics);
+    if (changed) counts = count(graph);
+    report(counts, "after", context.metrics);
     const auto before = figures;
     if (options.measure && changed) figures = options.measure(graph);
     reports.push_back({call.info->name, changed, std::move(context.metrics), before, figures});

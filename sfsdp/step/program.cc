@@ -17,13 +17,10 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/compile/complete_step.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
-#include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/pipeline.h"
-#include "sfsdp/plan/verify/axis_states.h"
-#include "sfsdp/plan/verify/kernels.h"
-#include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -199,14 +196,6 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   capture::CaptureOptions capture_options;
   capture_options.param_dtype = strategy_.options.mixed_precision.param_dtype;
   capture_options.training = training;
-  // A mean is shared out here, once; a (sum, count) is divided by the global count in the clip section.
-  const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
-  const auto& param_dtype = capture_options.param_dtype;
-  parallel::MeanShare share =
-      parallel::share_of_mean(strategy_.data_ranks() * options_.micro_batches,
-                              (param_dtype && is_half(capture::scalar_type_of(*param_dtype))) ||
-                                  std::ranges::any_of(state_, is_half, &capture::StateTensor::dtype));
-  capture_options.seed_gradient = share.seed;
   const auto start = Clock::now();
   auto captured = capture::capture_step(*module_, state_, loss_, example, capture_options);
   const auto captured_at = Clock::now();
@@ -217,18 +206,16 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     });
     if (!wrong.empty() && strategy_.data_ranks() * options_.micro_batches > 1) throw UserError(wrong);
   }
-  if (captured.graph.outputs.size() > 1) {
-    share = {};
-    for (const auto& op : captured.graph.ops())
-      if (op->is("full") && op->result()->name() == "seed") op->attrs["value"] = 1.0;
-  }
-  if (training) captured.graph.micro_batches = options_.micro_batches;
-  parallel::apply_data_parallel(captured.graph, strategy_, {share.rest});
-  std::vector<step::OptimizerState> states;
-  if (training)
-    states = step::append_update(captured.graph, optimizer_, strategy_, {options_.max_norm, options_.skip_non_finite});
-  else
-    step::append_loss(captured.graph, strategy_);
+  const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
+  const bool half_precision =
+      (capture_options.param_dtype && is_half(capture::scalar_type_of(*capture_options.param_dtype))) ||
+      std::ranges::any_of(state_, is_half, &capture::StateTensor::dtype);
+  const step::StepOptions step_options = {.optimizer = optimizer_,
+                                             .max_norm = options_.max_norm,
+                                             .skip_non_finite = options_.skip_non_finite,
+                                             .micro_batches = options_.micro_batches};
+  const std::vector<step::OptimizerState> states =
+      step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);
   auto variant = std::make_unique<Variant>();
   passes::PipelineOptions passes = pipeline();
@@ -244,11 +231,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   passes.remat = variant->remat.options;
   variant->tuned = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
-  ir::verify_or_throw(captured.graph);
-  for (const std::string& wrong :
-       {plan::check_rendezvous(strategy_.mesh, [&](int64_t) -> const ir::Graph& { return captured.graph; }),
-        plan::check_axis_states(captured.graph), plan::check_kernels(captured.graph)})
-    if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
+  step::check_step(captured.graph, strategy_);
   variant->graph = std::move(captured.graph);
   variant->constants = std::move(captured.constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
@@ -257,12 +240,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
 }
 
 passes::PipelineOptions Program::pipeline() const {
-  passes::PipelineOptions options = options_.pipeline;
-  options.flat = strategy_.options.layout == ParameterLayout::Flat;
-  options.wrap.units = strategy_.options.units;
-  const ZeroPlacements zero = zero_placements(strategy_.options.zero_stage);
-  options.keep_whole = zero.parameters != zero.state;
-  return options;
+  return step::pipeline_of(strategy_, options_.pipeline);
 }
 
 std::string Program::pass_list() const {

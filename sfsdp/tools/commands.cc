@@ -52,7 +52,7 @@ Command plan_command() {
 Command simulate_command() {
   return {
       .name = "simulate",
-      .usage = "--config F --machine M --world N",
+      .usage = "--config F --machine M --world N [--sweep CASES]",
       .summary = "what a step would take on that machine",
       .options =
           {kMachine,
@@ -78,6 +78,10 @@ Command simulate_command() {
            {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
            {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
            kJson,
+           {"--sweep", "FILE",
+            "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, 4096]}}: "
+            "a line of --json for each; lists are ranges"},
+           {"--threads", "N", "that run the cases of a sweep [one per core]"},
            {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
            {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
       .takes_config = true};

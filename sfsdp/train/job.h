@@ -17,9 +17,6 @@
 
 namespace sfsdp::train {
 
-// The mesh and mode that the config asks of `world_size` ranks. Throws UserError where the degrees do not fit.
-Strategy strategy_of(const JobConfig& config, int64_t world_size);
-
 struct CompiledJob {
   models::LanguageModel model;
   std::string model_name;  // of its family: "llama3"

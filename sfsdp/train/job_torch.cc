@@ -18,8 +18,11 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/base/version.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/random_ops.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
+#include "sfsdp/train/captured_job.h"
+#include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_parameters.h"
@@ -28,24 +31,6 @@
 #include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::train {
-
-Strategy strategy_of(const JobConfig& config, int64_t world_size) {
-  const auto& p = config.parallelism;
-  DeviceMesh mesh = make_mesh(p, world_size);
-  DataParallelOptions options;
-  options.zero_stage = p.zero_stage;
-  options.reshard_after_forward = p.fsdp_reshard_after_forward != "never";
-  options.min_shard_numel = p.min_shard_numel;
-  options.layout = p.fsdp_layout == "flat" ? ParameterLayout::Flat : ParameterLayout::Dim0;
-  options.units = p.fsdp_units;
-  options.reduce_once = p.fsdp_reduce_gradients == "last";
-  if (config.training.mixed_precision_param == "bfloat16") {
-    options.mixed_precision.param_dtype = ir::DType::bf16;
-    options.mixed_precision.reduce_dtype =
-        config.training.mixed_precision_reduce == "bfloat16" ? ir::DType::bf16 : ir::DType::f32;
-  }
-  return data_parallel(std::move(mesh), options);
-}
 
 namespace {
 
@@ -73,9 +58,8 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
   }
 }
 
-}  // namespace
-
-CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
+// The model on meta tensors and shapes of a batch; no program yet.
+CompiledJob uncompiled_job(const JobConfig& config) {
   CompiledJob job;
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
@@ -102,37 +86,57 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   // Only shapes and dtypes of the example are read.
   const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
   job.example = {at::empty(shape, meta), at::empty(shape, meta)};
+  return job;
+}
 
-  Strategy strategy = strategy_of(config, world_size);
+capture::LossFunction loss_of(const models::LanguageModel& model) {
+  return [forward = model.forward](const Batch& batch) -> LossValue {
+    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
+  };
+}
+
+}  // namespace
+
+CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
+  CompiledJob job = uncompiled_job(config);
+  StepSetup setup = step_setup(config, world_size);
+  job.shares = setup.shares;
   CompileOptions options;
-  options.max_norm = config.training.max_norm;
-  options.tune = tune_of(config);
-  options.pipeline.reshard.keep_last = config.parallelism.fsdp_reshard_after_forward == "default";
-  options.pipeline.prefetch.depth = config.parallelism.fsdp_prefetch_depth;
-  options.pipeline.prefetch.max_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
-  passes::set_order(options.pipeline, config.parallelism.fsdp_order);
-  options.pipeline.loss_chunks = config.training.loss_chunks;
-  options.pipeline.remat = remat_of(config.activation_checkpoint);
-  options.pipeline.disable = config.debug.disable_pass;
+  options.max_norm = setup.options.max_norm;
+  options.micro_batches = setup.options.micro_batches;
+  options.tune = setup.options.tune;
+  options.pipeline = setup.options.pipeline;
   options.pipeline.fuse.scope = job_options.fuse;
   if (job_options.rank == 0)
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
-  job.shares = share_batch(config.training, strategy.data_ranks());
-  if (job.shares.accumulation == 1) strategy.options.reduce_once = false;  // the only one is the last
-  options.micro_batches = job.shares.accumulation;
   if (!job_options.measured_on.empty())
     options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on)](const ir::Graph& graph) {
       return tune::simulated(graph, machine);
     };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
-  auto forward = job.model.forward;
-  capture::LossFunction loss = [forward](const Batch& batch) -> LossValue {
-    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
-  };
-  job.program = std::make_shared<Program>(job.model.module, std::move(loss), optimizer_of(config.optimizer),
-                                          job.example, std::move(strategy), options);
+  job.program = std::make_shared<Program>(job.model.module, loss_of(job.model), setup.options.optimizer, job.example,
+                                          std::move(setup.strategy), options);
   return job;
+}
+
+CapturedJob capture_job(const JobConfig& config) {
+  const CompiledJob job = uncompiled_job(config);
+  capture::CaptureOptions options;
+  options.param_dtype = mixed_precision_of(config.training).param_dtype;
+  const auto state = capture::take_state(*job.model.module);
+  const auto capture = [&](const Batch& batch) {
+    return capture::capture_step(*job.model.module, state, loss_of(job.model), batch, options).graph;
+  };
+  CapturedJob out;
+  out.graph = capture(job.example);
+  out.draws_wrong = exec::number_random_ops(
+      out.graph, [&](int64_t factor) { return capture(capture::with_more_rows(job.example, {}, factor)); });
+  const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
+  out.half_precision = (options.param_dtype && is_half(capture::scalar_type_of(*options.param_dtype))) ||
+                       std::ranges::any_of(state, is_half, &capture::StateTensor::dtype);
+  out.flops_per_token = job.model.flops_per_token(config.training.seq_len);
+  return out;
 }
 
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {

@@ -72,7 +72,7 @@ std::vector<Match> find_matches(const Graph& graph) {
 std::unordered_map<const Op*, std::vector<const Op*>> readers_by_producer(const Graph& graph) {
   std::unordered_map<const Op*, std::vector<const Op*>> readers;
   for (const auto& op : graph.ops())
-    if (ir::aliased_operand(*op) < 0)
+    if (ir::aliased_operand(*op) < 0 || op->is("gradient"))
       for (const Value* operand : op->operands)
         if (operand) readers[ir::storage_of(operand)->producer()].push_back(op.get());
   for (const Value* output : graph.outputs) readers[ir::storage_of(output)->producer()].push_back(nullptr);
@@ -175,7 +175,8 @@ class Rewriter {
     std::vector<Op*> dead;
     for (size_t i = graph_.ops().size(); i-- > 0;) {
       Op* op = graph_.ops()[i].get();
-      const bool may_go = covered_.contains(op) || (ir::aliased_operand(*op) >= 0 && !ir::is_wait(*op));
+      const bool is_view = ir::aliased_operand(*op) >= 0 && !ir::is_wait(*op) && !op->is("gradient");
+      const bool may_go = covered_.contains(op) || is_view;
       const bool is_read = std::ranges::any_of(op->results(), [&](const auto& r) { return read.contains(r.get()); });
       if (may_go && !is_read)
         dead.push_back(op);

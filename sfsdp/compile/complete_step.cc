@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/compile/complete_step.h"
+
+#include <optional>
+#include <string>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/kernels.h"
+#include "sfsdp/plan/verify/rendezvous.h"
+#include "sfsdp/tune/remat_share.h"
+
+namespace sfsdp::step {
+namespace {
+
+// With what backward begins: the gradient of the loss.
+void set_seed(ir::Graph& graph, double seed) {
+  for (const auto& op : graph.ops())
+    if (op->is("full") && op->section == ir::Section::Bwd && op->result()->name() == "seed") op->attrs["value"] = seed;
+}
+
+}  // namespace
+
+passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options) {
+  options.flat = strategy.options.layout == ParameterLayout::Flat;
+  options.wrap.units = strategy.options.units;
+  const ZeroPlacements zero = zero_placements(strategy.options.zero_stage);
+  options.keep_whole = zero.parameters != zero.state;
+  return options;
+}
+
+std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options,
+                                             bool training, bool half_precision) {
+  // A mean is shared out here, once; a (sum, count) is divided by the global count in the clip section.
+  parallel::MeanShare share;
+  if (graph.outputs.size() == 1)
+    share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
+  set_seed(graph, share.seed);
+  if (training) graph.micro_batches = options.micro_batches;
+  parallel::apply_data_parallel(graph, strategy, {share.rest});
+  if (training)
+    return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
+  append_loss(graph, strategy);
+  return {};
+}
+
+void check_step(const ir::Graph& graph, const Strategy& strategy) {
+  ir::verify_or_throw(graph);
+  for (const std::string& wrong :
+       {plan::check_rendezvous(strategy.mesh, [&](int64_t) -> const ir::Graph& { return graph; }),
+        plan::check_axis_states(graph), plan::check_kernels(graph)})
+    if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
+}
+
+void complete_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool half_precision) {
+  place_step(graph, strategy, options, true, half_precision);
+  passes::PipelineOptions pipeline = pipeline_of(strategy, options.pipeline);
+  std::optional<plan::StorageLayout> layout;
+  if (options.tune.choose_remat) pipeline.remat = tune::choose_remat(graph, pipeline, options.tune, layout).options;
+  tune::run_pipeline(graph, pipeline, options.tune, layout);
+  check_step(graph, strategy);
+}
+
+}  // namespace sfsdp::step

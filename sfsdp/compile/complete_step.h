@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From a captured step to the program of one rank: data parallelism, clipping and optimizer, passes, checks. Torch-free,
+// so that many configurations of one capture are compiled without another.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/optim/optimizer.h"
+#include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/passes/pipeline.h"
+#include "sfsdp/tune/tune.h"
+
+namespace sfsdp::step {
+
+// What a step is made of beside its capture and its strategy.
+struct StepOptions {
+  Optimizer optimizer;
+  double max_norm = 0;              // as CompileOptions have these
+  bool skip_non_finite = true;
+  int64_t micro_batches = 1;
+  passes::PipelineOptions pipeline = {};  // storage options are the strategy's: pipeline_of
+  tune::TuneOptions tune = {};
+};
+
+// The pipeline with what the strategy says of storage.
+passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options);
+
+// Makes a captured graph a rank's own: its share of the mean, data parallelism; then norm, clipping and update, or for a
+// graph without backward the loss alone.
+//   graph: as capture::capture_step leaves it. Outputs: a mean, or a sum and its count
+//   half_precision: gradients are made in bf16 or f16
+//   returns: the optimizer's state, none without backward
+std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options,
+                                             bool training, bool half_precision);
+
+// Throws InternalError where the verifier, check_rendezvous or check_axis_states finds a compiled step unsound.
+void check_step(const ir::Graph& graph, const Strategy& strategy);
+
+// All of the above on one training graph.
+//   throws: UserError as the parts do
+void complete_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool half_precision);
+
+}  // namespace sfsdp::step

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A compiled step on the machine that `sfsdp simulate` was given. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/caching_allocator.h"
+#include "sfsdp/sim/pytorch/lifetimes.h"
+#include "sfsdp/sim/simulate.h"
+#include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/simulate_report.h"
+#include "sfsdp/train/config/config.h"
+
+namespace sfsdp::tools {
+
+// --machine and --simulate.*.
+struct SimulateSetup {
+  cost::Machine machine;
+  std::string execution;  // as given
+  sim::SimulateOptions options;
+  std::optional<sim::PyTorchOptions> pytorch;  // whose memory it is, where that is not our plan's
+  plan::CachingAllocator::Segments segments = plan::CachingAllocator::Segments::Expandable;
+  bool shows_allocated = false;
+  // How much of a step one kernel may compute. The reference executor runs the ops of the decomposed graph one by one.
+  passes::FuseScope fuse_scope() const;
+};
+// Throws UserError naming the option that is missing or wrong.
+SimulateSetup simulate_setup(const Request& request, const train::JobConfig& config);
+
+// What the report says of a step that its graph does not.
+struct StepFacts {
+  std::string model, mesh;
+  int64_t world = 1;
+  int64_t tokens = 0;  // of a rank and step
+  double flops_per_token = 0;
+};
+//   graph: as it is executed: decomposed for the reference executor
+SimulateReport simulate_step(const ir::Graph& graph, const SimulateSetup& setup, const StepFacts& facts);
+
+// An option that is a whole number of at least 0.
+int64_t whole_option(const Request& request, const std::string& name, const std::string& fallback);
+
+}  // namespace sfsdp::tools
