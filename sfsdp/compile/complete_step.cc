@@ -32,7 +32,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
 }
 
 std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options,
-                                             bool training, bool half_precision) {
+                                       bool training, bool half_precision) {
   // A mean is shared out here, once; a (sum, count) is divided by the global count in the clip section.
   parallel::MeanShare share;
   if (graph.outputs.size() == 1)
@@ -40,8 +40,7 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
   parallel::apply_data_parallel(graph, strategy, {share.rest});
-  if (training)
-    return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
+  if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
   append_loss(graph, strategy);
   return {};
 }

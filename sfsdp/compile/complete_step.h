@@ -17,7 +17,7 @@ namespace sfsdp::step {
 // What a step is made of beside its capture and its strategy.
 struct StepOptions {
   Optimizer optimizer;
-  double max_norm = 0;              // as CompileOptions have these
+  double max_norm = 0;  // as CompileOptions have these
   bool skip_non_finite = true;
   int64_t micro_batches = 1;
   passes::PipelineOptions pipeline = {};  // storage options are the strategy's: pipeline_of
@@ -33,7 +33,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
 //   half_precision: gradients are made in bf16 or f16
 //   returns: the optimizer's state, none without backward
 std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options,
-                                             bool training, bool half_precision);
+                                       bool training, bool half_precision);
 
 // Throws InternalError where the verifier, check_rendezvous or check_axis_states finds a compiled step unsound.
 void check_step(const ir::Graph& graph, const Strategy& strategy);

@@ -109,7 +109,8 @@ void Builder::require_unread(std::string_view pass) const {
   const std::unordered_set<const Op*> gone(erased_.begin(), erased_.end());
   const auto check = [&](const Value* value, const Op* reader, const char* other) {
     if (value && gone.contains(value->producer()))
-      throw UserError(concat("pass ", pass, ": %", value->name(), " is replaced, but ", reader ? name_of(*reader) : other, " still reads it",
+      throw UserError(concat("pass ", pass, ": %", value->name(), " is replaced, but ",
+                             reader ? name_of(*reader) : other, " still reads it",
                              "\n  expected a step as data parallelism and the optimizer leave it, each parameter with"
                              " one gradient and one update"));
   };

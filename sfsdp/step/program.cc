@@ -211,9 +211,9 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
       (capture_options.param_dtype && is_half(capture::scalar_type_of(*capture_options.param_dtype))) ||
       std::ranges::any_of(state_, is_half, &capture::StateTensor::dtype);
   const step::StepOptions step_options = {.optimizer = optimizer_,
-                                             .max_norm = options_.max_norm,
-                                             .skip_non_finite = options_.skip_non_finite,
-                                             .micro_batches = options_.micro_batches};
+                                          .max_norm = options_.max_norm,
+                                          .skip_non_finite = options_.skip_non_finite,
+                                          .micro_batches = options_.micro_batches};
   const std::vector<step::OptimizerState> states =
       step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);
@@ -239,9 +239,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   return variant;
 }
 
-passes::PipelineOptions Program::pipeline() const {
-  return step::pipeline_of(strategy_, options_.pipeline);
-}
+passes::PipelineOptions Program::pipeline() const { return step::pipeline_of(strategy_, options_.pipeline); }
 
 std::string Program::pass_list() const {
   std::string text;

@@ -79,7 +79,8 @@ Command simulate_command() {
            {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
            kJson,
            {"--sweep", "FILE",
-            "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, 4096]}}: "
+            "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, "
+            "4096]}}: "
             "a line of --json for each; lists are ranges"},
            {"--threads", "N", "that run the cases of a sweep [one per core]"},
            {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},

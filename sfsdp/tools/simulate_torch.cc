@@ -104,8 +104,9 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
   const ir::Graph& graph = executed ? *executed : compiled;
 
   const auto start = std::chrono::steady_clock::now();
-  const SimulateReport report = simulate_step(
-      graph, setup, {.model = config.model.name + " " + config.model.flavor,
+  const SimulateReport report =
+      simulate_step(graph, setup,
+                    {.model = config.model.name + " " + config.model.flavor,
                      .mesh = to_string(job.program->strategy().mesh),
                      .world = request.world,
                      .tokens = job.shares.local * job.shares.accumulation * config.training.seq_len,

@@ -88,8 +88,8 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
   train::StepSetup made = train::step_setup(config, request.world);
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   auto& disabled = made.options.pipeline.disable;
-  const bool canonical = made.options.pipeline.loss_chunks == 1 &&
-                         std::ranges::find(disabled, kFirstPass, trim) == disabled.end();
+  const bool canonical =
+      made.options.pipeline.loss_chunks == 1 && std::ranges::find(disabled, kFirstPass, trim) == disabled.end();
   const auto capture = captures.get(config, canonical);
   if (!capture->job->draws_wrong.empty() && made.strategy.data_ranks() * made.options.micro_batches > 1)
     throw UserError(capture->job->draws_wrong);
@@ -98,11 +98,12 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
   step::complete_step(graph, made.strategy, made.options, capture->job->half_precision);
   if (setup.options.execution == cost::Execution::Reference) graph = passes::decomposed(graph);
   const SimulateReport report =
-      simulate_step(graph, setup, {.model = config.model.name + " " + config.model.flavor,
-                                   .mesh = to_string(made.strategy.mesh),
-                                   .world = request.world,
-                                   .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
-                                   .flops_per_token = capture->job->flops_per_token});
+      simulate_step(graph, setup,
+                    {.model = config.model.name + " " + config.model.flavor,
+                     .mesh = to_string(made.strategy.mesh),
+                     .world = request.world,
+                     .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
+                     .flops_per_token = capture->job->flops_per_token});
   std::ostringstream text;
   print_report_json(text, report);
   return text.str();

@@ -52,6 +52,35 @@ TEST_CASE("canonicalise: linear over the last dimension, its gradients, through 
   )");
 }
 
+TEST_CASE("canonicalise: a captured graph returns its gradients too, before data parallelism has read them") {
+  expect_pass("canonicalise", R"(
+    graph mesh [] view local
+      %w = param name=w : f32[5, 4] at fc
+      %x = input name=x : f32[6, 4]
+      %g = input name=g : f32[6, 5]
+    fwd:
+      %wt = aten.t %w : f32[4, 5]{1, 4} at fc
+      %y = aten.mm %x, %wt : f32[6, 5] at fc
+    bwd:
+      %gt = aten.t %g bwd_of=%y : f32[5, 6]{1, 5} at fc
+      %dw = aten.mm %gt, %x bwd_of=%y : f32[5, 4] at fc
+      %w.grad = gradient %dw param=w : f32[5, 4] at fc
+      return %y
+  )",
+              R"(
+    graph mesh [] view local
+      %w = param name=w : f32[5, 4] at fc
+      %x = input name=x : f32[6, 4]
+      %g = input name=g : f32[6, 5]
+    fwd:
+      %y = linear %x, %w : f32[6, 5] at fc
+    bwd:
+      %dw = linear_dw %g, %x bwd_of=%y : f32[5, 4] at fc
+      %w.grad = gradient %dw param=w : f32[5, 4] at fc
+      return %y
+  )");
+}
+
 // torch::rms_norm in f32 and what autograd makes of it; %res is another part of the gradient of %x.
 constexpr const char* kNorm = R"(
     graph mesh [] view local
