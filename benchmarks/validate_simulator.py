@@ -104,11 +104,12 @@ def cluster_of(row):
     return f"{row['source'].split()[0].split('/')[0]} {row['gpu']}"
 
 
-def command_of(row, sfsdp, config, remat):
+def case_of(row, remat):
+    """Options of `sfsdp simulate`, by name."""
     name, flavor, args = MODELS[row["model"]]
     gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
-    command = [sfsdp, "simulate", "--config", config, "--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
-               str(gpus), "--json", "--simulate.execution", execution_of(row), "--simulate.attention", attention_of(row),
+    command = ["--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
+               str(gpus), "--simulate.execution", execution_of(row), "--simulate.attention", attention_of(row),
                "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
                "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
                "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
@@ -126,26 +127,35 @@ def command_of(row, sfsdp, config, remat):
                     "--activation_checkpoint.selective_ac_option", remat]
     if "reshard_after_forward=never" in row["notes"] or "SHARD_GRAD_OP" in row["notes"]:
         command += ["--parallelism.fsdp_reshard_after_forward", "never"]
-    return command
+    return {name.removeprefix("--"): value for name, value in zip(command[::2], command[1::2])}
 
 
-def predict(row, sfsdp, config, remat):
-    done = subprocess.run(command_of(row, sfsdp, config, remat), capture_output=True, text=True)
+def predict_all(rows, sfsdp):
+    """Sets row["by_remat"]: what each option for its remat gives, all in one process."""
+    cases = [(row, remat) for row in rows for remat in remats_of(row)]
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.writelines(json.dumps(case_of(row, remat)) + "\n" for row, remat in cases)
+        file.flush()
+        done = subprocess.run([sfsdp, "simulate", "--sweep", file.name], capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{row['source']} {row['model']}: {done.stderr}")
-    return json.loads(done.stdout)
+        sys.exit(done.stderr)
+    for (row, remat), line in zip(cases, done.stdout.splitlines(), strict=True):
+        result = json.loads(line)
+        if "error" in result:
+            sys.exit(f"{row['source']} {row['model']}: {result['error']}")
+        row.setdefault("by_remat", {})[remat] = result
 
 
-def predict_source(rows, sfsdp, config):
+def predict_source(rows):
     """Rows without a published share take the first that lets all of them fit; one for the source."""
     for row in rows:
         options = remats_of(row)
         if len(options) == 1:
-            row["predicted"] = predict(row, sfsdp, config, options[0])
+            row["predicted"] = row["by_remat"][options[0]]
     unknown = [r for r in rows if "predicted" not in r]
     for share in remats_of(unknown[0]) if unknown else []:
         for row in unknown:
-            row["predicted"] = predict(row, sfsdp, config, share)
+            row["predicted"] = row["by_remat"][share]
         if all(r["predicted"]["fits"] for r in unknown):
             break
     if unknown:
@@ -211,9 +221,9 @@ def main():
     with open(options.runs) as file:
         rows = [r for r in csv.DictReader(file) if options.only in r["source"] + " " + r["model"]]
     by_source = grouped(merged(rows), lambda r: r["source"])
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
-        for group in by_source.values():
-            predict_source(group, options.sfsdp, config.name)
+    predict_all([row for group in by_source.values() for row in group], options.sfsdp)
+    for group in by_source.values():
+        predict_source(group)
     rows = [row for _, group in sorted(by_source.items()) for row in group]
     for key, group_of in (("source_error", lambda r: r["source"]), ("cluster_error", cluster_of)):
         for group in grouped(rows, group_of).values():

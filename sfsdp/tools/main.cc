@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The sfsdp binary: picks a command.
+// The sfsdp binary: picks a command. LibTorch takes a fifth of a second to load, so this part is linked without it, and
+// what needs it is another binary (main_torch.h).
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -10,37 +11,38 @@
 #include "sfsdp/base/version.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
+#include "sfsdp/tools/main_torch.h"
 #include "sfsdp/tools/tokenizer.h"
 #include "sfsdp/train/config/config.h"
-#include "sfsdp/train/trainer.h"
 
 namespace {
 
-int print_config(const std::vector<std::string>& args) {
+using namespace sfsdp::tools;
+
+bool holds(const std::vector<std::string>& args, const std::vector<std::string>& any) {
+  return std::ranges::find_first_of(args, any) != args.end();
+}
+
+int print_config(std::vector<std::string> args) {
+  std::erase_if(args, [](const auto& arg) { return arg == "--print-config" || arg == "--print_config"; });
   const auto config = sfsdp::train::load_config(args);
   for (const std::string& note : config.notes) std::cerr << note << '\n';
   std::cout << printed(config);
   return 0;
 }
 
-// train reads its arguments itself: what is wrong with them it reports with the mistakes of its file, and with its rank.
-int run_train(std::vector<std::string> args) {
-  if (std::erase_if(args, [](const auto& arg) { return arg == "--print-config" || arg == "--print_config"; }) > 0)
-    return print_config(args);
-  return sfsdp::train::run_train(args, std::cout, std::cerr);
-}
-
 int run(const std::string& name, const std::vector<std::string>& args) {
-  using namespace sfsdp::tools;
-  static const std::map<std::string, Run> kRuns = {
-      {"launch", run_launch},     {"inspect", run_inspect},      {"plan", run_plan},
-      {"simulate", run_simulate}, {"calibrate", run_calibrate},  {"opt", run_opt},
-      {"doctor", run_doctor},     {"tokenizer", run_tokenizer},  {"tokenize", run_tokenize},
-      {"report", run_report},     {"checkpoint", run_checkpoint}};
+  static const std::map<std::string, Run> kRuns = {{"launch", run_launch},       {"opt", run_opt},
+                                                   {"tokenizer", run_tokenizer}, {"tokenize", run_tokenize},
+                                                   {"report", run_report},       {"checkpoint", run_checkpoint}};
   const Command& command = find_command(name);
-  const bool asks_help = std::ranges::any_of(args, [](const auto& arg) { return arg == "--help" || arg == "-h"; });
-  if (name == "train" && !asks_help) return run_train(args);
-  return run_command(command, args, name == "train" ? Run() : kRuns.at(name), std::cout, std::cerr);
+  const auto here = kRuns.find(name);
+  if (here != kRuns.end()) return run_command(command, args, here->second, std::cout, std::cerr);
+  if (holds(args, {"--help", "-h"})) return run_command(command, args, {}, std::cout, std::cerr);
+  if (name == "train" && holds(args, {"--print-config", "--print_config"})) return print_config(args);
+  if (name == "doctor" && std::ranges::any_of(args, [](const auto& arg) { return arg.starts_with("--flight"); }))
+    return run_command(command, args, run_flight, std::cout, std::cerr);
+  return run_with_torch(name, args);
 }
 
 }  // namespace
@@ -53,7 +55,7 @@ int main(int argc, char** argv) {
     if (name == "--version") {
       std::cout << "sfsdp " << sfsdp::version() << '\n';
     } else if (name == "--help" || name == "-h" || name == "help") {
-      std::cout << (args.empty() ? sfsdp::tools::help_of_all() : help_of(sfsdp::tools::find_command(args[0])));
+      std::cout << (args.empty() ? help_of_all() : help_of(find_command(args[0])));
     } else {
       return run(name, args);
     }

@@ -11,6 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/sim/report/op_classes.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
@@ -43,6 +44,15 @@ std::string pytorch_json(const SimulateReport& r) {
       ", \"reserved_by_stream\": {",
       by_stream(*r.pytorch, [](std::string name, int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
       "}, \"peak_at\": ", json_quoted(r.pytorch->peak_at), ", \"known_memory_error\": ", shortest(kKnownMemoryError));
+}
+
+std::string op_classes_json(const sim::Simulation& simulation) {
+  std::string text = "{";
+  for (const sim::ClassShare& share : sim::op_classes(simulation))
+    text += concat(text.size() > 1 ? ", " : "", json_quoted(share.name), ": {\"count\": ", share.count,
+                   ", \"seconds\": ", shortest(share.seconds), ", \"bytes\": ", shortest(share.bytes),
+                   ", \"flops\": ", shortest(share.flops), "}");
+  return text + "}";
 }
 
 // The plan's peak is exact for our own kernels; what is said of other systems has a known error.
@@ -136,10 +146,10 @@ void print_report_json(std::ostream& out, const SimulateReport& r) {
       << ", \"compute_seconds\": " << shortest(s.compute_seconds)
       << ", \"communication_seconds\": " << kinds(s.communication_seconds)
       << ", \"contention_seconds\": " << kinds(s.contention_seconds)
-      << ", \"exposed_seconds\": " << kinds(s.exposed_seconds) << ", \"state_bytes\": " << r.memory.state_bytes
-      << ", \"arena_bytes\": " << r.memory.arena_bytes << ", \"live_bytes\": " << r.memory.live_bytes
-      << ", \"peak_bytes\": " << r.peak_bytes() << pytorch_json(r) << ", \"fits\": " << (r.fits() ? "true" : "false")
-      << "}\n";
+      << ", \"exposed_seconds\": " << kinds(s.exposed_seconds) << ", \"op_classes\": " << op_classes_json(s)
+      << ", \"state_bytes\": " << r.memory.state_bytes << ", \"arena_bytes\": " << r.memory.arena_bytes
+      << ", \"live_bytes\": " << r.memory.live_bytes << ", \"peak_bytes\": " << r.peak_bytes() << pytorch_json(r)
+      << ", \"fits\": " << (r.fits() ? "true" : "false") << "}\n";
 }
 
 }  // namespace sfsdp::tools

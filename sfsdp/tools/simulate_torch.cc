@@ -94,7 +94,7 @@ void print_peak(std::ostream& out, const SimulateReport& report, size_t depth) {
 }  // namespace
 
 int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
-  if (request.has("sweep")) return run_sweep(request, out, err);
+  if (request.has("sweep")) return run_sweep(request, train::capture_job, out, err);
   const train::JobConfig config = config_of(request);
   const SimulateSetup setup = simulate_setup(request, config);
   train::CompiledJob job = train::make_job(config, request.world, {.fuse = setup.fuse_scope()});

@@ -26,7 +26,6 @@
 #include "sfsdp/tools/simulate_report.h"
 #include "sfsdp/tools/simulate_step.h"
 #include "sfsdp/tools/sweep_cases.h"
-#include "sfsdp/train/captured_job.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/config/step_setup.h"
 
@@ -40,6 +39,8 @@ constexpr const char* kFirstPass = "canonicalise";
 // Captures by what they depend on, canonicalised where the pipeline would begin with that. For all threads.
 class Captures {
  public:
+  explicit Captures(const CaptureJob& capture) : capture_(capture) {}
+
   struct Entry {
     std::mutex mutex;
     std::optional<train::CapturedJob> job;
@@ -50,8 +51,8 @@ class Captures {
     const std::lock_guard lock(entry->mutex);
     if (entry->job) return entry;
     {
-      const std::lock_guard one(capture_);
-      entry->job = train::capture_job(config);
+      const std::lock_guard one(capturing_);
+      entry->job = capture_(config);
     }
     passes::PassContext ignored;
     if (canonical) passes::canonicalise(entry->job->graph, ignored);
@@ -73,7 +74,8 @@ class Captures {
     return found;
   }
 
-  std::mutex mutex_, capture_;
+  const CaptureJob& capture_;
+  std::mutex mutex_, capturing_;
   std::map<std::string, std::shared_ptr<Entry>> entries_;
   std::deque<std::string> order_;  // oldest first
 };
@@ -152,13 +154,13 @@ class Lines {
 
 }  // namespace
 
-int run_sweep(const Request& request, std::ostream& out, std::ostream& err) {
+int run_sweep(const Request& request, const CaptureJob& capture, std::ostream& out, std::ostream& err) {
   const std::string file = request.get("sweep");
   const std::vector<SweepCase> cases = read_sweep(read_text_file(file, kMaxFileBytes), file);
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   const int64_t threads = request.has("threads") ? number_of("--threads", request.get("threads"), 1, 1024) : cores;
   const std::vector<std::string> shared = shared_args(request);
-  Captures captures;
+  Captures captures(capture);
   Lines lines(out, cases.size());
   std::atomic<size_t> next = 0, refused = 0;
   const auto work = [&] {

@@ -2,15 +2,20 @@
 // `sfsdp simulate --sweep FILE`: many configurations in one process, which share what they have in common.
 #pragma once
 
+#include <functional>
 #include <iosfwd>
 
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/train/captured_job.h"
 
 namespace sfsdp::tools {
+
+// Captures the step of a config; LibTorch does.
+using CaptureJob = std::function<train::CapturedJob(const train::JobConfig& config)>;
 
 // A line of JSON for each case of the file, in its order: the case, then what --json prints for it, or an `error`.
 // Options of the command line hold for all cases that do not set them. How many there were goes to `err`.
 //   throws: UserError for a file that cannot be read, and for options that are about one step, such as --trace
-int run_sweep(const Request& request, std::ostream& out, std::ostream& err);
+int run_sweep(const Request& request, const CaptureJob& capture, std::ostream& out, std::ostream& err);
 
 }  // namespace sfsdp::tools

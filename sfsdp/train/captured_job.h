@@ -16,9 +16,6 @@ struct CapturedJob {
   double flops_per_token = 0;   // forward and backward
 };
 
-// Needs LibTorch.  throws: UserError for a model that does not exist or cannot be captured
-CapturedJob capture_job(const JobConfig& config);
-
 // Configs of the same key have the same capture.
 std::string capture_key(const JobConfig& config);
 

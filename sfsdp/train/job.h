@@ -9,6 +9,7 @@
 
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/train/captured_job.h"
 #include "sfsdp/train/checkpoint/checkpointer.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -34,6 +35,9 @@ struct JobOptions {
   passes::FuseScope fuse = passes::FuseScope::All;
 };
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& options = {});
+
+// The capture alone.  throws: UserError for a model that does not exist or cannot be captured
+CapturedJob capture_job(const JobConfig& config);
 
 // Copies the rows of this rank from job.hf_folder into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);

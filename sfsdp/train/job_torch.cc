@@ -21,7 +21,6 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
-#include "sfsdp/train/captured_job.h"
 #include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/weights/hf_config_json.h"
