@@ -27,7 +27,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.flat = strategy.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy.options.units;
   const ZeroPlacements zero = zero_placements(strategy.options.zero_stage);
-  options.keep_whole = zero.parameters != zero.state;
+  options.gather_once = zero.parameters != zero.state;
   return options;
 }
 

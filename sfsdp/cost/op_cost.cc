@@ -147,9 +147,11 @@ class Pricer {
   }
 
  private:
-  // A gathered unit is copied out of the buffer into its parameters; where the graph does not say so itself.
+  // A gathered unit is copied out of the buffer into its parameters; where the graph does not say so itself. What is
+  // gathered before the first micro-batch stays: parameters are views of it (DeepSpeed, Megatron-LM).
   bool copies_out(const Op& op) const {
     if ((system_ != System::Fsdp2 && system_ != System::Traced) || !is_gathered(op)) return false;
+    if (ir::is_wait(op) && op.operands[0]->producer()->section == ir::Section::Init) return false;
     const auto readers = readers_.find(ir::storage_of(op.result()));
     return readers == readers_.end() ||
            std::ranges::none_of(readers->second, [](const Op* reader) { return reader && reader->is("unpack"); });

@@ -32,7 +32,7 @@ comm::CallInfo call_info(const KernelContext& c) { return {"%" + c.op.result()->
 
 Tensors all_gather(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
-  at::Tensor out = c.operands.size() == 2 ? c.operands[1] : empty_result(c);  // a buffer that is given away
+  at::Tensor out = empty_result(c);
   c.group->all_gather(bytes_of(c.operands[0].contiguous()), bytes_of(out), call_info(c));
   return {out};
 }

@@ -18,9 +18,9 @@ namespace {
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule) \
   OpRow{name, operands, operands, results, flags, CostClass::Alone, Alias::Fresh, rule, moments},
-#define SFSDP_COLLECTIVE(name, most, rule)                                                    \
-  OpRow{name, 1, most, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
-      OpRow{name ".start", 1, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
+#define SFSDP_COLLECTIVE(name, rule)                                                       \
+  OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
+      OpRow{name ".start", 1, 1, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
 constexpr OpRow kOwnRows[] = {
 #include "sfsdp/ir/opset.def"
 };

@@ -293,11 +293,6 @@ void rule_unpack(RuleContext& context) {
 }
 
 void rule_all_gather(RuleContext& context) {
-  if (context.op.operands.size() == 2) {
-    if (donated_operands(context.op) != Shape{1})
-      context.report("has a second operand", "expected donates=[1]: the gather is written into its buffer");
-    context.expect_shape(context.result().shape(), context.operand(1), "the buffer");
-  }
   const size_t dim = context.dim();
   Shape shape = context.operand().shape();
   shape[dim] = saturating_product(shape[dim], context.ranks());

@@ -285,9 +285,10 @@ class Verifier {
   }
 
   void check_wait_section(const Op& op, const Op& start) {
-    if (!is_start(start) || !is_repeated(op) || is_repeated(start)) return;
+    // What starts before the first micro-batch is over for those after it.
+    if (!is_start(start) || !is_repeated(op) || is_repeated(start) || start.section == Section::Init) return;
     report(concat(name_of(op), " waits in every micro-batch for ", name_of(start), ", which starts once"),
-           "expected the start in forward, loss or backward, without once=true");
+           "expected the start in forward, loss or backward, without once=true, or above all sections");
   }
 
   // ---- start and wait -----------------------------------------------------------------------------------------------

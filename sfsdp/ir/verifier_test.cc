@@ -406,8 +406,11 @@ TEST_CASE("what runs once and what every micro-batch runs do not mix") {
   expect_diagnostic(head + "clip:\n  %s = accumulate %w : f32[2]\n", "adds up in section clip");
   expect_diagnostic(head + "bwd:\n  %s = accumulate %x once=true : f32[2]\n", "adds up in section bwd");
   expect_diagnostic(head + "  %y = aten.neg %x : f32[2]\n", "in section init reads %x");
-  expect_diagnostic(head + "  %g = all_gather.start %w axis=a dim=0 : async f32[4]\nfwd:\n  %f = wait %g : f32[4]\n",
-                    "waits in every micro-batch for all_gather.start %g, which starts once");
+  expect_diagnostic(
+      head + "fwd:\n  %g = all_gather.start %w axis=a dim=0 once=true : async f32[4]\n  %f = wait %g : f32[4]\n",
+      "waits in every micro-batch for all_gather.start %g, which starts once");
+  // what starts before all micro-batches is there for each of them
+  CHECK(parse(head + "  %g = all_gather.start %w axis=a dim=0 : async f32[4]\nfwd:\n  %f = wait %g : f32[4]\n").ok());
 }
 
 }  // namespace

@@ -175,10 +175,8 @@ void shard_parameter(ir::Builder& build, Op* param, const std::vector<Op*>& read
   }
 }
 
-// cast -> pad -> reduce_scatter per micro-batch into the shard; what is kept whole is reduced once per step, after the
-// micro-batches are added up: a reduction per micro-batch would move the same bytes k times. Where a shard of the sum is
-// all that the update reads (stage 1) that is a reduce_scatter too: the same sums in the same order, half of the bytes
-// of an all_reduce. With reduce_once what is to be a shard is added up whole, and reduced by the last micro-batch.
+// cast -> pad -> reduce_scatter per micro-batch into the shard. What adds up whole (stage 1, or reduce_once) is reduced by
+// the last micro-batch, under its backward: a reduction per micro-batch would move the same bytes k times.
 // Whole gradients add up in the dtype of their reduction, shards in that of the stored parameter, as FSDP2's do: k
 // shards in bf16 would round k times.
 // Right after the gradient is made: the whole of it is to live no longer than it must.
@@ -198,9 +196,8 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   };
   const AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
   const bool several = graph.micro_batches > 1;
-  const bool whole = s.placements.gradients == kWhole;
-  const bool once = !whole && strategy.options.reduce_once;
-  if (s.sharded && !whole && !once) {
+  const bool once = s.placements.gradients == kWhole || strategy.options.reduce_once;
+  if (s.sharded && !once) {
     reduce_scatter();
     if (several) value = cast(place, value, s.dtype, name + ".stored");
   }
@@ -214,7 +211,6 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     value->producer()->attrs["once"] = true;
   }
   place = build.before(gradient).in(Section::Clip);
-  if (s.sharded && whole) reduce_scatter();
   if (!axes.empty()) {
     const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
     value = place.value("all_reduce", {value}, plain(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});

@@ -4,7 +4,7 @@
 //         gradient goes the way back (cast, reduce_scatter, all_reduce).
 // Needs:  a graph from capture::capture_step: full parameters, one `gradient` op per trained parameter.
 // Leaves: every carried value as stored (split or replicated), every gradient reduced over all data axes. At stages 1 and
-//         2 parameters are gathered once, in forward: the pass keep_whole moves that gather after their update.
+//         2 parameters are gathered in forward alone: the pass gather_once makes that one gather per step.
 // Source: SimpleFSDP, arXiv:2411.00284; FSDP2's order of casts and reductions (torch/distributed/fsdp).
 #pragma once
 
@@ -27,8 +27,8 @@ enum class DataParallelMode : uint8_t {
 
 // Replicate or Shard(0) over the shard axes: what a ZeRO stage cuts. dp_replicate always replicates, so a shard degree
 // below the world size works at every stage.
-//   parameters: as forward and backward read them. Shard: gathered where they are read; Replicate: carried on whole
-//   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Replicate: reduced once per step
+//   parameters: as forward and backward read them. Shard: gathered where they are read; Replicate: once per step
+//   gradients:  as they add up over micro-batches. Shard: reduced in each of them; Replicate: by the last
 //   state:      the stored parameter that is updated, and the optimizer's moments
 struct ZeroPlacements {
   ir::Placement parameters, gradients, state;

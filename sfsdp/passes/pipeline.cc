@@ -53,12 +53,12 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("reshard", reshard)},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
-      // Parameters that stay whole are gathered after their update, not where they are read.
-      {make_call("keep_whole"), o.keep_whole},
       // Where each parameter is stored by itself: copied into one gather and one reduction per unit.
       {make_call("copy_buckets"), !o.flat},
       // Start and wait of each collective, to be moved apart.
       {make_call("split_collectives")},
+      // Parameters that forward and backward read whole are gathered once per step.
+      {make_call("gather_once"), o.gather_once},
       // Gathers start under the compute of earlier units.
       {make_call("prefetch_gathers", o.prefetch)},
       // Reductions are waited for at the next one.
@@ -155,7 +155,7 @@ void set_order(PipelineOptions& options, const std::string& name) {
 }
 
 std::vector<std::string> overlap_passes() {
-  return {"split_collectives", "prefetch_gathers", "sink_waits", "early_all_reduces"};
+  return {"split_collectives", "gather_once", "prefetch_gathers", "sink_waits", "early_all_reduces"};
 }
 
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options,

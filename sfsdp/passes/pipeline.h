@@ -35,8 +35,8 @@ struct PipelineOptions {
   bool flat = true;
   WrapOptions wrap = {};
   ReshardOptions reshard = {.keep_last = true};
-  // Parameters whole on every rank from step to step (keep_whole): ZeRO stages 1 and 2.
-  bool keep_whole = false;
+  // Parameters that forward gathers and backward reads, gathered once per step (gather_once): ZeRO stages 1 and 2.
+  bool gather_once = false;
   PrefetchGathersOptions prefetch = {};
   SinkWaitsOptions sink = {};
   FuseOptions fuse = {};

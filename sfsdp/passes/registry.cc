@@ -24,10 +24,10 @@
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
+#include "sfsdp/passes/overlap/gather_once.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
-#include "sfsdp/passes/shard/keep_whole.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -74,8 +74,9 @@ const std::vector<PassInfo>& rows() {
           &early_all_reduces),
       row("fold_views", "views of views become one, views that change nothing none", &fold_views),
       row("fuse", "says which ops one kernel computes", &fuse),
+      row("gather_once", "starts gathers that forward alone has before the first micro-batch", &gather_once,
+          {"split_collectives"}),
       row("hoist_casts", "casts a shard instead of what it is gathered to", &hoist_casts),
-      row("keep_whole", "gathers params after their update, to be read whole by the next step", &keep_whole),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),

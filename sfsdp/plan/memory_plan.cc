@@ -19,18 +19,23 @@ using ir::Graph, ir::Op, ir::Value;
 
 namespace {
 
-// The plan shows the last micro-batch. Sums are alive from its first op; what was made before the loop lives to its end.
+// The plan shows the last micro-batch. Sums are alive from its first op; what was made before the loop and is read in it
+// lives to its end, what is sent meanwhile until the first micro-batch has waited for it.
 void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) {
   int64_t first = -1, last = -1;
+  std::unordered_set<const Value*> read;
   for (int64_t i = 0; i < std::ssize(graph.ops()); ++i) {
-    if (!ir::is_repeated(graph.ops()[static_cast<size_t>(i)]->section)) continue;
+    const Op& op = *graph.ops()[static_cast<size_t>(i)];
+    if (!ir::is_repeated(op.section)) continue;
     if (first < 0) first = i;
     last = i;
+    for (const Value* operand : op.operands)
+      if (operand) read.insert(ir::storage_of(operand));
   }
   for (Buffer& b : buffers) {
     const bool sum = b.value->producer()->is("accumulate");
     if (sum) b.first = first;
-    if (sum || (b.first < first && b.last >= first)) b.last = std::max(b.last, last);
+    if (sum || (b.first < first && b.last >= first && read.contains(b.value))) b.last = std::max(b.last, last);
   }
 }
 

@@ -67,6 +67,26 @@ clip:
   CHECK(lives == "x 0-1, before 1-5, a 2-5, sum 2-6, g 3-4, b 5-5, c 6-7, ");
 }
 
+TEST_CASE("memory plan: a gather before all micro-batches lives to their end, what it sends to the first wait") {
+  ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[64/dp_shard]
+  %cast = cast %w : bf16[64/dp_shard]
+  %s = all_gather.start %cast axis=dp_shard dim=0 : async bf16[128]
+fwd:
+  %full = wait %s : bf16[128]
+  %a = aten.neg %full : bf16[128]
+bwd:
+  %b = aten.neg %a : bf16[128]
+  return %b
+)");
+  graph.micro_batches = 2;
+  std::string lives;
+  for (const Buffer& b : plan_memory(graph, {}).buffers)
+    lives += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
+  CHECK(lives == "cast 1-3, s 2-5, a 4-5, b 5-6, ");
+}
+
 TEST_CASE("memory plan: a kernel reads and writes from its first op to its last; what stays inside has no memory") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [one=1] view local

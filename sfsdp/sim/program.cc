@@ -34,8 +34,9 @@ cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& ax
 
 class Maker {
  public:
-  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, cost::System system)
-      : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference) {
+  Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, cost::System system,
+        StepGathers gathers)
+      : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference), gathers_(gathers) {
     out_.kernels = cost::price_kernels(graph, machine, execution, system);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
@@ -46,8 +47,8 @@ class Maker {
       const auto position = static_cast<int64_t>(i);
       if (ir::is_collective(op)) {
         start(op, position);
-        if (blocks_ || !ir::is_start(op)) wait(op, &op, position);
-      } else if (ir::is_wait(op) && !blocks_) {
+        if (blocks_at(op) || !ir::is_start(op)) wait(op, &op, position);
+      } else if (ir::is_wait(op) && !blocks_at(*op.operands[0]->producer())) {
         wait(op, op.operands[0]->producer(), position);
       }
       if (const int k = out_.kernels.kernel_of[i]; k >= 0) compute(op, static_cast<size_t>(k), position);
@@ -62,6 +63,10 @@ class Maker {
   }
 
  private:
+  bool blocks_at(const Op& start) const {
+    return blocks_ || (part_of(start.section) == Part::Head && gathers_ != StepGathers::Forward);
+  }
+
   static std::vector<size_t> parts_of(const Op& op) {
     const auto part = static_cast<size_t>(part_of(op.section));
     if (ir::is_repeated(op)) return {static_cast<size_t>(Part::Body), part};
@@ -91,7 +96,7 @@ class Maker {
     c.bytes = bytes_of(op);
     c.communicator = communicator_of(axes);
     c.slowdown = cost::overlap_slowdown(out_.groups[c.communicator], machine_);
-    c.cost = cost::collective_cost(c.kind, c.bytes, out_.groups[c.communicator], machine_);
+    c.cost = cost_of(c);
     collective_of_.emplace(&op, out_.collectives.size());
     for (const size_t part : parts_of(op)) {
       int64_t& turn = static_cast<Part>(part) == Part::Body ? c.body_turn : c.turn;
@@ -101,8 +106,19 @@ class Maker {
     out_.collectives.push_back(std::move(c));
   }
 
+  cost::CollectiveCost cost_of(const Collective& c) const {
+    const cost::GroupShape group = out_.groups[c.communicator];
+    if (c.part != Part::Head || gathers_ != StepGathers::Broadcast)
+      return cost::collective_cost(c.kind, c.bytes, group, machine_);
+    const auto ranks = static_cast<double>(group.size);
+    const cost::CollectiveCost one = cost::collective_cost("broadcast", c.bytes / ranks, group, machine_);
+    return {.latency = ranks * one.latency, .node = ranks * one.node, .network = ranks * one.network};
+  }
+
   void wait(const Op& op, const Op* started, int64_t position) {
     const size_t collective = collective_of_.at(started);
+    Collective& c = out_.collectives[collective];
+    if (c.part == Part::Head && ir::is_repeated(op)) c.waits = graph_.micro_batches;
     for (const size_t part : parts_of(op))
       out_.tasks[part].push_back({.kind = Task::Wait, .collective = collective, .position = position});
   }
@@ -121,6 +137,7 @@ class Maker {
   const Graph& graph_;
   const cost::Machine& machine_;
   const bool blocks_;  // a collective is over when it has started
+  const StepGathers gathers_;
   RankProgram out_;
   std::array<std::vector<size_t>, kParts> order_;
   std::unordered_map<const Op*, size_t> collective_of_;
@@ -134,8 +151,8 @@ Part part_of(Section section) {
 }
 
 RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         cost::System system) {
-  return Maker(graph, machine, execution, system).make();
+                         cost::System system, StepGathers gathers) {
+  return Maker(graph, machine, execution, system, gathers).make();
 }
 
 }  // namespace sfsdp::sim

@@ -22,6 +22,13 @@ inline constexpr size_t kParts = 4;
 // Last for what every micro-batch runs.
 Part part_of(ir::Section section);
 
+// When the gathers that run once per step are waited for (ZeRO stages 1 and 2), and what they are.
+enum class StepGathers : uint8_t {
+  Forward,    // where forward reads them: our plan, Megatron-LM's overlap-param-gather
+  Update,     // all of them after the update, before forward begins: DeepSpeed
+  Broadcast,  // the same, and each rank in turn broadcasts its shard: PyTorch's ZeroRedundancyOptimizer
+};
+
 struct Collective {
   const ir::Op* op = nullptr;
   int64_t position = 0;  // in the graph
@@ -33,6 +40,7 @@ struct Collective {
   size_t communicator = 0;
   int64_t turn = 0;       // how many of its part come before it on its communicator
   int64_t body_turn = 0;  // Last: the same in Body
+  int64_t waits = 1;      // of a rank, in a step: one in each micro-batch for what starts before all of them
 };
 
 struct Task {
@@ -54,6 +62,6 @@ struct RankProgram {
 };
 
 RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         cost::System system);
+                         cost::System system, StepGathers gathers = StepGathers::Forward);
 
 }  // namespace sfsdp::sim

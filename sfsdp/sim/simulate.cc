@@ -24,7 +24,7 @@ struct Turn {
   size_t arrived = 0;
   double ready = 0;  // when the last of its ranks came
   double begin = 0, end = -1;
-  size_t left = 0;  // ranks that have yet to wait for it
+  size_t left = 0;  // waits for it that are yet to come
 };
 
 // One communicator of one group of ranks: its turns one after the other. Those that every rank has waited for are gone.
@@ -63,7 +63,7 @@ class Simulator {
   Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
       : options_(options),
         program_(make_program(graph, machine, options.execution,
-                              options.system.value_or(cost::usual_system(options.execution)))),
+                              options.system.value_or(cost::usual_system(options.execution)), options.step_gathers)),
         ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
                    ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
                    : 1),
@@ -179,7 +179,7 @@ class Simulator {
     rank.busy_until = std::max(rank.busy_until, rank.now) + c.cost.seconds();
     rank.slowdown = c.slowdown;
     while (group.first + static_cast<int64_t>(group.turns.size()) <= number)
-      group.turns.push_back({.collective = task.collective, .left = group.ranks.size()});
+      group.turns.push_back({.collective = task.collective, .left = group.ranks.size() * static_cast<size_t>(c.waits)});
     Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
     SFSDP_CHECK(turn.collective == task.collective, "turn ", number, " of ", out_.lanes[1 + c.communicator], " is ",
                 c.op->opcode, " and another");

@@ -14,6 +14,7 @@
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/sim/program.h"
 
 namespace sfsdp::sim {
 
@@ -30,6 +31,7 @@ struct SimulateOptions {
   double jitter = 0;
   uint64_t seed = 0;
   Timelines timelines = Timelines::Collapsed;
+  StepGathers step_gathers = StepGathers::Forward;
 };
 
 // What one rank does on one lane. Seconds from the step's begin.

@@ -78,6 +78,29 @@ TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter wait
   CHECK(simulate(graph, unit_machine(), {.jitter = 1e-12}).step_seconds == doctest::Approx(alike));
 }
 
+TEST_CASE(
+    "simulate: gathers before the first micro-batch run once, under its forward; or after the update, or rank by "
+    "rank") {
+  std::string text = forward("ABw1v2");
+  const size_t fwd = text.find("fwd:\n"), waits = text.find("  %aw");
+  const std::string starts = text.substr(fwd + 5, waits - fwd - 5);
+  text = text.substr(0, fwd) + starts + "fwd:\n" + text.substr(waits);
+  const ir::Graph graph = repeated(ir::parse_or_throw(text), 3);
+  cost::Machine machine = unit_machine();
+  const auto seconds = [&](const SimulateOptions& options) { return simulate(graph, machine, options).step_seconds; };
+  // 32 s of the first gather are exposed, once; the second runs under the first product.
+  for (const Timelines timelines : {Timelines::Collapsed, Timelines::PerRank}) {
+    CHECK(seconds({.timelines = timelines}) == doctest::Approx(32 + 3 * 256));
+    CHECK(seconds({.timelines = timelines, .step_gathers = StepGathers::Update}) == doctest::Approx(64 + 3 * 256));
+  }
+  CHECK(simulate(graph, machine).communicated_bytes.at("all_gather") == 128);
+  CHECK(seconds({.jitter = 0.5, .seed = 3}) > 32 + 3 * 256);
+  // Two broadcasts of 32 bytes instead of each gather, all of which pass every link, and a latency of 0.8 for each (LL).
+  machine.node.base_latency = 1000;
+  CHECK(seconds({.step_gathers = StepGathers::Update}) - 3 * 256 == doctest::Approx(2 * (800 + 32 / 0.5)));
+  CHECK(seconds({.step_gathers = StepGathers::Broadcast}) - 3 * 256 == doctest::Approx(4 * (800 + 32 / 0.5)));
+}
+
 TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and the tail waits for it") {
   const ir::Graph graph = ir::parse_or_throw(R"(
     graph mesh [dp_replicate=2, dp_shard=4] view local

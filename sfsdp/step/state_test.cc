@@ -252,7 +252,8 @@ TEST_CASE("eval is the loss without dropout, gradients or update, over the weigh
   });
 }
 
-TEST_CASE("whole copies of ZeRO stages 1 and 2 follow what is loaded, in steps and in evaluations") {
+TEST_CASE(
+    "parameters that ZeRO stages 1 and 2 gather once per step follow what is loaded, in steps and in evaluations") {
   const auto program = [](int64_t zero_stage) {
     return compile_program(meta_net(), mean_loss, AdamW{.lr = 0.05}, rows_of(0, 0, 6),
                            data_parallel(init_device_mesh({{"dp_shard", 2}}), {.zero_stage = zero_stage}));

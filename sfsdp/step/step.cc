@@ -136,9 +136,6 @@ struct Step::Impl {
   };
   std::map<const Program::Variant*, Running> executors;
   double agree_seconds = 0;  // that the last agree() took to compare what ranks are about to run
-  // Whole copies (state with whole_of=) that are what their shards gather to. Anything that writes shards and leaves the
-  // copy takes it out.
-  std::set<std::string> refreshed;
 
   // The place of this rank's part in the whole buffer.
   int64_t begin_of(const StoredTensor& t) const { return t.sharded ? shards->rank() * t.shard : 0; }
@@ -164,27 +161,6 @@ struct Step::Impl {
     std::vector<int64_t> rows = t.global_shape;
     rows[0] = rows[0] == 0 ? 0 : mine.length / (numel / rows[0]);
     return local(t).view(rows);
-  }
-  // Gathers the whole copies that `graph` reads and that are not up to date: a collective call, the same on all ranks.
-  void refresh(const ir::Graph& graph) {
-    for (const auto& op : graph.ops()) {
-      if (!op->is("state") || !op->has_attr("whole_of")) continue;
-      const auto& name = op->attr<std::string>("name");
-      if (refreshed.contains(name)) continue;
-      const ir::Type& type = op->result()->type();
-      at::Tensor& whole = state[name];
-      if (!whole.defined()) whole = at::empty(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
-      const at::Tensor shard = state.at(op->attr<std::string>("whole_of")).to(whole.scalar_type()).contiguous();
-      shards->all_gather(bytes_of(shard), bytes_of(whole), {"refresh " + name, ""});
-      refreshed.insert(name);
-    }
-  }
-  // After a step: copies that it did not carry on are those of the step before.
-  void keep_refreshed(const ir::Graph& graph) {
-    refreshed.clear();
-    for (const ir::Carry& carry : graph.carries)
-      if (const ir::Op& op = *carry.current->producer(); op.has_attr("whole_of"))
-        refreshed.insert(op.attr<std::string>("name"));
   }
   // What this rank is about to run, when all ranks have found the same, with the same learning rate and number of steps:
   // a collective call. A rank whose `find` throws takes the others along, as they would wait for it.
@@ -279,9 +255,7 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
     return program_->training(micro_batches[0]);
   });
-  const ir::Graph& graph = variant.graph;
   auto& [executor, own_loss] = impl_->running(variant, program_->options().rng);
-  impl_->refresh(graph);
   executor->state = impl_->state;
   exec::StepScalars scalars;
   scalars.lr = lr;
@@ -289,7 +263,6 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   scalars.seed = static_cast<double>(program_->options().seed);
   const auto outputs = executor->run(micro_batches, scalars);
   impl_->state = executor->state;
-  impl_->keep_refreshed(graph);
   ++step;
   StepResult result = {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
   result.own_loss = outputs[3].item<double>() * own_loss.factor;
@@ -309,7 +282,6 @@ double Step::eval(const Batch& batch) {
     return program_->evaluation(batch);
   });
   auto& executor = *impl_->running(variant, program_->options().rng).executor;
-  impl_->refresh(variant.graph);
   executor.state = impl_->state;
   return executor.run({batch}, {})[0].item<double>();
 }
@@ -347,7 +319,6 @@ std::map<std::string, at::Tensor> Step::state_dict() const {
 Chunk Step::range_of(const std::string& name) const { return impl_->range(find_tensor(*program_, name)); }
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
-  impl_->refreshed.clear();
   for (const auto& [name, value] : values) {
     const StoredTensor& t = find_tensor(*program_, name);
     at::Tensor mine = impl_->shaped(t);

@@ -309,7 +309,7 @@ void use(const ir::Graph& graph, Dice& dice) {
       passes::PipelineOptions options{.flat = dice.one_in(2), .checks = passes::Checks::EveryPass};
       options.remat.mode = dice.one_in(2) ? passes::RematMode::Full : passes::RematMode::None;
       options.loss_chunks = 1 + static_cast<int64_t>(dice.below(2));
-      options.keep_whole = dice.one_in(4);
+      options.gather_once = dice.one_in(4);
       rewritten.micro_batches = 1 + static_cast<int64_t>(dice.below(2));
       passes::run_pipeline(rewritten, options, layout);
     } else {

@@ -73,6 +73,9 @@ Command simulate_command() {
             "of PyTorch's systems: separate ops on float32 logits, the same and the trainer has kept them, or one "
             "fused kernel"},
            {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
+           {"--simulate.step_gathers", "G",
+            "ZeRO 1 and 2, when parameters are gathered: forward: under it; update: after the update, waited for "
+            "(DeepSpeed); broadcast: the same, shard after shard"},
            {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
            {"--simulate.seed", "N", "of these draws"},
            {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},

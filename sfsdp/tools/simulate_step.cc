@@ -54,6 +54,9 @@ sim::SimulateOptions options_of(const Request& request) {
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
     options.timelines = sim::Timelines::PerRank;
   options.system = system_of(request, options.execution);
+  const std::string gathers = choice_of(request, "simulate.step_gathers", {"forward", "update", "broadcast"});
+  if (gathers == "update") options.step_gathers = sim::StepGathers::Update;
+  if (gathers == "broadcast") options.step_gathers = sim::StepGathers::Broadcast;
   return options;
 }
 

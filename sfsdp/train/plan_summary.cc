@@ -21,8 +21,7 @@ PlanSummary summarise(const ir::Graph& graph) {
   for (const auto& op : graph.ops()) {
     ++summary.ops;
     if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
-    if (op->is("state") && op->has_attr("whole_of")) summary.parameter_bytes += op->result()->type().bytes();
-    if (op->is("state") && !op->has_attr("whole_of")) summary.state_bytes += op->result()->type().bytes();
+    if (op->is("state")) summary.state_bytes += op->result()->type().bytes();
     const std::string kind(ir::collective_kind(*op));
     if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
     CollectiveSum& sum = summary.collectives[kind];

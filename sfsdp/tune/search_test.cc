@@ -396,7 +396,7 @@ TEST_CASE("units by cost need a machine, and parameters that are stored flat") {
   };
   says({}, "TuneOptions::wrap = Wrap::Auto has no machine");
   says({.flat = false}, "with DataParallelOptions::layout = ParameterLayout::Dim0");
-  says({.keep_whole = true}, "at DataParallelOptions::zero_stage 1 or 2");
+  says({.gather_once = true}, "at DataParallelOptions::zero_stage 1 or 2");
 }
 
 }  // namespace sfsdp::tune

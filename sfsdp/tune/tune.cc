@@ -62,9 +62,9 @@ void check_options(const passes::PipelineOptions& options, const TuneOptions& tu
     const char* wrap = tune.wrap == Wrap::Auto ? "Wrap::Auto" : "Wrap::Search";
     throw UserError(concat("TuneOptions::wrap = ", wrap, why, "\n  expected ", expected));
   };
-  if (options.keep_whole)
+  if (options.gather_once)
     refuse(" at DataParallelOptions::zero_stage 1 or 2",
-           "Wrap::Manual: costs are those of gathers where parameters are read, and here they are whole; set"
+           "Wrap::Manual: costs are those of gathers where parameters are read, and here one serves the whole step; set"
            " Wrap::Manual, or DataParallelOptions::zero_stage = 3");
   if (!options.flat)
     refuse(" with DataParallelOptions::layout = ParameterLayout::Dim0",

@@ -54,6 +54,7 @@ struct ReferenceExecutor::Impl {
   std::vector<Step> steps;
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
+  std::vector<bool> before_all;          // by slot: made once, before the first micro-batch
   std::unordered_map<const ir::Value*, int> slot_of;
   std::vector<const ir::Value*> returned;  // the graph's outputs, and what else was asked for
   RunSeconds seconds;
@@ -86,6 +87,7 @@ struct ReferenceExecutor::Impl {
     }
     slots.resize(slot_of.size());
     accumulators.resize(slot_of.size());
+    before_all.resize(slot_of.size());
     find_deaths();
   }
 
@@ -107,7 +109,7 @@ struct ReferenceExecutor::Impl {
     }
   }
 
-  // A value dies after its last reader. One that crosses out of the repeated region must survive the repetitions.
+  // A value dies after its last reader, one from before the first micro-batch in the last of them.
   void find_deaths() {
     std::vector<int> last(slots.size(), -1);
     std::vector<bool> kept(slots.size(), false);
@@ -122,6 +124,9 @@ struct ReferenceExecutor::Impl {
     }
     for (const ir::Value* v : returned) kept[static_cast<size_t>(slot_of.at(v))] = true;
     for (const ir::Carry& c : graph.carries) kept[static_cast<size_t>(slot_of.at(c.next))] = true;
+    for (const Step& step : steps)
+      if (step.op->section == ir::Section::Init && step.batch_input < 0)
+        for (int s : step.results) before_all[static_cast<size_t>(s)] = true;
     for (size_t s = 0; s < slots.size(); ++s)
       if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
   }
@@ -164,6 +169,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   Impl& m = *impl_;
   StepScalars scalars = step_scalars;
   LapClock<kKindsOfTime> clock;
+  const int64_t count = static_cast<int64_t>(micro_batches.size());
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
     clock.switch_to(step.spent);
@@ -193,9 +199,10 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     operands.clear();
     if (on_op) on_op(op, results);
     results.clear();
-    for (int s : step.dead_after) m.put(s, at::Tensor());
+    for (int s : step.dead_after)
+      if (!m.before_all[static_cast<size_t>(s)] || op.section == ir::Section::Init || micro_batch + 1 == count)
+        m.put(s, at::Tensor());
   };
-  const int64_t count = static_cast<int64_t>(micro_batches.size());
   for (Impl::Step& step : m.steps)
     if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
   for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {

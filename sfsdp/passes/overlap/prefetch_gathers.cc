@@ -10,6 +10,7 @@
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/analysis/own_start.h"
 #include "sfsdp/passes/overlap/schedule.h"
 
 namespace sfsdp::passes {
@@ -24,17 +25,6 @@ struct Gather {
   const Op* param = nullptr;  // that is gathered; nullptr: something else that is given to the graph
   int64_t bytes = 0;
 };
-
-// Adds what makes `value` out of what is given to the graph and is read by nothing else; false: something else does.
-bool add_own(const ir::Index& index, const Value* value, std::vector<Op*>& own) {
-  Op* op = value->producer();
-  if (ir::is_root(*op) || std::ranges::find(own, op) != own.end()) return true;  // a pack may read a shard twice
-  if ((!op->is("cast") && !op->is("pack")) || index.readers(value).size() != 1) return false;
-  for (const Value* operand : op->operands)
-    if (!add_own(index, operand, own)) return false;
-  own.push_back(op);
-  return true;
-}
 
 // Gathers of a section whose shard is given to the graph, in the order in which they are waited for. Others (of activations)
 // stay where they are, and are counted.

@@ -560,7 +560,7 @@ TEST_CASE("what the C++ API refuses is told in keys") {
                "in parallelism.fsdp_machine");
   expect_named(run({.flat = false}, {.wrap = tune::Wrap::Auto}),
                "parallelism.fsdp_wrap = auto with parallelism.fsdp_layout = dim0\n", "set manual, or flat");
-  expect_named(run({.keep_whole = true}, {.wrap = tune::Wrap::Auto}),
+  expect_named(run({.gather_once = true}, {.wrap = tune::Wrap::Auto}),
                "parallelism.fsdp_wrap = auto at parallelism.zero_stage 1 or 2\n", "or parallelism.zero_stage = 3");
   expect_named(with_keys(message([&] { tune::choose_remat(graph, {}, {.choose_remat = true}, layout); })),
                "activation_checkpoint.mode = auto has no machine", "in parallelism.fsdp_machine");
