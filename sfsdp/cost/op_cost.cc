@@ -2,7 +2,6 @@
 #include "sfsdp/cost/op_cost.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -10,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/cost/product_cost.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
@@ -18,37 +18,6 @@ namespace {
 using ir::Op, ir::Value;
 
 using Readers = std::unordered_map<const Value*, std::vector<const Op*>>;
-
-double peak_of(const Op& op, const Machine& m) {
-  const ir::DType dtype = op.result()->type().dtype;
-  return dtype == ir::DType::bf16 || dtype == ir::DType::f16 ? m.peak_bf16 : m.peak_f32;
-}
-
-double product_seconds(const Op& op, const Machine& machine) {
-  const ProductShape s = product_shape(op);
-  double rate = peak_of(op, machine) * machine.matmul_efficiency;
-  if (machine.half_k > 0) rate *= s.k / (s.k + machine.half_k);
-  if (machine.multiprocessors > 1) {  // the last wave of tiles leaves multiprocessors idle
-    const double waves = s.batch * std::ceil(s.m / static_cast<double>(machine.tile_m)) *
-                         std::ceil(s.n / static_cast<double>(machine.tile_n)) /
-                         static_cast<double>(machine.multiprocessors);
-    rate *= waves / std::ceil(waves);
-  }
-  return flops_of(op) / rate;
-}
-
-// A pair of positions costs width multiply-adds per product and one exponential, whatever the width: narrow heads are
-// slower per flop. FlashAttention's published curves: width 64 reaches 0.77 of width 128's rate (FlashAttention-3, long
-// causal sequences), and width 256 hardly more than 128.
-double attention_seconds(const Op& op, const Machine& machine) {
-  const AttentionShape s = attention_shape(op);
-  constexpr double kFullWidth = 128, kExponential = 54;  // in multiply-adds
-  const double width = std::min(s.width, kFullWidth);
-  const double narrow = width / (width + kExponential) * (kFullWidth + kExponential) / kFullWidth;
-  const double rate = peak_of(op, machine) * machine.attention_efficiency * narrow * s.length /
-                      (s.length + machine.attention_half_length);
-  return flops_of(op) / rate;
-}
 
 // Bytes that `op` reads of `operand`: all of it, but of what is picked by index as much as is picked.
 double bytes_read(const Op& op, const Value& operand) {
@@ -227,10 +196,6 @@ class Pricer {
 };
 
 }  // namespace
-
-double flops_per_byte(const Op& product, const Machine& machine) {
-  return peak_of(product, machine) * machine.matmul_efficiency / (machine.memory_bandwidth * machine.memory_efficiency);
-}
 
 Execution parse_execution(const std::string& text, const std::string& key) {
   if (text == "eager") return Execution::Eager;

@@ -69,9 +69,6 @@ class KernelCuts {
   std::unordered_map<const ir::Value*, std::vector<const ir::Op*>> readers_;
 };
 
-// Floating point operations of large products, such as this op, in the time of a byte of large pointwise kernels.
-double flops_per_byte(const ir::Op& product, const Machine& machine);
-
 // Bytes that an op reads and writes when it is a kernel of its own.
 double bytes_moved(const ir::Op& op);
 

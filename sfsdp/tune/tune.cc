@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/cost/product_cost.h"
 #include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/search.h"
 #include "sfsdp/tune/simulated.h"
