@@ -11,6 +11,7 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/offsets.h"
 
 namespace sfsdp::plan {
@@ -39,6 +40,24 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
   }
 }
 
+int64_t alignment_of(Region region, const cost::Target& target) {
+  return region == Region::Window ? target.window_alignment : target.alignment;
+}
+
+// What lies in storage of its own, or in the program.
+bool is_kept(const Op& op) { return op.is("param", "state", "constant", "scalar"); }
+
+// Storages that collectives read and write.
+std::unordered_set<const Value*> touched_by_collectives(const Graph& graph) {
+  std::unordered_set<const Value*> touched;
+  for (const auto& op : graph.ops()) {
+    if (!ir::is_collective(*op)) continue;
+    for (const Value* operand : op->operands) touched.insert(ir::storage_of(operand));
+    for (const auto& result : op->results()) touched.insert(ir::storage_of(result.get()));
+  }
+  return touched;
+}
+
 // Positions from the first op of a kernel to its last.
 struct Span {
   int64_t first = 0, last = 0;
@@ -61,75 +80,103 @@ std::vector<Span> spans_of(const cost::Kernels& kernels) {
 
 }  // namespace
 
+std::string_view to_string(Region region) {
+  constexpr std::array<std::string_view, kRegions> kNames = {"state", "window", "activation", "io"};
+  return kNames.at(static_cast<size_t>(region));
+}
+
 std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
   std::vector<Buffer> buffers;
-  std::unordered_set<const Value*> outside;  // state, and what replaces it in its own memory
   const cost::Kernels kernels = cost::kernels_of(graph);
   const std::vector<Span> spans = spans_of(kernels);
   const auto inside = cost::values_inside(graph, kernels);
+  const auto buffer_of = [&](const Value* value) -> Buffer* {
+    const auto found = value ? index.find(ir::storage_of(value)) : index.end();
+    return found == index.end() ? nullptr : &buffers[found->second];
+  };
   const auto read = [&](const Value* value, int64_t at) {
-    if (const auto found = index.find(ir::storage_of(value)); found != index.end()) {
-      int64_t& last = buffers[found->second].last;
-      last = std::max(last, at);
-    }
+    if (Buffer* buffer = buffer_of(value)) buffer->last = std::max(buffer->last, at);
   };
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];
-    for (const Value* operand : op.operands)
-      if (operand) read(operand, spans[i].last);
+    for (const Value* operand : op.operands) read(operand, spans[i].last);
     if (ir::is_wait(op) && !options.blocking)  // what a collective sends is read until it is done
       for (const Value* sent : op.operands[0]->producer()->operands) read(sent, spans[i].last);
+    if (is_kept(op) || ir::aliased_operand(op) >= 0) continue;
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
-      if (op.is("param", "state", "constant", "scalar")) {
-        outside.insert(value);
-        continue;
-      }
-      if (ir::aliased_operand(op) >= 0) continue;
       if (r < donated.size()) {  // takes over the operand's memory
-        const Value* from = ir::storage_of(op.operands[static_cast<size_t>(donated[r])]);
-        const auto found = index.find(from);
+        const auto found = index.find(ir::storage_of(op.operands[static_cast<size_t>(donated[r])]));
         if (found != index.end()) index[value] = found->second;
         continue;
       }
       if (inside.contains(value)) continue;
       index[value] = buffers.size();
       buffers.push_back({.value = value,
-                         .bytes = round_up(std::max<int64_t>(value->type().bytes(), 1), options.alignment),
+                         .bytes = std::max<int64_t>(value->type().bytes(), 1),
                          .first = spans[i].first,
-                         .last = spans[i].last});
+                         .last = spans[i].last,
+                         .region = op.is("input") ? Region::Io : Region::Activation});
     }
   }
-  const auto keep = [&](const Value* value) {
-    const auto found = index.find(ir::storage_of(value));
-    if (found != index.end()) buffers[found->second].last = static_cast<int64_t>(graph.ops().size());
-  };
-  for (const Value* output : graph.outputs) keep(output);
-  for (const ir::Carry& carry : graph.carries) keep(carry.next);
+  const auto end = static_cast<int64_t>(graph.ops().size());
+  for (const Value* output : graph.outputs) read(output, end);
+  for (const ir::Carry& carry : graph.carries) read(carry.next, end);
+  for (const Value* value : touched_by_collectives(graph))
+    if (Buffer* buffer = buffer_of(value)) buffer->region = Region::Window;
+  for (Buffer& buffer : buffers) {
+    if (options.blocking) buffer.region = Region::Activation;
+    buffer.bytes = round_up(buffer.bytes, alignment_of(buffer.region, options.target));
+  }
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
   std::ranges::stable_sort(buffers, {}, &Buffer::first);
   return buffers;
 }
 
-int64_t state_bytes(const Graph& graph, int64_t alignment) {
+int64_t compute_workspace(const Graph& graph, const cost::Target& target) {
   int64_t bytes = 0;
-  for (const auto& op : graph.ops())
-    if (op->is("param", "state")) bytes += round_up(op->result()->type().bytes(), alignment);
+  for (const auto& ops : cost::kernels_of(graph).ops) bytes = std::max(bytes, cost::workspace_bytes(ops, target));
   return bytes;
 }
 
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
+  const auto bytes_of = [&](Region region) -> int64_t& { return plan.region_bytes[static_cast<size_t>(region)]; };
+  const auto sent = touched_by_collectives(graph);
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param", "state")) continue;
+    Buffer buffer{.value = op->result(), .last = std::ssize(graph.ops()), .region = Region::State};
+    if (sent.contains(buffer.value) && !options.blocking) buffer.region = Region::Window;
+    buffer.bytes = round_up(op->result()->type().bytes(), alignment_of(buffer.region, options.target));
+    buffer.offset = bytes_of(buffer.region);
+    bytes_of(buffer.region) += buffer.bytes;
+    plan.state_bytes += buffer.bytes;
+    plan.state.push_back(buffer);
+  }
   plan.buffers = find_buffers(graph, options);
-  plan.state_bytes = state_bytes(graph, options.alignment);
+  if (!options.blocking)
+    plan.workspace_bytes =
+        compute_workspace(graph, options.target) + std::ssize(communicators(graph)) * options.target.communicator_bytes;
   const Peak peak = live_peak(plan.buffers);
-  const bool hopeless = options.enough_bytes > 0 && plan.state_bytes + peak.bytes > options.enough_bytes;
-  plan.arena_bytes = assign_offsets(
-      plan.buffers, hopeless ? std::numeric_limits<int64_t>::max() : options.enough_bytes - plan.state_bytes);
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
+  // What is kept lies below what comes and goes. The regions' peaks need not be at one time.
+  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;
+  if (options.enough_bytes > 0 && peak.bytes > enough) enough = std::numeric_limits<int64_t>::max();
+  for (const Region region : {Region::Io, Region::Window, Region::Activation}) {
+    std::vector<Buffer> part;
+    for (const Buffer& buffer : plan.buffers)
+      if (buffer.region == region) part.push_back(buffer);
+    const int64_t arena = assign_offsets(part, std::max<int64_t>(enough, 0)), begin = bytes_of(region);
+    auto next = part.begin();
+    for (Buffer& buffer : plan.buffers)
+      if (buffer.region == region) buffer.offset = begin + (next++)->offset;
+    bytes_of(region) += arena;
+    plan.arena_bytes += arena;
+    if (enough < std::numeric_limits<int64_t>::max()) enough -= arena;
+  }
   return plan;
 }
 
@@ -144,32 +191,38 @@ std::vector<Share> alive_at(const MemoryPlan& plan, int64_t position,
   return shares;
 }
 
-std::string check_memory_plan(const MemoryPlan& plan, int64_t alignment) {
-  // Over time: what is alive, by address.
+std::string check_memory_plan(const MemoryPlan& plan, const cost::Target& target) {
+  // Over time: what is alive, by region and address.
   std::vector<const Buffer*> by_first;
+  for (const Buffer& b : plan.state) by_first.push_back(&b);
   for (const Buffer& b : plan.buffers) by_first.push_back(&b);
   std::ranges::stable_sort(by_first, {}, &Buffer::first);
-  std::multimap<int64_t, const Buffer*> ends;   // alive, by last
-  std::map<int64_t, const Buffer*> at_address;  // alive, by offset
+  std::multimap<int64_t, const Buffer*> ends;                      // alive, by last
+  std::map<std::pair<Region, int64_t>, const Buffer*> at_address;  // alive, by region and offset
   const auto name = [](const Buffer& b) { return concat('%', b.value->name()); };
   for (const Buffer* b : by_first) {
     while (!ends.empty() && ends.begin()->first < b->first) {
-      at_address.erase(ends.begin()->second->offset);
+      at_address.erase({ends.begin()->second->region, ends.begin()->second->offset});
       ends.erase(ends.begin());
     }
+    const int64_t alignment = alignment_of(b->region, target);
     if (b->offset < 0 || b->offset % alignment != 0)
       return concat(name(*b), " lies at ", b->offset, "\n  expected a multiple of ", alignment);
-    if (b->offset + b->bytes > plan.arena_bytes)
-      return concat(name(*b), " ends at ", b->offset + b->bytes, "\n  expected at most the arena's ", plan.arena_bytes);
-    const auto next = at_address.lower_bound(b->offset);
+    const int64_t region_bytes = plan.region_bytes[static_cast<size_t>(b->region)];
+    if (b->offset + b->bytes > region_bytes)
+      return concat(name(*b), " ends at ", b->offset + b->bytes, "\n  expected at most the ", region_bytes,
+                    " bytes of region ", to_string(b->region));
+    const auto next = at_address.lower_bound({b->region, b->offset});
+    const auto in_region = [&](auto it) { return it->second->region == b->region; };
     const Buffer* clash = nullptr;
-    if (next != at_address.end() && next->first < b->offset + b->bytes) clash = next->second;
-    if (next != at_address.begin() && std::prev(next)->first + std::prev(next)->second->bytes > b->offset)
+    if (next != at_address.end() && in_region(next) && next->first.second < b->offset + b->bytes) clash = next->second;
+    if (next != at_address.begin() && in_region(std::prev(next)) &&
+        std::prev(next)->first.second + std::prev(next)->second->bytes > b->offset)
       clash = std::prev(next)->second;
     if (clash)
       return concat(name(*b), " and ", name(*clash), " overlap at address ", std::max(b->offset, clash->offset),
-                    " while both are alive\n  expected disjoint addresses");
-    at_address.emplace(b->offset, b);
+                    " of region ", to_string(b->region), " while both are alive\n  expected disjoint addresses");
+    at_address.emplace(std::pair(b->region, b->offset), b);
     ends.emplace(b->last, b);
   }
   return "";

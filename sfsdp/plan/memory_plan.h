@@ -1,17 +1,29 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Where each buffer of a step lies on a rank: lifetimes from the total order, addresses for all of it before the first
-// step. Parameters and carried state lie outside, in storage of their own; what is carried in flight is a buffer from the
-// step's begin to its last reader, and from its start to the end.
+// Where each buffer of a step lies on a rank: lifetimes from the total order, addresses in regions for all of it before the
+// first step.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "sfsdp/cost/target.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::plan {
+
+// What memory is for. Each region is one allocation.
+enum class Region : uint8_t {
+  State,       // parameters, moments, counters, from step to step
+  Window,      // all that collectives touch: at equal offsets on all ranks, in pages of its own
+  Activation,  // the rest of what ops make
+  Io,          // the batch
+};
+inline constexpr size_t kRegions = 4;
+std::string_view to_string(Region region);
 
 // Memory that one op makes and that views of it share.
 struct Buffer {
@@ -19,21 +31,26 @@ struct Buffer {
   int64_t bytes = 0;   // rounded up to the alignment
   int64_t first = 0;   // position of the first op of the kernel that makes it
   int64_t last = 0;    // position of the last op of the last kernel that reads it; the end of the graph for results
-  int64_t offset = 0;  // in the arena
+  int64_t offset = 0;  // in its region
+  Region region = Region::Activation;
 };
 
 struct MemoryPlan {
-  std::vector<Buffer> buffers;  // in order of `first`
-  int64_t state_bytes = 0;      // parameters, moments, counters
-  int64_t arena_bytes = 0;      // what the addresses need
-  int64_t live_bytes = 0;       // most that is alive at once: no arena can be smaller
+  std::vector<Buffer> state;  // in the graph's order; what collectives send as it is stored lies at the window's begin
+  std::vector<Buffer> buffers;                      // in order of `first`
+  std::array<int64_t, kRegions> region_bytes = {};  // what the addresses need, State and Window with what is kept
+  int64_t state_bytes = 0;                          // parameters, moments, counters
+  int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
+  int64_t live_bytes = 0;       // most of `buffers` that is alive at once: no arenas can be smaller together
   int64_t peak_position = 0;    // the first op at which that much is alive
-  int64_t peak() const { return state_bytes + arena_bytes; }
+  int64_t workspace_bytes = 0;  // of all lanes (workspaces of a StepPlan)
+  int64_t peak() const { return state_bytes + arena_bytes + workspace_bytes; }
 };
 
 struct MemoryOptions {
-  int64_t alignment = 256;
-  // A collective is over where it starts, as in the reference executor: what it sends may go before the wait.
+  cost::Target target = cost::cpu_target();
+  // As in the reference executor: a collective is over where it starts, so what it sends may go before the wait; memory is
+  // allocated value by value, so there are no regions and no workspaces.
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller, nor one that cannot be as small; 0: as small as can be.
   int64_t enough_bytes = 0;
@@ -42,9 +59,9 @@ struct MemoryOptions {
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0. A kernel (cost/kernels.h) runs as one: what
 // it reads and makes is alive from its first op to its last, what it alone makes and reads has no memory.
 std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
-// Bytes of parameters, moments and counters, each rounded up.
-int64_t state_bytes(const ir::Graph& graph, int64_t alignment);
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
+// Bytes that the kernels of the compute lane need beside their buffers, one after the other: of the largest.
+int64_t compute_workspace(const ir::Graph& graph, const cost::Target& target);
 
 // Buffers alive at `position`, largest first, summed by a name that the caller gives each.
 struct Share {
@@ -54,7 +71,7 @@ struct Share {
 std::vector<Share> alive_at(const MemoryPlan& plan, int64_t position,
                             const std::function<std::string(const ir::Value&)>& name_of);
 
-// "" or what is wrong: two buffers that are alive at once overlap, one leaves the arena or is misaligned.
-std::string check_memory_plan(const MemoryPlan& plan, int64_t alignment = 256);
+// "" or what is wrong: two buffers of a region that are alive at once overlap, one leaves its region or is misaligned.
+std::string check_memory_plan(const MemoryPlan& plan, const cost::Target& target = cost::cpu_target());
 
 }  // namespace sfsdp::plan

@@ -28,17 +28,20 @@ fwd:
 TEST_CASE("memory plan: a buffer lives from its op to the last reader of any view; state lies outside") {
   const ir::Graph graph = ir::parse_or_throw(kText);
   const MemoryPlan plan = plan_memory(graph);
-  CHECK(plan.state_bytes == 256);
+  CHECK(plan.state_bytes == 4096);  // it is sent as it is stored: a page of the window
   std::string got;
   for (const Buffer& b : plan.buffers)
     got += b.value->name() + " " + std::to_string(b.bytes) + " " + std::to_string(b.first) + "-" +
            std::to_string(b.last) + ", ";
-  CHECK(got == "x 512 1-1, s 512 2-5, a 256 5-7, b 256 6-7, c 256 7-8, ");
-  // a dies at c, which is computed from it: three buffers of 256 at once, or the gather and a
-  CHECK(plan.live_bytes == 768);
+  CHECK(got == "x 512 1-1, s 4096 2-5, a 256 5-7, b 256 6-7, c 256 7-8, ");
+  CHECK(plan.live_bytes == 4096 + 256);  // the gather and a
   CHECK(plan.peak_position == 5);
-  CHECK(plan.arena_bytes == 768);
-  CHECK(plan.peak() == 1024);
+  // a dies at c, which is computed from it: three buffers of 256 at once
+  CHECK(plan.arena_bytes == 512 + 4096 + 768);
+  CHECK(plan.region_bytes == std::array<int64_t, kRegions>{0, 2 * 4096, 768, 512});
+  CHECK(plan.buffers[1].offset == 4096);  // above the parameter
+  CHECK(plan.workspace_bytes >= 4096);
+  CHECK(plan.peak() == 4096 + plan.arena_bytes + plan.workspace_bytes);
   const auto shares = alive_at(plan, 5, [](const ir::Value& v) { return v.name(); });
   REQUIRE(shares.size() == 2);
   CHECK(shares[0].name == "s");
@@ -118,15 +121,15 @@ TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {
     for (size_t i = 0; i < plan.buffers.size(); ++i)
       for (size_t k = i + 1; k < plan.buffers.size(); ++k) {
         const Buffer &a = plan.buffers[i], &b = plan.buffers[k];
-        if (a.first > b.last || b.first > a.last) continue;
+        if (a.first > b.last || b.first > a.last || a.region != b.region) continue;
         MemoryPlan broken = plan;
         broken.buffers[k].offset = a.offset;
         CHECK_FALSE(check_memory_plan(broken).empty());
       }
     if (plan.buffers.empty()) continue;
     MemoryPlan small = plan;
-    --small.arena_bytes;
-    CHECK(check_memory_plan(small).find("arena") != std::string::npos);
+    for (int64_t& bytes : small.region_bytes) --bytes;
+    CHECK(check_memory_plan(small).find("bytes of region") != std::string::npos);
     MemoryPlan misaligned = plan;
     misaligned.buffers[0].offset += 4;
     CHECK(check_memory_plan(misaligned).find("multiple of") != std::string::npos);

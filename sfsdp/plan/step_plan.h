@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The finished plan of a step, the same on every rank: the ops in their order, the order of each communicator's
-// collectives, the address of every buffer. One text, which parses back and is hashed. `sfsdp plan` makes,
-// verifies and prints it; the executor follows the order of the graph's ops alone, ranks compare the graph's text.
+// The finished plan of a step, the same on every rank: which ops a kernel computes, what runs on which lane in which order, what waits for what,
+// where each buffer lies. One text, which parses back and is hashed. Ranks compare its hash before they run it.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +9,18 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/memory_plan.h"
 
 namespace sfsdp::plan {
 
-// One communicator: its collectives run one after the other, each from its start to its wait.
-struct CommLane {
-  std::vector<std::string> axes;
-  std::vector<const ir::Op*> collectives;  // starts, and collectives that block, in order
-};
-
 struct StepPlan {
-  ir::Graph graph;
-  std::vector<CommLane> lanes;  // all other ops run on the compute lane, in the graph's order
+  ir::Graph graph;              // its ops in order; kernel=N says what runs as one
+  std::vector<CommLane> lanes;  // beside the compute lane
+  std::vector<Edge> edges;      // sorted
   MemoryPlan memory;
-  int64_t alignment = 256;
+  std::vector<int64_t> workspaces;  // bytes by lane, the compute lane's first
+  cost::Target target;              // whose name and alignments are part of the plan
 };
 
 StepPlan make_plan(const ir::Graph& graph, const MemoryOptions& options = {});

@@ -88,6 +88,9 @@ Schedule random_schedule(std::mt19937_64& random, size_t n) {
   return schedule;
 }
 
+// These steps are small: pages of the window would be a good part of their memory, which the estimate does not round.
+const plan::MemoryOptions kSmallPages = {.target = {.name = "test", .window_alignment = 256}};
+
 // The graph that the passes make of a schedule.
 ir::Graph scheduled(const Case& c, const Schedule& schedule) {
   ir::Graph graph = c.graph.clone();
@@ -141,7 +144,7 @@ TEST_CASE("a schedule is predicted as the simulator times the graph that is made
     const sim::Simulation simulation = sim::simulate(graph, c.machine);
     const Estimate expected = estimate(c.profile, schedule);
     CHECK(expected.seconds == doctest::Approx(simulation.step_seconds).epsilon(0.01).scale(0));
-    const plan::MemoryPlan memory = plan::plan_memory(graph);
+    const plan::MemoryPlan memory = plan::plan_memory(graph, kSmallPages);
     CHECK(static_cast<double>(expected.peak_bytes) ==
           doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(0.05));
   }
@@ -221,7 +224,7 @@ struct Simulated {
 Simulated simulate_schedule(const Case& c, const Schedule& schedule) {
   const ir::Graph graph = scheduled(c, schedule);
   const sim::Simulation simulation = sim::simulate(graph, c.machine);
-  const plan::MemoryPlan memory = plan::plan_memory(graph);
+  const plan::MemoryPlan memory = plan::plan_memory(graph, kSmallPages);
   return {simulation.step_seconds, memory.state_bytes + memory.live_bytes};
 }
 

@@ -7,11 +7,13 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/offsets.h"
 #include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 
@@ -27,11 +29,15 @@ class Verifier {
   std::vector<std::string> run() {
     for (const ir::Diagnostic& d : ir::verify(plan_.graph)) errors_.push_back(concat(d));
     if (!errors_.empty()) return errors_;  // the rest would walk over a broken graph
+    note(check_kernels(plan_.graph));
+    const size_t found = errors_.size();
     check_lanes();
+    check_tasks();
+    if (errors_.size() > found) return errors_;  // the rest follows lanes and edges
     note(check_rendezvous(DeviceMesh(plan_.graph.mesh), [&](int64_t) -> const Graph& { return plan_.graph; }));
     note(check_axis_states(plan_.graph));
-    note(check_kernels(plan_.graph));
     check_memory();
+    for (const std::string& error : check_hazards(plan_)) note(error);
     check_budget();
     return errors_;
   }
@@ -72,12 +78,33 @@ class Verifier {
                     "\n  expected collectives alone on lanes of communicators"));
   }
 
+  // Edges lead from task to task of two lanes.
+  void check_tasks() {
+    if (plan_.workspaces.size() != plan_.lanes.size() + 1)
+      note(concat(plan_.workspaces.size(), " workspaces\n  expected one for each of ", plan_.lanes.size() + 1,
+                  " lanes"));
+    for (const int64_t bytes : plan_.workspaces)
+      if (bytes <= 0) note(concat("a workspace of ", bytes, " bytes\n  expected some: no kernel runs without"));
+    const size_t kernels = cost::kernels_of(plan_.graph).ops.size();
+    const auto exists = [&](const Task& task) {
+      return task.lane == 0
+                 ? task.number < kernels
+                 : task.lane <= plan_.lanes.size() && task.number < plan_.lanes[task.lane - 1].collectives.size();
+    };
+    for (const Edge& edge : plan_.edges)
+      if (!exists(edge.from) || !exists(edge.to) || edge.from.lane == edge.to.lane)
+        note(concat("an edge from ", edge.from.number, " of lane ", edge.from.lane, " to ", edge.to.number, " of lane ",
+                    edge.to.lane, "\n  expected tasks of two lanes of the plan"));
+    if (!std::ranges::is_sorted(plan_.edges) || std::ranges::adjacent_find(plan_.edges) != plan_.edges.end())
+      note("edges are not in order, or twice\n  expected each once, sorted");
+  }
+
   void check_memory() {
     const MemoryPlan& m = plan_.memory;
     std::unordered_map<const Value*, const Buffer*> planned;
     for (const Buffer& b : m.buffers)
       if (!planned.emplace(b.value, &b).second) note(concat("%", b.value->name(), " has two buffers\n  expected one"));
-    const auto needed = find_buffers(plan_.graph, {.alignment = plan_.alignment});
+    const auto needed = find_buffers(plan_.graph, {.target = plan_.target});
     for (const Buffer& b : needed) {
       const auto found = planned.find(b.value);
       const std::string name = concat("%", b.value->name());
@@ -87,6 +114,8 @@ class Verifier {
       }
       const Buffer& p = *found->second;
       if (p.bytes != b.bytes) note(concat(name, " has a buffer of ", p.bytes, " bytes\n  expected ", b.bytes));
+      if (p.region != b.region)
+        note(concat(name, " lies in region ", to_string(p.region), "\n  expected ", to_string(b.region)));
       if (p.first != b.first || p.last != b.last)
         note(concat(name, " is kept from op ", p.first, " to op ", p.last, "\n  expected ", b.first, " to ", b.last,
                     ": from the op that makes it to the last that reads it"));
@@ -95,14 +124,30 @@ class Verifier {
     for (const auto& [value, buffer] : planned)
       note(concat("%", value->name(),
                   " has a buffer and needs none\n  expected none for state, views and what stays inside a kernel"));
-    note(check_memory_plan(m, plan_.alignment));
+    note(check_memory_plan(m, plan_.target));
     const Peak peak = live_peak(m.buffers);
     const auto compare = [&](const char* what, int64_t got, int64_t expected) {
       if (got != expected) note(concat(what, " = ", got, "\n  expected ", expected));
     };
-    compare("state_bytes", m.state_bytes, state_bytes(plan_.graph, plan_.alignment));
+    check_state();
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
+  }
+
+  // A place for every parameter, moment and counter, as large as it is.
+  void check_state() {
+    std::unordered_map<const Value*, const Buffer*> kept;
+    for (const Buffer& b : plan_.memory.state)
+      if (!kept.emplace(b.value, &b).second || !b.value->producer()->is("param", "state"))
+        note(concat("%", b.value->name(), " in state\n  expected parameters, moments and counters, each once"));
+    for (const auto& op : plan_.graph.ops()) {
+      if (!op->is("param", "state")) continue;
+      const auto found = kept.find(op->result());
+      const int64_t bytes = found == kept.end() ? -1 : found->second->bytes;
+      if (bytes < op->result()->type().bytes())
+        note(concat("%", op->result()->name(), bytes < 0 ? " has no place in state" : concat(" has ", bytes, " bytes"),
+                    "\n  expected ", op->result()->type().bytes(), " bytes of state"));
+    }
   }
 
   void check_budget() {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What runs beside what: one compute lane, which runs the kernels in order, and a lane per communicator and channel, which runs its collectives in
+// the order of their starts. Lanes wait for each other by edges alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::plan {
+
+// One communicator: its collectives run one after the other, each from its start to its wait.
+struct CommLane {
+  std::vector<std::string> axes;
+  int64_t channel = 0;                          // of several lanes over the same axes
+  std::vector<const ir::Op*> collectives = {};  // starts, and collectives that block, in order
+};
+
+std::vector<CommLane> communicators(const ir::Graph& graph);
+// "compute", "dp_shard/0", "dp_replicate,dp_shard/0".
+std::string name_of(const CommLane& lane);
+
+// What runs on a lane: a kernel by its number (cost/kernels.h), a collective by its place.
+struct Task {
+  size_t lane = 0;  // 0: compute; 1 + i: the i-th communicator
+  size_t number = 0;
+  auto operator<=>(const Task&) const = default;
+};
+
+// Each run of `to` begins after the latest run of `from` that the program has before it: in this pass over the graph, or, where
+// `from` stands after `to`, in the micro-batch or the step before.
+struct Edge {
+  Task from, to;
+  auto operator<=>(const Edge&) const = default;
+};
+
+// What the program of a rank does, in its order.
+struct Action {
+  enum Kind : uint8_t { Run, Start, Wait } kind = Run;  // a kernel; the start of a collective; until it is done
+  Task task;
+  int64_t position = 0;  // of the op in the graph
+};
+// Of `steps` steps, of which each runs forward, loss and backward of at most three micro-batches: the first one, one that
+// stands for those between, and the last one.
+std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes, int64_t steps);
+
+// The edges that the program needs and that the order of a lane and other edges do not imply. Sorted.
+std::vector<Edge> make_edges(const ir::Graph& graph, const std::vector<CommLane>& lanes);
+
+}  // namespace sfsdp::plan

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/plan/plan_text.h"
+#include "sfsdp/plan/step_plan.h"
+
+namespace sfsdp::plan {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+
+constexpr std::string_view kHeader = "plan target=NAME alignment=N window_alignment=N live_bytes=N peak_position=N";
+
+// Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
+// far beyond any machine, and small enough for every sum to be a number.
+constexpr int64_t kMost = int64_t{1} << 50, kMostTogether = int64_t{1} << 60;
+constexpr int64_t kMostAlignment = 1 << 30;  // the largest page of any machine
+
+std::optional<int64_t> number_in(std::string_view text) {
+  const auto number = parse_int(text);
+  return number && *number >= -kMost && *number <= kMost ? number : std::nullopt;
+}
+
+// Reads the sections that follow the graph, line by line.
+class SectionReader {
+ public:
+  SectionReader(std::string_view text, std::string file, size_t line, const Graph& graph)
+      : lines_(split(text, '\n')), file_(std::move(file)), first_line_(line), graph_(graph) {}
+
+  void read(StepPlan& plan) {
+    expect(kLanes);
+    read_lanes(plan);
+    expect(kEdges);
+    while (in_section()) plan.edges.push_back(read_edge());
+    expect(kRegionsTitle);
+    for (size_t r = 0; r < kRegions; ++r) plan.memory.region_bytes[r] = read_region(static_cast<Region>(r));
+    expect(kState);
+    while (in_section()) plan.memory.state.push_back(read_buffer());
+    expect(kBuffers);
+    while (in_section()) plan.memory.buffers.push_back(read_buffer());
+    if (at_ < lines_.size() && !lines_[at_].empty()) fail("the end of the plan");
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& expected) const {
+    throw UserError(concat("plan ", file_.empty() ? "text" : file_, ", line ", first_line_ + at_, ": ",
+                           at_ < lines_.size() ? lines_[at_] : "(end)", "\n  expected ", expected));
+  }
+  bool in_section() const { return at_ < lines_.size() && lines_[at_].starts_with("  "); }
+  void expect(std::string_view title) {
+    if (at_ >= lines_.size() || lines_[at_] != title) fail(std::string(title));
+    ++at_;
+  }
+  std::vector<std::string> words() const {
+    std::vector<std::string> words;
+    if (in_section())
+      for (std::string& word : split(lines_[at_], ' '))
+        if (!word.empty()) words.push_back(std::move(word));
+    return words;
+  }
+  const Value* value_of(const std::string& word) const {
+    const Value* value = word.starts_with('%') ? graph_.find_value(word.substr(1)) : nullptr;
+    if (!value) fail("the name of a value of the graph, as %x");
+    return value;
+  }
+  int64_t number_of(const std::string& word, std::string_view key) const {
+    const auto number = word.starts_with(key) ? number_in(std::string_view(word).substr(key.size())) : std::nullopt;
+    if (!number) fail(concat(key, "a number up to ", kMost));
+    return *number;
+  }
+  int64_t bytes_of(const std::string& word, std::string_view key) {
+    const int64_t bytes = number_of(word, key);
+    if (bytes < 0 || (together_ += bytes) > kMostTogether)
+      fail(concat(key, "N, at least 0, that a machine could hold"));
+    return bytes;
+  }
+
+  // "  compute workspace=4096:", "  dp_shard/0 workspace=4096: %a %b"
+  void read_lanes(StepPlan& plan) {
+    while (in_section()) {
+      std::vector<std::string> parts = words();
+      const bool compute = plan.workspaces.empty();
+      if (parts.size() < 2 || !parts[1].ends_with(':') || (compute && (parts[0] != "compute" || parts.size() > 2)))
+        fail(compute ? "  compute workspace=N:" : "  AXES/CHANNEL workspace=N: %collective ...");
+      parts[1].pop_back();
+      plan.workspaces.push_back(bytes_of(parts[1], "workspace="));
+      if (!lane_of_.emplace(parts[0], lane_of_.size()).second) fail("each lane once");
+      if (!compute) plan.lanes.push_back(read_lane(parts));
+      ++at_;
+    }
+    if (plan.workspaces.empty()) fail("  compute workspace=N:");
+  }
+  CommLane read_lane(const std::vector<std::string>& parts) const {
+    CommLane lane;
+    const size_t slash = parts[0].rfind('/');
+    const auto channel = slash == std::string::npos ? std::nullopt : parse_int(parts[0].substr(slash + 1));
+    if (!channel || *channel < 0) fail("  AXES/CHANNEL workspace=N: %collective ...");
+    lane.channel = *channel;
+    if (const std::string axes = parts[0].substr(0, slash); axes != "none") lane.axes = split(axes, ',');
+    for (size_t i = 2; i < parts.size(); ++i) lane.collectives.push_back(value_of(parts[i])->producer());
+    return lane;
+  }
+  // "  compute.12 -> dp_shard/0.3"
+  Edge read_edge() {
+    const auto parts = words();
+    if (parts.size() != 3 || parts[1] != "->") fail("  LANE.NUMBER -> LANE.NUMBER");
+    const Edge edge{task_of(parts[0]), task_of(parts[2])};
+    ++at_;
+    return edge;
+  }
+  Task task_of(const std::string& word) const {
+    const size_t dot = word.rfind('.');
+    const auto lane = lane_of_.find(word.substr(0, dot));
+    const auto number = dot == std::string::npos ? std::nullopt : parse_int(word.substr(dot + 1));
+    if (lane == lane_of_.end() || !number || *number < 0) fail("a lane of this plan and a number, as compute.12");
+    return {lane->second, static_cast<size_t>(*number)};
+  }
+  int64_t read_region(Region region) {
+    const auto parts = words();
+    if (parts.size() != 2 || parts[0] != to_string(region)) fail(concat("  ", to_string(region), " bytes=N"));
+    const int64_t bytes = bytes_of(parts[1], "bytes=");
+    ++at_;
+    return bytes;
+  }
+  // "  %a activation offset=0 bytes=256 first=3 last=9"
+  Buffer read_buffer() {
+    const auto parts = words();
+    if (parts.size() != 6) fail("  %value REGION offset=N bytes=N first=N last=N");
+    Buffer buffer{.value = value_of(parts[0])};
+    size_t region = 0;
+    while (region < kRegions && parts[1] != to_string(static_cast<Region>(region))) ++region;
+    if (region == kRegions) fail("state, window, activation or io");
+    buffer.region = static_cast<Region>(region);
+    buffer.offset = number_of(parts[2], "offset=");
+    buffer.bytes = bytes_of(parts[3], "bytes=");
+    buffer.first = number_of(parts[4], "first=");
+    buffer.last = number_of(parts[5], "last=");
+    ++at_;
+    return buffer;
+  }
+
+  std::vector<std::string> lines_;
+  std::string file_;
+  size_t first_line_;
+  const Graph& graph_;
+  size_t at_ = 0;
+  int64_t together_ = 0;  // bytes of all that is read
+  std::map<std::string, size_t> lane_of_;
+};
+
+std::string word_after(const std::vector<std::string>& words, std::string_view key) {
+  for (const std::string& word : words)
+    if (word.starts_with(key)) return word.substr(key.size());
+  return "";
+}
+
+int64_t header_number(const std::vector<std::string>& words, std::string_view key) {
+  if (const auto number = number_in(word_after(words, key))) return *number;
+  throw UserError(concat("plan, line 1: no ", key, "\n  expected ", kHeader));
+}
+
+}  // namespace
+
+StepPlan parse_plan(std::string_view text, const std::string& file_name) {
+  const size_t header_end = text.find('\n');
+  const auto words = split(text.substr(0, header_end), ' ');
+  if (words.empty() || words[0] != "plan" || header_end == std::string_view::npos)
+    throw UserError(concat("plan ", file_name, ", line 1: ", text.substr(0, std::min<size_t>(header_end, 80)),
+                           "\n  expected ", kHeader));
+  const size_t lanes = text.find(concat("\n", kLanes, "\n"));
+  if (lanes == std::string_view::npos)
+    throw UserError(concat("plan ", file_name, ": the graph is not followed by ", kLanes,
+                           "\n  expected a text that sfsdp plan wrote, whole"));
+  StepPlan plan;
+  const std::string_view graph_text = text.substr(header_end + 1, lanes - header_end);
+  plan.graph = ir::parse_or_throw(graph_text, file_name);
+  plan.target = {.name = word_after(words, "target=")};
+  if (plan.target.name.empty()) throw UserError(concat("plan, line 1: no target=\n  expected ", kHeader));
+  for (const auto& [key, alignment] : {std::pair<std::string_view, int64_t*>{"alignment=", &plan.target.alignment},
+                                       {"window_alignment=", &plan.target.window_alignment}}) {
+    *alignment = header_number(words, key);
+    if (*alignment < 1 || *alignment > kMostAlignment)
+      throw UserError(concat("plan ", file_name, ", line 1: ", key, *alignment, "\n  expected 1 to ", kMostAlignment));
+  }
+  MemoryPlan& m = plan.memory;
+  m.live_bytes = header_number(words, "live_bytes=");
+  m.peak_position = header_number(words, "peak_position=");
+  const auto line = static_cast<size_t>(std::ranges::count(text.substr(0, lanes + 1), '\n')) + 1;
+  SectionReader(text.substr(lanes + 1), file_name, line, plan.graph).read(plan);
+  for (const Buffer& b : m.state) m.state_bytes += b.bytes;
+  for (const int64_t bytes : m.region_bytes) m.arena_bytes += bytes;
+  m.arena_bytes -= m.state_bytes;
+  for (const int64_t bytes : plan.workspaces) m.workspace_bytes += bytes;
+  return plan;
+}
+
+}  // namespace sfsdp::plan
