@@ -3,13 +3,12 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/verifier.h"
-#include "sfsdp/plan/verify/axis_states.h"
-#include "sfsdp/plan/verify/kernels.h"
-#include "sfsdp/plan/verify/rendezvous.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
 
 namespace sfsdp::step {
@@ -45,21 +44,21 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   return {};
 }
 
-void check_step(const ir::Graph& graph, const Strategy& strategy) {
-  ir::verify_or_throw(graph);
-  for (const std::string& wrong :
-       {plan::check_rendezvous(strategy.mesh, [&](int64_t) -> const ir::Graph& { return graph; }),
-        plan::check_axis_states(graph), plan::check_kernels(graph)})
-    if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + wrong);
+plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target) {
+  plan::StepPlan plan = plan::make_plan(std::move(graph), {.target = target});
+  if (const auto wrong = plan::verify_plan(plan); !wrong.empty())
+    throw InternalError("the compiled step is not sound: " + join(wrong, "\n"));
+  return plan;
 }
 
-void complete_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool half_precision) {
+plan::StepPlan complete_step(ir::Graph graph, const Strategy& strategy, const StepOptions& options,
+                             bool half_precision) {
   place_step(graph, strategy, options, true, half_precision);
   passes::PipelineOptions pipeline = pipeline_of(strategy, options.pipeline);
   std::optional<plan::StorageLayout> layout;
   if (options.tune.choose_remat) pipeline.remat = tune::choose_remat(graph, pipeline, options.tune, layout).options;
   tune::run_pipeline(graph, pipeline, options.tune, layout);
-  check_step(graph, strategy);
+  return plan_step(std::move(graph), options.target);
 }
 
 }  // namespace sfsdp::step

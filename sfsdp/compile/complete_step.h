@@ -10,6 +10,7 @@
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/tune/tune.h"
 
 namespace sfsdp::step {
@@ -22,6 +23,7 @@ struct StepOptions {
   int64_t micro_batches = 1;
   passes::PipelineOptions pipeline = {};  // storage options are the strategy's: pipeline_of
   tune::TuneOptions tune = {};
+  cost::Target target = cost::cpu_target();
 };
 
 // The pipeline with what the strategy says of storage.
@@ -35,11 +37,13 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
 std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options,
                                        bool training, bool half_precision);
 
-// Throws InternalError where the verifier, check_rendezvous or check_axis_states finds a compiled step unsound.
-void check_step(const ir::Graph& graph, const Strategy& strategy);
+// The plan of a graph that has been through the pipeline, proved sound.
+//   throws: InternalError with all that plan::verify_plan finds
+plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target);
 
 // All of the above on one training graph.
 //   throws: UserError as the parts do
-void complete_step(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool half_precision);
+plan::StepPlan complete_step(ir::Graph graph, const Strategy& strategy, const StepOptions& options,
+                             bool half_precision);
 
 }  // namespace sfsdp::step

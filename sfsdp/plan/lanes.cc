@@ -48,9 +48,8 @@ class EdgeMaker {
         needed[other] = &runs_[other][static_cast<size_t>(program_[other]) - 1];
     for (size_t other = 0; other < known_.size(); ++other) {
       if (!needed[other]) continue;
-      const bool implied = std::ranges::any_of(needed, [&](const Run* run) {
-        return run && run != needed[other] && run->clock[other] >= program_[other];
-      });
+      const bool implied = std::ranges::any_of(
+          needed, [&](const Run* run) { return run && run != needed[other] && run->clock[other] >= program_[other]; });
       if (!implied) edges_.insert({{other, needed[other]->number}, action.task});
     }
     for (const Run* run : needed)

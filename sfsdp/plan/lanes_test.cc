@@ -77,7 +77,7 @@ opt:
   graph.micro_batches = 4;
   // The gather follows the sum of the micro-batch before (c1) and the end of the step before (c2).
   CHECK(edges_of(graph) == "c0>s1 c1>s0 c2>s0 s0>c0 s1>c1");
-  CHECK(check_hazards(make_plan(graph)) == std::vector<std::string>());
+  CHECK(check_hazards(make_plan(graph.clone())) == std::vector<std::string>());
 }
 
 TEST_CASE("edges: programs of random graphs have no hazards, and have some without their edges") {
@@ -86,7 +86,7 @@ TEST_CASE("edges: programs of random graphs have no hazards, and have some witho
     CAPTURE(seed);
     ir::Graph graph = testing::random_program(seed);
     graph.micro_batches = 1 + static_cast<int64_t>(seed % 4);
-    StepPlan plan = make_plan(graph);
+    StepPlan plan = make_plan(graph.clone());
     CHECK(check_hazards(plan) == std::vector<std::string>());
     if (plan.edges.empty()) continue;
     plan.edges.clear();

@@ -162,20 +162,24 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
-  // What is kept lies below what comes and goes. The regions' peaks need not be at one time.
-  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;
-  if (options.enough_bytes > 0 && peak.bytes > enough) enough = std::numeric_limits<int64_t>::max();
-  for (const Region region : {Region::Io, Region::Window, Region::Activation}) {
-    std::vector<Buffer> part;
-    for (const Buffer& buffer : plan.buffers)
-      if (buffer.region == region) part.push_back(buffer);
-    const int64_t arena = assign_offsets(part, std::max<int64_t>(enough, 0)), begin = bytes_of(region);
+  // The regions' peaks need not be at one time. What is kept lies below what comes and goes.
+  constexpr std::array kArenas = {Region::Io, Region::Window, Region::Activation};
+  std::array<std::vector<Buffer>, kRegions> parts;
+  for (const Buffer& buffer : plan.buffers) parts[static_cast<size_t>(buffer.region)].push_back(buffer);
+  int64_t spare = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;  // beyond what no order can avoid
+  for (const Region region : kArenas) spare -= live_peak(parts[static_cast<size_t>(region)]).bytes;
+  const bool hopeless = options.enough_bytes > 0 && spare < 0;
+  for (const Region region : kArenas) {
+    std::vector<Buffer>& part = parts[static_cast<size_t>(region)];
+    const int64_t least = live_peak(part).bytes, begin = bytes_of(region);
+    const int64_t arena =
+        assign_offsets(part, hopeless ? std::numeric_limits<int64_t>::max() : least + std::max<int64_t>(spare, 0));
+    if (!hopeless) spare -= arena - least;
     auto next = part.begin();
     for (Buffer& buffer : plan.buffers)
       if (buffer.region == region) buffer.offset = begin + (next++)->offset;
     bytes_of(region) += arena;
     plan.arena_bytes += arena;
-    if (enough < std::numeric_limits<int64_t>::max()) enough -= arena;
   }
   return plan;
 }

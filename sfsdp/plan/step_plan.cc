@@ -10,10 +10,10 @@
 
 namespace sfsdp::plan {
 
-StepPlan make_plan(const ir::Graph& graph, const MemoryOptions& options) {
+StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
   SFSDP_CHECK(!options.blocking, "the reference executor allocates value by value");
   StepPlan plan;
-  plan.graph = graph.clone();
+  plan.graph = std::move(graph);
   plan.lanes = communicators(plan.graph);
   plan.edges = make_edges(plan.graph, plan.lanes);
   plan.memory = plan_memory(plan.graph, options);

@@ -23,7 +23,8 @@ struct StepPlan {
   cost::Target target;              // whose name and alignments are part of the plan
 };
 
-StepPlan make_plan(const ir::Graph& graph, const MemoryOptions& options = {});
+// The one place where lanes, edges and addresses are decided.
+StepPlan make_plan(ir::Graph graph, const MemoryOptions& options = {});
 
 // print(parse(text)) == text for text that print wrote; the same text for the same plan.
 std::string print(const StepPlan& plan);

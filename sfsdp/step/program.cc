@@ -130,7 +130,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
   check_options(options_, strategy_.data_ranks());
   check_batch_dims(strategy_.options.batch_dims, example);
   state_ = capture::take_state(*module_);
-  first_graph_ = &training(example).graph;
+  first_plan_ = &training(example).plan;
 }
 
 const Program::Variant& Program::training(const Batch& example) { return variant(example, true); }
@@ -154,7 +154,7 @@ const Program::Variant& Program::variant(const Batch& example, bool training) {
 uint64_t Program::hash_of(const Variant& variant) const {
   std::lock_guard lock(cache_->mutex);
   const auto [place, fresh] = cache_->hashes.try_emplace(&variant);
-  if (fresh) place->second = hash_path(ir::print(variant.graph));
+  if (fresh) place->second = plan::hash(variant.plan);
   return place->second;
 }
 
@@ -231,8 +231,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   passes.remat = variant->remat.options;
   variant->tuned = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
-  step::check_step(captured.graph, strategy_);
-  variant->graph = std::move(captured.graph);
+  variant->plan = step::plan_step(std::move(captured.graph), options_.target);
   variant->constants = std::move(captured.constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
   variant->complete_ms = std::chrono::duration<double, std::milli>(Clock::now() - captured_at).count();

@@ -44,12 +44,12 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
 }
 
 std::string meaning_of_difference(const std::string& ours, const std::string& theirs) {
-  const std::string met = ir::compare_collectives(ir::parse_or_throw(ours), ir::parse_or_throw(theirs));
+  const std::string met = ir::compare_collectives(plan::parse_plan(ours).graph, plan::parse_plan(theirs).graph);
   return met.empty() ? "their collectives are the same" : "they would not meet: " + met;
 }
 
-comm::RankText text_of(const ir::Graph& graph) {
-  return {"programs", ir::print(graph), "expected the same model, batch shapes, options and passes on all ranks",
+comm::RankText text_of(const plan::StepPlan& plan) {
+  return {"programs", plan::print(plan), "expected the same model, batch shapes, options and passes on all ranks",
           meaning_of_difference};
 }
 
@@ -81,7 +81,7 @@ std::string initial_values(const Program& program) {
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
 //   shared: by all ranks, which then start from the same values
 void check_same_program(const Program& program, comm::CommWorld& world, bool shared) {
-  const comm::RankText graph = text_of(program.first_graph());
+  const comm::RankText graph = text_of(program.first_plan());
   const auto& layout = program.storage_layout();
   const comm::RankText texts[] = {{"options", concat("CompileOptions::seed = ", program.options().seed), graph.advice},
                                   {"passes", program.pass_list(), graph.advice},
@@ -179,7 +179,7 @@ struct Step::Impl {
     }
     const auto begin = std::chrono::steady_clock::now();
     comm::expect_same_hash(
-        *world, step.program().hash_of(*variant), [&] { return text_of(variant->graph); }, numbers);
+        *world, step.program().hash_of(*variant), [&] { return text_of(variant->plan); }, numbers);
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return *variant;
   }

@@ -22,6 +22,7 @@
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/storage_layout.h"
 #include "sfsdp/tune/remat_share.h"
 
@@ -47,8 +48,9 @@ struct CompileOptions {
   bool skip_non_finite = true;
   uint64_t seed = 0;  // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
-  passes::PipelineOptions pipeline = {};  // of passes; its storage options are those of the strategy
-  tune::TuneOptions tune = {};            // what is chosen by cost
+  passes::PipelineOptions pipeline = {};     // of passes; its storage options are those of the strategy
+  tune::TuneOptions tune = {};               // what is chosen by cost
+  cost::Target target = cost::cpu_target();  // the device that the plan is made for
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
   // rank's thread.
   std::function<void(const std::string&)> notify = {};
@@ -86,7 +88,8 @@ class Program {
           const Batch& example, Strategy strategy, CompileOptions options);
 
   struct Variant {
-    ir::Graph graph;
+    plan::StepPlan plan;  // what runs, and what ranks compare
+    const ir::Graph& graph = plan.graph;
     std::vector<at::Tensor> constants;
     double capture_ms = 0;    // running the model on meta tensors
     double complete_ms = 0;   // data parallelism, optimizer, passes, verification
@@ -97,7 +100,7 @@ class Program {
   // or fewer tensors than the example of the constructor, or of other dtypes or ranks.
   const Variant& training(const Batch& example);
   const Variant& evaluation(const Batch& example);
-  uint64_t hash_of(const Variant& variant) const;  // of its printed graph: ranks compare it before each run
+  uint64_t hash_of(const Variant& variant) const;  // of its plan: ranks compare it before each run
   // Captures the training step again. Throws UserError naming the first op that differs, or what reads the first constant
   // with other values: a C++ number or a tensor from outside that changes from step to step is frozen in the graph, and
   // must become a tensor of the batch.
@@ -113,8 +116,9 @@ class Program {
   int64_t num_parameters() const;  // elements, tied ones once
   // The passes that this program's graphs go through, with their options, a line each.
   std::string pass_list() const;
-  // The graph that all state was laid out for.
-  const ir::Graph& first_graph() const { return *first_graph_; }
+  // The plan that all state was laid out for.
+  const plan::StepPlan& first_plan() const { return *first_plan_; }
+  const ir::Graph& first_graph() const { return first_plan_->graph; }
 
  private:
   friend class Step;
@@ -138,7 +142,7 @@ class Program {
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
-  const ir::Graph* first_graph_ = nullptr;  // in cache_
+  const plan::StepPlan* first_plan_ = nullptr;  // in cache_
   std::shared_ptr<Cache> cache_;
 };
 

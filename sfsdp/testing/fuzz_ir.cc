@@ -285,7 +285,7 @@ void plan_and_simulate(const ir::Graph& given, Dice& dice) {
   ir::Graph graph = given.clone();
   graph.micro_batches = 1 + static_cast<int64_t>(dice.below(3));
   allow_user_error([&] {
-    const plan::StepPlan plan = plan::make_plan(graph, {});
+    const plan::StepPlan plan = plan::make_plan(graph.clone());
     plan::verify_plan(plan);
     const std::string text = plan::print(plan);
     SFSDP_CHECK(plan::print(plan::parse_plan(text)) == text, "the plan's text changes when read");

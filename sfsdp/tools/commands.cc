@@ -40,8 +40,9 @@ Command plan_command() {
           .summary = "the plan of its step, verified; why its units are so",
           .options = {kWorld,
                       kMesh,
-                      {"--machine", "M", "what --explain counts on"},
-                      {"--out", "FILE", "writes the plan: order, lanes, addresses; without it a summary is printed"},
+                      {"--machine", "M",
+                       "the device that the plan is made for, and what --explain counts on; else this CPU"},
+                      {"--out", "FILE", "writes the plan: kernels, lanes, edges, addresses; a summary is printed too"},
                       {"--explain", "PATH",
                        "why the units under this module path are so, what would change; needs --machine"},
                       {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
@@ -52,10 +53,11 @@ Command plan_command() {
 Command simulate_command() {
   return {
       .name = "simulate",
-      .usage = "--config F --machine M --world N [--sweep CASES]",
+      .usage = "--config F --machine M --world N [--sweep CASES] | --plan P --machine M",
       .summary = "what a step would take on that machine",
       .options =
           {kMachine,
+           {"--plan", "FILE", "the plan that sfsdp plan --out wrote, instead of that of a config"},
            kWorld,
            kMesh,
            {"--simulate.execution", "E",

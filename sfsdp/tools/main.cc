@@ -12,6 +12,8 @@
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/main_torch.h"
+#include "sfsdp/tools/plan_file.h"
+#include "sfsdp/tools/simulate_plan.h"
 #include "sfsdp/tools/tokenizer.h"
 #include "sfsdp/train/config/config.h"
 
@@ -21,6 +23,11 @@ using namespace sfsdp::tools;
 
 bool holds(const std::vector<std::string>& args, const std::vector<std::string>& any) {
   return std::ranges::find_first_of(args, any) != args.end();
+}
+
+// Whether an option is there, with its value or before it.
+bool names(const std::vector<std::string>& args, const std::string& option) {
+  return std::ranges::any_of(args, [&](const auto& arg) { return arg == option || arg.starts_with(option + "="); });
 }
 
 int print_config(std::vector<std::string> args) {
@@ -39,9 +46,11 @@ int run(const std::string& name, const std::vector<std::string>& args) {
   const auto here = kRuns.find(name);
   if (here != kRuns.end()) return run_command(command, args, here->second, std::cout, std::cerr);
   if (holds(args, {"--help", "-h"})) return run_command(command, args, {}, std::cout, std::cerr);
+  if (name == "simulate" && names(args, "--plan"))
+    return run_command(command, args, run_simulate_plan, std::cout, std::cerr);
+  if (name == "plan" && names(args, "--check")) return run_command(command, args, run_check_plan, std::cout, std::cerr);
   if (name == "train" && holds(args, {"--print-config", "--print_config"})) return print_config(args);
-  if (name == "doctor" && std::ranges::any_of(args, [](const auto& arg) { return arg.starts_with("--flight"); }))
-    return run_command(command, args, run_flight, std::cout, std::cerr);
+  if (name == "doctor" && names(args, "--flight")) return run_command(command, args, run_flight, std::cout, std::cerr);
   return run_with_torch(name, args);
 }
 

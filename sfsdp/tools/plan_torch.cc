@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
 #include <cstdio>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <ostream>
-#include <sstream>
-#include <stdexcept>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/passes/overlap/schedule.h"
-#include "sfsdp/plan/step_plan.h"
-#include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/plan_file.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 #include "sfsdp/tune/estimate.h"
@@ -28,43 +25,6 @@ std::string ms(double seconds, bool sign = false) {
   char text[64];
   std::snprintf(text, sizeof text, sign ? "%+.3f ms" : "%.3f ms", seconds * 1e3);
   return text;
-}
-
-void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {}) {
-  const auto errors = plan::verify_plan(plan, options);
-  if (!errors.empty()) throw std::runtime_error("the plan may not run:\n" + join(errors, "\n"));
-}
-
-void print_summary(std::ostream& out, const plan::StepPlan& plan) {
-  out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, verified\n";
-  for (const plan::CommLane& lane : plan.lanes)
-    out << "  lane " << (lane.axes.empty() ? "of one rank" : join(lane.axes, ",")) << ": " << lane.collectives.size()
-        << " collectives\n";
-  const plan::MemoryPlan& m = plan.memory;
-  out << "  memory: state " << train::bytes_text(m.state_bytes) << ", arena " << train::bytes_text(m.arena_bytes)
-      << ", " << m.buffers.size() << " buffers, most alive at op " << m.peak_position << "\n";
-}
-
-void print_json(std::ostream& out, const plan::StepPlan& plan) {
-  size_t collectives = 0;
-  for (const plan::CommLane& lane : plan.lanes) collectives += lane.collectives.size();
-  const plan::MemoryPlan& m = plan.memory;
-  out << "{\"hash\": \"" << hex(plan::hash(plan)) << "\", \"ops\": " << plan.graph.ops().size()
-      << ", \"lanes\": " << plan.lanes.size() << ", \"collectives\": " << collectives
-      << ", \"buffers\": " << m.buffers.size() << ", \"state_bytes\": " << m.state_bytes
-      << ", \"arena_bytes\": " << m.arena_bytes << ", \"live_bytes\": " << m.live_bytes << "}\n";
-}
-
-int check_file(const std::string& path, std::ostream& out) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file)
-    throw UserError(concat("--check ", path, " cannot be read\n  expected a file that sfsdp plan --out wrote"));
-  const plan::StepPlan plan = plan::parse_plan(text.str(), path);
-  verify_or_throw(plan);
-  print_summary(out, plan);
-  return 0;
 }
 
 // The units of the plan on the profile of the same step.
@@ -122,28 +82,20 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
 }  // namespace
 
 int run_plan(const Request& request, std::ostream& out, std::ostream&) {
-  if (request.has("check")) return check_file(request.get("check", ""), out);
-  train::CompiledJob job = train::make_job(config_of(request), request.world);
+  std::optional<cost::Machine> machine;
+  if (request.has("machine")) machine = cost::load_machine(request.get("machine", ""));
+  train::JobOptions options;
+  if (machine) options.target = cost::target_of(*machine);
+  train::CompiledJob job = train::make_job(config_of(request), request.world, options);
   const Program::Variant& variant = job.program->training(job.example);
-  const ir::Graph& graph = variant.graph;
   if (request.has("explain")) {
-    if (!request.has("machine")) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
-    explain(out, request, variant, cost::load_machine(request.get("machine", "")));
+    if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
+    explain(out, request, variant, *machine);
     return 0;
   }
-  const plan::StepPlan plan = plan::make_plan(graph);
-  verify_or_throw(plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
-  if (request.has("out")) {
-    const std::string path = request.get("out", "");
-    std::ofstream file(path, std::ios::binary);
-    file << plan::print(plan);
-    file.close();
-    if (!file) throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
-  }
-  if (request.has("json"))
-    print_json(out, plan);
-  else
-    print_summary(out, plan);
+  verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
+  if (request.has("out")) write_plan(variant.plan, request.get("out", ""));
+  show_plan(request, variant.plan, out);
   return 0;
 }
 

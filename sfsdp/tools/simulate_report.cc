@@ -99,8 +99,11 @@ bool SimulateReport::fits() const {
 
 void print_report(std::ostream& out, const SimulateReport& r) {
   const sim::Simulation& s = r.simulation;
-  out << "Step " << fixed(s.step_seconds * 1e3, 2) << " ms, " << with_commas(r.tokens_per_second, 0)
-      << " tokens/s per device, MFU " << fixed(100 * r.mfu, 2) << " % (" << kMfuFormula << ")\n"
+  out << "Step " << fixed(s.step_seconds * 1e3, 2) << " ms";
+  if (r.tokens_per_second > 0)
+    out << ", " << with_commas(r.tokens_per_second, 0) << " tokens/s per device, MFU " << fixed(100 * r.mfu, 2)
+        << " % (" << kMfuFormula << ")";
+  out << "\n"
       << "Compute " << fixed(s.compute_seconds * 1e3, 2) << " ms, exposed communication " << fixed(s.exposed() * 1e3, 2)
       << " ms\n";
   for (const auto& [kind, seconds] : s.communication_seconds) {
@@ -142,7 +145,9 @@ void print_report_json(std::ostream& out, const SimulateReport& r) {
   out << "{\"model\": " << json_quoted(r.model) << ", \"mesh\": " << json_quoted(r.mesh)
       << ", \"machine\": " << json_quoted(r.machine.name) << ", \"world\": " << r.world
       << ", \"execution\": " << json_quoted(r.execution) << ", \"step_seconds\": " << shortest(s.step_seconds)
-      << ", \"tokens_per_second\": " << shortest(r.tokens_per_second) << ", \"mfu\": " << shortest(r.mfu)
+      << (r.tokens_per_second > 0
+              ? concat(", \"tokens_per_second\": ", shortest(r.tokens_per_second), ", \"mfu\": ", shortest(r.mfu))
+              : "")
       << ", \"compute_seconds\": " << shortest(s.compute_seconds)
       << ", \"communication_seconds\": " << kinds(s.communication_seconds)
       << ", \"contention_seconds\": " << kinds(s.contention_seconds)

@@ -23,7 +23,7 @@ struct SimulateReport {
   plan::MemoryPlan memory;
   std::optional<sim::PyTorchMemory> pytorch;  // of executions that are PyTorch's
   bool shows_allocated = false;               // pytorch: the peak is what tensors have, not what the allocator holds
-  double tokens_per_second = 0;               // per device
+  double tokens_per_second = 0;               // per device; 0: not known, as of a plan alone
   double mfu = 0;                             // of the machine's bf16 peak, by kMfuFormula
   int64_t peak_bytes() const;
   // An allocator that runs full gives back what it caches, so PyTorch runs as long as its tensors fit.

@@ -60,12 +60,6 @@ sim::SimulateOptions options_of(const Request& request) {
   return options;
 }
 
-plan::MemoryPlan memory_of(const ir::Graph& graph, const sim::SimulateOptions& simulated) {
-  plan::MemoryPlan plan = plan::plan_memory(graph, {.blocking = simulated.execution == cost::Execution::Reference});
-  if (const std::string wrong = plan::check_memory_plan(plan); !wrong.empty()) throw InternalError(wrong);
-  return plan;
-}
-
 // What PyTorch's allocator holds, where it is PyTorch that runs.
 std::optional<sim::PyTorchOptions> pytorch_of(const Request& request, const train::JobConfig& config,
                                               const sim::SimulateOptions& simulated) {
@@ -113,7 +107,14 @@ passes::FuseScope SimulateSetup::fuse_scope() const {
   return passes::FuseScope::All;
 }
 
-SimulateReport simulate_step(const ir::Graph& graph, const SimulateSetup& setup, const StepFacts& facts) {
+plan::MemoryPlan reference_memory(const ir::Graph& decomposed) {
+  plan::MemoryPlan plan = plan::plan_memory(decomposed, {.blocking = true});
+  plan.arena_bytes = plan.live_bytes;
+  return plan;
+}
+
+SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, const SimulateSetup& setup,
+                             const StepFacts& facts) {
   SimulateReport report;
   report.model = facts.model;
   report.mesh = facts.mesh;
@@ -121,9 +122,7 @@ SimulateReport simulate_step(const ir::Graph& graph, const SimulateSetup& setup,
   report.machine = setup.machine;
   report.world = facts.world;
   report.simulation = sim::simulate(graph, setup.machine, setup.options);
-  report.memory = memory_of(graph, setup.options);
-  // The reference executor allocates value by value: no arena, nothing lost between buffers.
-  if (setup.options.execution == cost::Execution::Reference) report.memory.arena_bytes = report.memory.live_bytes;
+  report.memory = std::move(memory);
   if (setup.pytorch) report.pytorch = sim::pytorch_memory(graph, *setup.pytorch, setup.segments);
   report.shows_allocated = setup.shows_allocated;
   report.tokens_per_second = static_cast<double>(facts.tokens) / report.simulation.step_seconds;

@@ -36,11 +36,16 @@ SimulateSetup simulate_setup(const Request& request, const train::JobConfig& con
 struct StepFacts {
   std::string model, mesh;
   int64_t world = 1;
-  int64_t tokens = 0;  // of a rank and step
+  int64_t tokens = 0;  // of a rank and step; 0: not known
   double flops_per_token = 0;
 };
-//   graph: as it is executed: decomposed for the reference executor
-SimulateReport simulate_step(const ir::Graph& graph, const SimulateSetup& setup, const StepFacts& facts);
+//   graph: as it is executed: of a plan, or decomposed for the reference executor
+//   memory: of the plan, or reference_memory
+SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, const SimulateSetup& setup,
+                             const StepFacts& facts);
+
+// The reference executor allocates value by value: no arena, nothing lost between buffers.
+plan::MemoryPlan reference_memory(const ir::Graph& decomposed);
 
 // An option that is a whole number of at least 0.
 int64_t whole_option(const Request& request, const std::string& name, const std::string& fallback);

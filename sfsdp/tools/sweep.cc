@@ -95,12 +95,14 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
   const auto capture = captures.get(config, canonical);
   if (!capture->job->draws_wrong.empty() && made.strategy.data_ranks() * made.options.micro_batches > 1)
     throw UserError(capture->job->draws_wrong);
-  ir::Graph graph = capture->job->graph.clone();
   if (canonical) disabled.push_back(kFirstPass);  // done
-  step::complete_step(graph, made.strategy, made.options, capture->job->half_precision);
-  if (setup.options.execution == cost::Execution::Reference) graph = passes::decomposed(graph);
+  made.options.target = cost::target_of(setup.machine);
+  const plan::StepPlan plan =
+      step::complete_step(capture->job->graph.clone(), made.strategy, made.options, capture->job->half_precision);
+  std::optional<ir::Graph> executed;
+  if (setup.options.execution == cost::Execution::Reference) executed = passes::decomposed(plan.graph);
   const SimulateReport report =
-      simulate_step(graph, setup,
+      simulate_step(executed ? *executed : plan.graph, executed ? reference_memory(*executed) : plan.memory, setup,
                     {.model = config.model.name + " " + config.model.flavor,
                      .mesh = to_string(made.strategy.mesh),
                      .world = request.world,

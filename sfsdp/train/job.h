@@ -33,6 +33,7 @@ struct JobOptions {
   int64_t rank = 0;              // 0 alone prints graphs (debug.print_ir_after_all, debug.print_ir_diff)
   std::string measured_on = {};  // a machine file: reports of passes say what the step takes there; "": they do not
   passes::FuseScope fuse = passes::FuseScope::All;
+  cost::Target target = cost::cpu_target();  // that the plan is made for
 };
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& options = {});
 

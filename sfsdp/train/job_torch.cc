@@ -106,6 +106,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   options.tune = setup.options.tune;
   options.pipeline = setup.options.pipeline;
   options.pipeline.fuse.scope = job_options.fuse;
+  options.target = job_options.target;
   if (job_options.rank == 0)
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);

@@ -9,7 +9,7 @@ namespace sfsdp::tune {
 passes::StepFigures simulated(const ir::Graph& graph, const cost::Machine& machine, int64_t enough_bytes) {
   const sim::Simulation simulation = sim::simulate(graph, machine);
   return {simulation.step_seconds, simulation.exposed(),
-          plan::plan_memory(graph, {.enough_bytes = enough_bytes}).peak()};
+          plan::plan_memory(graph, {.target = cost::target_of(machine), .enough_bytes = enough_bytes}).peak()};
 }
 
 bool is_better(const passes::StepFigures& a, const passes::StepFigures& b, double memory) {

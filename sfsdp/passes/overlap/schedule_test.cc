@@ -151,7 +151,7 @@ TEST_CASE("prefetch_gathers: units of any size keep to the bound that the plan's
     ir::Graph graph = ir::parse_or_throw(testing::sharded_step_text(2, params));
     run_passes(graph, parse_passes(concat("wrap, bucket alignment=1, split_collectives, prefetch_gathers depth=", depth,
                                           " forward=", where, " backward=", where, " max_bytes=", bytes)));
-    const auto all = plan::verify_plan(plan::make_plan(graph, {}), {.prefetch_bytes = bound});
+    const auto all = plan::verify_plan(plan::make_plan(graph.clone()), {.prefetch_bytes = bound});
     return std::ranges::count_if(
         all, [](const std::string& e) { return e.find("bytes of gathers are in flight") != std::string::npos; });
   };

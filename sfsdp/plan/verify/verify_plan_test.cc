@@ -63,7 +63,7 @@ std::string errors_of_text(const std::string& text) {
   if (!parsed.ok()) return ir::to_string(parsed.diagnostics);
   StepPlan plan;
   plan.graph = parsed.graph.clone();
-  if (ir::verify(plan.graph).empty()) plan = make_plan(plan.graph);
+  if (ir::verify(plan.graph).empty()) plan = make_plan(std::move(plan.graph));
   return join(verify_plan(plan), "\n");
 }
 

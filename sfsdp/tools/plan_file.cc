@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/plan_file.h"
+
+#include <fstream>
+#include <ostream>
+#include <sstream>
+#include <stdexcept>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/cost/kernels.h"
+#include "sfsdp/train/plan_summary.h"
+
+namespace sfsdp::tools {
+
+using train::bytes_text;
+
+namespace {
+
+void print_summary(std::ostream& out, const plan::StepPlan& plan) {
+  out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, target " << plan.target.name
+      << ", verified\n  lane compute: " << cost::kernels_of(plan.graph).ops.size() << " kernels, workspace "
+      << bytes_text(plan.workspaces[0]) << "\n";
+  for (size_t i = 0; i < plan.lanes.size(); ++i)
+    out << "  lane " << plan::name_of(plan.lanes[i]) << ": " << plan.lanes[i].collectives.size()
+        << " collectives, workspace " << bytes_text(plan.workspaces[i + 1]) << "\n";
+  const plan::MemoryPlan& m = plan.memory;
+  out << "  edges between lanes: " << plan.edges.size() << "\n  memory:";
+  for (size_t r = 0; r < plan::kRegions; ++r)
+    out << (r > 0 ? ", " : " ") << plan::to_string(static_cast<plan::Region>(r)) << " "
+        << bytes_text(m.region_bytes[r]);
+  out << "; " << m.buffers.size() << " buffers, most alive at op " << m.peak_position << "\n";
+}
+
+void print_json(std::ostream& out, const plan::StepPlan& plan) {
+  size_t collectives = 0;
+  for (const plan::CommLane& lane : plan.lanes) collectives += lane.collectives.size();
+  const plan::MemoryPlan& m = plan.memory;
+  out << "{\"hash\": \"" << hex(plan::hash(plan)) << "\", \"target\": " << json_quoted(plan.target.name)
+      << ", \"ops\": " << plan.graph.ops().size() << ", \"kernels\": " << cost::kernels_of(plan.graph).ops.size()
+      << ", \"lanes\": " << plan.lanes.size() << ", \"collectives\": " << collectives
+      << ", \"edges\": " << plan.edges.size() << ", \"buffers\": " << m.buffers.size()
+      << ", \"state_bytes\": " << m.state_bytes << ", \"arena_bytes\": " << m.arena_bytes
+      << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes << "}\n";
+}
+
+}  // namespace
+
+void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options) {
+  const auto errors = plan::verify_plan(plan, options);
+  if (!errors.empty()) throw std::runtime_error("the plan may not run:\n" + join(errors, "\n"));
+}
+
+plan::StepPlan read_plan(const std::string& path, const std::string& option) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file)
+    throw UserError(concat(option, " ", path, " cannot be read\n  expected a file that sfsdp plan --out wrote"));
+  plan::StepPlan plan = plan::parse_plan(text.str(), path);
+  verify_or_throw(plan);
+  return plan;
+}
+
+void write_plan(const plan::StepPlan& plan, const std::string& path) {
+  std::ofstream file(path, std::ios::binary);
+  file << plan::print(plan);
+  file.close();
+  if (!file) throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
+}
+
+void show_plan(const Request& request, const plan::StepPlan& plan, std::ostream& out) {
+  if (request.has("json"))
+    print_json(out, plan);
+  else
+    print_summary(out, plan);
+}
+
+int run_check_plan(const Request& request, std::ostream& out, std::ostream&) {
+  show_plan(request, read_plan(request.get("check"), "--check"), out);
+  return 0;
+}
+
+}  // namespace sfsdp::tools

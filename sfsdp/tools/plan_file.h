@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Plans as files, and what is said of them.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/plan/verify/verify_plan.h"
+#include "sfsdp/tools/commands.h"
+
+namespace sfsdp::tools {
+
+// Reads and verifies the plan of a file that `sfsdp plan --out` wrote. `option`: what named it, such as "--check".
+//   throws: UserError naming file and line; runtime_error with all that the verifier finds
+plan::StepPlan read_plan(const std::string& path, const std::string& option);
+void write_plan(const plan::StepPlan& plan, const std::string& path);
+void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {});
+
+// A summary, or --json.
+void show_plan(const Request& request, const plan::StepPlan& plan, std::ostream& out);
+
+// `sfsdp plan --check FILE`.
+int run_check_plan(const Request& request, std::ostream& out, std::ostream& err);
+
+}  // namespace sfsdp::tools
