@@ -47,13 +47,24 @@ int64_t alignment_of(Region region, const cost::Target& target) {
 // What lies in storage of its own, or in the program.
 bool is_kept(const Op& op) { return op.is("param", "state", "constant", "scalar"); }
 
-// Storages that collectives read and write.
+// The value whose memory another one has, through views and the ops that write in place.
+const Value* memory_of(const Value* value) {
+  for (;;) {
+    value = ir::storage_of(value);
+    const auto donated = ir::donated_operands(*value->producer());
+    const auto result = static_cast<size_t>(value->result_index());
+    if (result >= donated.size()) return value;
+    value = value->producer()->operands[static_cast<size_t>(donated[result])];
+  }
+}
+
+// Memory that collectives read and write, by the value that has it first.
 std::unordered_set<const Value*> touched_by_collectives(const Graph& graph) {
   std::unordered_set<const Value*> touched;
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
-    for (const Value* operand : op->operands) touched.insert(ir::storage_of(operand));
-    for (const auto& result : op->results()) touched.insert(ir::storage_of(result.get()));
+    for (const Value* operand : op->operands) touched.insert(memory_of(operand));
+    for (const auto& result : op->results()) touched.insert(memory_of(result.get()));
   }
   return touched;
 }
