@@ -110,6 +110,22 @@ void erase_buffer(StepPlan& plan, const std::string& name) {
   std::erase_if(plan.memory.buffers, [&](const Buffer& b) { return b.value->name() == name; });
 }
 
+struct Mutation {
+  const char* what;
+  const char* expected;
+  std::function<void(StepPlan&)> apply;
+};
+
+void expect_caught(const std::vector<Mutation>& mutations) {
+  for (const Mutation& m : mutations) {
+    CAPTURE(m.what);
+    StepPlan plan = sound_plan();
+    m.apply(plan);
+    const std::string errors = join(verify_plan(plan), "\n");
+    CHECK_MESSAGE(errors.find(m.expected) != std::string::npos, "got: ", errors);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a plan is sound, prints, parses back and has the same hash") {
@@ -124,12 +140,7 @@ TEST_CASE("a plan is sound, prints, parses back and has the same hash") {
 }
 
 TEST_CASE("broken plans are caught: lanes, memory, head") {
-  struct Mutation {
-    const char* what;
-    const char* expected;
-    std::function<void(StepPlan&)> apply;
-  };
-  const Mutation mutations[] = {
+  expect_caught({
       {"two collectives of a lane change places", "in place",
        [](StepPlan& p) { std::swap(p.lanes[0].collectives[0], p.lanes[0].collectives[1]); }},
       {"a collective is on no lane", "is on no lane", [](StepPlan& p) { p.lanes[0].collectives.pop_back(); }},
@@ -160,6 +171,33 @@ TEST_CASE("broken plans are caught: lanes, memory, head") {
        [](StepPlan& p) { buffer_of(p, "106").region = Region::Window; }},
       {"the batch lies among activations", "lies in region activation",
        [](StepPlan& p) { p.memory.buffers[0].region = Region::Activation; }},
+      {"a value has no buffer", "has no place in memory",
+       [](StepPlan& p) { erase_buffer(p, "norm_output.flat.grad.packed"); }},
+      {"a buffer is too small", "has a buffer of 256 bytes",
+       [](StepPlan& p) { buffer_of(p, "norm_output.flat.grad.packed").bytes = 256; }},
+      {"a buffer is given up before its last reader", "is kept from op",
+       [](StepPlan& p) { --buffer_of(p, "norm_output.flat.full.start").last; }},
+      {"a sent buffer is given up when its collective starts", "is kept from op",
+       [](StepPlan& p) {
+         Buffer& b = buffer_of(p, "norm_output.flat.grad.packed");
+         b.last = b.first + 1;
+       }},
+      {"a buffer begins after its value is made", "is kept from op", [](StepPlan& p) { ++buffer_of(p, "106").first; }},
+      {"a value has two buffers", "has two buffers",
+       [](StepPlan& p) { p.memory.buffers.push_back(buffer_of(p, "106")); }},
+      {"state has a buffer of the arena", "needs none",
+       [](StepPlan& p) {
+         Buffer b = buffer_of(p, "106");
+         b.value = p.graph.find_value("layers.0.flat");
+         p.memory.buffers.push_back(b);
+       }},
+      {"the live bytes are wrong", "live_bytes", [](StepPlan& p) { p.memory.live_bytes -= 256; }},
+      {"the peak is elsewhere", "peak_position", [](StepPlan& p) { ++p.memory.peak_position; }},
+  });
+}
+
+TEST_CASE("broken plans are caught: kernels, edges, state") {
+  expect_caught({
       {"a parameter has no place", "has no place in state",
        [](StepPlan& p) {
          std::erase_if(p.memory.state, [](const Buffer& b) { return b.value->name() == "layers.0.flat"; });
@@ -185,36 +223,7 @@ TEST_CASE("broken plans are caught: lanes, memory, head") {
        [](StepPlan& p) { join_reader(p); }},
       {"an op has no kernel", "has no kernel", [](StepPlan& p) { kernel_op(p)->attrs.erase("kernel"); }},
       {"kernels are out of order", "after kernel=", [](StepPlan& p) { kernel_op(p)->attrs["kernel"] = int64_t{0}; }},
-      {"a value has no buffer", "has no place in memory",
-       [](StepPlan& p) { erase_buffer(p, "norm_output.flat.grad.packed"); }},
-      {"a buffer is too small", "has a buffer of 256 bytes",
-       [](StepPlan& p) { buffer_of(p, "norm_output.flat.grad.packed").bytes = 256; }},
-      {"a buffer is given up before its last reader", "is kept from op",
-       [](StepPlan& p) { --buffer_of(p, "norm_output.flat.full.start").last; }},
-      {"a sent buffer is given up when its collective starts", "is kept from op",
-       [](StepPlan& p) {
-         Buffer& b = buffer_of(p, "norm_output.flat.grad.packed");
-         b.last = b.first + 1;
-       }},
-      {"a buffer begins after its value is made", "is kept from op", [](StepPlan& p) { ++buffer_of(p, "106").first; }},
-      {"a value has two buffers", "has two buffers",
-       [](StepPlan& p) { p.memory.buffers.push_back(buffer_of(p, "106")); }},
-      {"state has a buffer of the arena", "needs none",
-       [](StepPlan& p) {
-         Buffer b = buffer_of(p, "106");
-         b.value = p.graph.find_value("layers.0.flat");
-         p.memory.buffers.push_back(b);
-       }},
-      {"the live bytes are wrong", "live_bytes", [](StepPlan& p) { p.memory.live_bytes -= 256; }},
-      {"the peak is elsewhere", "peak_position", [](StepPlan& p) { ++p.memory.peak_position; }},
-  };
-  for (const Mutation& m : mutations) {
-    CAPTURE(m.what);
-    StepPlan plan = sound_plan();
-    m.apply(plan);
-    const std::string errors = join(verify_plan(plan), "\n");
-    CHECK_MESSAGE(errors.find(m.expected) != std::string::npos, "got: ", errors);
-  }
+  });
 }
 
 // An edge that keeps the program's order where memory would not need it may go unnoticed: a gather that starts after a kernel and
