@@ -36,7 +36,13 @@ class Maker {
  public:
   Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, cost::System system,
         StepGathers gathers)
-      : graph_(graph), machine_(machine), blocks_(execution == cost::Execution::Reference), gathers_(gathers) {
+      : graph_(graph),
+        machine_(machine),
+        blocks_(execution == cost::Execution::Reference),
+        gathers_(gathers),
+        broadcasts_(gathers == StepGathers::Broadcast && std::ranges::any_of(graph.ops(), [](const auto& op) {
+                      return part_of(op->section) == Part::Head && ir::collective_kind(*op) == "all_gather";
+                    })) {
     out_.kernels = cost::price_kernels(graph, machine, execution, system);
     out_.kernel_position.assign(out_.kernels.kernels.size(), -1);
   }
@@ -92,7 +98,7 @@ class Maker {
     c.op = &op;
     c.position = position;
     c.part = part_of(op.section);
-    c.kind = ir::collective_kind(op);
+    c.kind = kind_of(op);
     c.bytes = bytes_of(op);
     c.communicator = communicator_of(axes);
     c.slowdown = cost::overlap_slowdown(out_.groups[c.communicator], machine_);
@@ -106,10 +112,17 @@ class Maker {
     out_.collectives.push_back(std::move(c));
   }
 
+  // What stands for the collective where gathers that run once per step are broadcasts.
+  std::string kind_of(const Op& op) const {
+    const std::string_view kind = ir::collective_kind(op);
+    if (!broadcasts_) return std::string(kind);
+    if (part_of(op.section) == Part::Head && kind == "all_gather") return "broadcast";
+    return std::string(kind == "reduce_scatter" ? "all_reduce" : kind);
+  }
+
   cost::CollectiveCost cost_of(const Collective& c) const {
     const cost::GroupShape group = out_.groups[c.communicator];
-    if (c.part != Part::Head || gathers_ != StepGathers::Broadcast)
-      return cost::collective_cost(c.kind, c.bytes, group, machine_);
+    if (!broadcasts_ || c.kind != "broadcast") return cost::collective_cost(c.kind, c.bytes, group, machine_);
     const auto ranks = static_cast<double>(group.size);
     const cost::CollectiveCost one = cost::collective_cost("broadcast", c.bytes / ranks, group, machine_);
     return {.latency = ranks * one.latency, .node = ranks * one.node, .network = ranks * one.network};
@@ -138,6 +151,7 @@ class Maker {
   const cost::Machine& machine_;
   const bool blocks_;  // a collective is over when it has started
   const StepGathers gathers_;
+  const bool broadcasts_;  // of gathers that run once per step, if there are any
   RankProgram out_;
   std::array<std::vector<size_t>, kParts> order_;
   std::unordered_map<const Op*, size_t> collective_of_;

@@ -24,9 +24,10 @@ Part part_of(ir::Section section);
 
 // When the gathers that run once per step are waited for (ZeRO stages 1 and 2), and what they are.
 enum class StepGathers : uint8_t {
-  Forward,    // where forward reads them: our plan, Megatron-LM's overlap-param-gather
-  Update,     // all of them after the update, before forward begins: DeepSpeed
-  Broadcast,  // the same, and each rank in turn broadcasts its shard: PyTorch's ZeroRedundancyOptimizer
+  Forward,  // where forward reads them: our plan, Megatron-LM's overlap-param-gather
+  Update,   // all of them after the update, before forward begins: DeepSpeed
+  Broadcast,  // the same, each rank in turn broadcasts its shard, and gradients are all-reduced where a shard would do: DDP
+              // with PyTorch's ZeroRedundancyOptimizer
 };
 
 struct Collective {

@@ -101,6 +101,31 @@ TEST_CASE(
   CHECK(seconds({.step_gathers = StepGathers::Broadcast}) - 3 * 256 == doctest::Approx(4 * (800 + 32 / 0.5)));
 }
 
+TEST_CASE("simulate: broadcasts stand for gathers that run once per step, and all-reduces for their reduce-scatters") {
+  const auto kinds = [](const std::string& section) {
+    const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=2] view local
+  %a = param name=a : f32[2/dp_shard, 4]
+  %x = input name=x : f32[4, 4] own(dp_shard)
+)" + section + R"(  %as = all_gather.start %a axis=dp_shard dim=0 : async f32[4, 4]
+fwd:
+  %aw = wait %as : f32[4, 4]
+  %y = aten.mm %x, %aw : f32[4, 4]
+bwd:
+  %rs = reduce_scatter.start %y axis=dp_shard dim=0 : async f32[2, 4]
+  %r = wait %rs : f32[2, 4]
+  return %r
+)");
+    std::string found;
+    for (const auto& [kind, bytes] :
+         simulate(graph, unit_machine(), {.step_gathers = StepGathers::Broadcast}).communicated_bytes)
+      found += kind + " ";
+    return found;
+  };
+  CHECK(kinds("") == "all_reduce broadcast ");
+  CHECK(kinds("fwd:\n") == "all_gather reduce_scatter ");  // FSDP: nothing runs once
+}
+
 TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and the tail waits for it") {
   const ir::Graph graph = ir::parse_or_throw(R"(
     graph mesh [dp_replicate=2, dp_shard=4] view local

@@ -77,7 +77,7 @@ Command simulate_command() {
            {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
            {"--simulate.step_gathers", "G",
             "ZeRO 1 and 2, when parameters are gathered: forward: under it; update: after the update, waited for "
-            "(DeepSpeed); broadcast: the same, shard after shard"},
+            "(DeepSpeed); broadcast: the same, shard after shard, and gradients all-reduced (DDP)"},
            {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
            {"--simulate.seed", "N", "of these draws"},
            {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
