@@ -15,23 +15,6 @@ double bytes_of(const Op& op) {
   return static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
 }
 
-// The ranks of a collective by their stride: those of the innermost axis it names.
-cost::GroupShape shape_of(const Graph& graph, const std::vector<std::string>& axes) {
-  cost::GroupShape shape;
-  int64_t stride = 1;
-  bool inner = true;
-  for (size_t i = graph.mesh.size(); i-- > 0;) {  // inner axes first
-    const ir::MeshAxis& axis = graph.mesh[i];
-    if (std::ranges::find(axes, axis.name) != axes.end()) {
-      shape.size *= axis.size;
-      if (inner) shape.stride = stride;
-      inner = false;
-    }
-    stride *= axis.size;
-  }
-  return shape;
-}
-
 class Maker {
  public:
   Maker(const Graph& graph, const cost::Machine& machine, cost::Execution execution, cost::System system,
@@ -141,7 +124,7 @@ class Maker {
     const auto index = static_cast<size_t>(found - out_.communicators.begin());
     if (found == out_.communicators.end()) {
       out_.communicators.push_back(axes);
-      out_.groups.push_back(shape_of(graph_, axes));
+      out_.groups.push_back(shape_of(graph_.mesh, axes));
       for (auto& turns : out_.turns) turns.push_back(0);
     }
     return index;
@@ -158,6 +141,22 @@ class Maker {
 };
 
 }  // namespace
+
+cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vector<std::string>& axes) {
+  cost::GroupShape shape;
+  int64_t stride = 1;
+  bool inner = true;
+  for (size_t i = mesh.size(); i-- > 0;) {  // inner axes first
+    const ir::MeshAxis& axis = mesh[i];
+    if (std::ranges::find(axes, axis.name) != axes.end()) {
+      shape.size *= axis.size;
+      if (inner) shape.stride = stride;
+      inner = false;
+    }
+    stride *= axis.size;
+  }
+  return shape;
+}
 
 Part part_of(Section section) {
   if (section == Section::Init) return Part::Head;

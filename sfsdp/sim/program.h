@@ -62,6 +62,8 @@ struct RankProgram {
   std::array<std::vector<Task>, kParts> tasks;
 };
 
+// The ranks of a collective over `axes`, by their stride: that of the innermost axis it names.
+cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vector<std::string>& axes);
 RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          cost::System system, StepGathers gathers = StepGathers::Forward);
 

@@ -58,15 +58,17 @@ struct Moment {
   bool operator>(const Moment& other) const { return std::tie(at, order) > std::tie(other.at, other.order); }
 };
 
+enum class Record : uint8_t { Events, Passes };  // what is written down beside sums
+
 class Simulator {
  public:
-  Simulator(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options)
-      : options_(options),
-        program_(make_program(graph, machine, options.execution,
-                              options.system.value_or(cost::usual_system(options.execution)), options.step_gathers)),
-        ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank
-                   ? static_cast<size_t>(DeviceMesh(graph.mesh).world_size())
-                   : 1),
+  // The program must outlive this; `mesh` is that of its ranks.
+  Simulator(const RankProgram& program, const DeviceMesh& mesh, int64_t micro_batches, const SimulateOptions& options,
+            Record record)
+      : program_(program),
+        record_(record),
+        ranks_(options.jitter > 0 || options.timelines == Timelines::PerRank ? static_cast<size_t>(mesh.world_size())
+                                                                             : 1),
         links_(ranks_.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const auto words = philox4x32(options.seed, 0, r);
@@ -75,14 +77,12 @@ class Simulator {
     out_.lanes = {"compute"};
     for (const auto& axes : program_.communicators) {
       out_.lanes.push_back(axes.empty() ? "one rank" : join(axes, ","));
-      add_groups(DeviceMesh(graph.mesh), axes);
+      add_groups(mesh, axes);
     }
-    out_.micro_batches = graph.micro_batches;
+    out_.micro_batches = micro_batches;
     passes_ = {Part::Head};
-    passes_.insert(passes_.end(), static_cast<size_t>(graph.micro_batches - 1), Part::Body);
+    passes_.insert(passes_.end(), static_cast<size_t>(micro_batches - 1), Part::Body);
     passes_.insert(passes_.end(), {Part::Last, Part::Tail});
-    for (const auto& op : graph.ops())
-      out_.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? graph.micro_batches : 1);
   }
 
   Simulation run() {
@@ -100,9 +100,15 @@ class Simulator {
                   " at task ", ranks_[r].task);
       out_.step_seconds = std::max(out_.step_seconds, ranks_[r].now);
     }
-    out_.kernels = std::move(program_.kernels);
     return std::move(out_);
   }
+
+  // When rank 0 was through with each pass, and what it had waited for until then.
+  struct Mark {
+    double at = 0, compute = 0;
+    std::map<std::string, double> exposed;
+  };
+  const std::vector<Mark>& marks() const { return marks_; }
 
  private:
   void add_groups(const DeviceMesh& mesh, const std::vector<std::string>& axes) {
@@ -137,6 +143,8 @@ class Simulator {
   void advance(size_t r) {
     Rank& rank = ranks_[r];
     for (; rank.pass < passes_.size(); ++rank.pass, rank.task = 0) {
+      if (record_ == Record::Passes && r == 0 && rank.task == 0 && marks_.size() < rank.pass)
+        marks_.push_back({rank.now, out_.compute_seconds, out_.exposed_seconds});
       const std::vector<Task>& tasks = program_.tasks[static_cast<size_t>(passes_[rank.pass])];
       for (; rank.task < tasks.size(); ++rank.task) {
         const Task& task = tasks[rank.task];
@@ -163,6 +171,7 @@ class Simulator {
       rank.now = begin + seconds;
       if (r > 0) continue;
       out_.compute_seconds += seconds;
+      if (record_ == Record::Passes) continue;
       out_.events.push_back({.op = kernel.ops[0],
                              .position = program_.kernel_position[program_.order[i]],
                              .begin = begin,
@@ -206,7 +215,7 @@ class Simulator {
     if (r == 0) {
       out_.exposed_seconds[c.kind] += end - rank.now;
       record(Event::Wait, 0, c, rank.now, end, number);
-      out_.events.back().position = task.position;
+      if (record_ == Record::Events) out_.events.back().position = task.position;
     }
     rank.now = end;
     rank.busy_until = std::max(rank.busy_until, turn.end);
@@ -273,6 +282,7 @@ class Simulator {
   }
 
   void record(Event::Kind kind, size_t lane, const Collective& c, double begin, double end, int64_t number) {
+    if (record_ == Record::Passes) return;
     out_.events.push_back(
         {.kind = kind,
          .lane = lane,
@@ -284,8 +294,9 @@ class Simulator {
          .flow = number * static_cast<int64_t>(program_.communicators.size()) + static_cast<int64_t>(c.communicator)});
   }
 
-  SimulateOptions options_;
-  RankProgram program_;
+  const RankProgram& program_;
+  const Record record_;
+  std::vector<Mark> marks_;
   std::vector<Part> passes_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<Group>> groups_;  // by communicator
@@ -316,7 +327,36 @@ std::string event_name(const Simulation& simulation, const Event& event) {
 }
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
-  return Simulator(graph, machine, options).run();
+  RankProgram program =
+      make_program(graph, machine, options.execution, options.system.value_or(cost::usual_system(options.execution)),
+                   options.step_gathers);
+  Simulation out = Simulator(program, DeviceMesh(graph.mesh), graph.micro_batches, options, Record::Events).run();
+  for (const auto& op : graph.ops())
+    out.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? graph.micro_batches : 1);
+  out.kernels = std::move(program.kernels);
+  return out;
+}
+
+ProgramTimes time_program(const RankProgram& program, int64_t micro_batches) {
+  // From the second on, micro-batches take equally long.
+  const int64_t timed = std::min<int64_t>(micro_batches, 4);
+  Simulator simulator(program, DeviceMesh(std::vector<MeshAxis>{}), timed, {}, Record::Passes);
+  const Simulation s = simulator.run();
+  ProgramTimes out = {s.step_seconds, s.compute_seconds, s.exposed_seconds};
+  if (timed == micro_batches) return out;
+  const auto& second = simulator.marks()[2];  // after Head and two micro-batches
+  const auto& third = simulator.marks()[3];
+  const auto more = static_cast<double>(micro_batches - timed);
+  out.step_seconds += more * (third.at - second.at);
+  out.compute_seconds += more * (third.compute - second.compute);
+  for (auto& [kind, seconds] : out.exposed_seconds) {
+    const auto until = [&](const auto& mark) {
+      const auto found = mark.exposed.find(kind);
+      return found == mark.exposed.end() ? 0.0 : found->second;
+    };
+    seconds += more * (until(third) - until(second));
+  }
+  return out;
 }
 
 }  // namespace sfsdp::sim

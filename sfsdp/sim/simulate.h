@@ -70,4 +70,12 @@ std::string event_name(const Simulation& simulation, const Event& event);
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options = {});
 
+// Of rank 0, all ranks alike.
+struct ProgramTimes {
+  double step_seconds = 0, compute_seconds = 0;
+  std::map<std::string, double> exposed_seconds;  // by kind of collective
+};
+// The sums of a simulation alone. Of many micro-batches four are simulated; those between them take what the third does.
+ProgramTimes time_program(const RankProgram& program, int64_t micro_batches);
+
 }  // namespace sfsdp::sim

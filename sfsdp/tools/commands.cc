@@ -17,6 +17,7 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 const Option kWorld = {"--world", "N", "ranks; without it the axes of --mesh multiply to them, or 1"};
 const Option kMesh = {"--mesh", "A=N,...", "dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree"};
 const Option kMachine = {"--machine", "M", "a machine by name, such as dgx_h100, or its file"};
+const Option kThreads = {"--threads", "N", "that work on many configurations [one per core]"};
 const Option kJson = {"--json", "", "one object instead of text"};
 
 Command inspect_command() {
@@ -36,7 +37,7 @@ Command inspect_command() {
 
 Command plan_command() {
   return {.name = "plan",
-          .usage = "--config F --world N [--out P] [--explain PATH] | --check FILE",
+          .usage = "--config F --world N [--out P] [--explain PATH] [--search] | --check FILE",
           .summary = "the plan of its step, verified; why its units are so",
           .options = {kWorld,
                       kMesh,
@@ -46,6 +47,11 @@ Command plan_command() {
                       {"--explain", "PATH",
                        "why the units under this module path are so, what would change; needs --machine"},
                       {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
+                      {"--search", "",
+                       "the fastest ways to train the global batch: varies mesh, ZeRO stage, micro-batch, remat and "
+                       "reshard; needs --machine"},
+                      {"--top", "N", "of a search: so many are simulated and printed [10]"},
+                      kThreads,
                       kJson},
           .takes_config = true};
 }
@@ -87,7 +93,7 @@ Command simulate_command() {
             "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, "
             "4096]}}: "
             "a line of --json for each; lists are ranges"},
-           {"--threads", "N", "that run the cases of a sweep [one per core]"},
+           kThreads,
            {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
            {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
       .takes_config = true};

@@ -12,6 +12,7 @@
 #include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/plan_file.h"
+#include "sfsdp/tools/plan_search.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 #include "sfsdp/tune/estimate.h"
@@ -81,7 +82,8 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
 
 }  // namespace
 
-int run_plan(const Request& request, std::ostream& out, std::ostream&) {
+int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
+  if (request.has("search")) return run_search(request, train::capture_job, out, err);
   std::optional<cost::Machine> machine;
   if (request.has("machine")) machine = cost::load_machine(request.get("machine", ""));
   train::JobOptions options;

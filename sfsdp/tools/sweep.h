@@ -2,16 +2,12 @@
 // `sfsdp simulate --sweep FILE`: many configurations in one process, which share what they have in common.
 #pragma once
 
-#include <functional>
 #include <iosfwd>
 
+#include "sfsdp/tools/captures.h"
 #include "sfsdp/tools/commands.h"
-#include "sfsdp/train/captured_job.h"
 
 namespace sfsdp::tools {
-
-// Captures the step of a config; LibTorch does.
-using CaptureJob = std::function<train::CapturedJob(const train::JobConfig& config)>;
 
 // A line of JSON for each case of the file, in its order: the case, then what --json prints for it, or an `error`.
 // Options of the command line hold for all cases that do not set them. How many there were goes to `err`.

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/compile/complete_step.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+#include "sfsdp/tune/scaled_step.h"
+
+namespace sfsdp::step {
+namespace {
+
+constexpr int kLayers = 4;
+
+// A chain of products as capture leaves it: whole parameters, an unread gradient op for each.
+ir::Graph captured() {
+  std::string params, forward, backward;
+  const std::string type = " : f32[512, 512]";
+  for (int i = 0; i < kLayers; ++i) {
+    const std::string at = concat(" at layers.", i), x = i == 0 ? "%x" : concat("%y", i - 1);
+    params += concat("  %w", i, " = param name=layers.", i, ".w", type, at, "\n");
+    forward += concat("  %y", i, " = aten.mm ", x, ", %w", i, type, at, "\n");
+    std::string back = concat("  %t", i, " = aten.t ", x, " : f32[512, 512]{1, 512}", at, "\n");
+    back += concat("  %gw", i, " = aten.mm %t", i, ", %g", i, type, at, "\n");
+    back += concat("  %w", i, ".grad = gradient %gw", i, " param=layers.", i, ".w", type, at, "\n");
+    if (i > 0) {
+      back += concat("  %wt", i, " = aten.t %w", i, " : f32[512, 512]{1, 512}", at, "\n");
+      back += concat("  %g", i - 1, " = aten.mm %g", i, ", %wt", i, type, at, "\n");
+    }
+    backward.insert(0, back);
+  }
+  const std::string last = std::to_string(kLayers - 1);
+  return ir::parse_or_throw(concat("graph mesh [] view global\n  %x = input name=x", type, "\n", params, "fwd:\n",
+                                   forward, "loss:\n  %loss = aten.mean %y", last, " : f32[]\nbwd:\n",
+                                   "  %seed = full value=1.0 : f32[]\n  %g", last, " = aten.mul.Tensor %y", last,
+                                   ", %seed", type, "\n", backward, "  return %loss\n"));
+}
+
+struct Choice {
+  int64_t replicate = 1, shard = 1, stage = 3, micro_batches = 1;
+};
+
+ir::Graph compiled(const Choice& c) {
+  ir::Graph graph = captured();
+  std::vector<MeshAxis> axes;
+  if (c.replicate > 1) axes.push_back({"dp_replicate", c.replicate});
+  axes.push_back({"dp_shard", c.shard});
+  StepOptions options{.optimizer = AdamW{}, .max_norm = 1, .micro_batches = c.micro_batches};
+  complete_step(graph, data_parallel(DeviceMesh(axes), {.zero_stage = c.stage}), options, false);
+  return graph;
+}
+
+int64_t count(const ir::Graph& graph, std::string_view kind) {
+  return std::ranges::count_if(
+      graph.ops(), [&](const auto& op) { return ir::is_collective(*op) && ir::collective_kind(*op) == kind; });
+}
+
+TEST_CASE("complete_step: of one capture the step of any mesh, each rank's share of the mean in the seed") {
+  const ir::Graph fsdp = compiled({.shard = 8});
+  CHECK(count(fsdp, "all_gather") == 2 * kLayers - 2);  // the last unit stays gathered, backward reads no first weight
+  CHECK(count(fsdp, "reduce_scatter") == kLayers);
+  CHECK(fsdp.find_value("seed")->producer()->attr<double>("value") == 1.0 / 8);
+  const ir::Graph hybrid = compiled({.replicate = 2, .shard = 4, .micro_batches = 3});
+  CHECK(count(hybrid, "all_reduce") == kLayers + 2);  // of gradients, loss and norm
+  CHECK(hybrid.micro_batches == 3);
+  CHECK(hybrid.find_value("seed")->producer()->attr<double>("value") == 1.0 / 24);
+  CHECK(count(compiled({}), "all_gather") == 0);
+}
+
+// What sim::simulate says of the mesh itself.
+TEST_CASE("scaled_step: compiled on two meshes, a step is timed on others as the simulator times them") {
+  cost::Machine machine = cost::load_machine("dgx_h100");
+  for (const int64_t stage : {1, 2, 3})
+    for (const int64_t micro_batches : {1, 2, 9})
+      for (const int64_t replicate : {1, 4}) {
+        const auto choice = [&](int64_t shard) { return Choice{replicate, shard, stage, micro_batches}; };
+        tune::ScaledStep scaled(compiled({replicate, 2, stage, std::min<int64_t>(micro_batches, 2)}),
+                                compiled({replicate, 64, stage, std::min<int64_t>(micro_batches, 2)}), machine);
+        for (const int64_t shard : {2, 8, 16, 32}) {
+          CAPTURE(concat("stage ", stage, ", micro-batches ", micro_batches, ", mesh ", replicate, " × ", shard));
+          const ir::Graph graph = compiled(choice(shard));
+          const sim::Simulation expected = sim::simulate(graph, machine);
+          const tune::ScaledEstimate got = scaled.at(graph.mesh, micro_batches);
+          CHECK(got.seconds == doctest::Approx(expected.step_seconds).epsilon(1e-9));
+          CHECK(got.compute_seconds == doctest::Approx(expected.compute_seconds).epsilon(1e-9));
+          for (const auto& [kind, seconds] : expected.exposed_seconds)
+            CHECK(got.exposed_seconds.at(kind) == doctest::Approx(seconds).epsilon(1e-6));
+          const plan::MemoryPlan memory = plan::plan_memory(graph);
+          CHECK(static_cast<double>(got.peak_bytes) ==
+                doctest::Approx(static_cast<double>(memory.state_bytes + memory.live_bytes)).epsilon(1e-3));
+        }
+      }
+}
+
+}  // namespace
+}  // namespace sfsdp::step

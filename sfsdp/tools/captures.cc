@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/captures.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/compile/complete_step.h"
+#include "sfsdp/passes/canonical/canonicalise.h"
+
+namespace sfsdp::tools {
+namespace {
+
+constexpr const char* kFirstPass = "canonicalise";
+
+}  // namespace
+
+CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup setup) {
+  passes::PipelineOptions& pipeline = setup.options.pipeline;
+  const bool canonical =
+      pipeline.loss_chunks == 1 && std::ranges::find(pipeline.disable, kFirstPass, trim) == pipeline.disable.end();
+  const auto entry = get(config, canonical);
+  if (!entry->job->draws_wrong.empty() && setup.strategy.data_ranks() * setup.options.micro_batches > 1)
+    throw UserError(entry->job->draws_wrong);
+  CompiledStep out = {entry->job->graph.clone(), entry->job->flops_per_token};
+  if (canonical) pipeline.disable.emplace_back(kFirstPass);  // done
+  step::complete_step(out.graph, setup.strategy, setup.options, entry->job->half_precision);
+  return out;
+}
+
+std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config, bool canonical) {
+  const std::shared_ptr<Entry> entry = find(concat(canonical ? "canonical/" : "", train::capture_key(config)));
+  const std::lock_guard lock(entry->mutex);
+  if (entry->job) return entry;
+  {
+    const std::lock_guard one(capturing_);
+    entry->job = capture_(config);
+  }
+  passes::PassContext ignored;
+  if (canonical) passes::canonicalise(entry->job->graph, ignored);
+  return entry;
+}
+
+std::shared_ptr<Captures::Entry> Captures::find(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  auto& entry = entries_[key];
+  if (entry) return entry;
+  entry = std::make_shared<Entry>();
+  order_.push_back(key);
+  const auto found = entry;
+  if (order_.size() > kMost) {
+    entries_.erase(order_.front());
+    order_.pop_front();
+  }
+  return found;
+}
+
+}  // namespace sfsdp::tools

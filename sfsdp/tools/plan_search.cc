@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/plan_search.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+#include "sfsdp/tools/search_space.h"
+#include "sfsdp/tools/workers.h"
+#include "sfsdp/train/plan_summary.h"
+#include "sfsdp/tune/scaled_step.h"
+#include "sfsdp/tune/tune.h"
+
+namespace sfsdp::tools {
+namespace {
+
+struct Found {
+  Candidate candidate;
+  tune::ScaledEstimate step;  // estimated, then of the best simulated
+};
+
+double exposed(const tune::ScaledEstimate& step) {
+  double sum = 0;
+  for (const auto& [kind, seconds] : step.exposed_seconds) sum += seconds;
+  return sum;
+}
+
+std::string ms(double seconds) { return with_commas(seconds * 1e3, 1); }
+
+class Search {
+ public:
+  Search(const Request& request, const CaptureJob& capture)
+      : base_(config_of(request)),
+        world_(request.world),
+        threads_(threads_of(request)),
+        machine_(cost::load_machine(request.get("machine"))),
+        memory_(tune::memory_of(train::tune_of(base_), machine_)),
+        captures_(capture) {}
+
+  void estimate() {
+    std::map<std::string, std::vector<size_t>> by_structure;
+    for (const Candidate& c : search_space(base_, world_)) {
+      by_structure[structure_of(c)].push_back(found_.size());
+      found_.push_back({c, {}});
+    }
+    std::vector<std::vector<size_t>> groups;
+    for (auto& [structure, members] : by_structure) groups.push_back(std::move(members));
+    on_threads(threads_, groups.size(), [&](size_t g) { estimate_group(groups[g]); });
+    sort(found_);
+  }
+
+  // The fastest that fit, in the simulator's order.
+  std::vector<Found> best(size_t count) {
+    std::vector<Found> out(found_.begin(), found_.begin() + static_cast<ptrdiff_t>(std::min(2 * count, found_.size())));
+    on_threads(threads_, out.size(), [&](size_t i) { out[i].step = simulate(out[i].candidate); });
+    sort(out);
+    if (out.size() > count) out.resize(count);
+    return out;
+  }
+
+  bool fits(const Found& f) const { return static_cast<double>(f.step.peak_bytes) <= memory_; }
+  const std::vector<Found>& found() const { return found_; }
+  const cost::Machine& machine() const { return machine_; }
+  const train::JobConfig& config() const { return base_; }
+  int64_t world() const { return world_; }
+  double memory() const { return memory_; }
+  double estimate_seconds() const { return estimate_seconds_; }
+
+ private:
+  // Those that fit first, by time; then by memory.
+  void sort(std::vector<Found>& all) const {
+    std::ranges::stable_sort(all, [&](const Found& a, const Found& b) {
+      if (fits(a) != fits(b)) return fits(a);
+      return fits(a) ? a.step.seconds < b.step.seconds : a.step.peak_bytes < b.step.peak_bytes;
+    });
+  }
+
+  ir::Graph compile(const Candidate& c) {
+    const train::JobConfig config = config_of(base_, c);
+    return captures_.compile(config, train::step_setup(config, world_)).graph;
+  }
+
+  // They differ in their meshes alone: the fewest shards and the most are compiled.
+  void estimate_group(const std::vector<size_t>& members) {
+    const auto shards = [&](size_t i) { return found_[i].candidate.shard; };
+    const auto [least, most] = std::ranges::minmax_element(members, {}, shards);
+    const ir::Graph a = compile(found_[*least].candidate);
+    const ir::Graph b = shards(*least) == shards(*most) ? a.clone() : compile(found_[*most].candidate);
+    tune::ScaledStep step(a, b, machine_);
+    const auto start = std::chrono::steady_clock::now();
+    for (const size_t i : members) {
+      const Candidate& c = found_[i].candidate;
+      std::vector<ir::MeshAxis> mesh;
+      if (c.replicate > 1) mesh.push_back({"dp_replicate", c.replicate});
+      mesh.push_back({"dp_shard", c.shard});
+      found_[i].step = step.at(mesh, c.accumulation);
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const std::lock_guard lock(mutex_);
+    estimate_seconds_ += took.count();
+  }
+
+  tune::ScaledEstimate simulate(const Candidate& c) {
+    const ir::Graph graph = compile(c);
+    const sim::Simulation s = sim::simulate(graph, machine_);
+    const int64_t peak = plan::plan_memory(graph).peak();
+    return {s.step_seconds, s.compute_seconds, s.exposed_seconds, peak};
+  }
+
+  const train::JobConfig base_;
+  const int64_t world_, threads_;
+  const cost::Machine machine_;
+  const double memory_;
+  Captures captures_;
+  std::vector<Found> found_;
+  std::mutex mutex_;
+  double estimate_seconds_ = 0;
+};
+
+std::string padded(const std::string& text, size_t width) {
+  size_t length = 0;  // in characters: × has two bytes
+  for (const char c : text) length += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return text + std::string(width > length ? width - length : 1, ' ');
+}
+
+// What another one waits for or computes more, the largest part first: "250.0 ms more compute".
+std::string difference(const tune::ScaledEstimate& other, const tune::ScaledEstimate& best) {
+  std::vector<std::pair<double, std::string>> parts = {{other.compute_seconds - best.compute_seconds, "compute"}};
+  for (const auto& [kind, seconds] : other.exposed_seconds) {
+    const auto found = best.exposed_seconds.find(kind);
+    parts.emplace_back(seconds - (found == best.exposed_seconds.end() ? 0 : found->second), "exposed " + kind);
+  }
+  std::ranges::sort(parts, std::greater<>());
+  std::vector<std::string> texts;
+  for (const auto& [seconds, what] : parts)
+    if (seconds > 0.0005 * best.seconds) texts.push_back(concat(ms(seconds), " ms more ", what));
+  return texts.empty() ? "alike" : join(texts, ", ");
+}
+
+void print_best(std::ostream& out, const Search& search, const std::vector<Found>& best) {
+  constexpr std::array<size_t, 5> kWidths = {29, 11, 13, 7, 9};
+  size_t column = 0;
+  for (const auto& [name, value] : choices_of(best[0].candidate)) out << padded(name, kWidths.at(column++));
+  out << "     step ms  tokens/s   exposed ms  peak GiB\n";
+  const auto sequences = [](const Candidate& c) { return static_cast<double>(c.local * c.accumulation); };
+  for (const Found& f : best) {
+    column = 0;
+    for (const auto& [name, value] : choices_of(f.candidate)) out << padded(value, kWidths.at(column++));
+    const double tokens =
+        sequences(f.candidate) * static_cast<double>(search.config().training.seq_len) / f.step.seconds;
+    const auto right = [](const std::string& text, size_t width) {
+      return std::string(width > text.size() ? width - text.size() : 1, ' ') + text;
+    };
+    out << right(ms(f.step.seconds), 12) << right(with_commas(tokens, 0), 10) << right(ms(exposed(f.step)), 13)
+        << right(with_commas(static_cast<double>(f.step.peak_bytes) / (1 << 30), 1), 10)
+        << (search.fits(f) ? "" : "  out of memory") << "\n";
+  }
+}
+
+// For each choice the best that chooses otherwise, estimated as it is, and what it loses.
+void print_why(std::ostream& out, const Search& search, const Candidate& winner) {
+  const Choices chosen = choices_of(winner);
+  const auto is = [&](const Found& f, size_t i, const std::string& value) {
+    return choices_of(f.candidate).at(i).second == value;
+  };
+  const auto& all = search.found();
+  const auto best = std::ranges::find_if(all, [&](const Found& f) { return choices_of(f.candidate) == chosen; });
+  out << "Compute " << with_commas(100 * best->step.compute_seconds / best->step.seconds, 1)
+      << " % of the step of the first. The best with another choice, estimated:\n";
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::vector<std::string> seen = {chosen.at(i).second};
+    for (const Found& f : all) {  // fitting ones first, the fastest first
+      const auto [name, value] = choices_of(f.candidate).at(i);
+      if (std::ranges::find(seen, value) != seen.end()) continue;
+      seen.push_back(value);
+      out << "  " << name << " " << value << ": ";
+      if (!search.fits(f)) {
+        out << "does not fit, at least " << train::bytes_text(f.step.peak_bytes) << "\n";
+        continue;
+      }
+      out << ms(f.step.seconds) << " ms, " << difference(f.step, best->step);
+      const auto alone = std::ranges::find_if(all, [&](const Found& g) {
+        for (size_t k = 0; k < chosen.size(); ++k)
+          if (!is(g, k, k == i ? value : chosen.at(k).second)) return false;
+        return true;
+      });
+      if (alone != all.end() && !search.fits(*alone))
+        out << "; with all else as the first it needs " << train::bytes_text(alone->step.peak_bytes);
+      out << "\n";
+    }
+  }
+}
+
+void print_json(std::ostream& out, const Search& search, const std::vector<Found>& best) {
+  const auto list = [&](const std::vector<Found>& all) {
+    std::string text;
+    for (const Found& f : all) {
+      text += concat(text.empty() ? "" : ", ", "{\"options\": ", json_of(search.config(), f.candidate),
+                     ", \"step_seconds\": ", shortest(f.step.seconds),
+                     ", \"compute_seconds\": ", shortest(f.step.compute_seconds),
+                     ", \"exposed_seconds\": ", shortest(exposed(f.step)), ", \"peak_bytes\": ", f.step.peak_bytes,
+                     ", \"fits\": ", search.fits(f) ? "true" : "false", "}");
+    }
+    return concat('[', text, ']');
+  };
+  out << "{\"world\": " << search.world() << ", \"machine\": " << json_quoted(search.machine().name)
+      << ", \"estimate_seconds\": " << shortest(search.estimate_seconds())
+      << ", \"estimated\": " << list(search.found()) << ", \"best\": " << list(best) << "}\n";
+}
+
+}  // namespace
+
+int run_search(const Request& request, const CaptureJob& capture, std::ostream& out, std::ostream&) {
+  if (!request.has("machine"))
+    throw UserError("--search needs --machine\n  expected --machine M, such as dgx_h100: what to count on");
+  const int64_t top = number_of("--top", request.get("top", "10"), 1, 1000);
+  const auto start = std::chrono::steady_clock::now();
+  Search search(request, capture);
+  search.estimate();
+  const std::vector<Found> best = search.best(static_cast<size_t>(top));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (request.has("json")) {
+    print_json(out, search, best);
+    return 0;
+  }
+  const auto fitting = std::ranges::count_if(search.found(), [&](const Found& f) { return search.fits(f); });
+  const Candidate& first = best[0].candidate;
+  out << "Model " << search.config().model.name << " " << search.config().model.flavor << " on " << search.world()
+      << " × " << search.machine().device << " (" << search.machine().name << "), "
+      << first.local * first.accumulation * search.world()
+      << " sequences a step: " << with_commas(static_cast<int64_t>(search.found().size()))
+      << " configurations estimated, " << fitting << " fit into "
+      << train::bytes_text(static_cast<int64_t>(search.memory())) << ", the best simulated, in "
+      << with_commas(seconds, 1) << " s\n";
+  print_best(out, search, best);
+  print_why(out, search, first);
+  return 0;
+}
+
+}  // namespace sfsdp::tools

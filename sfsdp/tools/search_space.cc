@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/search_space.h"
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp::tools {
+namespace {
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+std::string mesh_of(const Candidate& c) { return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard); }
+
+// Stages and whether parameters are gathered again: those that differ on a mesh of so many shards.
+std::vector<std::pair<int64_t, bool>> stages_of(int64_t shard) {
+  if (shard == 1) return {{0, true}};
+  return {{1, true}, {2, true}, {3, true}, {3, false}};
+}
+
+}  // namespace
+
+Choices choices_of(const Candidate& c) {
+  return {{{"mesh", mesh_of(c)},
+           {"ZeRO stage", std::to_string(c.stage)},
+           {"micro-batch", concat(c.local, " × ", c.accumulation)},
+           {"remat", c.remat},
+           {"reshard", c.stage < 3 ? "-"
+                       : c.reshard ? "default"
+                                   : "never"}}};
+}
+
+std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world) {
+  const train::Training& t = config.training;
+  const int64_t global = t.global_batch_size == -1 ? t.local_batch_size * world : t.global_batch_size;
+  if (global % world != 0)
+    throw UserError(concat("training.global_batch_size = ", global, " on ", world,
+                           " ranks\n  expected a multiple of the ranks; try ", (global / world + 1) * world));
+  std::vector<Candidate> all;
+  for (const int64_t shard : divisors(world))
+    for (const int64_t local : divisors(global / world))
+      for (const auto& [stage, reshard] : stages_of(shard))
+        for (const char* remat : {"none", "op", "full"})
+          all.push_back({world / shard, shard, stage, local, global / world / local, remat, reshard});
+  return all;
+}
+
+train::JobConfig config_of(const train::JobConfig& base, const Candidate& c) {
+  train::JobConfig config = base;
+  config.parallelism.data_parallel_replicate_degree = c.replicate;
+  config.parallelism.data_parallel_shard_degree = c.shard;
+  config.parallelism.zero_stage = c.stage;
+  config.parallelism.fsdp_reshard_after_forward = c.reshard ? "default" : "never";
+  config.parallelism.fsdp_wrap = "manual";
+  config.training.local_batch_size = c.local;
+  config.training.global_batch_size = c.local * c.accumulation * c.replicate * c.shard;
+  config.activation_checkpoint.mode = c.remat == "op" ? "selective" : c.remat;
+  if (c.remat == "op") config.activation_checkpoint.selective_ac_option = "op";
+  return config;
+}
+
+std::string json_of(const train::JobConfig& base, const Candidate& c) {
+  const train::JobConfig config = config_of(base, c);
+  return concat(
+      "{\"mesh\": ", json_quoted(mesh_of(c)), ", \"parallelism.zero_stage\": ", c.stage,
+      ", \"parallelism.fsdp_reshard_after_forward\": ", json_quoted(config.parallelism.fsdp_reshard_after_forward),
+      ", \"parallelism.fsdp_wrap\": \"manual\", \"training.local_batch_size\": ", c.local,
+      ", \"training.global_batch_size\": ", config.training.global_batch_size,
+      ", \"activation_checkpoint.mode\": ", json_quoted(config.activation_checkpoint.mode),
+      ", \"activation_checkpoint.selective_ac_option\": ",
+      json_quoted(config.activation_checkpoint.selective_ac_option), "}");
+}
+
+std::string structure_of(const Candidate& c) {
+  return concat(c.replicate > 1, c.shard > 1, c.accumulation > 1, ' ', c.stage, ' ', c.reshard, ' ', c.local, ' ',
+                c.remat);
+}
+
+}  // namespace sfsdp::tools

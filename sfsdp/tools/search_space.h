@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The configurations that `sfsdp plan --search` looks at.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/train/config/config.h"
+
+namespace sfsdp::tools {
+
+struct Candidate {
+  int64_t replicate = 1, shard = 1;     // ranks on each axis
+  int64_t stage = 3;                    // ZeRO
+  int64_t local = 1, accumulation = 1;  // sequences of a micro-batch, micro-batches
+  std::string remat = "none";           // none, op, full
+  bool reshard = true;                  // gather again for backward; stage 3 alone asks
+};
+
+// What is varied, and a candidate's value of it, in this order: mesh, ZeRO stage, micro-batch, remat, reshard.
+using Choices = std::array<std::pair<std::string, std::string>, 5>;
+Choices choices_of(const Candidate& c);
+
+// Every mesh of `world` ranks, every micro-batch that divides a rank's share of the global batch, all stages that differ on
+// that mesh.
+//   throws: UserError where the global batch is no multiple of the ranks
+std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world);
+
+// `config` with the candidate's values.
+train::JobConfig config_of(const train::JobConfig& config, const Candidate& c);
+// The same as an object of options for a line of `simulate --sweep`.
+std::string json_of(const train::JobConfig& config, const Candidate& c);
+
+// Candidates of one key compile to the same ops; sizes differ.
+std::string structure_of(const Candidate& c);
+
+}  // namespace sfsdp::tools

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/search_space.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "sfsdp/base/error.h"
+
+namespace sfsdp::tools {
+namespace {
+
+train::JobConfig batch_of(int64_t local, int64_t global) {
+  train::JobConfig config;
+  config.training.local_batch_size = local;
+  config.training.global_batch_size = global;
+  return config;
+}
+
+TEST_CASE("search_space: each mesh, micro-batch, stage and remat once; all train the global batch") {
+  const auto all = search_space(batch_of(1, 48), 4);
+  // shards 1, 2, 4; a rank's 12 sequences have 6 divisors; DDP is one stage, else four; three kinds of remat
+  CHECK(all.size() == 6 * 3 * (1 + 4 + 4));
+  std::set<Choices> seen;
+  for (const Candidate& c : all) {
+    CHECK(seen.insert(choices_of(c)).second);
+    CHECK(c.replicate * c.shard == 4);
+    CHECK(c.local * c.accumulation * 4 == 48);
+    const train::JobConfig config = config_of(batch_of(1, 48), c);
+    CHECK(config.training.global_batch_size == 48);
+    CHECK(config.training.local_batch_size == c.local);
+  }
+  CHECK(search_space(batch_of(2, -1), 1).size() == 2 * 3);  // -1: a micro-batch each
+  CHECK_THROWS_WITH_AS(search_space(batch_of(1, 10), 4),
+                       "training.global_batch_size = 10 on 4 ranks\n  expected a multiple of the ranks; try 12",
+                       UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp::tools

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tune/scaled_step.h"
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/sim/simulate.h"
+
+namespace sfsdp::tune {
+namespace {
+
+using sim::RankProgram, sim::Task;
+
+constexpr int64_t kAlignment = plan::MemoryOptions{}.alignment;
+
+double shards_of(const std::vector<ir::MeshAxis>& mesh) {
+  const auto axis = std::ranges::find(mesh, "dp_shard", &ir::MeshAxis::name);
+  return axis == mesh.end() ? 1 : static_cast<double>(axis->size);
+}
+
+// Seconds of each stretch of kernels, part after part.
+std::vector<double> stretches(const RankProgram& program) {
+  std::vector<double> seconds;
+  for (const auto& tasks : program.tasks)
+    for (const Task& task : tasks) {
+      if (task.kind != Task::Compute) continue;
+      double sum = 0;
+      for (size_t i = task.first; i < task.first + task.count; ++i)
+        sum += program.kernels.kernels[program.order[i]].seconds;
+      seconds.push_back(sum);
+    }
+  return seconds;
+}
+
+// A kernel for each stretch, in the order of `stretches`.
+void merge_kernels(RankProgram& program) {
+  size_t next = 0;
+  for (auto& tasks : program.tasks)
+    for (Task& task : tasks)
+      if (task.kind == Task::Compute) {
+        task.first = next++;
+        task.count = 1;
+      }
+  program.kernels.kernels.assign(next, {.ops = {nullptr}});
+  program.kernels.kernel_of.clear();
+  program.kernel_position.assign(next, -1);
+  program.order.resize(next);
+  for (size_t i = 0; i < next; ++i) program.order[i] = i;
+}
+
+// Bytes alive at each op.
+std::vector<double> live_of(const ir::Graph& graph) {
+  std::vector<double> live(graph.ops().size() + 2);
+  for (const plan::Buffer& b : plan::find_buffers(graph)) {
+    live[static_cast<size_t>(b.first)] += static_cast<double>(b.bytes);
+    live[static_cast<size_t>(b.last) + 1] -= static_cast<double>(b.bytes);
+  }
+  for (size_t i = 1; i < live.size(); ++i) live[i] += live[i - 1];
+  return live;
+}
+
+void check_alike(const RankProgram& a, const RankProgram& b) {
+  bool alike = a.communicators == b.communicators && a.collectives.size() == b.collectives.size();
+  for (size_t p = 0; alike && p < sim::kParts; ++p)
+    alike = std::ranges::equal(a.tasks[p], b.tasks[p], [](const Task& x, const Task& y) {
+      return x.kind == y.kind && x.collective == y.collective;
+    });
+  SFSDP_CHECK(alike, "two meshes give programs that differ in more than sizes");
+}
+
+RankProgram program_of(const ir::Graph& graph, const cost::Machine& machine) {
+  return sim::make_program(graph, machine, cost::Execution::Fused, cost::System::Own);
+}
+
+}  // namespace
+
+ScaledStep::ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machine& machine)
+    : machine_(machine), shards_a_(shards_of(a.mesh)), shards_b_(shards_of(b.mesh)) {
+  program_ = program_of(a, machine);
+  const RankProgram other = program_of(b, machine);
+  check_alike(program_, other);
+  const auto fit_all = [&](const std::vector<double>& x, const std::vector<double>& y) {
+    SFSDP_CHECK(x.size() == y.size(), x.size(), " and ", y.size());
+    std::vector<Scaled> all;
+    for (size_t i = 0; i < x.size(); ++i) all.push_back(fit(x[i], y[i]));
+    return all;
+  };
+  seconds_ = fit_all(stretches(program_), stretches(other));
+  live_ = fit_all(live_of(a), live_of(b));
+  for (size_t i = 0; i < program_.collectives.size(); ++i)
+    bytes_.push_back(fit(program_.collectives[i].bytes, other.collectives[i].bytes));
+  state_ =
+      fit(static_cast<double>(plan::state_bytes(a, kAlignment)), static_cast<double>(plan::state_bytes(b, kAlignment)));
+  merge_kernels(program_);
+}
+
+ScaledStep::Scaled ScaledStep::fit(double a, double b) const {
+  if (shards_a_ == shards_b_) return {a, 0};
+  const double shared = (a - b) / (1 / shards_a_ - 1 / shards_b_);
+  return {a - shared / shards_a_, shared};
+}
+
+void ScaledStep::price_collectives(const std::vector<ir::MeshAxis>& mesh, double shards) {
+  for (size_t i = 0; i < program_.communicators.size(); ++i)
+    program_.groups[i] = sim::shape_of(mesh, program_.communicators[i]);
+  for (size_t i = 0; i < program_.collectives.size(); ++i) {
+    sim::Collective& c = program_.collectives[i];
+    const cost::GroupShape& group = program_.groups[c.communicator];
+    c.bytes = bytes_[i].at(shards);
+    c.slowdown = cost::overlap_slowdown(group, machine_);
+    c.cost = cost::collective_cost(c.kind, c.bytes, group, machine_);
+  }
+}
+
+ScaledEstimate ScaledStep::at(const std::vector<ir::MeshAxis>& mesh, int64_t micro_batches) {
+  const double shards = shards_of(mesh);
+  for (size_t i = 0; i < seconds_.size(); ++i) program_.kernels.kernels[i].seconds = seconds_[i].at(shards);
+  price_collectives(mesh, shards);
+  const sim::ProgramTimes times = sim::time_program(program_, micro_batches);
+  ScaledEstimate out;
+  out.seconds = times.step_seconds;
+  out.compute_seconds = times.compute_seconds;
+  out.exposed_seconds = times.exposed_seconds;
+  double most = 0;
+  for (const Scaled& live : live_) most = std::max(most, live.at(shards));
+  out.peak_bytes = static_cast<int64_t>(most + state_.at(shards));
+  return out;
+}
+
+}  // namespace sfsdp::tune

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# `sfsdp plan --search`: what it calls best is what `simulate` says of these configurations, its order is the simulator's, and
+# no configuration that it looked at is better.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+base=(--config configs/llama3_debug.toml --machine a100_400g)
+search=(build/release/sfsdp plan --search "${base[@]}" --world 12 --training.global_batch_size 48)
+"${search[@]}" --json >"$dir/found.json"
+"${search[@]}" --json --threads 1 --top 3 >"$dir/top3.json"
+python3 - "$dir" "${base[@]}" <<'PY'
+import json, subprocess, sys
+dir, base = sys.argv[1], sys.argv[2:]
+found, top3 = (json.load(open(f"{dir}/{name}.json")) for name in ("found", "top3"))
+options = [c["options"] for c in found["estimated"]]
+# shards 1, 2, 3, 4, 6, 12; 4 sequences a rank have 3 divisors; 3 kinds of remat; one stage without shards, else 4
+assert len(options) == 3 * 3 * (1 + 5 * 4) and len({json.dumps(o) for o in options}) == len(options), len(options)
+assert len(found["best"]) == 10 and found["best"][:3] == top3["best"], top3["best"]
+with open(f"{dir}/cases.jsonl", "w") as cases:
+    cases.writelines(json.dumps(o) + "\n" for o in options)
+lines = subprocess.run(["build/release/sfsdp", "simulate", *base, "--sweep", cases.name], capture_output=True, text=True, check=True)
+simulated = {json.dumps(l["case"], sort_keys=True): l for l in map(json.loads, lines.stdout.splitlines())}
+assert len(simulated) == len(options)
+of = lambda c: simulated[json.dumps(c["options"], sort_keys=True)]
+for c in found["best"]:
+    assert of(c)["step_seconds"] == c["step_seconds"] and of(c)["peak_bytes"] == c["peak_bytes"] and c["fits"], (c, of(c))
+times = sorted(l["step_seconds"] for l in simulated.values() if l["fits"])
+assert [c["step_seconds"] for c in found["best"]] == times[:10], (times[:10], found["best"])
+for c in found["estimated"]:
+    assert abs(c["step_seconds"] / of(c)["step_seconds"] - 1) < 0.01 and abs(c["peak_bytes"] / of(c)["peak_bytes"] - 1) < 0.05, (c, of(c))
+PY
+"${search[@]}" >"$dir/text"
+grep -q '^Model llama3 debugmodel on 12 × A100 .*, 48 sequences a step: 189 configurations estimated, ' "$dir/text" || { cat "$dir/text"; exit 1; }
+[[ $(grep -c '^dp_replicate=' "$dir/text") == 10 ]]
+grep -q '^  remat full: .* ms more compute' "$dir/text" || { cat "$dir/text"; exit 1; }
+"${search[@]}" --parallelism.fsdp_memory_gib 0.03 >"$dir/tight"
+grep -q 'does not fit, at least ' "$dir/tight" || { cat "$dir/tight"; exit 1; }
+! "${search[@]}" --training.global_batch_size 50 2>"$dir/err" && grep -q 'expected a multiple of the ranks; try 60' "$dir/err"
+! build/release/sfsdp plan --search --config configs/llama3_debug.toml --world 2 2>"$dir/err" && grep -q 'expected --machine M' "$dir/err"
