@@ -114,7 +114,7 @@ class Maker {
   void wait(const Op& op, const Op* started, int64_t position) {
     const size_t collective = collective_of_.at(started);
     Collective& c = out_.collectives[collective];
-    if (c.part == Part::Head && ir::is_repeated(op)) c.waits = graph_.micro_batches;
+    c.waits_repeat |= c.part == Part::Head && ir::is_repeated(op);
     for (const size_t part : parts_of(op))
       out_.tasks[part].push_back({.kind = Task::Wait, .collective = collective, .position = position});
   }

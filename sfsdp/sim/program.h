@@ -39,9 +39,9 @@ struct Collective {
   cost::CollectiveCost cost;
   double slowdown = 1;  // what kernels take longer while it runs
   size_t communicator = 0;
-  int64_t turn = 0;       // how many of its part come before it on its communicator
-  int64_t body_turn = 0;  // Last: the same in Body
-  int64_t waits = 1;      // of a rank, in a step: one in each micro-batch for what starts before all of them
+  int64_t turn = 0;           // how many of its part come before it on its communicator
+  int64_t body_turn = 0;      // Last: the same in Body
+  bool waits_repeat = false;  // each micro-batch waits for it: it starts before all of them
 };
 
 struct Task {

@@ -187,8 +187,9 @@ class Simulator {
     const int64_t number = turn_of(c, rank.pass);
     rank.busy_until = std::max(rank.busy_until, rank.now) + c.cost.seconds();
     rank.slowdown = c.slowdown;
+    const int64_t waits = c.waits_repeat ? out_.micro_batches : 1;
     while (group.first + static_cast<int64_t>(group.turns.size()) <= number)
-      group.turns.push_back({.collective = task.collective, .left = group.ranks.size() * static_cast<size_t>(c.waits)});
+      group.turns.push_back({.collective = task.collective, .left = group.ranks.size() * static_cast<size_t>(waits)});
     Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
     SFSDP_CHECK(turn.collective == task.collective, "turn ", number, " of ", out_.lanes[1 + c.communicator], " is ",
                 c.op->opcode, " and another");

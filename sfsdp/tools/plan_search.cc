@@ -97,14 +97,12 @@ class Search {
     const ir::Graph a = compile(found_[*least].candidate);
     const ir::Graph b = shards(*least) == shards(*most) ? a.clone() : compile(found_[*most].candidate);
     tune::ScaledStep step(a, b, machine_);
+    std::vector<std::vector<ir::MeshAxis>> meshes;
+    for (const size_t i : members)
+      meshes.push_back(train::make_mesh(config_of(base_, found_[i].candidate).parallelism, world_).axes());
     const auto start = std::chrono::steady_clock::now();
-    for (const size_t i : members) {
-      const Candidate& c = found_[i].candidate;
-      std::vector<ir::MeshAxis> mesh;
-      if (c.replicate > 1) mesh.push_back({"dp_replicate", c.replicate});
-      mesh.push_back({"dp_shard", c.shard});
-      found_[i].step = step.at(mesh, c.accumulation);
-    }
+    for (size_t m = 0; m < members.size(); ++m)
+      found_[members[m]].step = step.at(meshes[m], found_[members[m]].candidate.accumulation);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const std::lock_guard lock(mutex_);
     estimate_seconds_ += took.count();

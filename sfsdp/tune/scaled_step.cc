@@ -14,8 +14,16 @@ using sim::RankProgram, sim::Task;
 
 constexpr int64_t kAlignment = plan::MemoryOptions{}.alignment;
 
-double shards_of(const std::vector<ir::MeshAxis>& mesh) {
-  const auto axis = std::ranges::find(mesh, "dp_shard", &ir::MeshAxis::name);
+// The axis that stored parameters are cut over; "": none.
+std::string shard_axis(const ir::Graph& graph) {
+  for (const auto& op : graph.ops())
+    if (op->is("param") && !op->result()->type().dims.empty())
+      if (const auto& split = op->result()->type().dims[0].split; !split.empty()) return split.back();
+  return "";
+}
+
+double size_of(const std::string& name, const std::vector<ir::MeshAxis>& mesh) {
+  const auto axis = std::ranges::find(mesh, name, &ir::MeshAxis::name);
   return axis == mesh.end() ? 1 : static_cast<double>(axis->size);
 }
 
@@ -76,7 +84,7 @@ RankProgram program_of(const ir::Graph& graph, const cost::Machine& machine) {
 }  // namespace
 
 ScaledStep::ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machine& machine)
-    : machine_(machine), shards_a_(shards_of(a.mesh)), shards_b_(shards_of(b.mesh)) {
+    : machine_(machine), axis_(shard_axis(a)), shards_a_(size_of(axis_, a.mesh)), shards_b_(size_of(axis_, b.mesh)) {
   program_ = program_of(a, machine);
   const RankProgram other = program_of(b, machine);
   check_alike(program_, other);
@@ -114,7 +122,7 @@ void ScaledStep::price_collectives(const std::vector<ir::MeshAxis>& mesh, double
 }
 
 ScaledEstimate ScaledStep::at(const std::vector<ir::MeshAxis>& mesh, int64_t micro_batches) {
-  const double shards = shards_of(mesh);
+  const double shards = size_of(axis_, mesh);
   for (size_t i = 0; i < seconds_.size(); ++i) program_.kernels.kernels[i].seconds = seconds_[i].at(shards);
   price_collectives(mesh, shards);
   const sim::ProgramTimes times = sim::time_program(program_, micro_batches);

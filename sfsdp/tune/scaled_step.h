@@ -23,12 +23,13 @@ struct ScaledEstimate {
 
 class ScaledStep {
  public:
-  // Compiled graphs of one step on two meshes that have the same axes and different dp_shard, or twice the same one. Both
+  // Compiled graphs of one step on two meshes that have the same axes and different numbers of shards, or twice the same
+  // one. Both
   // have one micro-batch, or both several.
   // Throws InternalError where the graphs differ in more than sizes.
   ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machine& machine);
 
-  //   mesh: the same axes, any sizes; dp_shard is 1 only where it is in the graphs
+  //   mesh: the same axes, any sizes; of shards 1 only where it is in the graphs
   //   micro_batches: 1 if it is in the graphs, else any number above 1
   ScaledEstimate at(const std::vector<ir::MeshAxis>& mesh, int64_t micro_batches);
 
@@ -42,6 +43,7 @@ class ScaledStep {
   void price_collectives(const std::vector<ir::MeshAxis>& mesh, double shards);
 
   cost::Machine machine_;
+  std::string axis_;  // that stored parameters are cut over
   double shards_a_ = 1, shards_b_ = 1;
   sim::RankProgram program_;     // a stretch of kernels is one
   std::vector<Scaled> seconds_;  // by kernel of program_
