@@ -24,10 +24,9 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
   const auto entry = get(config, canonical);
   if (!entry->job->draws_wrong.empty() && setup.strategy.data_ranks() * setup.options.micro_batches > 1)
     throw UserError(entry->job->draws_wrong);
-  CompiledStep out = {entry->job->graph.clone(), entry->job->flops_per_token};
   if (canonical) pipeline.disable.emplace_back(kFirstPass);  // done
-  step::complete_step(out.graph, setup.strategy, setup.options, entry->job->half_precision);
-  return out;
+  return {step::complete_step(entry->job->graph.clone(), setup.strategy, setup.options, entry->job->half_precision),
+          entry->job->flops_per_token};
 }
 
 std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config, bool canonical) {

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "sfsdp/ir/graph.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/train/captured_job.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/config/step_setup.h"
@@ -23,7 +23,7 @@ namespace sfsdp::tools {
 using CaptureJob = std::function<train::CapturedJob(const train::JobConfig& config)>;
 
 struct CompiledStep {
-  ir::Graph graph;
+  plan::StepPlan plan;
   double flops_per_token = 0;  // forward and backward
 };
 
@@ -35,7 +35,7 @@ class Captures {
 
   explicit Captures(CaptureJob capture) : capture_(std::move(capture)) {}
 
-  // The compiled step: the graph that train::make_job would run.
+  // The compiled step: the plan that train::make_job would run.
   //   throws: UserError as make_job does
   CompiledStep compile(const train::JobConfig& config, train::StepSetup setup);
 

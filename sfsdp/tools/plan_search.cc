@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -13,7 +14,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
-#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/search_space.h"
 #include "sfsdp/tools/workers.h"
@@ -85,18 +85,21 @@ class Search {
     });
   }
 
-  ir::Graph compile(const Candidate& c) {
+  plan::StepPlan compile(const Candidate& c) {
     const train::JobConfig config = config_of(base_, c);
-    return captures_.compile(config, train::step_setup(config, world_)).graph;
+    train::StepSetup setup = train::step_setup(config, world_);
+    setup.options.target = cost::target_of(machine_);
+    return captures_.compile(config, std::move(setup)).plan;
   }
 
   // They differ in their meshes alone: the fewest shards and the most are compiled.
   void estimate_group(const std::vector<size_t>& members) {
     const auto shards = [&](size_t i) { return found_[i].candidate.shard; };
     const auto [least, most] = std::ranges::minmax_element(members, {}, shards);
-    const ir::Graph a = compile(found_[*least].candidate);
-    const ir::Graph b = shards(*least) == shards(*most) ? a.clone() : compile(found_[*most].candidate);
-    tune::ScaledStep step(a, b, machine_);
+    const plan::StepPlan a = compile(found_[*least].candidate);
+    std::optional<plan::StepPlan> b;
+    if (shards(*least) != shards(*most)) b = compile(found_[*most].candidate);
+    tune::ScaledStep step(a, b ? *b : a, machine_);
     std::vector<std::vector<ir::MeshAxis>> meshes;
     for (const size_t i : members)
       meshes.push_back(train::make_mesh(config_of(base_, found_[i].candidate).parallelism, world_).axes());
@@ -109,10 +112,9 @@ class Search {
   }
 
   tune::ScaledEstimate simulate(const Candidate& c) {
-    const ir::Graph graph = compile(c);
-    const sim::Simulation s = sim::simulate(graph, machine_);
-    const int64_t peak = plan::plan_memory(graph).peak();
-    return {s.step_seconds, s.compute_seconds, s.exposed_seconds, peak};
+    const plan::StepPlan plan = compile(c);
+    const sim::Simulation s = sim::simulate(plan.graph, machine_);
+    return {s.step_seconds, s.compute_seconds, s.exposed_seconds, plan.memory.peak()};
   }
 
   const train::JobConfig base_;

@@ -4,15 +4,12 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 
 namespace sfsdp::tune {
 namespace {
 
 using sim::RankProgram, sim::Task;
-
-constexpr int64_t kAlignment = plan::MemoryOptions{}.alignment;
 
 // The axis that stored parameters are cut over; "": none.
 std::string shard_axis(const ir::Graph& graph) {
@@ -57,10 +54,11 @@ void merge_kernels(RankProgram& program) {
   for (size_t i = 0; i < next; ++i) program.order[i] = i;
 }
 
-// Bytes alive at each op.
-std::vector<double> live_of(const ir::Graph& graph) {
-  std::vector<double> live(graph.ops().size() + 2);
-  for (const plan::Buffer& b : plan::find_buffers(graph)) {
+// Bytes of a region that are alive at each op.
+std::vector<double> live_of(const plan::StepPlan& plan, size_t region) {
+  std::vector<double> live(plan.graph.ops().size() + 2);
+  for (const plan::Buffer& b : plan.memory.buffers) {
+    if (static_cast<size_t>(b.region) != region) continue;
     live[static_cast<size_t>(b.first)] += static_cast<double>(b.bytes);
     live[static_cast<size_t>(b.last) + 1] -= static_cast<double>(b.bytes);
   }
@@ -83,10 +81,13 @@ RankProgram program_of(const ir::Graph& graph, const cost::Machine& machine) {
 
 }  // namespace
 
-ScaledStep::ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machine& machine)
-    : machine_(machine), axis_(shard_axis(a)), shards_a_(size_of(axis_, a.mesh)), shards_b_(size_of(axis_, b.mesh)) {
-  program_ = program_of(a, machine);
-  const RankProgram other = program_of(b, machine);
+ScaledStep::ScaledStep(const plan::StepPlan& a, const plan::StepPlan& b, const cost::Machine& machine)
+    : machine_(machine),
+      axis_(shard_axis(a.graph)),
+      shards_a_(size_of(axis_, a.graph.mesh)),
+      shards_b_(size_of(axis_, b.graph.mesh)) {
+  program_ = program_of(a.graph, machine);
+  const RankProgram other = program_of(b.graph, machine);
   check_alike(program_, other);
   const auto fit_all = [&](const std::vector<double>& x, const std::vector<double>& y) {
     SFSDP_CHECK(x.size() == y.size(), x.size(), " and ", y.size());
@@ -95,11 +96,14 @@ ScaledStep::ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machi
     return all;
   };
   seconds_ = fit_all(stretches(program_), stretches(other));
-  live_ = fit_all(live_of(a), live_of(b));
+  for (size_t region = 0; region < plan::kRegions; ++region)
+    live_.push_back(fit_all(live_of(a, region), live_of(b, region)));
   for (size_t i = 0; i < program_.collectives.size(); ++i)
     bytes_.push_back(fit(program_.collectives[i].bytes, other.collectives[i].bytes));
-  state_ =
-      fit(static_cast<double>(plan::state_bytes(a, kAlignment)), static_cast<double>(plan::state_bytes(b, kAlignment)));
+  const auto outside = [](const plan::StepPlan& plan) {
+    return static_cast<double>(plan.memory.state_bytes + plan.memory.workspace_bytes);
+  };
+  outside_ = fit(outside(a), outside(b));
   merge_kernels(program_);
 }
 
@@ -130,9 +134,13 @@ ScaledEstimate ScaledStep::at(const std::vector<ir::MeshAxis>& mesh, int64_t mic
   out.seconds = times.step_seconds;
   out.compute_seconds = times.compute_seconds;
   out.exposed_seconds = times.exposed_seconds;
-  double most = 0;
-  for (const Scaled& live : live_) most = std::max(most, live.at(shards));
-  out.peak_bytes = static_cast<int64_t>(most + state_.at(shards));
+  double bytes = outside_.at(shards);
+  for (const std::vector<Scaled>& region : live_) {
+    double most = 0;
+    for (const Scaled& live : region) most = std::max(most, live.at(shards));
+    bytes += most;
+  }
+  out.peak_bytes = static_cast<int64_t>(bytes);
   return out;
 }
 

@@ -11,6 +11,7 @@
 
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/sim/program.h"
 
 namespace sfsdp::tune {
@@ -18,16 +19,16 @@ namespace sfsdp::tune {
 struct ScaledEstimate {
   double seconds = 0, compute_seconds = 0;
   std::map<std::string, double> exposed_seconds;  // by kind of collective
-  int64_t peak_bytes = 0;                         // alive at once, state included
+  int64_t peak_bytes = 0;                         // alive at once in each region, with state and workspaces
 };
 
 class ScaledStep {
  public:
-  // Compiled graphs of one step on two meshes that have the same axes and different numbers of shards, or twice the same
+  // Plans of one step on two meshes that have the same axes and different numbers of shards, or twice the same
   // one. Both
   // have one micro-batch, or both several.
-  // Throws InternalError where the graphs differ in more than sizes.
-  ScaledStep(const ir::Graph& a, const ir::Graph& b, const cost::Machine& machine);
+  // Throws InternalError where they differ in more than sizes.
+  ScaledStep(const plan::StepPlan& a, const plan::StepPlan& b, const cost::Machine& machine);
 
   //   mesh: the same axes, any sizes; of shards 1 only where it is in the graphs
   //   micro_batches: 1 if it is in the graphs, else any number above 1
@@ -45,11 +46,11 @@ class ScaledStep {
   cost::Machine machine_;
   std::string axis_;  // that stored parameters are cut over
   double shards_a_ = 1, shards_b_ = 1;
-  sim::RankProgram program_;     // a stretch of kernels is one
-  std::vector<Scaled> seconds_;  // by kernel of program_
-  std::vector<Scaled> bytes_;    // by collective
-  std::vector<Scaled> live_;     // by op
-  Scaled state_;
+  sim::RankProgram program_;               // a stretch of kernels is one
+  std::vector<Scaled> seconds_;            // by kernel of program_
+  std::vector<Scaled> bytes_;              // by collective
+  std::vector<std::vector<Scaled>> live_;  // by region and op
+  Scaled outside_;                         // of regions: state and workspaces
 };
 
 }  // namespace sfsdp::tune
