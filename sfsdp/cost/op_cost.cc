@@ -41,6 +41,8 @@ double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
       if (inside.contains(from->producer()) || !read.insert(from).second) continue;
       bytes += bytes_read(*op, *operand);
     }
+    // The sum so far.
+    if (op->is("accumulate")) bytes += static_cast<double>(op->result()->type().bytes());
     for (const auto& result : op->results()) {
       const auto found = readers.find(result.get());
       bool outside = found == readers.end();

@@ -139,6 +139,19 @@ bwd:
   CHECK(own[1].seconds == doctest::Approx(launch + 24000));
 }
 
+TEST_CASE("kernels: a sum over micro-batches is read and written besides what is added: 10 bytes a gradient") {
+  const std::string text = R"(
+graph mesh [dp_shard=1] view local
+  %g = input name=g : bf16[8]
+bwd:
+  %f = cast %g kernel=0 : f32[8]
+  %p = pack [%f] kernel=0 offsets=[0] : f32[8]
+  %s = accumulate %p kernel=0 : f32[8]
+  return %s
+)";
+  CHECK(bytes_of(text, Execution::Fused) == Bytes{80});
+}
+
 TEST_CASE("kernels: an embedding reads the rows it picks") {
   const std::string text = R"(
 graph mesh [dp_shard=1] view local

@@ -41,7 +41,7 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
   Value* guard = non_finite;
   if (!options.skip_non_finite) guard = clip().value("full", {}, non_finite->type(), "updates", {{"value", 0.0}});
   Value* coefficient = append_coefficient(build, gradients, norm, loss.count, options.max_norm);
-  UpdateBuilder updates(graph, build, coefficient, guard);
+  UpdateBuilder updates(graph, build, coefficient, guard, strategy.options.mixed_precision.state_dtype);
   for (const Op* g : gradients) {
     const Op& param = *params.at(g->attr<std::string>("param"));
     std::visit([&](const auto& o) { build_update(updates, param, g->result(), o); }, optimizer);

@@ -7,8 +7,14 @@ namespace sfsdp::step {
 
 using ir::Section, ir::Value;
 
-UpdateBuilder::UpdateBuilder(ir::Graph& graph, ir::Builder& build, Value* coefficient, Value* guard)
-    : graph_(graph), build_(build), first_op_(graph.ops().front().get()), coefficient_(coefficient), guard_(guard) {}
+UpdateBuilder::UpdateBuilder(ir::Graph& graph, ir::Builder& build, Value* coefficient, Value* guard,
+                             std::optional<ir::DType> moments)
+    : graph_(graph),
+      build_(build),
+      first_op_(graph.ops().front().get()),
+      coefficient_(coefficient),
+      guard_(guard),
+      moments_(moments) {}
 
 // At the head of the graph.
 Value* UpdateBuilder::state(const std::string& name, ir::Type type) {
@@ -29,7 +35,9 @@ Value* UpdateBuilder::moment(const ir::Op& param, const std::string& kind) {
   const auto& of = param.attr<std::string>("name");
   const std::string name = of + "." + kind;
   states_.push_back({name, of});
-  return state(name, param.result()->type());
+  ir::Type type = param.result()->type();
+  type.dtype = moments_.value_or(type.dtype);
+  return state(name, std::move(type));
 }
 
 void UpdateBuilder::update(const std::string& opcode, const ir::Op& param, const std::vector<Value*>& moments,

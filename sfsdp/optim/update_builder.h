@@ -2,6 +2,7 @@
 // What an optimizer builds the updates of a step with: its carried tensors, and one op per parameter.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,11 +23,13 @@ class UpdateBuilder {
  public:
   //   coefficient: every gradient is multiplied by it; nullptr: by nothing
   //   guard:       where it is not 0 nothing is updated
-  UpdateBuilder(ir::Graph& graph, ir::Builder& build, ir::Value* coefficient, ir::Value* guard);
+  //   moments:     their dtype; unset: the stored parameter's
+  UpdateBuilder(ir::Graph& graph, ir::Builder& build, ir::Value* coefficient, ir::Value* guard,
+                std::optional<ir::DType> moments = {});
 
   // How many updates there were with this one, f32[]; one counter for all parameters. Ask for it before the first update.
   ir::Value* step();
-  // A tensor like the stored parameter, "<param>.<kind>".
+  // A tensor like the stored parameter, of the moments' dtype, "<param>.<kind>".
   ir::Value* moment(const ir::Op& param, const std::string& kind);
   ir::Value* guard() const { return guard_; }
 
@@ -45,6 +48,7 @@ class UpdateBuilder {
   ir::Op* first_op_;
   ir::Value* coefficient_;
   ir::Value* guard_;
+  std::optional<ir::DType> moments_;
   ir::Value* step_ = nullptr;
   std::vector<OptimizerState> states_;
 };

@@ -62,6 +62,7 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
   zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
   check_dtype("param_dtype", strategy.options.mixed_precision.param_dtype);
   check_dtype("reduce_dtype", strategy.options.mixed_precision.reduce_dtype);
+  check_dtype("grad_dtype", strategy.options.mixed_precision.grad_dtype);
   if (strategy.options.min_shard_numel < 0)
     throw UserError(concat("data_parallel: DataParallelOptions::min_shard_numel = ", strategy.options.min_shard_numel,
                            "\n  expected 0 or more elements"));
@@ -186,6 +187,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   const std::string name = gradient->attr<std::string>("param") + ".grad";
   auto place = build.after(value->producer()).in(Section::Bwd).at(gradient->module_path);
   const ir::DType reduce_dtype = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
+  const ir::DType kept_dtype = strategy.options.mixed_precision.grad_dtype.value_or(s.dtype);
   value = cast(place, value, reduce_dtype, name + ".cast");
   if (s.sharded && s.padded_rows != s.global_rows)
     value = place.value("pad", {value}, with_rows(value->type(), s.padded_rows), name + ".pad",
@@ -199,7 +201,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   const bool once = s.placements.gradients == kWhole || strategy.options.reduce_once;
   if (s.sharded && !once) {
     reduce_scatter();
-    if (several) value = cast(place, value, s.dtype, name + ".stored");
+    if (several) value = cast(place, value, kept_dtype, name + ".stored");
   }
   if (several) value = place.value("accumulate", {value}, plain(value->type(), value->type().dtype), name + ".acc");
   if (s.sharded && once) {
@@ -215,7 +217,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
     value = place.value("all_reduce", {value}, plain(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});
   }
-  value = cast(place, value, s.dtype, name + ".stored");
+  value = cast(place, value, kept_dtype, name + ".stored");
   if (options.factor != 1)
     value = place.value("mul_scalar", {value}, value->type(), name + ".mean", {{"value", options.factor}});
   gradient->operands[0] = value;

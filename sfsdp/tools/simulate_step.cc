@@ -70,6 +70,7 @@ std::optional<sim::PyTorchOptions> pytorch_of(const Request& request, const trai
   options.compiled = simulated.execution == cost::Execution::Compile;
   options.save_list = remat.mode == passes::RematMode::Op;
   options.mm_again = remat.mm_again;
+  options.keeps_whole_gradients = config.parallelism.zero_stage <= 1;
   const std::string loss = choice_of(request, "simulate.loss", {"separate", "kept", "fused"});
   options.loss = loss == "fused"  ? sim::PyTorchLoss::Fused
                  : loss == "kept" ? sim::PyTorchLoss::Kept

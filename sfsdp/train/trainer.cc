@@ -393,6 +393,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     exec::count_memory();
     const JobConfig config = load_config(args);
     if (config.memory_estimation.enable) return estimate_memory(config, out);
+    check_trained(config);
     const auto recorder = std::make_shared<comm::FlightRecorder>(static_cast<size_t>(config.comm.trace_buf_size));
     const auto world = make_world(config, recorder);
     try {

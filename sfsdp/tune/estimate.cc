@@ -30,6 +30,8 @@ struct Estimator::Bucket {
 
   bool has_reduction() const { return !kind->reduction.empty(); }
   bool is_packed() const { return gradient >= 0 && (has_reduction() || kind->replicas); }
+  // Packed whole: added to the sum over micro-batches as it is copied (passes/fuse).
+  bool is_added() const { return kind->adds_up && (kind->once || !has_reduction()) && is_packed(); }
   int64_t packed_bytes() const { return static_cast<int64_t>(static_cast<double>(elements) * kind->reduced); }
 };
 
@@ -250,7 +252,7 @@ class Estimator::Run {
       if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
       compute(b.pack);
       if (b.kind->once || !b.has_reduction()) compute(b.sum);
-      if (b.kind->once) hold(packed_at, packed_at, b.packed_bytes());
+      if (b.kind->once && !b.is_added()) hold(packed_at, packed_at, b.packed_bytes());
       if (!reduces) {
         if (!b.has_reduction()) start_replicas(b);
         continue;
@@ -383,8 +385,9 @@ void Estimator::price(Bucket& b) const {
     const double whole = k.reduction.empty() ? n : mine;
     b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
   }
-  if (k.adds_up) b.sum = memory_seconds(2 * k.reduced * (k.once || k.reduction.empty() ? n : mine));
-  if (b.is_packed()) b.pack = memory_seconds(static_cast<double>(b.gradient_bytes + b.packed_bytes()));
+  if (k.adds_up && !b.is_added()) b.sum = memory_seconds(3 * k.reduced * (k.once || k.reduction.empty() ? n : mine));
+  if (b.is_packed())
+    b.pack = memory_seconds(static_cast<double>(b.gradient_bytes + (b.is_added() ? 2 : 1) * b.packed_bytes()));
 }
 
 void Estimator::fill(const Schedule& schedule) {

@@ -45,6 +45,11 @@ bool belongs_to_bucket(const Op& op) {
   return false;
 }
 
+// With the casts that it does on its way, and the sum over micro-batches that it adds to.
+bool packs(const cost::Kernel& kernel) {
+  return std::ranges::any_of(kernel.ops, [](const Op* op) { return op->is("pack"); });
+}
+
 class Profiler {
  public:
   Profiler(const Graph& whole, const cost::Machine& machine)
@@ -216,7 +221,7 @@ class Profiler {
     std::vector<double> at(graph_.ops().size() + 1);
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const cost::Kernel& kernel = program_.kernels.kernels[k];
-      if (kernel.ops.back()->is("pack")) continue;  // with the casts that it does on its way
+      if (packs(kernel)) continue;
       if (sim::part_of(kernel.ops[0]->section) != sim::Part::Last) {
         out_.tail_seconds += kernel.seconds;
         if (const auto kind = kind_updated_by(kernel)) {
@@ -241,7 +246,7 @@ class Profiler {
     std::vector<int> spans(graph_.ops().size() + 1, -1);  // the kernel whose ops stand on both sides of a position
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const auto& ops = program_.kernels.kernels[k].ops;
-      if (ops.back()->is("pack")) continue;  // runs where it stands, its casts with it
+      if (packs(program_.kernels.kernels[k])) continue;  // runs where it stands
       for (size_t p = index.position(ops.front()) + 1; p <= index.position(ops.back()); ++p)
         spans[p] = static_cast<int>(k);
     }

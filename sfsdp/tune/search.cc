@@ -132,6 +132,19 @@ class Search {
     }
   }
 
+  // A unit and the next as three of equal length: on the way there, both a split and a moved border may be slower.
+  bool part_two_in_three(Scored& now, size_t u) {
+    if (u + 1 >= now.schedule.size()) return false;
+    const size_t first = now.schedule[u].first, length = now.schedule[u + 1].end - first;
+    if (length < 3) return false;
+    candidate_ = now.schedule;
+    UnitChoice middle = candidate_[u];
+    candidate_[u].end = middle.first = first + (length + 2) / 3;
+    candidate_[u + 1].first = middle.end = first + (2 * length + 2) / 3;
+    candidate_.insert(candidate_.begin() + static_cast<std::ptrdiff_t>(u) + 1, middle);
+    return take(now);
+  }
+
   bool move_borders(Scored& now) {
     bool improved = false;
     for (size_t u = 0; u < now.schedule.size() && left_ > 0; ++u) {
@@ -155,6 +168,7 @@ class Search {
           candidate_[u].end = candidate_[u + 1].first = static_cast<size_t>(border);
           improved |= take(now);
         }
+      improved |= part_two_in_three(now, u);
       const UnitChoice unit = now.schedule[u];
       const size_t length = unit.end - unit.first;
       const size_t step = std::max<size_t>(length / 8, 1);

@@ -96,7 +96,8 @@ class Fuser {
     const Class kind = cost::class_of(*op);
     if (kind == Class::Communication || ir::is_wait(*op)) close_all();
     if (kind == Class::Communication || kind == Class::Free || is_packed_cast(*op)) return;
-    Kernel* kernel = scope_ == FuseScope::None ? nullptr : find(*op, kind);
+    Kernel* kernel = packed_for(*op);
+    if (!kernel && scope_ != FuseScope::None) kernel = find(*op, kind);
     close_read(*op, kernel);
     if (!kernel) kernel = &begin(*op, kind);
     if (op->is("pack")) take_casts(*op, *kernel);
@@ -142,6 +143,13 @@ class Fuser {
         kernel.ops.push_back(cast);
         made_by_[cast] = &kernel;
       }
+  }
+
+  // The kernel that packs what a sum over micro-batches adds, for nobody else.
+  Kernel* packed_for(const Op& sum) {
+    if (!sum.is("accumulate") || !sum.operands[0]->producer()->is("pack")) return nullptr;
+    const Op* pack = sum.operands[0]->producer();
+    return index_.only_reader(pack->result()) == &sum ? made_by_.at(pack) : nullptr;
   }
 
   // The kernel that `op` joins: the last one that it reads from, or the last one that reads the same.

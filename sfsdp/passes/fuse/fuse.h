@@ -9,7 +9,8 @@
 //           row                           the same with reductions over the last dimensions, of one width; what is one
 //                                         number per row may be read in the row
 //           column                        a reduction over other dimensions: its result is complete only after the kernel
-//           copy                          a pack, with the casts that it alone reads
+//           copy                          a pack, with the casts that it alone reads, and the sum over micro-batches that
+//                                         alone reads it: gradients are added where they lie, 10 bytes a parameter, not 18
 //           optimizer                     an update, with what scales its gradient
 //         No op of a kernel reads what another row, column or block of that kernel makes. A start or a wait ends kernels.
 //         plan/verify/kernels.h holds any graph against this rule.

@@ -138,6 +138,24 @@ TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collect
   CHECK(fused(kStep, "fuse scope=none") == "a:0 f:1 p:1 b:2 g:3 w.new:4");
 }
 
+TEST_CASE("fuse: a sum over micro-batches is added to where gradients are packed, unless somebody else reads them") {
+  const char* text = R"(
+    graph mesh [dp_shard=2] view local
+      %x = input name=x : bf16[8] own(dp_shard)
+    bwd:
+      %a = aten.neg %x : bf16[8]
+      %f = cast %a : f32[8]
+      %p = pack [%f] offsets=[0] : f32[8]
+      %s = accumulate %p : f32[8]
+      return %s
+)";
+  CHECK(fused(text) == "a:0 f:1 p:1 s:1");
+  CHECK(fused(text, "fuse scope=none") == "a:0 f:1 p:1 s:1");
+  std::string both = text;
+  both.replace(both.find("return %s"), 9, "return %s, %p");
+  CHECK(fused(both, "fuse scope=none") == "a:0 f:1 p:1 s:2");
+}
+
 TEST_CASE("fuse: what reads an updated parameter, such as its cast for the next gather, comes after the update") {
   std::string text = kStep;
   const std::string returned = "      return %b";

@@ -119,7 +119,8 @@ class KernelChecker {
     if (shown_by(&operand) != made) return refuse("sees its elements in another order");
     const bool scaled = ir::is_update(op) && made->producer()->is("scale");
     const bool packed = op.is("pack") && made->producer()->is("cast");
-    if (scaled || packed) return "";
+    const bool summed = op.is("accumulate") && made->producer()->is("pack");
+    if (scaled || packed || summed) return "";
     const Access a = access(op);
     if (a.reads == Reads::Others) return refuse("needs elements that other blocks make");
     const Class kind = cost::class_of(*made->producer());

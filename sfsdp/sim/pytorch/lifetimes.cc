@@ -33,7 +33,8 @@ bool is_read_by_kernel_alone(const Op& op) { return cost::is_fusible(cost::class
 const Op* param_behind(const Value* value) {
   const Op* op = value->producer();
   while (!op->operands.empty() && op->operands[0] &&
-         (ir::aliased_operand(*op) == 0 || op->is("cast", "pad") || ir::collective_kind(*op) == "all_gather"))
+         (ir::aliased_operand(*op) == 0 || op->is("cast", "pad", "pack", "unpack") ||
+          ir::collective_kind(*op) == "all_gather"))
     op = op->operands[0]->producer();
   return op->is("param") ? op : nullptr;
 }
@@ -41,6 +42,9 @@ const Op* param_behind(const Value* value) {
 Lifetimes::Lifetimes(const ir::Graph& graph, const PyTorchOptions& options) : graph_(graph), options_(options) {
   const cost::Kernels kernels = cost::kernels_of(graph);
   inside_ = cost::values_inside(graph, kernels);
+  for (const auto& op : graph.ops())
+    if (op->is("accumulate") && inside_.erase(ir::storage_of(op->operands[0])) > 0)
+      added_in_place_.insert(ir::storage_of(op->operands[0]));
   mark_recomputed();
   set_order();
   std::unordered_map<const Op*, int> kernel_of;

@@ -30,11 +30,14 @@ struct PyTorchOptions {
   // (TorchTitan's "op": products and attention; every k-th product of a block is not on it, 0: all are).
   bool save_list = false;
   int64_t mm_again = 0;
+  // Whole gradients have buffers that are made once and stay, as DDP's, Megatron's and DeepSpeed's do (stages 0 and 1).
+  bool keeps_whole_gradients = false;
   PyTorchLoss loss = PyTorchLoss::Separate;
   int64_t loss_chunks = 1;  // Separate, Kept: of rows of the logits, one after the other
 };
 
-// The param op that `value` is, or is made of by casts, gathers and views alone; nullptr for all other values.
+// The param op that `value` is, or is made of by casts, gathers, copies and views alone, the first of
+// several; nullptr for all other values.
 const ir::Op* param_behind(const ir::Value* value);
 
 class Lifetimes {
@@ -50,6 +53,8 @@ class Lifetimes {
   std::vector<const ir::Value*> memory_of(const ir::Value* value, bool in_backward = false) const;
   // Whether a value has memory of its own.
   bool is_stored(const ir::Value* value) const;
+  // Whether gradients are added to the sum over micro-batches as they are copied: they have no memory besides the sum's.
+  bool is_added_in_place(const ir::Value* value) const { return added_in_place_.contains(value); }
   // The place in order() after which a stored value is dropped.
   size_t last(const ir::Value* stored) const;
 
@@ -65,9 +70,10 @@ class Lifetimes {
   const ir::Graph& graph_;
   const PyTorchOptions& options_;
   std::vector<const ir::Op*> order_;
-  std::vector<size_t> kernel_end_;                              // by place: of the last op of its kernel
-  std::unordered_set<const ir::Op*> recomputed_;                // by remat
-  std::unordered_map<std::string, size_t> recomputed_at_;       // by block: where its forward has run again
+  std::vector<size_t> kernel_end_;                         // by place: of the last op of its kernel
+  std::unordered_set<const ir::Op*> recomputed_;           // by remat
+  std::unordered_map<std::string, size_t> recomputed_at_;  // by block: where its forward has run again
+  std::unordered_set<const ir::Value*> added_in_place_;
   std::unordered_set<const ir::Value*> inside_;                 // of kernels
   std::unordered_set<const ir::Value*> casts_to_pack_, again_;  // again_: by Inductor, where backward reads them
   std::unordered_map<const ir::Value*, size_t> last_;

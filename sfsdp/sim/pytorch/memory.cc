@@ -41,6 +41,15 @@ std::vector<int64_t> members_of(const Op& param, int64_t whole_bytes) {
   return bytes;
 }
 
+// Whether ranks have copies of all parameters and no shards: DDP.
+bool is_replicated(const ir::Graph& graph) {
+  const bool sharded = std::ranges::any_of(graph.ops(), [](const auto& op) {
+    return op->is("param") &&
+           std::ranges::any_of(op->result()->type().dims, [](const auto& d) { return !d.split.empty(); });
+  });
+  return !sharded && std::ranges::any_of(graph.mesh, [](const ir::MeshAxis& axis) { return axis.size > 1; });
+}
+
 // A unit's gradients as backward makes them, side by side.
 int64_t flat_gradient_bytes(const Op& pack) {
   int64_t bytes = 0;
@@ -57,13 +66,14 @@ class Run {
   Run(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator::Segments segments, int64_t watched)
       : graph_(graph), options_(options), lifetimes_(graph, options), allocator_(segments), watched_(watched) {
     dying_.resize(lifetimes_.order().size() + 1);
-    find_gradients();
+    keeps_whole_gradients_ = options.keeps_whole_gradients || is_replicated(graph);
+    find_roles();
   }
 
   PyTorchMemory run() {
     allocate(kProductWorkspace, PyTorchStream::Compute);
     for (const auto& op : graph_.ops())
-      if (op->is("param")) allocate_state(*op);
+      if (op->is("param") || (op->is("state") && read_by_model_.contains(op->result()))) allocate_state(*op);
     for (int step = 0; step < kSteps; ++step) run_step(step == 0);
     out_.allocated_bytes = allocator_.peak_allocated();
     out_.reserved_bytes = allocator_.reserved();
@@ -100,8 +110,14 @@ class Run {
   }
 
   // Gradients stay until the next step begins. A sum over micro-batches is what the first has made.
-  void find_gradients() {
+  void find_roles() {
     for (const Op* op : lifetimes_.order()) {
+      for (const Value* operand : op->operands) {
+        if (!operand) continue;
+        if (ir::is_repeated(op->section)) read_by_model_.insert(ir::storage_of(operand));
+        if (ir::collective_kind(*op) == "all_gather") sent_.insert(operand);
+        if (op->is("unpack")) copied_by_graph_.insert(ir::storage_of(operand));
+      }
       if (op->is("gradient", "accumulate"))
         for (const Value* memory : lifetimes_.memory_of(op->operands[0]))
           (op->is("gradient") ? gradients_ : sums_).insert(memory);
@@ -128,6 +144,8 @@ class Run {
       if (last_turn_) held_sums_.clear();
       run_range(begin_, end_, first);
     }
+    for (const auto handle : given_) free(handle);
+    given_.clear();
     run_range(end_, order.size(), first);
     for (const auto handle : dying_.back()) free(handle);
     dying_.back().clear();
@@ -143,7 +161,7 @@ class Run {
       if (first && !has_moments_ && op.section == Section::Opt) {
         has_moments_ = true;
         for (const auto& state : graph_.ops())
-          if (state->is("state")) allocate_state(*state);
+          if (state->is("state") && !read_by_model_.contains(state->result())) allocate_state(*state);
       }
       if (held_ && op.section != Section::Fwd) {
         free(*held_);
@@ -178,29 +196,33 @@ class Run {
 
   // What was made before all micro-batches is there for each.
   void dies(CachingAllocator::Handle handle, size_t slot) {
-    if (slot_ < begin_ && slot < end_) slot = std::max(slot, end_ - 1);
-    dying_.at(slot).push_back(handle);
+    (slot_ < begin_ && slot >= begin_ && slot < end_ ? given_ : dying_.at(slot)).push_back(handle);
   }
 
   // The copy in casts the shard into a buffer, and copies that into the gather's.
   void gather(const Op& op) {
     const Value* result = op.result();
-    gathered_[result] = allocate(result->type().bytes(), PyTorchStream::AllGather);
-    if (const Value* sent = op.operands[0]; sent && lifetimes_.is_stored(sent))
-      if (const auto input = shards_.find(sent); input != shards_.end()) {
-        free(input->second);
-        shards_.erase(input);
-      }
+    if (ir::is_repeated(op.section)) {
+      gathered_[result] = allocate(result->type().bytes(), PyTorchStream::AllGather);
+    } else if (whole_.insert(result).second) {  // once per step, into the parameters that stay (ZeRO 1 and 2)
+      out_.state_bytes += result->type().bytes();
+      allocate(result->type().bytes(), PyTorchStream::Compute);
+    }
+    if (const auto input = shards_.find(op.operands[0]); input != shards_.end()) {
+      free(input->second);
+      shards_.erase(input);
+    }
   }
 
   // Each parameter is copied out. In forward the buffer is held until the next unit is copied out, in backward not.
   void copy_out(const Op& op) {
     const Value* gathered = ir::storage_of(op.result());
     const auto buffer = gathered_.find(gathered);
-    SFSDP_CHECK(buffer != gathered_.end(), "%", gathered->name(), " is waited for before it starts");
+    if (buffer == gathered_.end()) return;
     if (held_) free(*held_);
     held_.reset();
-    if (options_.system == cost::System::Fsdp1) {  // gathered into the flat parameter itself
+    // FSDP1 gathers into the flat parameter itself.
+    if (options_.system == cost::System::Fsdp1 || copied_by_graph_.contains(gathered)) {
       dies(buffer->second, lifetimes_.last(gathered));
       gathered_.erase(buffer);
       return;
@@ -266,12 +288,17 @@ class Run {
       temporaries.push_back(allocate(flat_gradient_bytes(op), PyTorchStream::Compute));
     if (op.is("sdpa_backward"))  // the gradient of q is summed in float32
       temporaries.push_back(allocate(bytes_as_f32(*op.operands[1]), PyTorchStream::Compute));
-    const bool is_input = op.is("cast") && param_behind(op.result()) && lifetimes_.is_stored(op.result());
     for (const auto& result : op.results()) {
       const Value* value = result.get();
       if (!lifetimes_.is_stored(value)) continue;
+      if (!first_turn_ && lifetimes_.is_added_in_place(value)) continue;
+      if (keeps_whole_gradients_ && op.is("pack") && op.section == Section::Bwd) {
+        if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Compute);
+        continue;
+      }
       const bool reduced = ir::is_collective(op) || gradients_.contains(value) ||
                            (op.is("pack") && options_.system == cost::System::Fsdp1);
+      const bool is_input = sent_.contains(value);
       const PyTorchStream stream = is_input  ? PyTorchStream::AllGather
                                    : reduced ? PyTorchStream::Reduce
                                              : PyTorchStream::Compute;
@@ -299,8 +326,13 @@ class Run {
   std::map<CachingAllocator::Handle, std::pair<const Op*, int64_t>> alive_;
   const int64_t watched_;
   int64_t allocations_ = 0, peak_ = 0;
-  std::vector<Handles> dying_;                                            // by slot after which they are dropped
-  Handles kept_gradients_, parts_;                                        // of this step; of this micro-batch
+  std::vector<Handles> dying_;  // by slot after which they are dropped
+  bool keeps_whole_gradients_ = false;
+  std::unordered_set<const Value*> whole_;            // parameters that are gathered into what stays
+  std::unordered_set<const Value*> whole_gradients_;  // with buffers that stay
+  Handles given_;                                     // what micro-batches read and none makes
+  Handles kept_gradients_, parts_;                    // of this step; of this micro-batch
+  std::unordered_set<const Value*> read_by_model_, sent_, copied_by_graph_;  // not by the update; by gathers; by unpack
   std::unordered_set<const Value*> gradients_, sums_;                     // what the optimizer reads; what is added up
   std::unordered_map<const Value*, CachingAllocator::Handle> held_sums_;  // sums that the step drops itself
   size_t begin_ = 0, end_ = 0, slot_ = 0;                                 // of micro-batches; of what runs

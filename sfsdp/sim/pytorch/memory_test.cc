@@ -70,6 +70,50 @@ TEST_CASE("FSDP1's memory: gathers are the parameters; a traced graph has one st
   CHECK(one.reserved_by_stream[1] == 20 * kMiB);
 }
 
+// A parameter of 2 Mi elements; its gradient is summed over two micro-batches and reduced in the last.
+constexpr const char* kWhole = R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[1048576/dp_shard] at a
+  %w.m = state name=w.m : f32[1048576/dp_shard] at a
+  %step = state name=step : f32[]
+  %nf = input name=nf : f32[]
+  %x = input name=x : bf16[2097152] own(dp_shard)
+  %low = cast %w : bf16[1048576/dp_shard] at a
+  %w.start = all_gather.start %low axis=dp_shard dim=0 : async bf16[2097152] at a
+fwd:
+  %w.whole = wait %w.start : bf16[2097152] at a
+  %y = aten.mul.Tensor %x, %w.whole : bf16[2097152]
+bwd:
+  %g = aten.mul.Tensor %y, %x bwd_of=%y : bf16[2097152]
+  %c = cast %g kernel=0 : f32[2097152]
+  %p = pack [%c] kernel=0 offsets=[0] : f32[2097152]
+  %sum = accumulate %p kernel=0 : f32[2097152]
+  %rs.start = reduce_scatter.start %sum axis=dp_shard dim=0 once=true : async f32[1048576]
+clip:
+  %rs = wait %rs.start : f32[1048576]
+  %grad = gradient %rs param=w : f32[1048576]
+opt:
+  %w.new, %w.m.new = sgd %w, %w.m, %grad, %nf donates=[0, 1] momentum=0.9 weight_decay=0.0 : f32[1048576/dp_shard], f32[1048576/dp_shard]
+  carry %w = %w.new
+  carry %w.m = %w.m.new
+)";
+
+TEST_CASE("whole parameters: gathered into their own memory; gradients are added where they lie") {
+  ir::Graph graph = ir::parse_or_throw(kWhole);
+  const auto peak = [&](int64_t micro_batches, bool keeps) {
+    graph.micro_batches = micro_batches;
+    const PyTorchMemory got = pytorch_memory(graph, {.keeps_whole_gradients = keeps}, Segments::Expandable);
+    CHECK(got.state_bytes / kMiB == 4 + 4 + 4);  // shard, whole in bf16, moment
+    return mib(got.allocated_bytes);
+  };
+  // State 12, x 4; the gradient 4 with the sum 8. y is gone by then, the last step's shard too.
+  CHECK(peak(1, false) == 12 + 4 + 4 + 8);
+  // The sum is there from the first micro-batch on, so with y 4 too; the second gradient is added to it as it is.
+  CHECK(peak(2, false) == 12 + 4 + 4 + 4 + 8);
+  // The same with one where its buffer stays.
+  CHECK(peak(1, true) == 12 + 4 + 4 + 4 + 8);
+}
+
 // Logits of 1 Mi elements: 2 MiB in bf16, 4 MiB in f32.
 constexpr const char* kLoss = R"(
 graph mesh [dp_shard=2] view local

@@ -69,6 +69,35 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   return {training.local_batch_size, global, global / at_once};
 }
 
+namespace {
+
+// Of `text`, unless it is what parameters are kept in.
+std::optional<ir::DType> other_dtype(const std::string& text, const Training& training) {
+  if (text == "parameters" || text == training.dtype) return {};
+  if (text == "int8") return ir::DType::i8;
+  return text == "bfloat16" ? ir::DType::bf16 : ir::DType::f32;
+}
+
+}  // namespace
+
+std::optional<ir::DType> grad_dtype(const JobConfig& config) {
+  return other_dtype(config.training.grad_dtype, config.training);
+}
+
+std::optional<ir::DType> state_dtype(const JobConfig& config) {
+  return other_dtype(config.optimizer.state_dtype, config.training);
+}
+
+void check_trained(const JobConfig& config) {
+  const auto refuse = [&](const char* key, const std::string& value) {
+    throw UserError(
+        concat(key, " = ", value, " with training.dtype = ", config.training.dtype,
+               "\n  expected parameters: no kernel here updates by another dtype; sfsdp simulate and plan take it"));
+  };
+  if (grad_dtype(config)) refuse("training.grad_dtype", config.training.grad_dtype);
+  if (state_dtype(config)) refuse("optimizer.state_dtype", config.optimizer.state_dtype);
+}
+
 const std::string& compute_dtype(const Training& training) {
   return training.dtype == "bfloat16" ? training.dtype : training.mixed_precision_param;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,11 @@ LrScheduleOptions schedule_of(const JobConfig& config);
 
 // What is chosen by cost.
 tune::TuneOptions tune_of(const JobConfig& config);
+// training.grad_dtype and optimizer.state_dtype; unset: training.dtype.
+std::optional<ir::DType> grad_dtype(const JobConfig& config);
+std::optional<ir::DType> state_dtype(const JobConfig& config);
+// Throws UserError for what only plan and simulate take: gradients and moments of another dtype than the parameters.
+void check_trained(const JobConfig& config);
 // Of matrix products in forward and backward: "float32" or "bfloat16".
 const std::string& compute_dtype(const Training& training);
 // What backward computes again.
