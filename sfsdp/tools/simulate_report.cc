@@ -46,6 +46,12 @@ std::string pytorch_json(const SimulateReport& r) {
       "}, \"peak_at\": ", json_quoted(r.pytorch->peak_at), ", \"known_memory_error\": ", shortest(kKnownMemoryError));
 }
 
+std::string notes_json(const std::vector<std::string>& notes) {
+  std::string text;
+  for (const std::string& note : notes) text += concat(text.empty() ? ", \"notes\": [" : ", ", json_quoted(note));
+  return notes.empty() ? "" : text + "]";
+}
+
 std::string op_classes_json(const sim::Simulation& simulation) {
   std::string text = "{";
   for (const sim::ClassShare& share : sim::op_classes(simulation))
@@ -152,9 +158,10 @@ void print_report_json(std::ostream& out, const SimulateReport& r) {
       << ", \"communication_seconds\": " << kinds(s.communication_seconds)
       << ", \"contention_seconds\": " << kinds(s.contention_seconds)
       << ", \"exposed_seconds\": " << kinds(s.exposed_seconds) << ", \"op_classes\": " << op_classes_json(s)
-      << ", \"state_bytes\": " << r.memory.state_bytes << ", \"arena_bytes\": " << r.memory.arena_bytes
-      << ", \"live_bytes\": " << r.memory.live_bytes << ", \"peak_bytes\": " << r.peak_bytes() << pytorch_json(r)
-      << ", \"fits\": " << (r.fits() ? "true" : "false") << "}\n";
+      << notes_json(r.notes) << ", \"state_bytes\": " << r.memory.state_bytes
+      << ", \"arena_bytes\": " << r.memory.arena_bytes << ", \"live_bytes\": " << r.memory.live_bytes
+      << ", \"peak_bytes\": " << r.peak_bytes() << pytorch_json(r) << ", \"fits\": " << (r.fits() ? "true" : "false")
+      << "}\n";
 }
 
 }  // namespace sfsdp::tools

@@ -16,6 +16,7 @@
 namespace sfsdp::tools {
 
 struct SimulateReport {
+  std::vector<std::string> notes;  // keys of the config that change nothing here
   std::string model, mesh, execution;
   cost::Machine machine;
   int64_t world = 1;

@@ -45,10 +45,28 @@ cost::System system_of(const Request& request, cost::Execution execution) {
   return std::ranges::find(kSystems, chosen, &std::pair<std::string, cost::System>::first)->second;
 }
 
-sim::SimulateOptions options_of(const Request& request) {
+// A TorchTitan config that turns its compiler off means eager mode; --simulate.execution says otherwise.
+std::string execution_of(const Request& request, const train::JobConfig& config) {
+  const std::string given = choice_of(request, "simulate.execution", {"fused", "compile", "eager", "reference"});
+  return config.asks_eager && !request.has("simulate.execution") ? "eager" : given;
+}
+
+std::vector<std::string> notes_of(const Request& request, const train::JobConfig& config) {
+  std::vector<std::string> notes;
+  for (const std::string& note : config.notes) {
+    if (note.find("compile.enable") == std::string::npos)
+      notes.push_back(note);
+    else if (!request.has("simulate.execution"))
+      notes.emplace_back(
+          "compile.enable = false: simulated as PyTorch's FSDP2 in eager mode; --simulate.execution fused is"
+          " our plan");
+  }
+  return notes;
+}
+
+sim::SimulateOptions options_of(const Request& request, const std::string& execution) {
   sim::SimulateOptions options;
-  options.execution = cost::parse_execution(
-      choice_of(request, "simulate.execution", {"fused", "compile", "eager", "reference"}), "--simulate.execution");
+  options.execution = cost::parse_execution(execution, "--simulate.execution");
   options.jitter = jitter_of(request);
   options.seed = static_cast<uint64_t>(whole_option(request, "simulate.seed", "0"));
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
@@ -88,8 +106,9 @@ int64_t whole_option(const Request& request, const std::string& name, const std:
 SimulateSetup simulate_setup(const Request& request, const train::JobConfig& config) {
   SimulateSetup setup;
   setup.machine = machine_of(request);
-  setup.execution = request.get("simulate.execution", "fused");
-  setup.options = options_of(request);
+  setup.execution = execution_of(request, config);
+  setup.notes = notes_of(request, config);
+  setup.options = options_of(request, setup.execution);
   setup.pytorch = pytorch_of(request, config, setup.options);
   const bool expandable = choice_of(request, "simulate.segments", {"expandable", "fixed"}) == "expandable";
   using Segments = plan::CachingAllocator::Segments;
@@ -120,6 +139,7 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
   report.model = facts.model;
   report.mesh = facts.mesh;
   report.execution = setup.execution;
+  report.notes = setup.notes;
   report.machine = setup.machine;
   report.world = facts.world;
   report.simulation = sim::simulate(graph, setup.machine, setup.options);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/graph.h"
@@ -26,6 +27,7 @@ struct SimulateSetup {
   std::optional<sim::PyTorchOptions> pytorch;  // whose memory it is, where that is not our plan's
   plan::CachingAllocator::Segments segments = plan::CachingAllocator::Segments::Expandable;
   bool shows_allocated = false;
+  std::vector<std::string> notes;  // keys of the config that change nothing here
   // How much of a step one kernel may compute. The reference executor runs the ops of the decomposed graph one by one.
   passes::FuseScope fuse_scope() const;
 };

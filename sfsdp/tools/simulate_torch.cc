@@ -11,6 +11,8 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
   if (request.has("sweep")) return run_sweep(request, train::capture_job, out, err);
   const train::JobConfig config = config_of(request);
   const SimulateSetup setup = simulate_setup(request, config);
+  if (!request.has("json"))
+    for (const std::string& note : setup.notes) err << note << '\n';
   const train::CompiledJob job =
       train::make_job(config, request.world, {.fuse = setup.fuse_scope(), .target = cost::target_of(setup.machine)});
   show_simulation(request, setup, job.program->training(job.example).plan,

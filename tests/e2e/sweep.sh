@@ -20,10 +20,13 @@ cat >"$dir/cases.jsonl" <<'JSON'
 {"world": 4, "machine": "none"}
 not json
 {"world": 2}
+{"world": 2, "compile.enable": [true, false], "optimizer.momentum": 0.5}
+{"world": 2, "compile.enable": false, "simulate.execution": "fused"}
+{"world": 2, "parallelism.tensor_parallel_degree": 2}
 JSON
 base=(--config configs/llama3_debug.toml --machine dgx_h100)
 build/release/sfsdp simulate "${base[@]}" --sweep "$dir/cases.jsonl" >"$dir/lines" 2>"$dir/err"
-grep -q '^32 configurations, 5 refused, in ' "$dir/err" || { cat "$dir/err"; exit 1; }
+grep -q '^36 configurations, 6 refused, in ' "$dir/err" || { cat "$dir/err"; exit 1; }
 build/release/sfsdp simulate "${base[@]}" --sweep "$dir/cases.jsonl" --threads 1 2>/dev/null | cmp - "$dir/lines"
 python3 - "$dir/lines" "${base[@]}" <<'PY'
 import json, subprocess, sys
@@ -31,8 +34,13 @@ lines, base = [json.loads(line) for line in open(sys.argv[1])], sys.argv[2:]
 text = lambda v: "None" if v is None else ",".join(v) if isinstance(v, list) else str(v).lower() if isinstance(v, bool) else str(v)
 assert [l["case"]["training.local_batch_size"] for l in lines[:4]] == [1, 2, 1, 2]
 wrong = [l["error"] for l in lines if "error" in l]
-expected = ["parallelism.data_parallel_replicate_degree = 1", "unknown flag --training.seq_lenn", "--trace in a case", "none", "cases.jsonl:13"]
+expected = ["parallelism.data_parallel_replicate_degree = 1", "unknown flag --training.seq_lenn", "--trace in a case", "none", "cases.jsonl:13", "tensor_parallel_degree"]
 assert len(wrong) == len(expected) and all(e in w for e, w in zip(expected, wrong)), wrong
+compiled, eager, ours = lines[-4:-1]
+momentum = "optimizer.momentum changes nothing: it belongs to SGD"
+assert [r["execution"] for r in (compiled, eager, ours)] == ["fused", "eager", "fused"]
+assert compiled["notes"] == [momentum] and momentum in eager["notes"] and "eager mode" in eager["notes"][0], eager
+assert "notes" not in ours
 for line in lines:
     case = line.pop("case")
     if "error" in line and ("trace" in case or not case):

@@ -17,7 +17,7 @@ namespace sfsdp::train {
 
 namespace {
 
-constexpr std::string_view kModelArgs = "model.args";
+constexpr std::string_view kModelArgs = "model.args", kCompile = "compile.enable";
 
 // Runs `body`; what it throws is added to `errors`, so that one run reports every mistake.
 template <class Body>
@@ -98,8 +98,11 @@ class FileReader {
       return;
     }
     const std::string name = concat(entry.where, ": ", entry.path);
-    if (const InertKey* inert = find_inert(entry.path))
+    if (const InertKey* inert = find_inert(entry.path)) {
+      const bool* flag = std::get_if<bool>(&entry.value);
+      if (inert->path() == kCompile) config_.asks_eager = flag && !*flag;
       return add_note(config_, check_inert(*inert, entry.value, name));
+    }
     const Field* field = find_field(entry.path);
     if (!field) fail_unknown_key(entry.path, entry.where);
     // TOML itself refuses a key twice; here it can only come by its old and its new name.
@@ -131,9 +134,10 @@ void apply_flag(const GivenOption& flag, JobConfig& config) {
   const std::string prefix = concat(kModelArgs, '.');
   if (path.starts_with(prefix))
     config.model_args[path.substr(prefix.size())] = parse_model_arg(flag.value);
-  else if (const InertKey* inert = find_inert(path))
+  else if (const InertKey* inert = find_inert(path)) {
+    if (inert->path() == kCompile) config.asks_eager = flag.value == "false";
     add_note(config, check_inert_text(*inert, flag.value, flag.name));
-  else if (path != "config")
+  } else if (path != "config")
     assign_text(*find_field(path), config, flag.value, flag.name);
 }
 

@@ -45,6 +45,8 @@ struct JobConfig {
 #undef SFSDP_END
   std::map<std::string, ModelArg> model_args;  // [model.args], --model.args.<key> <value>
   std::vector<std::string> notes;              // to be logged once: keys that change nothing beside the others
+  // compile.enable is set, to false: TorchTitan would run the step in eager mode. It is compiled here; simulate asks.
+  bool asks_eager = false;
   bool operator==(const JobConfig&) const = default;
 };
 

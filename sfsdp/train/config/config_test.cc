@@ -176,7 +176,9 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
 TEST_CASE("compile.enable = true is what always holds; a config that asks for less is told so") {
   CHECK(from_toml("[compile]\nenable = true\ncomponents = [\"model\", \"loss\"]").notes.empty());
   CHECK(from_flags({"--compile.enable", "--compile.components", "model,loss"}).notes.empty());
-  const auto notes = from_toml("[compile]\nenable = false\ncomponents = [\"loss\"]").notes;
+  const JobConfig asked = from_toml("[compile]\nenable = false\ncomponents = [\"loss\"]");
+  const auto& notes = asked.notes;
+  CHECK((asked.asks_eager && !from_flags({"--compile.enable"}).asks_eager && !from_toml("").asks_eager));
   REQUIRE(notes.size() == 2);
   CHECK(notes[0].ends_with("job.toml:2:1: compile.enable = false changes nothing: the step is always compiled"));
   CHECK(notes[1].ends_with(
