@@ -92,7 +92,7 @@ std::vector<Span> spans_of(const cost::Kernels& kernels) {
 }  // namespace
 
 std::string_view to_string(Region region) {
-  constexpr std::array<std::string_view, kRegions> kNames = {"state", "window", "activation", "io"};
+  constexpr std::array<std::string_view, kRegions> kNames = {"state", "window", "io"};
   return kNames.at(static_cast<size_t>(region));
 }
 
@@ -129,7 +129,7 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
                          .bytes = std::max<int64_t>(value->type().bytes(), 1),
                          .first = spans[i].first,
                          .last = spans[i].last,
-                         .region = op.is("input") ? Region::Io : Region::Activation});
+                         .region = op.is("input") ? Region::Io : Region::Window});
     }
   }
   const auto end = static_cast<int64_t>(graph.ops().size());
@@ -137,10 +137,9 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
   for (const ir::Carry& carry : graph.carries) read(carry.next, end);
   for (const Value* value : touched_by_collectives(graph))
     if (Buffer* buffer = buffer_of(value)) buffer->region = Region::Window;
-  for (Buffer& buffer : buffers) {
-    if (options.blocking) buffer.region = Region::Activation;
-    buffer.bytes = round_up(buffer.bytes, alignment_of(buffer.region, options.target));
-  }
+  for (Buffer& buffer : buffers)
+    buffer.bytes = round_up(buffer.bytes,
+                            options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
   std::ranges::stable_sort(buffers, {}, &Buffer::first);
   return buffers;
@@ -173,24 +172,22 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
-  // The regions' peaks need not be at one time. What is kept lies below what comes and goes.
-  constexpr std::array kArenas = {Region::Io, Region::Window, Region::Activation};
-  std::array<std::vector<Buffer>, kRegions> parts;
-  for (const Buffer& buffer : plan.buffers) parts[static_cast<size_t>(buffer.region)].push_back(buffer);
-  int64_t spare = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;  // beyond what no order can avoid
-  for (const Region region : kArenas) spare -= live_peak(parts[static_cast<size_t>(region)]).bytes;
-  const bool hopeless = options.enough_bytes > 0 && spare < 0;
-  for (const Region region : kArenas) {
-    std::vector<Buffer>& part = parts[static_cast<size_t>(region)];
-    const int64_t least = live_peak(part).bytes, begin = bytes_of(region);
+  // What is kept lies below what comes and goes.
+  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;
+  for (const Region region : {Region::Io, Region::Window}) {
+    std::vector<Buffer> part;
+    for (const Buffer& buffer : plan.buffers)
+      if (buffer.region == region) part.push_back(buffer);
+    const bool hopeless = options.enough_bytes > 0 && live_peak(part).bytes > enough;
+    const int64_t begin = bytes_of(region);
     const int64_t arena =
-        assign_offsets(part, hopeless ? std::numeric_limits<int64_t>::max() : least + std::max<int64_t>(spare, 0));
-    if (!hopeless) spare -= arena - least;
+        assign_offsets(part, hopeless ? std::numeric_limits<int64_t>::max() : std::max<int64_t>(enough, 0));
     auto next = part.begin();
     for (Buffer& buffer : plan.buffers)
       if (buffer.region == region) buffer.offset = begin + (next++)->offset;
     bytes_of(region) += arena;
     plan.arena_bytes += arena;
+    enough -= arena;
   }
   return plan;
 }

@@ -129,14 +129,14 @@ class SectionReader {
     ++at_;
     return bytes;
   }
-  // "  %a activation offset=0 bytes=256 first=3 last=9"
+  // "  %a window offset=0 bytes=256 first=3 last=9"
   Buffer read_buffer() {
     const auto parts = words();
     if (parts.size() != 6) fail("  %value REGION offset=N bytes=N first=N last=N");
     Buffer buffer{.value = value_of(parts[0])};
     size_t region = 0;
     while (region < kRegions && parts[1] != to_string(static_cast<Region>(region))) ++region;
-    if (region == kRegions) fail("state, window, activation or io");
+    if (region == kRegions) fail("state, window or io");
     buffer.region = static_cast<Region>(region);
     buffer.offset = number_of(parts[2], "offset=");
     buffer.bytes = bytes_of(parts[3], "bytes=");

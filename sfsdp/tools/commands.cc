@@ -52,6 +52,7 @@ Command plan_command() {
                        "reshard; needs --machine"},
                       {"--top", "N", "of a search: so many are simulated and printed [10]"},
                       kThreads,
+                      {"--html", "FILE", "the plan as a picture: lanes, kernels, edges, memory by region"},
                       kJson},
           .takes_config = true};
 }

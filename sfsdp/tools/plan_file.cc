@@ -10,6 +10,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/plan/page/plan_page.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
@@ -17,6 +18,14 @@ namespace sfsdp::tools {
 using train::bytes_text;
 
 namespace {
+
+void write_text(const std::string& text, const std::string& path, const std::string& option) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file)
+    throw UserError(concat(option, " ", path, " cannot be written\n  expected a file in a folder that exists"));
+}
 
 void print_summary(std::ostream& out, const plan::StepPlan& plan) {
   out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, target " << plan.target.name
@@ -63,14 +72,10 @@ plan::StepPlan read_plan(const std::string& path, const std::string& option) {
   return plan;
 }
 
-void write_plan(const plan::StepPlan& plan, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  file << plan::print(plan);
-  file.close();
-  if (!file) throw UserError(concat("--out ", path, " cannot be written\n  expected a file in a folder that exists"));
-}
+void write_plan(const plan::StepPlan& plan, const std::string& path) { write_text(plan::print(plan), path, "--out"); }
 
-void show_plan(const Request& request, const plan::StepPlan& plan, std::ostream& out) {
+void show_plan(const Request& request, const plan::StepPlan& plan, const std::string& title, std::ostream& out) {
+  if (request.has("html")) write_text(plan::plan_page(plan, title), request.get("html"), "--html");
   if (request.has("json"))
     print_json(out, plan);
   else
@@ -78,7 +83,8 @@ void show_plan(const Request& request, const plan::StepPlan& plan, std::ostream&
 }
 
 int run_check_plan(const Request& request, std::ostream& out, std::ostream&) {
-  show_plan(request, read_plan(request.get("check"), "--check"), out);
+  const std::string path = request.get("check");
+  show_plan(request, read_plan(path, "--check"), path, out);
   return 0;
 }
 

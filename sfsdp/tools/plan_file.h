@@ -17,8 +17,8 @@ plan::StepPlan read_plan(const std::string& path, const std::string& option);
 void write_plan(const plan::StepPlan& plan, const std::string& path);
 void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {});
 
-// A summary, or --json.
-void show_plan(const Request& request, const plan::StepPlan& plan, std::ostream& out);
+// A summary, or --json; and the page of --html.
+void show_plan(const Request& request, const plan::StepPlan& plan, const std::string& title, std::ostream& out);
 
 // `sfsdp plan --check FILE`.
 int run_check_plan(const Request& request, std::ostream& out, std::ostream& err);

@@ -97,7 +97,11 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   }
   verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
   if (request.has("out")) write_plan(variant.plan, request.get("out", ""));
-  show_plan(request, variant.plan, out);
+  const train::JobConfig config = config_of(request);
+  show_plan(request, variant.plan,
+            concat(config.model.name, " ", config.model.flavor, " on ", request.world,
+                   request.world == 1 ? " rank" : " ranks"),
+            out);
   return 0;
 }
 

@@ -50,6 +50,9 @@ bool packs(const cost::Kernel& kernel) {
   return std::ranges::any_of(kernel.ops, [](const Op* op) { return op->is("pack"); });
 }
 
+// Bytes are counted, not pages: the estimate rounds none of its own either.
+const plan::MemoryOptions kBytes = {.target = {.name = "bytes", .window_alignment = 256}};
+
 class Profiler {
  public:
   Profiler(const Graph& whole, const cost::Machine& machine)
@@ -271,7 +274,7 @@ class Profiler {
 
   void read_live() {
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
-    for (const plan::Buffer& b : plan::find_buffers(graph_)) {
+    for (const plan::Buffer& b : plan::find_buffers(graph_, kBytes)) {
       if (belongs_to_bucket(*b.value->producer()) || gradient_kind_.contains(b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
       live[2 * static_cast<size_t>(b.first)] += b.bytes;

@@ -88,7 +88,7 @@ Schedule random_schedule(std::mt19937_64& random, size_t n) {
   return schedule;
 }
 
-// These steps are small: pages of the window would be a good part of their memory, which the estimate does not round.
+// These steps are small: whole pages would be a good part of their memory, which the estimate does not round.
 const plan::MemoryOptions kSmallPages = {.target = {.name = "test", .window_alignment = 256}};
 
 // The graph that the passes make of a schedule.

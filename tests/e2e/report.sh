@@ -31,7 +31,9 @@ open_page() {
 }
 is_whole() { [[ ! -s $dir/console ]] && grep -q '<body[^>]*data-ready="true"' "$1" && ! grep -q '<body[^>]*data-error' "$1"; }
 
-for page in page big; do
+"$sfsdp" plan "${hsdp[@]}" --machine dgx_h100 --html "$dir/plan.html" >/dev/null
+grep -Eq '(src|href)=|@import|url\(|fetch\(|https?:' "$dir/plan.html" && fail "the plan's page asks for something outside itself"
+for page in page big plan; do
   open_page "$dir/$page.html" >"$dir/$page.dom"
   is_whole "$dir/$page.dom" || fail "$page: $(cat "$dir/console"; grep -o '<body[^>]*>' "$dir/$page.dom")"
 done
@@ -40,6 +42,7 @@ import json, re, sys
 folder = sys.argv[1]
 dom, big = (open(f"{folder}/{name}.dom").read() for name in ("page", "big"))
 trace = json.load(open(f"{folder}/trace.json"))["traceEvents"]
+plan = open(f"{folder}/plan.dom").read()
 lanes = sum(e["ph"] == "M" for e in trace)
 collective = re.compile(r" = (all_gather|reduce_scatter|all_reduce|broadcast)(\.start)? ")
 ops = [m[1] for m in map(collective.search, open(f"{folder}/graph.ir")) if m]
@@ -51,6 +54,8 @@ drawn = lambda text: int(re.search(r'data-drawn="(\d+)"', text)[1])
 assert drawn(dom) > 500 and drawn(big) > 2000, (drawn(dom), drawn(big))
 assert "out of memory" not in re.search(r'<span id="fits"[^>]*>([^<]*)', dom)[1]
 assert "<h1 id=\"title\">llama3 8B on 16 × H100 SXM 80 GB</h1>" in dom
+assert plan.count('class="name lane"') == lanes and plan.count('class="name region"') == 3
+assert drawn(plan) > 2000, drawn(plan)
 PY
 
 # A page that fails is seen to fail.
