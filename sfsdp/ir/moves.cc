@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir {
 
@@ -67,6 +68,13 @@ bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
     }
   }
   return graph.set_order(order);
+}
+
+bool order_by_part(Graph& graph) {
+  std::unordered_map<const Op*, int64_t> part;
+  for (const auto& op : graph.ops())
+    part[op.get()] = op->section == Section::Init ? 0 : is_repeated(op->section) ? 1 : 2;
+  return order_by(graph, part);
 }
 
 }  // namespace sfsdp::ir

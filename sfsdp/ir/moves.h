@@ -36,4 +36,8 @@ class Moves {
 // the order changed. Throws InternalError where an op would need its own result.
 bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key);
 
+// Puts ops into the order in which they run: what stands before the loop over micro-batches, the loop, the rest. Returns
+// whether the order changed.
+bool order_by_part(Graph& graph);
+
 }  // namespace sfsdp::ir

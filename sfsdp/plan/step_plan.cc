@@ -1,35 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/step_plan.h"
 
-#include <unordered_map>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/moves.h"
-#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/plan/plan_text.h"
 
 namespace sfsdp::plan {
 
-namespace {
-
-// Ops in the order in which they run: what stands before the loop over micro-batches, the loop, the rest.
-void sort_by_part(ir::Graph& graph) {
-  std::unordered_map<const ir::Op*, int64_t> part;
-  for (const auto& op : graph.ops())
-    part[op.get()] = op->section == ir::Section::Init ? 0 : ir::is_repeated(op->section) ? 1 : 2;
-  ir::order_by(graph, part);
-}
-
-}  // namespace
-
 StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
   SFSDP_CHECK(!options.blocking, "the reference executor allocates value by value");
   StepPlan plan;
   plan.graph = std::move(graph);
-  sort_by_part(plan.graph);
+  ir::order_by_part(plan.graph);
   plan.lanes = communicators(plan.graph);
   plan.edges = make_edges(plan.graph, plan.lanes);
   plan.memory = plan_memory(plan.graph, options);

@@ -268,13 +268,14 @@ const std::vector<Field<FuseOptions>>& FuseOptions::fields() {
 }
 
 bool fuse(Graph& graph, const FuseOptions& options, PassContext& ctx) {
+  const bool ordered = ir::order_by_part(graph);
   Fuser fuser(graph, options.scope);
   fuser.run();
   for (const Kernel& kernel : fuser.kernels()) {
     ctx.metrics.add("kernels", 1);
     ctx.metrics.add("ops_joined", std::ssize(kernel.ops) - 1);
   }
-  return fuser.write();
+  return fuser.write() || ordered;
 }
 
 }  // namespace sfsdp::passes
