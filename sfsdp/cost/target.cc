@@ -28,12 +28,12 @@ constexpr int64_t kOlderDevice = 8320 * kKiB;
 
 // NCCL's rings have a buffer of 4 MiB (NCCL_BUFFSIZE) per channel, and 16 channels and more within a node of NVSwitch; a few MiB more are for
 // the protocols of short messages. Estimated: 5 MiB a channel.
-constexpr int64_t kCommunicator = 16 * 5 * kMiB;
+constexpr int64_t kCommunicator = 80 * kMiB;
 
 // The largest tiles of LibTorch's attention on a CPU (cpu_flash_attention: 256 queries × 512 keys, and their sums, per
-// thread), which is more than a product packs. Of a number of threads that does not depend on the machine: plans of all ranks
+// thread, in f32), which is more than a product packs. Of a number of threads that does not depend on the machine: plans of all ranks
 // are one text.
-constexpr int64_t kCpuTile = 4 * 256 * (512 + 2 + 128), kCpuThreads = 16;
+constexpr int64_t kCpuTile = kKiB * (512 + 2 + 128), kCpuThreads = 16;
 
 // FlashAttention's backward (csrc/flash_attn/flash_api.cpp, mha_bwd): dq in f32 with lengths rounded up to 128 and widths to 32, a
 // number per query, and keys' and values' gradients per query head where heads share them.

@@ -42,7 +42,7 @@ class CachingAllocator {
   struct Pool {
     int stream = 0;
     bool small = false;
-    auto operator<=>(const Pool&) const = default;
+    bool operator<(const Pool& other) const { return std::tie(stream, small) < std::tie(other.stream, other.small); }
   };
   struct Block {
     Pool pool;
@@ -56,8 +56,8 @@ class CachingAllocator {
   size_t grow(const Pool& pool, int64_t bytes);
   size_t expand(const Pool& pool, int64_t bytes);
   size_t add(const Pool& pool, int64_t address, int64_t bytes, size_t segment);
-  void take(size_t block, int64_t bytes);
-  void join_next(size_t block);
+  void take(size_t index, int64_t bytes);
+  void join_next(size_t index);
 
   const Segments segments_;
   std::vector<Block> blocks_;                        // never erased: handles stay valid

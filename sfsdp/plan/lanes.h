@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -26,14 +27,16 @@ std::string name_of(const CommLane& lane);
 struct Task {
   size_t lane = 0;  // 0: compute; 1 + i: the i-th communicator
   size_t number = 0;
-  auto operator<=>(const Task&) const = default;
+  bool operator==(const Task&) const = default;
+  bool operator<(const Task& other) const { return std::tie(lane, number) < std::tie(other.lane, other.number); }
 };
 
 // Each run of `to` begins after the latest run of `from` that the program has before it: in this pass over the graph, or, where
 // `from` stands after `to`, in the micro-batch or the step before.
 struct Edge {
   Task from, to;
-  auto operator<=>(const Edge&) const = default;
+  bool operator==(const Edge&) const = default;
+  bool operator<(const Edge& other) const { return std::tie(from, to) < std::tie(other.from, other.to); }
 };
 
 // What the program of a rank does, in its order.

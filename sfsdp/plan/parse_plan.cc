@@ -14,7 +14,7 @@
 namespace sfsdp::plan {
 namespace {
 
-using ir::Graph, ir::Op, ir::Value;
+using ir::Graph, ir::Value;
 
 constexpr std::string_view kHeader = "plan target=NAME alignment=N window_alignment=N live_bytes=N peak_position=N";
 

@@ -350,12 +350,12 @@ ProgramTimes time_program(const RankProgram& program, int64_t micro_batches) {
   const auto more = static_cast<double>(micro_batches - timed);
   out.step_seconds += more * (third.at - second.at);
   out.compute_seconds += more * (third.compute - second.compute);
-  for (auto& [kind, seconds] : out.exposed_seconds) {
+  for (auto& exposed : out.exposed_seconds) {
     const auto until = [&](const auto& mark) {
-      const auto found = mark.exposed.find(kind);
+      const auto found = mark.exposed.find(exposed.first);
       return found == mark.exposed.end() ? 0.0 : found->second;
     };
-    seconds += more * (until(third) - until(second));
+    exposed.second += more * (until(third) - until(second));
   }
   return out;
 }

@@ -189,7 +189,7 @@ void print_why(std::ostream& out, const Search& search, const Candidate& winner)
         continue;
       }
       out << ms(f.step.seconds) << " ms, " << difference(f.step, best->step);
-      const auto alone = std::ranges::find_if(all, [&](const Found& g) {
+      const auto alone = std::ranges::find_if(all, [&, &value = value](const Found& g) {
         for (size_t k = 0; k < chosen.size(); ++k)
           if (!is(g, k, k == i ? value : chosen.at(k).second)) return false;
         return true;

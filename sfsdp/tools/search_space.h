@@ -29,10 +29,10 @@ Choices choices_of(const Candidate& c);
 //   throws: UserError where the global batch is no multiple of the ranks
 std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world);
 
-// `config` with the candidate's values.
-train::JobConfig config_of(const train::JobConfig& config, const Candidate& c);
+// `base` with the candidate's values.
+train::JobConfig config_of(const train::JobConfig& base, const Candidate& c);
 // The same as an object of options for a line of `simulate --sweep`.
-std::string json_of(const train::JobConfig& config, const Candidate& c);
+std::string json_of(const train::JobConfig& base, const Candidate& c);
 
 // Candidates of one key compile to the same ops; sizes differ.
 std::string structure_of(const Candidate& c);

@@ -42,7 +42,8 @@ std::string pytorch_json(const SimulateReport& r) {
   return concat(
       ", \"allocated_bytes\": ", r.pytorch->allocated_bytes, ", \"reserved_bytes\": ", r.pytorch->reserved_bytes,
       ", \"reserved_by_stream\": {",
-      by_stream(*r.pytorch, [](std::string name, int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
+      by_stream(*r.pytorch,
+                [](const std::string& name, int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
       "}, \"peak_at\": ", json_quoted(r.pytorch->peak_at), ", \"known_memory_error\": ", shortest(kKnownMemoryError));
 }
 
@@ -80,7 +81,7 @@ std::string memory_line(const SimulateReport& r) {
     return concat("Memory: state ", train::bytes_text(r.pytorch->state_bytes), ", allocated ",
                   train::bytes_text(r.pytorch->allocated_bytes), ", reserved ",
                   train::bytes_text(r.pytorch->reserved_bytes), " (",
-                  by_stream(*r.pytorch, [](std::string name,
+                  by_stream(*r.pytorch, [](const std::string& name,
                                            int64_t bytes) { return concat(name, " ", train::bytes_text(bytes)); }),
                   ") of ", limit, ": ", verdict(r));
   const auto live = static_cast<double>(std::max<int64_t>(r.memory.live_bytes, 1));

@@ -89,10 +89,10 @@ void add_product(const std::vector<Range>& ranges, size_t line, const std::strin
     SweepCase next;
     next.line = line;
     size_t rest = i;
-    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
-      const auto& [value, json] = range->values[rest % range->values.size()];
-      rest /= range->values.size();
-      next.options.push_back({range->name, value, json});
+    for (size_t r = ranges.size(); r-- > 0;) {  // the last one varies fastest
+      const auto& [value, json] = ranges[r].values[rest % ranges[r].values.size()];
+      rest /= ranges[r].values.size();
+      next.options.push_back({ranges[r].name, value, json});
     }
     std::ranges::reverse(next.options);
     cases.push_back(std::move(next));

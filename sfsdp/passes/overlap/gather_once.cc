@@ -25,7 +25,10 @@ struct Gather {
 
 bool add_params(const Value* value, std::set<const Op*>& params) {
   const Op* op = value->producer();
-  if (op->is("param")) return params.insert(op).second || true;
+  if (op->is("param")) {
+    params.insert(op);
+    return true;
+  }
   return !ir::is_root(*op) && std::ranges::all_of(op->operands, [&](const Value* v) { return add_params(v, params); });
 }
 

@@ -16,7 +16,7 @@
 namespace sfsdp::passes {
 namespace {
 
-using ir::Graph, ir::Op, ir::Section, ir::Value;
+using ir::Graph, ir::Op, ir::Section;
 
 // A gather's first half with what it alone needs (casts of the shards, their pack), and its second half.
 struct Gather {

@@ -13,7 +13,7 @@
 namespace sfsdp::plan {
 namespace {
 
-using ir::Graph, ir::Op, ir::Value;
+using ir::Op, ir::Value;
 
 constexpr size_t kMostErrors = 10;
 

@@ -95,7 +95,8 @@ class Verifier {
       if (!exists(edge.from) || !exists(edge.to) || edge.from.lane == edge.to.lane)
         note(concat("an edge from ", edge.from.number, " of lane ", edge.from.lane, " to ", edge.to.number, " of lane ",
                     edge.to.lane, "\n  expected tasks of two lanes of the plan"));
-    if (!std::ranges::is_sorted(plan_.edges) || std::ranges::adjacent_find(plan_.edges) != plan_.edges.end())
+    if (!std::is_sorted(plan_.edges.begin(), plan_.edges.end()) ||
+        std::ranges::adjacent_find(plan_.edges) != plan_.edges.end())
       note("edges are not in order, or twice\n  expected each once, sorted");
   }
 
