@@ -64,7 +64,7 @@ for _ in $(seq 600); do
   [[ -f $dir/restarted/metrics.jsonl && $(wc -l <"$dir/restarted/metrics.jsonl") -ge 12 ]] && break
   sleep 0.1
 done
-victim=$(pgrep -P $agent -x sfsdp | tail -1)
+victim=$(pgrep -P $agent -x 'sfsdp(-torch)?' | tail -1)
 [[ -n $victim ]] || fail "no rank of torchrun to kill: $(tail -20 "$dir/out")"
 kill -KILL "$victim"
 wait $agent || fail "torchrun --max-restarts: $(tail -40 "$dir/out")"
