@@ -10,7 +10,7 @@ a block's gradients on their way to the reduction (f32); what is in no block (em
 gathered, as the root's group does, with its gradients in f32. Activations are the plan's own: the most that is alive
 at once of all that is neither gathered nor gradient, so the same on both sides.
 """
-import argparse, os, re, subprocess, tempfile
+import argparse, json, os, re, subprocess, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MACHINE = f"{ROOT}/machines/dgx_h100.toml"
@@ -31,7 +31,7 @@ def read(path):
     buffers, units, packed, casts = [], {}, set(), {}
     with open(path) as file:
         for line in file:
-            if m := re.match(r"  %(\S+) offset=\d+ bytes=(\d+) first=(\d+) last=(\d+)", line):
+            if m := re.match(r"  %(\S+) window offset=\d+ bytes=(\d+) first=(\d+) last=(\d+)", line):
                 buffers.append((m[1], int(m[2]), int(m[3]), int(m[4])))
             elif m := re.match(r"  %\S+ = param .*?name=(\S+) .*: \w+\[(.*?)\]", line):
                 units[m[1]] = numel(m[2])  # of a rank
@@ -58,14 +58,13 @@ def most(buffers):
 def row(sfsdp, model, remat, world):
     with tempfile.TemporaryDirectory() as folder:
         ac = ["selective", "--activation_checkpoint.selective_ac_option", "op"] if remat == "op" else [remat]
-        subprocess.run([sfsdp, "plan", "--config", f"{ROOT}/configs/llama3_{model}.toml", "--machine", MACHINE, "--world", str(world),
+        done = subprocess.run([sfsdp, "plan", "--json", "--config", f"{ROOT}/configs/llama3_{model}.toml", "--machine", MACHINE, "--world", str(world),
                         "--training.local_batch_size", "1", "--training.seq_len", "8192", "--training.global_batch_size", "-1",
                         "--training.mixed_precision_param", "bfloat16", "--activation_checkpoint.mode", *ac,
                         "--out", f"{folder}/plan"],
-                       check=True, capture_output=True)
+                              check=True, capture_output=True, text=True)
         buffers, units, packed = read(f"{folder}/plan")
-        with open(f"{folder}/plan") as file:
-            arena = int(re.search(r"arena_bytes=(\d+)", file.readline())[1])
+        arena = json.loads(done.stdout)["arena_bytes"]
     is_ours = lambda name: ".flat." in name or name in packed
     activations = most([b for b in buffers if not is_ours(b[0])])
     block = max(n for name, n in units.items() if re.search(r"layers\.\d+", name))

@@ -8,9 +8,10 @@ A group is one cluster, or one source: it gets one factor, fitted on one of its 
 the mean over the choices of that row is reported. With no factor the error is that of the prediction as it is, over the
 published figure. Rows of one configuration are merged to their median first. Groups of
 one row are predicted, but say nothing. No constants per row. Memory has no factor: the plan's peak against the published
-one, and the runs that the plan says do not fit.
+one, and the runs that the plan says do not fit. Choosing: of two runs of one source and model that differ in
+configuration, which is faster; Kendall's tau of the simulator beside that of a roofline.
 """
-import argparse, csv, json, os, statistics, subprocess, sys, tempfile
+import argparse, csv, itertools, json, os, statistics, subprocess, sys, tempfile, tomllib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -46,17 +47,19 @@ def machine_of(row):
 
 
 def execution_of(row):
-    """What ran the step: XLA and traced graphs as our plan; torch.compile with Inductor; aot_eager generates no code."""
-    if row["compile"] == "N" or "aot_eager" in row["notes"]:
+    """What ran the step: XLA as our plan; torch.compile with Inductor; aot_eager and GraphTrainer, which has Inductor
+    compile FlexAttention alone, run eager mode's kernels."""
+    if row["compile"] in ("N", "graph") or "aot_eager" in row["notes"]:
         return "eager"
     return "compile" if row["compile"] == "Y" else "fused"
 
 
 def attention_of(row):
-    """MaxText uses cuDNN's; llm-foundry's MPT configurations of these runs say attn_impl: triton."""
-    if row["compile"] == "XLA":
+    """MaxText's configurations ask for cuDNN's, as TorchTitan does since 2025-10 (#1776), llm-foundry's MPT ones for triton; all
+    others leave it to PyTorch."""
+    if row["compile"] == "XLA" or row["source"].endswith(CUDNN_FIRST):
         return "vendor"
-    return "triton" if row["model"].startswith("mpt") else "flash"
+    return "triton" if row["model"].startswith("mpt") else "default"
 
 
 def system_of(row):
@@ -74,15 +77,27 @@ ONE_ROOT_UNIT = ("torchtitan/benchmarks/llama3_h100_202412", "c31ff8b05", "e23bb
                  "docs@4d88a8a44^", "83c879f18", "986f6800f")
 
 
+CUDNN_FIRST = ("PR#1881 (d9bdfbb20)", "27aa49077")
+# PyTorch's nightly builds have one kernel for nn.RMSNorm since July 2025 (#153666).
+FUSED_NORM = ("d48445865", *CUDNN_FIRST)
+# TorchTitan before 2025-02-24 (#881) leaves optimizer.fused false; torch.optim's own default is foreach.
+FOREACH = ("llama3_h100_202412", "5940ddeb5", "docs@4d88a8a44^", "83c879f18", "IBM fms-fsdp README",
+           "MosaicML llm-foundry")
+
+
 def trainer_of(row):
-    """What the trainer's source says at the commit of a row: its units, its loss, its allocator."""
-    options = []
+    """What the trainer's source says at the commit of a row: its units, its kernels, its loss, its allocator."""
+    options = ["--simulate.norm", "fused" if row["source"].endswith(FUSED_NORM) else "composite",
+               "--simulate.update", "foreach" if row["source"].endswith(FOREACH) else "fused",
+               "--simulate.rope", "complex" if row["source"].startswith("torchtitan") else "real"]
     if row["source"].endswith(ONE_ROOT_UNIT):
         options += ["--parallelism.fsdp_units", "layers.*, [tok_embeddings, norm, output]"]
     if "83c879f18" in row["source"]:  # March 2024: float32 logits are a local of the loop; no expandable segments
         options += ["--simulate.loss", "kept", "--simulate.segments", "fixed"]
     if row["source"].startswith("MosaicML"):  # loss_fn: fused_crossentropy
         options += ["--simulate.loss", "fused"]
+    if execution_of(row) == "compile":  # fms-fsdp, and TorchTitan before 2025-04-02 (#1033): the loss is not compiled
+        options += ["--compile.components", "model"]
     if "chunked CE" in row["notes"]:
         options += ["--simulate.loss_chunks", "8"]
     if row["compile"] == "graph":  # its policy keeps all products
@@ -93,8 +108,11 @@ def trainer_of(row):
 def remats_of(row):
     """Options to try, first to last, until all rows of the source fit into the memory.
 
-    fms-fsdp has remat in a share of the blocks and publishes no share.
+    fms-fsdp has remat in a share of the blocks and publishes no share. TorchTitan's 986f6800f compares FlexAttention, for
+    which it refuses lists of ops, with this run; both have one peak.
     """
+    if row["source"].endswith("986f6800f"):
+        return ["full"]
     if row["source"].startswith("IBM") and row["ac"] == "selective":
         return ["4", "3", "2", "full"]
     return [REMAT[row["ac"]]]
@@ -108,8 +126,10 @@ def case_of(row, remat):
     """Options of `sfsdp simulate`, by name."""
     name, flavor, args = MODELS[row["model"]]
     gpus, fsdp, local = int(row["gpus"]), int(row["fsdp"]), int(row["local_bs"])
+    if row["notes"].startswith("HSDP"):  # FSDP1's HYBRID_SHARD: shards in a node, replicas across them
+        fsdp = 8
     command = ["--machine", f"{ROOT}/machines/{machine_of(row)}.toml", "--world",
-               str(gpus), "--simulate.execution", execution_of(row), "--simulate.attention", attention_of(row),
+               str(gpus), "--simulate.execution", execution_of(row), "--model.attention", attention_of(row),
                "--model.name", name, "--model.flavor", flavor, "--training.local_batch_size", str(local),
                "--training.global_batch_size", row["global_bs"], "--training.seq_len", row["seq"],
                "--parallelism.data_parallel_replicate_degree", str(gpus // fsdp),
@@ -205,6 +225,37 @@ def print_rows(rows):
               f" {row['mem_gib'] or '':>6s} {planned_gib(row):6.1f}{'' if row['predicted']['fits'] else ' does not fit'}")
 
 
+def roofline(row):
+    """Tokens/s per device, if all flops ran at the peak, all bytes at the full bandwidths, and all of it at once."""
+    with open(f"{ROOT}/machines/{machine_of(row)}.toml", "rb") as file:
+        machine = tomllib.load(file)
+    classes = row["predicted"]["op_classes"]
+    collectives = [c for c in classes if c.split("_")[0] in ("all", "reduce", "broadcast")]
+    in_node = int(row["fsdp"]) <= machine["devices_per_node"]
+    link = machine["node" if in_node else "network"]["bandwidth_gb_s"] * (1 if in_node else machine["devices_per_node"])
+    seconds = max(sum(c["flops"] for c in classes.values()) / (1e12 * machine["peak_bf16_tflops"]),
+                  sum(v["bytes"] for k, v in classes.items() if k not in collectives) /
+                  (1e9 * machine["memory_bandwidth_gb_s"]),
+                  sum(classes[k]["bytes"] for k in collectives) / (1e9 * link))
+    return row["predicted"]["tokens_per_second"] * row["predicted"]["step_seconds"] / seconds
+
+
+def print_choices(rows):
+    """Pairs that differ by more than 2 %, which is what one configuration varies by; what is predicted alike, to 0.1 %,
+    counts for nothing."""
+    pairs = [(a, b) for group in grouped(rows, lambda r: (r["source"], r["gpu"], r["model"])).values()
+             for a, b in itertools.combinations(group, 2)
+             if abs(float(a["tps_per_gpu"]) / float(b["tps_per_gpu"]) - 1) > 0.02]
+    def tau(value):
+        ratios = [value(a) / value(b) for a, b in pairs]
+        signs = [0 if abs(ratio - 1) < 1e-3 else (ratio - 1) * (float(a["tps_per_gpu"]) - float(b["tps_per_gpu"]))
+                 for (a, b), ratio in zip(pairs, ratios)]
+        return sum((s > 0) - (s < 0) for s in signs) / len(signs)
+    if pairs:
+        print(f"choices: {len(pairs)} pairs, Kendall's tau {tau(lambda r: r['predicted']['tokens_per_second']):.2f},"
+              f" of a roofline {tau(roofline):.2f}")
+
+
 def print_summary(what, rows, key):
     errors = sorted(r[key] for r in rows)
     if errors:
@@ -235,6 +286,7 @@ def main():
     for cluster, group in sorted(grouped(rows, cluster_of).items()):
         print_summary(f"  {cluster}", [r for r in group if r["cluster_error"] is not None], "cluster_error")
         print_summary(f"  {cluster}, no factor", group, "plain_error")
+    print_choices(rows)
     with_memory = [r for r in rows if r["mem_gib"]]
     if with_memory:
         off = [planned_gib(r) / float(r["mem_gib"]) - 1 for r in with_memory]

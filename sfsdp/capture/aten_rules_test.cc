@@ -353,7 +353,7 @@ void expect_wrong(ir::Graph& graph, ir::Value* value, Caller& c) {
 }
 
 bool has_rule(const ir::Op& op) {
-  const ir::OpRow* row = ir::find_row(op.opcode);
+  const ir::OpRow* row = op.opcode.row();
   return row && ir::is_aten(op.opcode) && row->rule != ir::no_rule;
 }
 
@@ -372,7 +372,7 @@ void compare(const std::vector<Call>& calls, std::map<const ir::OpRow*, int>& co
       if (!diagnostics.empty()) break;
       for (const auto& op : tracer.graph.ops()) {
         if (!has_rule(*op)) continue;
-        if (++compared[ir::find_row(op->opcode)] % 8 == 0 && op->result()->type().kind == ir::Type::Kind::Tensor)
+        if (++compared[op->opcode.row()] % 8 == 0 && op->result()->type().kind == ir::Type::Kind::Tensor)
           expect_wrong(tracer.graph, op->result(), caller);
       }
     }

@@ -182,8 +182,9 @@ at::Tensor wide_count(const at::Tensor& count) {
 }
 
 // Parameters are read where they are gathered, and written by the optimizer alone.
-void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const at::Tensor& tensor) {
-  ir::Value* before = tracer.graph.find_param(s.name)->result();
+//   before: the parameter itself
+void check_parameter_unwritten(Tracer& tracer, const StateTensor& s, const ir::Value* before,
+                               const at::Tensor& tensor) {
   const ir::Value* after = tracer.value_of(tensor);
   if (after == before) return;
   const ir::Op& writer = *after->producer();
@@ -323,10 +324,13 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
         .at_end(ir::Section::Bwd, owner_path(s.name))
         .value("gradient", {gradient}, gradient->type(), s.name + ".grad", {{"param", s.name}});
   }
+  std::unordered_map<std::string, ir::Value*> root_of;
+  for (const auto& op : tracer.graph.ops())
+    if (op->is("param", "state")) root_of.emplace(op->attr<std::string>("name"), op->result());
   for (size_t i = 0; i < state.size(); ++i) {
-    if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], tensors[i]);
+    ir::Value* before = root_of.at(state[i].name);
+    if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], before, tensors[i]);
     if (!state[i].is_buffer || !options.training) continue;
-    ir::Value* before = tracer.graph.find_param(state[i].name)->result();
     if (ir::Value* after = tracer.value_of(tensors[i]); after != before)
       tracer.graph.carries.push_back({before, after});
   }

@@ -448,7 +448,7 @@ ir::Op* Tracer::add_op(const c10::OperatorHandle& called, const c10::OperatorHan
   const Signature& signature = signature_of(target);
   std::vector<ir::Value*> operands;
   std::vector<ir::Op::OperandList> lists;
-  std::map<std::string, ir::Attr> attrs;
+  ir::Attrs attrs;
   const auto operand = [&](const c10::IValue& value) {
     const bool present = value.isTensor() && value.toTensor().defined();
     const bool before = operands.empty() && call.reshaped;

@@ -357,7 +357,7 @@ TEST_CASE("an op stands at the module whose parameter was read last, and a backw
     std::vector<std::string> owners;
     for (const auto& op : step.graph.ops())
       if (op->section == ir::Section::Bwd && op->is(opcode))
-        owners.push_back((op->bwd_of ? op->bwd_of->opcode : "none") + " at " + op->module_path);
+        owners.push_back((op->bwd_of ? op->bwd_of->opcode.str() : "none") + " at " + op->module_path);
     return owners;
   };
   CHECK(owner_of("aten.threshold_backward") == std::vector<std::string>{"aten.relu at second", "aten.relu at first"});

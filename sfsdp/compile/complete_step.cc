@@ -22,10 +22,12 @@ void set_seed(ir::Graph& graph, double seed) {
 
 }  // namespace
 
-passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options) {
+passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options,
+                                    const cost::Target& target) {
   options.flat = strategy.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy.options.units;
   const ZeroPlacements zero = zero_placements(strategy.options.zero_stage);
+  options.join_products |= target.joins_products && options.fuse.scope == passes::FuseScope::All;
   options.gather_once = zero.parameters != zero.state;
   return options;
 }
@@ -54,7 +56,7 @@ plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target) {
 plan::StepPlan complete_step(ir::Graph graph, const Strategy& strategy, const StepOptions& options,
                              bool half_precision) {
   place_step(graph, strategy, options, true, half_precision);
-  passes::PipelineOptions pipeline = pipeline_of(strategy, options.pipeline);
+  passes::PipelineOptions pipeline = pipeline_of(strategy, options.pipeline, options.target);
   std::optional<plan::StorageLayout> layout;
   if (options.tune.choose_remat) pipeline.remat = tune::choose_remat(graph, pipeline, options.tune, layout).options;
   tune::run_pipeline(graph, pipeline, options.tune, layout);

@@ -26,8 +26,10 @@ struct StepOptions {
   cost::Target target = cost::cpu_target();
 };
 
-// The pipeline with what the strategy says of storage.
-passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options);
+// The pipeline with what the strategy says of storage and the target of products; those are joined where kernels are
+// formed across modules.
+passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options,
+                                    const cost::Target& target);
 
 // Makes a captured graph a rank's own: its share of the mean, data parallelism; then norm, clipping and update, or for a
 // graph without backward the loss alone.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/kernels.h"
 
-#include <unordered_map>
-
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::cost {
 
@@ -27,9 +26,16 @@ Kernels kernels_of(const ir::Graph& graph) {
   return kernels;
 }
 
+const ir::Op* arithmetic_op(std::span<const ir::Op* const> kernel) {
+  for (const ir::Op* op : kernel)
+    if (const Class kind = class_of(*op); kind == Class::Product || kind == Class::Attention) return op;
+  return nullptr;
+}
+
 std::unordered_set<const ir::Value*> values_inside(const ir::Graph& graph, const Kernels& kernels) {
-  std::unordered_map<const ir::Value*, int> made_by;
-  std::unordered_set<const ir::Value*> inside, outside;  // read by the kernel that makes them; by others
+  ir::ValueTable<int> made_by(graph, -1);          // the kernel
+  ir::ValueTable<uint8_t> read_outside(graph, 0);  // by another than the one that makes it
+  std::vector<const ir::Value*> read_inside;
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const ir::Op& op = *graph.ops()[i];
     if (ir::aliased_operand(op) >= 0) continue;
@@ -37,15 +43,19 @@ std::unordered_set<const ir::Value*> values_inside(const ir::Graph& graph, const
     for (const ir::Value* operand : op.operands) {
       if (!operand) continue;
       const ir::Value* storage = ir::storage_of(operand);
-      const auto made = made_by.find(storage);
-      (kernel >= 0 && made != made_by.end() && made->second == kernel ? inside : outside).insert(storage);
+      if (kernel >= 0 && made_by[storage] == kernel)
+        read_inside.push_back(storage);
+      else
+        read_outside[storage] = 1;
     }
     if (kernel >= 0)
-      for (const auto& result : op.results()) made_by.emplace(result.get(), kernel);
+      for (const auto& result : op.results()) made_by[result.get()] = kernel;
   }
-  for (const ir::Value* output : graph.outputs) outside.insert(ir::storage_of(output));
-  for (const ir::Carry& carry : graph.carries) outside.insert(ir::storage_of(carry.next));
-  for (const ir::Value* value : outside) inside.erase(value);
+  for (const ir::Value* output : graph.outputs) read_outside[ir::storage_of(output)] = 1;
+  for (const ir::Carry& carry : graph.carries) read_outside[ir::storage_of(carry.next)] = 1;
+  std::unordered_set<const ir::Value*> inside;
+  for (const ir::Value* value : read_inside)
+    if (read_outside[value] == 0) inside.insert(value);
   return inside;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <unordered_set>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct Kernels {
 };
 
 Kernels kernels_of(const ir::Graph& graph);
+
+// The op that says what a kernel's arithmetic is: its product or attention; nullptr if it has none.
+const ir::Op* arithmetic_op(std::span<const ir::Op* const> kernel);
 
 // Storages that never reach memory: one kernel alone makes and reads them, through views too. The graph's results and what
 // is carried to the next step are not among them.

@@ -209,6 +209,11 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.peak_bf16 = table.number("peak_bf16_tflops", 1e-6) * 1e12;
   m.peak_f32 = table.number("peak_f32_tflops", 1e-6) * 1e12;
   m.matmul_efficiency = table.number("matmul_efficiency", 1e-3, m.matmul_efficiency);
+  if (table.has("attention")) {
+    const auto attention = find_attention(table.text("attention"));
+    if (!attention) table.fail("attention", "flash, vendor or triton");
+    m.attention = *attention;
+  }
   m.attention_efficiency = table.number("attention_efficiency", 1e-3, m.attention_efficiency);
   m.vendor_attention_efficiency = table.number("vendor_attention_efficiency", 1e-3, m.attention_efficiency);
   m.triton_attention_efficiency = table.number("triton_attention_efficiency", 1e-3, m.attention_efficiency);
@@ -238,6 +243,7 @@ std::string print_machine(const Machine& m, const std::string& comment) {
   put("peak_bf16_tflops", m.peak_bf16 / 1e12);
   put("peak_f32_tflops", m.peak_f32 / 1e12);
   put("matmul_efficiency", m.matmul_efficiency);
+  out << "attention = \"" << to_string(m.attention) << "\"\n";
   put("attention_efficiency", m.attention_efficiency);
   put("vendor_attention_efficiency", m.vendor_attention_efficiency);
   put("triton_attention_efficiency", m.triton_attention_efficiency);
@@ -258,13 +264,28 @@ std::string print_machine(const Machine& m, const std::string& comment) {
   return out.str();
 }
 
-void choose_attention(Machine& machine, const std::string& kernel, const std::string& key) {
-  if (kernel == "vendor")
-    machine.attention_efficiency = machine.vendor_attention_efficiency;
-  else if (kernel == "triton")
-    machine.attention_efficiency = machine.triton_attention_efficiency;
-  else if (kernel != "flash")
-    throw UserError(concat(key, " ", kernel, "\n  expected flash, vendor or triton"));
+double attention_efficiency(const Machine& machine) {
+  switch (machine.attention) {
+    case Attention::Vendor: return machine.vendor_attention_efficiency;
+    case Attention::Triton: return machine.triton_attention_efficiency;
+    case Attention::Flash: break;
+  }
+  return machine.attention_efficiency;
+}
+
+std::string_view to_string(Attention attention) {
+  switch (attention) {
+    case Attention::Flash: return "flash";
+    case Attention::Vendor: return "vendor";
+    case Attention::Triton: break;
+  }
+  return "triton";
+}
+
+std::optional<Attention> find_attention(std::string_view text) {
+  for (const Attention attention : {Attention::Flash, Attention::Vendor, Attention::Triton})
+    if (to_string(attention) == text) return attention;
+  return std::nullopt;
 }
 
 namespace {
@@ -288,7 +309,7 @@ std::vector<std::string> machine_names() {
   return names;
 }
 
-Machine load_machine(const std::string& name) {
+Machine load_machine(const std::string& name, std::optional<Attention> attention) {
   const std::vector<std::string> names = machine_names();
   const bool is_known = std::find(names.begin(), names.end(), name) != names.end();
   const std::string path = is_known ? (machines_folder() / (name + ".toml")).string() : name;
@@ -300,7 +321,9 @@ Machine load_machine(const std::string& name) {
                            join(names, ", "), ", or a file such as sfsdp calibrate writes", did_you_mean(name, names)));
   std::stringstream text;
   text << file.rdbuf();
-  return parse_machine(text.str(), path);
+  Machine machine = parse_machine(text.str(), path);
+  if (attention) machine.attention = *attention;
+  return machine;
 }
 
 }  // namespace sfsdp::cost

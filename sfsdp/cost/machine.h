@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "sfsdp/cost/bus_bandwidth.h"
 #include "sfsdp/cost/measured.h"
@@ -25,22 +27,27 @@ struct Link {
   BusBandwidths bus = {};
 };
 
+// Whose kernel of attention a framework calls: FlashAttention-2, the vendor's (cuDNN), or FlashAttention's algorithm in
+// Triton, before version 2.
+enum class Attention : uint8_t { Flash, Vendor, Triton };
+
 struct Machine {
   std::string name;
   std::string device;  // "H100 SXM 700 W"
   // Device.
-  double peak_bf16 = 0;                       // FLOP/s, dense, bf16 and f16
-  double peak_f32 = 0;                        // FLOP/s of f32 products
-  double matmul_efficiency = 0.75;            // of the peak that large products reach
-  double attention_efficiency = 0.5;          // of the bf16 peak that long causal attention reaches (FlashAttention-2)
-  double attention_half_length = 300;         // sequence length at which attention reaches half of that
-  double vendor_attention_efficiency = 0.5;   // the same of the vendor's kernel (cuDNN)
-  double triton_attention_efficiency = 0.25;  // the same of FlashAttention's algorithm in Triton, before version 2
-  int64_t tile_m = 128, tile_n = 256;         // of a product's output per multiprocessor
-  int64_t multiprocessors = 1;                // how many tiles run at once; 1: products are not cut into waves
-  double half_k = 0;                          // depth of a product at which it reaches half of its rate
-  double memory_bandwidth = 0;                // bytes/s, of the data sheet
-  double memory_efficiency = 0.8;             // of it that large pointwise kernels reach
+  double peak_bf16 = 0;                      // FLOP/s, dense, bf16 and f16
+  double peak_f32 = 0;                       // FLOP/s of f32 products
+  double matmul_efficiency = 0.75;           // of the peak that large products reach
+  Attention attention = Attention::Flash;    // that frameworks call on it
+  double attention_efficiency = 0.5;         // of the bf16 peak that long causal attention reaches (FlashAttention-2)
+  double attention_half_length = 300;        // sequence length at which attention reaches half of that
+  double vendor_attention_efficiency = 0.5;  // the same of the others
+  double triton_attention_efficiency = 0.25;
+  int64_t tile_m = 128, tile_n = 256;  // of a product's output per multiprocessor
+  int64_t multiprocessors = 1;         // how many tiles run at once; 1: products are not cut into waves
+  double half_k = 0;                   // depth of a product at which it reaches half of its rate
+  double memory_bandwidth = 0;         // bytes/s, of the data sheet
+  double memory_efficiency = 0.8;      // of it that large pointwise kernels reach
   double memory_bytes = 0;
   double launch = 0;    // s per kernel
   double dispatch = 0;  // s of the host per op that it issues (PyTorch from Python)
@@ -50,14 +57,18 @@ struct Machine {
   Measured measured;  // preferred to all of the above where it has an answer
 };
 
-// "flash", "vendor" or "triton": makes that kernel's efficiency the machine's. throws: UserError naming them
-void choose_attention(Machine& machine, const std::string& kernel, const std::string& key);
+// Of the kernel that is called there.
+double attention_efficiency(const Machine& machine);
+std::string_view to_string(Attention attention);  // flash, vendor, triton
+// None for another text.
+std::optional<Attention> find_attention(std::string_view text);
 
 // The machines that are known by name: those of machines/, in the sources or beside the installed program. Sorted.
 std::vector<std::string> machine_names();
 // name: of a known machine, or the path of a machine file.
+// attention: the kernel that is called; without one, the file's.
 //   throws: UserError naming file, key, expected and got; or the known names
-Machine load_machine(const std::string& name);
+Machine load_machine(const std::string& name, std::optional<Attention> attention = {});
 Machine parse_machine(const std::string& toml, const std::string& file);
 // What parse_machine reads back as the same machine, to a relative 1e-15; `comment` goes on top, as # lines.
 std::string print_machine(const Machine& machine, const std::string& comment);

@@ -40,7 +40,8 @@ TEST_CASE("machine files: every one loads, is named as its file, and is a machin
     CHECK(m.node.bandwidth < m.memory_bandwidth);
     CHECK(m.node.congestion == 0);  // a switch within a node is not shared
   }
-  for (const char* expected : {"a100_80g", "b200", "cpu_local", "dgx_h100", "gb200", "h100_96g_500w", "h200"})
+  for (const char* expected :
+       {"a100_40g", "a100_80g", "b200", "cpu_local", "dgx_h100", "gb200", "h100_96g_500w", "h200", "l40s", "rtx4090"})
     CHECK(names.contains(expected));
 }
 
@@ -161,14 +162,22 @@ TEST_CASE("machine: a kernel of attention is chosen by name") {
   m.vendor_attention_efficiency = 0.6;
   m.triton_attention_efficiency = 0.2;
   Machine flash = m, vendor = m, triton = m;
-  choose_attention(flash, "flash", "--attention");
-  choose_attention(vendor, "vendor", "--attention");
-  choose_attention(triton, "triton", "--attention");
-  CHECK(flash.attention_efficiency == 0.4);
-  CHECK(vendor.attention_efficiency == 0.6);
-  CHECK(triton.attention_efficiency == 0.2);
-  CHECK_THROWS_WITH_AS(choose_attention(m, "fast", "--attention"),
-                       "--attention fast\n  expected flash, vendor or triton", UserError);
+  vendor.attention = *find_attention("vendor");
+  triton.attention = *find_attention("triton");
+  CHECK(attention_efficiency(flash) == 0.4);
+  CHECK(attention_efficiency(vendor) == 0.6);
+  CHECK(attention_efficiency(triton) == 0.2);
+  CHECK_FALSE(find_attention("default"));
+
+  // A machine file says which is usual there.
+  CHECK(load_machine("dgx_h100").attention == Attention::Flash);
+  CHECK(load_machine("b200").attention == Attention::Vendor);
+  CHECK(load_machine("b200", Attention::Flash).attention == Attention::Flash);
+  std::string text = print_machine(load_machine("gb200"), "");
+  CHECK(parse_machine(text, "m.toml").attention == Attention::Vendor);
+  text.replace(text.find("\"vendor\""), 8, "\"fast\"");
+  CHECK_THROWS_WITH_AS(parse_machine(text, "m.toml"), "m.toml: attention = 'fast'\n  expected flash, vendor or triton",
+                       UserError);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/cost/checkpoints.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/product_cost.h"
 #include "sfsdp/ir/opset.h"
@@ -35,8 +36,9 @@ double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
   std::set<const Value*> read;
   double bytes = 0;
   for (const Op* op : ops) {
-    for (const Value* operand : op->operands) {
-      if (!operand) continue;
+    for (size_t i = 0; i < op->operands.size(); ++i) {
+      const Value* operand = op->operands[i];
+      if (!operand || is_inside(*op, i)) continue;
       const Value* from = ir::storage_of(operand);
       if (inside.contains(from->producer()) || !read.insert(from).second) continue;
       bytes += bytes_read(*op, *operand);
@@ -48,7 +50,7 @@ double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
       bool outside = found == readers.end();
       if (!outside)
         for (const Op* reader : found->second) outside |= !inside.contains(reader);
-      if (outside) bytes += static_cast<double>(result->type().bytes());
+      if (outside) bytes += static_cast<double>(op->is("pack") ? packed_bytes(*op) : result->type().bytes());
     }
   }
   return bytes;
@@ -70,15 +72,6 @@ bool is_gathered(const Op& op) {
   return op.is("all_gather") || (ir::is_wait(op) && op.operands[0]->producer()->is("all_gather.start"));
 }
 
-// The op that says what a kernel's arithmetic costs: its product or attention, if it has one.
-const Op& main_op(const Kernel& kernel) {
-  const auto found = std::ranges::find_if(kernel.ops, [](const Op* op) {
-    const Class kind = class_of(*op);
-    return kind == Class::Product || kind == Class::Attention;
-  });
-  return found == kernel.ops.end() ? *kernel.ops.back() : **found;
-}
-
 // What FSDP2's copies reach of the memory's bandwidth. PyTorch's authors measured _chunk_cat on an H100 (3,350 GB/s): 500 G
 // elements/s where the dtype stays, 278 G from bf16 to f32 (pytorch #120678). The copy out moves as the former does.
 constexpr double kSameCopy = 500.0 * 4 / 3350, kWideningCopy = 278.0 * 6 / 3350;
@@ -88,11 +81,13 @@ constexpr double kHook = 1e-3;
 
 class Pricer {
  public:
-  Pricer(const ir::Graph& graph, const Machine& machine, Execution execution, System system)
+  Pricer(const ir::Graph& graph, const Machine& machine, Execution execution, System system,
+         const Composites& composites)
       : graph_(graph),
         machine_(machine),
         execution_(execution),
         system_(system),
+        composites_(composites),
         measured_(machine.measured),
         readers_(readers_of(graph)) {}
 
@@ -114,6 +109,7 @@ class Pricer {
         in_table = number[static_cast<size_t>(kernel)];
     }
     for (Kernel& kernel : table_.kernels) time(kernel);
+    if (composites_.whole_blocks) run_to_the_end();
     return std::move(table_);
   }
 
@@ -161,7 +157,8 @@ class Pricer {
   }
 
   void time(Kernel& kernel) const {
-    const Op& op = main_op(kernel);
+    const Op* arithmetic = arithmetic_op(kernel.ops);
+    const Op& op = arithmetic ? *arithmetic : *kernel.ops.back();
     kernel.bytes =
         copies_out(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
     kernel.flops = flops_of(op);
@@ -185,12 +182,43 @@ class Pricer {
                                                       : 0;
     kernel.seconds +=
         machine_.launch + std::max(compute, kernel.bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
+    add_composites(kernel);
+  }
+
+  // What is run again unread, in the kernel after which it is.
+  void run_to_the_end() {
+    const auto unread = run_again_unread(graph_);
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      const auto found = unread.find(graph_.ops()[i].get());
+      if (found == unread.end() || table_.kernel_of[i] < 0) continue;
+      Kernel& after = table_.kernels[static_cast<size_t>(table_.kernel_of[i])];
+      for (const Op* op : found->second) {
+        Kernel again{.ops = {op}, .host = machine_.dispatch};
+        time(again);
+        after.bytes += again.bytes;
+        after.flops += again.flops;
+        after.seconds += again.seconds;
+        after.host += again.host;
+      }
+    }
+  }
+
+  // What PyTorch's smaller kernels take beyond the one that stands for them; eager mode dispatches each.
+  void add_composites(Kernel& kernel) const {
+    for (const Op* op : kernel.ops) {
+      const MoreKernels more = more_kernels(*op, composites_);
+      const auto count = static_cast<double>(more.count);
+      kernel.bytes += more.bytes;
+      kernel.seconds += machine_.launch * count + more.bytes / (machine_.memory_bandwidth * machine_.memory_efficiency);
+      if (execution_ == Execution::Eager) kernel.host += machine_.dispatch * count;
+    }
   }
 
   const ir::Graph& graph_;
   const Machine& machine_;
   const Execution execution_;
   const System system_;
+  const Composites composites_;
   const MeasuredOps measured_;
   const Readers readers_;
   KernelTable table_;
@@ -211,8 +239,9 @@ System usual_system(Execution execution) {
   return execution == Execution::Eager || execution == Execution::Compile ? System::Fsdp2 : System::Own;
 }
 
-KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system) {
-  return Pricer(graph, machine, execution, system).price();
+KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system,
+                          const Composites& composites) {
+  return Pricer(graph, machine, execution, system, composites).price();
 }
 
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "sfsdp/cost/composites.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/graph.h"
@@ -52,7 +53,9 @@ struct KernelTable {
 };
 
 // The kernels of the graph (cost/kernels.h) and what each takes; without a system: as usual_system says.
-KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system);
+// With composites, an op that PyTorch runs as several kernels stands in one entry of the table for all of them.
+KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system,
+                          const Composites& composites = {});
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
 
 // What kernels of pointwise ops and reductions take longer where something stands between their ops: a collective's start

@@ -13,12 +13,39 @@ using ir::Op;
 bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
 bool is_convolution(const Op& op) { return op.is("aten.convolution", "aten.convolution_backward"); }
 
+// Of products side by side: as wide, or in their sum as deep, as all of them.
+ProductShape joined_shape(const Op& op) {
+  const auto width = [](const ir::Value* value) { return static_cast<double>(value->type().dims.back().size); };
+  const auto numel = [](const ir::Value* value) { return static_cast<double>(value->type().numel()); };
+  const ir::Value *first = op.operands[0], *last = op.operands.back();
+  const double rows = numel(first) / std::max(width(first), 1.0);
+  if (op.is("joined_linear"))
+    return {.m = rows, .n = static_cast<double>(last->type().dims[0].size), .k = width(first)};
+  double joined = 0;
+  for (size_t i = 0; i + 1 < op.operands.size(); ++i) joined += width(op.operands[i]);
+  if (op.is("joined_linear_dx")) return {.m = rows, .n = width(last), .k = joined};
+  return {.m = joined, .n = width(last), .k = rows};
+}
+
 }  // namespace
 
 Class class_of(const Op& op) {
   if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
-  const ir::OpRow* row = ir::find_row(op.opcode);
+  if (op.has_attr("inside") && packed_bytes(op) == 0) return Class::Free;
+  const ir::OpRow* row = op.opcode.row();
   return row ? row->cost : Class::Pointwise;
+}
+
+bool is_inside(const Op& pack, size_t operand) {
+  const auto* inside = pack.find_attr<std::vector<int64_t>>("inside");
+  return inside && std::ranges::find(*inside, static_cast<int64_t>(operand)) != inside->end();
+}
+
+int64_t packed_bytes(const Op& pack) {
+  int64_t bytes = pack.result()->type().bytes();
+  for (size_t i = 0; i < pack.operands.size(); ++i)
+    if (is_inside(pack, i)) bytes -= pack.operands[i]->type().bytes();
+  return bytes;
 }
 
 ProductShape product_shape(const Op& op) {
@@ -37,6 +64,13 @@ ProductShape product_shape(const Op& op) {
     const double rows = static_cast<double>(a.numel()) / std::max(width(a), 1.0);
     if (op.is("linear_dw")) return {.m = width(a), .n = width(b), .k = rows};
     return {.m = rows, .n = width(op.result()->type()), .k = width(a)};
+  }
+  if (op.is("joined_linear", "joined_linear_dx", "joined_linear_dw")) return joined_shape(op);
+  if (op.is("matmul")) {
+    const ir::Type &left = op.operands[0]->type(), &right = op.operands[1]->type();
+    const auto k = static_cast<double>(left.dims.back().size), n = static_cast<double>(right.dims.back().size);
+    const double batch = right.dims.size() == 3 ? static_cast<double>(right.dims[0].size) : 1;
+    return {.batch = batch, .m = static_cast<double>(left.numel()) / std::max(k, 1.0) / batch, .n = n, .k = k};
   }
   const size_t first = op.is("aten.addmm", "aten.baddbmm") ? 1 : 0;
   const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();

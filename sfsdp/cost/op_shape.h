@@ -12,6 +12,10 @@ using Class = ir::CostClass;
 
 // As the op's row says, but Free where it moves no data all the same, and Pointwise for an aten op that has no row.
 Class class_of(const ir::Op& op);
+// Whether a pack finds an operand in its place already: the kernel that makes it has written it there (inside=).
+bool is_inside(const ir::Op& pack, size_t operand);
+// Bytes of its result that a pack writes: all but what is there already.
+int64_t packed_bytes(const ir::Op& pack);
 // What a compiler may join.
 constexpr bool is_fusible(Class kind) { return kind == Class::Pointwise || kind == Class::Reduction; }
 

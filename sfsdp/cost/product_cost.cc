@@ -79,7 +79,7 @@ double attention_seconds(const Op& op, const Machine& machine) {
   constexpr double kFullWidth = 128, kExponential = 54;  // in multiply-adds
   const double width = std::min(s.width, kFullWidth);
   const double narrow = width / (width + kExponential) * (kFullWidth + kExponential) / kFullWidth;
-  const double rate = peak_of(op, machine) * machine.attention_efficiency * narrow * s.length /
+  const double rate = peak_of(op, machine) * attention_efficiency(machine) * narrow * s.length /
                       (s.length + machine.attention_half_length);
   return flops_of(op) / rate;
 }

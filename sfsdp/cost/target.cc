@@ -78,6 +78,7 @@ Target target_of(const Machine& machine) {
           .product_bytes = row == kDevices.end() ? kOlderDevice : row->product_bytes,
           .communicator_bytes = kCommunicator,
           .blocks = machine.multiprocessors,
+          .joins_products = true,
           .accumulates_in_memory = true};
 }
 

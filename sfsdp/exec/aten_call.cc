@@ -10,12 +10,12 @@ namespace {
 
 // "aten.add.Tensor" -> aten::add, Tensor
 c10::OperatorHandle find(const ir::Op& op) {
-  const size_t first = op.opcode.find('.');
-  const size_t second = op.opcode.find('.', first + 1);
+  const size_t first = op.opcode.str().find('.');
+  const size_t second = op.opcode.str().find('.', first + 1);
   const bool overloaded = second != std::string::npos;
-  c10::OperatorName name(op.opcode.substr(0, first) +
-                             "::" + op.opcode.substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
-                         overloaded ? op.opcode.substr(second + 1) : "");
+  c10::OperatorName name(op.opcode.str().substr(0, first) + "::" +
+                             op.opcode.str().substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
+                         overloaded ? op.opcode.str().substr(second + 1) : "");
   auto handle = c10::Dispatcher::singleton().findSchema(name);
   if (!handle)
     throw UserError(concat(op.opcode, ": this LibTorch has no such op",

@@ -32,9 +32,9 @@ Builder::Place Builder::Place::at(std::string module_path) const {
   return place;
 }
 
-Op* Builder::Place::op(std::string opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results,
+Op* Builder::Place::op(Opcode opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results,
                        Attrs attrs) const {
-  Op* op = builder_->graph_.add(std::move(opcode), std::move(operands), std::move(results));
+  Op* op = builder_->graph_.add(opcode, std::move(operands), std::move(results));
   op->section = section_;
   op->module_path = module_path_;
   op->attrs = std::move(attrs);
@@ -43,9 +43,9 @@ Op* Builder::Place::op(std::string opcode, std::vector<Value*> operands, std::ve
   return op;
 }
 
-Value* Builder::Place::value(std::string opcode, std::vector<Value*> operands, Type type, std::string hint,
+Value* Builder::Place::value(Opcode opcode, std::vector<Value*> operands, Type type, std::string hint,
                              Attrs attrs) const {
-  return op(std::move(opcode), std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs))->result();
+  return op(opcode, std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs))->result();
 }
 
 Value* Builder::Place::cast(Value* value, DType dtype, std::string hint) const {
@@ -54,10 +54,9 @@ Value* Builder::Place::cast(Value* value, DType dtype, std::string hint) const {
   return this->value("cast", {value}, with_dtype(value->type(), dtype), std::move(hint));
 }
 
-Op* Builder::Place::list(std::string opcode, std::vector<Value*> operands, Type type, std::string hint,
-                         Attrs attrs) const {
+Op* Builder::Place::list(Opcode opcode, std::vector<Value*> operands, Type type, std::string hint, Attrs attrs) const {
   const int count = static_cast<int>(operands.size());
-  Op* made = op(std::move(opcode), std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs));
+  Op* made = op(opcode, std::move(operands), {{std::move(hint), std::move(type)}}, std::move(attrs));
   made->operand_lists = {{0, count}};
   return made;
 }

@@ -19,8 +19,6 @@
 
 namespace sfsdp::ir {
 
-using Attrs = std::map<std::string, Attr>;
-
 Type with_dtype(Type type, DType dtype);
 
 class Builder {
@@ -34,15 +32,13 @@ class Builder {
     Place in(Section section) const;
     Place at(std::string module_path) const;
 
-    Op* op(std::string opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results,
-           Attrs attrs = {}) const;
+    Op* op(Opcode opcode, std::vector<Value*> operands, std::vector<Graph::NewResult> results, Attrs attrs = {}) const;
     // An op of one result.
-    Value* value(std::string opcode, std::vector<Value*> operands, Type type, std::string hint = "",
-                 Attrs attrs = {}) const;
+    Value* value(Opcode opcode, std::vector<Value*> operands, Type type, std::string hint = "", Attrs attrs = {}) const;
     // `value` itself if it has the dtype. The hint "" takes the value's name and ".cast".
     Value* cast(Value* value, DType dtype, std::string hint = "") const;
     // Operands as one list.
-    Op* list(std::string opcode, std::vector<Value*> operands, Type type, std::string hint, Attrs attrs = {}) const;
+    Op* list(Opcode opcode, std::vector<Value*> operands, Type type, std::string hint, Attrs attrs = {}) const;
     // `like` again on other operands: opcode, lists and attributes; types of the results are given.
     Op* again(const Op& like, std::vector<Value*> operands, std::vector<Graph::NewResult> results) const;
 

@@ -13,7 +13,7 @@ namespace {
 
 std::string order(const Graph& graph) {
   std::string text;
-  for (const auto& op : graph.ops()) text += op->opcode + " ";
+  for (const auto& op : graph.ops()) text += op->opcode.str() + " ";
   return text;
 }
 

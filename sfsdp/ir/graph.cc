@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "sfsdp/base/check.h"
 
@@ -23,7 +21,7 @@ std::string to_name(std::string_view hint) {
 }
 
 std::string describe(const Op& op) {
-  if (op.results().empty()) return op.opcode;
+  if (op.results().empty()) return op.opcode.str();
   return concat('%', op.result()->name(), " = ", op.opcode);
 }
 
@@ -35,11 +33,11 @@ std::string_view to_string(Section section) {
 }
 
 std::string name_of(const Op& op) {
-  return op.results().empty() ? op.opcode : concat(op.opcode, " %", op.result()->name());
+  return op.results().empty() ? op.opcode.str() : concat(op.opcode, " %", op.result()->name());
 }
 
 std::string opcode_at(const Op& op) {
-  return op.module_path.empty() ? op.opcode : concat(op.opcode, " at ", op.module_path);
+  return op.module_path.empty() ? op.opcode.str() : concat(op.opcode, " at ", op.module_path);
 }
 
 std::string_view block_of(std::string_view path) {
@@ -52,7 +50,7 @@ std::string_view block_of(std::string_view path) {
   return {};
 }
 
-void Op::refuse_attr(const std::string& key) const {
+void Op::refuse_attr(std::string_view key) const {
   const auto found = attrs.find(key);
   SFSDP_CHECK(found != attrs.end(), describe(*this), " has no attribute ", key);
   SFSDP_CHECK(false, describe(*this), " attribute ", key, " is of another kind: ", found->second);
@@ -65,33 +63,31 @@ Graph Graph::clone() const {
   copy.micro_batches = micro_batches;
   copy.next_number_ = next_number_;
   copy.next_suffix_ = next_suffix_;
-  std::map<const Value*, Value*> new_values;
-  std::map<const Op*, Op*> new_ops;
+  copy.by_name_.reserve(by_name_.size());
+  copy.ops_.reserve(ops_.size());
+  std::vector<Value*> new_values(next_id_);
+  std::vector<Op*> new_ops(next_id_);
   for (const auto& op : ops_) {
     auto twin = std::make_unique<Op>();
+    twin->id_ = copy.next_id_++;
     twin->opcode = op->opcode;
     twin->operand_lists = op->operand_lists;
     twin->attrs = op->attrs;
     twin->section = op->section;
     twin->module_path = op->module_path;
-    for (const auto& value : op->results_) {
-      auto result = std::make_unique<Value>();
-      result->name_ = value->name_;
-      result->type_ = value->type_;
-      result->producer_ = twin.get();
-      result->result_index_ = value->result_index_;
-      copy.by_name_.emplace(result->name_, result.get());
-      new_values.emplace(value.get(), result.get());
-      twin->results_.push_back(std::move(result));
-    }
-    new_ops.emplace(op.get(), twin.get());
+    for (const auto& value : op->results_)
+      new_values[value->id()] =
+          twin->results_.emplace_back(copy.make_value(value->name_, value->type_, twin.get(), value->result_index_))
+              .get();
+    new_ops[op->id()] = twin.get();
     copy.ops_.push_back(std::move(twin));
   }
   // Pointers in a second walk: a graph being verified may read a value above its definition.
-  const auto twin_of = [&](Value* value) { return value ? new_values.at(value) : nullptr; };
+  const auto twin_of = [&](Value* value) { return value ? new_values[value->id()] : nullptr; };
   for (size_t i = 0; i < ops_.size(); ++i) {
+    copy.ops_[i]->operands.reserve(ops_[i]->operands.size());
     for (Value* operand : ops_[i]->operands) copy.ops_[i]->operands.push_back(twin_of(operand));
-    if (ops_[i]->bwd_of) copy.ops_[i]->bwd_of = new_ops.at(ops_[i]->bwd_of);
+    if (ops_[i]->bwd_of) copy.ops_[i]->bwd_of = new_ops[ops_[i]->bwd_of->id()];
   }
   for (Value* output : outputs) copy.outputs.push_back(twin_of(output));
   for (const Carry& carry : carries) copy.carries.push_back({twin_of(carry.current), twin_of(carry.next)});
@@ -113,19 +109,25 @@ std::string Graph::unique_name(const std::string& hint) {
   return candidate;
 }
 
-Op* Graph::add(std::string opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before) {
+std::unique_ptr<Value> Graph::make_value(std::string name, Type type, Op* producer, int index) {
+  auto value = std::make_unique<Value>();
+  value->name_ = std::move(name);
+  value->type_ = std::move(type);
+  value->producer_ = producer;
+  value->result_index_ = index;
+  value->id_ = next_id_++;
+  by_name_.emplace(value->name_, value.get());
+  return value;
+}
+
+Op* Graph::add(Opcode opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before) {
   auto op = std::make_unique<Op>();
-  op->opcode = std::move(opcode);
+  op->id_ = next_id_++;
+  op->opcode = opcode;
   op->operands = std::move(operands);
-  for (NewResult& result : results) {
-    auto value = std::make_unique<Value>();
-    value->name_ = unique_name(result.hint);
-    value->type_ = std::move(result.type);
-    value->producer_ = op.get();
-    value->result_index_ = static_cast<int>(op->results_.size());
-    by_name_.emplace(value->name_, value.get());
-    op->results_.push_back(std::move(value));
-  }
+  for (NewResult& result : results)
+    op->results_.push_back(
+        make_value(unique_name(result.hint), std::move(result.type), op.get(), static_cast<int>(op->results_.size())));
   Op* const added = op.get();
   auto place = ops_.end();
   if (before) {
@@ -159,9 +161,10 @@ void Graph::rename(Value* value, const std::string& hint) {
 void Graph::replace_uses(Value* from, Value* to) { replace_uses(std::map<Value*, Value*>{{from, to}}); }
 
 void Graph::replace_uses(const std::map<Value*, Value*>& replacements) {
+  std::vector<Value*> replaced(next_id_);
+  for (const auto& [from, to] : replacements) replaced[from->id()] = to;
   const auto replace = [&](Value*& use) {
-    const auto found = replacements.find(use);
-    if (found != replacements.end()) use = found->second;
+    if (use && replaced[use->id()]) use = replaced[use->id()];
   };
   for (const auto& op : ops_)
     for (Value*& operand : op->operands) replace(operand);
@@ -176,8 +179,9 @@ void Graph::erase(Op* op) { erase(std::vector<Op*>{op}); }
 
 void Graph::erase(const std::vector<Op*>& ops) {
   if (ops.empty()) return;
-  const std::unordered_set<const Op*> dead(ops.begin(), ops.end());
-  const auto is_dead = [&](const Op* op) { return dead.contains(op); };
+  std::vector<const Op*> dead(next_id_);
+  for (const Op* op : ops) dead.at(op->id()) = op;
+  const auto is_dead = [&](const Op* op) { return dead[op->id()] == op; };
   const auto is_lost = [&](const Value* value) { return value && is_dead(value->producer()); };
   const auto check_unused = [&](const Value* value, std::string_view reader) {
     SFSDP_CHECK(!is_lost(value), "erase of %", value->name(), ", still read by ", reader);
@@ -194,44 +198,35 @@ void Graph::erase(const std::vector<Op*>& ops) {
     check_unused(carry.current, "carry");
     check_unused(carry.next, "carry");
   }
-  for (const Op* op : dead)
+  const auto distinct = static_cast<size_t>(std::ranges::count_if(dead, [](const Op* op) { return op != nullptr; }));
+  const size_t erased = std::erase_if(ops_, [&](const auto& op) {
+    if (!is_dead(op.get())) return false;
     for (const auto& value : op->results_) by_name_.erase(value->name_);
-  const size_t erased = std::erase_if(ops_, [&](const auto& op) { return is_dead(op.get()); });
-  SFSDP_CHECK(erased == dead.size(), "erase of ", dead.size(), " ops, of which only ", erased, " are in the graph");
+    return true;
+  });
+  SFSDP_CHECK(erased == distinct, "erase of ", distinct, " ops, of which only ", erased, " are in the graph");
 }
 
 bool Graph::set_order(const std::vector<Op*>& order) {
   SFSDP_CHECK(order.size() == ops_.size(), "an order of ", order.size(), " ops for a graph of ", ops_.size());
   if (std::ranges::equal(order, ops_, {}, {}, [](const auto& op) { return op.get(); })) return false;
-  std::unordered_map<const Op*, size_t> index(ops_.size());
-  for (size_t i = 0; i < ops_.size(); ++i) index.emplace(ops_[i].get(), i);
+  std::vector<size_t> index(next_id_);
+  for (size_t i = 0; i < ops_.size(); ++i) index[ops_[i]->id()] = i;
   std::vector<size_t> from;  // all of the order is checked before anything moves
   from.reserve(order.size());
   std::vector<bool> seen(ops_.size());
   for (const Op* op : order) {
-    const auto found = index.find(op);
-    SFSDP_CHECK(found != index.end(), "an op of another graph in the new order");
-    SFSDP_CHECK(!seen[found->second], describe(*op), " is twice in the new order");
-    seen[found->second] = true;
-    from.push_back(found->second);
+    const size_t found = op->id() < index.size() ? index[op->id()] : 0;
+    SFSDP_CHECK(ops_[found].get() == op, "an op of another graph in the new order");
+    SFSDP_CHECK(!seen[found], describe(*op), " is twice in the new order");
+    seen[found] = true;
+    from.push_back(found);
   }
   std::vector<std::unique_ptr<Op>> reordered;
   reordered.reserve(order.size());
   for (const size_t i : from) reordered.push_back(std::move(ops_[i]));
   ops_ = std::move(reordered);
   return true;
-}
-
-Graph::Uses Graph::uses() const {
-  Uses uses(ops_.size());
-  for (const auto& op : ops_) {
-    for (const Value* operand : op->operands) {
-      if (!operand) continue;
-      std::vector<Op*>& readers = uses[operand];
-      if (readers.empty() || readers.back() != op.get()) readers.push_back(op.get());
-    }
-  }
-  return uses;
 }
 
 }  // namespace sfsdp::ir

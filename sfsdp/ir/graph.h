@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <iosfwd>
 #include <map>
 #include <memory>
 #include <span>
@@ -14,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "sfsdp/ir/attrs.h"
+#include "sfsdp/ir/opcode.h"
 #include "sfsdp/ir/type.h"
 #include "sfsdp/mesh/device_mesh.h"
 
@@ -30,6 +31,7 @@ class Value {
   void set_type(Type type) { type_ = std::move(type); }
   Op* producer() const { return producer_; }
   int result_index() const { return result_index_; }
+  size_t id() const { return id_; }  // of no other op or value of the graph; below Graph::id_bound()
 
  private:
   friend class Graph;
@@ -37,11 +39,8 @@ class Value {
   Type type_;
   Op* producer_ = nullptr;
   int result_index_ = 0;
+  uint32_t id_ = 0;
 };
-
-// An attribute's value. monostate prints as `none`.
-using Attr = std::variant<std::monostate, bool, int64_t, double, std::string, DType, std::vector<int64_t>,
-                          std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
 enum class Section : uint8_t { Init, Fwd, Loss, Bwd, Clip, Opt };
 std::string_view to_string(Section section);
@@ -53,7 +52,7 @@ constexpr bool is_repeated(Section section) {
 // One operation. `opcode` is a row of opset.def ("all_gather") or "aten.<name>[.<overload>]" as LibTorch spells it.
 class Op {
  public:
-  std::string opcode;
+  Opcode opcode;
   // Flat, in argument order; nullptr is an absent optional operand (printed `none`).
   std::vector<Value*> operands;
   // Operands [first, first + count) are one bracketed list; sorted, disjoint.
@@ -63,42 +62,45 @@ class Op {
     bool operator==(const OperandList&) const = default;
   };
   std::vector<OperandList> operand_lists;
-  std::map<std::string, Attr> attrs;  // printed alphabetically
+  Attrs attrs;
   Section section = Section::Fwd;
   std::string module_path;     // "layers.3.attention"; printed `at layers.3.attention`
   const Op* bwd_of = nullptr;  // the forward op whose gradient this op computes; printed `bwd_of=%name-of-result-0`
 
+  size_t id() const { return id_; }  // of no other op or value of the graph; below Graph::id_bound()
   std::span<const std::unique_ptr<Value>> results() const { return results_; }
   Value* result(int index = 0) const { return results_.at(static_cast<size_t>(index)).get(); }
   // Whether the opcode is one of these.
   template <class... Names>
   bool is(const Names&... names) const {
-    return ((opcode == std::string_view(names)) || ...);
+    const std::string_view name = opcode;
+    return ((name == std::string_view(names)) || ...);
   }
 
-  bool has_attr(const std::string& key) const { return attrs.contains(key); }
+  bool has_attr(std::string_view key) const { return attrs.contains(key); }
   // nullptr where it is absent or of another kind.
   template <class T>
-  const T* find_attr(const std::string& key) const {
+  const T* find_attr(std::string_view key) const {
     const auto found = attrs.find(key);
     return found == attrs.end() ? nullptr : std::get_if<T>(&found->second);
   }
   // Throws InternalError naming op and attribute when it is absent or of another kind.
   template <class T>
-  const T& attr(const std::string& key) const {
+  const T& attr(std::string_view key) const {
     const T* value = find_attr<T>(key);
     if (!value) refuse_attr(key);
     return *value;
   }
   // The same, but `fallback` when it is absent.
   template <class T>
-  T attr_or(const std::string& key, T fallback) const {
+  T attr_or(std::string_view key, T fallback) const {
     return has_attr(key) ? attr<T>(key) : std::move(fallback);
   }
 
  private:
   friend class Graph;
-  [[noreturn]] void refuse_attr(const std::string& key) const;
+  [[noreturn]] void refuse_attr(std::string_view key) const;
+  uint32_t id_ = 0;
   std::vector<std::unique_ptr<Value>> results_;
 };
 
@@ -133,7 +135,7 @@ class Graph {
     Type type;
   };
   // Appends at the end, or before `before`.
-  Op* add(std::string opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before = nullptr);
+  Op* add(Opcode opcode, std::vector<Value*> operands, std::vector<NewResult> results, Op* before = nullptr);
   Op* find_param(std::string_view name) const;  // param/state/input op with attr name == `name`; nullptr if none
   Value* find_value(std::string_view name) const;
   void rename(Value* value, const std::string& hint);
@@ -143,19 +145,18 @@ class Graph {
   void erase(const std::vector<Op*>& ops);  // all in one walk; they may read each other
   // Replaces the order; `order` is a permutation of ops(). Returns whether it changed.
   bool set_order(const std::vector<Op*>& order);
-  // Uses per value, computed afresh: value -> ops that read it, in order.
-  using Uses = std::unordered_map<const Value*, std::vector<Op*>>;
-  Uses uses() const;
+  // Ids of its ops and values are below; those that are erased leave holes.
+  size_t id_bound() const { return next_id_; }
 
  private:
   std::string unique_name(const std::string& hint);
+  std::unique_ptr<Value> make_value(std::string name, Type type, Op* producer, int index);
   std::vector<std::unique_ptr<Op>> ops_;
-  std::map<std::string, Value*, std::less<>> by_name_;
+  std::unordered_map<std::string_view, Value*> by_name_;  // keys are the values' own names
+  uint32_t next_id_ = 0;
   int64_t next_number_ = 0;
-  std::map<std::string, int64_t> next_suffix_;
+  std::unordered_map<std::string, int64_t> next_suffix_;
 };
-
-std::ostream& operator<<(std::ostream& out, const Attr& attr);
 
 // "all_gather %w.full", as messages name an op: the opcode and the first result, if it has one.
 std::string name_of(const Op& op);

@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/testing/random_graph.h"
 
@@ -121,13 +124,16 @@ TEST_CASE("set_order takes permutations only, and says whether it changed") {
   CHECK(graph.ops().size() == 3);
 }
 
-TEST_CASE("uses lists each reader once, in order") {
+TEST_CASE("an index lists each reader once, in order") {
   Graph graph = chain();
   Value* w = graph.find_value("w");
   Op* both = graph.add("aten.add.Tensor", {w, w, nullptr}, {{"s", kType}});
-  const auto uses = graph.uses();
-  CHECK(uses.at(w) == std::vector<Op*>{graph.find_value("a")->producer(), both});
-  CHECK_FALSE(uses.contains(both->result()));
+  const Index index(graph);
+  CHECK(std::ranges::equal(index.readers(w), std::vector<Op*>{graph.find_value("a")->producer(), both}));
+  CHECK(index.readers(both->result()).empty());
+  const Op* later = graph.add("aten.neg", {w}, {{"n", kType}});
+  CHECK(index.readers(later->result()).empty());
+  CHECK_THROWS_WITH_AS(index.position(later), doctest::Contains("%n was not in the graph"), InternalError);
 }
 
 TEST_CASE("attr names op and attribute when it is absent or of another kind") {

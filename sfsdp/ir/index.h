@@ -3,8 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <unordered_map>
-#include <unordered_set>
+#include <span>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -15,13 +14,15 @@ class Index {
  public:
   explicit Index(const Graph& graph);
 
-  size_t position(const Op* op) const { return position_.at(op); }
+  // Throws InternalError for an op that was not there.
+  size_t position(const Op* op) const;
   Op* at(size_t position) const { return order_.at(position); }
   Op* next(const Op* op) const;  // nullptr: it is the last
   size_t size() const { return order_.size(); }
 
-  const std::vector<Op*>& readers(const Value* value) const;                        // in the graph's order
-  bool is_returned(const Value* value) const { return returned_.contains(value); }  // by the step, or carried on
+  // Each reader once, in the graph's order. None of a value that was not there.
+  std::span<Op* const> readers(const Value* value) const;
+  bool is_returned(const Value* value) const;  // by the step, or carried on
   // The one op that reads a value which the step does not return; nullptr: none or several.
   Op* only_reader(const Value* value) const;
   // The first in the graph's order; `ops` is not empty.
@@ -29,9 +30,10 @@ class Index {
 
  private:
   std::vector<Op*> order_;
-  std::unordered_map<const Op*, size_t> position_;
-  Graph::Uses uses_;
-  std::unordered_set<const Value*> returned_;
+  std::vector<size_t> position_;  // by the op's id
+  std::vector<Op*> readers_;      // those of all values
+  std::vector<size_t> begin_;     // of a value's readers, by its id; they end where those of the next id begin
+  std::vector<bool> returned_;    // by the value's id
 };
 
 }  // namespace sfsdp::ir

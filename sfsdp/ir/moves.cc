@@ -4,7 +4,8 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::ir {
 
@@ -41,13 +42,15 @@ bool Moves::apply() {
 }
 
 bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
-  std::vector<Op*> wanted;
-  for (const auto& op : graph.ops()) wanted.push_back(op.get());
-  std::ranges::stable_sort(wanted, {}, [&](const Op* op) { return key.at(op); });
+  std::vector<std::pair<int64_t, Op*>> wanted;
+  wanted.reserve(graph.ops().size());
+  for (const auto& op : graph.ops()) wanted.emplace_back(key.at(op.get()), op.get());
+  std::ranges::stable_sort(wanted, {}, &std::pair<int64_t, Op*>::first);
   enum State : uint8_t { Untouched, Open, Placed };  // Open: its operands are being placed
-  std::unordered_map<const Op*, State> state;
+  OpTable<State> state(graph, Untouched);
   std::vector<Op*> order, open;
-  for (Op* root : wanted) {
+  order.reserve(wanted.size());
+  for (const auto& [unused, root] : wanted) {
     open.push_back(root);
     while (!open.empty()) {
       Op* op = open.back();
@@ -71,9 +74,8 @@ bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
 }
 
 bool order_by_part(Graph& graph) {
-  std::unordered_map<const Op*, int64_t> part;
-  for (const auto& op : graph.ops())
-    part[op.get()] = op->section == Section::Init ? 0 : is_repeated(op->section) ? 1 : 2;
+  std::unordered_map<const Op*, int64_t> part(graph.ops().size());
+  for (const auto& op : graph.ops()) part[op.get()] = static_cast<int64_t>(part_of(op->section));
   return order_by(graph, part);
 }
 

@@ -154,14 +154,14 @@ const OpRow* find_row(std::string_view opcode) {
 }
 
 bool has_flag(const Op& op, OpFlags flag) {
-  const OpRow* row = find_row(op.opcode);
+  const OpRow* row = op.opcode.row();
   return row && (row->flags & flag) != 0;
 }
 
 std::vector<std::string> unchecked_opcodes(const Graph& graph) {
   std::set<std::string> found;
   for (const auto& op : graph.ops()) {
-    const OpRow* row = find_row(op->opcode);
+    const OpRow* row = op->opcode.row();
     if (!row || (is_aten(op->opcode) && row->rule == no_rule)) found.insert(op->opcode);
   }
   return {found.begin(), found.end()};
@@ -178,13 +178,13 @@ bool is_start(const Op& op) { return has_flag(op, kStart); }
 bool is_wait(const Op& op) { return op.is("wait"); }
 
 bool is_update(const Op& op) {
-  const OpRow* row = find_row(op.opcode);
+  const OpRow* row = op.opcode.row();
   return row && row->moments >= 0;
 }
 
 size_t gradient_operand(const Op& update) {
   SFSDP_CHECK(is_update(update), update.opcode, " is no update");
-  return 1 + static_cast<size_t>(find_row(update.opcode)->moments);
+  return 1 + static_cast<size_t>(update.opcode.row()->moments);
 }
 
 bool is_once(const Op& op) {
@@ -198,7 +198,7 @@ bool is_random(const Op& op) { return is_aten(op.opcode) && is_random_aten(op); 
 
 int aliased_operand(const Op& op) {
   if (op.operands.empty() || !op.operands[0]) return -1;
-  const OpRow* row = find_row(op.opcode);
+  const OpRow* row = op.opcode.row();
   return row && row->alias == Alias::ViewOfFirst ? 0 : -1;
 }
 
@@ -210,7 +210,10 @@ const Value* storage_of(const Value* value) {
   }
 }
 
-std::string_view collective_kind(const Op& op) { return std::string_view(op.opcode).substr(0, op.opcode.find('.')); }
+std::string_view collective_kind(const Op& op) {
+  const std::string_view name = op.opcode;
+  return name.substr(0, name.find('.'));
+}
 
 ReduceOp reduce_op(const Op& op) {
   return op.has_attr("op") ? parse_reduce_op(op.attr<std::string>("op")).value_or(ReduceOp::Sum) : ReduceOp::Sum;

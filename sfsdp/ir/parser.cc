@@ -366,7 +366,7 @@ class Parser {
   }
 
   struct Attributes {
-    std::map<std::string, Attr> values;
+    Attrs values;
     const Op* bwd_of = nullptr;
   };
 
@@ -415,7 +415,7 @@ class Parser {
                         "expected one type per result after ':'"};
     std::vector<Graph::NewResult> results;
     for (size_t i = 0; i < names.size(); ++i) results.push_back({names[i], std::move(types[i])});
-    Op* const op = result_.graph.add(std::move(opcode), std::move(operands.values), std::move(results));
+    Op* const op = result_.graph.add(opcode, std::move(operands.values), std::move(results));
     op->operand_lists = std::move(operands.lists);
     op->attrs = std::move(attributes.values);
     op->bwd_of = attributes.bwd_of;

@@ -2,6 +2,7 @@
 #include "sfsdp/ir/shape_rules.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -279,6 +280,12 @@ void rule_pack(RuleContext& context) {
   if (result.dims.size() != 1 || result.numel() / ranks < free_from)
     context.report("has the wrong shape: the result",
                    concat("expected one dimension of at least ", saturating_product(free_from, ranks)));
+  if (!context.find("inside")) return;
+  const Shape inside = context.integers("inside");
+  if (inside.empty() || inside.front() < 0 || inside.back() >= static_cast<int64_t>(count) ||
+      std::ranges::adjacent_find(inside, std::greater_equal()) != inside.end() || context.find("ranks"))
+    context.report("names operands that are in their places already",
+                   concat("expected some of 0 to ", count - 1, ", in order, and no ranks="));
 }
 
 void rule_unpack(RuleContext& context) {

@@ -41,8 +41,7 @@ std::vector<UpdateSegment> update_segments(const Op& update, int64_t first, int6
   return segments;
 }
 
-void set_update_segments(std::map<std::string, Attr>& attrs, std::span<const UpdateSegment> segments,
-                         const std::vector<std::string>& axes) {
+void set_update_segments(Attrs& attrs, std::span<const UpdateSegment> segments, const std::vector<std::string>& axes) {
   SFSDP_CHECK(!segments.empty(), "an update of nothing");
   std::vector<UpdateSegment> merged;
   std::vector<int64_t> begins;

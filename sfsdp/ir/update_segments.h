@@ -25,7 +25,6 @@ std::vector<UpdateSegment> update_segments(const Op& update, int64_t first, int6
 // Says the same in attributes. Neighbours of equal numbers become one segment; where all are equal there are no lists.
 //   segments: in order, without gaps, of the whole bucket
 //   axes:     what the bucket is cut over; none: each rank has it whole
-void set_update_segments(std::map<std::string, Attr>& attrs, std::span<const UpdateSegment> segments,
-                         const std::vector<std::string>& axes);
+void set_update_segments(Attrs& attrs, std::span<const UpdateSegment> segments, const std::vector<std::string>& axes);
 
 }  // namespace sfsdp::ir

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -12,6 +15,7 @@
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/shape_rules.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::ir {
 namespace {
@@ -27,7 +31,10 @@ bool after_region(Section section) { return section == Section::Clip || section 
 
 class Verifier {
  public:
-  Verifier(const Graph& graph, const SourceMap* locations) : graph_(graph), locations_(locations) {}
+  Verifier(const Graph& graph, const SourceMap* locations) : graph_(graph), locations_(locations), storage_(graph) {
+    positions_.reserve(graph.ops().size());
+    values_.reserve(graph.id_bound());
+  }
 
   std::vector<Diagnostic> verify() {
     index_values();
@@ -132,7 +139,7 @@ class Verifier {
         report(concat(name_of(op), " reads a value of another graph, or an erased one"),
                "expected a result of an op of this graph");
         sound = false;
-      } else if (!storage_.contains(operand)) {
+      } else if (!storage_[operand]) {
         report(concat(name_of(op), " reads %", operand->name(), " before it is defined"),
                concat("expected an op above; move ", name_of(*operand->producer()), " up"));
         sound = false;
@@ -151,7 +158,7 @@ class Verifier {
   }
 
   bool check_arity(const Op& op) {
-    const OpRow* row = find_row(op.opcode);
+    const OpRow* row = op.opcode.row();
     if (!row && is_aten(op.opcode)) return true;
     if (!row) {
       report_unknown(op);
@@ -194,7 +201,7 @@ class Verifier {
   }
 
   void check_rule(const Op& op) {
-    const OpRow* row = find_row(op.opcode);
+    const OpRow* row = op.opcode.row();
     if (!row) return;
     std::vector<Diagnostic> found;
     RuleContext context(graph_, op, found);
@@ -335,13 +342,14 @@ class Verifier {
 
   void check_donations_read(const Op& op) {
     for (const Value* operand : op.operands)
-      if (operand) check_not_donated(*operand, name_of(op) + " reads");
+      if (operand) check_not_donated(*operand, [&] { return name_of(op); });
   }
 
-  void check_not_donated(const Value& value, const std::string& reader) {
-    const auto found = donated_.find(storage_.at(&value));
+  void check_not_donated(const Value& value, const std::function<std::string()>& reader) {
+    if (donated_.empty()) return;
+    const auto found = donated_.find(storage_[&value]);
     if (found == donated_.end()) return;
-    report(concat(reader, " %", value.name(), ", whose buffer was given to ", name_of(*found->second)),
+    report(concat(reader(), " reads %", value.name(), ", whose buffer was given to ", name_of(*found->second)),
            "expected no read after the op that donates; read its result, or take the operand out of donates=");
   }
 
@@ -368,13 +376,13 @@ class Verifier {
     if (operand.type().bytes() != result.bytes())
       report(concat(name_of(op), " donates %", operand.name(), " of ", operand.type().bytes(), " bytes"),
              concat("expected the ", result.bytes(), " bytes of ", result));
-    const Value* storage = storage_.at(&operand);
+    const Value* storage = storage_[&operand];
     const Op& owner = *storage->producer();
     if ((is_root(owner) || owner.is("constant")) && !carried_.contains(storage))
       report(concat(name_of(op), " donates the buffer of %", storage->name(), ", which the next step reads"),
              concat("expected a carried value; add: carry %", storage->name(), " = %", op.result()->name()));
     for (const Value* flight : in_flight_)
-      if (is_start(*flight->producer()) && storage_.at(flight->producer()->operands[0]) == storage)
+      if (is_start(*flight->producer()) && storage_[flight->producer()->operands[0]] == storage)
         report(concat(name_of(op), " donates %", operand.name(), " while ", name_of(*flight->producer()), " reads it"),
                "expected the wait above");
     if (!donated_.emplace(storage, &op).second)
@@ -387,8 +395,7 @@ class Verifier {
   void define(const Op& op, bool sound) {
     const int aliased = sound ? aliased_operand(op) : -1;
     for (const auto& result : op.results())
-      storage_.emplace(result.get(),
-                       aliased < 0 ? result.get() : storage_.at(op.operands[static_cast<size_t>(aliased)]));
+      storage_[result.get()] = aliased < 0 ? result.get() : storage_[op.operands[static_cast<size_t>(aliased)]];
   }
 
   void check_outputs() {
@@ -399,7 +406,7 @@ class Verifier {
       }
       if (output->type().kind == Type::Kind::Async)
         report(concat("return of %", output->name(), ", which is in flight"), "expected a tensor; insert a wait");
-      check_not_donated(*output, "return reads");
+      check_not_donated(*output, [] { return std::string("return"); });
     }
   }
 
@@ -424,19 +431,20 @@ class Verifier {
     if (a.kind != b.kind || a.dtype != b.dtype || a.shape() != b.shape())
       report(concat("carry %", current.name(), " = %", next.name(), " changes the type"),
              concat("expected ", a, ", got ", b));
-    if (&current != &next) check_not_donated(next, "carry reads");
+    if (&current != &next) check_not_donated(next, [] { return std::string("carry"); });
   }
 
   const Graph& graph_;
   const SourceMap* locations_;
   const Op* op_ = nullptr;  // the one being checked
   std::vector<Diagnostic> diagnostics_;
-  std::map<const Op*, size_t> positions_;
-  std::set<const Value*> values_, carried_;
-  std::vector<const Value*> in_flight_;           // in graph order, as diagnostics walk over it
-  std::map<const Value*, const Value*> storage_;  // of every value defined so far
-  std::map<const Value*, const Op*> donated_;     // storage to the op that took it
-  std::set<std::string> root_names_;
+  std::unordered_map<const Op*, size_t> positions_;
+  std::unordered_set<const Value*> values_;  // by address: an operand may be of another graph, or erased
+  std::set<const Value*> carried_;
+  std::vector<const Value*> in_flight_;                  // in graph order, as diagnostics walk over it
+  ValueTable<const Value*> storage_;                     // of every value defined so far; nullptr: of none
+  std::unordered_map<const Value*, const Op*> donated_;  // storage to the op that took it
+  std::unordered_set<std::string> root_names_;
 };
 
 }  // namespace

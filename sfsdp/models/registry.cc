@@ -18,11 +18,14 @@ struct Slot {
   std::variant<bool*, int64_t*, double*> target;
 };
 
+std::string text_of(const Arg& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  return std::visit([](const auto& v) { return concat(v); }, value);
+}
+
 void assign(const Slot& slot, const Arg& value) {
   const auto wrong = [&](const char* expected) {
-    throw UserError(concat("ModelSpec::args.", slot.name, " = ",
-                           std::visit([](const auto& v) { return concat(std::boolalpha, v); }, value), "\n  expected ",
-                           expected));
+    throw UserError(concat("ModelSpec::args.", slot.name, " = ", text_of(value), "\n  expected ", expected));
   };
   if (auto* flag = std::get_if<bool*>(&slot.target)) {
     if (!std::holds_alternative<bool>(value)) wrong("true or false");
@@ -101,7 +104,11 @@ LanguageModel make_gpt(const ModelSpec& spec) {
                                    {"n_heads", &args.n_heads},
                                    {"vocab_size", &args.vocab_size},
                                    {"max_positions", &args.max_positions},
-                                   {"norm_eps", &args.norm_eps}};
+                                   {"norm_eps", &args.norm_eps},
+                                   {"bias", &args.bias},
+                                   {"tied", &args.tied},
+                                   {"rope", &args.rope},
+                                   {"rope_theta", &args.rope_theta}};
   assign_all(slots, spec);
   Gpt model(args);
   return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,

@@ -148,7 +148,7 @@ Value* materialise(const ir::Builder::Place& place, Value* stored, const Storage
 bool is_backward(const Op& op) { return op.section == Section::Bwd; }
 
 // `readers`: the ops that read the parameter, in order.
-void shard_parameter(ir::Builder& build, Op* param, const std::vector<Op*>& readers, const Storage& s,
+void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers, const Storage& s,
                      const Strategy& strategy) {
   Value* stored = param->result();
   const Type full = stored->type();

@@ -51,8 +51,12 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call(kUnits, o.wrap), names_units},
       // Which units backward finds gathered still.
       {make_call("reshard", reshard)},
+      // Which weights lie side by side, as one product reads them.
+      {make_call("group_weights"), o.flat && o.join_products},
       // One flat shard, gather, reduction and update per unit.
       {make_call("bucket"), o.flat},
+      // QKV, and gate and up, as one product each.
+      {make_call("join_products"), o.flat && o.join_products},
       // Where each parameter is stored by itself: copied into one gather and one reduction per unit.
       {make_call("copy_buckets"), !o.flat},
       // Start and wait of each collective, to be moved apart.
@@ -67,6 +71,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("early_all_reduces")},
       // Which ops one kernel computes.
       {make_call("fuse", o.fuse)},
+      // Gradients are written where their reduction reads them.
+      {make_call("write_in_buckets"), o.fuse.scope == FuseScope::All},
   };
 }
 

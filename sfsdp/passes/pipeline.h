@@ -39,6 +39,8 @@ struct PipelineOptions {
   bool gather_once = false;
   PrefetchGathersOptions prefetch = {};
   SinkWaitsOptions sink = {};
+  // Linear layers of one activation as one product (join_products), their weights side by side: where the target gains by it.
+  bool join_products = false;
   FuseOptions fuse = {};
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out

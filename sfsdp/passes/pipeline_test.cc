@@ -22,19 +22,21 @@ std::string names_of(const PipelineOptions& options, const std::optional<plan::S
   return join(names, " ");
 }
 
-const std::string kCleanUp = "canonicalise fold_views merge_duplicates dead_code hoist_casts ";
+const std::string kCleanUp = "canonicalise fold_views merge_duplicates dead_code hoist_casts ",
+                  kKernels = "fuse write_in_buckets";
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
-        kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces fuse");
+        kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces " +
+            kKernels);
   CHECK(names_of({}, plan::StorageLayout()) ==
-        kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces fuse");
+        kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces " + kKernels);
   CHECK(names_of({.flat = false}) ==
-        kCleanUp +
-            "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits early_all_reduces fuse");
+        kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits early_all_reduces " +
+            kKernels);
   CHECK(names_of({.remat = {.mode = RematMode::Full}, .flat = false, .disable = overlap_passes()}) ==
-        kCleanUp + "remat dead_code merge_duplicates wrap reshard copy_buckets fuse");
-  CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket fuse");
+        kCleanUp + "remat dead_code merge_duplicates wrap reshard copy_buckets " + kKernels);
+  CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket " + kKernels);
   const auto calls =
       pipeline_passes({.wrap = {.units = "layers.*, [norm, output]"}, .prefetch = {.depth = 3}}, std::nullopt);
   const auto spelling = [&](const std::string& name) {
@@ -69,7 +71,7 @@ TEST_CASE("the published orders by name") {
 
 TEST_CASE("passes can be left out, but not one that others need") {
   CHECK(names_of({.disable = {"remat", " sink_waits"}}) ==
-        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers early_all_reduces fuse");
+        kCleanUp + "wrap reshard bucket split_collectives prefetch_gathers early_all_reduces " + kKernels);
   CHECK(names_of({.disable = {"sink_waits", "split_collectives", "prefetch_gathers", "early_all_reduces"}}) ==
         names_of({.disable = overlap_passes()}));
   CHECK(names_of({.disable = {"wrap", "reshard", "bucket"}}) ==
@@ -87,10 +89,10 @@ TEST_CASE("passes can be left out, but not one that others need") {
 TEST_CASE("an extra pass stands where it is told, in the order of the list") {
   const ExtraPass again{"dead_code", {}, Place::After, "bucket"};
   CHECK(names_of({.extra = {again}, .disable = overlap_passes()}) ==
-        kCleanUp + "remat wrap reshard bucket dead_code fuse");
+        kCleanUp + "remat wrap reshard bucket dead_code " + kKernels);
   // A pass that is not run for this step marks its place all the same.
   CHECK(names_of({.flat = false, .extra = {again}, .disable = overlap_passes()}) ==
-        kCleanUp + "remat wrap reshard dead_code copy_buckets fuse");
+        kCleanUp + "remat wrap reshard dead_code copy_buckets " + kKernels);
   CHECK(names_of({.extra = {{"split_collectives", {}, Place::After, "remat"},
                             {"sink_waits", {}, Place::After, "remat"},
                             {"fold_views", {}, Place::Before, "wrap"},
@@ -98,7 +100,8 @@ TEST_CASE("an extra pass stands where it is told, in the order of the list") {
                             {"prefetch_gathers", {}, Place::Before, "fold_views"}}}) ==
         "canonicalise prefetch_gathers fold_views merge_duplicates dead_code hoist_casts "
         "remat split_collectives sink_waits fold_views merge_duplicates wrap reshard bucket "
-        "split_collectives prefetch_gathers sink_waits early_all_reduces fuse");
+        "split_collectives prefetch_gathers sink_waits early_all_reduces " +
+            kKernels);
   CHECK(names_of({.extra = {again}, .disable = {"dead_code"}}) == names_of({.disable = {"dead_code"}}));
   const auto says = [](ExtraPass extra, const char* part) {
     CHECK_THROWS_WITH_AS(names_of({.extra = {std::move(extra)}}), doctest::Contains(part), UserError);
@@ -132,8 +135,8 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   CHECK(seen == std::vector<std::string>{"start 4", "canonicalise 4", "fold_views 4", "merge_duplicates 4",
                                          "dead_code 3", "hoist_casts 3", "remat 3", "wrap 3", "reshard 3",
                                          "copy_buckets 3", "split_collectives 4", "prefetch_gathers 4", "sink_waits 4",
-                                         "early_all_reduces 4", "fuse 4"});
-  REQUIRE(reports.size() == 14);
+                                         "early_all_reduces 4", "fuse 4", "write_in_buckets 4"});
+  REQUIRE(reports.size() == 15);
   CHECK(reports[3].name == "dead_code");
   CHECK(reports[3].changed);
   CHECK(reports[3].metrics.get("ops_removed") == 1);
@@ -176,7 +179,7 @@ TEST_CASE("loss in chunks, then remat: what only backward reads is not left in f
     run_pipeline(graph, {.loss_chunks = 2, .remat = {.mode = mode}, .gather_once = true}, layout);
     REQUIRE(layout);
     int64_t gathers = 0;
-    CHECK(std::ranges::count(graph.ops(), "aten.tanh", [](const auto& op) { return op->opcode; }) == 1);
+    CHECK(std::ranges::count(graph.ops(), "aten.tanh", [](const auto& op) { return op->opcode.str(); }) == 1);
     for (const auto& op : graph.ops()) {
       if (!op->is("all_gather.start")) continue;
       CHECK(op->section == ir::Section::Init);

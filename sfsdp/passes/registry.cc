@@ -12,6 +12,7 @@
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/passes/bucket/bucket.h"
 #include "sfsdp/passes/bucket/copy_buckets.h"
+#include "sfsdp/passes/bucket/group_weights.h"
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
 #include "sfsdp/passes/canonical/canonicalise.h"
@@ -21,6 +22,8 @@
 #include "sfsdp/passes/cleanup/hoist_casts.h"
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
 #include "sfsdp/passes/fuse/fuse.h"
+#include "sfsdp/passes/fuse/join_products.h"
+#include "sfsdp/passes/fuse/write_in_buckets.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
@@ -76,7 +79,11 @@ const std::vector<PassInfo>& rows() {
       row("fuse", "says which ops one kernel computes", &fuse),
       row("gather_once", "starts gathers that forward alone has before the first micro-batch", &gather_once,
           {"split_collectives"}),
+      row("group_weights", "says which weights are to lie side by side: of layers that read one activation",
+          &group_weights, {"wrap"}),
       row("hoist_casts", "casts a shard instead of what it is gathered to", &hoist_casts),
+      with(Exactness::ExactAsRun, row("join_products", "makes one product of linear layers that read one activation",
+                                      &join_products, {"group_weights", "bucket"})),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
@@ -85,6 +92,7 @@ const std::vector<PassInfo>& rows() {
       row("sink_waits", "waits for each gradient reduction at the next one", &sink_waits, {"split_collectives"}),
       row("split_collectives", "cuts collectives into start and wait", &split_collectives),
       row("wrap", "says by name which parameters form a unit", &wrap),
+      row("write_in_buckets", "gradients are written where their reduction reads them", &write_in_buckets, {"fuse"}),
   };
   return kRows;
 }

@@ -2,19 +2,19 @@
 #include "sfsdp/plan/lanes.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
-#include <unordered_map>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::plan {
 namespace {
 
-using ir::Graph, ir::Op, ir::Section;
+using ir::Graph, ir::Op;
 
 constexpr int64_t kMicroBatches = 3;  // that are told apart
 
@@ -33,12 +33,12 @@ struct Run {
 // Walks the program and notes an edge wherever it waits for what the lane of a task does not know to be over.
 class EdgeMaker {
  public:
-  explicit EdgeMaker(size_t lanes) : known_(lanes, Clock(lanes)), runs_(lanes), program_(lanes) {}
+  explicit EdgeMaker(size_t lanes) : known_(lanes, Clock(lanes)), runs_(lanes), program_(lanes), latest_(lanes) {}
 
   void visit(const Action& action) {
     const size_t lane = action.task.lane;
     if (action.kind == Action::Wait) {
-      program_[lane] = std::max(program_[lane], latest_.at(action.task));
+      program_[lane] = std::max(program_[lane], latest_[lane].at(action.task.number));
       return;
     }
     Clock& known = known_[lane];
@@ -50,24 +50,30 @@ class EdgeMaker {
       if (!needed[other]) continue;
       const bool implied = std::ranges::any_of(
           needed, [&](const Run* run) { return run && run != needed[other] && run->clock[other] >= program_[other]; });
-      if (!implied) edges_.insert({{other, needed[other]->number}, action.task});
+      if (!implied) edges_.push_back({{other, needed[other]->number}, action.task});
     }
     for (const Run* run : needed)
       if (run) advance(known, run->clock);
     known[lane] = std::ssize(runs_[lane]) + 1;
     runs_[lane].push_back({action.task.number, known});
-    latest_[action.task] = known[lane];
+    std::vector<int64_t>& latest = latest_[lane];
+    if (latest.size() <= action.task.number) latest.resize(action.task.number + 1);
+    latest[action.task.number] = known[lane];
     if (action.kind == Action::Run) advance(program_, known);
   }
 
-  std::vector<Edge> edges() const { return {edges_.begin(), edges_.end()}; }
+  std::vector<Edge> edges() && {
+    std::sort(edges_.begin(), edges_.end());
+    edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
+    return std::move(edges_);
+  }
 
  private:
-  std::vector<Clock> known_;            // by lane, after its latest run
-  std::vector<std::vector<Run>> runs_;  // by lane
-  Clock program_;                       // what the program has run on the compute lane, and waited for on others
-  std::map<Task, int64_t> latest_;
-  std::set<Edge> edges_;
+  std::vector<Clock> known_;                  // by lane, after its latest run
+  std::vector<std::vector<Run>> runs_;        // by lane
+  Clock program_;                             // what the program has run on the compute lane, and waited for on others
+  std::vector<std::vector<int64_t>> latest_;  // run, by lane and task
+  std::vector<Edge> edges_;
 };
 
 }  // namespace
@@ -88,46 +94,44 @@ std::string name_of(const CommLane& lane) {
   return concat(lane.axes.empty() ? "none" : join(lane.axes, ","), '/', lane.channel);
 }
 
-std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& lanes, int64_t steps) {
+std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& lanes,
+                               const std::function<bool(const Op&)>& blocks) {
+  const auto is_over = [&](const Op& op) { return !ir::is_start(op) || (blocks && blocks(op)); };
   const cost::Kernels kernels = cost::kernels_of(graph);
-  std::unordered_map<const Op*, Task> task_of;
+  ir::OpTable<Task> task_of(graph);
   for (size_t lane = 0; lane < lanes.size(); ++lane)
     for (size_t i = 0; i < lanes[lane].collectives.size(); ++i) task_of[lanes[lane].collectives[i]] = {lane + 1, i};
-  const auto run = [&](auto&& is_part, std::vector<Action>& out) {
+  std::vector<Action> program;
+  const auto run = [&](ir::Part part) {
     int last = -1;
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const Op& op = *graph.ops()[i];
-      if (!is_part(op)) continue;
-      const auto at = static_cast<int64_t>(i);
+      if (!ir::runs_in(op, part)) continue;
       if (ir::is_collective(op)) {
-        out.push_back({Action::Start, task_of.at(&op), at});
-        if (!ir::is_start(op)) out.push_back({Action::Wait, task_of.at(&op), at});
+        program.push_back({Action::Start, task_of[&op]});
+        if (is_over(op)) program.push_back({Action::Wait, task_of[&op]});
       } else if (ir::is_wait(op)) {
-        out.push_back({Action::Wait, task_of.at(op.operands[0]->producer()), at});
+        program.push_back({Action::Wait, task_of[op.operands[0]->producer()]});
       } else if (kernels.of[i] >= 0 && kernels.of[i] != last) {
         last = kernels.of[i];
-        out.push_back({Action::Run, {0, static_cast<size_t>(last)}, at});
+        program.push_back({Action::Run, {0, static_cast<size_t>(last)}});
       }
     }
   };
-  const auto is_head = [](const Op& op) { return op.section == Section::Init; };
-  const auto is_body = [](const Op& op) { return ir::is_repeated(op); };
-  const auto is_last = [](const Op& op) { return ir::is_repeated(op.section); };
-  const auto is_tail = [&](const Op& op) { return !is_head(op) && !is_last(op); };
-  std::vector<Action> program;
-  for (int64_t step = 0; step < steps; ++step) {
-    run(is_head, program);
-    for (int64_t m = 1; m < std::min(graph.micro_batches, kMicroBatches); ++m) run(is_body, program);
-    run(is_last, program);
-    run(is_tail, program);
-  }
+  run(ir::Part::Head);
+  for (int64_t m = 1; m < std::min(graph.micro_batches, kMicroBatches); ++m) run(ir::Part::Body);
+  run(ir::Part::Last);
+  run(ir::Part::Tail);
   return program;
 }
 
-std::vector<Edge> make_edges(const Graph& graph, const std::vector<CommLane>& lanes) {
+std::vector<Edge> make_edges(const Graph& graph, const std::vector<CommLane>& lanes,
+                             const std::function<bool(const Op&)>& blocks) {
   EdgeMaker maker(lanes.size() + 1);
-  for (const Action& action : program_of(graph, lanes, 2)) maker.visit(action);
-  return maker.edges();
+  const std::vector<Action> program = program_of(graph, lanes, blocks);
+  for (int step = 0; step < 2; ++step)  // the second one follows a step
+    for (const Action& action : program) maker.visit(action);
+  return std::move(maker).edges();
 }
 
 }  // namespace sfsdp::plan

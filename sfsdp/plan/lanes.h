@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -43,13 +44,15 @@ struct Edge {
 struct Action {
   enum Kind : uint8_t { Run, Start, Wait } kind = Run;  // a kernel; the start of a collective; until it is done
   Task task;
-  int64_t position = 0;  // of the op in the graph
 };
-// Of `steps` steps, of which each runs forward, loss and backward of at most three micro-batches: the first one, one that
-// stands for those between, and the last one.
-std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes, int64_t steps);
+// Of one step, which runs forward, loss and backward of at most three micro-batches: the first one, one that stands for
+// those between, and the last one.
+//   blocks: of a collective or a start, whether the program goes on only once it is over; none does by itself
+std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
+                               const std::function<bool(const ir::Op&)>& blocks = nullptr);
 
 // The edges that the program needs and that the order of a lane and other edges do not imply. Sorted.
-std::vector<Edge> make_edges(const ir::Graph& graph, const std::vector<CommLane>& lanes);
+std::vector<Edge> make_edges(const ir::Graph& graph, const std::vector<CommLane>& lanes,
+                             const std::function<bool(const ir::Op&)>& blocks = nullptr);
 
 }  // namespace sfsdp::plan

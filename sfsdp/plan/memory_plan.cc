@@ -9,8 +9,10 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/in_place.h"
 #include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/offsets.h"
 
@@ -89,6 +91,11 @@ std::vector<Span> spans_of(const cost::Kernels& kernels) {
   return spans;
 }
 
+// Bytes from the begin of a pack's result to an operand.
+int64_t offset_in(const Op& pack, size_t operand) {
+  return pack.attr<std::vector<int64_t>>("offsets")[operand] * size_in_bytes(pack.result()->type().dtype);
+}
+
 }  // namespace
 
 std::string_view to_string(Region region) {
@@ -96,9 +103,10 @@ std::string_view to_string(Region region) {
   return kNames.at(static_cast<size_t>(region));
 }
 
-std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& options) {
+Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
   std::unordered_map<const Value*, size_t> index;
-  std::vector<Buffer> buffers;
+  Lifetimes lifetimes;
+  std::vector<Buffer>& buffers = lifetimes.buffers;
   const cost::Kernels kernels = cost::kernels_of(graph);
   const std::vector<Span> spans = spans_of(kernels);
   const auto inside = cost::values_inside(graph, kernels);
@@ -124,12 +132,22 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
         continue;
       }
       if (inside.contains(value)) continue;
-      index[value] = buffers.size();
+      const size_t number = index[value] = buffers.size();
       buffers.push_back({.value = value,
                          .bytes = std::max<int64_t>(value->type().bytes(), 1),
                          .first = spans[i].first,
                          .last = spans[i].last,
                          .region = op.is("input") ? Region::Io : Region::Window});
+      if (op.is("pack") && !options.blocking) {
+        for (size_t k = 0; k < op.operands.size(); ++k) {
+          const auto part = index.find(ir::storage_of(op.operands[k]));
+          if (!cost::is_inside(op, k) || part == index.end() || part->second == number) continue;
+          buffers[number].first = std::min(buffers[number].first, buffers[part->second].first);
+          lifetimes.inside.push_back({buffers[part->second].value, value, offset_in(op, k)});
+          buffers[part->second].bytes = 0;
+          part->second = number;
+        }
+      }
     }
   }
   const auto end = static_cast<int64_t>(graph.ops().size());
@@ -141,8 +159,13 @@ std::vector<Buffer> find_buffers(const Graph& graph, const MemoryOptions& option
     buffer.bytes = round_up(buffer.bytes,
                             options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
+  if (!options.blocking) {
+    const auto over = write_over_last_reads(graph, kernels, index, buffers);
+    lifetimes.inside.insert(lifetimes.inside.end(), over.begin(), over.end());
+  }
+  std::erase_if(buffers, [](const Buffer& b) { return b.bytes == 0; });  // what lies inside another one
   std::ranges::stable_sort(buffers, {}, &Buffer::first);
-  return buffers;
+  return lifetimes;
 }
 
 int64_t compute_workspace(const Graph& graph, const cost::Target& target) {
@@ -165,7 +188,9 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
     plan.state_bytes += buffer.bytes;
     plan.state.push_back(buffer);
   }
-  plan.buffers = find_buffers(graph, options);
+  Lifetimes lifetimes = find_buffers(graph, options);
+  plan.buffers = std::move(lifetimes.buffers);
+  plan.inside = std::move(lifetimes.inside);
   if (!options.blocking)
     plan.workspace_bytes =
         compute_workspace(graph, options.target) + std::ssize(communicators(graph)) * options.target.communicator_bytes;

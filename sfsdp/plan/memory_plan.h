@@ -35,9 +35,19 @@ struct Buffer {
   Region region = Region::Window;
 };
 
+// A value that lies in the buffer of another one: the part of a bucket that its op writes, or what a kernel writes over
+// an operand that it is the last to read.
+struct Inside {
+  const ir::Value* value = nullptr;
+  const ir::Value* host = nullptr;  // which has a buffer
+  int64_t offset = 0;               // bytes from the buffer's begin
+  bool operator==(const Inside&) const = default;
+};
+
 struct MemoryPlan {
   std::vector<Buffer> state;  // in the graph's order; what collectives send as it is stored lies at the window's begin
   std::vector<Buffer> buffers;                      // in order of `first`
+  std::vector<Inside> inside;                       // in the graph's order
   std::array<int64_t, kRegions> region_bytes = {};  // what the addresses need, State and Window with what is kept
   int64_t state_bytes = 0;                          // parameters, moments, counters
   int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
@@ -50,7 +60,7 @@ struct MemoryPlan {
 struct MemoryOptions {
   cost::Target target = cost::cpu_target();
   // As in the reference executor: a collective is over where it starts, so what it sends may go before the wait; memory is
-  // allocated value by value, so there are no regions and no workspaces.
+  // allocated value by value, so there are no regions and no workspaces, and no value lies inside another's buffer.
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller, nor one that cannot be as small; 0: as small as can be.
   int64_t enough_bytes = 0;
@@ -58,7 +68,11 @@ struct MemoryOptions {
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0. A kernel (cost/kernels.h) runs as one: what
 // it reads and makes is alive from its first op to its last, what it alone makes and reads has no memory.
-std::vector<Buffer> find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
+struct Lifetimes {
+  std::vector<Buffer> buffers;
+  std::vector<Inside> inside;
+};
+Lifetimes find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 // Bytes that the kernels of the compute lane need beside their buffers, one after the other: of the largest.
 int64_t compute_workspace(const ir::Graph& graph, const cost::Target& target);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/random_graph.h"
 
@@ -33,12 +34,13 @@ TEST_CASE("memory plan: a buffer lives from its op to the last reader of any vie
   for (const Buffer& b : plan.buffers)
     got += b.value->name() + " " + std::to_string(b.bytes) + " " + std::to_string(b.first) + "-" +
            std::to_string(b.last) + ", ";
-  CHECK(got == "x 512 1-1, s 4096 2-5, a 4096 5-7, b 4096 6-7, c 4096 7-8, ");
-  // a dies at c, which is computed from it: three at once
-  CHECK(plan.live_bytes == 3 * 4096);
-  CHECK(plan.peak_position == 7);
-  CHECK(plan.arena_bytes == 512 + 3 * 4096);
-  CHECK(plan.region_bytes == std::array<int64_t, kRegions>{0, 4 * 4096, 512});
+  CHECK(got == "x 512 1-1, s 4096 2-5, a 4096 5-7, b 4096 6-8, ");
+  // c is written over b, which nobody else reads; b not over a, which c reads, and a not over s, of which it reads a part
+  CHECK(plan.inside == std::vector<Inside>{{graph.find_value("c"), graph.find_value("b"), 0}});
+  CHECK(plan.live_bytes == 2 * 4096);
+  CHECK(plan.peak_position == 5);
+  CHECK(plan.arena_bytes == 512 + 2 * 4096);
+  CHECK(plan.region_bytes == std::array<int64_t, kRegions>{0, 3 * 4096, 512});
   CHECK(plan.buffers[1].offset == 4096);  // above the parameter
   CHECK(plan.workspace_bytes >= 4096);
   CHECK(plan.peak() == 4096 + plan.arena_bytes + plan.workspace_bytes);
@@ -67,7 +69,8 @@ clip:
   std::string lives;
   for (const Buffer& b : plan_memory(graph, {}).buffers)
     lives += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
-  CHECK(lives == "x 0-1, before 1-5, a 2-5, sum 2-6, g 3-4, b 5-5, c 6-7, ");
+  // b is written over a, c over the sum; a not over what the next micro-batch reads
+  CHECK(lives == "x 0-1, before 1-5, a 2-5, sum 2-7, g 3-4, ");
 }
 
 TEST_CASE("memory plan: a gather before all micro-batches lives to their end, what it sends to the first wait") {
@@ -87,7 +90,7 @@ bwd:
   std::string lives;
   for (const Buffer& b : plan_memory(graph, {}).buffers)
     lives += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
-  CHECK(lives == "cast 1-3, s 2-5, a 4-5, b 5-6, ");
+  CHECK(lives == "cast 1-3, s 2-5, a 4-6, ");
 }
 
 TEST_CASE("memory plan: a kernel reads and writes from its first op to its last; what stays inside has no memory") {
@@ -106,8 +109,55 @@ bwd:
   std::string text;
   for (const Buffer& b : plan_memory(graph).buffers)
     text += b.value->name() + " " + std::to_string(b.first) + "-" + std::to_string(b.last) + ", ";
-  // g is read until the pack is done; a and end are written while other is still read
-  CHECK(text == "x 0-2, g 1-4, other 2-6, packed 3-7, a 5-7, end 5-7, ");
+  // g is read until the pack is done; a is written over other, end while it is still read
+  CHECK(text == "x 0-2, g 1-4, other 2-7, packed 3-7, end 5-7, ");
+}
+
+// What may lie in the memory of an operand, by the op that makes it.
+TEST_CASE("memory plan: results are written over operands that are read for the last time, at the same places alone") {
+  const auto inside = [](const std::string& body) {
+    const ir::Graph graph =
+        ir::parse_or_throw(concat("graph mesh [one=1] view local\n  %w = param name=w : f32[8, 8]\n"
+                                  "  %x = input name=x : f32[8, 8]\nfwd:\n"
+                                  "  %a = aten.mm %x, %w kernel=0 : f32[8, 8]\n",
+                                  body));
+    std::string text;
+    for (const Inside& i : plan_memory(graph).inside) text += concat(i.value->name(), ":", i.host->name(), " ");
+    return text;
+  };
+  CHECK(inside("  %b = aten.neg %a kernel=1 : f32[8, 8]\n  return %b\n") == "b:a ");
+  CHECK(inside("  %b = aten.neg %a kernel=1 : f32[8, 8]\n  return %a, %b\n") == "");
+  // a chain ends in one buffer
+  CHECK(inside("  %b = aten.neg %a kernel=1 : f32[8, 8]\n  %c = aten.neg %b kernel=2 : f32[8, 8]\n  return %c\n") ==
+        "b:a c:a ");
+  // through a view of all of it in the same order; not of another order, nor of a part
+  CHECK(inside("  %v = aten.view %a size=[64] : f32[64]\n  %b = aten.neg %v kernel=1 : f32[64]\n  return %b\n") ==
+        "b:a ");
+  CHECK(inside("  %v = aten.t %a : f32[8, 8]{1, 8}\n  %b = aten.add.Tensor %x, %v alpha=1 kernel=1 : f32[8, 8]\n"
+               "  return %b\n") == "");
+  // elements of another size
+  CHECK(inside("  %b = cast %a kernel=1 : bf16[8, 8]\n  return %b\n") == "");
+  CHECK(inside("  %b = cast %a kernel=1 : f64[8, 8]\n  return %b\n") == "");
+  // a product reads all of its rows and columns; what follows it element by element does not
+  CHECK(inside("  %b = aten.mm %a, %w kernel=1 : f32[8, 8]\n  return %b\n") == "");
+  CHECK(
+      inside("  %b = aten.mm %x, %w kernel=1 : f32[8, 8]\n  %c = aten.add.Tensor %b, %a alpha=1 kernel=1 : f32[8, 8]\n"
+             "  return %c\n") == "c:a ");
+  CHECK(
+      inside("  %b = aten.mm %a, %w kernel=1 : f32[8, 8]\n  %c = aten.add.Tensor %b, %a alpha=1 kernel=1 : f32[8, 8]\n"
+             "  return %c\n") == "");
+  // of two results one, also where nobody reads it
+  CHECK(inside("  %b = aten.neg %a kernel=1 : f32[8, 8]\n  %c = aten.relu %a kernel=1 : f32[8, 8]\n  return %c\n") ==
+        "b:a ");
+  // a row is read whole before it is written
+  CHECK(inside("  %b, %r = rms_norm %a, none dims=1 eps=0.5 kernel=1 : f32[8, 8], f32[8, 1]\n  return %b\n") == "b:a ");
+}
+
+TEST_CASE("memory plan: an executor that allocates value by value writes nothing in place") {
+  const ir::Graph graph = ir::parse_or_throw(kText);
+  const MemoryPlan plan = plan_memory(graph, {.blocking = true});
+  CHECK(plan.inside.empty());
+  CHECK(plan.buffers.size() == 5);
 }
 
 TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {

@@ -45,6 +45,8 @@ class SectionReader {
     while (in_section()) plan.memory.state.push_back(read_buffer());
     expect(kBuffers);
     while (in_section()) plan.memory.buffers.push_back(read_buffer());
+    expect(kInside);
+    while (in_section()) plan.memory.inside.push_back(read_inside());
     if (at_ < lines_.size() && !lines_[at_].empty()) fail("the end of the plan");
   }
 
@@ -144,6 +146,15 @@ class SectionReader {
     buffer.last = number_of(parts[5], "last=");
     ++at_;
     return buffer;
+  }
+
+  // "  %a inside %b at +256"
+  Inside read_inside() {
+    const auto parts = words();
+    if (parts.size() != 5 || parts[1] != "inside" || parts[3] != "at") fail("  %value inside %other at +BYTES");
+    const Inside inside{value_of(parts[0]), value_of(parts[2]), bytes_of(parts[4], "+")};
+    ++at_;
+    return inside;
   }
 
   std::vector<std::string> lines_;

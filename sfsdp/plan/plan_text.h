@@ -7,6 +7,7 @@
 //   regions:    "  REGION bytes=N", all of them
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
 //   buffers:    the same
+//   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
 #pragma once
 
 #include <string_view>
@@ -14,6 +15,6 @@
 namespace sfsdp::plan {
 
 inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kState = "state:",
-                                  kBuffers = "buffers:";
+                                  kBuffers = "buffers:", kInside = "inside:";
 
 }  // namespace sfsdp::plan

@@ -53,6 +53,9 @@ std::string print(const StepPlan& plan) {
   for (const Buffer& b : m.state) line(b);
   text += concat(kBuffers, "\n");
   for (const Buffer& b : m.buffers) line(b);
+  text += concat(kInside, "\n");
+  for (const Inside& i : m.inside)
+    text += concat("  %", i.value->name(), " inside %", i.host->name(), " at +", i.offset, "\n");
   return text;
 }
 

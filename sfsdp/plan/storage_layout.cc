@@ -22,8 +22,8 @@ std::string print_buckets(const StorageLayout& layout) {
 
 }  // namespace
 
-std::map<std::string, ir::Attr> unit_attrs(const ir::Op& param) {
-  std::map<std::string, ir::Attr> attrs;
+ir::Attrs unit_attrs(const ir::Op& param) {
+  ir::Attrs attrs;
   for (const char* name : {"reason", "keep", "forward_depth", "forward_before", "backward_depth", "backward_before",
                            "sink_depth", "sink_before"})
     if (const auto found = param.attrs.find(name); found != param.attrs.end()) attrs[name] = found->second;

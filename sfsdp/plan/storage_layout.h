@@ -19,14 +19,14 @@ struct BucketLayout {
   int64_t whole = 0;                     // with padding
   int64_t shard = 0;                     // a rank's; = whole where it is replicated
   // What its unit's params say of it (unit_attrs), which holds for every batch shape.
-  std::map<std::string, ir::Attr> schedule = {};
+  ir::Attrs schedule = {};
   bool operator==(const BucketLayout&) const = default;
 };
 
 using StorageLayout = std::vector<BucketLayout>;
 
 // What a unit's params say of it beside its name: why it is one, what stays gathered, its schedule.
-std::map<std::string, ir::Attr> unit_attrs(const ir::Op& param);
+ir::Attrs unit_attrs(const ir::Op& param);
 
 // What the pass bucket has decided: of all params with members=.
 StorageLayout storage_layout_of(const ir::Graph& graph);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What one rank does in a step, in order: stretches of kernels, starts of collectives, waits for them. Every rank has the
-// same program; the simulation runs it on each.
+// What one rank does in a step, as the lanes of its plan and the edges between them say: stretches of kernels, and between
+// them which collectives may start and which are waited for. Every rank has the same program; the simulation runs it on each.
 #pragma once
 
 #include <array>
@@ -12,15 +12,12 @@
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/part.h"
+#include "sfsdp/plan/lanes.h"
 
 namespace sfsdp::sim {
 
-// A step is Head, then forward, loss and backward of each micro-batch (Body, of the last one Last, which also has what
-// runs once), then Tail.
-enum class Part : uint8_t { Head, Body, Last, Tail };
-inline constexpr size_t kParts = 4;
-// Last for what every micro-batch runs.
-Part part_of(ir::Section section);
+using ir::kParts, ir::Part, ir::part_of;
 
 // When the gathers that run once per step are waited for (ZeRO stages 1 and 2), and what they are.
 enum class StepGathers : uint8_t {
@@ -28,6 +25,12 @@ enum class StepGathers : uint8_t {
   Update,   // all of them after the update, before forward begins: DeepSpeed
   Broadcast,  // the same, each rank in turn broadcasts its shard, and gradients are all-reduced where a shard would do: DDP
               // with PyTorch's ZeroRedundancyOptimizer
+};
+
+// When reductions of gradients are waited for.
+enum class Reductions : uint8_t {
+  Overlap,  // where the graph waits: backward goes on beside them
+  Block,    // where they start: on the stream that computes, as DeepSpeed's stages 1 and 2 with overlap_comm = false
 };
 
 struct Collective {
@@ -39,9 +42,8 @@ struct Collective {
   cost::CollectiveCost cost;
   double slowdown = 1;  // what kernels take longer while it runs
   size_t communicator = 0;
-  int64_t turn = 0;           // how many of its part come before it on its communicator
-  int64_t body_turn = 0;      // Last: the same in Body
-  bool waits_repeat = false;  // each micro-batch waits for it: it starts before all of them
+  int64_t turn = 0;       // how many of its part come before it on its communicator
+  int64_t body_turn = 0;  // Last: the same in Body
 };
 
 struct Task {
@@ -49,6 +51,7 @@ struct Task {
   size_t first = 0, count = 0;  // Compute: kernels in `order`
   size_t collective = 0;        // Start, Wait
   int64_t position = 0;         // Start, Wait: of the op in the graph
+  bool previous = false;        // Wait: for the run of the micro-batch before, if there was one
 };
 
 struct RankProgram {
@@ -64,7 +67,14 @@ struct RankProgram {
 
 // The ranks of a collective over `axes`, by their stride: that of the innermost axis it names.
 cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vector<std::string>& axes);
+// A collective starts once the kernels are over from which edges lead to it, and as soon as that; a kernel waits for the
+// collectives from which edges lead to it. An edge between two communicators holds the compute lane too.
+//   edges: of a plan of this graph; nullptr: plan::make_edges, from the graph's starts and waits. Not looked at where collectives
+//          block where they start (Execution::Reference, gathers other than Forward,
+//          reductions that block)
 RankProgram make_program(const ir::Graph& graph, const cost::Machine& machine, cost::Execution execution,
-                         cost::System system, StepGathers gathers = StepGathers::Forward);
+                         cost::System system, StepGathers gathers = StepGathers::Forward,
+                         const cost::Composites& composites = {}, const std::vector<plan::Edge>* edges = nullptr,
+                         Reductions reductions = Reductions::Overlap);
 
 }  // namespace sfsdp::sim

@@ -24,15 +24,13 @@ struct Turn {
   size_t arrived = 0;
   double ready = 0;  // when the last of its ranks came
   double begin = 0, end = -1;
-  size_t left = 0;  // waits for it that are yet to come
 };
 
-// One communicator of one group of ranks: its turns one after the other. Those that every rank has waited for are gone.
+// One communicator of one group of ranks: its turns one after the other.
 struct Group {
   std::vector<size_t> ranks;
-  std::deque<Turn> turns;
-  int64_t first = 0;  // number of turns[0]
-  int64_t next = 0;   // the turn that is to begin, or is under way
+  std::deque<Turn> turns;  // by number
+  int64_t next = 0;        // the turn that is to begin, or is under way
   bool under_way = false;
   double free_at = 0;  // when the turn before `next` ended
 };
@@ -187,10 +185,8 @@ class Simulator {
     const int64_t number = turn_of(c, rank.pass);
     rank.busy_until = std::max(rank.busy_until, rank.now) + c.cost.seconds();
     rank.slowdown = c.slowdown;
-    const int64_t waits = c.waits_repeat ? out_.micro_batches : 1;
-    while (group.first + static_cast<int64_t>(group.turns.size()) <= number)
-      group.turns.push_back({.collective = task.collective, .left = group.ranks.size() * static_cast<size_t>(waits)});
-    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    while (std::ssize(group.turns) <= number) group.turns.push_back({.collective = task.collective});
+    Turn& turn = group.turns[static_cast<size_t>(number)];
     SFSDP_CHECK(turn.collective == task.collective, "turn ", number, " of ", out_.lanes[1 + c.communicator], " is ",
                 c.op->opcode, " and another");
     turn.ready = std::max(turn.ready, rank.now);
@@ -204,8 +200,9 @@ class Simulator {
     Rank& rank = ranks_[r];
     const Collective& c = program_.collectives[task.collective];
     Group& group = groups_[c.communicator][rank.groups[c.communicator]];
-    const int64_t number = turn_of(c, rank.pass);
-    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    if (task.previous && rank.pass < 2) return true;  // the first micro-batch
+    const int64_t number = turn_of(c, rank.pass - (task.previous ? 1 : 0));
+    const Turn& turn = group.turns.at(static_cast<size_t>(number));
     if (turn.end < 0) {
       rank.waits_for = number;
       rank.waits_on = c.communicator;
@@ -220,18 +217,13 @@ class Simulator {
     }
     rank.now = end;
     rank.busy_until = std::max(rank.busy_until, turn.end);
-    --turn.left;
-    while (!group.turns.empty() && group.turns.front().left == 0 && group.turns.front().end >= 0) {
-      group.turns.pop_front();
-      ++group.first;
-    }
     return true;
   }
 
   // Begins the next turn of a group if all its ranks have come.
   void begin_turn(size_t communicator, size_t g) {
     Group& group = groups_[communicator][g];
-    const auto index = static_cast<size_t>(group.next - group.first);
+    const auto index = static_cast<size_t>(group.next);
     if (group.under_way || index >= group.turns.size()) return;
     Turn& turn = group.turns[index];
     if (turn.arrived < group.ranks.size()) return;
@@ -247,7 +239,7 @@ class Simulator {
 
   void begin_transfer(const Moment& moment) {
     const Group& group = groups_[moment.communicator][moment.group];
-    const Turn& turn = group.turns[static_cast<size_t>(group.next - group.first)];
+    const Turn& turn = group.turns[static_cast<size_t>(group.next)];
     const size_t transfer = links_.begin(group.ranks, program_.collectives[turn.collective].cost, moment.at, changed_);
     if (transfer_of_.size() <= transfer) transfer_of_.resize(transfer + 1);
     transfer_of_[transfer] = {moment.communicator, moment.group};
@@ -260,7 +252,7 @@ class Simulator {
     plan_changed();
     Group& group = groups_[communicator][g];
     const int64_t number = group.next++;
-    Turn& turn = group.turns[static_cast<size_t>(number - group.first)];
+    Turn& turn = group.turns[static_cast<size_t>(number)];
     const Collective& c = program_.collectives[turn.collective];
     turn.end = group.free_at = finish.at;
     group.under_way = false;
@@ -330,7 +322,7 @@ std::string event_name(const Simulation& simulation, const Event& event) {
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
   RankProgram program =
       make_program(graph, machine, options.execution, options.system.value_or(cost::usual_system(options.execution)),
-                   options.step_gathers);
+                   options.step_gathers, options.composites, options.edges, options.reductions);
   Simulation out = Simulator(program, DeviceMesh(graph.mesh), graph.micro_batches, options, Record::Events).run();
   for (const auto& op : graph.ops())
     out.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? graph.micro_batches : 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a step's graph on a described machine: an event simulation over lanes. One compute lane per rank runs kernels in
-// the graph's order; each communicator has a lane for its collectives, in the order of their starts, each when all its
-// ranks have come; collectives of several communicators that pass one link at once share its bandwidth; a wait holds the
-// compute lane until its collective is done.
+// Runs a step's graph on a described machine: an event simulation over the lanes of its plan. One compute lane per rank runs
+// kernels in the graph's order; each communicator has a lane for its collectives, in the order of their starts, each when
+// all its ranks have come; collectives of several communicators that pass one link at once share its bandwidth. Lanes wait
+// for each other by the plan's edges: a kernel holds the compute lane until the collectives that it waits for are done.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,9 @@ struct SimulateOptions {
   uint64_t seed = 0;
   Timelines timelines = Timelines::Collapsed;
   StepGathers step_gathers = StepGathers::Forward;
+  Reductions reductions = Reductions::Overlap;
+  cost::Composites composites = {};
+  const std::vector<plan::Edge>* edges = nullptr;  // of a plan of this graph; nullptr: those that its order needs
 };
 
 // What one rank does on one lane. Seconds from the step's begin.

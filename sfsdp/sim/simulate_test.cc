@@ -7,6 +7,7 @@
 #include "sfsdp/cost/collective_cost.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/sim/report/trace.h"
 
 namespace sfsdp::sim {
@@ -67,6 +68,26 @@ ir::Graph repeated(const ir::Graph& graph, int64_t micro_batches) {
   return copy;
 }
 
+// The plan's file says what waits for what.
+TEST_CASE("simulate: an edge of a plan's text that is moved or taken away moves what it joins") {
+  const auto seconds = [](const std::string& order, const std::string& from, const std::string& to) {
+    std::string text = plan::print(plan::make_plan(ir::parse_or_throw(forward(order))));
+    REQUIRE(text.find(from) != std::string::npos);
+    const plan::StepPlan plan = plan::parse_plan(text.replace(text.find(from), from.size(), to));
+    return simulate(plan.graph, unit_machine(), {.edges = &plan.edges}).step_seconds;
+  };
+  const std::string second = "  dp_shard/0.1 -> compute.1\n", first = "  compute.0 -> dp_shard/0.1\n";
+  CHECK(seconds("ABw1v2", second, second) == doctest::Approx(32 + 2 * 128));
+  // The first product waits for the second gather too.
+  CHECK(seconds("ABw1v2", second, "  dp_shard/0.1 -> compute.0\n" + second) == doctest::Approx(2 * 32 + 2 * 128));
+  // The second product waits for no gather: it would begin at once after the first.
+  CHECK(seconds("ABw1v2", second, "") == doctest::Approx(32 + 2 * 128));
+  CHECK(seconds("Aw1Bv2", second, second) == doctest::Approx(2 * 32 + 2 * 128));
+  CHECK(seconds("Aw1Bv2", second, "") == doctest::Approx(32 + 2 * 128));
+  // The second gather does not wait for the first product.
+  CHECK(seconds("Aw1Bv2", first, "") == doctest::Approx(32 + 2 * 128));
+}
+
 TEST_CASE("simulate: micro-batches repeat forward and backward only; jitter waits for the slowest") {
   const ir::Graph graph = ir::parse_or_throw(forward("ABw1v2"));
   CHECK(simulate(repeated(graph, 3), unit_machine()).step_seconds ==
@@ -99,6 +120,29 @@ TEST_CASE(
   machine.node.base_latency = 1000;
   CHECK(seconds({.step_gathers = StepGathers::Update}) - 3 * 256 == doctest::Approx(2 * (800 + 32 / 0.5)));
   CHECK(seconds({.step_gathers = StepGathers::Broadcast}) - 3 * 256 == doctest::Approx(4 * (800 + 32 / 0.5)));
+}
+
+TEST_CASE("simulate: reductions that block hold backward where they start, gathers do not") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=2] view local
+  %a = param name=a : f32[2/dp_shard, 4]
+  %x = input name=x : f32[4, 4] own(dp_shard)
+fwd:
+  %as = all_gather.start %a axis=dp_shard dim=0 : async f32[4, 4]
+  %y = aten.mm %x, %x : f32[4, 4]
+  %aw = wait %as : f32[4, 4]
+bwd:
+  %rs = reduce_scatter.start %y axis=dp_shard dim=0 : async f32[2, 4]
+  %z = aten.mm %aw, %aw : f32[4, 4]
+  %r = wait %rs : f32[2, 4]
+  return %r, %z
+)");
+  // Two products of 2 · 4 · 4 · 4 flops; of either collective half of 64 bytes passes a link.
+  const auto step = [&](Reductions reductions) {
+    return simulate(graph, unit_machine(), {.reductions = reductions}).step_seconds;
+  };
+  CHECK(step(Reductions::Overlap) == doctest::Approx(2 * 128));
+  CHECK(step(Reductions::Block) == doctest::Approx(2 * 128 + 32));
 }
 
 TEST_CASE("simulate: broadcasts stand for gathers that run once per step, and all-reduces for their reduce-scatters") {

@@ -10,10 +10,14 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/comm/init.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
@@ -502,6 +506,41 @@ TEST_CASE("a gradient with other strides than its parameter's equals eager in ev
     REQUIRE_FALSE(gradient.is_contiguous());  // else this is no test
   }
   expect_equal_to_eager([] { return Experts(); }, loss, batch, {""});
+}
+
+// What one of two processes does: the first programs are the same, then rank 1 comes with another batch.
+TEST_CASE("launched rank: every program is compared before it runs" * doctest::skip()) {
+  const auto world = init();
+  REQUIRE(world->world_size() == 2);
+  const auto rows = [&](int64_t count) { return Batch{waves(0, count * world->rank(), {count, 6})}; };
+  const auto loss = [](torch::nn::Linear& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+  const auto differ = doctest::Contains("rank 0 and rank 1 have different programs");
+  for (const int64_t micro_batches : {1, 2}) {
+    CompileOptions options;
+    options.micro_batches = micro_batches;
+    Step step(compile_program(meta_init([] { return torch::nn::Linear(6, 4); }), loss, AdamW{}, rows(4),
+                              data_parallel(init_device_mesh({{"dp_shard", 2}})), options),
+              world.get());
+    const auto batches = [&](int64_t count) {
+      return std::vector<Batch>(static_cast<size_t>(micro_batches), rows(count));
+    };
+    CHECK(step(batches(4)).loss > 0);
+    CHECK_THROWS_WITH_AS(step(batches(4 - world->rank())), differ, UserError);
+    CHECK(step.eval(rows(4)) > 0);
+    CHECK_THROWS_WITH_AS(step.eval(rows(4 - world->rank())), differ, UserError);
+    CHECK(step(batches(4)).loss > 0);
+    CHECK(step.step == 2);
+  }
+}
+
+TEST_CASE(
+    "processes compare each program, of a step or an evaluation, with one micro-batch or several, before they run it") {
+  const auto binary = std::filesystem::read_symlink("/proc/self/exe");
+  const auto launcher = binary.parent_path() / "sfsdp";
+  REQUIRE_MESSAGE(std::filesystem::exists(launcher), launcher.string(), " is not built");
+  const std::string command = concat(launcher.string(), " launch -n 2 --exec ", binary.string(),
+                                     " -- --no-skip '--test-case=launched rank*' > /dev/null");
+  CHECK(std::system(command.c_str()) == 0);  // NOLINT(cert-env33-c): its own binary
 }
 
 }  // namespace

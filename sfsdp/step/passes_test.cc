@@ -61,12 +61,14 @@ TEST_CASE("passes change nothing, bit for bit: units x order x prefetch x remat"
         const auto plain =
             run(mesh, options, {.disable = without_overlap({"fold_views", "merge_duplicates", "dead_code"})});
         for (const passes::PipelineOptions& pipeline :
-             {passes::PipelineOptions{},
+             {passes::PipelineOptions{}, passes::PipelineOptions{.join_products = true},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::Full}, .join_products = true},
               passes::PipelineOptions{.prefetch = {.depth = 2, .forward = passes::Side::After},
               .sink = {.next = passes::Side::After}},
               passes::PipelineOptions{.prefetch = {.depth = 3, .max_bytes = 8192}},
               passes::PipelineOptions{.prefetch = {.depth = 9, .backward = passes::Side::Before}, .sink = {.depth = 9}},
               passes::PipelineOptions{.remat = {.mode = passes::RematMode::Full}},
+              passes::PipelineOptions{.remat = {.mode = passes::RematMode::Op, .save = "sdpa, feed_forward.w2"}},
               passes::PipelineOptions{.remat = {.mode = passes::RematMode::Op, .mm_again = 2},
               .prefetch = {.depth = 2}},
               passes::PipelineOptions{.remat = {.mode = passes::RematMode::Full, .every = 2},
@@ -411,9 +413,10 @@ TEST_CASE("canonical ops: a norm is one op however the model spells it, and comp
 TEST_CASE("remat draws the same random numbers again") {
   const auto loss = [](DropNet& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
   const Batch batch = {at::arange(48, at::kFloat).view({8, 6}).sin()};
-  const auto run = [&](const passes::RematOptions& remat) {
+  const auto run = [&](const passes::RematOptions& remat, std::vector<std::string> disable = {}) {
     CompileOptions options;
     options.pipeline.remat = remat;
+    options.pipeline.disable = std::move(disable);
     Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
                         data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
     int64_t draws = 0;
@@ -427,6 +430,7 @@ TEST_CASE("remat draws the same random numbers again") {
   const auto [plain, draws] = run({});
   CHECK(draws == 3 * 3);
   CHECK(plain[0] > 0);
+  CHECK(run({}, {"canonicalise"}).first == plain);
   const auto [full, full_draws] = run({.mode = passes::RematMode::Full});
   CHECK(full == plain);
   CHECK(full_draws > draws);

@@ -238,7 +238,9 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   return variant;
 }
 
-passes::PipelineOptions Program::pipeline() const { return step::pipeline_of(strategy_, options_.pipeline); }
+passes::PipelineOptions Program::pipeline() const {
+  return step::pipeline_of(strategy_, options_.pipeline, options_.target);
+}
 
 std::string Program::pass_list() const {
   std::string text;

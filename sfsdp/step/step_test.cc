@@ -199,14 +199,14 @@ TEST_CASE("Llama and GPT equal eager bit for bit") {
   llama.vocab_size = 23;
   llama.hidden_dim = 20;
   expect_equals_eager([&] { return models::Llama3(llama); }, token_batch);
-  llama.tied = true;
+  llama.tied = llama.qkv_bias = llama.qk_norm = true;
   expect_equals_eager([&] { return models::Llama3(llama); }, token_batch);
-  models::GptArgs gpt;
-  gpt.dim = 24;
-  gpt.n_layers = 2;
-  gpt.n_heads = 4;
-  gpt.vocab_size = 23;
-  gpt.max_positions = 12;
+  models::GptArgs gpt{.dim = 24, .n_layers = 2, .n_heads = 4, .vocab_size = 23, .max_positions = 12};
+  expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
+  gpt.tied = false;
+  expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
+  gpt.rope = true;
+  gpt.bias = false;
   expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
 }
 

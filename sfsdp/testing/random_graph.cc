@@ -13,7 +13,7 @@
 namespace sfsdp::testing {
 namespace {
 
-using ir::Attr, ir::Dim, ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
+using ir::Attr, ir::Attrs, ir::Dim, ir::DType, ir::Graph, ir::Op, ir::Section, ir::Type, ir::Value;
 
 // The engine's numbers are fixed by the standard, those of <random>'s distributions are not.
 class Dice {
@@ -190,8 +190,7 @@ class ProgramMaker {
 
   static Type square() { return Type::tensor(DType::f32, {4, 4}); }
 
-  Value* add(const std::string& opcode, std::vector<Value*> operands, Type type,
-             std::map<std::string, Attr> attrs = {}) {
+  Value* add(const std::string& opcode, std::vector<Value*> operands, Type type, Attrs attrs = {}) {
     Op* op = graph_.add(opcode, std::move(operands), {{"", std::move(type)}});
     op->attrs = std::move(attrs);
     op->section = section_;
@@ -222,7 +221,7 @@ class ProgramMaker {
 
   void add_gather() {
     const int64_t ranks = graph_.mesh[1].size;
-    const std::map<std::string, Attr> along = {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}};
+    const Attrs along = {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}};
     Value* whole = add("all_gather", {operand()}, Type::tensor(DType::f32, {4 * ranks, 4}), along);
     values_.push_back(add("reduce_scatter", {whole}, square(), along));
   }
@@ -256,16 +255,17 @@ std::string name(const Value* value) { return value ? value->name() : "none"; }
 
 std::string find_difference(const Op& a, const Op& b) {
   if (a.opcode != b.opcode) return concat(a.opcode, " and ", b.opcode);
-  if (a.operands.size() != b.operands.size() || a.operand_lists != b.operand_lists) return a.opcode + ": operands";
+  if (a.operands.size() != b.operands.size() || a.operand_lists != b.operand_lists)
+    return a.opcode.str() + ": operands";
   for (size_t i = 0; i < a.operands.size(); ++i)
     if (name(a.operands[i]) != name(b.operands[i])) return concat(a.opcode, ": operand ", i);
-  if (a.attrs.size() != b.attrs.size()) return a.opcode + ": attributes";
+  if (a.attrs.size() != b.attrs.size()) return a.opcode.str() + ": attributes";
   for (const auto& [key, value] : a.attrs)
     if (!b.attrs.contains(key) || !same(value, b.attrs.at(key))) return concat(a.opcode, ": attribute ", key);
-  if (a.section != b.section || a.module_path != b.module_path) return a.opcode + ": section or module path";
+  if (a.section != b.section || a.module_path != b.module_path) return a.opcode.str() + ": section or module path";
   if (!a.bwd_of != !b.bwd_of || (a.bwd_of && name(a.bwd_of->result()) != name(b.bwd_of->result())))
-    return a.opcode + ": bwd_of";
-  if (a.results().size() != b.results().size()) return a.opcode + ": results";
+    return a.opcode.str() + ": bwd_of";
+  if (a.results().size() != b.results().size()) return a.opcode.str() + ": results";
   for (size_t i = 0; i < a.results().size(); ++i)
     if (name(a.results()[i].get()) != name(b.results()[i].get()) || a.results()[i]->type() != b.results()[i]->type())
       return concat(a.opcode, ": result ", i);

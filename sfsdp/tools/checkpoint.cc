@@ -2,6 +2,8 @@
 // `sfsdp checkpoint ls | verify | diff | convert`.
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -63,7 +65,20 @@ int list(const std::string& folder, std::ostream& out) {
   return 0;
 }
 
-// Of one checkpoint.  returns: how many places are wrong
+// Names in a checkpoint's folder that its manifest has not, sorted.
+std::vector<std::string> strangers(const Manifest& manifest, const std::string& path) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (name != train::checkpoint::kManifestFile &&
+        std::ranges::find(manifest.files, name, &train::checkpoint::StoredFile::name) == manifest.files.end())
+      names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+// Of one checkpoint.  returns: how many places are wrong; what does not belong there harms nothing
 size_t verify_one(const std::string& path, std::ostream& out) {
   std::vector<std::string> wrong;
   std::string size;
@@ -71,6 +86,8 @@ size_t verify_one(const std::string& path, std::ostream& out) {
     const Manifest manifest = train::checkpoint::open_checkpoint(path);
     size = size_of(manifest);
     wrong = train::checkpoint::verify(manifest, path);
+    for (const std::string& name : strangers(manifest, path))
+      out << path << "/" << name << ": is not of the checkpoint, and nothing reads it\n";
   } catch (const UserError& error) {
     wrong = {error.what()};
   }
@@ -98,7 +115,29 @@ int verify(const std::string& path, std::ostream& out) {
   return wrong == 0 ? 0 : 1;
 }
 
+// Lines of where the two runs stand differently. A model alone has no place in the data.
+std::vector<std::string> run_differences(const Manifest& a, const Manifest& b) {
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& what, auto first, auto second) {
+    if (first != second) lines.push_back(concat(what, ": ", first, " in the first, ", second, " in the second"));
+  };
+  compare("step", a.run.step, b.run.step);
+  compare("tokens trained on", a.run.tokens, b.run.tokens);
+  if (a.model_only || b.model_only) return lines;
+  std::map<std::string, int64_t> keys = a.run.data;
+  keys.insert(b.run.data.begin(), b.run.data.end());
+  const auto position = [](const Manifest& m, const std::string& key) {
+    const auto found = m.run.data.find(key);
+    return found == m.run.data.end() ? std::string("nothing") : std::to_string(found->second);
+  };
+  for (const auto& [key, value] : keys) compare("data position " + key, position(a, key), position(b, key));
+  return lines;
+}
+
 int diff(const std::string& first, const std::string& second, std::ostream& out) {
+  const auto of_run =
+      run_differences(train::checkpoint::open_checkpoint(first), train::checkpoint::open_checkpoint(second));
+  for (const std::string& line : of_run) out << line << "\n";
   int64_t compared = 0;
   const auto found = train::checkpoint::differences(first, second, &compared);
   for (const auto& d : found) {
@@ -110,7 +149,7 @@ int diff(const std::string& first, const std::string& second, std::ostream& out)
       out << d.what << "\n";
   }
   out << compared << " tensors compared, " << found.size() << " of all differ\n";
-  return found.empty() ? 0 : 1;
+  return found.empty() && of_run.empty() ? 0 : 1;
 }
 
 int convert(const Request& request, const std::string& from, const std::string& to, std::ostream& out) {

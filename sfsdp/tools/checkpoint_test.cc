@@ -97,6 +97,12 @@ TEST_CASE("checkpoint verify names each wrong place, of one checkpoint or of all
   fs::remove(folder / "step-6/rank-00000.safetensors");
   CHECK(contains(run({"verify", folder / "step-6"}).out, "rank-00000.safetensors: is not there"));
   CHECK(run({"verify", folder / "lock"}).status == 2);
+  flip_last_byte(folder / "step-4/rank-00001.safetensors");  // back again
+  std::ofstream(folder / "step-4/rank-00002.safetensors") << "of another save";
+  ran = run({"verify", folder / "step-4"});
+  CHECK(ran.status == 0);
+  CHECK(contains(ran.out, folder / "step-4/rank-00002.safetensors: is not of the checkpoint, and nothing reads it\n"));
+  CHECK(contains(ran.out, "every byte is what was written"));
 }
 
 TEST_CASE("checkpoint diff compares elements, whatever ranks and dtypes the two have") {
@@ -115,6 +121,29 @@ TEST_CASE("checkpoint diff compares elements, whatever ranks and dtypes the two 
   ran = run({"diff", folder / "a/step-4", folder / "two/step-4"});
   CHECK(ran.status == 1);
   CHECK(ran.out == "stats@1: only in the second\n9 tensors compared, 1 of all differ\n");
+}
+
+TEST_CASE("checkpoint diff says where two runs stand") {
+  const MemoryFolder folder;
+  const auto written = [&](const std::string& name, int64_t step, int64_t tokens, std::map<std::string, int64_t> data) {
+    Store store(folder / name);
+    store.lock();
+    store.begin(step);
+    Manifest fragment;
+    fragment.run = {.step = step, .tokens = tokens, .data = std::move(data)};
+    const TestState state({1, 1}, 0, 1);
+    write_shard(store.temporary_path_of(step), shard_name(0), share_out(state.pieces()), fragment);
+    store.publish(merge({fragment}));
+    return folder / concat(name, "/step-", step);
+  };
+  const std::string a = written("a", 4, 64, {{"epoch", 0}, {"row", 12}}),
+                    same = written("b", 4, 64, {{"epoch", 0}, {"row", 12}});
+  CHECK(run({"diff", a, same}).status == 0);
+  const Ran ran = run({"diff", a, written("c", 6, 64, {{"row", 18}})});
+  CHECK(ran.status == 1);
+  CHECK(ran.out ==
+        "step: 4 in the first, 6 in the second\ndata position epoch: 0 in the first, nothing in the second\n"
+        "data position row: 12 in the first, 18 in the second\n9 tensors compared, 0 of all differ\n");
 }
 
 TEST_CASE("checkpoint convert: other numbers of files, the model alone, other dtypes; the numbers stay") {

@@ -70,7 +70,6 @@ Command simulate_command() {
            {"--simulate.execution", "E",
             "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
             "kernel per op; reference: what train runs on this machine's CPU"},
-           {"--simulate.attention", "A", "flash, vendor or triton: whose kernel's efficiency the machine has"},
            {"--simulate.system", "S",
             "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; "
             "traced, "
@@ -80,11 +79,21 @@ Command simulate_command() {
            {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},
            {"--simulate.loss", "L",
             "of PyTorch's systems: separate ops on float32 logits, the same and the trainer has kept them, or one "
-            "fused kernel"},
+            "fused kernel; unset: fused where [compile] compiles the loss, as execution compile does, else separate"},
+           {"--simulate.norm", "N",
+            "of eager: composite, rms_norm as a model's Python writes it (PyTorch before 2.9), or PyTorch's fused one"},
+           {"--simulate.rope", "R", "of compile: complex, which Inductor leaves to eager mode's kernels, or real"},
+           {"--simulate.update", "U", "of eager and compile: AdamW fused or foreach"},
+           {"--simulate.checkpoint", "C",
+            "of eager with full remat: early_stop, or whole blocks again, as reentrant checkpoints and TorchTitan "
+            "since "
+            "2025-09 do"},
            {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
            {"--simulate.step_gathers", "G",
             "ZeRO 1 and 2, when parameters are gathered: forward: under it; update: after the update, waited for "
             "(DeepSpeed); broadcast: the same, shard after shard, and gradients all-reduced (DDP)"},
+           {"--simulate.reductions", "R",
+            "overlap: under backward; block: backward waits for each (DeepSpeed's overlap_comm = false)"},
            {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
            {"--simulate.seed", "N", "of these draws"},
            {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},

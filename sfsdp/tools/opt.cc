@@ -54,7 +54,7 @@ void print_verified(const ir::Graph& graph, std::ostream& err) {
   std::ostringstream lines;
   int64_t unchecked = 0;
   for (const std::string& opcode : ir::unchecked_opcodes(graph)) {
-    const auto count = std::ranges::count(graph.ops(), opcode, [](const auto& op) { return op->opcode; });
+    const auto count = std::ranges::count(graph.ops(), opcode, [](const auto& op) { return op->opcode.str(); });
     lines << "  " << opcode << ": " << count << " ops, no rule in sfsdp/ir/atenset.def\n";
     unchecked += count;
   }

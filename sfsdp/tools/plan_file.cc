@@ -19,14 +19,6 @@ using train::bytes_text;
 
 namespace {
 
-void write_text(const std::string& text, const std::string& path, const std::string& option) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file)
-    throw UserError(concat(option, " ", path, " cannot be written\n  expected a file in a folder that exists"));
-}
-
 void print_summary(std::ostream& out, const plan::StepPlan& plan) {
   out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, target " << plan.target.name
       << ", verified\n  lane compute: " << cost::kernels_of(plan.graph).ops.size() << " kernels, workspace "
@@ -72,7 +64,13 @@ plan::StepPlan read_plan(const std::string& path, const std::string& option) {
   return plan;
 }
 
-void write_plan(const plan::StepPlan& plan, const std::string& path) { write_text(plan::print(plan), path, "--out"); }
+void write_text(const std::string& text, const std::string& path, const std::string& option) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file)
+    throw UserError(concat(option, " ", path, " cannot be written\n  expected a file in a folder that exists"));
+}
 
 void show_plan(const Request& request, const plan::StepPlan& plan, const std::string& title, std::ostream& out) {
   if (request.has("html")) write_text(plan::plan_page(plan, title), request.get("html"), "--html");

@@ -14,7 +14,8 @@ namespace sfsdp::tools {
 // Reads and verifies the plan of a file that `sfsdp plan --out` wrote. `option`: what named it, such as "--check".
 //   throws: UserError naming file and line; runtime_error with all that the verifier finds
 plan::StepPlan read_plan(const std::string& path, const std::string& option);
-void write_plan(const plan::StepPlan& plan, const std::string& path);
+// throws: UserError naming the option and the path
+void write_text(const std::string& text, const std::string& path, const std::string& option);
 void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {});
 
 // A summary, or --json; and the page of --html.

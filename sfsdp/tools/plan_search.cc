@@ -43,7 +43,7 @@ class Search {
       : base_(config_of(request)),
         world_(request.world),
         threads_(threads_of(request)),
-        machine_(cost::load_machine(request.get("machine"))),
+        machine_(cost::load_machine(request.get("machine"), train::attention_of(base_.model))),
         memory_(tune::memory_of(train::tune_of(base_), machine_)),
         captures_(capture) {}
 
@@ -85,10 +85,13 @@ class Search {
     });
   }
 
-  plan::StepPlan compile(const Candidate& c) {
+  //   copies: all gradients are copied into their buckets; which copies a mesh saves depends on its peak, so that meshes
+  //           would not have the same kernels
+  plan::StepPlan compile(const Candidate& c, bool copies) {
     const train::JobConfig config = config_of(base_, c);
     train::StepSetup setup = train::step_setup(config, world_);
     setup.options.target = cost::target_of(machine_);
+    if (copies) setup.options.pipeline.disable.emplace_back("write_in_buckets");
     return captures_.compile(config, std::move(setup)).plan;
   }
 
@@ -96,9 +99,9 @@ class Search {
   void estimate_group(const std::vector<size_t>& members) {
     const auto shards = [&](size_t i) { return found_[i].candidate.shard; };
     const auto [least, most] = std::ranges::minmax_element(members, {}, shards);
-    const plan::StepPlan a = compile(found_[*least].candidate);
+    const plan::StepPlan a = compile(found_[*least].candidate, true);
     std::optional<plan::StepPlan> b;
-    if (shards(*least) != shards(*most)) b = compile(found_[*most].candidate);
+    if (shards(*least) != shards(*most)) b = compile(found_[*most].candidate, true);
     tune::ScaledStep step(a, b ? *b : a, machine_);
     std::vector<std::vector<ir::MeshAxis>> meshes;
     for (const size_t i : members)
@@ -112,8 +115,8 @@ class Search {
   }
 
   tune::ScaledEstimate simulate(const Candidate& c) {
-    const plan::StepPlan plan = compile(c);
-    const sim::Simulation s = sim::simulate(plan.graph, machine_);
+    const plan::StepPlan plan = compile(c, false);
+    const sim::Simulation s = sim::simulate(plan.graph, machine_, {.edges = &plan.edges});
     return {s.step_seconds, s.compute_seconds, s.exposed_seconds, plan.memory.peak()};
   }
 

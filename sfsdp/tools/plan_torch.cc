@@ -84,11 +84,13 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
 
 int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   if (request.has("search")) return run_search(request, train::capture_job, out, err);
+  const train::JobConfig config = config_of(request);
   std::optional<cost::Machine> machine;
-  if (request.has("machine")) machine = cost::load_machine(request.get("machine", ""));
+  if (request.has("machine"))
+    machine = cost::load_machine(request.get("machine", ""), train::attention_of(config.model));
   train::JobOptions options;
   if (machine) options.target = cost::target_of(*machine);
-  train::CompiledJob job = train::make_job(config_of(request), request.world, options);
+  train::CompiledJob job = train::make_job(config, request.world, options);
   const Program::Variant& variant = job.program->training(job.example);
   if (request.has("explain")) {
     if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
@@ -96,8 +98,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
     return 0;
   }
   verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
-  if (request.has("out")) write_plan(variant.plan, request.get("out", ""));
-  const train::JobConfig config = config_of(request);
+  if (request.has("out")) write_text(plan::print(variant.plan), request.get("out", ""), "--out");
   show_plan(request, variant.plan,
             concat(config.model.name, " ", config.model.flavor, " on ", request.world,
                    request.world == 1 ? " rank" : " ranks"),

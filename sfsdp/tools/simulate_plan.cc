@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -25,15 +24,6 @@
 
 namespace sfsdp::tools {
 namespace {
-
-void write_file(const Request& request, const std::string& option, const std::string& text) {
-  const std::string path = request.get(option, "");
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file)
-    throw UserError(concat("--", option, " ", path, " cannot be written\n  expected a file in a folder that exists"));
-}
 
 // What made each unit of the graph one.
 std::map<std::string, std::string> rules_of(const ir::Graph& graph, const std::string& units) {
@@ -67,7 +57,7 @@ std::string module_of(const ir::Op* op, size_t depth) {
   if (!op) return "parameters and workspace";
   auto path = split(op->module_path, '.');
   if (path.size() > depth) path.resize(depth);
-  return join(path, ".") + " " + std::string(ir::to_string(op->section)) + " " + op->opcode;
+  return join(path, ".") + " " + std::string(ir::to_string(op->section)) + " " + op->opcode.str();
 }
 
 void print_peak(std::ostream& out, const SimulateReport& report, size_t depth) {
@@ -94,14 +84,17 @@ void show_simulation(const Request& request, const SimulateSetup& setup, const p
   if (setup.options.execution == cost::Execution::Reference) executed = passes::decomposed(plan.graph);
   const ir::Graph& graph = executed ? *executed : plan.graph;
   const auto start = std::chrono::steady_clock::now();
-  const SimulateReport report = simulate_step(graph, executed ? reference_memory(graph) : plan.memory, setup, facts);
+  SimulateSetup planned = setup;
+  if (!executed) planned.options.edges = &plan.edges;
+  const SimulateReport report = simulate_step(graph, executed ? reference_memory(graph) : plan.memory, planned, facts);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   if (request.has("trace")) {
     const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
-    write_file(request, "trace", sim::chrome_trace(report.simulation, memory, report.memory.state_bytes));
+    write_text(sim::chrome_trace(report.simulation, memory, report.memory.state_bytes), request.get("trace"),
+               "--trace");
   }
-  if (request.has("html")) write_file(request, "html", page_of(report, graph, units));
+  if (request.has("html")) write_text(page_of(report, graph, units), request.get("html"), "--html");
   if (request.has("json")) {
     print_report_json(out, report);
     return;
@@ -114,8 +107,23 @@ void show_simulation(const Request& request, const SimulateSetup& setup, const p
     print_peak(out, report, static_cast<size_t>(whole_option(request, "simulate.memory_depth", "1")));
 }
 
-int run_simulate_plan(const Request& request, std::ostream& out, std::ostream&) {
-  const SimulateSetup setup = simulate_setup(request, {});
+// The plan has model, mesh and batch in it. Of a config, only what its kernels take is not.
+void expect_no_keys(const Request& request) {
+  std::vector<std::string> given;
+  for (const std::string& arg : request.config_args) given.push_back(arg.substr(0, arg.find('=')));
+  if (request.has("world")) given.emplace_back("--world");
+  std::erase(given, "--model.attention");
+  if (!given.empty())
+    throw UserError(concat(join(given, ", "),
+                           " with --plan\n  expected no key of a config but model.attention:"
+                           " model, mesh and batch are the plan's"));
+}
+
+int run_simulate_plan(const Request& request, std::ostream& out, std::ostream& err) {
+  expect_no_keys(request);
+  const SimulateSetup setup = simulate_setup(request, config_of(request));
+  if (!request.has("json"))
+    for (const std::string& note : setup.notes) err << note << '\n';
   if (setup.fuse_scope() != passes::FuseScope::All)
     throw UserError(concat("--simulate.execution ", setup.execution,
                            " with --plan\n  expected fused or reference: the plan says which ops are one kernel"));

@@ -39,12 +39,12 @@ std::string by_stream(const sim::PyTorchMemory& memory, const std::function<std:
 
 std::string pytorch_json(const SimulateReport& r) {
   if (!r.pytorch) return "";
-  return concat(
-      ", \"allocated_bytes\": ", r.pytorch->allocated_bytes, ", \"reserved_bytes\": ", r.pytorch->reserved_bytes,
-      ", \"reserved_by_stream\": {",
-      by_stream(*r.pytorch,
-                [](const std::string& name, int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
-      "}, \"peak_at\": ", json_quoted(r.pytorch->peak_at), ", \"known_memory_error\": ", shortest(kKnownMemoryError));
+  return concat(", \"allocated_bytes\": ", r.pytorch->allocated_bytes,
+                ", \"reserved_bytes\": ", r.pytorch->reserved_bytes, ", \"reserved_by_stream\": {",
+                by_stream(*r.pytorch, [](const std::string& name,
+                                         int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
+                "}, \"loss\": ", json_quoted(r.loss), ", \"peak_at\": ", json_quoted(r.pytorch->peak_at),
+                ", \"known_memory_error\": ", shortest(kKnownMemoryError));
 }
 
 std::string notes_json(const std::vector<std::string>& notes) {
@@ -83,7 +83,7 @@ std::string memory_line(const SimulateReport& r) {
                   train::bytes_text(r.pytorch->reserved_bytes), " (",
                   by_stream(*r.pytorch, [](const std::string& name,
                                            int64_t bytes) { return concat(name, " ", train::bytes_text(bytes)); }),
-                  ") of ", limit, ": ", verdict(r));
+                  "), the loss ", r.loss, ", of ", limit, ": ", verdict(r));
   const auto live = static_cast<double>(std::max<int64_t>(r.memory.live_bytes, 1));
   return concat("Memory: state ", train::bytes_text(r.memory.state_bytes), ", arena ",
                 train::bytes_text(r.memory.arena_bytes), " (live ", train::bytes_text(r.memory.live_bytes), ", ×",

@@ -23,6 +23,7 @@ struct SimulateReport {
   sim::Simulation simulation;
   plan::MemoryPlan memory;
   std::optional<sim::PyTorchMemory> pytorch;  // of executions that are PyTorch's
+  std::string loss;                           // pytorch: separate, kept or fused
   bool shows_allocated = false;               // pytorch: the peak is what tensors have, not what the allocator holds
   double tokens_per_second = 0;               // per device; 0: not known, as of a plan alone
   double mfu = 0;                             // of the machine's bf16 peak, by kMfuFormula

@@ -2,6 +2,7 @@
 #include "sfsdp/tools/simulate_step.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -24,13 +25,10 @@ double jitter_of(const Request& request) {
   return *value;
 }
 
-cost::Machine machine_of(const Request& request) {
+cost::Machine machine_of(const Request& request, const train::JobConfig& config) {
   if (!request.has("machine"))
     throw UserError("--machine is missing\n  expected a machine by name, such as dgx_h100, or its file");
-  cost::Machine machine = cost::load_machine(request.get("machine", ""));
-  cost::choose_attention(machine, choice_of(request, "simulate.attention", {"flash", "vendor", "triton"}),
-                         "--simulate.attention");
-  return machine;
+  return cost::load_machine(request.get("machine", ""), train::attention_of(config.model));
 }
 
 cost::System system_of(const Request& request, cost::Execution execution) {
@@ -48,23 +46,59 @@ cost::System system_of(const Request& request, cost::Execution execution) {
 // A TorchTitan config that turns its compiler off means eager mode; --simulate.execution says otherwise.
 std::string execution_of(const Request& request, const train::JobConfig& config) {
   const std::string given = choice_of(request, "simulate.execution", {"fused", "compile", "eager", "reference"});
-  return config.asks_eager && !request.has("simulate.execution") ? "eager" : given;
+  return config.compile.enable == false && !request.has("simulate.execution") ? "eager" : given;
 }
 
-std::vector<std::string> notes_of(const Request& request, const train::JobConfig& config) {
+//   is_pytorch: the simulated system is one of PyTorch's
+std::vector<std::string> notes_of(const Request& request, const train::JobConfig& config, bool is_pytorch) {
   std::vector<std::string> notes;
+  const auto is_of = [](const std::string& note, const char* key) { return note.find(key) != std::string::npos; };
   for (const std::string& note : config.notes) {
-    if (note.find("compile.enable") == std::string::npos)
+    if (is_of(note, "compile.components") && is_pytorch) continue;  // says which loss is simulated
+    if (!is_of(note, "compile.enable"))
       notes.push_back(note);
     else if (!request.has("simulate.execution"))
       notes.emplace_back(
           "compile.enable = false: simulated as PyTorch's FSDP2 in eager mode; --simulate.execution fused is"
           " our plan");
   }
+  for (const char* option : {"simulate.loss", "simulate.loss_chunks", "simulate.memory", "simulate.segments"})
+    if (!is_pytorch && request.has(option))
+      notes.push_back(concat("--", option, " changes nothing: the memory is our plan's, not one of PyTorch's systems"));
   return notes;
 }
 
-sim::SimulateOptions options_of(const Request& request, const std::string& execution) {
+constexpr std::array<std::pair<std::string_view, sim::PyTorchLoss>, 3> kLosses = {
+    {{"separate", sim::PyTorchLoss::Separate}, {"kept", sim::PyTorchLoss::Kept}, {"fused", sim::PyTorchLoss::Fused}}};
+
+// TorchTitan compiles the loss where it compiles anything, unless compile.components leave it out.
+sim::PyTorchLoss loss_of(const Request& request, const train::JobConfig& config, cost::Execution execution) {
+  const bool is_compiled = config.compile.loss && config.compile.enable.value_or(execution == cost::Execution::Compile);
+  if (!request.has("simulate.loss")) return is_compiled ? sim::PyTorchLoss::Fused : sim::PyTorchLoss::Separate;
+  const std::string chosen = choice_of(request, "simulate.loss", {"separate", "kept", "fused"});
+  return std::ranges::find(kLosses, chosen, &std::pair<std::string_view, sim::PyTorchLoss>::first)->second;
+}
+
+// What PyTorch runs as several kernels, and twice: eager mode all of it; Inductor generates no code for complex numbers, and what
+// stands outside of compiled blocks is as in eager mode.
+cost::Composites composites_of(const Request& request, const train::JobConfig& config, cost::Execution execution) {
+  const bool composite_norm = choice_of(request, "simulate.norm", {"composite", "fused"}) == "composite";
+  const bool complex_rope = choice_of(request, "simulate.rope", {"complex", "real"}) == "complex";
+  const bool separate_loss = loss_of(request, config, execution) != sim::PyTorchLoss::Fused;
+  const bool foreach_update = choice_of(request, "simulate.update", {"fused", "foreach"}) == "foreach";
+  const bool whole_blocks = choice_of(request, "simulate.checkpoint", {"early_stop", "whole"}) == "whole";
+  const bool lists_products = train::remat_of(config.activation_checkpoint).mode == passes::RematMode::Op;
+  const bool eager = execution == cost::Execution::Eager;
+  if (!eager && execution != cost::Execution::Compile) return {};
+  return {.norm = eager && composite_norm,
+          .rope = eager || complex_rope,
+          .loss = separate_loss,
+          .update = foreach_update,
+          .heads = true,
+          .whole_blocks = eager && whole_blocks && !lists_products};
+}
+
+sim::SimulateOptions options_of(const Request& request, const train::JobConfig& config, const std::string& execution) {
   sim::SimulateOptions options;
   options.execution = cost::parse_execution(execution, "--simulate.execution");
   options.jitter = jitter_of(request);
@@ -72,9 +106,12 @@ sim::SimulateOptions options_of(const Request& request, const std::string& execu
   if (choice_of(request, "simulate.timelines", {"collapsed", "per_rank"}) == "per_rank")
     options.timelines = sim::Timelines::PerRank;
   options.system = system_of(request, options.execution);
+  options.composites = composites_of(request, config, options.execution);
   const std::string gathers = choice_of(request, "simulate.step_gathers", {"forward", "update", "broadcast"});
   if (gathers == "update") options.step_gathers = sim::StepGathers::Update;
   if (gathers == "broadcast") options.step_gathers = sim::StepGathers::Broadcast;
+  if (choice_of(request, "simulate.reductions", {"overlap", "block"}) == "block")
+    options.reductions = sim::Reductions::Block;
   return options;
 }
 
@@ -88,11 +125,10 @@ std::optional<sim::PyTorchOptions> pytorch_of(const Request& request, const trai
   options.compiled = simulated.execution == cost::Execution::Compile;
   options.save_list = remat.mode == passes::RematMode::Op;
   options.mm_again = remat.mm_again;
+  options.mm_again_of = remat.mm_again_of;
+  options.save = remat.save;
   options.keeps_whole_gradients = config.parallelism.zero_stage <= 1;
-  const std::string loss = choice_of(request, "simulate.loss", {"separate", "kept", "fused"});
-  options.loss = loss == "fused"  ? sim::PyTorchLoss::Fused
-                 : loss == "kept" ? sim::PyTorchLoss::Kept
-                                  : sim::PyTorchLoss::Separate;
+  options.loss = loss_of(request, config, simulated.execution);
   options.loss_chunks = std::max<int64_t>(whole_option(request, "simulate.loss_chunks", "1"), 1);
   return options;
 }
@@ -105,11 +141,11 @@ int64_t whole_option(const Request& request, const std::string& name, const std:
 
 SimulateSetup simulate_setup(const Request& request, const train::JobConfig& config) {
   SimulateSetup setup;
-  setup.machine = machine_of(request);
+  setup.machine = machine_of(request, config);
   setup.execution = execution_of(request, config);
-  setup.notes = notes_of(request, config);
-  setup.options = options_of(request, setup.execution);
+  setup.options = options_of(request, config, setup.execution);
   setup.pytorch = pytorch_of(request, config, setup.options);
+  setup.notes = notes_of(request, config, setup.pytorch.has_value());
   const bool expandable = choice_of(request, "simulate.segments", {"expandable", "fixed"}) == "expandable";
   using Segments = plan::CachingAllocator::Segments;
   setup.segments = expandable ? Segments::Expandable : Segments::Fixed;
@@ -140,6 +176,9 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
   report.mesh = facts.mesh;
   report.execution = setup.execution;
   report.notes = setup.notes;
+  if (setup.pytorch)
+    report.loss =
+        std::ranges::find(kLosses, setup.pytorch->loss, &std::pair<std::string_view, sim::PyTorchLoss>::second)->first;
   report.machine = setup.machine;
   report.world = facts.world;
   report.simulation = sim::simulate(graph, setup.machine, setup.options);

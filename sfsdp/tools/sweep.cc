@@ -36,13 +36,14 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
     if (request.has(option))
       throw UserError(concat("--", option, " in a case of a sweep\n  expected it without --sweep, for one step"));
   const train::JobConfig config = config_of(request);
-  const SimulateSetup setup = simulate_setup(request, config);
+  SimulateSetup setup = simulate_setup(request, config);
   train::StepSetup made = train::step_setup(config, request.world);
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   made.options.target = cost::target_of(setup.machine);
   const auto [plan, flops_per_token] = captures.compile(config, made);
   std::optional<ir::Graph> executed;
   if (setup.options.execution == cost::Execution::Reference) executed = passes::decomposed(plan.graph);
+  if (!executed) setup.options.edges = &plan.edges;
   const SimulateReport report =
       simulate_step(executed ? *executed : plan.graph, executed ? reference_memory(*executed) : plan.memory, setup,
                     {.model = config.model.name + " " + config.model.flavor,

@@ -25,9 +25,19 @@ namespace {
 // What passes when somebody makes room; all else is a wrong path.
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
+// To open a pipe waits until somebody reads it, and nothing that it has got can be cut off again.
+void refuse_pipe(const std::string& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) == 0 && S_ISFIFO(found.st_mode))
+    throw UserError(concat(path,
+                           ": is a pipe\n  expected a file: a run that goes on cuts off what it writes again; remove "
+                           "it, or set --job.dump_folder"));
+}
+
 }  // namespace
 
 AppendFile::AppendFile(std::string path, Say say) : path_(std::move(path)), say_(std::move(say)) {
+  refuse_pipe(path_);
   if (!open() && !is_full(errno)) fail(path_, errno);
 }
 

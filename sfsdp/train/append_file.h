@@ -20,7 +20,7 @@ class AppendFile {
  public:
   // Opens `path` to write after what it holds; makes the folders and the file if need be. A full disk is no error: the file
   // is opened with the first record that finds room.
-  //   throws: UserError naming the path, what the system says and --job.dump_folder
+  //   throws: UserError naming the path, what the system says and --job.dump_folder; also for a pipe
   AppendFile(std::string path, Say say);
 
   // One record, in one system call where the disk has room. Of one that does not fit nothing stays in the file.

@@ -2,7 +2,10 @@
 #include "sfsdp/train/append_file.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -75,6 +78,17 @@ TEST_CASE("append_file: a full disk drops records, is said once, and no part of 
   CHECK(file.dropped() == 2);
   REQUIRE(said.size() == 2);
   CHECK(said[1] == folder / "log: is written again; 2 records are missing");
+}
+
+TEST_CASE("append_file: a pipe is refused, not waited for, whoever reads it") {
+  const testing::TemporaryFolder folder;
+  REQUIRE(mkfifo((folder / "log").c_str(), 0600) == 0);
+  const auto open = [&] { AppendFile(folder / "log", [](const std::string&) {}); };
+  CHECK_THROWS_WITH_AS(open(), doctest::Contains("log: is a pipe\n  expected a file"), UserError);
+  const int reader = ::open((folder / "log").c_str(), O_RDONLY | O_NONBLOCK);
+  REQUIRE(reader >= 0);
+  CHECK_THROWS_AS(open(), UserError);
+  ::close(reader);
 }
 
 TEST_CASE("append_file: a device without room is lived through, a path that cannot be is an error") {

@@ -51,6 +51,8 @@ Batch to_batch(const MicroBatch& rows, int64_t seq_len);
 std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank);
 // What [checkpoint] asks for, and what is written down with each save.
 checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const CompiledJob& job);
+// The config.json of its folder.  throws: UserError for a model that no class of transformers computes
+HfConfig export_config(const JobConfig& config, const CompiledJob& job);
 // Where checkpoint.last_save_in_hf puts its folder; "" if it is not asked for.
 std::string last_hf_folder(const JobConfig& config, int64_t step);
 // Writes it, for a step that is the last one. A collective call. Returns a line for the log.

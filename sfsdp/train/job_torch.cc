@@ -111,9 +111,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.observer =
         passes::print_ir({config.debug.print_ir_after_all, config.debug.print_ir_diff}, std::cout, std::cerr);
   if (!job_options.measured_on.empty())
-    options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on)](const ir::Graph& graph) {
-      return tune::simulated(graph, machine);
-    };
+    options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on, attention_of(config.model))](
+                                   const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   job.program = std::make_shared<Program>(job.model.module, loss_of(job.model), setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);
@@ -238,12 +237,15 @@ std::string last_hf_folder(const JobConfig& config, int64_t step) {
   return concat(checkpoint_folder(config), "/hf-step-", step);
 }
 
+HfConfig export_config(const JobConfig& config, const CompiledJob& job) {
+  std::optional<HfConfig> from;
+  if (config.model.name == "hf") from = read_hf_config(config.model.hf_assets_path);
+  return hf_config_of_model(job.model_name, job.model.args, hf_sources(*job.program), from ? &*from : nullptr);
+}
+
 std::string export_last(const JobConfig& config, const CompiledJob& job, const Step& step, comm::CommWorld* world) {
   const std::string folder = last_hf_folder(config, step.step), assets = config.model.hf_assets_path;
-  std::optional<HfConfig> from;
-  if (config.model.name == "hf") from = read_hf_config(assets);
-  const HfConfig hf =
-      hf_config_of_model(job.model_name, job.model.args, hf_sources(step.program()), from ? &*from : nullptr);
+  const HfConfig hf = export_config(config, job);
   HfExportOptions options;
   options.dtype = checkpoint::parse_export_dtype(config.checkpoint.export_dtype);
   options.max_positions = config.training.seq_len;

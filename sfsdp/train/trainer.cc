@@ -200,9 +200,11 @@ class Trainer {
       throw UserError(
           concat(last, " is there already, but checkpoint.last_save_in_hf = true would write it after step ",
                  config_.training.steps, "\n  expected no folder of that name; move it, or train more steps"));
-    if (!last.empty())
+    if (!last.empty()) {
+      export_config(config_, job_);  // said now, not after the last step
       if (const std::string note = check_hf_assets(config_.model.hf_assets_path); !note.empty())
         job_.notices.push_back(note);
+    }
     const auto loaded = config_.checkpoint.create_seed_checkpoint ? std::nullopt : checkpoints_->load();
     if (!loaded || !loaded->has_model) weight_notes_ = load_initial_weights(job_, *step_);
     if (!loaded) return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Times schedules on a profile: what sim::simulate does with the graph that the passes make of one, for one rank and one
-// communicator, in microseconds.
+// communicator, in microseconds. All gradients are copied into their buckets: which copies write_in_buckets saves depends on
+// the step's peak.
 #pragma once
 
 #include <cstdint>

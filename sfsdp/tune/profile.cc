@@ -274,7 +274,7 @@ class Profiler {
 
   void read_live() {
     std::vector<int64_t> live(2 * graph_.ops().size() + 3);
-    for (const plan::Buffer& b : plan::find_buffers(graph_, kBytes)) {
+    for (const plan::Buffer& b : plan::find_buffers(graph_, kBytes).buffers) {
       if (belongs_to_bucket(*b.value->producer()) || gradient_kind_.contains(b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
       live[2 * static_cast<size_t>(b.first)] += b.bytes;

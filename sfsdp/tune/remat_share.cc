@@ -33,7 +33,7 @@ class Trials {
         options_(std::move(options)),
         tune_(tune),
         layout_(layout),
-        machine_(cost::load_machine(tune.machine)) {
+        machine_(cost::load_machine(tune.machine, tune.attention)) {
     memory_ = memory_of(tune, machine_);
     options_.observer = {};
     options_.measure = {};

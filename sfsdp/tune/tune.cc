@@ -88,7 +88,7 @@ void read_options(StepProfile& profile, const passes::PipelineOptions& options) 
 passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOptions& tune, const ir::Graph& graph) {
   const auto product = std::ranges::find_if(graph.ops(), [](const auto& op) { return cost::flops_of(*op) > 0; });
   if (!tune.machine.empty() && options.remat.mode == passes::RematMode::MemoryBudget && product != graph.ops().end())
-    options.remat.flops_per_byte = cost::flops_per_byte(**product, cost::load_machine(tune.machine));
+    options.remat.flops_per_byte = cost::flops_per_byte(**product, cost::load_machine(tune.machine, tune.attention));
   return options;
 }
 
@@ -159,7 +159,7 @@ Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const Tune
   }
   check_options(options, tune);
   out.passes = passes::run_before_units(graph, options);
-  const cost::Machine machine = cost::load_machine(tune.machine);
+  const cost::Machine machine = cost::load_machine(tune.machine, tune.attention);
   passes::PipelineOptions rest = options;
   rest.reshard.keep_last &= !tune.choose_reshard;
   StepProfile profile = profile_step(graph, machine);

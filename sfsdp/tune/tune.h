@@ -25,7 +25,8 @@ struct TuneOptions {
   bool choose_reshard = false;  // Auto, Search: also which units stay gathered between forward and backward
   bool choose_remat = false;    // how much is computed again (remat_share.h); PipelineOptions::remat is not read then
   std::string machine = {};     // a machine file, as machines/dgx_h100.toml: needed where a cost is counted
-  double memory_gib = 0;        // that a rank may use; 0: all of the machine's
+  std::optional<cost::Attention> attention = {};  // the kernel that is called there; none: the file's
+  double memory_gib = 0;                          // that a rank may use; 0: all of the machine's
 };
 
 // Bytes that a rank may use.

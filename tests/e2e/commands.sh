@@ -58,6 +58,7 @@ done
 refuses 2 '--simulate.seed = 1.5' simulate --machine dgx_h100 --simulate.seed 1.5
 refuses 2 'nowhere.ir' opt nowhere.ir
 refuses 2 '--check nowhere.plan cannot be read' plan --check nowhere.plan
+refuses 2 '--training.seq_len, --world with --plan' simulate --plan x.plan --machine dgx_h100 --training.seq_len 16 --world 2
 
 # What the C++ API refuses is told in the keys of a config.
 debug=(inspect --config configs/llama3_debug.toml --world 2)
@@ -76,15 +77,32 @@ in_keys 'model.args.n_kv_heads = 5' --model.args.n_kv_heads 5
 in_keys 'model.flavor = 9B' --model.flavor 9B
 in_keys 'lower training.seq_len or raise model.args.max_positions' --model.name gpt --model.flavor 124M --training.seq_len 4096
 
-# The verifier knows the types of all that our models are captured as.
-for model in "llama3 debugmodel" "gpt 124M"; do
-  read -r name flavor <<<"$model"
+refuses 2 'model.args.rope = true, which no GPT-2 of transformers has' train --model.name gpt --model.flavor 124M --model.args.rope true \
+  --model.args.n_layers 1 --model.args.dim 24 --model.args.vocab_size 256 --training.seq_len 16 --training.dataset_max_bytes 100000 \
+  --checkpoint.enable --checkpoint.last_save_in_hf --job.dump_folder "$dir/refused"
+
+# The verifier knows the types of all that our models are captured as; their variants are simulated and planned too.
+variants=("llama3 debugmodel" "gpt 124M" "llama3 debugmodel --model.args.qkv_bias true --model.args.qk_norm true"
+          "gpt 124M --model.args.rope true --model.args.tied false --model.args.bias false")
+for model in "${variants[@]}"; do
+  read -r name flavor args <<<"$model"
+  of_model=(--world 2 --model.name "$name" --model.flavor "$flavor" $args --training.local_batch_size 1 --training.seq_len 16)
   for remat in none full; do
-    "$sfsdp" inspect --world 2 --graph --model.name "$name" --model.flavor "$flavor" --training.local_batch_size 1 \
-      --training.seq_len 16 --activation_checkpoint.mode "$remat" >"$dir/step.ir"
+    "$sfsdp" inspect --graph "${of_model[@]}" --activation_checkpoint.mode "$remat" >"$dir/step.ir"
     run opt "$dir/step.ir" --verify
     [[ $status == 0 ]] && grep -q ' ops, 0 of unknown types' "$dir/err" || fail "$model: $(cat "$dir/err")"
   done
+  "$sfsdp" plan "${of_model[@]}" | grep -q '^Plan .* verified$' || fail "plan of $model"
+  "$sfsdp" simulate "${of_model[@]}" --machine rtx4090 --json >"$dir/json"
+  state=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["state_bytes"])' "$dir/json")
+  case $model in # 12 bytes a parameter, shared by two ranks
+    "llama3 debugmodel") llama=$state ;;
+    "gpt 124M") gpt=$state ;;
+    llama3*) more=$((state - llama)) expected=$((6 * 6 * (3 * 256 + 2 * 16))) ;;  # 6 layers: biases of q, k, v, and two norms
+    gpt*) more=$((state - gpt)) expected=$((6 * (50257 * 768 - 1024 * 768 - 12 * 11 * 768 - 768))) ;; # the output, without positions and biases
+  esac
+  [[ -z ${more:-} ]] || ((more > expected - 100000 && more < expected + 100000)) || fail "$model: $more bytes of state more, expected $expected"
+  more=
 done
 
 # Both names of the config, and both forms of a boolean.

@@ -29,7 +29,12 @@ has_steps() { (($(steps 2>/dev/null | wc -l) > 20)); }
 until_that has_steps
 dd if=/dev/zero of="$dir/small/fill" bs=4k 2>/dev/null # until nothing fits
 before=$(steps | tail -1)
-saves_more() { kill -0 $launcher || fail "the run has ended"; ((${1} < $(saved || echo 0))); }
+saves_more() {
+  local latest
+  kill -0 $launcher || fail "the run has ended"
+  latest=$(saved) || latest=0
+  ((${1} < latest))
+}
 until_that saves_more $((before + 100))
 last=$(steps | tail -1) # a block that was begun still had room
 python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$run/metrics.jsonl" || fail "a line is cut"

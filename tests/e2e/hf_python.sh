@@ -27,7 +27,7 @@ train() { # case, ranks, name of the exported folder, flags
     fail "$out: $(cat "$dir/log")"
 }
 mkdir "$dir/out"
-for case in llama llama_tied gpt2 qwen2 qwen3 mistral; do
+for case in llama llama_tied gpt2 gpt2_untied qwen2 qwen3 mistral; do
   train "$case" 2 "$case" --checkpoint.last_save_in_hf
   mv "$dir/run/$case/checkpoint/hf-step-1" "$dir/out/$case"
 done

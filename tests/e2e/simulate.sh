@@ -29,7 +29,7 @@ for r in (one, many, most, eager, compiled, jitter):
 assert abs(one["state_bytes"] - 12 * 8030261248 / 8) < 1e6, one["state_bytes"]  # f32: parameter and two moments
 assert many["state_bytes"] * 7.9 < one["state_bytes"] < many["state_bytes"] * 8.1
 assert eager["step_seconds"] > compiled["step_seconds"] > one["step_seconds"]
-assert eager["peak_bytes"] > compiled["peak_bytes"] > one["peak_bytes"]
+assert eager["peak_bytes"] > compiled["peak_bytes"]
 assert one["step_seconds"] < jitter["step_seconds"] < 1.25 * one["step_seconds"]
 assert most["communication_seconds"]["all_gather"] > many["communication_seconds"]["all_gather"]
 events = read("trace")["traceEvents"]
@@ -49,9 +49,9 @@ memory = [e for e in events if e["ph"] == "C"]
 assert all(a["ts"] <= b["ts"] for a, b in zip(memory, memory[1:])) and memory[-1]["ts"] <= max(e["ts"] + e["dur"] for e in spans) + 1e-3
 assert {e["args"]["state"] for e in memory} == {one["state_bytes"]}
 assert max(sum(e["args"].values()) for e in memory) == one["state_bytes"] + one["live_bytes"]
-# of gradients: two packed units of 2 GB, kept until their reductions are done, what they are packed from, and shards
+# of gradients: two packed units of 2 GB, in which they are made, kept until their reductions are done, and shards
 top = {kind: max(e["args"][kind] for e in memory) / 2**30 for kind in memory[0]["args"]}
-assert 1.4 < top["parameters"] < 1.7 and 40 < top["activations"] < 60 and 1 < top["gradients"] < 9 and top["workspace"] > 0.5, top
+assert 1.4 < top["parameters"] < 1.7 and 40 < top["activations"] < 60 and 1 < top["gradients"] < 9 and 0 < top["workspace"] < 0.5, top
 for lane in lanes:  # nothing overlaps within a lane
     times = sorted((e["ts"], e["dur"]) for e in spans if e["tid"] == lane)
     assert all(a + d <= b + 1e-3 for (a, d), (b, _) in zip(times, times[1:]))
@@ -80,6 +80,40 @@ python3 - "$dir" <<'PY'
 import json, sys
 manual, auto, search = (json.load(open(f"{sys.argv[1]}/wrap_{n}.json")) for n in ("manual", "auto", "search"))
 assert search["fits"] and search["step_seconds"] <= min(manual["step_seconds"], auto["step_seconds"]), (search, auto, manual)
+PY
+# Which loss PyTorch's systems compute follows [compile], and is said; an option wins.
+compiled=(--world 8 --json --simulate.execution compile)
+simulate "${compiled[@]}" --compile.components model >"$dir/model.json"
+simulate "${compiled[@]}" --simulate.loss kept >"$dir/kept.json"
+simulate --world 8 --json --compile.enable --simulate.execution eager >"$dir/eager_compiled_loss.json"
+simulate --world 8 --json --compile.no_enable >"$dir/no_enable.json"
+simulate --world 8 --json --simulate.loss kept --simulate.segments fixed >"$dir/ours.json"
+simulate --world 8 --simulate.execution compile >"$dir/text" 2>"$dir/err"
+grep -q '^Memory: .*, the loss fused, of ' "$dir/text" && [[ ! -s $dir/err ]] || fail "$(cat "$dir/text" "$dir/err")"
+# Attention by name; where nobody says, the machine file does.
+for attention in default flash vendor triton; do
+  for machine in dgx_h100 b200; do
+    simulate --world 8 --json --machine $machine --model.attention $attention >"$dir/$machine.$attention.json"
+  done
+done
+python3 - "$dir" <<'PY'
+import json, sys
+read = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
+eager, compiled, model, kept = read("eager"), read("compile"), read("model"), read("kept")
+assert [r["loss"] for r in (eager, compiled, model, kept)] == ["separate", "fused", "separate", "kept"]
+assert read("eager_compiled_loss")["loss"] == "fused" and read("no_enable")["loss"] == "separate"
+assert not any("notes" in r for r in (eager, compiled, model, kept)), model
+# a float32 copy of the logits [8, 2048, 128256] at least; the fused loss keeps a number per row instead
+logits, rows = 4 * 8 * 2048 * 128256, 4 * 8 * 2048
+assert model["allocated_bytes"] >= compiled["allocated_bytes"] + logits - rows, (model["allocated_bytes"], compiled["allocated_bytes"])
+assert model["peak_bytes"] > read("8")["peak_bytes"]  # ours keeps float32 values of the loss too
+assert read("eager_compiled_loss")["allocated_bytes"] < read("eager")["allocated_bytes"]
+ours = read("ours")
+assert "loss" not in ours and [n.split()[0] for n in ours["notes"]] == ["--simulate.loss", "--simulate.segments"], ours
+seconds = lambda machine, attention: read(f"{machine}.{attention}")["op_classes"]["attention"]["seconds"]
+for machine, usual in (("dgx_h100", "flash"), ("b200", "vendor")):
+    vendor, flash, triton = (seconds(machine, a) for a in ("vendor", "flash", "triton"))
+    assert vendor < flash < triton and seconds(machine, "default") == seconds(machine, usual), machine
 PY
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
 grep -q 'did you mean dp_shard?' "$dir/text" || fail "$(cat "$dir/text")"

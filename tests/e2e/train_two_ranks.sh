@@ -11,12 +11,20 @@ common=(train --job.config_file configs/llama3_debug.toml --training.steps 4 --t
 $sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/two" \
   --debug.print_ir_after_all "$dir/graphs" --debug.print_ir_diff "$dir/diffs" --debug.disable_pass prefetch_gathers,sink_waits
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/one"
+# What blocks keep changes no bit: attention alone; all products but those of wo and of its shape.
+op=(--activation_checkpoint.mode selective --activation_checkpoint.selective_ac_option op)
+$sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/saved" "${op[@]}" --activation_checkpoint.save sdpa,feed_forward.w2
+$sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/shapes" "${op[@]}" --activation_checkpoint.products_again 0 \
+  --activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns attention.wo
 python3 - "$dir" <<'PY'
 import json, sys
 def rows(name):
     return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
 one, two = rows("one"), rows("two")
 assert len(one) == len(two) == 4, (len(one), len(two))
+for name in ("saved", "shapes"):
+    for a, b in zip(one, rows(name), strict=True):
+        assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (name, a, b)
 for a, b in zip(one, two):
     assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (a, b)
     assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (a, b)
@@ -38,6 +46,11 @@ assert by_name["bucket"]["collectives_after"] < by_name["bucket"]["collectives_b
 assert 0 < by_name["bucket"]["step_seconds_after"] < by_name["bucket"]["step_seconds_before"], by_name
 assert by_name["remat"]["peak_bytes_after"] == by_name["remat"]["peak_bytes_before"], by_name
 '
+repeated() { inspect "${op[@]}" "$@" --json | python3 -c 'import json, sys
+print(next(p["ops_repeated"] for p in json.load(sys.stdin)["passes"] if p["name"] == "remat"))'; }
+kept=$(repeated --activation_checkpoint.products_again 0) forced=$(repeated --activation_checkpoint.products_again 0 \
+  --activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns attention.wo) saved=$(repeated --activation_checkpoint.save sdpa)
+((kept < forced && forced < saved)) || { echo "ops computed again: $kept, $forced, $saved"; exit 1; }
 inspect --graph | diff - "$dir/graphs/$(tail -1 "$dir/passes").txt"
 grep -q '^+.*all_gather.start' "$dir/diffs/$(grep split_collectives "$dir/passes").diff"
 if inspect --debug.disable_pass wrap >"$dir/wrong" 2>&1; then echo "a needed pass can be disabled"; exit 1; fi

@@ -61,4 +61,13 @@ Term Body::expand(const Term& x, const Sizes& shape) {
   return emitter_.view("aten.expand", x, expanded(x, shape), {{"size", shape}});
 }
 
+Term Body::slice(const Term& x, size_t dim, int64_t start, int64_t end) {
+  return emitter_.view("aten.slice.Tensor", x, sliced(x, dim, start, end),
+                       {{"dim", static_cast<int64_t>(dim)}, {"start", start}, {"end", end}});
+}
+
+Term Body::view_as_complex(const Term& x) { return emitter_.view("aten.view_as_complex", x, as_complex(x), {}); }
+
+Term Body::view_as_real(const Term& x) { return emitter_.view("aten.view_as_real", x, as_real(x), {}); }
+
 }  // namespace sfsdp::ir

@@ -38,6 +38,9 @@ class Body {
   Term t(const Term& x);  // of two dimensions
   Term select(const Term& x, size_t dim, int64_t index);
   Term expand(const Term& x, const Sizes& shape);
+  Term slice(const Term& x, size_t dim, int64_t start, int64_t end);
+  Term view_as_complex(const Term& x);
+  Term view_as_real(const Term& x);
 
  private:
   Emitter& emitter_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,7 +18,7 @@ namespace sfsdp::ir {
 // Takes the ops of a decomposition one by one.
 class Emitter {
  public:
-  using Attributes = std::map<std::string, Attr>;
+  using Attributes = Attrs;
 
   virtual ~Emitter() = default;
   // An op that computes. The types say dtype and shape; strides are LibTorch's choice.
@@ -37,6 +38,18 @@ struct CanonicalCall {
   Emitter::Attributes attrs;
   std::vector<Term> operands;  // base nullptr: absent
 };
+
+// A result that one op of backward alone reads, in its own form: lse. In its place the decomposition has what eager keeps, of
+// another type: the logarithms of all probabilities.
+struct LeftForBackward {
+  int result;
+  Type (*type)(const CanonicalCall& call);
+  std::string_view reader;  // opcode
+  size_t operand;           // of the reader
+};
+const LeftForBackward* left_for_backward(std::string_view opcode);  // nullptr: nothing
+// Which operand of `opcode` is such a result.
+std::optional<size_t> operand_left_by_forward(std::string_view opcode);
 
 // Results of the call in the order of the op's; base nullptr: that one is not computed. `call.opcode` is canonical.
 std::vector<Term> decompose(const CanonicalCall& call, Emitter& emitter);

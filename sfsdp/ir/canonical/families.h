@@ -24,9 +24,19 @@ std::vector<Term> decompose_sdpa_backward(const CanonicalCall& call, Body& body)
 
 std::vector<Term> decompose_cross_entropy(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_cross_entropy_backward(const CanonicalCall& call, Body& body);
+Type lse_of(const CanonicalCall& call);
+
+std::vector<Term> decompose_dropout(const CanonicalCall& call, Body& body);
+std::vector<Term> decompose_dropout_backward(const CanonicalCall& call, Body& body);
+Type dropout_state(const CanonicalCall& call);
 
 std::vector<Term> decompose_linear(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_linear_dx(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_linear_dw(const CanonicalCall& call, Body& body);
+std::vector<Term> decompose_matmul(const CanonicalCall& call, Body& body);
+
+std::vector<Term> decompose_joined_linear(const CanonicalCall& call, Body& body);
+std::vector<Term> decompose_joined_linear_dx(const CanonicalCall& call, Body& body);
+std::vector<Term> decompose_joined_linear_dw(const CanonicalCall& call, Body& body);
 
 }  // namespace sfsdp::ir

@@ -47,4 +47,18 @@ std::vector<Term> decompose_linear_dw(const CanonicalCall& call, Body& body) {
   return {product(body, body.t(as_rows(body, grad)), as_rows(body, x))};
 }
 
+// a [..., k], b [k, n], perhaps a bias [n]; or as many matrices of both
+std::vector<Term> decompose_matmul(const CanonicalCall& call, Body& body) {
+  const Term &a = call.operands[0], &b = call.operands[1];
+  if (b.type.dims.size() == 3) {
+    Body::Sizes shape = a.type.shape();
+    shape.back() = b.type.dims.back().size;
+    return body.compute("aten.bmm", {a, b}, {Type::tensor(a.type.dtype, shape)});
+  }
+  const Term rows = as_rows(body, a);
+  if (call.operands.size() == 2) return {with_lead(body, product(body, rows, b), a)};
+  const Type type = Type::tensor(a.type.dtype, {rows.type.dims[0].size, b.type.dims[1].size});
+  return {with_lead(body, body.compute("aten.addmm", {call.operands[2], rows, b}, {type})[0], a)};
+}
+
 }  // namespace sfsdp::ir

@@ -27,15 +27,20 @@ std::vector<Term> decompose_rms_norm_backward(const CanonicalCall& call, Body& b
   const Term wider = body.cast(x, wide(x.type.dtype));
   const bool cast_first = call.attrs.contains("cast_first");
   const DType inner = cast_first ? x.type.dtype : wide(x.type.dtype);
+  const auto only = call.attrs.find("only");
+  const auto is_asked = [&](const char* of) {
+    return only == call.attrs.end() || std::get<std::string>(only->second) == of;
+  };
   Term g = body.cast(grad, inner), grad_weight;
-  if (weight.base) {
+  if (weight.base && is_asked("w")) {
     Body::Sizes rows;
     for (int64_t d = 0; d < static_cast<int64_t>(shape.size()) - count; ++d) rows.push_back(d);
     const Term each = body.mul(g, body.cast(body.mul(wider, rstd), inner));
     grad_weight =
         body.cast(body.view(body.reduced("aten.sum.dim_IntList", each, rows), weight.type.shape()), weight.type.dtype);
-    g = body.mul(g, weight);
   }
+  if (!is_asked("x")) return {Term(), grad_weight};
+  if (weight.base) g = body.mul(g, weight);
   g = body.cast(g, wide(x.type.dtype));
   // d/dx of x · rstd: rstd · g, and through rstd = (mean(x²) + eps)^-1/2.
   const Term of_rstd = body.reduced("aten.sum.dim_IntList", body.mul(g, wider), dims);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The rules of canonical ops, named in opset.def.
-#include "sfsdp/ir/shape_rules.h"
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/shape_rules.h"
 
 namespace sfsdp::ir {
 namespace {
@@ -74,6 +76,73 @@ void rule_linear_dw(RuleContext& context) {
   context.expect_result({grad.dims.back().size, x.dims.back().size});
 }
 
+// [n_i, k] or [..., n_i] one after the other against [n, k].
+void expect_sum(RuleContext& context, const std::vector<int64_t>& widths, int64_t n, std::string_view whose) {
+  int64_t sum = 0;
+  for (const int64_t width : widths) sum += width;
+  if (sum != n) context.stop(concat("has ", whose, " of ", sum, " together"), concat("expected ", n));
+}
+
+void rule_joined_linear(RuleContext& context) {
+  const Type& weight = context.tensor(1, 2);
+  const Type& x = rows_of(context, 0, weight.dims[1].size);
+  context.expect_dtype(x.dtype, weight.dtype, "the weight");
+  const Shape widths = context.counts("widths", context.op.results().size());
+  for (size_t i = 0; i < widths.size(); ++i) context.expect(static_cast<int>(i), x.dtype, with_width(x, widths[i]));
+  expect_sum(context, widths, weight.dims[0].size, "results");
+}
+
+void rule_joined_linear_dx(RuleContext& context) {
+  const size_t last = context.op.operands.size() - 1;
+  const Type& weight = context.tensor(last, 2);
+  std::vector<int64_t> widths;
+  for (size_t i = 0; i < last; ++i) {
+    const Type& grad = context.operand(i);
+    if (grad.dims.empty()) context.stop(concat("has an operand ", i, " of ", grad), "expected rows");
+    widths.push_back(grad.dims.back().size);
+    context.expect_dtype(grad.dtype, weight.dtype, "the weight");
+    context.expect_shape(with_width(context.operand(0), widths.back()), grad, concat("operand ", i));
+  }
+  expect_sum(context, widths, weight.dims[0].size, "gradients");
+  Shape order = context.integers("order");
+  std::sort(order.begin(), order.end());
+  bool all = order.size() == last;
+  for (size_t i = 0; all && i < last; ++i) all = order[i] == static_cast<int64_t>(i);
+  if (!all) context.stop(concat("has order=", *context.find("order")), concat("expected each of 0 to ", last - 1));
+  context.expect_result(with_width(context.operand(0), weight.dims[1].size));
+}
+
+void rule_joined_linear_dw(RuleContext& context) {
+  const size_t last = context.op.operands.size() - 1;
+  const Type& x = context.operand(last);
+  if (context.op.results().size() != last)
+    context.stop(concat("has ", context.op.results().size(), " results"), concat("expected ", last));
+  const auto rows = [](const Type& type) { return type.numel() / std::max<int64_t>(type.dims.back().size, 1); };
+  for (size_t i = 0; i < last; ++i) {
+    const Type& grad = context.operand(i);
+    if (grad.dims.empty() || x.dims.empty() || rows(grad) != rows(x))
+      context.stop(concat("has operands ", grad, " and ", x), "expected as many rows in both");
+    context.expect_dtype(x.dtype, grad.dtype, concat("operand ", i));
+    context.expect(static_cast<int>(i), x.dtype, {grad.dims.back().size, x.dims.back().size});
+  }
+}
+
+void rule_matmul(RuleContext& context) {
+  const Type &a = context.operand(0), &b = context.operand(1);
+  const size_t rank = b.dims.size();
+  if ((rank != 2 && rank != 3) || a.dims.empty() || (rank == 3 && a.dims.size() != 3))
+    context.stop(concat("has operands ", a, " and ", b), "expected rows and a matrix, or as many of both");
+  rows_of(context, 0, b.dims[rank - 2].size);
+  context.expect_dtype(a.dtype, b.dtype, "operand 1");
+  if (rank == 3 && a.dims[0].size != b.dims[0].size)
+    context.stop(concat("has ", a.dims[0].size, " and ", b.dims[0].size, " matrices"), "expected as many of both");
+  if (context.has_operand(2)) {
+    context.expect_shape({b.dims.back().size}, context.operand(2), "the bias");
+    context.expect_dtype(a.dtype, context.operand(2).dtype, "the bias");
+  }
+  context.expect_result(with_width(a, b.dims.back().size));
+}
+
 void rule_rms_norm(RuleContext& context) {
   context.need_number("eps");
   const Type& x = context.operand(0);
@@ -92,36 +161,52 @@ void rule_rms_norm_backward(RuleContext& context) {
   context.expect_dtype(x.dtype, grad.dtype, "the gradient");
   context.expect_shape(shapes.rows, context.operand(3), "rstd");
   context.flag("cast_first");
-  context.expect_like(0, x);
+  const Attr* attr = context.find("only");
+  const auto* only = attr ? std::get_if<std::string>(attr) : nullptr;
+  if (attr && (!only || (*only != "x" && *only != "w"))) context.stop(concat("has only=", *attr), "expected x or w");
+  const auto has = [&](int result, bool wanted) {
+    if (wanted != (context.result(result).kind == Type::Kind::Tensor))
+      context.stop(concat("has the wrong result ", result), wanted ? "expected a tensor" : "expected a token");
+    return wanted;
+  };
+  if (has(0, !only || *only == "x")) context.expect_like(0, x);
   if (context.has_operand(4)) {
     context.expect_shape(x.shape(), context.operand(4), "the residual");
     context.expect_dtype(statistics_dtype(x.dtype), context.operand(4).dtype, "the residual");
   }
-  const bool has_weight = context.has_operand(2);
-  if (has_weight != (context.result(1).kind == Type::Kind::Tensor))
-    context.stop("has the wrong result 1", "expected a tensor where there is a weight, else a token");
-  if (!has_weight) return;
-  context.expect_shape(shapes.weight, context.operand(2), "the weight");
-  context.expect(1, context.operand(2).dtype, shapes.weight);
+  if (context.has_operand(2)) context.expect_shape(shapes.weight, context.operand(2), "the weight");
+  if (has(1, context.has_operand(2) && (!only || *only == "w")))
+    context.expect(1, context.operand(2).dtype, shapes.weight);
 }
 
-// cos and sin broadcast with half of the last dimension.
+bool broadcasts(const Shape& angle, const Shape& with) {
+  bool fits = angle.size() <= with.size();
+  for (size_t d = 0; fits && d < angle.size(); ++d) {
+    const int64_t size = angle[angle.size() - 1 - d];
+    fits = size == 1 || size == with[with.size() - 1 - d];
+  }
+  return fits;
+}
+
+// Angles broadcast with half of the last dimension; with halves=, cos and sin may be as wide as it.
 void rule_rope(RuleContext& context) {
   const Type& x = context.operand(0);
   if (x.dims.empty() || x.dims.back().size % 2 != 0)
     context.stop(concat("turns pairs of ", x), "expected an even last dimension");
   Shape half = x.shape();
   half.back() /= 2;
-  for (const size_t i : {1u, 2u}) {
-    const Shape angle = context.operand(i).shape();
-    bool fits = angle.size() <= half.size();
-    for (size_t d = 0; fits && d < angle.size(); ++d) {
-      const int64_t size = angle[angle.size() - 1 - d];
-      fits = size == 1 || size == half[half.size() - 1 - d];
-    }
-    if (!fits)
-      context.stop(concat("has an operand ", i, " of ", context.operand(i)),
-                   concat("expected one that broadcasts with half of ", x));
+  const bool is_complex = context.op.operands.size() == 2;
+  const bool full = context.flag("halves") && !is_complex && !context.operand(1).dims.empty() &&
+                    context.operand(1).dims.back().size == x.dims.back().size;
+  context.flag("in_dtype");
+  context.flag("sliced");
+  for (size_t i = 1; i < context.op.operands.size(); ++i) {
+    const Type& angle = context.operand(i);
+    if ((angle.dtype == DType::c64) != is_complex)
+      context.stop(concat("has an operand ", i, " of ", angle), "expected cos and sin, or complex numbers");
+    if (!broadcasts(angle.shape(), full ? x.shape() : half))
+      context.stop(concat("has an operand ", i, " of ", angle),
+                   concat("expected one that broadcasts with ", full ? "" : "half of ", x));
   }
   context.expect_like(0, x);
 }
@@ -133,17 +218,40 @@ void check_targets(RuleContext& context, size_t logits) {
   context.expect_dtype(DType::i64, context.operand(logits + 1).dtype, "the targets");
 }
 
+// What the loss of these logits is computed in.
+DType loss_dtype(RuleContext& context, const Type& logits) {
+  return context.flag("in_dtype") ? logits.dtype : statistics_dtype(logits.dtype);
+}
+
 void rule_cross_entropy(RuleContext& context) {
   check_targets(context, 0);
-  const DType dtype = statistics_dtype(context.operand(0).dtype);
+  const Type& logits = context.operand(0);
+  const DType dtype = loss_dtype(context, logits);
   const bool each = context.integer("reduction", 1) == 0;
-  context.expect(0, dtype, each ? Shape{context.operand(0).dims[0].size} : Shape{});
+  context.expect(0, dtype, each ? Shape{logits.dims[0].size} : Shape{});
   context.expect(1, dtype, {});
+  context.expect(2, dtype, {logits.dims[0].size});
 }
 
 void rule_cross_entropy_backward(RuleContext& context) {
   check_targets(context, 1);
-  context.expect_like(0, context.operand(1));
+  const Type& logits = context.operand(1);
+  context.expect_shape({logits.dims[0].size}, context.operand(4), "lse");
+  context.expect_dtype(loss_dtype(context, logits), context.operand(4).dtype, "lse");
+  context.expect_like(0, logits);
+}
+
+void rule_dropout(RuleContext& context) {
+  context.need_number("keep");
+  context.expect_like(0, context.operand(0));
+  context.expect(1, DType::i64, {2});
+}
+
+void rule_dropout_backward(RuleContext& context) {
+  context.need_number("keep");
+  context.expect_shape({2}, context.operand(1), "what dropout left");
+  context.expect_dtype(DType::i64, context.operand(1).dtype, "what dropout left");
+  context.expect_like(0, context.operand(0));
 }
 
 }  // namespace sfsdp::ir

@@ -19,9 +19,12 @@ Type typed(DType dtype, const Sizes& shape, const Sizes& strides) {
 
 int64_t wrapped(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
 
+// Real numbers of an element.
+int64_t numbers(DType dtype) { return dtype == DType::c64 ? 2 : 1; }
+
 // Elements of its operand before the first one of this view; nullopt: not known.
 std::optional<int64_t> offset_in_operand(const Op& op, int result) {
-  if (op.is("wait", "gradient")) return 0;
+  if (op.is("wait", "gradient", "aten.view_as_complex", "aten.view_as_real")) return 0;
   if (has_flag(op, kReshape)) return op.attr_or<int64_t>("offset", 0);
   if (has_flag(op, kPermute) || op.is("aten.expand")) return 0;
   const Type& from = op.operands[0]->type();
@@ -56,8 +59,9 @@ Term term_of(Value* value) {
   while (aliased_operand(*term.base->producer()) >= 0) {
     const auto offset = offset_in_operand(*term.base->producer(), term.base->result_index());
     if (!offset) break;
-    term.offset += *offset;
-    term.base = term.base->producer()->operands[0];
+    Value* operand = term.base->producer()->operands[0];
+    term.offset += *offset * numbers(operand->type().dtype);
+    term.base = operand;
   }
   return term;
 }
@@ -114,7 +118,7 @@ Term transposed(const Term& x, size_t dim0, size_t dim1) {
 Term selected(const Term& x, size_t dim, int64_t index) {
   if (!x.base || dim >= x.type.dims.size() || index < 0 || index >= x.type.dims[dim].size) return {};
   Sizes shape = x.type.shape(), strides = strides_of(x.type);
-  const int64_t offset = x.offset + index * strides[dim];
+  const int64_t offset = x.offset + index * strides[dim] * numbers(x.type.dtype);
   shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim));
   strides.erase(strides.begin() + static_cast<std::ptrdiff_t>(dim));
   return {x.base, offset, typed(x.type.dtype, shape, strides)};
@@ -129,6 +133,36 @@ Term expanded(const Term& x, const Sizes& shape) {
     strides[d] = 0;
   }
   return {x.base, x.offset, typed(x.type.dtype, shape, strides)};
+}
+
+Term sliced(const Term& x, size_t dim, int64_t start, int64_t end) {
+  if (!x.base || dim >= x.type.dims.size() || start < 0 || end < start || end > x.type.dims[dim].size) return {};
+  Sizes shape = x.type.shape();
+  const Sizes strides = strides_of(x.type);
+  shape[dim] = end - start;
+  return {x.base, x.offset + start * strides[dim] * numbers(x.type.dtype), typed(x.type.dtype, shape, strides)};
+}
+
+Term as_complex(const Term& x) {
+  if (!x.base || x.type.dtype != DType::f32 || x.type.dims.empty() || x.type.dims.back().size != 2) return {};
+  Sizes shape = x.type.shape(), strides = strides_of(x.type);
+  if (strides.back() != 1 || x.offset % 2 != 0) return {};
+  shape.pop_back();
+  strides.pop_back();
+  for (int64_t& stride : strides) {
+    if (stride % 2 != 0) return {};
+    stride /= 2;
+  }
+  return {x.base, x.offset, typed(DType::c64, shape, strides)};
+}
+
+Term as_real(const Term& x) {
+  if (!x.base || x.type.dtype != DType::c64) return {};
+  Sizes shape = x.type.shape(), strides = strides_of(x.type);
+  shape.push_back(2);
+  for (int64_t& stride : strides) stride *= 2;
+  strides.push_back(1);
+  return {x.base, x.offset, typed(DType::f32, shape, strides)};
 }
 
 }  // namespace sfsdp::ir

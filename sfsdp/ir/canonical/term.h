@@ -11,7 +11,7 @@ namespace sfsdp::ir {
 
 struct Term {
   Value* base = nullptr;  // whose memory it is; nullptr: there is no such value
-  int64_t offset = 0;     // elements of `base` before the first one
+  int64_t offset = 0;     // real numbers of `base` before the first one: a complex element is two
   Type type;              // dtype, shape and strides; strides are empty where it is contiguous
 };
 
@@ -27,6 +27,9 @@ Term viewed(const Term& x, const std::vector<int64_t>& shape);  // aten.view
 Term transposed(const Term& x, size_t dim0, size_t dim1);
 Term selected(const Term& x, size_t dim, int64_t index);
 Term expanded(const Term& x, const std::vector<int64_t>& shape);  // of as many dimensions
+Term sliced(const Term& x, size_t dim, int64_t start, int64_t end);
+Term as_complex(const Term& x);  // pairs along the last dimension, f32
+Term as_real(const Term& x);     // the other way round
 
 // Strides of a type, those of a contiguous one too.
 std::vector<int64_t> strides_of(const Type& type);

@@ -5,10 +5,12 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/models/rope.h"
 
 namespace sfsdp::models {
 namespace {
@@ -20,14 +22,14 @@ struct Flavor {
 constexpr Flavor kFlavors[] = {
     {"124M", {768, 12, 12}}, {"355M", {1024, 24, 16}}, {"774M", {1280, 36, 20}}, {"1.5B", {1600, 48, 25}}};
 
-torch::nn::LayerNorm layer_norm(const GptArgs& args) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({args.dim}).eps(args.norm_eps));
+torch::nn::Linear linear(const GptArgs& args, int64_t in, int64_t out) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(args.bias));
 }
 
 void init_linear(torch::nn::Linear& linear, double std) {
   at::NoGradGuard no_grad;
   linear->weight.normal_(0.0, std);
-  linear->bias.zero_();
+  if (linear->bias.defined()) linear->bias.zero_();
 }
 
 void check_args(const GptArgs& args) {
@@ -42,17 +44,23 @@ void check_args(const GptArgs& args) {
     throw UserError(concat("GptArgs::norm_eps = ", args.norm_eps, "\n  expected a number of at least 0"));
   if (args.dim % args.n_heads != 0)
     throw UserError(concat("GptArgs::dim = ", args.dim, "\n  expected a multiple of n_heads = ", args.n_heads));
+  if (args.rope && args.dim / args.n_heads % 2 != 0)
+    throw UserError(concat("GptArgs::dim = ", args.dim, " with n_heads = ", args.n_heads,
+                           "\n  expected heads of an even width: rotary embedding turns pairs"));
+  if (!(args.rope_theta > 0))
+    throw UserError(concat("GptArgs::rope_theta = ", args.rope_theta, "\n  expected a number above 0"));
 }
 
 }  // namespace
 
 int64_t GptArgs::num_parameters() const {
-  return vocab_size * dim + max_positions * dim + n_layers * (12 * dim * dim + 13 * dim) + 2 * dim;
+  const int64_t layer = 12 * dim * dim + (bias ? 13 : 2) * dim, last_norm = (bias ? 2 : 1) * dim;
+  return vocab_size * dim * (tied ? 1 : 2) + (rope ? 0 : max_positions * dim) + n_layers * layer + last_norm;
 }
 
 double GptArgs::flops_per_token(int64_t seq_len) const {
-  return 6.0 * static_cast<double>(num_parameters() - max_positions * dim) +
-         12.0 * static_cast<double>(n_layers * dim * seq_len);
+  const int64_t looked_up = (rope ? 0 : max_positions * dim) + (tied ? 0 : vocab_size * dim);
+  return 6.0 * static_cast<double>(num_parameters() - looked_up) + 12.0 * static_cast<double>(n_layers * dim * seq_len);
 }
 
 GptArgs gpt_args(std::string_view flavor) {
@@ -68,17 +76,26 @@ std::vector<std::string> gpt_flavors() {
   return names;
 }
 
+GptNormImpl::GptNormImpl(const GptArgs& args)
+    : eps_(args.norm_eps), weight_(register_parameter("weight", torch::ones({args.dim}))) {
+  if (args.bias) bias_ = register_parameter("bias", torch::zeros({args.dim}));
+}
+
+at::Tensor GptNormImpl::forward(const at::Tensor& x_BSD) {
+  return at::layer_norm(x_BSD, {x_BSD.size(-1)}, weight_, bias_, eps_);
+}
+
 GptBlockImpl::GptBlockImpl(const GptArgs& args) : heads_(args.n_heads) {
   auto attn = std::make_shared<torch::nn::Module>();
   auto mlp = std::make_shared<torch::nn::Module>();
-  ln_1_ = register_module("ln_1", layer_norm(args));
+  ln_1_ = register_module("ln_1", GptNorm(args));
   register_module("attn", attn);
-  c_attn_ = attn->register_module("c_attn", torch::nn::Linear(args.dim, 3 * args.dim));
-  attn_proj_ = attn->register_module("c_proj", torch::nn::Linear(args.dim, args.dim));
-  ln_2_ = register_module("ln_2", layer_norm(args));
+  c_attn_ = attn->register_module("c_attn", linear(args, args.dim, 3 * args.dim));
+  attn_proj_ = attn->register_module("c_proj", linear(args, args.dim, args.dim));
+  ln_2_ = register_module("ln_2", GptNorm(args));
   register_module("mlp", mlp);
-  c_fc_ = mlp->register_module("c_fc", torch::nn::Linear(args.dim, 4 * args.dim));
-  mlp_proj_ = mlp->register_module("c_proj", torch::nn::Linear(4 * args.dim, args.dim));
+  c_fc_ = mlp->register_module("c_fc", linear(args, args.dim, 4 * args.dim));
+  mlp_proj_ = mlp->register_module("c_proj", linear(args, 4 * args.dim, args.dim));
   const double output_std = 0.02 / std::sqrt(2.0 * static_cast<double>(args.n_layers));
   init_linear(c_attn_, 0.02);
   init_linear(attn_proj_, output_std);
@@ -86,40 +103,51 @@ GptBlockImpl::GptBlockImpl(const GptArgs& args) : heads_(args.n_heads) {
   init_linear(mlp_proj_, output_std);
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x_BSD) {
+at::Tensor GptBlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
   const int64_t B = x_BSD.size(0), S = x_BSD.size(1), D = x_BSD.size(2);
   const auto qkv = c_attn_(ln_1_(x_BSD)).split(D, -1);
-  const auto split_heads = [&](const at::Tensor& t) { return t.view({B, S, heads_, D / heads_}).transpose(1, 2); };
-  at::Tensor out = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]), split_heads(qkv[2]), {},
-                                                    0.0, /*is_causal=*/true);
+  const auto split_heads = [&](const at::Tensor& t) { return t.view({B, S, heads_, D / heads_}); };
+  const auto turned = [&](const at::Tensor& t) { return cos_SE.defined() ? rotate(t, cos_SE, sin_SE) : t; };
+  const at::Tensor q = turned(split_heads(qkv[0])).transpose(1, 2), k = turned(split_heads(qkv[1])).transpose(1, 2);
+  const at::Tensor v = split_heads(qkv[2]).transpose(1, 2);
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
   const at::Tensor h = x_BSD + attn_proj_(out.transpose(1, 2).reshape({B, S, D}));
   return h + mlp_proj_(at::gelu(c_fc_(ln_2_(h)), "tanh"));
 }
 
-GptImpl::GptImpl(const GptArgs& args) : max_positions_(args.max_positions) {
+GptImpl::GptImpl(const GptArgs& args) : args_(args) {
   check_args(args);
   wte_ = register_module("wte", torch::nn::Embedding(args.vocab_size, args.dim));
-  wpe_ = register_module("wpe", torch::nn::Embedding(args.max_positions, args.dim));
+  if (!args.rope) wpe_ = register_module("wpe", torch::nn::Embedding(args.max_positions, args.dim));
   {
     at::NoGradGuard no_grad;
     wte_->weight.normal_(0.0, 0.02);
-    wpe_->weight.normal_(0.0, 0.01);
+    if (wpe_) wpe_->weight.normal_(0.0, 0.01);
   }
   auto layers = register_module("h", std::make_shared<torch::nn::Module>());
   for (int64_t i = 0; i < args.n_layers; ++i)
     blocks_.push_back(layers->register_module(std::to_string(i), GptBlock(args)));
-  ln_f_ = register_module("ln_f", layer_norm(args));
+  ln_f_ = register_module("ln_f", GptNorm(args));
+  if (args.tied) return;
+  lm_head_ =
+      register_module("lm_head", torch::nn::Linear(torch::nn::LinearOptions(args.dim, args.vocab_size).bias(false)));
+  init_linear(lm_head_, 0.02);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BS) {
-  if (tokens_BS.size(1) > max_positions_)
-    throw UserError(
-        concat("a sequence of ", tokens_BS.size(1), " tokens\n  expected at most ", max_positions_,
-               ", the positions that are learned; lower the sequence length or raise GptArgs::max_positions"));
-  const at::Tensor positions_S = at::arange(tokens_BS.size(1), at::TensorOptions(at::kLong));
-  at::Tensor h = wte_(tokens_BS) + wpe_(positions_S);
-  for (GptBlock& block : blocks_) h = block(h);
-  return at::linear(ln_f_(h), wte_->weight);
+  const int64_t S = tokens_BS.size(1);
+  at::Tensor h = wte_(tokens_BS), cos_SE, sin_SE;
+  if (args_.rope) {
+    std::tie(cos_SE, sin_SE) = rotations(S, rope_frequencies(args_.dim / args_.n_heads, args_.rope_theta));
+  } else {
+    if (S > args_.max_positions)
+      throw UserError(
+          concat("a sequence of ", S, " tokens\n  expected at most ", args_.max_positions,
+                 ", the positions that are learned; lower the sequence length or raise GptArgs::max_positions"));
+    h = h + wpe_(at::arange(S, at::TensorOptions(at::kLong)));
+  }
+  for (GptBlock& block : blocks_) h = block(h, cos_SE, sin_SE);
+  return at::linear(ln_f_(h), args_.tied ? wte_->weight : lm_head_->weight);
 }
 
 }  // namespace sfsdp::models

@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/models/init.h"
+#include "sfsdp/models/rope.h"
 
 namespace sfsdp::models {
 namespace {
@@ -50,14 +51,6 @@ at::Tensor weight_parameter(torch::nn::Module& module, std::vector<int64_t> size
 }
 
 void init_linear(const at::Tensor& weight, double std) { trunc_normal_(weight, 0.0, std, -2.0, 2.0); }
-
-// Turns neighbours (2j, 2j + 1) by the position's angle, in float32. x: [B, S, H, E].
-at::Tensor rotate(const at::Tensor& x_BSHE, const at::Tensor& cos, const at::Tensor& sin) {
-  const at::Tensor pairs = x_BSHE.to(at::kFloat).unflatten(-1, {-1, 2});
-  const at::Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
-  const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);  // [S, 1, E/2]
-  return at::stack({even * c - odd * s, even * s + odd * c}, -1).flatten(-2).to(x_BSHE.scalar_type());
-}
 
 void check_args(const Llama3Args& args) {
   const std::pair<const char*, int64_t> sizes[] = {{"Llama3Args::dim", args.dim},
@@ -208,17 +201,13 @@ Llama3Impl::Llama3Impl(const Llama3Args& args) : args_(args) {
 }
 
 std::pair<at::Tensor, at::Tensor> Llama3Impl::rotations(int64_t seq_len) const {
-  const int64_t half = args_.head_width() / 2;
-  const double per_pair = 1.0 / static_cast<double>(half);
-  const auto f32 = at::TensorOptions(at::kFloat);
-  at::Tensor frequency = at::pow(args_.rope_theta, at::arange(half, f32) * -per_pair);
+  at::Tensor frequency = rope_frequencies(args_.head_width(), args_.rope_theta);
   if (const auto& s = args_.rope_scaling) {
     const at::Tensor turns = frequency * (s->original_max_position / (2 * M_PI));
     const at::Tensor mix = ((turns - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor)).clamp(0.0, 1.0);
     frequency = frequency * (mix + (1 - mix) / s->factor);
   }
-  const at::Tensor angles = at::outer(at::arange(seq_len, f32), frequency);
-  return {angles.cos(), angles.sin()};
+  return models::rotations(seq_len, frequency);
 }
 
 at::Tensor Llama3Impl::forward(const at::Tensor& tokens_BS) {

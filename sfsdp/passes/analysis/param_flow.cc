@@ -25,14 +25,14 @@ constexpr const char* kRegular =
   throw UserError(concat("pass ", pass, ": ", problem, "\n  ", kRegular));
 }
 
-const Value* carried_on(const Graph& graph, const Value* current) {
-  const auto found = std::ranges::find(graph.carries, current, &ir::Carry::current);
-  return found == graph.carries.end() ? nullptr : found->next;
-}
-
 }  // namespace
 
-void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view pass) {
+const Value* ParamReader::carried_on(const Value* current) const {
+  const auto found = next_of_.find(current);
+  return found == next_of_.end() ? nullptr : found->second;
+}
+
+void ParamReader::require_regular(const ParamFlow& flow, std::string_view pass) const {
   const auto require = [&](bool holds, std::string_view problem) {
     if (!holds) refuse(pass, concat("parameter ", flow.name, ' ', problem));
   };
@@ -49,7 +49,7 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
     require(std::ranges::none_of(use.readers, [](const Op* reader) { return ir::is_start(*reader); }),
             "is gathered apart from its wait; run the pass before split_collectives");
   }
-  const Value* next = carried_on(graph, flow.param->result());
+  const Value* next = carried_on(flow.param->result());
   require(!next || (flow.update && next == flow.update->result()), "is carried on by another op than its update");
   if (!flow.update) return;
   const Op& update = *flow.update;
@@ -71,7 +71,7 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
   for (size_t i = 1; i < gradient_at; ++i) moments += update.operands[i] != nullptr;
   require(flow.moments.size() == moments, "has a moment that is no state");
   for (size_t k = 0; k < moments; ++k)
-    require(carried_on(graph, flow.moments[k]->result()) == update.result(static_cast<int>(k) + 1) &&
+    require(carried_on(flow.moments[k]->result()) == update.result(static_cast<int>(k) + 1) &&
                 flow.moments[k]->attr<std::string>("name").starts_with(flow.name),
             "has a moment that its update does not carry on, or of another's name");
 }
@@ -79,6 +79,7 @@ void require_regular(const Graph& graph, const ParamFlow& flow, std::string_view
 ParamReader::ParamReader(const Graph& graph) : index_(graph) {
   for (const auto& op : graph.ops())
     if (op->is("gradient")) gradients_.emplace(op->attr<std::string>("param"), op.get());
+  for (const ir::Carry& carry : graph.carries) next_of_.emplace(carry.current, carry.next);
 }
 
 ParamFlow ParamReader::read(Op* param) const {
@@ -112,13 +113,14 @@ ParamUse ParamReader::follow(Op* op) const {
   while (true) {
     use.chain.push_back(op);
     use.value = op->result();
-    const auto& next = index_.readers(use.value);
+    const auto next = index_.readers(use.value);
     if (next.size() != 1) break;
     const bool more = (op->is("cast") && next[0]->is("all_gather")) || (op->is("all_gather") && next[0]->is("narrow"));
     if (!more || next[0]->section != op->section) break;
     op = next[0];
   }
-  use.readers = index_.readers(use.value);
+  const auto readers = index_.readers(use.value);
+  use.readers.assign(readers.begin(), readers.end());
   return use;
 }
 

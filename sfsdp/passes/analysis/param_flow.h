@@ -2,10 +2,10 @@
 // How one parameter goes through a step: where it is read, how its gradient comes back, what updates it.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -41,16 +41,16 @@ struct ParamFlow {
   std::vector<ir::Op*> moments;  // state ops of the update, in operand order
 };
 
-// Throws UserError unless all of the flow is of the kind that a pass may store elsewhere: read in forward, loss or backward;
-// updated once, if at all, by its own gradient, with moments that are states; carried on by that update. `pass`: who asks.
-void require_regular(const ir::Graph& graph, const ParamFlow& flow, std::string_view pass);
-
 // Reads flows off a graph as data parallelism and the optimizer left it, before units are stored flat. The graph must
 // not change meanwhile.
 class ParamReader {
  public:
   explicit ParamReader(const ir::Graph& graph);
   ParamFlow read(ir::Op* param) const;
+  // Throws UserError unless all of the flow is of the kind that a pass may store elsewhere: read in forward, loss or
+  // backward; updated once, if at all, by its own gradient, with moments that are states; carried on by that update.
+  // `pass`: who asks.
+  void require_regular(const ParamFlow& flow, std::string_view pass) const;
   const ir::Index& index() const { return index_; }
 
  private:
@@ -58,9 +58,11 @@ class ParamReader {
   void add_plain_use(ParamFlow& flow, ir::Op* reader) const;
   bool becomes_gradients_only(const ir::Value* value) const;
   GradientPath path_to(ir::Op* gradient) const;
+  const ir::Value* carried_on(const ir::Value* current) const;  // nullptr: it is not
 
   ir::Index index_;
-  std::map<std::string, ir::Op*> gradients_;
+  std::unordered_map<std::string, ir::Op*> gradients_;
+  std::unordered_map<const ir::Value*, const ir::Value*> next_of_;  // of what is carried
 };
 
 }  // namespace sfsdp::passes

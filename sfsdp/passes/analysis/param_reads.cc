@@ -17,10 +17,20 @@ const ir::Op* param_of(const ir::Value* value) {
   return op->is("param") ? op : nullptr;
 }
 
-const ir::Op* param_of_gradient(const ir::Graph& graph, const ir::Index& index, const ir::Value* value) {
+ParamNames params_by_name(const ir::Graph& graph) {
+  ParamNames params;
+  for (const auto& op : graph.ops())
+    if (op->is("param")) params.emplace(op->attr<std::string>("name"), op.get());
+  return params;
+}
+
+const ir::Op* param_of_gradient(const ParamNames& params, const ir::Index& index, const ir::Value* value) {
   while (index.readers(value).size() == 1) {
     const ir::Op* reader = index.readers(value)[0];
-    if (reader->is("gradient")) return graph.find_param(reader->attr<std::string>("param"));
+    if (reader->is("gradient")) {
+      const auto found = params.find(reader->attr<std::string>("param"));
+      return found == params.end() ? nullptr : found->second;
+    }
     if (!reader->is("cast", "accumulate", "mul_scalar", "view", "wait") && !ir::is_collective(*reader)) break;
     value = reader->result();
   }

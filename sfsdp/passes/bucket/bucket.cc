@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -70,9 +70,7 @@ class Rewriter {
 
   void finish() {
     rewrite_norm();
-    std::erase_if(graph_.carries, [&](const ir::Carry& c) {
-      return std::ranges::find(dead_carries_, c.current) != dead_carries_.end();
-    });
+    std::erase_if(graph_.carries, [&](const ir::Carry& c) { return dead_carries_.contains(c.current); });
     graph_.carries.insert(graph_.carries.end(), new_carries_.begin(), new_carries_.end());
     build_.apply("bucket");
   }
@@ -217,10 +215,10 @@ class Rewriter {
     for (size_t k = 0; k < current.size(); ++k) new_carries_.push_back({current[k], made->result(static_cast<int>(k))});
     for (const ParamFlow& m : b.members) {
       build_.erase(m.update);
-      dead_carries_.push_back(m.param->result());
+      dead_carries_.insert(m.param->result());
       if (m.path->scale) build_.erase(m.path->scale);
       build_.erase(m.moments);
-      for (const Op* moment : m.moments) dead_carries_.push_back(moment->result());
+      for (const Op* moment : m.moments) dead_carries_.insert(moment->result());
     }
   }
 
@@ -274,9 +272,25 @@ class Rewriter {
   const ir::Index& index_;
   ir::Builder build_;
   std::string unit_;
-  std::vector<const Value*> dead_carries_;
+  std::unordered_set<const Value*> dead_carries_;
   std::vector<ir::Carry> new_carries_;
 };
+
+std::string group_of(const ParamFlow& m) { return m.param->attr_or<std::string>("group", ""); }
+
+// Members of a group (pass group_weights) side by side, where the first of them stands.
+void put_groups_together(std::vector<ParamFlow>& members) {
+  std::map<std::string, size_t> first;
+  std::vector<std::pair<size_t, size_t>> order;  // where it stands, or its group; where it stands
+  for (size_t i = 0; i < members.size(); ++i) {
+    const std::string group = group_of(members[i]);
+    order.emplace_back(group.empty() ? i : first.emplace(group, i).first->second, i);
+  }
+  std::ranges::sort(order);
+  std::vector<ParamFlow> sorted;
+  for (const auto& [group, i] : order) sorted.push_back(std::move(members[i]));
+  members = std::move(sorted);
+}
 
 std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, const BucketOptions& options) {
   std::vector<Bucket> buckets;
@@ -287,7 +301,7 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
     ParamFlow m = reader.read(op.get());
     if (!op->has_attr("unit"))
       throw UserError(concat("pass bucket: parameter ", m.name, " has no unit\n  expected unit=; run pass wrap first"));
-    require_regular(graph, m, "bucket");
+    reader.require_regular(m, "bucket");
     if (m.update && m.update->has_attr("begins"))
       throw UserError(
           concat("pass bucket: parameter ", m.name, " is updated in segments, as a bucket is",
@@ -301,14 +315,17 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
     buckets[place->second].members.push_back(std::move(m));
   }
   for (Bucket& b : buckets) {
+    put_groups_together(b.members);
     const ParamFlow& first = b.members[0];
     const int64_t smallest =
         std::min(ir::size_in_bytes(first.param->result()->type().dtype), ir::size_in_bytes(first.whole.dtype));
     const int64_t alignment = std::max<int64_t>(options.alignment / smallest, 1);
     int64_t end = 0;
-    for (const ParamFlow& m : b.members) {
-      b.offsets.push_back(end);
-      end = round_up(end + m.whole.numel(), alignment);
+    for (size_t i = 0; i < b.members.size(); ++i) {
+      const bool follows =
+          i > 0 && !group_of(b.members[i]).empty() && group_of(b.members[i]) == group_of(b.members[i - 1]);
+      b.offsets.push_back(follows ? end : round_up(end, alignment));
+      end = b.offsets.back() + b.members[i].whole.numel();
     }
     const int64_t ranks = ir::axis_size(graph, first.split).value();
     b.whole = round_up(end, ranks * alignment);

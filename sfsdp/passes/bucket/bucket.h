@@ -3,6 +3,7 @@
 //         parameters are views of, one packed reduction of their gradients, one update.
 // Why:    a collective per parameter is mostly latency; and where storage is flat from the start, no copy into and out
 //         of send buffers is needed, which is what other implementations pay (docs/architecture.md, section 5).
+//         Members of one group= (group_weights) lie side by side without padding.
 // Needs:  unit= on params (pass wrap), a step as data parallelism and the optimizer left it: one materialisation per
 //         use region, one gradient and one update per trained parameter.
 // Leaves: per unit and kind one param with members=, offsets=, numels=, shapes in the views; gathers give the same

@@ -78,7 +78,7 @@ class Merger {
   // The parameter whose shards are gathered, or whose gradient is reduced; nullptr: another collective.
   const Op* param_of_collective(const Op& op) const {
     if (kind_ == "all_gather") return op.operands.size() == 1 ? param_of(op.result()) : nullptr;
-    return param_of_gradient(graph_, index_, op.result());
+    return param_of_gradient(params_, index_, op.result());
   }
 
   // The attributes of an op that runs as often as `like`.
@@ -172,6 +172,7 @@ class Merger {
   const std::string kind_;
   PassContext& ctx_;
   const ir::Index index_{graph_};
+  const ParamNames params_ = params_by_name(graph_);
   ir::Builder build_{graph_};
   std::unordered_map<const Op*, size_t> end_of_;  // where the group of a member is reduced
   struct Late {

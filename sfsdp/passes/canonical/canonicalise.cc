@@ -20,16 +20,30 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Term, ir::Value;
 
-constexpr std::array<Propose, 7> kFamilies = {
-    &propose_cross_entropy, &propose_linear,       &propose_rms_norm, &propose_rms_norm_backward,
-    &propose_rope,          &propose_rope_inverse, &propose_renamed};
+constexpr std::array<Propose, 8> kFamilies = {
+    &propose_cross_entropy,     &propose_dropout, &propose_linear,       &propose_rms_norm,
+    &propose_rms_norm_backward, &propose_rope,    &propose_rope_inverse, &propose_renamed};
 
 struct Match {
   Proposal proposal;
   std::vector<Op*> found;     // all that it computes
   std::vector<Term> results;  // base nullptr: a token
+  // Of what is left for backward (ir::LeftForBackward) none: others may not read it.
   bool is_result(const Op* op) const {
-    return std::ranges::any_of(results, [&](const Term& t) { return t.base && t.base->producer() == op; });
+    const auto* left = ir::left_for_backward(proposal.opcode);
+    for (size_t i = 0; i < results.size(); ++i)
+      if (results[i].base && results[i].base->producer() == op && !(left && left->result == static_cast<int>(i)))
+        return true;
+    return false;
+  }
+  // The value that backward finds, and the one that this op of backward reads.
+  const Value* left() const {
+    const auto* left = ir::left_for_backward(proposal.opcode);
+    return left ? results[static_cast<size_t>(left->result)].base : nullptr;
+  }
+  const Value* reads_left() const {
+    const auto operand = ir::operand_left_by_forward(proposal.opcode);
+    return operand ? proposal.operands[*operand] : nullptr;
   }
 };
 
@@ -96,6 +110,10 @@ void keep_closed(const Graph& graph, std::vector<Match>& matches) {
       });
     };
     std::erase_if(matches, leaks);
+    std::unordered_set<const Value*> left;
+    for (const Match& match : matches) left.insert(match.left());
+    std::erase_if(matches,
+                  [&](const Match& match) { return match.reads_left() && !left.contains(match.reads_left()); });
   }
 }
 
@@ -111,17 +129,27 @@ class Rewriter {
     Op* last = nullptr;
     for (Op* op : match.found)
       if (match.is_result(op) && (!last || key_.at(op) > key_.at(last))) last = op;
+    const auto* left = ir::left_for_backward(match.proposal.opcode);
+    ir::CanonicalCall call{match.proposal.opcode, match.proposal.attrs, {}};
+    for (Value* operand : match.proposal.operands) call.operands.push_back(operand ? ir::term_of(operand) : Term());
     std::vector<Graph::NewResult> results;
-    for (const Term& term : match.results)
-      results.push_back({term.base ? term.base->name() : concat(last->result()->name(), ".none"), result_type(term)});
+    for (const Term& term : match.results) {
+      const bool is_left = left && left->result == std::ssize(results);
+      const std::string name = term.base ? term.base->name() : concat(last->result()->name(), ".none");
+      results.push_back({is_left ? name + ".left" : name, is_left ? left->type(call) : result_type(term)});
+    }
     Op* op = graph_.add(match.proposal.opcode, match.proposal.operands, std::move(results));
     op->attrs = match.proposal.attrs;
     op->section = last->section;
-    op->module_path = match.results[0].base->producer()->module_path;
-    op->bwd_of = match.results[0].base->producer()->bwd_of;
+    const Op* first = std::ranges::find_if(match.results, [](const Term& t) { return t.base; })->base->producer();
+    op->module_path = first->module_path;
+    op->bwd_of = first->bwd_of;
     key_[op] = key_.at(last);
     for (size_t i = 0; i < match.results.size(); ++i)
-      replace_result(match.results[i].base, op, static_cast<int>(i), last);
+      if (left && left->result == static_cast<int>(i))
+        replaced_[match.results[i].base] = op->result(static_cast<int>(i));
+      else
+        replace_result(match.results[i].base, op, static_cast<int>(i), last);
     for (Op* found : match.found) {
       covered_.insert(found);
       if (match.is_result(found))
@@ -145,8 +173,9 @@ class Rewriter {
   }
 
  private:
+  // A gradient that was not asked for is a token.
   static ir::Type result_type(const Term& term) {
-    if (term.base) return term.type;
+    if (term.base && term.base->type().kind == ir::Type::Kind::Tensor) return term.type;
     ir::Type token;
     token.kind = ir::Type::Kind::Token;
     return token;
@@ -158,14 +187,23 @@ class Rewriter {
     Value* value = op->result(index);
     named_.emplace_back(value, old->name());
     if (value->type() != old->type()) {
-      Op* view = graph_.add("aten.view", {value}, {{concat(old->name(), ".rows"), old->type()}});
-      view->attrs["size"] = old->type().shape();
-      view->section = op->section;
-      view->module_path = op->module_path;
-      key_[view] = key_.at(at);
-      value = view->result();
+      const bool is_complex = old->type().dtype == ir::DType::c64;
+      std::vector<int64_t> shape = old->type().shape();
+      if (is_complex) shape.push_back(2);
+      ir::Type type = is_complex ? ir::Type::tensor(ir::DType::f32, shape) : old->type();
+      value = view_of(value, "aten.view", concat(old->name(), ".rows"), type, at);
+      value->producer()->attrs["size"] = shape;
+      if (is_complex) value = view_of(value, "aten.view_as_complex", concat(old->name(), ".pairs"), old->type(), at);
     }
     replaced_[old] = value;
+  }
+
+  Value* view_of(Value* value, const char* opcode, const std::string& name, const ir::Type& type, const Op* at) {
+    Op* view = graph_.add(opcode, {value}, {{name, type}});
+    view->section = value->producer()->section;
+    view->module_path = value->producer()->module_path;
+    key_[view] = key_.at(at);
+    return view->result();
   }
 
   // What was found and is read by nobody now, and views of it.
@@ -199,7 +237,7 @@ void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& 
   std::unordered_set<const Op*> covered;
   for (const Match& match : matches) covered.insert(match.found.begin(), match.found.end());
   for (const auto& op : graph.ops()) {
-    const ir::OpRow* row = ir::find_row(op->opcode);
+    const ir::OpRow* row = op->opcode.row();
     if (!ir::is_aten(op->opcode) || covered.contains(op.get()) || !row) continue;
     if (row->cost != ir::CostClass::Pointwise && row->cost != ir::CostClass::Free)
       metrics.add(concat("left_", op->opcode), 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // torch::cross_entropy of rows with class numbers, and its gradient. Left alone: class weights, label smoothing, a loss of
-// probabilities, one for each token.
+// probabilities, one for each token, logarithms of probabilities that something else reads too.
 #include "sfsdp/passes/canonical/proposals.h"
 #include "sfsdp/passes/canonical/walk.h"
 
@@ -15,10 +15,11 @@ std::vector<Proposal> propose_cross_entropy(ir::Op* op, const OpFinder&) {
   ir::Value *wide = log_p->operands[0], *targets = op->operands[first + 1];
   std::vector<Proposal> proposals;
   const auto propose = [&](ir::Value* logits) {
-    if (backward)
-      proposals.push_back({"cross_entropy_backward", {op->operands[0], logits, targets, op->operands[4]}, op->attrs});
-    else
-      proposals.push_back({"cross_entropy", {logits, targets}, op->attrs});
+    Proposal p{backward ? "cross_entropy_backward" : "cross_entropy", {logits, targets}, op->attrs};
+    if (backward) p.operands = {op->operands[0], logits, targets, op->operands[4], log_p->result()};
+    const ir::DType dtype = wide->type().dtype;
+    if (dtype == ir::DType::bf16 || dtype == ir::DType::f16) p.attrs["in_dtype"] = true;
+    proposals.push_back(std::move(p));
   };
   propose(before_widening(wide));
   if (before_widening(wide) != wide) propose(wide);

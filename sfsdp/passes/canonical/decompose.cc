@@ -94,11 +94,12 @@ class Decomposer {
     for (size_t i = 0; i < results.size(); ++i) {
       Value* old = op.result(static_cast<int>(i));
       if (!results[i].base) continue;
-      results[i].base->set_type(old->type());  // strides too
+      const auto* left = ir::left_for_backward(op.opcode);
+      if (!left || left->result != static_cast<int>(i)) results[i].base->set_type(old->type());  // strides too
       build_.take_place(old, results[i].base);
       replaced_[old] = results[i].base;
     }
-    instead_of_[&op] = results[0].base->producer();
+    instead_of_[&op] = std::ranges::find_if(results, [](const Term& t) { return t.base; })->base->producer();
     made_[&op] = inserter.take();
   }
 
@@ -121,7 +122,7 @@ bool decompose(Graph& graph, PassContext& ctx) {
   const int64_t ops = Decomposer(graph).run();
   ctx.metrics.add("ops", ops);
   bool changed = ops > 0;
-  for (const auto& op : graph.ops()) changed |= op->attrs.erase("kernel") > 0;
+  for (const auto& op : graph.ops()) changed |= op->attrs.erase("kernel") + op->attrs.erase("inside") > 0;
   return changed;
 }
 

@@ -47,13 +47,22 @@ size_t rank_of_dims(const Op& op) {
   return std::max(operand, op.is("aten.stack", "aten.select_backward") ? op.result()->type().dims.size() : 0);
 }
 
+// A slice that ends beyond its dimension ends with it.
+Attr without_excess(const Op& op, const std::string& key, const Attr& attr, size_t rank) {
+  const auto* end = std::get_if<int64_t>(&attr);
+  if (!end || key != "end" || !op.is("aten.slice_backward")) return attr;
+  const int64_t dim = dims_of(op.attrs.at("dim"), rank).at(0);
+  return std::min(*end, op.result()->type().dims.at(static_cast<size_t>(dim)).size);
+}
+
 bool same_attrs(const Op& op, const Attributes& attrs) {
   const size_t rank = rank_of_dims(op);
   for (const auto& [key, attr] : op.attrs)
     if (!attrs.contains(key) && !says_nothing(op, key, attr)) return false;
   return std::ranges::all_of(attrs, [&](const auto& wanted) {
     const auto found = op.attrs.find(wanted.first);
-    return found != op.attrs.end() && same_attr(wanted.first, found->second, wanted.second, rank);
+    return found != op.attrs.end() &&
+           same_attr(wanted.first, without_excess(op, wanted.first, found->second, rank), wanted.second, rank);
   });
 }
 
@@ -66,7 +75,8 @@ bool is_commutative(const std::string& opcode) { return opcode == "aten.add.Tens
 OpFinder::OpFinder(const ir::Graph& graph) {
   for (const auto& op : graph.ops()) {
     for (const auto& result : op->results()) terms_.emplace(result.get(), ir::term_of(result.get()));
-    if (ir::aliased_operand(*op) >= 0) continue;
+    // A view that terms look through is none of what is looked for.
+    if (ir::aliased_operand(*op) >= 0 && terms_.at(op->result()).base != op->result()) continue;
     std::vector<const Value*> seen;
     for (Value* operand : op->operands) {
       if (!operand) continue;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // torch::linear and its gradients: products with a matrix that is read transposed, over the last dimension of an input of
-// any number of dimensions. Left alone: products of two activations, batched products, a bias that is scaled.
+// any number of dimensions. Other products are matmul. Left alone: a bias or a product that is scaled (alpha, beta), a bias of
+// more than one dimension.
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/canonical/proposals.h"
 
@@ -33,25 +34,23 @@ Value* before_transposing(Value* value) {
 }  // namespace
 
 std::vector<Proposal> propose_linear(Op* op, const OpFinder&) {
-  if (op->is("aten.addmm") && is_transposed(op->operands[2]) && op->operands[0]->type().dims.size() == 1)
-    if (Value* weight = before_transposing(op->operands[2]))
-      return {{"linear", {before_joining(op->operands[1]), weight, op->operands[0]}, op->attrs}};
+  if (op->is("aten.bmm")) return {{"matmul", op->operands, {}}};
+  if (op->is("aten.addmm")) {
+    Value *bias = op->operands[0], *a = before_joining(op->operands[1]), *b = op->operands[2];
+    if (bias->type().dims.size() != 1) return {};
+    if (Value* weight = is_transposed(b) ? before_transposing(b) : nullptr) return {{"linear", {a, weight, bias}, {}}};
+    return {{"matmul", {a, b, bias}, {}}};
+  }
   if (!op->is("aten.mm")) return {};
   Value *a = op->operands[0], *b = op->operands[1];
-  if (is_transposed(b)) {
-    Value* weight = before_transposing(b);
-    if (!weight) return {};
+  if (Value* weight = is_transposed(b) ? before_transposing(b) : nullptr)
     return {{"linear", {before_joining(a), weight}, {}}};
-  }
   const bool of_linear =
       op->bwd_of && op->bwd_of->is("aten.mm", "aten.addmm") && is_transposed(op->bwd_of->operands.back());
-  if (!of_linear) return {};
-  if (is_transposed(a)) {
-    Value* grad = before_transposing(a);
-    if (!grad) return {};
+  if (Value* grad = of_linear && is_transposed(a) ? before_transposing(a) : nullptr)
     return {{"linear_dw", {before_joining(grad), before_joining(b)}, {}}};
-  }
-  return {{"linear_dx", {before_joining(a), b}, {}}};
+  if (of_linear && !is_transposed(a)) return {{"linear_dx", {before_joining(a), b}, {}}};
+  return {{"matmul", {before_joining(a), b}, {}}};
 }
 
 }  // namespace sfsdp::passes

@@ -19,6 +19,7 @@ struct Proposal {
 using Propose = std::vector<Proposal> (*)(ir::Op* op, const OpFinder& finder);
 
 std::vector<Proposal> propose_cross_entropy(ir::Op* op, const OpFinder& finder);
+std::vector<Proposal> propose_dropout(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_linear(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_renamed(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_rms_norm(ir::Op* op, const OpFinder& finder);

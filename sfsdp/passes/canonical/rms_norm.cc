@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// torch::rms_norm, and x · rsqrt(mean(x²) + eps) · w of a model's own, computed in the dtype of x or in f32. Left alone:
-// other formulas (x / sqrt, a weight of more than the normalised dimensions), a frozen weight in backward.
+// torch::rms_norm, and x · rsqrt(mean(x²) + eps) · w of a model's own, computed in the dtype of x or in f32; in backward
+// with the gradients of x and w, or of one of them. Left alone: other formulas (x / sqrt, (1 + w), a weight of more than the
+// normalised dimensions).
 #include <optional>
 
 #include "sfsdp/passes/analysis/trailing_dims.h"
@@ -67,15 +68,65 @@ std::vector<Proposal> propose_rms_norm(Op* op, const OpFinder& finder) {
   return proposals;
 }
 
+namespace {
+
+// What reads x · rstd, in its dtype or in that of x: w multiplies it in forward, the gradient of y in backward.
+struct Normed {
+  Value* value = nullptr;
+  bool cast_first = false;
+};
+std::vector<Normed> normed_of(const Statistics& s, const OpFinder& finder) {
+  std::vector<Normed> all;
+  for (const Op* scale : finder.readers(finder.term(s.rstd), "aten.mul.Tensor")) {
+    if (other_operand(*scale, s.rstd) != s.wide) continue;
+    all.push_back({scale->result(), false});
+    for (const Op* copy : finder.readers(finder.term(scale->result()), "aten._to_copy"))
+      all.push_back({copy->result(), true});
+  }
+  return all;
+}
+
+// The gradient of the weight alone: Σ g · (x · rstd), where nothing asks for that of x.
+std::vector<Proposal> propose_of_weight(const Op& sum, const OpFinder& finder) {
+  std::vector<Proposal> proposals;
+  const Op* each = made_by(sum.operands[0], "aten.mul.Tensor");
+  if (!each) return proposals;
+  for (Value* inner : each->operands) {
+    const Op* copy = made_by(inner, "aten._to_copy");
+    const Op* scale = made_by(copy ? copy->operands[0] : inner, "aten.mul.Tensor");
+    if (!scale) continue;
+    for (Value* rstd : scale->operands) {
+      const auto s = statistics_of(rstd);
+      if (!s || !finder.readers(finder.term(s->rstd), "aten.pow.Tensor_Scalar").empty()) continue;
+      for (const Normed& normed : normed_of(*s, finder))
+        for (Value* weight : weights_of(normed.value, *s, finder)) {
+          Value* grad = other_operand(*each, inner);
+          Proposal p{"rms_norm_backward",
+                     {normed.cast_first ? grad : before_widening(grad), s->x, weight, s->rstd, nullptr},
+                     {{"dims", s->dims}, {"only", std::string("w")}}};
+          if (normed.cast_first) p.attrs["cast_first"] = true;
+          proposals.push_back(std::move(p));
+        }
+    }
+  }
+  return proposals;
+}
+
+}  // namespace
+
 std::vector<Proposal> propose_rms_norm_backward(Op* op, const OpFinder& finder) {
   std::vector<Proposal> proposals;
-  if (op->section != ir::Section::Bwd || !op->is("aten.pow.Tensor_Scalar")) return proposals;
+  if (op->section != ir::Section::Bwd) return proposals;
+  if (op->is("aten.sum.dim_IntList")) return propose_of_weight(*op, finder);
+  if (!op->is("aten.pow.Tensor_Scalar")) return proposals;
   const auto s = statistics_of(op->operands[0]);
   if (!s) return proposals;
   const auto propose = [&](Value* grad, Value* weight, Value* residual, bool cast_first) {
     Proposal p{"rms_norm_backward", {grad, s->x, weight, s->rstd, residual}, {{"dims", s->dims}}};
     if (cast_first) p.attrs["cast_first"] = true;
-    proposals.push_back(std::move(p));
+    proposals.push_back(p);
+    p.attrs["only"] = std::string("x");  // of a frozen weight
+    if (weight) proposals.push_back(std::move(p));
   };
   // rstd³ · -½ · Σ g · x leads back to g, the gradient of x · rstd in the wider dtype.
   for (const Op* of_mean : finder.readers(finder.term(op->result()), "aten.mul.Tensor")) {

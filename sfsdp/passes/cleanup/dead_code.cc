@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <ranges>
-#include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -16,26 +16,31 @@ using ir::Graph, ir::Op, ir::Value;
 // Inputs and parameters are the graph's interface, and what is not pure does more than give a result.
 bool stays_unread(const Op& op) { return ir::is_root(op) || !ir::is_pure(op); }
 
-bool has_reader(const Op& op, const std::set<const Value*>& read) {
-  return std::ranges::any_of(op.results(), [&](const auto& result) { return read.contains(result.get()); });
+using IsRead = ir::ValueTable<uint8_t>;
+
+bool has_reader(const Op& op, const IsRead& read) {
+  return std::ranges::any_of(op.results(), [&](const auto& result) { return read[result.get()] != 0; });
 }
 
-std::set<const Value*> read_by_the_world(const Graph& graph) {
-  std::set<const Value*> read(graph.outputs.begin(), graph.outputs.end());
-  for (const ir::Carry& carry : graph.carries) {
-    read.insert(carry.current);
-    read.insert(carry.next);
-  }
+void note_operands(const Op& op, IsRead& read) {
+  for (const Value* operand : op.operands)
+    if (operand) read[operand] = 1;
+}
+
+IsRead read_by_the_world(const Graph& graph) {
+  IsRead read(graph);
+  for (const Value* output : graph.outputs) read[output] = 1;
+  for (const ir::Carry& carry : graph.carries) read[carry.current] = read[carry.next] = 1;
   return read;
 }
 
 // Backwards, so that a chain whose end nobody reads falls in one walk.
 std::vector<Op*> find_dead(const Graph& graph) {
-  std::set<const Value*> read = read_by_the_world(graph);
+  IsRead read = read_by_the_world(graph);
   std::vector<Op*> dead;
   for (const auto& op : graph.ops() | std::views::reverse) {
     if (stays_unread(*op) || has_reader(*op, read))
-      read.insert(op->operands.begin(), op->operands.end());
+      note_operands(*op, read);
     else
       dead.push_back(op.get());
   }
@@ -43,8 +48,8 @@ std::vector<Op*> find_dead(const Graph& graph) {
 }
 
 void check_all_read(const Graph& graph) {
-  std::set<const Value*> read = read_by_the_world(graph);
-  for (const auto& op : graph.ops()) read.insert(op->operands.begin(), op->operands.end());
+  IsRead read = read_by_the_world(graph);
+  for (const auto& op : graph.ops()) note_operands(*op, read);
   for (const auto& op : graph.ops())
     SFSDP_CHECK(stays_unread(*op) || has_reader(*op, read), op->opcode, " is still dead");
 }

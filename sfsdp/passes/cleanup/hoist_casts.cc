@@ -62,9 +62,10 @@ class Finder {
     for (Op* reader : index_.readers(shard)) {
       if (!reader->is("all_gather")) continue;  // the update reads the stored value, in its own dtype
       CastGather found{.gather = reader, .narrow = nullptr, .casts = {}};
-      const auto& next = index_.readers(reader->result());
+      const auto next = index_.readers(reader->result());
       if (next.size() == 1 && next[0]->is("narrow")) found.narrow = next[0];
-      found.casts = index_.readers(found.whole());
+      const auto readers = index_.readers(found.whole());
+      found.casts.assign(readers.begin(), readers.end());
       if (index_.is_returned(reader->result()) || index_.is_returned(found.whole()) || found.casts.empty())
         return std::nullopt;
       const DType to = found.casts[0]->result()->type().dtype;

@@ -35,15 +35,20 @@ Value* merged_value(Value* value, const Replacements& merged) {
 
 // Alike for ops that compute the same, and cheap: a graph has tens of thousands.
 size_t hash_of(const Op& op, const Replacements& merged) {
-  size_t hash = std::hash<std::string>()(op.opcode);
+  size_t hash = std::hash<std::string_view>()(op.opcode);
   for (Value* operand : op.operands) hash = hash * 31 + std::hash<Value*>()(merged_value(operand, merged));
   return hash;
 }
 
-// Attributes by their text, which tells 0.0 from -0.0.
+// Numbers by their text, which tells 0.0 from -0.0 and a nan from none.
+bool same_attr(const ir::Attr& a, const ir::Attr& b) {
+  const bool numbers = std::holds_alternative<double>(a) || std::holds_alternative<std::vector<double>>(a);
+  return numbers ? a.index() == b.index() && concat(a) == concat(b) : a == b;
+}
+
 bool same_attrs(const Op& a, const Op& b) {
   return std::ranges::equal(a.attrs, b.attrs, [](const auto& x, const auto& y) {
-    return x.first == y.first && x.second.index() == y.second.index() && concat(x.second) == concat(y.second);
+    return x.first == y.first && same_attr(x.second, y.second);
   });
 }
 

@@ -168,7 +168,7 @@ class Fuser {
   size_t last_position(const Kernel& kernel) const { return index_.position(kernel.ops.back()); }
 
   // The open kernel that makes the memory of a value.
-  Kernel* maker_of(const Value* value) {
+  Kernel* maker_of(const Value* value) const {
     const auto found = made_by_.find(ir::storage_of(value)->producer());
     return found != made_by_.end() && found->second->open ? found->second : nullptr;
   }
@@ -184,23 +184,51 @@ class Fuser {
   }
 
   bool can_join(const Op& op, Class kind, const Kernel& kernel) {
-    if (!kernel.open || op.section != kernel.section || ir::is_once(op) != ir::is_once(*kernel.ops[0])) return false;
-    if (scope_ == FuseScope::Module && (kernel.block.empty() || ir::block_of(op.module_path) != kernel.block))
+    if (!kernel.open || ir::is_once(op) != ir::is_once(*kernel.ops[0])) return false;
+    // Inductor calls libraries for products, and fuses nothing into them.
+    if (scope_ == FuseScope::Module &&
+        (kernel.kind == Kernel::Product || kernel.block.empty() || ir::block_of(op.module_path) != kernel.block))
       return false;
+    if (op.section != kernel.section) return false;
     if (ir::is_update(op)) return scales_gradient(op, kernel);
+    const int64_t numel = numel_read(op, kernel);
     int64_t width = kernel.width;
     if (kind == Class::Reduction) {
       const int64_t own = row_width(op);
       if (kernel.kind == Kernel::Product || own == 0 || (width > 0 && own != width)) return false;
       if (op.operands[reduced_operand(op)]->type().numel() != kernel.numel) return false;
       width = own;
-    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) ||
-               !fits(op.result()->type(), kernel.numel, width)) {
+    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) || !fits(op.result()->type(), numel, width)) {
       return false;
     }
     for (const Value* operand : op.operands)
-      if (operand && maker_of(operand) == &kernel && !is_read_where_made(*operand, kernel, width)) return false;
+      if (operand && maker_of(operand) == &kernel && !is_read_where_made(*operand, numel, width)) return false;
     return true;
+  }
+
+  // Elements of what `op` would work on. A product of several results has blocks of columns of one of them, where they are not
+  // all as wide: what joins reads one. 0: it reads several.
+  int64_t numel_read(const Op& op, const Kernel& kernel) const {
+    const auto& results = kernel.ops[0]->results();
+    const bool alike =
+        std::ranges::all_of(results, [&](const auto& r) { return r->type().numel() == results[0]->type().numel(); });
+    if (kernel.kind != Kernel::Product || alike) return kernel.numel;
+    const Value* part = nullptr;
+    for (const Value* operand : op.operands) {
+      if (!operand || maker_of(operand) != &kernel) continue;
+      const Value* own = part_of(ir::storage_of(operand), kernel);
+      if (part && own != part) return 0;
+      part = own;
+    }
+    return part ? part->type().numel() : 0;
+  }
+
+  // The result of the kernel's product that `value`, made in the kernel, was made of.
+  const Value* part_of(const Value* value, const Kernel& kernel) const {
+    while (value->producer() != kernel.ops[0])
+      value = ir::storage_of(*std::ranges::find_if(
+          value->producer()->operands, [&](const Value* operand) { return operand && maker_of(operand) == &kernel; }));
+    return value;
   }
 
   // As many elements as the kernel works on, or one for each row.
@@ -217,13 +245,13 @@ class Fuser {
   }
 
   // Element by element, or a row's number in the row.
-  static bool is_read_where_made(const Value& value, const Kernel& kernel, int64_t width) {
+  static bool is_read_where_made(const Value& value, int64_t numel, int64_t width) {
     const Value* made = ir::storage_of(&value);
     if (is_over_rows(*made->producer(), made->result_index())) return false;
     for (const Value* seen = &value; seen != made; seen = seen->producer()->operands[0])
       if (!ir::has_flag(*seen->producer(), ir::kReshape) || !seen->type().strides.empty()) return false;
     if (!made->type().strides.empty()) return false;
-    return made->type().numel() == value.type().numel() && fits(value.type(), kernel.numel, width);
+    return made->type().numel() == value.type().numel() && fits(value.type(), numel, width);
   }
 
   // What reads a result, or overwrites what a kernel reads, comes after the kernel.
@@ -268,14 +296,15 @@ const std::vector<Field<FuseOptions>>& FuseOptions::fields() {
 }
 
 bool fuse(Graph& graph, const FuseOptions& options, PassContext& ctx) {
-  const bool ordered = ir::order_by_part(graph);
+  bool changed = ir::order_by_part(graph);
+  for (const auto& op : graph.ops()) changed |= op->attrs.erase("inside") > 0;  // of other kernels
   Fuser fuser(graph, options.scope);
   fuser.run();
   for (const Kernel& kernel : fuser.kernels()) {
     ctx.metrics.add("kernels", 1);
     ctx.metrics.add("ops_joined", std::ssize(kernel.ops) - 1);
   }
-  return fuser.write() || ordered;
+  return fuser.write() || changed;
 }
 
 }  // namespace sfsdp::passes

@@ -4,7 +4,8 @@
 // Why:    what stays inside a kernel has no memory and costs no bytes. Costs, memory and the simulator read this attribute;
 //         none of them decides again.
 // Rule:   a kernel is one of
-//           product, attention, library   one op of class Product, Attention or Alone; to a product pointwise ops may follow
+//           product, attention, library   one op of class Product, Attention or Alone; to a product pointwise ops may follow, each of one
+//                                         result of several (join_products), or of all where they are as wide
 //           pointwise                     ops on as many elements, each read where it was made
 //           row                           the same with reductions over the last dimensions, of one width; what is one
 //                                         number per row may be read in the row
@@ -12,7 +13,7 @@
 //           copy                          a pack, with the casts that it alone reads, and the sum over micro-batches that
 //                                         alone reads it: gradients are added where they lie, 10 bytes a parameter, not 18
 //           optimizer                     an update, with what scales its gradient
-//         No op of a kernel reads what another row, column or block of that kernel makes. A start or a wait ends kernels.
+//         A row is read whole before it is written. No op of a kernel reads what another row, column or block of that kernel makes. A start or a wait ends kernels.
 //         plan/verify/kernels.h holds any graph against this rule.
 // Needs:  the final order of collectives.
 // Leaves: each op that computes has a kernel.
@@ -27,7 +28,7 @@ namespace sfsdp::passes {
 
 enum class FuseScope : uint8_t {
   None,    // a kernel per op: eager; the copy into a bucket casts on its way there too
-  Module,  // within one block (layers.3): what torch.compile of each block sees
+  Module,  // within one block (layers.3), products alone: what torch.compile of each block makes
   All,
 };
 

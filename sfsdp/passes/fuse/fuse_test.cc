@@ -202,6 +202,17 @@ TEST_CASE("fuse: torch.compile of each block sees one block") {
   )";
   CHECK(fused(kBlocks) == "a:0 b:0 c:0 d:0 e:0");
   CHECK(fused(kBlocks, "fuse scope=module") == "a:0 b:0 c:1 d:2 e:3");
+  const char* kProduct = R"(
+    graph mesh [] view local
+      %x = input name=x : f32[8, 8]
+    fwd:
+      %a = linear %x, %x : f32[8, 8] at layers.0
+      %b = aten.neg %a : f32[8, 8] at layers.0
+      %c = aten.neg %b : f32[8, 8] at layers.0
+      return %c
+  )";
+  CHECK(fused(kProduct) == "a:0 b:0 c:0");
+  CHECK(fused(kProduct, "fuse scope=module") == "a:0 b:1 c:1");
 }
 
 TEST_CASE("fuse: of random programs the kernels can exist, and each op that computes has one") {

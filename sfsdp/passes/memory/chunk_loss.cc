@@ -152,8 +152,8 @@ class Rewriter {
  private:
   static constexpr int64_t kMean = 1, kSum = 2;  // at::Reduction
 
-  Value* add(std::string opcode, std::vector<Value*> operands, Type type, ir::Attrs attrs = {}) {
-    return place_.value(std::move(opcode), std::move(operands), std::move(type), "", std::move(attrs));
+  Value* add(ir::Opcode opcode, std::vector<Value*> operands, Type type, ir::Attrs attrs = {}) {
+    return place_.value(opcode, std::move(operands), std::move(type), "", std::move(attrs));
   }
 
   // `op` again on other operands, whose dimension `dim` has `rows` of the tokens.

@@ -12,8 +12,10 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/memory/remat_budget.h"
+#include "sfsdp/passes/memory/remat_list.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -106,7 +108,8 @@ class BlockFinder {
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const RematOptions& options) : graph_(graph), options_(options), build_(graph) {
+  Rewriter(Graph& graph, const RematOptions& options)
+      : graph_(graph), options_(options), list_(graph, options), build_(graph) {
     const std::vector<Block> blocks = BlockFinder(graph).find();
     blocks_ = blocks.size();
     // Where parameters are gathered again for backward, the gathered ones of forward are not kept for repeated ops either.
@@ -169,11 +172,7 @@ class Rewriter {
   }
 
   bool is_kept_op(const Op& op) {
-    const ir::OpRow* row = ir::find_row(op.opcode);
-    if (row && row->cost == ir::CostClass::Attention) return true;
-    if (ir::is_collective(op) && !op.is("all_gather")) return true;
-    if (!row || row->cost != ir::CostClass::Product) return false;
-    return options_.mm_again == 0 || ++products_ % options_.mm_again != 0;
+    return (ir::is_collective(op) && !op.is("all_gather")) || list_.keeps(op, products_);
   }
 
   void find_last_reads() {
@@ -245,6 +244,7 @@ class Rewriter {
 
   Graph& graph_;
   RematOptions options_;
+  RematList list_;
   ir::Builder build_;
   std::unordered_set<const Value*> again_;              // storages of forward that backward makes itself
   std::unordered_map<const Value*, size_t> last_read_;  // by forward, of storages; the end for what the step leaves
@@ -264,6 +264,9 @@ const std::vector<Field<RematOptions>>& RematOptions::fields() {
       field("every", &RematOptions::every, {1, 1000}, "only every k-th block"),
       field("mm_again", &RematOptions::mm_again, {0, 1000},
             "op: every k-th product of a block is computed again too; 0: none"),
+      field("mm_again_of", &RematOptions::mm_again_of, {},
+            "op: products of these modules, and of their shapes, are computed again"),
+      field("save", &RematOptions::save, {}, "op: ops and modules that are kept instead of products and attention"),
       field("memory_budget", &RematOptions::memory_budget, {0, 1},
             "memory_budget: share of the bytes kept between full (0) and none (1)"),
       field("flops_per_byte", &RematOptions::flops_per_byte, {0, 1e6},
@@ -274,16 +277,17 @@ const std::vector<Field<RematOptions>>& RematOptions::fields() {
 
 void expect_repeated(const Graph& graph, const std::unordered_set<const Value*>& not_kept,
                      const std::unordered_set<const Op*>& repeated) {
-  std::unordered_set<const Op*> needed;  // by the op after them that is not repeated
+  ir::OpTable<size_t> needed_by(graph);  // the last group, from the end, that reads it
+  size_t group = 1;                      // an op that is not repeated, with those before it that are
   for (size_t i = graph.ops().size(); i-- > 0;) {
     const Op& op = *graph.ops()[i];
     const bool again = repeated.contains(&op);
-    SFSDP_CHECK(!again || (op.section == Section::Bwd && needed.contains(&op)), "remat: %", op.result()->name(), " in ",
-                ir::to_string(op.section), " is repeated before what needs it");
-    if (!again) needed.clear();
+    SFSDP_CHECK(!again || (op.section == Section::Bwd && needed_by[&op] == group), "remat: %", op.result()->name(),
+                " in ", ir::to_string(op.section), " is repeated before what needs it");
+    if (!again) ++group;
     for (const Value* operand : op.operands) {
       if (!operand) continue;
-      needed.insert(operand->producer());
+      needed_by[operand->producer()] = group;
       SFSDP_CHECK(op.section != Section::Bwd || !not_kept.contains(ir::storage_of(operand)), "remat: ", op.opcode, " %",
                   op.result()->name(), " reads %", operand->name(), ", which is not kept");
     }
@@ -301,6 +305,7 @@ bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
       throw UserError(
           concat("pass remat: ", op->opcode, " %", op->result()->name(),
                  " starts in forward\n  expected collectives that block; run the pass before split_collectives"));
+  if (options.mode == RematMode::Op) check_save_names(graph, options);
   return Rewriter(graph, options).run(ctx);
 }
 

@@ -23,7 +23,7 @@ namespace sfsdp::passes {
 enum class RematMode : uint8_t {
   None,
   Full,          // of each block (module with a number: layers.3) only what it is given is kept
-  Op,            // results of products and attention are kept, all else of a block is computed again
+  Op,            // results of a list (remat_list.h) are kept, all else of a block is computed again
   MemoryBudget,  // as RematOptions::memory_budget says
 };
 std::string to_string(RematMode mode);
@@ -32,6 +32,9 @@ struct RematOptions {
   RematMode mode = RematMode::None;
   int64_t every = 1;     // Full, Op: only every k-th block; the others keep everything
   int64_t mm_again = 0;  // Op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)
+  // Op: names, with commas. mm_again_of: products of modules whose path holds one of them, and all whose right operand has
+  // the shape of one of theirs, are computed again. save: ops and modules of a block, what is kept instead of products and attention.
+  std::string mm_again_of = {}, save = {};
   // MemoryBudget: at most this share of the bytes that mode None keeps of blocks beyond mode Full, by the least work;
   // 0: as full, 1: as none.
   double memory_budget = 0.5;

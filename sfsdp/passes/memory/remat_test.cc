@@ -143,7 +143,8 @@ TEST_CASE("remat: a gather that a repeated op needs is repeated, and the bucket 
 
 // Matrices of 16 KiB, two of them parameters whose gathered flat bucket stays for backward. Alive with mode full, in
 // matrices: %h.again: x, bucket (2), y, ga and itself; %a.again: the same with a.again for x; %gv: bucket, y, ga, a.again and
-// itself: 6 each; fewer elsewhere. Mode op keeps h for x and has the same most.
+// itself: 6 each, or 5 where %a.again lies in the memory of %h.again, and %gv in that of %ga. Mode op keeps h for x, which nothing
+// reads any more: 5.
 TEST_CASE("remat: parameters that stay gathered for backward are not gathered again; peak bytes worked out by hand") {
   for (const char* mode : {"full", "op"}) {
     CAPTURE(mode);
@@ -169,7 +170,7 @@ TEST_CASE("remat: parameters that stay gathered for backward are not gathered ag
     CHECK(graph.find_value("a.again") != nullptr);
     const plan::MemoryPlan memory = plan::plan_memory(graph);
     CHECK(memory.state_bytes == 16384);
-    CHECK(memory.live_bytes == 6 * 16384);
+    CHECK(memory.live_bytes == (mode == std::string("full") ? 6 : 5) * 16384);
   }
 }
 

@@ -44,6 +44,7 @@ bool follow(const ir::Index& index, const Value* value, size_t end, std::vector<
 
 std::vector<Reduction> find_reductions(const Graph& graph) {
   const ir::Index index(graph);
+  const ParamNames params = params_by_name(graph);
   std::vector<Reduction> reductions;
   size_t end = index.size();
   while (end > 0 && index.at(end - 1)->section != Section::Bwd) --end;
@@ -56,7 +57,7 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
     if (sent->is("pack") && sent->section == Section::Bwd && later) r.filled = sent;
     // What backward goes on to compute with (a sum that is needed for the next gradient) is waited for at once.
     const bool needed = follow(index, op->result(), end, r.wait);
-    r.param = param_of_gradient(graph, index, op->result());
+    r.param = param_of_gradient(params, index, op->result());
     if (!needed && !r.wait.empty()) reductions.push_back(std::move(r));
   }
   return reductions;

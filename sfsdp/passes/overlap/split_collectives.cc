@@ -23,7 +23,8 @@ void split(Graph& graph, const std::vector<Op*>& blocking) {
     ir::Type in_flight = result->type();
     in_flight.kind = ir::Type::Kind::Async;
     const auto place = build.before(op);
-    Op* start = place.op(op->opcode + ".start", op->operands, {{result->name() + ".start", in_flight}}, op->attrs);
+    Op* start =
+        place.op(op->opcode.str() + ".start", op->operands, {{result->name() + ".start", in_flight}}, op->attrs);
     Op* wait = place.op("wait", {start->result()}, {{"", result->type()}});
     start->bwd_of = wait->bwd_of = op->bwd_of;
     if (ir::is_once(*op)) wait->attrs["once"] = true;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/page/plan_page.h"
 
-#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "sfsdp/base/html_page.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
-#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::plan {
@@ -29,11 +27,8 @@ std::string_view colour_of(Section section) {
 }
 
 std::string name_of(const std::vector<const Op*>& ops) {
-  const auto main = std::ranges::find_if(ops, [](const Op* op) {
-    const cost::Class kind = cost::class_of(*op);
-    return kind == cost::Class::Product || kind == cost::Class::Attention;
-  });
-  const Op& op = main == ops.end() ? *ops.front() : **main;
+  const Op* arithmetic = cost::arithmetic_op(ops);
+  const Op& op = arithmetic ? *arithmetic : *ops.front();
   return ops.size() > 1 ? concat(ir::name_of(op), " and ", ops.size() - 1, " more") : ir::name_of(op);
 }
 

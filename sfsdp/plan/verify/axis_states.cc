@@ -2,7 +2,6 @@
 #include "sfsdp/plan/verify/axis_states.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -40,12 +40,13 @@ bool brings_values(const Op& op) { return op.is("cast", "wait", "pad", "narrow",
 // One axis at a time.
 class Checker {
  public:
-  Checker(const Graph& graph, std::string axis) : graph_(graph), axis_(std::move(axis)) {}
+  Checker(const Graph& graph, std::string axis)
+      : graph_(graph), axis_(std::move(axis)), states_(graph, State::Replicate) {}
 
   std::string check() {
     // Buffers that become Own make what reads them Own: at most as many rounds as there are carries.
     for (size_t round = 0; round <= graph_.carries.size(); ++round) {
-      states_.clear();
+      states_ = ir::ValueTable<State>(graph_, State::Replicate);
       for (const auto& op : graph_.ops()) {
         std::string wrong = visit(*op);
         if (!wrong.empty()) return wrong;
@@ -56,10 +57,7 @@ class Checker {
   }
 
  private:
-  State state_of(const Value* value) const {
-    const auto found = states_.find(value);
-    return found == states_.end() ? State::Replicate : found->second;
-  }
+  State state_of(const Value* value) const { return states_[value]; }
   void set(const Op& op, State state) {
     for (const auto& result : op.results()) states_[result.get()] = state;
   }
@@ -181,7 +179,7 @@ class Checker {
 
   const Graph& graph_;
   std::string axis_;
-  std::unordered_map<const Value*, State> states_;
+  ir::ValueTable<State> states_;
   std::unordered_set<const Value*> local_;  // buffers of a module that every rank writes by itself
 };
 

@@ -2,13 +2,18 @@
 #include "sfsdp/plan/verify/hazards.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
+#include "sfsdp/plan/verify/kernels.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -37,26 +42,37 @@ struct Content {
 class HazardChecker {
  public:
   explicit HazardChecker(const StepPlan& plan)
-      : plan_(plan), lanes_(plan.lanes.size() + 1), now_(lanes_, Clock(lanes_)), runs_(lanes_) {
+      : plan_(plan),
+        lanes_(plan.lanes.size() + 1),
+        buffer_of_(plan.graph),
+        made_(plan.graph),
+        made_in_(plan.graph),
+        now_(lanes_, Clock(lanes_)),
+        runs_(lanes_),
+        latest_(lanes_) {
     const cost::Kernels kernels = cost::kernels_of(plan.graph);
     kernels_ = kernels.ops;
-    for (const Edge& edge : plan.edges) before_[edge.to].push_back(edge.from);
+    for (const Edge& edge : plan.edges) before_.emplace_back(edge.to, edge.from);
+    std::sort(before_.begin(), before_.end());
     for (const Buffer& b : plan.memory.state) buffer_of_[b.value] = &b;
     for (const Buffer& b : plan.memory.buffers) buffer_of_[b.value] = &b;
+    for (const Inside& i : plan.memory.inside) place_inside(i);
     for (const auto& op : plan.graph.ops()) {
       const auto donated = ir::donated_operands(*op);
       for (size_t r = 0; r < donated.size() && r < op->results().size(); ++r) {
-        const auto from = buffer_of_.find(ir::storage_of(op->operands[static_cast<size_t>(donated[r])]));
-        if (from != buffer_of_.end()) buffer_of_[op->results()[r].get()] = from->second;
+        const Buffer* from = buffer_of_[ir::storage_of(op->operands[static_cast<size_t>(donated[r])])];
+        if (from) buffer_of_[op->results()[r].get()] = from;
       }
     }
   }
 
   std::vector<std::string> check() {
     check_window();
+    check_packs();
+    const std::vector<Action> program = program_of(plan_.graph, plan_.lanes);
     for (int step = 0; step < 2; ++step) {
       begin_step(step == 0);
-      for (const Action& action : program_of(plan_.graph, plan_.lanes, 1)) {
+      for (const Action& action : program) {
         if (errors_.size() >= kMostErrors) return errors_;
         if (action.kind != Action::Wait) run(action.task);
       }
@@ -66,37 +82,78 @@ class HazardChecker {
   }
 
  private:
+  // A pack that has nothing to copy, and so no kernel.
+  static bool is_there_already(const Op& op) { return op.is("pack") && cost::class_of(op) == cost::Class::Free; }
+
+  static bool lies_in(const Op& pack, const Value& memory) {
+    for (size_t k = 0; k < pack.operands.size(); ++k)
+      if (ir::storage_of(pack.operands[k]) == &memory) return cost::is_inside(pack, k);
+    return false;
+  }
+
+  // As if it had a buffer of its own there.
+  void place_inside(const Inside& inside) {
+    const Buffer* host = buffer_of_[inside.host];
+    const int64_t bytes = inside.value->type().bytes();
+    if (!host || buffer_of_[inside.value] || inside.offset < 0 || inside.offset + bytes > host->bytes)
+      return error(concat('%', inside.value->name(), " inside %", inside.host->name(), " at +", inside.offset, " of ",
+                          bytes, " bytes\n  expected a place of its own, within another's buffer"));
+    Buffer& buffer = inside_.emplace_back(*host);
+    buffer.value = inside.value;
+    buffer.offset += inside.offset;
+    buffer.bytes = std::max<int64_t>(bytes, 1);
+    buffer_of_[inside.value] = &buffer;
+  }
+
   // What collectives touch is at equal offsets on all ranks only in the window.
   void check_window() {
     for (const CommLane& lane : plan_.lanes)
       for (const Op* op : lane.collectives) {
         const auto inside = [&](const Value* value) {
-          const auto found = buffer_of_.find(ir::storage_of(value));
-          if (found != buffer_of_.end() && found->second->region != Region::Window)
-            error(concat("%", found->second->value->name(), ", which ", ir::name_of(*op), " touches, lies in region ",
-                         to_string(found->second->region), "\n  expected window"));
+          const Buffer* found = buffer_of_[ir::storage_of(value)];
+          if (found && found->region != Region::Window)
+            error(concat("%", found->value->name(), ", which ", ir::name_of(*op), " touches, lies in region ",
+                         to_string(found->region), "\n  expected window"));
         };
         for (const Value* operand : op->operands) inside(operand);
         for (const auto& result : op->results()) inside(result.get());
       }
   }
 
+  // What a pack does not copy lies in its result already.
+  void check_packs() {
+    for (const auto& op : plan_.graph.ops()) {
+      if (!op->has_attr("inside") || !buffer_of_[op->result()]) continue;
+      const Buffer& bucket = *buffer_of_[op->result()];
+      const auto& offsets = op->attr<std::vector<int64_t>>("offsets");
+      for (size_t k = 0; k < op->operands.size(); ++k) {
+        if (!cost::is_inside(*op, k)) continue;
+        const Value* part = ir::storage_of(op->operands[k]);
+        const Buffer* found = buffer_of_[part];
+        const int64_t expected = bucket.offset + offsets[k] * ir::size_in_bytes(part->type().dtype);
+        if (op->has_attr("ranks") || !found || found->region != bucket.region || found->offset != expected ||
+            part->type().bytes() != op->operands[k]->type().bytes())
+          error(concat(ir::name_of(*op), " does not copy %", part->name(), ", which lies ",
+                       !found ? "nowhere" : "at " + place_of(*found), "\n  expected it at ", to_string(bucket.region),
+                       " ", expected));
+      }
+    }
+  }
+
   // The host puts the batch where it belongs; the state is what the last step left, under the names of this one.
   void begin_step(bool first) {
     std::unordered_map<const Value*, const Value*> next_of;
     for (const ir::Carry& carry : plan_.graph.carries) next_of[carry.current] = ir::storage_of(carry.next);
-    made_.clear();
+    ++step_;
     std::vector<const Value*> roots;
     for (const auto& op : plan_.graph.ops())
       if (op->is("param", "state", "input")) roots.push_back(op->result());
     for (const Value* root : roots) {
       const auto carried = next_of.find(root);
       const Value& last = carried == next_of.end() ? *root : *carried->second;
-      const auto from = buffer_of_.find(&last), to = buffer_of_.find(root);
+      const Buffer *from = buffer_of_[&last], *to = buffer_of_[root];
       if (!first && !root->producer()->is("input")) expect(last, concat("the next step reads it as %", root->name()));
-      Content* content = !first && from != buffer_of_.end() && to != buffer_of_.end() && from->second == to->second
-                             ? holding(*to->second, last)
-                             : nullptr;
+      Content* content = !first && from && from == to ? holding(*to, last) : nullptr;
       if (content)
         content->value = root;  // in place: what read and wrote it counts in this step too
       else
@@ -104,20 +161,22 @@ class HazardChecker {
     }
   }
   void place(const Value& value) {
-    const auto found = buffer_of_.find(&value);
-    if (found == buffer_of_.end()) return error(concat("%", value.name(), " has no place in memory\n  expected one"));
-    contents_.erase({found->second->region, found->second->offset});
-    replace(*found->second, value, {}, nullptr);
+    const Buffer* found = buffer_of_[&value];
+    if (!found) return error(concat("%", value.name(), " has no place in memory\n  expected one"));
+    contents_.erase({found->region, found->offset});
+    replace(*found, value, {}, nullptr);
   }
 
   void run(const Task& task) {
     Clock& clock = now_[task.lane];
-    if (const auto before = before_.find(task); before != before_.end())
-      for (const Task& from : before->second)
-        if (const auto latest = latest_.find(from); latest != latest_.end()) {
-          const Clock& other = runs_[from.lane][static_cast<size_t>(latest->second) - 1];
-          for (size_t i = 0; i < lanes_; ++i) clock[i] = std::max(clock[i], other[i]);
-        }
+    auto edge = std::lower_bound(before_.begin(), before_.end(), std::pair(task, Task()));
+    for (; edge != before_.end() && edge->first == task; ++edge) {
+      const Task& from = edge->second;
+      const auto& latest = latest_[from.lane];
+      if (from.number >= latest.size() || latest[from.number] == 0) continue;
+      const Clock& other = runs_[from.lane][static_cast<size_t>(latest[from.number]) - 1];
+      for (size_t i = 0; i < lanes_; ++i) clock[i] = std::max(clock[i], other[i]);
+    }
     const Run run{task.lane, std::ssize(runs_[task.lane]) + 1};
     if (task.lane == 0)
       run_ops(kernels_.at(task.number), run, clock);
@@ -125,39 +184,71 @@ class HazardChecker {
       run_ops({plan_.lanes[task.lane - 1].collectives.at(task.number)}, run, clock);
     clock[task.lane] = run.number;
     runs_[task.lane].push_back(clock);
-    latest_[task] = run.number;
+    auto& latest = latest_[task.lane];
+    if (latest.size() <= task.number) latest.resize(task.number + 1);
+    latest[task.number] = run.number;
   }
 
   // All is read before anything is written, but for what stays inside.
   void run_ops(const std::vector<const Op*>& ops, const Run& run, const Clock& clock) {
-    std::unordered_set<const Value*> own;
+    ++kernel_;
     for (const Op* op : ops)
-      for (const auto& result : op->results()) own.insert(result.get());
+      for (const auto& result : op->results()) made_in_[result.get()] = kernel_;
     for (const Op* op : ops) {
       for (const Value* operand : op->operands)
-        if (operand && !own.contains(ir::storage_of(operand))) read(*ir::storage_of(operand), *op, run, clock);
+        if (operand && !is_own(ir::storage_of(operand))) read(*ir::storage_of(operand), *op, run, clock);
       // What earlier micro-batches have added up.
-      if (op->is("accumulate") && made_.contains(op->result())) read(*op->result(), *op, run, clock);
+      if (op->is("accumulate") && made_[op->result()] == step_) read(*op->result(), *op, run, clock);
     }
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
-        const auto found = buffer_of_.find(result.get());
-        if (found == buffer_of_.end()) continue;  // stays inside: whoever reads it is told
-        replace(*found->second, *result, run, &clock);
-        made_.insert(result.get());
+        const Buffer* found = buffer_of_[result.get()];
+        if (!found) continue;  // stays inside: whoever reads it is told
+        check_operands(ops, *result, *found);
+        replace(*found, *result, run, &clock);
+        made_[result.get()] = step_;
+      }
+  }
+
+  bool is_own(const Value* value) const { return made_in_[value] == kernel_; }
+
+  // What a kernel writes over what it reads: in place, element by element.
+  void check_operands(const std::vector<const Op*>& ops, const Value& result, const Buffer& written) {
+    const auto donated = ir::donated_operands(*result.producer());
+    if (static_cast<size_t>(result.result_index()) < donated.size()) return;  // the op says so itself
+    std::unordered_set<const Value*> seen;
+    for (const Op* op : ops)
+      for (const Value* operand : op->operands) {
+        const Value* memory = operand ? ir::storage_of(operand) : nullptr;
+        const Buffer* found = memory ? buffer_of_[memory] : nullptr;
+        if (!found || is_own(memory) || !seen.insert(memory).second) continue;
+        const Buffer& there = *found;
+        if (op->is("pack") && op->result() == &result && lies_in(*op, *memory)) continue;  // left as it is
+        if (there.region != written.region || there.offset >= written.offset + written.bytes ||
+            written.offset >= there.offset + there.bytes)
+          continue;
+        if (there.offset != written.offset)
+          error(concat('%', result.name(), " is written over a part of %", memory->name(),
+                       ", which its kernel reads\n  expected the same place, or another one"));
+        else if (const std::string wrong = check_written_over(ops, *memory, result); !wrong.empty())
+          error(wrong);
       }
   }
 
   void read(const Value& value, const Op& reader, const Run& run, const Clock& clock) {
     if (value.producer()->is("constant", "scalar")) return;  // in the program
-    const auto found = buffer_of_.find(&value);
-    if (found == buffer_of_.end())
+    if (is_there_already(*value.producer())) {
+      for (const Value* part : value.producer()->operands) read(*ir::storage_of(part), reader, run, clock);
+      return;
+    }
+    const Buffer* found = buffer_of_[&value];
+    if (!found)
       return error(concat("%", value.name(), ", which ", ir::name_of(reader),
                           " reads, has no place in memory\n  expected a buffer"));
-    Content* content = holding(*found->second, value);
+    Content* content = holding(*found, value);
     if (!content)
-      return error(concat(ir::name_of(reader), " reads %", value.name(), " at ", place_of(*found->second),
-                          ", which holds ", held_at(*found->second), "\n  expected %", value.name()));
+      return error(concat(ir::name_of(reader), " reads %", value.name(), " at ", place_of(*found), ", which holds ",
+                          held_at(*found), "\n  expected %", value.name()));
     if (!is_over(content->writer, clock))
       error(concat(ir::name_of(reader), " on lane ", lane_name(run.lane), " may read %", value.name(), " before lane ",
                    lane_name(content->writer.lane), " has written it\n  expected an edge between them"));
@@ -167,10 +258,10 @@ class HazardChecker {
 
   void expect(const Value& value, const std::string& why) {
     const Value& storage = *ir::storage_of(&value);
-    const auto found = buffer_of_.find(&storage);
-    if (found == buffer_of_.end() || holding(*found->second, storage)) return;
-    error(concat("at the step's end ", place_of(*found->second), " holds ", held_at(*found->second), "\n  expected %",
-                 storage.name(), ": ", why));
+    const Buffer* found = buffer_of_[&storage];
+    if (!found || holding(*found, storage)) return;
+    error(concat("at the step's end ", place_of(*found), " holds ", held_at(*found), "\n  expected %", storage.name(),
+                 ": ", why));
   }
 
   Content* holding(const Buffer& buffer, const Value& value) {
@@ -216,12 +307,15 @@ class HazardChecker {
   const StepPlan& plan_;
   const size_t lanes_;
   std::vector<std::vector<const Op*>> kernels_;
-  std::map<Task, std::vector<Task>> before_;  // by the end of edges
-  std::unordered_map<const Value*, const Buffer*> buffer_of_;
-  std::unordered_set<const Value*> made_;                   // in this step
+  std::vector<std::pair<Task, Task>> before_;  // the ends of edges with their begins, sorted
+  std::deque<Buffer> inside_;                  // what lies inside others, as if it had a buffer
+  ir::ValueTable<const Buffer*> buffer_of_;
+  ir::ValueTable<size_t> made_;                             // the latest step that has made it
+  ir::ValueTable<size_t> made_in_;                          // the latest run of a kernel that makes it
+  size_t step_ = 0, kernel_ = 0;                            // those that are running, from 1 on
   std::vector<Clock> now_;                                  // by lane, after its latest run
   std::vector<std::vector<Clock>> runs_;                    // by lane and run, once it is over
-  std::map<Task, int64_t> latest_;                          // the number of a task's latest run
+  std::vector<std::vector<int64_t>> latest_;                // by lane and task, the number of its latest run; 0: none
   std::map<std::pair<Region, int64_t>, Content> contents_;  // by region and begin
   std::vector<std::string> errors_;
 };

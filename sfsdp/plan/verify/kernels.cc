@@ -100,6 +100,7 @@ class KernelChecker {
       }
     }
     if (alone > 1) return error(*ops_.back(), "is in a kernel with another product, attention or library call", "one");
+    if (std::string wrong = check_parts(); !wrong.empty()) return wrong;
     for (const Op* op : ops_)
       for (const Value* operand : op->operands)
         if (operand)
@@ -108,6 +109,31 @@ class KernelChecker {
   }
 
  private:
+  // Results of a product that are not as wide are made by different blocks: what follows it reads one of them.
+  std::string check_parts() const {
+    std::unordered_map<const Value*, const Value*> part;
+    for (const Op* op : ops_) {
+      const auto& results = op->results();
+      if (cost::class_of(*op) == Class::Product) {
+        for (const auto& result : results)
+          if (result->type().numel() != results[0]->type().numel())
+            for (const auto& each : results) part[each.get()] = each.get();
+        continue;
+      }
+      const Value* own = nullptr;
+      for (const Value* operand : op->operands) {
+        const auto found = operand ? part.find(ir::storage_of(operand)) : part.end();
+        if (found == part.end()) continue;
+        if (own && own != found->second)
+          return error(*op, "reads two results of a product, which other blocks make", "one of them, or memory");
+        own = found->second;
+      }
+      if (own)
+        for (const auto& result : results) part[result.get()] = own;
+    }
+    return "";
+  }
+
   std::string check_read(const Op& op, const Value& operand) const {
     const Value* made = ir::storage_of(&operand);
     if (!made_.contains(made)) return "";
@@ -115,6 +141,7 @@ class KernelChecker {
       return error(op, concat("reads %", operand.name(), " in the kernel that makes it, but ", what),
                    "it in memory, from a kernel before");
     };
+    if (is_written_as(op) && shown_by(&operand) == made) return "";
     if (needs_all_rows(*made)) return refuse("it is complete only after all rows");
     if (shown_by(&operand) != made) return refuse("sees its elements in another order");
     const bool scaled = ir::is_update(op) && made->producer()->is("scale");
@@ -131,6 +158,14 @@ class KernelChecker {
         width_ > 0 && numel * width_ == own && !operand.type().dims.empty() && operand.type().dims.back().size == 1;
     if (numel != own && !of_row) return refuse("needs elements that other rows make");
     return "";
+  }
+
+  // A cast that the kernel does not read: the dtype in which it writes what it makes.
+  bool is_written_as(const Op& op) const {
+    return op.is("cast") && std::ranges::none_of(ops_, [&](const Op* other) {
+             return std::ranges::any_of(other->operands,
+                                        [&](const Value* v) { return v && ir::storage_of(v) == op.result(); });
+           });
   }
 
   // Of what an op works on: the elements that it reads or makes, whichever are more.
@@ -186,6 +221,27 @@ std::string check_kernels(const Graph& graph) {
     open.push_back(&op);
   }
   return finish();
+}
+
+std::string check_written_over(std::span<const Op* const> kernel, const Value& read, const Value& written) {
+  const auto refuse = [&](const Op& op, const char* what) {
+    return concat('%', written.name(), " is written over %", read.name(), ", of which ", ir::name_of(op),
+                  " of the same kernel ", what, "\n  expected memory of its own");
+  };
+  const Op& writer = *written.producer();
+  if (written.type().bytes() != read.type().bytes() || written.type().numel() != read.type().numel())
+    return refuse(writer, "makes elements of another size");
+  if (access(writer).reads == Reads::Others && cost::class_of(writer) != Class::Product)
+    return refuse(writer, "makes elements in no order that is known");
+  for (const Op* op : kernel)
+    for (const Value* operand : op->operands) {
+      if (!operand || ir::storage_of(operand) != &read) continue;
+      if (access(*op).reads == Reads::Others) return refuse(*op, "reads other elements than those at its place");
+      if (shown_by(operand) != &read) return refuse(*op, "sees the elements in another order");
+      if (access(*op).reads == Reads::Element && op->result()->type().numel() != read.type().numel())
+        return refuse(*op, "reads elements several times");
+    }
+  return "";
 }
 
 }  // namespace sfsdp::plan

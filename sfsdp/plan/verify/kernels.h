@@ -3,6 +3,7 @@
 // the pass's own bookkeeping.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "sfsdp/ir/graph.h"
@@ -12,5 +13,9 @@ namespace sfsdp::plan {
 // "" or what is wrong: an op without a kernel, ops of one that do not stand together, or one that reads in a kernel what
 // another row, column or block of it makes. A graph in which no op names a kernel is sound.
 std::string check_kernels(const ir::Graph& graph);
+
+// "" or what is wrong where the kernel of these ops writes `written` over the memory of `read`: an op that reads elements
+// at other places than those at which it writes, outside of rows that it has read whole.
+std::string check_written_over(std::span<const ir::Op* const> kernel, const ir::Value& read, const ir::Value& written);
 
 }  // namespace sfsdp::plan

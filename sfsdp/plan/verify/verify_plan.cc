@@ -105,8 +105,9 @@ class Verifier {
     std::unordered_map<const Value*, const Buffer*> planned;
     for (const Buffer& b : m.buffers)
       if (!planned.emplace(b.value, &b).second) note(concat("%", b.value->name(), " has two buffers\n  expected one"));
-    const auto needed = find_buffers(plan_.graph, {.target = plan_.target});
-    for (const Buffer& b : needed) {
+    const Lifetimes needed = find_buffers(plan_.graph, {.target = plan_.target});
+    check_inside(needed.inside);
+    for (const Buffer& b : needed.buffers) {
       const auto found = planned.find(b.value);
       const std::string name = concat("%", b.value->name());
       if (found == planned.end()) {
@@ -133,6 +134,22 @@ class Verifier {
     check_state();
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
+  }
+
+  void check_inside(const std::vector<Inside>& needed) {
+    const auto text = [](const Inside& i) {
+      return concat('%', i.value->name(), " inside %", i.host->name(), " at +", i.offset);
+    };
+    const auto missing = [](const std::vector<Inside>& of, const Inside& i) {
+      return std::ranges::find(of, i) == of.end();
+    };
+    if (plan_.memory.inside == needed) return;
+    for (const Inside& i : plan_.memory.inside)
+      if (missing(needed, i)) note(concat(text(i), "\n  expected it elsewhere: it may not lie there"));
+    for (const Inside& i : needed)
+      if (missing(plan_.memory.inside, i)) note(concat("nothing lies ", text(i), "\n  expected that"));
+    if (plan_.memory.inside.size() != needed.size() || std::ranges::is_permutation(plan_.memory.inside, needed))
+      note("what lies inside other buffers is out of order, or twice\n  expected each once, in the graph's order");
   }
 
   // A place for every parameter, moment and counter, as large as it is.

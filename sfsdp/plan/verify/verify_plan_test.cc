@@ -17,6 +17,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/plan/verify/axis_states.h"
+#include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 
 namespace sfsdp::plan {
@@ -226,6 +227,97 @@ TEST_CASE("broken plans are caught: kernels, edges, state") {
   });
 }
 
+// Two gradients and what lies beside them in a bucket, and a chain of ops that need one place.
+StepPlan plan_in_place() {
+  return make_plan(ir::parse_or_throw(R"(graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[64/dp_shard, 64]
+  %x = input name=x : f32[64, 64] own(dp_shard)
+  %y = input name=y : bf16[64, 64] own(dp_shard)
+fwd:
+  %h = aten.mm %x, %x kernel=0 : f32[64, 64]
+  %n = aten.neg %h kernel=1 : f32[64, 64]
+  %m = aten.mm %n, %n kernel=2 : f32[64, 64]
+bwd:
+  %g = aten.mm %m, %x kernel=3 : f32[64, 64]
+  %k = aten.mm %y, %y kernel=4 : bf16[64, 64]
+  %k.wide = cast %k kernel=4 : f32[64, 64]
+  %p = pack [%g, %k.wide] inside=[0, 1] offsets=[0, 4096] : f32[8192]
+  %s = reduce_scatter.start %p axis=dp_shard dim=0 : async f32[4096]
+  %r = wait %s : f32[4096]
+  return %r
+)"));
+}
+
+Inside& inside_of(StepPlan& plan, const std::string& name) {
+  for (Inside& i : plan.memory.inside)
+    if (i.value->name() == name) return i;
+  FAIL("nothing inside is %" << name);
+  return plan.memory.inside[0];
+}
+
+// check_hazards alone, which does not know where the planner would put anything.
+TEST_CASE("results inside other buffers: in the text, and what is wrong with them is caught") {
+  const StepPlan sound = plan_in_place();
+  REQUIRE(join(verify_plan(sound), "\n") == "");
+  const std::string text = print(sound);
+  CHECK(text.substr(text.find("inside:")) ==
+        "inside:\n  %g inside %p at +0\n  %k.wide inside %p at +16384\n"
+        "  %n inside %h at +0\n");
+  CHECK(print(parse_plan(text)) == text);
+  CHECK(
+      std::ranges::none_of(sound.graph.ops(), [](const auto& op) { return op->is("pack") && op->has_attr("kernel"); }));
+  const Mutation mutations[] = {
+      {"a gradient lies elsewhere in the bucket", "does not copy %g",
+       [](StepPlan& p) { inside_of(p, "g").offset = 256; }},
+      {"two gradients lie at one place", "does not copy %k.wide",
+       [](StepPlan& p) { inside_of(p, "k.wide").offset = 0; }},
+      {"a gradient leaves the bucket", "within another's buffer",
+       [](StepPlan& p) { inside_of(p, "k.wide").offset = 1 << 20; }},
+      {"a gradient lies before the bucket", "within another's buffer",
+       [](StepPlan& p) { inside_of(p, "g").offset = -4096; }},
+      {"a gradient lies in another buffer", "does not copy %g",
+       [](StepPlan& p) { inside_of(p, "g").host = p.graph.find_value("m"); }},
+      {"a gradient lies nowhere", "does not copy %g",
+       [](StepPlan& p) { std::erase_if(p.memory.inside, [](const Inside& i) { return i.value->name() == "g"; }); }},
+      {"a product is written over what it reads", "reads other elements",
+       [](StepPlan& p) {
+         erase_buffer(p, "m");
+         p.memory.inside.push_back({p.graph.find_value("m"), p.graph.find_value("h"), 0});
+       }},
+      {"a product is written over a part of what it reads", "a part of",
+       [](StepPlan& p) { buffer_of(p, "m").offset = buffer_of(p, "h").offset + 4096; }},
+      {"a value is written over one that is read later", "which holds",
+       [](StepPlan& p) {
+         erase_buffer(p, "m");
+         p.memory.inside.push_back({p.graph.find_value("m"), p.graph.find_value("x"), 0});
+       }},
+      {"a bucket lies where what its gradients are computed from does", "reads other elements",
+       [](StepPlan& p) { buffer_of(p, "p").offset = buffer_of(p, "m").offset; }},
+  };
+  for (const Mutation& m : mutations) {
+    CAPTURE(m.what);
+    StepPlan plan = plan_in_place();
+    m.apply(plan);
+    const std::string errors = join(check_hazards(plan), "\n");
+    CHECK_MESSAGE(errors.find(m.expected) != std::string::npos, "got: ", errors);
+    CHECK_FALSE(verify_plan(plan).empty());
+  }
+  const std::pair<const char*, const char*> texts[] = {
+      {"inside=[0, 1]", "inside=[1, 0]"}, {"inside=[0, 1]", "inside=[0, 2]"}, {"inside=[0, 1]", "inside=[0]"}};
+  for (const auto& [from, to] : texts) {  // the last one: a pack with something to copy is a kernel
+    CAPTURE(to);
+    std::string changed = text;
+    changed.replace(changed.find(from), std::string(from).size(), to);
+    std::string wrong;
+    try {
+      wrong = join(verify_plan(parse_plan(changed)), "\n");
+    } catch (const UserError& error) {
+      wrong = error.what();
+    }
+    CHECK(wrong.find("pack") != std::string::npos);
+  }
+}
+
 // An edge that keeps the program's order where memory would not need it may go unnoticed: a gather that starts after a kernel and
 // reads nothing of it.
 TEST_CASE("edges that are taken away, one by one") {
@@ -381,7 +473,7 @@ TEST_CASE("plan texts with numbers beyond any machine are refused") {
     changed.replace(bytes, text.find(' ', bytes) - bytes, number);
     CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("expected bytes="), UserError);
   }
-  std::string many = text;  // each of them could be, all together not
+  std::string many = text.substr(0, text.find("inside:"));  // each of them could be, all together not
   for (int i = 0; i < 2000; ++i) many += concat(line, "bytes=1125899906842624 first=0 last=0\n");
   CHECK_THROWS_WITH_AS(parse_plan(many, "p.txt"), doctest::Contains("that a machine could hold"), UserError);
   for (const char* alignment : {"0", "-256", "1125899906842624"}) {

@@ -9,6 +9,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/memory/remat_list.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -182,15 +183,17 @@ void Lifetimes::set_last() {
 
 // What the list keeps is held until its block has run again.
 void Lifetimes::keep_listed() {
+  const passes::RematList list(graph_, {.mode = passes::RematMode::Op,
+                                        .mm_again = options_.mm_again,
+                                        .mm_again_of = options_.mm_again_of,
+                                        .save = options_.save});
   std::unordered_map<std::string, int64_t> products;
   for (const Op* op : order_) {
     if (!is_forward(*op)) continue;
-    const Class kind = cost::class_of(*op);
-    if (kind != Class::Product && kind != Class::Attention) continue;
     const std::string block(ir::block_of(op->module_path));
     const auto again = recomputed_at_.find(block);
     if (again == recomputed_at_.end()) continue;
-    if (kind == Class::Product && options_.mm_again > 0 && ++products[block] % options_.mm_again == 0) continue;
+    if (ir::aliased_operand(*op) >= 0 || !list.keeps(*op, products[block])) continue;
     for (const auto& result : op->results()) {
       size_t& last = last_[result.get()];
       last = std::max(last, again->second);

@@ -30,6 +30,7 @@ struct PyTorchOptions {
   // (TorchTitan's "op": products and attention; every k-th product of a block is not on it, 0: all are).
   bool save_list = false;
   int64_t mm_again = 0;
+  std::string mm_again_of = {}, save = {};  // as in passes::RematOptions
   // Whole gradients have buffers that are made once and stay, as DDP's, Megatron's and DeepSpeed's do (stages 0 and 1).
   bool keeps_whole_gradients = false;
   PyTorchLoss loss = PyTorchLoss::Separate;

@@ -277,6 +277,15 @@ class Run {
     for (const auto cast : casts) free(cast);
   }
 
+  // What is kept for backward in the place of a result that only a kernel of sfsdp's own leaves: dropout's mask of a byte per
+  // element; with the logarithms of all probabilities, no sum of theirs.
+  int64_t eager_bytes(const Value& value) const {
+    const Op& op = *value.producer();
+    if (op.is("dropout") && value.result_index() == 1) return op.result()->type().numel();
+    if (op.is("cross_entropy") && value.result_index() == 2 && options_.loss != PyTorchLoss::Fused) return 0;
+    return value.type().bytes();
+  }
+
   // Results, and what the op's kernels use meanwhile.
   void compute(const Op& op) {
     Handles temporaries;
@@ -302,7 +311,9 @@ class Run {
       const PyTorchStream stream = is_input  ? PyTorchStream::AllGather
                                    : reduced ? PyTorchStream::Reduce
                                              : PyTorchStream::Compute;
-      const auto handle = allocate(value->type().bytes(), stream);
+      const auto bytes = eager_bytes(*value);
+      if (bytes == 0) continue;
+      const auto handle = allocate(bytes, stream);
       if (is_input)
         shards_[value] = handle;
       else if (sums_.contains(value) && !first_turn_)

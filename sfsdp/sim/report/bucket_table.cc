@@ -30,7 +30,7 @@ class Finder {
     if (from->producer()->is("param")) return from->producer();
     const Value* value = collective.result();
     while (true) {
-      const auto& readers = index_.readers(value);
+      const auto readers = index_.readers(value);
       if (readers.empty()) return nullptr;
       const Op& next = *readers[0];
       if (next.is("gradient")) {

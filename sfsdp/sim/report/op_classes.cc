@@ -16,7 +16,7 @@ constexpr std::array<const char*, 7> kKernels = {"product", "attention", "optimi
 size_t class_of(const ir::Op& op) {
   if (ir::is_update(op)) return 2;
   if (op.is("pack", "unpack") || ir::is_wait(op)) return 4;
-  const ir::OpRow* row = ir::find_row(op.opcode);
+  const ir::OpRow* row = op.opcode.row();
   switch (row ? row->cost : ir::CostClass::Pointwise) {
     case ir::CostClass::Product: return 0;
     case ir::CostClass::Attention: return 1;

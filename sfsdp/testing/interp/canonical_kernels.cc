@@ -6,7 +6,9 @@
 #include <array>
 #include <cmath>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/testing/interp/part_kernels.h"
 
 namespace sfsdp::ir::interp {
 namespace {
@@ -51,6 +53,70 @@ Arrays linear_dw(const KernelContext& c) {
   return {product(
       c, n, k, rows_of(g), [&](size_t i, size_t m) { return g.data[m * n + i]; },
       [&](size_t m, size_t j) { return x.data[m * k + j]; })};
+}
+
+// Columns [begin, begin + width) of the product of rows x [r, k] with w [n, k].
+Array columns_of_linear(const Array& x, const Array& w, size_t begin, const Type& type) {
+  const size_t k = width_of(x), width = static_cast<size_t>(type.dims.back().size);
+  Array out = Array::zeros(x.dtype, type.shape());
+  for (size_t i = 0; i < rows_of(x); ++i)
+    for (size_t j = 0; j < width; ++j)
+      for (size_t m = 0; m < k; ++m) out.data[i * width + j] += x.data[i * k + m] * w.data[(begin + j) * k + m];
+  return out;
+}
+
+Arrays joined_linear(const KernelContext& c) {
+  Arrays results;
+  size_t begin = 0;
+  for (const auto& result : c.op.results()) {
+    results.push_back(columns_of_linear(c.in(0), c.in(1), begin, result->type()));
+    begin += width_of(results.back());
+  }
+  return results;
+}
+
+Arrays joined_linear_dx(const KernelContext& c) {
+  const Array& w = *c.operands.back();
+  const size_t k = width_of(w);
+  Array out = Array::zeros(w.dtype, c.op.result()->type().shape());
+  size_t begin = 0;
+  for (size_t i = 0; i + 1 < c.operands.size(); ++i) {
+    const Array& g = c.in(i);
+    const size_t n = width_of(g);
+    for (size_t r = 0; r < rows_of(g); ++r)
+      for (size_t m = 0; m < n; ++m)
+        for (size_t j = 0; j < k; ++j) out.data[r * k + j] += g.data[r * n + m] * w.data[(begin + m) * k + j];
+    begin += n;
+  }
+  return {out};
+}
+
+Arrays joined_linear_dw(const KernelContext& c) {
+  const Array& x = *c.operands.back();
+  const size_t k = width_of(x);
+  Arrays results;
+  for (size_t i = 0; i + 1 < c.operands.size(); ++i) {
+    const Array& g = c.in(i);
+    const size_t n = width_of(g);
+    Array& out = results.emplace_back(Array::zeros(x.dtype, c.op.result(static_cast<int>(i))->type().shape()));
+    for (size_t r = 0; r < rows_of(x); ++r)
+      for (size_t m = 0; m < n; ++m)
+        for (size_t j = 0; j < k; ++j) out.data[m * k + j] += g.data[r * n + m] * x.data[r * k + j];
+  }
+  return results;
+}
+
+Arrays matmul(const KernelContext& c) {
+  const Array &a = c.in(0), &b = c.in(1);
+  const size_t k = width_of(a), n = width_of(b);
+  const size_t batch = b.shape.size() == 3 ? static_cast<size_t>(b.shape[0]) : 1, rows = rows_of(a) / batch;
+  Array out = Array::zeros(a.dtype, c.op.result()->type().shape());
+  for (size_t r = 0; r < batch * rows; ++r)
+    for (size_t j = 0; j < n; ++j) {
+      for (size_t m = 0; m < k; ++m) out.data[r * n + j] += a.data[r * k + m] * b.data[(r / rows * k + m) * n + j];
+      if (c.operands.size() > 2) out.data[r * n + j] += c.in(2).data[j];
+    }
+  return {out};
 }
 
 Arrays embedding(const KernelContext& c) {
@@ -160,31 +226,43 @@ Arrays rms_norm_backward(const KernelContext& c) {
       if (c.operands[2]) grad_w.data[i] += g.data[at] * x.data[at] * scale;
     }
   }
-  return {grad_x, grad_w};
+  const auto* only = c.op.find_attr<std::string>("only");
+  const Array token = Array::scalar(DType::f32, 0);
+  return {only && *only == "w" ? token : grad_x, only && *only == "x" ? token : grad_w};
 }
 
-// (even, odd) · e^(±i angle)
+// Element of a table that broadcasts with `shape`.
+double broadcast_at(const Array& table, const std::vector<int64_t>& shape, size_t element) {
+  size_t at = 0, stride = 1;
+  const size_t skipped = shape.size() - table.shape.size();
+  for (size_t d = shape.size(); d-- > skipped;) {
+    const size_t index = element % static_cast<size_t>(shape[d]);
+    element /= static_cast<size_t>(shape[d]);
+    if (table.shape[d - skipped] > 1) at += index * stride;
+    stride *= static_cast<size_t>(table.shape[d - skipped]);
+  }
+  return table.data[at];
+}
+
+// (first, second) · e^(±i angle), of neighbours or halves; an angle of a table as wide as x stands in both its halves.
 Arrays turned(const KernelContext& c, double sign) {
+  SFSDP_CHECK(c.operands.size() == 3, "the interpreter has no complex numbers");
   Array out = c.in(0);
+  const size_t n = width_of(out) / 2;
+  const bool halves = c.op.attr_or("halves", false), full = halves && c.in(1).shape.back() == out.shape.back();
   std::vector<int64_t> half = out.shape;
   half.back() /= 2;
   for (size_t pair = 0; 2 * pair < out.data.size(); ++pair) {
-    const auto angle = [&](const Array& table) {
-      size_t element = 0, stride = 1, rest = pair;
-      for (size_t d = half.size(); d-- > 0;) {
-        const size_t index = rest % static_cast<size_t>(half[d]);
-        rest /= static_cast<size_t>(half[d]);
-        const size_t skipped = half.size() - table.shape.size();
-        if (d < skipped) continue;
-        if (table.shape[d - skipped] > 1) element += index * stride;
-        stride *= static_cast<size_t>(table.shape[d - skipped]);
-      }
-      return table.data[element];
+    const size_t row = pair / n, j = pair % n;
+    const size_t first = 2 * n * row + (halves ? j : 2 * j), second = first + (halves ? n : 1);
+    const auto angle = [&](const Array& table, size_t element) {
+      return full ? broadcast_at(table, out.shape, element) : broadcast_at(table, half, pair);
     };
-    const double cos = angle(c.in(1)), sin = sign * angle(c.in(2));
-    const double even = out.data[2 * pair], odd = out.data[2 * pair + 1];
-    out.data[2 * pair] = even * cos - odd * sin;
-    out.data[2 * pair + 1] = even * sin + odd * cos;
+    const double x = out.data[first], y = out.data[second];
+    // As x · cos + rotate_half(x) · sin has it, and its gradient: with the angle of the element that sin is read for.
+    const size_t of_first = sign > 0 ? first : second, of_second = sign > 0 ? second : first;
+    out.data[first] = x * angle(c.in(1), first) - sign * y * angle(c.in(2), of_first);
+    out.data[second] = y * angle(c.in(1), second) + sign * x * angle(c.in(2), of_second);
   }
   return {out};
 }
@@ -231,9 +309,11 @@ Arrays cross_entropy(const KernelContext& c) {
     each.data[r] = softmax(row(logits, r)).log_sum - row(logits, r)[static_cast<size_t>(targets.data[r])];
     sum += each.data[r];
   }
+  Array lse = Array::zeros(logits.dtype, targets.shape);
+  for (size_t r = 0; r < targets.data.size(); ++r) lse.data[r] = softmax(row(logits, r)).log_sum;
   const Array count = Array::scalar(logits.dtype, t.reduction == kEach ? 0 : t.count);
-  if (t.reduction == kEach) return {each, count};
-  return {Array::scalar(logits.dtype, t.reduction == kMean ? sum / t.count : sum), count};
+  if (t.reduction == kEach) return {each, count, lse};
+  return {Array::scalar(logits.dtype, t.reduction == kMean ? sum / t.count : sum), count, lse};
 }
 
 Arrays cross_entropy_backward(const KernelContext& c) {
@@ -243,12 +323,26 @@ Arrays cross_entropy_backward(const KernelContext& c) {
   for (size_t r = 0; r < targets.data.size(); ++r) {
     if (targets.data[r] == t.ignored) continue;
     const double each = c.in(0).data[t.reduction == kEach ? r : 0] / (t.reduction == kMean ? c.in(3).data[0] : 1);
-    const Softmax s = softmax(row(logits, r));
-    for (size_t v = 0; v < s.p.size(); ++v)
-      out.data[r * s.p.size() + v] = each * (s.p[v] - (targets.data[r] == static_cast<double>(v) ? 1 : 0));
+    const std::vector<double> x = row(logits, r);
+    for (size_t v = 0; v < x.size(); ++v)
+      out.data[r * x.size() + v] =
+          each * (std::exp(x[v] - c.in(4).data[r]) - (targets.data[r] == static_cast<double>(v) ? 1 : 0));
   }
   return {out};
 }
+
+// The mask depends on where the op stands and on the stream, as that of aten.bernoulli.p does; the state says both.
+Array dropped(const Array& x, double keep, const std::vector<double>& state) {
+  const Array mask = bernoulli(x, keep, state);
+  Array out = x;
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] *= mask.data[i] / keep;
+  return out;
+}
+Arrays dropout(const KernelContext& c) {
+  const Array state = {DType::i64, {2}, draw_state(c.op)};
+  return {dropped(c.in(), number_of(c.op, "keep"), state.data), state};
+}
+Arrays dropout_backward(const KernelContext& c) { return {dropped(c.in(0), number_of(c.op, "keep"), c.in(1).data)}; }
 
 // One query of one head: its scores' softmax over the keys that it sees.
 struct Attention {
@@ -337,6 +431,12 @@ struct Row {
   Kernel kernel;
 };
 constexpr std::array kKernels = {
+    Row{"dropout", &dropout},
+    Row{"dropout_backward", &dropout_backward},
+    Row{"joined_linear", &joined_linear},
+    Row{"joined_linear_dx", &joined_linear_dx},
+    Row{"joined_linear_dw", &joined_linear_dw},
+    Row{"matmul", &matmul},
     Row{"embedding", &embedding},
     Row{"embedding_backward", &embedding_backward},
     Row{"layer_norm", &layer_norm},

@@ -10,6 +10,7 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/testing/interp/canonical_kernels.h"
+#include "sfsdp/testing/interp/part_kernels.h"
 
 namespace sfsdp::ir::interp {
 namespace {
@@ -552,7 +553,9 @@ constexpr Row kKernels[] = {
 
 Kernel find_kernel(std::string_view opcode) {
   const auto found = std::ranges::find(kKernels, opcode, &Row::opcode);
-  return found == std::end(kKernels) ? find_canonical_kernel(opcode) : found->kernel;
+  if (found != std::end(kKernels)) return found->kernel;
+  const Kernel kernel = find_part_kernel(opcode);
+  return kernel ? kernel : find_canonical_kernel(opcode);
 }
 
 }  // namespace sfsdp::ir::interp

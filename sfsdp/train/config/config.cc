@@ -17,7 +17,7 @@ namespace sfsdp::train {
 
 namespace {
 
-constexpr std::string_view kModelArgs = "model.args", kCompile = "compile.enable";
+constexpr std::string_view kModelArgs = "model.args", kCompile = "compile.enable", kComponents = "compile.components";
 
 // Runs `body`; what it throws is added to `errors`, so that one run reports every mistake.
 template <class Body>
@@ -99,8 +99,10 @@ class FileReader {
     }
     const std::string name = concat(entry.where, ": ", entry.path);
     if (const InertKey* inert = find_inert(entry.path)) {
-      const bool* flag = std::get_if<bool>(&entry.value);
-      if (inert->path() == kCompile) config_.asks_eager = flag && !*flag;
+      if (const bool* flag = std::get_if<bool>(&entry.value); flag && inert->path() == kCompile)
+        config_.compile.enable = *flag;
+      if (const auto* parts = std::get_if<StringList>(&entry.value); parts && inert->path() == kComponents)
+        config_.compile.loss = std::ranges::find(*parts, "loss") != parts->end();
       return add_note(config_, check_inert(*inert, entry.value, name));
     }
     const Field* field = find_field(entry.path);
@@ -135,7 +137,11 @@ void apply_flag(const GivenOption& flag, JobConfig& config) {
   if (path.starts_with(prefix))
     config.model_args[path.substr(prefix.size())] = parse_model_arg(flag.value);
   else if (const InertKey* inert = find_inert(path)) {
-    if (inert->path() == kCompile) config.asks_eager = flag.value == "false";
+    if (inert->path() == kCompile) config.compile.enable = flag.value != "false";
+    if (inert->path() == kComponents) {
+      const StringList parts = split(flag.value, ',');
+      config.compile.loss = std::ranges::find(parts, "loss") != parts.end();
+    }
     add_note(config, check_inert_text(*inert, flag.value, flag.name));
   } else if (path != "config")
     assign_text(*find_field(path), config, flag.value, flag.name);
@@ -229,6 +235,10 @@ std::vector<std::string> notes_of(const JobConfig& config) {
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
   if (config.optimizer.momentum != 0 && config.optimizer.name != "SGD")
     notes.push_back("optimizer.momentum changes nothing: it belongs to SGD");
+  const ActivationCheckpoint& remat = config.activation_checkpoint;
+  if (!remat.save.empty() && !(remat.mode == "selective" && remat.selective_ac_option == "op"))
+    notes.emplace_back(
+        "activation_checkpoint.save changes nothing: it belongs to mode = selective with selective_ac_option = op");
   if (config.parallelism.zero_stage < 3 && config.parallelism.fsdp_reshard_after_forward != "default")
     notes.push_back(concat("parallelism.fsdp_reshard_after_forward changes nothing at zero_stage = ",
                            config.parallelism.zero_stage, ": parameters are whole"));

@@ -35,6 +35,13 @@ using StringList = std::vector<std::string>;
 // One entry of [model.args]: the model checks that it has such an argument.
 using ModelArg = std::variant<bool, int64_t, double, std::string>;
 
+// What [compile] asks TorchTitan for. The step is always compiled here; simulate asks, of PyTorch's systems.
+struct UpstreamCompile {
+  std::optional<bool> enable;  // unset: false there
+  bool loss = true;            // components hold it
+  bool operator==(const UpstreamCompile&) const = default;
+};
+
 struct JobConfig {
 #define SFSDP_SECTION(member, Struct, path, help) Struct member;
 #define SFSDP_KEY(Struct, type, name, default_value, rule, help)
@@ -45,8 +52,7 @@ struct JobConfig {
 #undef SFSDP_END
   std::map<std::string, ModelArg> model_args;  // [model.args], --model.args.<key> <value>
   std::vector<std::string> notes;              // to be logged once: keys that change nothing beside the others
-  // compile.enable is set, to false: TorchTitan would run the step in eager mode. It is compiled here; simulate asks.
-  bool asks_eager = false;
+  UpstreamCompile compile;
   bool operator==(const JobConfig&) const = default;
 };
 

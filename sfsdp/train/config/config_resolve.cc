@@ -107,13 +107,19 @@ passes::RematOptions remat_of(const ActivationCheckpoint& config) {
   if (config.mode == "none" || config.mode == "auto") return {};
   if (config.mode == "full") return {.mode = RematMode::Full};
   if (config.mode == "memory_budget") return {.mode = RematMode::MemoryBudget, .memory_budget = config.memory_budget};
-  if (config.selective_ac_option == "op") return {.mode = RematMode::Op, .mm_again = config.products_again};
+  if (config.selective_ac_option == "op")
+    return {.mode = RematMode::Op,
+            .mm_again = config.products_again,
+            .mm_again_of = join(config.per_op_sac_force_recompute_mm_shapes_by_fqns, ","),
+            .save = join(config.save, ",")};
   const auto every = parse_int(config.selective_ac_option);
   if (!every || *every < 1)
     throw UserError(concat("activation_checkpoint.selective_ac_option = ", config.selective_ac_option,
                            "\n  expected op, or a number k for every k-th block"));
   return {.mode = RematMode::Full, .every = *every};
 }
+
+std::optional<cost::Attention> attention_of(const Model& model) { return cost::find_attention(model.attention); }
 
 tune::TuneOptions tune_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
@@ -124,6 +130,7 @@ tune::TuneOptions tune_of(const JobConfig& config) {
   tune.choose_reshard = p.fsdp_reshard_after_forward == "auto";
   tune.choose_remat = config.activation_checkpoint.mode == "auto";
   tune.machine = p.fsdp_machine;
+  tune.attention = attention_of(config.model);
   tune.memory_gib = p.fsdp_memory_gib;
   return tune;
 }
@@ -191,6 +198,7 @@ std::string with_keys(std::string message) {
       {"ParamGroup::lr_factor", "optimizer.lr_factors"},
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
+      {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},
       {"TcpOptions::listen", "comm.listen"},
       {"TuneOptions::choose_remat", "activation_checkpoint.mode = auto"},

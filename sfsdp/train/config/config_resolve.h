@@ -46,6 +46,9 @@ sfsdp::Optimizer optimizer_of(const Optimizer& config);
 LrScheduleOptions schedule_of(const JobConfig& config);
 
 // What is chosen by cost.
+// The kernel that model.attention names; none for the machine file's.
+std::optional<cost::Attention> attention_of(const Model& model);
+
 tune::TuneOptions tune_of(const JobConfig& config);
 // training.grad_dtype and optimizer.state_dtype; unset: training.dtype.
 std::optional<ir::DType> grad_dtype(const JobConfig& config);

@@ -27,4 +27,19 @@ TEST_CASE("gradients and moments of another dtype than the parameters are refuse
 }
 
 }  // namespace
+TEST_CASE(
+    "config_resolve: a list of what is kept is the pass's, and a list without its mode is said to change nothing") {
+  JobConfig config = load_config(std::vector<std::string>{
+      "--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op",
+      "--activation_checkpoint.save=linear,attention.wq",
+      "--activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns=feed_forward.w1"});
+  const passes::RematOptions remat = remat_of(config.activation_checkpoint);
+  CHECK(remat.save == "linear,attention.wq");
+  CHECK(remat.mm_again_of == "feed_forward.w1");
+  CHECK(config.notes.empty());
+  config = load_config(std::vector<std::string>{"--activation_checkpoint.save=linear"});
+  REQUIRE(config.notes.size() == 1);
+  CHECK(config.notes[0].starts_with("activation_checkpoint.save changes nothing"));
+}
+
 }  // namespace sfsdp::train

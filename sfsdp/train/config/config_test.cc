@@ -178,7 +178,9 @@ TEST_CASE("compile.enable = true is what always holds; a config that asks for le
   CHECK(from_flags({"--compile.enable", "--compile.components", "model,loss"}).notes.empty());
   const JobConfig asked = from_toml("[compile]\nenable = false\ncomponents = [\"loss\"]");
   const auto& notes = asked.notes;
-  CHECK((asked.asks_eager && !from_flags({"--compile.enable"}).asks_eager && !from_toml("").asks_eager));
+  CHECK((asked.compile == UpstreamCompile{.enable = false, .loss = true}));
+  CHECK((from_flags({"--compile.enable", "--compile.components", "model"}).compile == UpstreamCompile{true, false}));
+  CHECK((from_toml("[compile]\ncomponents = [\"model\"]").compile == UpstreamCompile{{}, false}));
   REQUIRE(notes.size() == 2);
   CHECK(notes[0].ends_with("job.toml:2:1: compile.enable = false changes nothing: the step is always compiled"));
   CHECK(notes[1].ends_with(

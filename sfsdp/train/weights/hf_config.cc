@@ -306,7 +306,6 @@ std::vector<std::string> gpt2_notices(const Section& top) {
 void read_gpt2(const Section& top, HfConfig& config) {
   top.must_be_text("model_type", "gpt2");
   top.must_be_text("activation_function", "gelu_new");
-  top.must_be_flag("tie_word_embeddings", true);
   top.must_be_flag("scale_attn_weights", true);
   top.must_be_flag("scale_attn_by_inverse_layer_idx", false);
   top.must_be_flag("add_cross_attention", false);
@@ -324,6 +323,9 @@ void read_gpt2(const Section& top, HfConfig& config) {
   args["vocab_size"] = top.integer("vocab_size");
   args["max_positions"] = top.integer("n_positions");
   args["norm_eps"] = top.number("layer_norm_epsilon");
+  args["tied"] = top.flag("tie_word_embeddings", true);  // the default of this class
+  args["bias"] = true;
+  args["rope"] = false;
   config.notices = gpt2_notices(top);
 }
 

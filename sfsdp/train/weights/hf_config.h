@@ -22,7 +22,7 @@ namespace sfsdp::train {
 //   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor
 //   rope_high_freq_factor, int64_t rope_original_max_position
 // For "gpt" (GPT2LMHeadModel):
-//   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; its output is always tied
+//   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied, bias (always), rope (never)
 struct HfConfig {
   using Value = std::variant<bool, int64_t, double, std::string>;
   std::string architecture;  // "Qwen3ForCausalLM"

@@ -129,7 +129,7 @@ void write_gpt(const HfConfig& config, Document& out) {
   out.set("vocab_size", config.integer("vocab_size"));
   out.set("layer_norm_epsilon", config.number("norm_eps"));
   out.set_text("activation_function", "gelu_new");
-  out.set_flag("tie_word_embeddings", true);
+  out.set_flag("tie_word_embeddings", config.flag("tied"));
   for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out.set(key, 0.0);  // as it was trained
 }
 
@@ -142,6 +142,16 @@ bool is_architecture(const JsonValue& document, const std::string& architecture)
   const auto* names = list ? list->as<JsonArray>() : nullptr;
   const auto* name = names && names->size() == 1 ? names->front().as<std::string>() : nullptr;
   return name && *name == architecture;
+}
+
+// transformers' GPT-2 has biases and learned positions, whatever its config.json says.
+void expect_gpt2(const HfConfig& config) {
+  const auto refuse = [](const char* what, const char* expected) {
+    throw UserError(concat(what, ", which no GPT-2 of transformers has\n  expected ", expected,
+                           " for a Hugging Face folder; without checkpoint.last_save_in_hf the model trains as it is"));
+  };
+  if (config.flag("rope")) refuse("model.args.rope = true", "learned positions");
+  if (!config.flag("bias")) refuse("model.args.bias = false", "biases");
 }
 
 int64_t rows_of(const std::vector<HfSource>& parameters, const std::string& name) {
@@ -158,6 +168,7 @@ HfConfig hf_config_of_model(const std::string& model, const std::map<std::string
   config.model = model;
   config.args = args;
   if (model == "gpt") {
+    expect_gpt2(config);
     config.architecture = "GPT2LMHeadModel";
     return config;
   }

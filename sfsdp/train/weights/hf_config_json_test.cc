@@ -64,6 +64,27 @@ TEST_CASE("hf_config_json: a model made by flavor has an architecture by its fla
         "Qwen3ForCausalLM");
 }
 
+TEST_CASE("hf_config_json: a GPT without biases or with rotary embedding is refused by name, an untied one is not") {
+  const auto write = [](bool tied, bool bias, bool rope) {
+    const std::map<std::string, HfConfig::Value> args = {{"dim", int64_t{8}},
+                                                         {"n_layers", int64_t{1}},
+                                                         {"n_heads", int64_t{2}},
+                                                         {"vocab_size", int64_t{9}},
+                                                         {"max_positions", int64_t{16}},
+                                                         {"norm_eps", 1e-5},
+                                                         {"tied", tied},
+                                                         {"bias", bias},
+                                                         {"rope", rope},
+                                                         {"rope_theta", 10000.0}};
+    return hf_config_json(hf_config_of_model("gpt", args, {}), ir::DType::f32, 16, "");
+  };
+  CHECK(parse_hf_config(write(true, true, false), "c").flag("tied"));
+  CHECK_FALSE(parse_hf_config(write(false, true, false), "c").flag("tied"));
+  CHECK_THROWS_WITH_AS(write(true, false, false), doctest::Contains("model.args.bias = false, which no GPT-2"),
+                       UserError);
+  CHECK_THROWS_WITH_AS(write(true, true, true), doctest::Contains("model.args.rope = true, which no GPT-2"), UserError);
+}
+
 TEST_CASE("hf_config_json: other keys of the config it came from are kept, those of another architecture are not") {
   const HfConfig config = hf_config_of_model("llama3", llama_args(false, false, false), kSources);
   const std::string base = R"({"architectures": ["LlamaForCausalLM"], "bos_token_id": 7, "eos_token_id": [1, 2],

@@ -214,7 +214,11 @@ TEST_CASE("hf_config: GPT-2") {
   CHECK(config.integer("vocab_size") == 50257);
   CHECK(config.integer("max_positions") == 1024);
   CHECK(config.number("norm_eps") == 1e-5);
-  CHECK(config.args.size() == 6);
+  CHECK(config.flag("tied"));
+  CHECK(config.flag("bias"));
+  CHECK_FALSE(config.flag("rope"));
+  CHECK(config.args.size() == 9);
+  CHECK_FALSE(parse_hf_config(with(kGpt2, "\"n_ctx\"", "\"tie_word_embeddings\": false, \"n_ctx\""), "").flag("tied"));
   REQUIRE(config.notices.size() == 1);
   CHECK(config.notices[0] ==
         "config.json: attn_pdrop = 0.1, embd_pdrop = 0.1, resid_pdrop = 0.1 is not applied: our GPT-2 trains without"
@@ -277,7 +281,6 @@ TEST_CASE("hf_config: what our models do not compute is refused, saying what is 
       {kLlama4, "\"vocab_size\": 128256}", "\"vocab_size\": 128256", "invalid JSON"},
       {kGpt2, "\"gelu_new\"", "\"relu\"", "gelu_new"},
       {kGpt2, "\"n_ctx\"", "\"n_inner\": 1000, \"n_ctx\"", "3072"},
-      {kGpt2, "\"n_ctx\"", "\"tie_word_embeddings\": false, \"n_ctx\"", "tie_word_embeddings"},
       {kGpt2, "\"n_ctx\"", "\"scale_attn_by_inverse_layer_idx\": true, \"n_ctx\"", "scale_attn_by_inverse_layer_idx"},
       {kGpt2, "\"n_head\": 12", "\"n_head\": 7", "a divisor of n_embd"},
       {kGpt2, "\"n_positions\": 1024,", "", "n_positions = missing"},

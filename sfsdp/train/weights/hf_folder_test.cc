@@ -21,7 +21,7 @@ HfConfig gpt_config() {
   HfConfig config;
   config.architecture = "GPT2LMHeadModel";
   config.model = "gpt";
-  config.args = {{"n_layers", int64_t{1}}};
+  config.args = {{"n_layers", int64_t{1}}, {"tied", true}, {"bias", true}, {"rope", false}};
   return config;
 }
 

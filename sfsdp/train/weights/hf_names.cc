@@ -41,6 +41,7 @@ constexpr std::array<LlamaRow, 14> kLlamaLayer = {{
 struct GptRow {
   std::string_view name;
   bool transposed = false;
+  bool is_bias() const { return name.ends_with(".bias"); }
 };
 
 // Rests of names, after "h.{i}.".
@@ -98,14 +99,18 @@ std::optional<HfTensor> gpt_tensor(std::string_view name, const HfConfig& config
   const auto named = [](const std::string& base, HfTensor::Transform transform) {
     return HfTensor{"transformer." + base, transform, 0, base};
   };
-  if (name == "lm_head.weight") return named("wte.weight", HfTensor::None);  // tied
-  if (name == "wte.weight" || name == "wpe.weight" || name == "ln_f.weight" || name == "ln_f.bias")
+  if (name == "lm_head.weight")
+    return config.flag("tied") ? named("wte.weight", HfTensor::None) : plain("lm_head.weight");
+  const bool bias = config.flag("bias");
+  if (name == "wte.weight" || (name == "wpe.weight" && !config.flag("rope")) || name == "ln_f.weight" ||
+      (name == "ln_f.bias" && bias))
     return named(std::string(name), HfTensor::None);
   std::string layer;
   const auto rest = after_layer(name, "h.", config.integer("n_layers"), layer);
   if (!rest) return std::nullopt;
   for (const GptRow& row : kGptLayer)
-    if (row.name == *rest) return named(std::string(name), row.transposed ? HfTensor::Transpose : HfTensor::None);
+    if (row.name == *rest && (bias || !row.is_bias()))
+      return named(std::string(name), row.transposed ? HfTensor::Transpose : HfTensor::None);
   return std::nullopt;
 }
 

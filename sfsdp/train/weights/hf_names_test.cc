@@ -25,7 +25,7 @@ HfConfig llama(bool tied) {
 HfConfig gpt() {
   HfConfig config;
   config.model = "gpt";
-  config.args = {{"n_layers", int64_t{12}}, {"tied", true}};
+  config.args = {{"n_layers", int64_t{12}}, {"tied", true}, {"bias", true}, {"rope", false}};
   return config;
 }
 
@@ -104,6 +104,15 @@ TEST_CASE("hf_names: GPT-2's parameters, matrices of the blocks transposed") {
     CHECK((tensor->transform == HfTensor::Transpose) == (transposed.count(name) == 1));
   }
   CHECK(hf_tensor_of("gpt", "lm_head.weight", gpt())->hf_name == "transformer.wte.weight");
+  HfConfig variant = gpt();
+  variant.args["tied"] = false;
+  CHECK(hf_tensor_of("gpt", "lm_head.weight", variant)->hf_name == "lm_head.weight");
+  variant.args["bias"] = false;
+  variant.args["rope"] = true;
+  for (const char* name : {"wpe.weight", "ln_f.bias", "h.7.ln_1.bias", "h.7.attn.c_attn.bias", "h.7.mlp.c_proj.bias"})
+    CHECK_FALSE(hf_tensor_of("gpt", name, variant));
+  for (const char* name : {"wte.weight", "ln_f.weight", "h.7.ln_1.weight", "h.7.attn.c_attn.weight"})
+    CHECK(hf_tensor_of("gpt", name, variant));
 }
 
 TEST_CASE("hf_names: a name the model lacks has no tensor") {

@@ -46,26 +46,27 @@ std::vector<HfSource> llama_rest(const HfConfig& c) {
 
 std::vector<HfSource> gpt_layer(const HfConfig& c) {
   const int64_t dim = c.integer("dim"), three = ir::saturating_product(3, dim), four = ir::saturating_product(4, dim);
-  return {{"ln_1.weight", {dim}},
-          {"ln_1.bias", {dim}},
-          {"attn.c_attn.weight", {three, dim}},
-          {"attn.c_attn.bias", {three}},
-          {"attn.c_proj.weight", {dim, dim}},
-          {"attn.c_proj.bias", {dim}},
-          {"ln_2.weight", {dim}},
-          {"ln_2.bias", {dim}},
-          {"mlp.c_fc.weight", {four, dim}},
-          {"mlp.c_fc.bias", {four}},
-          {"mlp.c_proj.weight", {dim, four}},
-          {"mlp.c_proj.bias", {dim}}};
+  std::vector<HfSource> all = {
+      {"ln_1.weight", {dim}}, {"attn.c_attn.weight", {three, dim}}, {"attn.c_proj.weight", {dim, dim}},
+      {"ln_2.weight", {dim}}, {"mlp.c_fc.weight", {four, dim}},     {"mlp.c_proj.weight", {dim, four}}};
+  if (c.flag("bias"))
+    for (const auto& [name, rows] : {std::pair{"ln_1", dim},
+                                     {"attn.c_attn", three},
+                                     {"attn.c_proj", dim},
+                                     {"ln_2", dim},
+                                     {"mlp.c_fc", four},
+                                     {"mlp.c_proj", dim}})
+      all.push_back({concat(name, ".bias"), {rows}});
+  return all;
 }
 
 std::vector<HfSource> gpt_rest(const HfConfig& c) {
-  const int64_t dim = c.integer("dim");
-  return {{"wte.weight", {c.integer("vocab_size"), dim}},
-          {"wpe.weight", {c.integer("max_positions"), dim}},
-          {"ln_f.weight", {dim}},
-          {"ln_f.bias", {dim}}};
+  const int64_t dim = c.integer("dim"), vocab = c.integer("vocab_size");
+  std::vector<HfSource> all = {{"wte.weight", {vocab, dim}}, {"ln_f.weight", {dim}}};
+  if (!c.flag("rope")) all.push_back({"wpe.weight", {c.integer("max_positions"), dim}});
+  if (c.flag("bias")) all.push_back({"ln_f.bias", {dim}});
+  if (!c.flag("tied")) all.push_back({"lm_head.weight", {vocab, dim}});
+  return all;
 }
 
 std::string text_of(const Shape& shape) {

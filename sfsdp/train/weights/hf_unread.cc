@@ -30,12 +30,10 @@ void expect_copy_of_embedding(const SafetensorsCheckpoint& checkpoint, const Ten
   if (output.dtype_name == embedding->dtype_name && output.shape == embedding->shape &&
       std::ranges::equal(output.data, embedding->data))
     return;
-  const bool is_choice = config.model != "gpt";
-  throw UserError(
-      concat(checkpoint.file_of(kOutput), ": tensor ", kOutput, " differs from ", embedding->name,
-             is_choice ? ", but config.json has tie_word_embeddings = true" : ", but GPT-2's output is tied",
-             ": one weight for both\n  expected no ", kOutput, ", or a copy; ",
-             is_choice ? "set tie_word_embeddings to false, or " : "", "remove the tensor"));
+  throw UserError(concat(checkpoint.file_of(kOutput), ": tensor ", kOutput, " differs from ", embedding->name,
+                         ", but tie_word_embeddings of config.json is true",
+                         config.model == "gpt" ? ", its default" : "", ": one weight for both\n  expected no ", kOutput,
+                         ", or a copy; set tie_word_embeddings to false, or remove the tensor"));
 }
 
 }  // namespace
@@ -43,7 +41,7 @@ void expect_copy_of_embedding(const SafetensorsCheckpoint& checkpoint, const Ten
 void expect_all_read(const SafetensorsCheckpoint& checkpoint, const std::set<std::string>& read,
                      const HfConfig& config) {
   constexpr size_t kNamed = 8;
-  const bool tied = config.model == "gpt" || config.flag("tied");
+  const bool tied = config.flag("tied");
   std::vector<std::string> others;
   for (const std::string& name : checkpoint.names()) {
     if (read.contains(name) || is_saved_constant(name, config)) continue;

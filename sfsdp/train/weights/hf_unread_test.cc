@@ -63,10 +63,10 @@ HfConfig llama(bool tied) {
   return config;
 }
 
-HfConfig gpt() {
+HfConfig gpt(bool tied = true) {
   HfConfig config;
   config.model = "gpt";
-  config.args = {{"n_layers", int64_t{1}}};
+  config.args = {{"n_layers", int64_t{1}}, {"tied", tied}, {"bias", true}, {"rope", false}};
   return config;
 }
 
@@ -105,7 +105,7 @@ TEST_CASE("hf_unread: the output of a tied model may be there as the embedding's
   CHECK_FALSE(copy.refusal({kEmbedding}, llama(false)).empty());  // that model would have read it
   const Checkpoint differs({{kEmbedding}, {"lm_head.weight", other}});
   CHECK(differs.refusal({kEmbedding}, llama(true)) ==
-        "tensor lm_head.weight differs from model.embed_tokens.weight, but config.json has tie_word_embeddings = true:"
+        "tensor lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings of config.json is true:"
         " one weight for both\n  expected no lm_head.weight, or a copy; set tie_word_embeddings to false, or remove the"
         " tensor");
   CHECK_FALSE(Checkpoint({{kEmbedding}, {"lm_head.weight", std::string(8, 'x'), "I32"}})
@@ -117,6 +117,7 @@ TEST_CASE("hf_unread: the output of a tied model may be there as the embedding's
   for (const char* name : {"transformer.wte.weight", "wte.weight"}) {
     CHECK(Checkpoint({{name}, {"lm_head.weight"}}).refusal({name}, gpt()).empty());
     CHECK_FALSE(Checkpoint({{name}, {"lm_head.weight", other}}).refusal({name}, gpt()).empty());
+    CHECK_FALSE(Checkpoint({{name}, {"lm_head.weight"}}).refusal({name}, gpt(false)).empty());
   }
 }
 

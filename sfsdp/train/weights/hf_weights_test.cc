@@ -290,7 +290,7 @@ void expect_trained_folder(const Fixture& fixture, const std::string& folder) {
 }  // namespace
 
 TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, whatever the ranks") {
-  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
+  for (const std::string name : {"llama", "llama_tied", "gpt2", "gpt2_untied", "qwen2", "qwen3", "mistral"}) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
     const auto& t = fixture.training;
@@ -408,7 +408,8 @@ TEST_CASE("hf_weights: weights that are no floating point numbers are refused, n
 
 // Expected: PyTorch in float64, with which transformers' own models agree to 1e-5 (make_fixtures.py --transformers).
 TEST_CASE("hf_weights: logits of every architecture are PyTorch's") {
-  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
+  for (const std::string name :
+       {"llama", "llama_tied", "gpt2", "gpt2_untied", "gpt_rope", "qwen2", "qwen3", "mistral"}) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
     const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
@@ -443,6 +444,10 @@ TEST_CASE("hf_weights: arguments that no model has are refused by name") {
     CHECK_THROWS_WITH_AS(make("llama3", name, value), doctest::Contains(text), UserError);
   CHECK_THROWS_WITH_AS(models::make_language_model({"gpt", "", {{"norm_eps", -1.0}}}),
                        doctest::Contains("GptArgs::norm_eps = -1\n  expected a number of at least 0"), UserError);
+  const std::map<std::string, models::Arg> odd = {{"dim", int64_t{12}}, {"n_heads", int64_t{4}}, {"rope", true}};
+  CHECK_THROWS_WITH_AS(models::make_language_model({"gpt", "", odd}),
+                       doctest::Contains("GptArgs::dim = 12 with n_heads = 4\n  expected heads of an even width"),
+                       UserError);
 }
 
 TEST_CASE("hf_weights: loading takes no memory") {
@@ -463,7 +468,7 @@ TEST_CASE("hf_weights: loading takes no memory") {
 }
 
 TEST_CASE("hf_weights: an exported folder holds the weights, whatever the ranks, and the config") {
-  for (const std::string name : {"llama", "llama_tied", "gpt2", "qwen2", "qwen3", "mistral"}) {
+  for (const std::string name : {"llama", "llama_tied", "gpt2", "gpt2_untied", "qwen2", "qwen3", "mistral"}) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
     const auto tensors = initial_weights(fixture);
@@ -550,6 +555,11 @@ TEST_CASE("hf_weights: Llama with grouped heads, own head_dim and llama3 rope sc
 TEST_CASE("hf_weights: Llama with tied embeddings equals PyTorch") { expect_all_forms_equal_pytorch("llama_tied"); }
 
 TEST_CASE("hf_weights: GPT-2 equals PyTorch") { expect_all_forms_equal_pytorch("gpt2"); }
+
+TEST_CASE("hf_weights: an untied GPT-2, and a GPT with rotary embedding and without biases, equal PyTorch") {
+  expect_all_forms_equal_pytorch("gpt2_untied");
+  expect_all_forms_equal_pytorch("gpt_rope");
+}
 
 TEST_CASE("hf_weights: Qwen2 with biases on q, k and v equals PyTorch") { expect_all_forms_equal_pytorch("qwen2"); }
 

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/memory/remat_list.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Graph, ir::Op;
+
+std::vector<std::string> names_of(const std::string& text) {
+  std::vector<std::string> names;
+  for (const std::string& part : split(text, ','))
+    if (const std::string_view name = trim(part); !name.empty()) names.emplace_back(name);
+  return names;
+}
+
+// "attention.wq" of an op at layers.3.attention.wq; "" outside of blocks.
+std::string_view path_in_block(const Op& op) {
+  const std::string_view path = op.module_path, block = ir::block_of(path);
+  return block.empty() || block.size() == path.size() ? std::string_view() : path.substr(block.size() + 1);
+}
+
+// By its opcode, or by its module or one above it.
+bool is_named(const Op& op, std::string_view name) {
+  if (op.opcode == name) return true;
+  const std::string_view path = path_in_block(op);
+  return path.starts_with(name) && (path.size() == name.size() || path[name.size()] == '.');
+}
+
+bool is_product(const Op& op) {
+  const ir::OpRow* row = op.opcode.row();
+  return row && row->cost == ir::CostClass::Product && op.operands.size() > 1 && op.operands[1];
+}
+
+bool is_forward(const Op& op) { return op.section == ir::Section::Fwd || op.section == ir::Section::Loss; }
+
+}  // namespace
+
+RematList::RematList(const Graph& graph, const RematOptions& options)
+    : save_(names_of(options.save)), mm_again_(options.mm_again) {
+  for (const std::string& part : names_of(options.mm_again_of))
+    for (const auto& op : graph.ops())
+      if (is_forward(*op) && is_product(*op) && op->module_path.find(part) != std::string::npos)
+        forced_.insert(op->operands[1]->type().shape());
+}
+
+bool RematList::is_forced(const Op& op) const {
+  return is_product(op) && forced_.contains(op.operands[1]->type().shape());
+}
+
+bool RematList::keeps(const Op& op, int64_t& products) const {
+  if (is_forced(op)) return false;
+  if (!save_.empty()) return std::ranges::any_of(save_, [&](const auto& name) { return is_named(op, name); });
+  const ir::OpRow* row = op.opcode.row();
+  if (row && row->cost == ir::CostClass::Attention) return true;
+  if (!row || row->cost != ir::CostClass::Product) return false;
+  return mm_again_ == 0 || ++products % mm_again_ != 0;
+}
+
+void check_save_names(const Graph& graph, const RematOptions& options) {
+  for (const std::string& name : names_of(options.save)) {
+    std::set<std::string> known;
+    bool found = false;
+    for (const auto& op : graph.ops()) {
+      if (!is_forward(*op) || path_in_block(*op).empty()) continue;
+      found = found || is_named(*op, name);
+      known.insert(op->opcode);
+      known.emplace(path_in_block(*op));
+    }
+    if (found) continue;
+    const std::vector<std::string> names(known.begin(), known.end());
+    throw UserError(concat("RematOptions::save: ", name, " is no op and no module of a block\n  expected some of ",
+                           join(names, ", "), did_you_mean(name, names)));
+  }
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which results of a block RematMode::Op keeps: products and attention, or what a list names. The pass remat follows it, and
+// so does the memory that is simulated of PyTorch's systems.
+// Source: TorchTitan's selective activation checkpointing per op (distributed/activation_checkpoint.py).
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/memory/remat.h"
+
+namespace sfsdp::passes {
+
+class RematList {
+ public:
+  RematList(const ir::Graph& graph, const RematOptions& options);
+
+  // Whether the results of an op of forward are kept.
+  //   products: of its block up to here, counted by this call
+  bool keeps(const ir::Op& op, int64_t& products) const;
+
+ private:
+  bool is_forced(const ir::Op& op) const;
+
+  std::vector<std::string> save_;
+  std::set<std::vector<int64_t>> forced_;  // shapes of right operands of products that are computed again
+  int64_t mm_again_;
+};
+
+// Throws UserError for a name of RematOptions::save that is no op and no module of a block, naming the nearest.
+void check_save_names(const ir::Graph& graph, const RematOptions& options);
+
+}  // namespace sfsdp::passes

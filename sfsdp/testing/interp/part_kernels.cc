@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/interp/part_kernels.h"
+
+#include <algorithm>
+#include <array>
+
+#include "sfsdp/base/philox.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::ir::interp {
+namespace {
+
+using Arrays = std::vector<Array>;
+
+size_t dim_of(const Op& op, size_t rank) {
+  const auto dim = op.attr_or<int64_t>("dim", 0);
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
+}
+
+// A tensor as [outer, size, inner] around a dimension.
+struct Around {
+  size_t outer = 1, size, inner = 1;
+  Around(const std::vector<int64_t>& shape, size_t dim) : size(static_cast<size_t>(shape[dim])) {
+    for (size_t d = 0; d < dim; ++d) outer *= static_cast<size_t>(shape[d]);
+    for (size_t d = dim + 1; d < shape.size(); ++d) inner *= static_cast<size_t>(shape[d]);
+  }
+  size_t at(size_t o, size_t index, size_t i) const { return (o * size + index) * inner + i; }
+};
+
+// part[:, j, :] and whole[:, start + j · step, :], in either direction.
+template <class Copy>
+void walk(const Array& part, const Array& whole, size_t dim, size_t start, size_t step, Copy copy) {
+  const Around small(part.shape, dim), large(whole.shape, dim);
+  for (size_t o = 0; o < small.outer; ++o)
+    for (size_t j = 0; j < small.size; ++j)
+      for (size_t i = 0; i < small.inner; ++i) copy(small.at(o, j, i), large.at(o, start + j * step, i));
+}
+
+Array part_of(const Array& whole, const Type& type, size_t dim, size_t start, size_t step) {
+  Array part = Array::zeros(whole.dtype, type.shape());
+  walk(part, whole, dim, start, step, [&](size_t to, size_t from) { part.data[to] = whole.data[from]; });
+  return part;
+}
+
+size_t start_of(const Op& op) { return static_cast<size_t>(op.attr_or<int64_t>("start", 0)); }
+size_t step_of(const Op& op) { return static_cast<size_t>(op.attr_or<int64_t>("step", 1)); }
+
+Arrays slice(const KernelContext& c) {
+  return {part_of(c.in(), c.op.result()->type(), dim_of(c.op, c.in().shape.size()), start_of(c.op), step_of(c.op))};
+}
+
+Arrays split(const KernelContext& c) {
+  Arrays parts;
+  for (const auto& result : c.op.results()) {
+    const size_t start = parts.size() * static_cast<size_t>(c.op.attr<int64_t>("split_size"));
+    parts.push_back(part_of(c.in(), result->type(), dim_of(c.op, c.in().shape.size()), start, 1));
+  }
+  return parts;
+}
+
+Arrays slice_backward(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  walk(c.in(), out, dim_of(c.op, out.shape.size()), start_of(c.op), step_of(c.op),
+       [&](size_t from, size_t to) { out.data[to] = c.in().data[from]; });
+  return {out};
+}
+
+Arrays cat(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const size_t dim = dim_of(c.op, out.shape.size());
+  size_t start = 0;
+  for (const Array* part : c.operands) {
+    walk(*part, out, dim, start, 1, [&](size_t from, size_t to) { out.data[to] = part->data[from]; });
+    start += static_cast<size_t>(part->shape[dim]);
+  }
+  return {out};
+}
+
+Arrays bmm(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const auto m = static_cast<size_t>(out.shape[1]), n = static_cast<size_t>(out.shape[2]);
+  const auto k = static_cast<size_t>(c.in().shape[2]);
+  for (size_t r = 0; r < out.data.size() / n; ++r)
+    for (size_t j = 0; j < n; ++j)
+      for (size_t i = 0; i < k; ++i)
+        out.data[r * n + j] += c.in(0).data[r * k + i] * c.in(1).data[(r / m * k + i) * n + j];
+  return {out};
+}
+
+Arrays bernoulli_p(const KernelContext& c) { return {bernoulli(c.in(), number_of(c.op, "p", 0.5), draw_state(c.op))}; }
+Arrays empty_like(const KernelContext& c) { return {Array::zeros(c.in().dtype, c.in().shape)}; }
+
+struct Row {
+  std::string_view opcode;
+  Kernel kernel;
+};
+constexpr std::array kKernels = {
+    Row{"aten.bernoulli.p", &bernoulli_p},
+    Row{"aten.bmm", &bmm},
+    Row{"aten.cat", &cat},
+    Row{"aten.empty_like", &empty_like},
+    Row{"aten.slice.Tensor", &slice},
+    Row{"aten.slice_backward", &slice_backward},
+    Row{"aten.split.Tensor", &split},
+};
+
+}  // namespace
+
+std::vector<double> draw_state(const Op& op) {
+  constexpr uint64_t kExact = uint64_t{1} << 52;
+  return {static_cast<double>(hash_path(op.module_path) % kExact),
+          static_cast<double>(op.attr_or<int64_t>("stream", 0))};
+}
+
+Array bernoulli(const Array& like, double p, const std::vector<double>& state) {
+  Array out = Array::zeros(like.dtype, like.shape);
+  const auto key = static_cast<uint64_t>(state[0]), stream = static_cast<uint64_t>(state[1]);
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = philox4x32(key, stream, i)[0] * 0x1p-32 < p ? 1 : 0;
+  return out;
+}
+
+Kernel find_part_kernel(std::string_view opcode) {
+  const auto* found = std::ranges::find(kKernels, opcode, &Row::opcode);
+  return found == kKernels.end() ? nullptr : found->kernel;
+}
+
+}  // namespace sfsdp::ir::interp
