@@ -12,9 +12,7 @@ struct Counted {
   double all = 0, alone = 0;
 };
 
-bool is_half(const Value& value) {
-  return value.type().dtype == ir::DType::bf16 || value.type().dtype == ir::DType::f16;
-}
+bool is_half(const Value& value) { return ir::is_half(value.type().dtype); }
 
 MoreKernels over(const Value& value, const Counted& c) {
   return {.count = c.kernels - 1, .bytes = static_cast<double>(value.type().numel()) * (c.all - c.alone)};

@@ -43,7 +43,7 @@ double kernel_seconds(const ProductShape& s, double rate, const Tile& tile, doub
 
 double peak_of(const Op& op, const Machine& m) {
   const ir::DType dtype = op.result()->type().dtype;
-  return dtype == ir::DType::bf16 || dtype == ir::DType::f16 ? m.peak_bf16 : m.peak_f32;
+  return ir::is_half(dtype) ? m.peak_bf16 : m.peak_f32;
 }
 
 double product_seconds(const ProductShape& s, double rate, const Machine& machine) {

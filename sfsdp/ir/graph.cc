@@ -65,8 +65,8 @@ Graph Graph::clone() const {
   copy.next_suffix_ = next_suffix_;
   copy.by_name_.reserve(by_name_.size());
   copy.ops_.reserve(ops_.size());
-  std::vector<Value*> new_values(next_id_);
-  std::vector<Op*> new_ops(next_id_);
+  std::vector<std::pair<const Value*, Value*>> values(next_id_);  // old and new, by the old one's id
+  std::vector<std::pair<const Op*, Op*>> twins(next_id_);
   for (const auto& op : ops_) {
     auto twin = std::make_unique<Op>();
     twin->id_ = copy.next_id_++;
@@ -75,19 +75,25 @@ Graph Graph::clone() const {
     twin->attrs = op->attrs;
     twin->section = op->section;
     twin->module_path = op->module_path;
-    for (const auto& value : op->results_)
-      new_values[value->id()] =
-          twin->results_.emplace_back(copy.make_value(value->name_, value->type_, twin.get(), value->result_index_))
-              .get();
-    new_ops[op->id()] = twin.get();
+    for (const auto& value : op->results_) {
+      twin->results_.push_back(copy.make_value(value->name_, value->type_, twin.get(), value->result_index_));
+      values[value->id()] = {value.get(), twin->results_.back().get()};
+    }
+    twins[op->id()] = {op.get(), twin.get()};
     copy.ops_.push_back(std::move(twin));
   }
   // Pointers in a second walk: a graph being verified may read a value above its definition.
-  const auto twin_of = [&](Value* value) { return value ? new_values[value->id()] : nullptr; };
+  const auto twin_of = [&](Value* value) -> Value* {
+    if (!value) return nullptr;
+    const auto& [old, twin] = values.at(value->id());
+    SFSDP_CHECK(old == value, "%", value->name(), " is read in a graph that it is not of");
+    return twin;
+  };
   for (size_t i = 0; i < ops_.size(); ++i) {
     copy.ops_[i]->operands.reserve(ops_[i]->operands.size());
     for (Value* operand : ops_[i]->operands) copy.ops_[i]->operands.push_back(twin_of(operand));
-    if (ops_[i]->bwd_of) copy.ops_[i]->bwd_of = new_ops[ops_[i]->bwd_of->id()];
+    if (const Op* forward = ops_[i]->bwd_of; forward && twins.at(forward->id()).first == forward)
+      copy.ops_[i]->bwd_of = twins[forward->id()].second;
   }
   for (Value* output : outputs) copy.outputs.push_back(twin_of(output));
   for (const Carry& carry : carries) copy.carries.push_back({twin_of(carry.current), twin_of(carry.next)});
@@ -161,10 +167,10 @@ void Graph::rename(Value* value, const std::string& hint) {
 void Graph::replace_uses(Value* from, Value* to) { replace_uses(std::map<Value*, Value*>{{from, to}}); }
 
 void Graph::replace_uses(const std::map<Value*, Value*>& replacements) {
-  std::vector<Value*> replaced(next_id_);
-  for (const auto& [from, to] : replacements) replaced[from->id()] = to;
+  std::vector<std::pair<Value*, Value*>> replaced(next_id_);
+  for (const auto& [from, to] : replacements) replaced.at(from->id()) = {from, to};
   const auto replace = [&](Value*& use) {
-    if (use && replaced[use->id()]) use = replaced[use->id()];
+    if (use && use->id() < replaced.size() && replaced[use->id()].first == use) use = replaced[use->id()].second;
   };
   for (const auto& op : ops_)
     for (Value*& operand : op->operands) replace(operand);

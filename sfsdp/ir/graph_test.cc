@@ -54,6 +54,19 @@ TEST_CASE("a clone's bwd_of, outputs and carries point into the clone") {
   CHECK(copy.find_value("a") == copy.ops()[1]->result());
 }
 
+TEST_CASE("a value of another graph with the same id is neither cloned nor replaced") {
+  Graph graph = chain();
+  const Graph other = chain();
+  Op* reader = graph.ops()[2].get();
+  Value* own = graph.ops()[1]->result();
+  Value* foreign = other.ops()[1]->result();
+  REQUIRE(own->id() == foreign->id());
+  reader->operands[0] = foreign;
+  CHECK_THROWS_AS(graph.clone(), InternalError);
+  graph.replace_uses(own, graph.ops()[0]->result());
+  CHECK(reader->operands[0] == foreign);
+}
+
 TEST_CASE("names are unique, legal, and free again when their op is gone") {
   Graph graph;
   Op* first = graph.add("aten.relu", {}, {{"x", kType}});

@@ -20,7 +20,7 @@ class Index {
   Op* next(const Op* op) const;  // nullptr: it is the last
   size_t size() const { return order_.size(); }
 
-  // Each reader once, in the graph's order. None of a value that was not there.
+  // Each reader of a value of this graph once, in the graph's order. None where the value is newer than the index.
   std::span<Op* const> readers(const Value* value) const;
   bool is_returned(const Value* value) const;  // by the step, or carried on
   // The one op that reads a value which the step does not return; nullptr: none or several.

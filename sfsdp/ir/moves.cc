@@ -41,10 +41,10 @@ bool Moves::apply() {
   return graph_.set_order(order);
 }
 
-bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
+bool order_by(Graph& graph, const std::function<int64_t(const Op&)>& key) {
   std::vector<std::pair<int64_t, Op*>> wanted;
   wanted.reserve(graph.ops().size());
-  for (const auto& op : graph.ops()) wanted.emplace_back(key.at(op.get()), op.get());
+  for (const auto& op : graph.ops()) wanted.emplace_back(key(*op), op.get());
   std::ranges::stable_sort(wanted, {}, &std::pair<int64_t, Op*>::first);
   enum State : uint8_t { Untouched, Open, Placed };  // Open: its operands are being placed
   OpTable<State> state(graph, Untouched);
@@ -74,9 +74,7 @@ bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key) {
 }
 
 bool order_by_part(Graph& graph) {
-  std::unordered_map<const Op*, int64_t> part(graph.ops().size());
-  for (const auto& op : graph.ops()) part[op.get()] = static_cast<int64_t>(part_of(op->section));
-  return order_by(graph, part);
+  return order_by(graph, [](const Op& op) { return static_cast<int64_t>(part_of(op.section)); });
 }
 
 }  // namespace sfsdp::ir

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -34,7 +35,7 @@ class Moves {
 
 // Orders by key, equals as they stand; an op that is read before its turn comes just before its reader. Returns whether
 // the order changed. Throws InternalError where an op would need its own result.
-bool order_by(Graph& graph, const std::unordered_map<const Op*, int64_t>& key);
+bool order_by(Graph& graph, const std::function<int64_t(const Op&)>& key);
 
 // Puts ops into the order in which they run: what stands before the loop over micro-batches, the loop, the rest. Returns
 // whether the order changed.

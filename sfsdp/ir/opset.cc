@@ -210,6 +210,13 @@ const Value* storage_of(const Value* value) {
   }
 }
 
+Value* reshaped_operand(const Value& value) {
+  const Op& view = *value.producer();
+  if (!has_flag(view, kReshape) || !value.type().strides.empty()) return nullptr;
+  Value* below = view.operands[0];
+  return below->type().strides.empty() && below->type().numel() == value.type().numel() ? below : nullptr;
+}
+
 std::string_view collective_kind(const Op& op) {
   const std::string_view name = op.opcode;
   return name.substr(0, name.find('.'));

@@ -78,6 +78,9 @@ std::string call_text(const Op& op);
 int aliased_operand(const Op& op);
 // Where the memory of a value comes from, through all views.
 const Value* storage_of(const Value* value);
+// The operand whose elements `value` has, all of them in the same order, as `reshape` does, both without strides; nullptr:
+// it is no such view.
+Value* reshaped_operand(const Value& value);
 
 // The `axis` attribute, one axis or several, outer first; nullopt if it is absent or neither.
 std::optional<std::vector<std::string>> axes_of(const Op& op);

@@ -73,6 +73,10 @@ std::optional<DType> parse_dtype(std::string_view text) {
 
 int64_t size_in_bytes(DType dtype) { return row(dtype).bytes; }
 
+bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+DType wide(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; }
+
 bool is_floating(DType dtype) { return row(dtype).floating; }
 
 Type Type::tensor(DType dtype, const std::vector<int64_t>& shape) {

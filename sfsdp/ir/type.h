@@ -21,6 +21,9 @@ std::optional<DType> parse_dtype(std::string_view text);
 // Bytes of one element; b1 takes one byte.
 int64_t size_in_bytes(DType dtype);
 bool is_floating(DType dtype);
+bool is_half(DType dtype);  // bf16 or f16
+// What sums of such elements are computed in: f32 for halves, else the dtype itself.
+DType wide(DType dtype);
 
 // The most bytes that all values of a graph may have together: sums of sizes, offsets and strides then fit into int64.
 inline constexpr int64_t kMaxBytes = int64_t{1} << 60;

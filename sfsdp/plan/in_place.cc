@@ -20,9 +20,9 @@ bool works_on_rows(const Op& op) {
 
 // All of its memory, in order.
 bool shows_whole(const Value& seen, const Value& memory) {
-  for (const Value* value = &seen; value != &memory; value = value->producer()->operands[0])
-    if (!value->type().strides.empty() || !ir::has_flag(*value->producer(), ir::kReshape)) return false;
-  return memory.type().strides.empty() && seen.type().numel() == memory.type().numel();
+  const Value* value = &seen;
+  while (value && value != &memory) value = ir::reshaped_operand(*value);
+  return value && memory.type().strides.empty();
 }
 
 // Whether `op` reads no element of `memory` but that at whose place it writes, or those of its row.

@@ -168,12 +168,6 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
   return lifetimes;
 }
 
-int64_t compute_workspace(const Graph& graph, const cost::Target& target) {
-  int64_t bytes = 0;
-  for (const auto& ops : cost::kernels_of(graph).ops) bytes = std::max(bytes, cost::workspace_bytes(ops, target));
-  return bytes;
-}
-
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   const auto bytes_of = [&](Region region) -> int64_t& { return plan.region_bytes[static_cast<size_t>(region)]; };
@@ -191,14 +185,17 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   Lifetimes lifetimes = find_buffers(graph, options);
   plan.buffers = std::move(lifetimes.buffers);
   plan.inside = std::move(lifetimes.inside);
-  if (!options.blocking)
-    plan.workspace_bytes =
-        compute_workspace(graph, options.target) + std::ssize(communicators(graph)) * options.target.communicator_bytes;
+  if (!options.blocking) {
+    plan.workspaces.assign(communicators(graph).size() + 1, options.target.communicator_bytes);
+    plan.workspaces[0] = 0;  // one kernel runs after the other
+    for (const auto& ops : cost::kernels_of(graph).ops)
+      plan.workspaces[0] = std::max(plan.workspaces[0], cost::workspace_bytes(ops, options.target));
+  }
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
   // What is kept lies below what comes and goes.
-  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes;
+  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes();
   for (const Region region : {Region::Io, Region::Window}) {
     std::vector<Buffer> part;
     for (const Buffer& buffer : plan.buffers)

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,8 +54,9 @@ struct MemoryPlan {
   int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
   int64_t live_bytes = 0;       // most of `buffers` that is alive at once: no arenas can be smaller together
   int64_t peak_position = 0;    // the first op at which that much is alive
-  int64_t workspace_bytes = 0;  // of all lanes (workspaces of a StepPlan)
-  int64_t peak() const { return state_bytes + arena_bytes + workspace_bytes; }
+  std::vector<int64_t> workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each communicator
+  int64_t workspace_bytes() const { return std::accumulate(workspaces.begin(), workspaces.end(), int64_t{0}); }
+  int64_t peak() const { return state_bytes + arena_bytes + workspace_bytes(); }
 };
 
 struct MemoryOptions {
@@ -74,8 +76,6 @@ struct Lifetimes {
 };
 Lifetimes find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
-// Bytes that the kernels of the compute lane need beside their buffers, one after the other: of the largest.
-int64_t compute_workspace(const ir::Graph& graph, const cost::Target& target);
 
 // Buffers alive at `position`, largest first, summed by a name that the caller gives each.
 struct Share {

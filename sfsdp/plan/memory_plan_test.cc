@@ -42,8 +42,8 @@ TEST_CASE("memory plan: a buffer lives from its op to the last reader of any vie
   CHECK(plan.arena_bytes == 512 + 2 * 4096);
   CHECK(plan.region_bytes == std::array<int64_t, kRegions>{0, 3 * 4096, 512});
   CHECK(plan.buffers[1].offset == 4096);  // above the parameter
-  CHECK(plan.workspace_bytes >= 4096);
-  CHECK(plan.peak() == 4096 + plan.arena_bytes + plan.workspace_bytes);
+  CHECK(plan.workspace_bytes() >= 4096);
+  CHECK(plan.peak() == 4096 + plan.arena_bytes + plan.workspace_bytes());
   const auto shares = alive_at(plan, 5, [](const ir::Value& v) { return v.name(); });
   REQUIRE(shares.size() == 2);
   CHECK(shares[0].name == "a");

@@ -88,16 +88,16 @@ class SectionReader {
   void read_lanes(StepPlan& plan) {
     while (in_section()) {
       std::vector<std::string> parts = words();
-      const bool compute = plan.workspaces.empty();
+      const bool compute = plan.memory.workspaces.empty();
       if (parts.size() < 2 || !parts[1].ends_with(':') || (compute && (parts[0] != "compute" || parts.size() > 2)))
         fail(compute ? "  compute workspace=N:" : "  AXES/CHANNEL workspace=N: %collective ...");
       parts[1].pop_back();
-      plan.workspaces.push_back(bytes_of(parts[1], "workspace="));
+      plan.memory.workspaces.push_back(bytes_of(parts[1], "workspace="));
       if (!lane_of_.emplace(parts[0], lane_of_.size()).second) fail("each lane once");
       if (!compute) plan.lanes.push_back(read_lane(parts));
       ++at_;
     }
-    if (plan.workspaces.empty()) fail("  compute workspace=N:");
+    if (plan.memory.workspaces.empty()) fail("  compute workspace=N:");
   }
   CommLane read_lane(const std::vector<std::string>& parts) const {
     CommLane lane;
@@ -208,7 +208,6 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   for (const Buffer& b : m.state) m.state_bytes += b.bytes;
   for (const int64_t bytes : m.region_bytes) m.arena_bytes += bytes;
   m.arena_bytes -= m.state_bytes;
-  for (const int64_t bytes : plan.workspaces) m.workspace_bytes += bytes;
   return plan;
 }
 

@@ -20,8 +20,6 @@ StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
   plan.edges = make_edges(plan.graph, plan.lanes);
   plan.memory = plan_memory(plan.graph, options);
   plan.target = options.target;
-  plan.workspaces.assign(plan.lanes.size() + 1, plan.target.communicator_bytes);
-  plan.workspaces[0] = compute_workspace(plan.graph, plan.target);
   return plan;
 }
 
@@ -31,10 +29,10 @@ std::string print(const StepPlan& plan) {
                             " window_alignment=", plan.target.window_alignment, " live_bytes=", m.live_bytes,
                             " peak_position=", m.peak_position, "\n", ir::print(plan.graph), kLanes, "\n");
   std::vector<std::string> names = {"compute"};
-  text += concat("  compute workspace=", plan.workspaces[0], ":\n");
+  text += concat("  compute workspace=", m.workspaces[0], ":\n");
   for (size_t i = 0; i < plan.lanes.size(); ++i) {
     names.push_back(name_of(plan.lanes[i]));
-    text += concat("  ", names.back(), " workspace=", plan.workspaces[i + 1], ":");
+    text += concat("  ", names.back(), " workspace=", m.workspaces[i + 1], ":");
     for (const ir::Op* op : plan.lanes[i].collectives) text += concat(" %", op->result()->name());
     text += "\n";
   }

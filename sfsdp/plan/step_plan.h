@@ -19,7 +19,6 @@ struct StepPlan {
   std::vector<CommLane> lanes;  // beside the compute lane
   std::vector<Edge> edges;      // sorted
   MemoryPlan memory;
-  std::vector<int64_t> workspaces;  // bytes by lane, the compute lane's first
   cost::Target target;              // whose name and alignments are part of the plan
 };
 

@@ -45,7 +45,13 @@ class Maker {
       out_.groups.push_back(shape_of(graph_.mesh, lane.axes));
       for (auto& turns : out_.turns) turns.push_back(0);
     }
-    for (size_t i = 0; i < graph_.ops().size(); ++i) read(*graph_.ops()[i], static_cast<int64_t>(i));
+    const cost::Kernels kernels = cost::kernels_of(graph_);
+    priced_.assign(kernels.ops.size(), -1);
+    for (size_t i = 0; i < graph_.ops().size(); ++i) {
+      read(*graph_.ops()[i], static_cast<int64_t>(i));
+      if (const int number = kernels.of[i]; number >= 0 && priced_[static_cast<size_t>(number)] < 0)
+        priced_[static_cast<size_t>(number)] = out_.kernels.kernel_of[i];
+    }
     const auto blocks = [&](const Op& op) { return blocks_at(op); };
     const bool blocking = std::ranges::any_of(out_.collectives, [&](const Collective& c) { return blocks_at(*c.op); });
     const auto made = edges && !blocking ? std::vector<plan::Edge>() : plan::make_edges(graph_, lanes_, blocks);
@@ -106,13 +112,7 @@ class Maker {
     return collective_of_.at(lanes_.at(task.lane - 1).collectives.at(task.number));
   }
   // The end that is on the compute lane.
-  size_t kernel_at(const plan::Task& task) {
-    if (numbers_.empty())
-      for (const auto& ops : cost::kernels_of(graph_).ops) numbers_.push_back(ops[0]);
-    if (positions_.empty())
-      for (size_t i = 0; i < graph_.ops().size(); ++i) positions_[graph_.ops()[i].get()] = i;
-    return static_cast<size_t>(out_.kernels.kernel_of[positions_.at(numbers_.at(task.number))]);
-  }
+  size_t kernel_at(const plan::Task& task) const { return static_cast<size_t>(priced_.at(task.number)); }
 
   void read(const plan::Edge& edge) {
     if (edge.to.lane == 0)
@@ -244,8 +244,7 @@ class Maker {
   std::array<std::vector<size_t>, kParts> order_;         // kernels
   std::unordered_map<const Op*, size_t> collective_of_;   // by its op
   std::unordered_map<const Op*, int64_t> wait_position_;  // of a start
-  std::vector<const Op*> numbers_;                        // by number of a plan's kernel: its first op
-  std::unordered_map<const Op*, size_t> positions_;
+  std::vector<int> priced_;                               // by number of a plan's kernel: what it is in out_.kernels
   using Ends = std::unordered_map<size_t, std::vector<size_t>>;
   Ends waited_by_, kernels_before_, collectives_before_;  // by kernel: collectives; by collective: kernels, collectives
   std::vector<Task>* tasks_ = nullptr;                    // of the part that is written

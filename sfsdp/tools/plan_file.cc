@@ -22,10 +22,10 @@ namespace {
 void print_summary(std::ostream& out, const plan::StepPlan& plan) {
   out << "Plan " << hex(plan::hash(plan)) << ": " << plan.graph.ops().size() << " ops, target " << plan.target.name
       << ", verified\n  lane compute: " << cost::kernels_of(plan.graph).ops.size() << " kernels, workspace "
-      << bytes_text(plan.workspaces[0]) << "\n";
+      << bytes_text(plan.memory.workspaces[0]) << "\n";
   for (size_t i = 0; i < plan.lanes.size(); ++i)
     out << "  lane " << plan::name_of(plan.lanes[i]) << ": " << plan.lanes[i].collectives.size()
-        << " collectives, workspace " << bytes_text(plan.workspaces[i + 1]) << "\n";
+        << " collectives, workspace " << bytes_text(plan.memory.workspaces[i + 1]) << "\n";
   const plan::MemoryPlan& m = plan.memory;
   out << "  edges between lanes: " << plan.edges.size() << "\n  memory:";
   for (size_t r = 0; r < plan::kRegions; ++r)
@@ -43,7 +43,7 @@ void print_json(std::ostream& out, const plan::StepPlan& plan) {
       << ", \"lanes\": " << plan.lanes.size() << ", \"collectives\": " << collectives
       << ", \"edges\": " << plan.edges.size() << ", \"buffers\": " << m.buffers.size()
       << ", \"state_bytes\": " << m.state_bytes << ", \"arena_bytes\": " << m.arena_bytes
-      << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes << "}\n";
+      << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes() << "}\n";
 }
 
 }  // namespace

@@ -22,7 +22,6 @@ Body::Sizes broadcast(const std::vector<Term>& terms) {
 
 }  // namespace
 
-DType wide(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 ? DType::f32 : dtype; }
 
 Body::Sizes last_dims(size_t rank, int64_t count) {
   Body::Sizes dims;

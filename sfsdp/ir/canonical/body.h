@@ -46,9 +46,6 @@ class Body {
   Emitter& emitter_;
 };
 
-// Sums and products of half precision are made in f32.
-DType wide(DType dtype);
-
 // The last `count` dimensions of a tensor of `rank`.
 Body::Sizes last_dims(size_t rank, int64_t count);
 

@@ -30,8 +30,6 @@ size_t normalized_dims(RuleContext& context, size_t index) {
   return static_cast<size_t>(dims);
 }
 
-DType statistics_dtype(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 ? DType::f32 : dtype; }
-
 struct NormShapes {
   Shape rows, weight;  // of the statistics; of the weight
 };
@@ -150,7 +148,7 @@ void rule_rms_norm(RuleContext& context) {
   if (context.has_operand(1)) context.expect_shape(shapes.weight, context.operand(1), "the weight");
   context.flag("cast_first");
   context.expect_like(0, x);
-  context.expect(1, statistics_dtype(x.dtype), shapes.rows);
+  context.expect(1, wide(x.dtype), shapes.rows);
 }
 
 void rule_rms_norm_backward(RuleContext& context) {
@@ -172,7 +170,7 @@ void rule_rms_norm_backward(RuleContext& context) {
   if (has(0, !only || *only == "x")) context.expect_like(0, x);
   if (context.has_operand(4)) {
     context.expect_shape(x.shape(), context.operand(4), "the residual");
-    context.expect_dtype(statistics_dtype(x.dtype), context.operand(4).dtype, "the residual");
+    context.expect_dtype(wide(x.dtype), context.operand(4).dtype, "the residual");
   }
   if (context.has_operand(2)) context.expect_shape(shapes.weight, context.operand(2), "the weight");
   if (has(1, context.has_operand(2) && (!only || *only == "w")))
@@ -220,7 +218,7 @@ void check_targets(RuleContext& context, size_t logits) {
 
 // What the loss of these logits is computed in.
 DType loss_dtype(RuleContext& context, const Type& logits) {
-  return context.flag("in_dtype") ? logits.dtype : statistics_dtype(logits.dtype);
+  return context.flag("in_dtype") ? logits.dtype : wide(logits.dtype);
 }
 
 void rule_cross_entropy(RuleContext& context) {

@@ -8,13 +8,8 @@
 namespace sfsdp::passes {
 
 ir::Value* shown_value(ir::Value* value) {
-  for (;;) {
-    const ir::Op& op = *value->producer();
-    if (!ir::has_flag(op, ir::kReshape) || !value->type().strides.empty()) return value;
-    ir::Value* below = op.operands[0];
-    if (below->type().numel() != value->type().numel() || !below->type().strides.empty()) return value;
-    value = below;
-  }
+  while (ir::Value* below = ir::reshaped_operand(*value)) value = below;
+  return value;
 }
 
 std::vector<std::vector<ir::Op*>> ops_of_one_input(const ir::Graph& graph, const char* opcode, int operand) {

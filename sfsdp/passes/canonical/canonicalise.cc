@@ -167,7 +167,7 @@ class Rewriter {
       if (ir::is_canonical(op->opcode)) op->module_path = found->second->module_path;
     }
     graph_.replace_uses(replaced_);
-    ir::order_by(graph_, key_);
+    ir::order_by(graph_, [&](const Op& op) { return key_.at(&op); });
     erase_dead();
     for (const auto& [value, name] : named_) graph_.rename(value, name);
   }

@@ -18,7 +18,7 @@ std::vector<Proposal> propose_cross_entropy(ir::Op* op, const OpFinder&) {
     Proposal p{backward ? "cross_entropy_backward" : "cross_entropy", {logits, targets}, op->attrs};
     if (backward) p.operands = {op->operands[0], logits, targets, op->operands[4], log_p->result()};
     const ir::DType dtype = wide->type().dtype;
-    if (dtype == ir::DType::bf16 || dtype == ir::DType::f16) p.attrs["in_dtype"] = true;
+    if (ir::is_half(dtype)) p.attrs["in_dtype"] = true;
     proposals.push_back(std::move(p));
   };
   propose(before_widening(wide));

@@ -67,7 +67,7 @@ Proposal proposed(const char* opcode, Value* whole, std::vector<Value*> tables, 
   if (halves) p.attrs["halves"] = true;
   if (sliced) p.attrs["sliced"] = true;
   const ir::DType dtype = whole->type().dtype;
-  if (dtype == ir::DType::bf16 || dtype == ir::DType::f16) p.attrs["in_dtype"] = true;
+  if (ir::is_half(dtype)) p.attrs["in_dtype"] = true;
   return p;
 }
 

@@ -17,7 +17,7 @@ Value* before_widening(Value* wide) {
   const Op* copy = made_by(wide, "aten._to_copy");
   if (!copy || wide->type().dtype != ir::DType::f32) return wide;
   const ir::DType dtype = copy->operands[0]->type().dtype;
-  return dtype == ir::DType::bf16 || dtype == ir::DType::f16 ? copy->operands[0] : wide;
+  return ir::is_half(dtype) ? copy->operands[0] : wide;
 }
 
 Value* before_reshape(Value* value) {

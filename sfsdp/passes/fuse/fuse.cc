@@ -78,7 +78,7 @@ class Fuser {
     for (const auto& op : graph_.ops())  // views of what a kernel makes come after it
       if (ir::aliased_operand(*op) >= 0) key[op.get()] = std::max(key[op.get()], key[op->operands[0]->producer()]);
     std::ranges::sort(order, {}, [&](const Kernel* k) { return key.at(k->ops.back()); });
-    bool changed = ir::order_by(graph_, key);
+    bool changed = ir::order_by(graph_, [&](const Op& op) { return key.at(&op); });
     for (size_t k = 0; k < order.size(); ++k)
       for (Op* op : order[k]->ops) {
         const ir::Attr number = static_cast<int64_t>(k);
@@ -248,10 +248,9 @@ class Fuser {
   static bool is_read_where_made(const Value& value, int64_t numel, int64_t width) {
     const Value* made = ir::storage_of(&value);
     if (is_over_rows(*made->producer(), made->result_index())) return false;
-    for (const Value* seen = &value; seen != made; seen = seen->producer()->operands[0])
-      if (!ir::has_flag(*seen->producer(), ir::kReshape) || !seen->type().strides.empty()) return false;
-    if (!made->type().strides.empty()) return false;
-    return made->type().numel() == value.type().numel() && fits(value.type(), numel, width);
+    const Value* seen = &value;
+    while (seen && seen != made) seen = ir::reshaped_operand(*seen);
+    return seen && made->type().strides.empty() && fits(value.type(), numel, width);
   }
 
   // What reads a result, or overwrites what a kernel reads, comes after the kernel.

@@ -82,7 +82,7 @@ class Joiner {
     for (const auto& op : graph_.ops())
       if (const auto found = instead_of_.find(op->bwd_of); found != instead_of_.end()) op->bwd_of = found->second;
     graph_.replace_uses(replaced_);
-    ir::order_by(graph_, key_);
+    ir::order_by(graph_, [&](const Op& op) { return key_.at(&op); });
     erase();
     return true;
   }

@@ -125,9 +125,8 @@ class Writer {
     for (;;) {
       if (!seen->type().strides.empty() || index_.only_reader(seen) != next) return nullptr;
       if (ir::aliased_operand(*seen->producer()) < 0) return seen;
-      const Value* below = seen->producer()->operands[0];
-      if (!ir::has_flag(*seen->producer(), ir::kReshape) || below->type().numel() != seen->type().numel())
-        return nullptr;
+      const Value* below = ir::reshaped_operand(*seen);
+      if (!below) return nullptr;
       next = seen->producer();
       views.push_back(seen->producer());
       seen = below;

@@ -205,7 +205,7 @@ class Rewriter {
   // In f32 at least: a sum in bf16 would lose what later chunks add.
   void add_to_grad_of_weight(Value* part) {
     Type type = part->type();
-    if (type.dtype == DType::bf16 || type.dtype == DType::f16) type.dtype = DType::f32;
+    type.dtype = ir::wide(type.dtype);
     if (grad_of_weight_) {
       grad_of_weight_ = add("add_into", {grad_of_weight_, part}, type, {{"donates", std::vector<int64_t>{0}}});
     } else {

@@ -80,10 +80,10 @@ class Verifier {
 
   // Edges lead from task to task of two lanes.
   void check_tasks() {
-    if (plan_.workspaces.size() != plan_.lanes.size() + 1)
-      note(concat(plan_.workspaces.size(), " workspaces\n  expected one for each of ", plan_.lanes.size() + 1,
+    if (plan_.memory.workspaces.size() != plan_.lanes.size() + 1)
+      note(concat(plan_.memory.workspaces.size(), " workspaces\n  expected one for each of ", plan_.lanes.size() + 1,
                   " lanes"));
-    for (const int64_t bytes : plan_.workspaces)
+    for (const int64_t bytes : plan_.memory.workspaces)
       if (bytes <= 0) note(concat("a workspace of ", bytes, " bytes\n  expected some: no kernel runs without"));
     const size_t kernels = cost::kernels_of(plan_.graph).ops.size();
     const auto exists = [&](const Task& task) {
