@@ -30,6 +30,9 @@ double bytes_read(const Op& op, const Value& operand) {
   return std::min(all, std::max(sectors, static_cast<double>(op.result()->type().bytes())));
 }
 
+// Of the sum so far, which `accumulate` reads.
+double sum_bytes(const Op& op) { return op.is("accumulate") ? static_cast<double>(op.result()->type().bytes()) : 0; }
+
 // Bytes that cross the border of a group of ops: each outside value read once, each value that is read outside written.
 double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
   const std::unordered_set<const Op*> inside(ops.begin(), ops.end());
@@ -43,8 +46,7 @@ double border_bytes(const std::vector<const Op*>& ops, const Readers& readers) {
       if (inside.contains(from->producer()) || !read.insert(from).second) continue;
       bytes += bytes_read(*op, *operand);
     }
-    // The sum so far.
-    if (op->is("accumulate")) bytes += static_cast<double>(op->result()->type().bytes());
+    bytes += sum_bytes(*op);
     for (const auto& result : op->results()) {
       const auto found = readers.find(result.get());
       bool outside = found == readers.end();
@@ -180,8 +182,12 @@ class Pricer {
     const double compute = kind == Class::Product     ? product_seconds(op, machine_)
                            : kind == Class::Attention ? attention_seconds(op, machine_)
                                                       : 0;
-    kernel.seconds +=
-        machine_.launch + std::max(compute, kernel.bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
+    const auto alone = [&](double bytes) {
+      return std::max(compute, bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
+    };
+    for (const Op* part : kernel.ops) kernel.sum_bytes += sum_bytes(*part);
+    kernel.seconds += machine_.launch + alone(kernel.bytes);
+    kernel.sum_seconds = alone(kernel.bytes) - alone(kernel.bytes - kernel.sum_bytes);
     add_composites(kernel);
   }
 

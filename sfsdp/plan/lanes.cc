@@ -118,10 +118,7 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
       }
     }
   };
-  run(ir::Part::Head);
-  for (int64_t m = 1; m < std::min(graph.micro_batches, kMicroBatches); ++m) run(ir::Part::Body);
-  run(ir::Part::Last);
-  run(ir::Part::Tail);
+  for (const ir::Part part : ir::parts_of_step(std::min(graph.micro_batches, kMicroBatches))) run(part);
   return program;
 }
 

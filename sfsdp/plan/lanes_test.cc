@@ -8,6 +8,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/verify/hazards.h"
+#include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/testing/random_graph.h"
 
 namespace sfsdp::plan {
@@ -78,7 +79,18 @@ opt:
   graph.micro_batches = 4;
   // The gather follows the sum of the micro-batch before (c1) and the end of the step before (c2).
   CHECK(edges_of(graph) == "c0>s1 c1>s0 c2>s0 s0>c0 s1>c1");
-  CHECK(join(check_hazards(make_plan(graph.clone())), "; ") == "");
+  StepPlan plan = make_plan(graph.clone());
+  CHECK(join(check_hazards(plan), "; ") == "");
+
+  // The sum is carried from one to the next: it says so, and is held to it.
+  const std::string text = print(plan);
+  CHECK(text.find(" last=10 carried\n") != std::string::npos);
+  CHECK(print(parse_plan(text)) == text);
+  for (Buffer& b : plan.memory.buffers) b.carried = !b.carried;
+  CHECK(join(check_hazards(plan), "; ").find("adds to a sum that is not carried") != std::string::npos);
+  const std::string errors = join(verify_plan(plan), "; ");
+  CHECK(errors.find("%s is not carried from one micro-batch to the next") != std::string::npos);
+  CHECK(errors.find("%b is carried from one micro-batch to the next") != std::string::npos);
 }
 
 TEST_CASE("edges: programs of random graphs have no hazards, and have some without their edges") {

@@ -36,9 +36,9 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
       if (operand) read.insert(ir::storage_of(operand));
   }
   for (Buffer& b : buffers) {
-    const bool sum = b.value->producer()->is("accumulate");
-    if (sum) b.first = first;
-    if (sum || (b.first < first && b.last >= first && read.contains(b.value))) b.last = std::max(b.last, last);
+    b.carried = b.value->producer()->is("accumulate");
+    if (b.carried) b.first = first;
+    if (b.carried || (b.first < first && b.last >= first && read.contains(b.value))) b.last = std::max(b.last, last);
   }
 }
 

@@ -34,6 +34,7 @@ struct Buffer {
   int64_t last = 0;    // position of the last op of the last kernel that reads it; the end of the graph for results
   int64_t offset = 0;  // in its region
   Region region = Region::Window;
+  bool carried = false;  // a sum: what a micro-batch leaves in it, the next one adds to
 };
 
 // A value that lies in the buffer of another one: the part of a bucket that its op writes, or what a kernel writes over
@@ -52,9 +53,10 @@ struct MemoryPlan {
   std::array<int64_t, kRegions> region_bytes = {};  // what the addresses need, State and Window with what is kept
   int64_t state_bytes = 0;                          // parameters, moments, counters
   int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
-  int64_t live_bytes = 0;       // most of `buffers` that is alive at once: no arenas can be smaller together
-  int64_t peak_position = 0;    // the first op at which that much is alive
-  std::vector<int64_t> workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each communicator
+  int64_t live_bytes = 0;     // most of `buffers` that is alive at once: no arenas can be smaller together
+  int64_t peak_position = 0;  // the first op at which that much is alive
+  std::vector<int64_t>
+      workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each communicator
   int64_t workspace_bytes() const { return std::accumulate(workspaces.begin(), workspaces.end(), int64_t{0}); }
   int64_t peak() const { return state_bytes + arena_bytes + workspace_bytes(); }
 };

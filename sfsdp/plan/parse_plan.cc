@@ -131,10 +131,11 @@ class SectionReader {
     ++at_;
     return bytes;
   }
-  // "  %a window offset=0 bytes=256 first=3 last=9"
+  // "  %a window offset=0 bytes=256 first=3 last=9", of a sum over micro-batches with " carried" after it
   Buffer read_buffer() {
     const auto parts = words();
-    if (parts.size() != 6) fail("  %value REGION offset=N bytes=N first=N last=N");
+    const bool carried = parts.size() == 7 && parts[6] == "carried";
+    if (parts.size() != 6 && !carried) fail("  %value REGION offset=N bytes=N first=N last=N [carried]");
     Buffer buffer{.value = value_of(parts[0])};
     size_t region = 0;
     while (region < kRegions && parts[1] != to_string(static_cast<Region>(region))) ++region;
@@ -144,6 +145,7 @@ class SectionReader {
     buffer.bytes = bytes_of(parts[3], "bytes=");
     buffer.first = number_of(parts[4], "first=");
     buffer.last = number_of(parts[5], "last=");
+    buffer.carried = carried;
     ++at_;
     return buffer;
   }

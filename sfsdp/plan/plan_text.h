@@ -6,7 +6,7 @@
 //   edges:      "  LANE.NUMBER -> LANE.NUMBER"
 //   regions:    "  REGION bytes=N", all of them
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
-//   buffers:    the same
+//   buffers:    the same, " carried" after it where micro-batches add up
 //   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
 #pragma once
 

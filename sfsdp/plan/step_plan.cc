@@ -45,7 +45,7 @@ std::string print(const StepPlan& plan) {
     text += concat("  ", to_string(static_cast<Region>(r)), " bytes=", m.region_bytes[r], "\n");
   const auto line = [&](const Buffer& b) {
     text += concat("  %", b.value->name(), ' ', to_string(b.region), " offset=", b.offset, " bytes=", b.bytes,
-                   " first=", b.first, " last=", b.last, "\n");
+                   " first=", b.first, " last=", b.last, b.carried ? " carried\n" : "\n");
   };
   text += concat(kState, "\n");
   for (const Buffer& b : m.state) line(b);

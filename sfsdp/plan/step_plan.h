@@ -19,7 +19,7 @@ struct StepPlan {
   std::vector<CommLane> lanes;  // beside the compute lane
   std::vector<Edge> edges;      // sorted
   MemoryPlan memory;
-  cost::Target target;              // whose name and alignments are part of the plan
+  cost::Target target;  // whose name and alignments are part of the plan
 };
 
 // The one place where lanes, edges and addresses are decided.

@@ -102,7 +102,8 @@ class Maker {
     collective_of_.emplace(&op, out_.collectives.size());
     for (size_t p = 0; p < kParts; ++p) {
       if (!ir::runs_in(op, static_cast<Part>(p))) continue;
-      (static_cast<Part>(p) == Part::Body ? c.body_turn : c.turn) = out_.turns[p][c.communicator]++;
+      const bool early = static_cast<Part>(p) == Part::First || static_cast<Part>(p) == Part::Middle;
+      (early ? c.early_turn : c.turn) = out_.turns[p][c.communicator]++;
     }
     out_.collectives.push_back(std::move(c));
   }
@@ -126,8 +127,8 @@ class Maker {
   // Whose run a task of `part` that stands at `position` waits for; nothing: one of the step before.
   std::optional<Stop> stop_for(size_t collective, Part part, int64_t position) const {
     const Collective& c = out_.collectives[collective];
-    if (c.part > part && !(c.part == Part::Last && part == Part::Body)) return std::nullopt;
-    const bool in_loop = part == Part::Body || part == Part::Last;
+    const bool in_loop = part == Part::First || part == Part::Middle || part == Part::Last;
+    if (c.part > part && !(c.part == Part::Last && in_loop)) return std::nullopt;
     if (c.part != Part::Last || !in_loop || (c.position < position && ir::runs_in(*c.op, part)))
       return c.part == part && c.position > position ? std::nullopt : std::optional<Stop>({collective, false});
     if (!ir::is_repeated(*c.op)) return std::nullopt;

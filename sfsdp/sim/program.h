@@ -42,8 +42,8 @@ struct Collective {
   cost::CollectiveCost cost;
   double slowdown = 1;  // what kernels take longer while it runs
   size_t communicator = 0;
-  int64_t turn = 0;       // how many of its part come before it on its communicator
-  int64_t body_turn = 0;  // Last: the same in Body
+  int64_t turn = 0;        // how many of its part come before it on its communicator
+  int64_t early_turn = 0;  // Last: the same in First and Middle
 };
 
 struct Task {

@@ -78,9 +78,7 @@ class Simulator {
       add_groups(mesh, axes);
     }
     out_.micro_batches = micro_batches;
-    passes_ = {Part::Head};
-    passes_.insert(passes_.end(), static_cast<size_t>(micro_batches - 1), Part::Body);
-    passes_.insert(passes_.end(), {Part::Last, Part::Tail});
+    passes_ = ir::parts_of_step(micro_batches);
   }
 
   Simulation run() {
@@ -129,11 +127,11 @@ class Simulator {
   int64_t turn_of(const Collective& c, size_t pass) const {
     const auto turns = [&](Part part) { return program_.turns[static_cast<size_t>(part)][c.communicator]; };
     if (c.part == Part::Head) return c.turn;
-    const int64_t last = turns(Part::Head) + (out_.micro_batches - 1) * turns(Part::Body);
+    const int64_t last = turns(Part::Head) + (out_.micro_batches - 1) * turns(Part::First);
     if (c.part == Part::Tail) return last + turns(Part::Last) + c.turn;
     const auto micro_batch = std::min(static_cast<int64_t>(pass), out_.micro_batches) - 1;
     if (micro_batch + 1 == out_.micro_batches) return last + c.turn;
-    return turns(Part::Head) + micro_batch * turns(Part::Body) + c.body_turn;
+    return turns(Part::Head) + micro_batch * turns(Part::First) + c.early_turn;
   }
 
   // Runs the program of a rank until it ends or has to wait. What it starts lies in its own future, so no event that is
@@ -162,7 +160,8 @@ class Simulator {
     for (size_t i = task.first; i < task.first + task.count; ++i) {
       const cost::Kernel& kernel = program_.kernels.kernels[program_.order[i]];
       rank.host += kernel.host;
-      const double begin = std::max(rank.now, rank.host), alone = kernel.seconds * rank.slowness;
+      const int beta = ir::beta_in(passes_[rank.pass]);
+      const double begin = std::max(rank.now, rank.host), alone = kernel.seconds_at(beta) * rank.slowness;
       const double shared = std::max(0.0, rank.busy_until - begin);
       const double seconds =
           alone * rank.slowdown <= shared ? alone * rank.slowdown : alone + shared * (1 - 1 / rank.slowdown);
@@ -174,7 +173,7 @@ class Simulator {
                              .position = program_.kernel_position[program_.order[i]],
                              .begin = begin,
                              .end = rank.now,
-                             .bytes = kernel.bytes});
+                             .bytes = kernel.bytes - (1 - beta) * kernel.sum_bytes});
     }
   }
 

@@ -21,7 +21,8 @@ struct Estimator::Bucket {
   int64_t elements = 0, gradient_bytes = 0;
   int64_t fwd_first = -1, fwd_last = -1, bwd_first = -1, bwd_last = -1, gradient = -1;
   double cast = 0, gather = 0, pack = 0, sum = 0, reduce = 0, replicas = 0;  // seconds; sum: over micro-batches
-  double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;    // of kernels beside them
+  double sum_read = 0;  // of pack or sum: reading what earlier micro-batches have added up
+  double gather_slowdown = 1, reduce_slowdown = 1, replicas_slowdown = 1;  // of kernels beside them
   double gather_done = 0, reduce_done = 0, replicas_done = 0;
   int64_t gather_begin = 0;  // position of its start, in the section at hand
   // What its gradients and their reduced shard hold, as changes of bytes by moment.
@@ -110,6 +111,7 @@ class Estimator::Run {
   Estimate estimate(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
+      first_ = m == 0;
       last_ = m + 1 == profile_.micro_batches;
       changes_.clear();
       if (log) log->clear();
@@ -129,6 +131,10 @@ class Estimator::Run {
  private:
   // The bytes of these kernels are in tail_seconds.
   double tail_of(const Bucket& b) const { return static_cast<double>(b.kind->tail_kernels) * profile_.machine.launch; }
+
+  void add_up(const Bucket& b) {
+    if (!b.is_added()) compute(b.sum - (first_ ? b.sum_read : 0));
+  }
 
   void advance(int64_t to) {
     if (to <= at_) return;
@@ -231,7 +237,7 @@ class Estimator::Run {
       wait_for(b->reduce_done);
       note(ScheduleEvent::Kind::WaitForReduction, *b);
       if (!b->kind->once) {
-        compute(b->sum);
+        add_up(*b);
         const int64_t start = b->gradient * kMoments + kStart;
         hold(b->gradient * kMoments + kPack, std::max(start, until), b->packed_bytes());
         if (profile_.micro_batches > 1) hold(start, std::max(start, until), b->shard);  // to be added to the sum
@@ -250,8 +256,8 @@ class Estimator::Run {
       const bool reduces = i < n && reductions_[i] == packed;
       const int64_t packed_at = b.gradient * kMoments + kPack;
       if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
-      compute(b.pack);
-      if (b.kind->once || !b.has_reduction()) compute(b.sum);
+      compute(b.pack - (first_ && b.is_added() ? b.sum_read : 0));
+      if (b.kind->once || !b.has_reduction()) add_up(b);
       if (b.kind->once && !b.is_added()) hold(packed_at, packed_at, b.packed_bytes());
       if (!reduces) {
         if (!b.has_reduction()) start_replicas(b);
@@ -312,7 +318,7 @@ class Estimator::Run {
   double lane_ = 0, replica_lane_ = 0, busy_ = 0;  // until when: the shards' communicator, the replicas', any
   int64_t at_ = 0, cut_ = -1;
   const int64_t end_ = last_moment(profile_);
-  bool last_ = true;  // micro-batch
+  bool first_ = true, last_ = true;  // micro-batch
 };
 
 Estimator::Estimator(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
@@ -385,7 +391,9 @@ void Estimator::price(Bucket& b) const {
     const double whole = k.reduction.empty() ? n : mine;
     b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
   }
-  if (k.adds_up && !b.is_added()) b.sum = memory_seconds(3 * k.reduced * (k.once || k.reduction.empty() ? n : mine));
+  const double sum_bytes = k.adds_up ? k.reduced * (k.once || k.reduction.empty() ? n : mine) : 0;
+  b.sum_read = memory_seconds(sum_bytes) - memory_seconds(0);
+  if (k.adds_up && !b.is_added()) b.sum = memory_seconds(3 * sum_bytes);
   if (b.is_packed())
     b.pack = memory_seconds(static_cast<double>(b.gradient_bytes + (b.is_added() ? 2 : 1) * b.packed_bytes()));
 }

@@ -27,12 +27,12 @@ double size_of(const std::string& name, const std::vector<ir::MeshAxis>& mesh) {
 // Seconds of each stretch of kernels, part after part.
 std::vector<double> stretches(const RankProgram& program) {
   std::vector<double> seconds;
-  for (const auto& tasks : program.tasks)
-    for (const Task& task : tasks) {
+  for (size_t p = 0; p < sim::kParts; ++p)
+    for (const Task& task : program.tasks[p]) {
       if (task.kind != Task::Compute) continue;
       double sum = 0;
       for (size_t i = task.first; i < task.first + task.count; ++i)
-        sum += program.kernels.kernels[program.order[i]].seconds;
+        sum += program.kernels.kernels[program.order[i]].seconds_at(ir::beta_in(static_cast<sim::Part>(p)));
       seconds.push_back(sum);
     }
   return seconds;

@@ -18,6 +18,7 @@
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/passes/canonical/decompose.h"
 
 namespace sfsdp::exec {
@@ -42,7 +43,7 @@ struct ReferenceExecutor::Impl {
     comm::Communicator* group = nullptr;
     std::vector<int> operands, results, dead_after;
     int64_t batch_input = -1;  // index in the micro-batch
-    bool random = false, repeated = false;
+    bool random = false;
     Spent spent = kForwardBackward;
   };
 
@@ -53,8 +54,7 @@ struct ReferenceExecutor::Impl {
   Rng rng;
   std::vector<Step> steps;
   std::vector<at::Tensor> slots;
-  std::vector<at::Tensor> accumulators;  // by result slot of an `accumulate`
-  std::vector<bool> before_all;          // by slot: made once, before the first micro-batch
+  std::vector<bool> kept_in_loop;  // by slot: made before the first micro-batch, or carried from one to the next
   std::unordered_map<const ir::Value*, int> slot_of;
   std::vector<const ir::Value*> returned;  // the graph's outputs, and what else was asked for
   RunSeconds seconds;
@@ -80,14 +80,12 @@ struct ReferenceExecutor::Impl {
       };
       for (const ir::Value* operand : op->operands) step.operands.push_back(slot(operand));
       for (const auto& result : op->results()) step.results.push_back(slot(result.get()));
-      step.repeated = ir::is_repeated(*op);
       const bool updates = op->section == ir::Section::Clip || op->section == ir::Section::Opt;
       step.spent = step.group ? kCommunication : updates ? kUpdate : kForwardBackward;
       steps.push_back(std::move(step));
     }
     slots.resize(slot_of.size());
-    accumulators.resize(slot_of.size());
-    before_all.resize(slot_of.size());
+    kept_in_loop.resize(slot_of.size());
     find_deaths();
   }
 
@@ -109,7 +107,7 @@ struct ReferenceExecutor::Impl {
     }
   }
 
-  // A value dies after its last reader, one from before the first micro-batch in the last of them.
+  // A value dies after its last reader, one from before the first micro-batch and a sum over micro-batches in the last of them.
   void find_deaths() {
     std::vector<int> last(slots.size(), -1);
     std::vector<bool> kept(slots.size(), false);
@@ -125,8 +123,8 @@ struct ReferenceExecutor::Impl {
     for (const ir::Value* v : returned) kept[static_cast<size_t>(slot_of.at(v))] = true;
     for (const ir::Carry& c : graph.carries) kept[static_cast<size_t>(slot_of.at(c.next))] = true;
     for (const Step& step : steps)
-      if (step.op->section == ir::Section::Init && step.batch_input < 0)
-        for (int s : step.results) before_all[static_cast<size_t>(s)] = true;
+      if ((step.op->section == ir::Section::Init && step.batch_input < 0) || step.op->is("accumulate"))
+        for (int s : step.results) kept_in_loop[static_cast<size_t>(s)] = true;
     for (size_t s = 0; s < slots.size(); ++s)
       if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
   }
@@ -147,14 +145,10 @@ struct ReferenceExecutor::Impl {
     return draw(op, in, shape, stream);
   }
 
-  at::Tensor accumulate(const Step& step, const at::Tensor& value, int64_t micro_batch, int64_t count) {
-    if (count == 1) return value;
-    at::Tensor& sum = accumulators[static_cast<size_t>(step.results[0])];
-    if (micro_batch == 0)
-      sum = value.clone();
-    else
-      sum.add_(value);
-    return sum;
+  // In the buffer of the sum, which earlier micro-batches have left.
+  at::Tensor accumulate(const Step& step, const at::Tensor& value, ir::Part part) {
+    if (ir::beta_in(part) == 0 || graph.micro_batches == 1) return value.clone();
+    return slots[static_cast<size_t>(step.results[0])].add_(value);
   }
 };
 
@@ -170,6 +164,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   StepScalars scalars = step_scalars;
   LapClock<kKindsOfTime> clock;
   const int64_t count = static_cast<int64_t>(micro_batches.size());
+  const std::vector<ir::Part> parts = ir::parts_of_step(count);
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
     clock.switch_to(step.spent);
@@ -186,7 +181,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     } else if (op.is("constant")) {
       results = {m.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
     } else if (op.is("accumulate")) {
-      results = {m.accumulate(step, operands[0], micro_batch, static_cast<int64_t>(micro_batches.size()))};
+      results = {m.accumulate(step, operands[0], parts[static_cast<size_t>(micro_batch) + 1])};
     } else if (step.random) {
       results = {m.run_random(op, operands, scalars)};
     } else if (step.aten) {
@@ -200,18 +195,17 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     if (on_op) on_op(op, results);
     results.clear();
     for (int s : step.dead_after)
-      if (!m.before_all[static_cast<size_t>(s)] || op.section == ir::Section::Init || micro_batch + 1 == count)
+      if (!m.kept_in_loop[static_cast<size_t>(s)] || op.section == ir::Section::Init || micro_batch + 1 == count)
         m.put(s, at::Tensor());
   };
   for (Impl::Step& step : m.steps)
     if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
   for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
     scalars.micro_batch = static_cast<double>(micro_batch);
-    const bool last = micro_batch + 1 == count;
+    const ir::Part part = parts[static_cast<size_t>(micro_batch) + 1];
     for (Impl::Step& step : m.steps)
-      if (step.repeated || (last && ir::is_repeated(step.op->section)) || step.batch_input >= 0)
-        run_op(step, micro_batch);
-    if (last) break;
+      if (ir::runs_in(*step.op, part) || step.batch_input >= 0) run_op(step, micro_batch);
+    if (part == ir::Part::Last) break;
     for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
       if (ir::is_repeated(c.next->producer()->section))
         m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
@@ -224,7 +218,6 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   for (const ir::Carry& c : m.graph.carries)
     state[c.current->producer()->attr<std::string>("name")] = m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
   std::ranges::fill(m.slots, at::Tensor());
-  std::ranges::fill(m.accumulators, at::Tensor());
   const auto spent = clock.seconds();
   m.seconds = {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
   return outputs;

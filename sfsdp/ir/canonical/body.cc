@@ -22,7 +22,6 @@ Body::Sizes broadcast(const std::vector<Term>& terms) {
 
 }  // namespace
 
-
 Body::Sizes last_dims(size_t rank, int64_t count) {
   Body::Sizes dims;
   for (int64_t d = static_cast<int64_t>(rank) - count; d < static_cast<int64_t>(rank); ++d) dims.push_back(d);

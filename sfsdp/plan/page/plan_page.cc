@@ -46,7 +46,8 @@ class PageData {
                               ",\"edgeCount\":", plan_.edges.size(), ",\"peak\":", plan_.memory.peak(),
                               ",\"live\":", plan_.memory.live_bytes, ",\"peakAt\":", plan_.memory.peak_position,
                               ",\n\"lanes\":[", join(lanes, ","), "],\n\"workspaces\":[");
-    for (size_t i = 0; i < plan_.memory.workspaces.size(); ++i) text += concat(i > 0 ? "," : "", plan_.memory.workspaces[i]);
+    for (size_t i = 0; i < plan_.memory.workspaces.size(); ++i)
+      text += concat(i > 0 ? "," : "", plan_.memory.workspaces[i]);
     text += concat("],\n\"tasks\":[", tasks(), "],\n\"edges\":[", edges(), "],\n\"regions\":[", regions(),
                    "],\n\"buffers\":[", buffers(), "],\n\"strings\":[");
     return text + join(strings_, ",") + "]}";

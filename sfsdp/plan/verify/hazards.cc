@@ -197,8 +197,7 @@ class HazardChecker {
     for (const Op* op : ops) {
       for (const Value* operand : op->operands)
         if (operand && !is_own(ir::storage_of(operand))) read(*ir::storage_of(operand), *op, run, clock);
-      // What earlier micro-batches have added up.
-      if (op->is("accumulate") && made_[op->result()] == step_) read(*op->result(), *op, run, clock);
+      if (op->is("accumulate") && made_[op->result()] == step_) read_sum(*op, run, clock);
     }
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
@@ -208,6 +207,16 @@ class HazardChecker {
         replace(*found, *result, run, &clock);
         made_[result.get()] = step_;
       }
+  }
+
+  // What earlier micro-batches have added up.
+  void read_sum(const Op& op, const Run& run, const Clock& clock) {
+    const Buffer* sum = buffer_of_[op.result()];
+    if (sum && !sum->carried)
+      error(concat(ir::name_of(op),
+                   " adds to a sum that is not carried from one micro-batch to the next\n  expected a ",
+                   "buffer that is"));
+    read(*op.result(), op, run, clock);
   }
 
   bool is_own(const Value* value) const { return made_in_[value] == kernel_; }

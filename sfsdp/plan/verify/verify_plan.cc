@@ -121,6 +121,13 @@ class Verifier {
       if (p.first != b.first || p.last != b.last)
         note(concat(name, " is kept from op ", p.first, " to op ", p.last, "\n  expected ", b.first, " to ", b.last,
                     ": from the op that makes it to the last that reads it"));
+      if (p.carried != b.carried)
+        note(concat(name, p.carried ? " is carried" : " is not carried",
+                    " from one micro-batch to the next
+                        expected ",
+                        b.carried
+                        ? "it, as they add up in it"
+                        : "that of sums alone"));
       planned.erase(found);
     }
     for (const auto& [value, buffer] : planned)

@@ -75,8 +75,8 @@ std::array<std::vector<int64_t>, kParts> positions_of(const Graph& graph) {
   std::array<std::vector<int64_t>, kParts> positions;
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];
-    positions[static_cast<size_t>(part_of(op.section))].push_back(static_cast<int64_t>(i));
-    if (ir::is_repeated(op)) positions[static_cast<size_t>(Part::Body)].push_back(static_cast<int64_t>(i));
+    for (size_t p = 0; p < kParts; ++p)
+      if (ir::runs_in(op, static_cast<Part>(p))) positions[p].push_back(static_cast<int64_t>(i));
   }
   return positions;
 }
@@ -141,10 +141,7 @@ std::vector<MemorySample> memory_over_time(const Graph& graph, const plan::Memor
     }
     if (fullest.total() > 0) put(now);
   };
-  walk(Part::Head);
-  for (int64_t m = 1; m < simulation.micro_batches; ++m) walk(Part::Body);
-  walk(Part::Last);
-  walk(Part::Tail);
+  for (const Part part : ir::parts_of_step(simulation.micro_batches)) walk(part);
   MemorySample end = alive.back();
   end.at = simulation.step_seconds;
   samples.push_back(end);

@@ -8,6 +8,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/testing/interp/collectives.h"
 #include "sfsdp/testing/interp/kernels.h"
 
@@ -33,7 +34,9 @@ class Interpreter {
 
   RunResult run() {
     run_once([](const Op& op) { return op.section == Section::Init && !op.is("input"); });
-    for (micro_batch_ = 0; micro_batch_ < graph_.micro_batches; ++micro_batch_) run_micro_batch();
+    const std::vector<Part> parts = parts_of_step(graph_.micro_batches);
+    for (micro_batch_ = 0; micro_batch_ < graph_.micro_batches; ++micro_batch_)
+      run_micro_batch(parts[static_cast<size_t>(micro_batch_) + 1]);
     run_once([](const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; });
     for (size_t rank = 0; rank < ranks_; ++rank) {
       RankResult result;
@@ -54,11 +57,11 @@ class Interpreter {
       if (runs(*op)) run_op(*op);
   }
 
-  void run_micro_batch() {
-    const bool last = micro_batch_ + 1 == graph_.micro_batches;
+  void run_micro_batch(Part part) {
+    adds_ = beta_in(part) == 1 && graph_.micro_batches > 1;
     for (const auto& op : graph_.ops())
-      if (op->is("input") || is_repeated(*op) || (last && is_repeated(op->section))) run_op(*op);
-    if (last) return;
+      if (op->is("input") || runs_in(*op, part)) run_op(*op);
+    if (part == Part::Last) return;
     std::vector<std::pair<const Value*, std::vector<Array>>> carried;  // all at once, as one may be another's next
     for (const Carry& carry : graph_.carries)                          // running statistics go on from one to the next
       if (is_repeated(carry.next->producer()->section)) carried.emplace_back(carry.current, values_.at(carry.next));
@@ -67,7 +70,7 @@ class Interpreter {
 
   void run_op(const Op& op) {
     std::vector<std::vector<Array>> sums;  // of the micro-batches before this one
-    if (op.is("accumulate") && micro_batch_ > 0) sums.push_back(values_.at(op.result()));
+    if (op.is("accumulate") && adds_) sums.push_back(values_.at(op.result()));
     for (const auto& result : op.results()) values_[result.get()].clear();
     if (is_collective(op)) {
       std::vector<const Array*> operands;
@@ -128,6 +131,7 @@ class Interpreter {
   const RunOptions& options_;
   size_t ranks_;
   int64_t micro_batch_ = 0;
+  bool adds_ = false;                                  // to what micro-batches before have added up
   std::map<const Value*, std::vector<Array>> values_;  // one array per rank
   RunResult result_;
 };
