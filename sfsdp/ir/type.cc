@@ -82,6 +82,7 @@ bool is_floating(DType dtype) { return row(dtype).floating; }
 Type Type::tensor(DType dtype, const std::vector<int64_t>& shape) {
   Type type;
   type.dtype = dtype;
+  type.dims.reserve(shape.size());
   for (const int64_t size : shape) type.dims.push_back({.size = size, .split = {}, .padded = false});
   return type;
 }

@@ -35,12 +35,13 @@ double power(double base, int exponent) { return exponent == 0 ? 1 : base * powe
 class Skyline {
  public:
   // by_first: the buffers, in order of `first`
-  Skyline(std::span<const Buffer> by_first, const Order& order, int64_t peak) : buffers_(by_first) {
+  Skyline(std::span<const Buffer> by_first, const Order& order, int64_t peak) : buffers_(by_first), order_(order) {
     int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
     for (const Buffer& b : by_first) {
       const auto life = static_cast<double>(b.last - b.first + 1), bytes = static_cast<double>(b.bytes);
       const bool large = order.large > 0 && bytes > order.large * static_cast<double>(peak);
       worth_.push_back({large, power(life, order.life) * power(bytes, order.size), b.bytes});
+      most_bytes_ = std::max(most_bytes_, bytes);
       begin = std::min(begin, b.first);
       end = std::max(end, b.last);
     }
@@ -89,10 +90,17 @@ class Skyline {
     const auto from = std::ranges::lower_bound(buffers_, stretch.first, {}, &Buffer::first);
     for (auto i = static_cast<size_t>(from - buffers_.begin()); i < buffers_.size(); ++i) {
       if (buffers_[i].first > stretch.last) break;
+      if (best < buffers_.size() && is_beyond(worth_[best], stretch.last - buffers_[i].first + 1)) break;
       if (offsets_[i] >= 0 || buffers_[i].last > stretch.last) continue;
       if (best == buffers_.size() || worth_[best] < worth_[i]) best = i;
     }
     return best;
+  }
+
+  // Whether no buffer that lives so long at most is worth as much.
+  bool is_beyond(const Worth& best, int64_t life) const {
+    return best.large == (order_.large > 0) &&
+           best.product > power(static_cast<double>(life), order_.life) * power(most_bytes_, order_.size);
   }
 
   void raise(Place lowest) {
@@ -124,6 +132,8 @@ class Skyline {
   }
 
   std::span<const Buffer> buffers_;
+  const Order order_;
+  double most_bytes_ = 0;  // of a buffer
   std::vector<Worth> worth_;
   std::list<Stretch> stretches_;  // side by side, all of time
   std::vector<int64_t> offsets_;  // -1: not placed yet

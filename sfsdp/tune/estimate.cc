@@ -111,7 +111,7 @@ class Estimator::Run {
   Estimate estimate(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
-      first_ = m == 0;
+      first_ = m == 0 && profile_.micro_batches > 1;
       last_ = m + 1 == profile_.micro_batches;
       changes_.clear();
       if (log) log->clear();

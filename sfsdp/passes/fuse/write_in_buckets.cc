@@ -2,6 +2,7 @@
 #include "sfsdp/passes/fuse/write_in_buckets.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -33,11 +34,13 @@ class Writer {
         index_(graph),
         kernels_(cost::kernels_of(graph)),
         buffers_(plan::find_buffers(graph).buffers),
-        live_(graph.ops().size() + 1) {
+        live_(graph.ops().size() + 2) {
     for (const plan::Buffer& buffer : buffers_) {
       buffer_of_[buffer.value] = &buffer;
-      add(buffer.first, buffer.last, buffer.bytes);
+      live_[static_cast<size_t>(buffer.first)] += buffer.bytes;
+      live_[static_cast<size_t>(buffer.last) + 1] -= buffer.bytes;
     }
+    std::partial_sum(live_.begin(), live_.end(), live_.begin());
     most_ = *std::ranges::max_element(live_);
   }
 

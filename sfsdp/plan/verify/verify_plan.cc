@@ -123,11 +123,8 @@ class Verifier {
                     ": from the op that makes it to the last that reads it"));
       if (p.carried != b.carried)
         note(concat(name, p.carried ? " is carried" : " is not carried",
-                    " from one micro-batch to the next
-                        expected ",
-                        b.carried
-                        ? "it, as they add up in it"
-                        : "that of sums alone"));
+                    " from one micro-batch to the next\n  expected ",
+                    b.carried ? "it, as they add up in it" : "that of sums alone"));
       planned.erase(found);
     }
     for (const auto& [value, buffer] : planned)
