@@ -27,7 +27,7 @@ constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {
 // Those of LowestFit, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
 constexpr int kRoundsInVain = 8;
-bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.015 * static_cast<double>(peak); }
+bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.001 * static_cast<double>(peak); }
 
 // By products, which are rounded alike everywhere; std::pow is not.
 double power(double base, int exponent) { return exponent == 0 ? 1 : base * power(base, exponent - 1); }

@@ -189,8 +189,9 @@ class Fuser {
     if (scope_ == FuseScope::Module &&
         (kernel.kind == Kernel::Product || kernel.block.empty() || ir::block_of(op.module_path) != kernel.block))
       return false;
+    if (ir::is_update(op))
+      return scales_gradient(op, kernel) && (scope_ == FuseScope::All || op.section == kernel.section);
     if (op.section != kernel.section) return false;
-    if (ir::is_update(op)) return scales_gradient(op, kernel);
     const int64_t numel = numel_read(op, kernel);
     int64_t width = kernel.width;
     if (kind == Class::Reduction) {
@@ -239,9 +240,9 @@ class Fuser {
 
   // Whether an update's gradient is what the kernel scales.
   static bool scales_gradient(const Op& update, const Kernel& kernel) {
-    const Value* gradient = ir::storage_of(update.operands[ir::gradient_operand(update)]);
+    const Value* gradient = update.operands[ir::gradient_operand(update)];
     return kernel.kind == Kernel::Pointwise && kernel.ops.size() == 1 && kernel.ops[0]->is("scale") &&
-           kernel.ops[0]->result() == gradient;
+           kernel.ops[0]->result() == ir::storage_of(gradient) && is_read_where_made(*gradient, kernel.numel, 0);
   }
 
   // Element by element, or a row's number in the row.

@@ -136,6 +136,19 @@ std::string fused(const std::string& text, const char* pass = "fuse") {
 TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collectives end kernels") {
   CHECK(fused(kStep) == "a:0 f:1 p:1 b:2 g:3 w.new:3");
   CHECK(fused(kStep, "fuse scope=none") == "a:0 f:1 p:1 b:2 g:3 w.new:4");
+  // What clipping scales, in a section of its own; PyTorch clips before the optimizer is called.
+  std::string clipped = kStep;
+  clipped.replace(clipped.find("opt:"), 4, "clip:");
+  clipped.insert(clipped.find("      %w.new"), "    opt:\n");
+  CHECK(fused(clipped) == "a:0 f:1 p:1 b:2 g:3 w.new:3");
+  CHECK(fused(clipped, "fuse scope=module") == "a:0 f:1 p:1 b:2 g:3 w.new:4");
+  // A gradient whose elements lie in another order is read from memory.
+  std::string strided = kStep;
+  for (size_t at = strided.find("f32[4"); at != std::string::npos; at = strided.find("f32[4", at + 1))
+    if (strided[at + 5] == '/') strided.replace(at, 15, "f32[2/dp_shard, 2]");
+  strided.replace(strided.find("scale %rs, %c : f32[4]"), 22, "scale %rs2, %c : f32[2, 2]{1, 2}");
+  strided.insert(strided.find("      %g = scale"), "      %rs2 = view %rs offset=0 : f32[2, 2]{1, 2}\n");
+  CHECK(fused(strided) == "a:0 f:1 p:1 b:2 g:3 w.new:4");
 }
 
 TEST_CASE("fuse: a sum over micro-batches is added to where gradients are packed, unless somebody else reads them") {
