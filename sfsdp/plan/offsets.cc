@@ -7,8 +7,11 @@
 #include <limits>
 #include <list>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <vector>
+
+#include "sfsdp/base/philox.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -24,9 +27,12 @@ struct Order {
 // nested lifetimes.
 constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
 
-// Those of LowestFit, tried in turn until the arena is tight.
+// Those that LowestFit begins with, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
-constexpr int kRoundsInVain = 8;
+constexpr int kTriesInVain = 50;
+constexpr size_t kFew =
+    1000;  // buffers, of which all may be tried in other orders; of more than that, those near the peak
+constexpr double kNearPeak = 0.9;  // what is alive with less than this share of the peak finds room at the end
 bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.001 * static_cast<double>(peak); }
 
 // By products, which are rounded alike everywhere; std::pow is not.
@@ -139,42 +145,62 @@ class Skyline {
   std::vector<int64_t> offsets_;  // -1: not placed yet
 };
 
-// Each buffer of a given order at the lowest address where it overlaps none of those before it. What ends up on top is
-// then moved to the front of the order, round by round: it is what had been left too late.
+// By buffer: the most bytes that are alive at once while it is.
+std::vector<int64_t> pressures(std::span<const Buffer> by_first) {
+  int64_t end = 0;
+  for (const Buffer& b : by_first) end = std::max(end, b.last + 2);
+  std::vector<int64_t> live(static_cast<size_t>(end));
+  for (const Buffer& b : by_first) {
+    live[static_cast<size_t>(b.first)] += b.bytes;
+    live[static_cast<size_t>(b.last) + 1] -= b.bytes;
+  }
+  std::partial_sum(live.begin(), live.end(), live.begin());
+  std::vector<int64_t> pressures;
+  for (const Buffer& b : by_first)
+    pressures.push_back(*std::max_element(live.begin() + b.first, live.begin() + b.last + 1));
+  return pressures;
+}
+
+// Each buffer of an order at the lowest address where it overlaps none of those before it. The order of the large buffers
+// that are alive near the peak is searched: what ends up on top, or lies beside it, goes earlier; a change that makes the
+// arena larger is taken back. All others find room between those.
 class LowestFit {
  public:
-  LowestFit(std::span<const Buffer> buffers, const Order& order, int64_t peak) : buffers_(buffers), peak_(peak) {
+  LowestFit(std::span<const Buffer> buffers, int64_t peak) : buffers_(buffers), peak_(peak) {
     offsets_.resize(buffers.size());
     for (const Buffer& b : buffers) end_ = std::max(end_, b.last + 1);
-    const auto is_large = [&](size_t i) { return buffers[i].bytes > peak / 2000; };
-    for (size_t i = 0; i < buffers.size(); ++i) (is_large(i) ? large_ : small_).push_back(i);
-    const auto worth = [&](size_t i) {
-      const auto life = static_cast<double>(buffers[i].last - buffers[i].first + 1);
-      return power(life, order.life) * power(static_cast<double>(buffers[i].bytes), order.size);
-    };
-    std::ranges::stable_sort(large_, std::greater(), worth);
-    std::ranges::stable_sort(small_, std::greater(), worth);
+    const std::vector<int64_t> pressure = pressures(buffers);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const bool large = buffers[i].bytes > peak / 500;
+      const bool hot =
+          buffers.size() < kFew || static_cast<double>(pressure[i]) >= kNearPeak * static_cast<double>(peak);
+      (!large ? small_ : hot ? hot_ : cold_).push_back(i);
+    }
   }
 
-  // Bytes of the arena. The small ones fill gaps once the others stay where they are.
+  // Begins with those that are worth most.
+  void begin_with(const Order& order) {
+    const auto worth = [&](size_t i) {
+      const auto life = static_cast<double>(buffers_[i].last - buffers_[i].first + 1);
+      return power(life, order.life) * power(static_cast<double>(buffers_[i].bytes), order.size);
+    };
+    for (auto* part : {&hot_, &cold_, &small_}) std::ranges::stable_sort(*part, std::greater(), worth);
+  }
+  // Begins as another way has placed them, the lowest first.
+  void begin_with(const std::vector<int64_t>& offsets) {
+    for (auto* part : {&hot_, &cold_, &small_})
+      std::ranges::stable_sort(*part, {}, [&](size_t i) { return offsets[i]; });
+  }
+
+  // Bytes of the arena.
   int64_t place() {
-    int64_t smallest = std::numeric_limits<int64_t>::max();
-    std::vector<size_t> best;
-    int in_vain = 0;
-    while (in_vain < kRoundsInVain && smallest > peak_) {
-      const int64_t arena = place(large_);
-      ++in_vain;
-      if (arena < smallest) {
-        smallest = arena;
-        best = large_;
-        in_vain = 0;
-      }
-      std::ranges::stable_partition(large_, [&](size_t i) { return offsets_[i] + buffers_[i].bytes == arena; });
-    }
+    search();
+    std::vector<size_t> order = hot_;
+    order.insert(order.end(), cold_.begin(), cold_.end());
     // What lives in several spans first: then the others need to be looked up in their span alone.
     std::ranges::stable_partition(small_, [&](size_t i) { return is_wide(buffers_[i]); });
-    best.insert(best.end(), small_.begin(), small_.end());
-    return place(best);
+    order.insert(order.end(), small_.begin(), small_.end());
+    return place(order);
   }
 
   const std::vector<int64_t>& offsets() const { return offsets_; }
@@ -188,6 +214,43 @@ class LowestFit {
 
   static void insert(ByAddress& placed, const Placed& p) {
     placed.insert(std::ranges::upper_bound(placed, p.begin, {}, &Placed::begin), p);
+  }
+
+  // Leaves the best order in hot_.
+  void search() {
+    int64_t arena = place(hot_);
+    std::vector<int64_t> offsets = offsets_;
+    std::vector<size_t> trial;
+    uint64_t drawn = 0;
+    const auto random = [&](size_t n) { return philox4x32(0, 0, drawn++)[0] % n; };
+    const auto beside = [&](size_t on_top) {  // alive with it, and not much smaller
+      const Buffer& top = buffers_[hot_[on_top]];
+      std::vector<size_t> places;
+      for (size_t k = 0; k < hot_.size(); ++k)
+        if (const Buffer& b = buffers_[hot_[k]]; b.first <= top.last && top.first <= b.last && b.bytes > top.bytes / 8)
+          places.push_back(k);
+      return places[random(places.size())];
+    };
+    for (int in_vain = 0; in_vain < kTriesInVain && arena > peak_; ++in_vain) {
+      std::vector<size_t> places;  // on top
+      for (size_t k = 0; k < hot_.size(); ++k)
+        if (offsets[hot_[k]] + buffers_[hot_[k]].bytes == arena) places.push_back(k);
+      trial = hot_;
+      if (random(3) == 0) {
+        std::ranges::stable_partition(trial, [&](size_t i) { return offsets[i] + buffers_[i].bytes == arena; });
+      } else {
+        const size_t from = random(3) == 0 ? beside(places[random(places.size())]) : places[random(places.size())];
+        const size_t to = from == 0 || random(2) == 0 ? 0 : random(from);
+        const auto at = [&](size_t k) { return trial.begin() + static_cast<std::ptrdiff_t>(k); };
+        std::rotate(at(to), at(from), at(from + 1));
+      }
+      const int64_t tried = place(trial);
+      if (tried > arena) continue;
+      if (tried < arena) in_vain = 0;
+      arena = tried;
+      hot_ = trial;
+      offsets = offsets_;
+    }
   }
 
   // Which of the parts into which the step is cut.
@@ -222,7 +285,7 @@ class LowestFit {
   static constexpr int kSpans = 64;
   std::span<const Buffer> buffers_;
   int64_t peak_, end_ = 1;
-  std::vector<size_t> large_, small_;
+  std::vector<size_t> hot_, cold_, small_;  // large ones near the peak, other large ones, the rest
   std::vector<int64_t> offsets_;
 };
 
@@ -263,14 +326,19 @@ int64_t assign_offsets(std::span<Buffer> buffers, int64_t enough) {
     if (smallest <= enough) break;
   }
   // Slower, and better where large buffers overlap in time like tiles, as those that are sent do.
-  for (const Order& order : kFitOrders) {
-    if (smallest <= enough || is_tight(smallest, peak)) break;
-    LowestFit fit(by_first, order, peak);
+  const auto try_from = [&](const auto& beginning) {
+    if (smallest <= enough || is_tight(smallest, peak)) return;
+    LowestFit fit(by_first, peak);
+    fit.begin_with(beginning);
     const int64_t arena = fit.place();
-    if (arena >= smallest) continue;
+    if (arena >= smallest) return;
     smallest = arena;
     for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = fit.offsets()[k];
-  }
+  };
+  std::vector<int64_t> placed;
+  for (const size_t i : index) placed.push_back(buffers[i].offset);
+  try_from(placed);
+  for (const Order& order : kFitOrders) try_from(order);
   return smallest;
 }
 
