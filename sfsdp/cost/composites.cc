@@ -40,6 +40,18 @@ Counted rope_of(bool half) {
   return half ? Counted{.kernels = 3, .all = 6 + 8 + 6, .alone = 4} : Counted{.kernels = 1, .all = 8, .alone = 8};
 }
 
+// Minus the right half, both put together, two products, a sum. Backward: the same but for the sum; what a half was taken
+// from gets zeros and that half's gradient, twice; two sums.
+Counted rope_in_halves_of(const Op& op) {
+  const bool half = is_half(*op.operands[0]), casts = half && !op.attr_or("in_dtype", false);
+  const double element = half && !casts ? 2 : 4;
+  Counted c = op.is("rope") ? Counted{.kernels = 5, .all = (1 + 2 + 2 * 2 + 3) * element}
+                            : Counted{.kernels = 9, .all = (1 + 2 * 2 + 2 * (1 + 1) + 2 * 3) * element};
+  c.alone = half ? 4 : 8;
+  if (casts) c.kernels += 2, c.all += 6 + 6;
+  return c;
+}
+
 // A cast to float32; log_softmax, which walks over a row that no cache holds three times.
 Counted loss_of(bool half) {
   return half ? Counted{.kernels = 3, .all = 6 + 16, .alone = 2} : Counted{.kernels = 2, .all = 16, .alone = 4};
@@ -73,7 +85,9 @@ MoreKernels more_kernels(const Op& op, const Composites& composites) {
     return over(*op.operands[0], norm_of(is_half(*op.operands[0]), op.attr_or("cast_first", false)));
   if (composites.norm && op.is("rms_norm_backward"))
     return over(*op.operands[1], norm_backward_of(is_half(*op.operands[1]), op.attr_or("cast_first", false)));
-  if (composites.rope && op.is("rope", "rope_inverse")) return over(*op.operands[0], rope_of(is_half(*op.operands[0])));
+  const bool turns = op.is("rope", "rope_inverse"), in_halves = turns && op.attr_or("halves", false);
+  if (composites.real_rope && in_halves) return over(*op.operands[0], rope_in_halves_of(op));
+  if (composites.rope && turns && !in_halves) return over(*op.operands[0], rope_of(is_half(*op.operands[0])));
   if (composites.loss && op.is("cross_entropy")) return over(*op.operands[0], loss_of(is_half(*op.operands[0])));
   if (composites.loss && op.is("cross_entropy_backward"))
     return over(*op.operands[1], loss_backward_of(is_half(*op.operands[1])));

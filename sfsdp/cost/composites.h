@@ -10,6 +10,7 @@ namespace sfsdp::cost {
 struct Composites {
   bool norm = false;          // rms_norm as a model in Python, or PyTorch before 2.9, writes it
   bool rope = false;          // float32 copies, products of complex numbers, casts
+  bool real_rope = false;     // rope in halves, by views and products, which Inductor puts together
   bool loss = false;          // a float32 copy of the logits, log_softmax, nll_loss
   bool update = false;        // AdamW by foreach: a kernel per arithmetic operation
   bool heads = false;         // keys and values are repeated for each query head before attention

@@ -11,7 +11,7 @@ namespace {
 
 // Bytes per element and kernels of each op as PyTorch 2.13's dispatcher records them (tests/fixtures/composite_kernels.py).
 // Besides, log_softmax walks three times over a row and its gradient twice, a row's loss reads one element, and its
-// gradient makes zeros first; rope's copy of conjugates is small.
+// gradient makes zeros first, as that of a slice does; rope's copy of conjugates is small.
 TEST_CASE("composites: PyTorch's kernels and bytes, as its dispatcher records them") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [dp_shard=1] view local
@@ -25,23 +25,28 @@ fwd:
   %b, %rb = rms_norm %x, %w dims=1 eps=1.0 : bf16[10, 100], f32[10, 1]
   %c, %rc = rms_norm %f, %w dims=1 eps=1.0 : f32[10, 100], f32[10, 1]
   %d = rope %x, %cos, %cos : bf16[10, 100]
+  %k = rope %x, %cos, %cos halves=true in_dtype=true : bf16[10, 100]
+  %l = rope %x, %cos, %cos halves=true : bf16[10, 100]
+  %m = rope %f, %cos, %cos halves=true : f32[10, 100]
   %e, %n = cross_entropy %x, %t : f32[], i64[]
 bwd:
   %g, %gw = rms_norm_backward %x, %x, %w, %ra, none dims=1 cast_first=true : bf16[10, 100], bf16[100]
   %h, %hw = rms_norm_backward %x, %x, %w, %rb, none dims=1 : bf16[10, 100], bf16[100]
   %i = rope_inverse %x, %cos, %cos : bf16[10, 100]
   %j = cross_entropy_backward %e, %x, %t, %n : bf16[10, 100]
-  return %a, %b, %c, %d, %e, %g, %h, %i, %j
+  %o = rope_inverse %x, %cos, %cos halves=true in_dtype=true : bf16[10, 100]
+  return %a, %b, %c, %d, %e, %g, %h, %i, %j, %k, %l, %m, %o
 )");
   struct Expected {
     std::string result;
     int64_t kernels;
     double all, alone;
   };
-  const std::vector<Expected> expected = {{"a", 8, 36, 4},   {"b", 8, 40, 4}, {"c", 6, 28, 8},
-                                          {"d", 3, 20, 4},   {"e", 3, 22, 2}, {"g", 16, 92, 6},
-                                          {"h", 17, 104, 6}, {"i", 3, 20, 4}, {"j", 4, 26, 4}};
-  const Composites all = {.norm = true, .rope = true, .loss = true};
+  const std::vector<Expected> expected = {{"a", 8, 36, 4}, {"b", 8, 40, 4},  {"c", 6, 28, 8},   {"d", 3, 20, 4},
+                                          {"e", 3, 22, 2}, {"g", 16, 92, 6}, {"h", 17, 104, 6}, {"i", 3, 20, 4},
+                                          {"j", 4, 26, 4}, {"k", 5, 20, 4},  {"l", 7, 52, 4},   {"m", 5, 40, 8},
+                                          {"o", 9, 30, 4}};
+  const Composites all = {.norm = true, .rope = true, .real_rope = true, .loss = true};
   size_t found = 0;
   for (const auto& op : graph.ops())
     for (const Expected& e : expected) {

@@ -92,6 +92,7 @@ cost::Composites composites_of(const Request& request, const train::JobConfig& c
   if (!eager && execution != cost::Execution::Compile) return {};
   return {.norm = eager && composite_norm,
           .rope = eager || complex_rope,
+          .real_rope = eager,
           .loss = separate_loss,
           .update = foreach_update,
           .heads = true,
