@@ -6,6 +6,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/target.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
@@ -26,7 +28,8 @@ void print_text(std::ostream& out, const Inspection& i) {
       << with_commas(i.job.program->num_parameters()) << " parameters, "
       << with_commas(static_cast<int64_t>(i.job.model.flops_per_token(i.config.training.seq_len)))
       << " flops per token\n"
-      << "Mesh " << to_string(i.job.program->strategy().mesh) << "\n"
+      << "Mesh " << to_string(i.job.program->strategy().mesh) << ", compiled for "
+      << i.job.program->options().target.name << "\n"
       << "Captured in " << with_commas(i.variant.capture_ms, 0) << " ms, sharded and verified in "
       << with_commas(i.variant.complete_ms, 0) << " ms: " << i.plan.ops << " ops\n"
       << "Per step: " << train::collectives_text(i.plan) << "\n"
@@ -52,6 +55,7 @@ void print_json(std::ostream& out, const Inspection& i) {
   for (const passes::PassReport& report : i.variant.tuned.passes) reports.push_back(json_of(report));
   out << "{\"model\": " << json_quoted(i.config.model.name) << ", \"flavor\": " << json_quoted(i.config.model.flavor)
       << ", \"mesh\": " << json_quoted(to_string(i.job.program->strategy().mesh))
+      << ", \"target\": " << json_quoted(i.job.program->options().target.name)
       << ", \"parameters\": " << i.job.program->num_parameters()
       << ", \"flops_per_token\": " << shortest(i.job.model.flops_per_token(i.config.training.seq_len))
       << ", \"capture_seconds\": " << shortest(i.variant.capture_ms / 1e3)
@@ -73,8 +77,11 @@ std::string estimate_line(const tune::Tuned& tuned) {
 int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
   const train::JobConfig config = config_of(request);
   const bool shows_passes = request.has("passes") || request.has("json");
-  const std::string measured_on = shows_passes ? request.get("machine") : "";
-  train::CompiledJob job = train::make_job(config, request.world, {.measured_on = measured_on});
+  const std::string machine = request.get("machine");
+  train::JobOptions options{.measured_on = shows_passes ? machine : ""};
+  if (!machine.empty())
+    options.target = cost::target_of(cost::load_machine(machine, train::attention_of(config.model)));
+  train::CompiledJob job = train::make_job(config, request.world, options);
   const Program::Variant& variant = job.program->training(job.example);
   const ir::Graph& graph = variant.graph;
   if (request.has("graph")) {

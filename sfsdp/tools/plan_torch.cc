@@ -9,7 +9,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/target.h"
 #include "sfsdp/passes/overlap/schedule.h"
+#include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/plan_file.h"
 #include "sfsdp/tools/plan_search.h"
@@ -18,6 +20,7 @@
 #include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/explain.h"
 #include "sfsdp/tune/search.h"
+#include "sfsdp/tune/tune.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -40,9 +43,9 @@ tune::Schedule schedule_of(const ir::Graph& graph, const tune::StepProfile& prof
   return tune::read_units(profile, unit_of);
 }
 
-void explain(std::ostream& out, const Request& request, const Program::Variant& variant, const cost::Machine& machine) {
-  const ir::Graph& graph = variant.graph;
-  // The same step with each parameter by itself.
+// The same step up to the choice of units, each parameter by itself.
+tune::StepProfile profile_of(const Request& request, const Program& program, const Program::Variant& variant,
+                             const cost::Machine& machine) {
   train::JobConfig config = config_of(request);
   if (config.activation_checkpoint.mode == "auto") {  // what it chose for this plan
     config.activation_checkpoint.mode = passes::to_string(variant.remat.options.mode);
@@ -51,11 +54,20 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
   config.parallelism.fsdp_layout = "dim0";
   config.parallelism.fsdp_wrap = "manual";
   config.debug.disable_pass = passes::overlap_passes();
-  for (const char* pass : {"reshard", "copy_buckets"}) config.debug.disable_pass.emplace_back(pass);
-  train::CompiledJob single = train::make_job(config, request.world);
-  const auto profile = tune::profile_step(single.program->training(single.example).graph, machine);
-  const auto schedule = schedule_of(graph, profile);
-  const auto now = tune::estimate(profile, schedule);
+  for (const char* pass : {"reshard", "copy_buckets", "fuse", "write_in_buckets"})
+    config.debug.disable_pass.emplace_back(pass);
+  train::CompiledJob single = train::make_job(config, request.world, {.target = cost::target_of(machine)});
+  tune::StepProfile profile = tune::profile_step(single.program->training(single.example).graph, machine);
+  tune::read_options(profile, tune::options_with_units(program.options().pipeline, program.options().tune));
+  return profile;
+}
+
+void explain(std::ostream& out, const Request& request, const Program& program, const Program::Variant& variant,
+             const cost::Machine& machine) {
+  const tune::StepProfile profile = profile_of(request, program, variant, machine);
+  const auto schedule = schedule_of(variant.graph, profile);
+  const auto estimated = tune::estimate(profile, schedule);
+  const sim::Simulation step = sim::simulate(variant.graph, machine, {.edges = &variant.plan.edges});
   const std::string path = request.get("explain", "");
   const auto units = tune::explain_units(profile, schedule, path);
   if (units.empty()) {
@@ -64,8 +76,10 @@ void explain(std::ostream& out, const Request& request, const Program::Variant& 
     throw UserError(concat("--explain ", path, " is the path of no parameter\n  expected a module path",
                            did_you_mean(path, names)));
   }
-  out << "Step " << ms(now.seconds) << ", exposed communication " << ms(now.exposed) << ", peak "
-      << train::bytes_text(now.peak_bytes) << ", estimated on " << machine.name << "\n";
+  out << "Step " << ms(step.step_seconds) << ", exposed communication " << ms(step.exposed()) << ", peak "
+      << train::bytes_text(variant.plan.memory.peak()) << ", simulated on " << machine.name << "\n"
+      << "Changes are estimated, from a step of " << ms(estimated.seconds)
+      << ": all gradients are copied into their buckets, no products are joined\n";
   for (const tune::UnitExplanation& e : units) {
     out << "Unit of " << e.params << " parameters, " << e.first << " to " << e.last << "\n"
         << "  ends here: " << e.reason << "\n"
@@ -94,7 +108,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Program::Variant& variant = job.program->training(job.example);
   if (request.has("explain")) {
     if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
-    explain(out, request, variant, *machine);
+    explain(out, request, *job.program, variant, *machine);
     return 0;
   }
   verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});

@@ -75,15 +75,6 @@ void check_options(const passes::PipelineOptions& options, const TuneOptions& tu
            "a machine by name or its file in TuneOptions::machine, such as dgx_h100");
 }
 
-// What the passes' options say beside the units.
-void read_options(StepProfile& profile, const passes::PipelineOptions& options) {
-  const auto& [depth, forward, backward, max_bytes] = options.prefetch;
-  profile.max_gather_bytes = max_bytes;
-  profile.order = {depth, depth, forward, backward, options.sink.depth, options.sink.next};
-  const auto last = std::ranges::max_element(profile.params, {}, &ParamProfile::fwd_last);
-  if (options.reshard.keep_last) profile.kept = last - profile.params.begin();
-}
-
 // With what passes need of the machine: they read none.
 passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOptions& tune, const ir::Graph& graph) {
   const auto product = std::ranges::find_if(graph.ops(), [](const auto& op) { return cost::flops_of(*op) > 0; });
@@ -111,6 +102,11 @@ double memory_of(const TuneOptions& tune, const cost::Machine& machine) {
   return tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine.memory_bytes;
 }
 
+passes::PipelineOptions options_with_units(passes::PipelineOptions options, const TuneOptions& tune) {
+  options.reshard.keep_last &= tune.wrap == Wrap::Manual || !tune.choose_reshard;
+  return options;
+}
+
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
                       const Simulate& simulate) {
   // A profile counts live bytes, to some per cent; addresses need a little more.
@@ -120,6 +116,14 @@ Schedule choose_units(const StepProfile& profile, const Schedule& named, const T
   if (tune.wrap == Wrap::Auto) return greedy;
   return search(profile, named, greedy, {.budget_bytes = budget, .choose_reshard = tune.choose_reshard}, memory,
                 simulate);
+}
+
+void read_options(StepProfile& profile, const passes::PipelineOptions& options) {
+  const auto& [depth, forward, backward, max_bytes] = options.prefetch;
+  profile.max_gather_bytes = max_bytes;
+  profile.order = {depth, depth, forward, backward, options.sink.depth, options.sink.next};
+  const auto last = std::ranges::max_element(profile.params, {}, &ParamProfile::fwd_last);
+  if (options.reshard.keep_last) profile.kept = last - profile.params.begin();
 }
 
 void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule) {
@@ -142,7 +146,7 @@ Schedule read_units(const StepProfile& profile, const std::map<std::string, cons
       named_units(profile, [&](const std::string& name) { return param_of.at(name)->attr<std::string>("unit"); });
   for (UnitChoice& unit : schedule) {
     const ir::Op& param = *param_of.at(profile.params[unit.first].name);
-    unit.order = passes::read_schedule(&param, {});
+    unit.order = passes::read_schedule(&param, profile.order);
     unit.keep = param.has_attr("keep") && param.attr<bool>("keep");
     if (param.has_attr("reason")) unit.reason = parse_reason(param.attr<std::string>("reason"));
   }
@@ -160,8 +164,7 @@ Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const Tune
   check_options(options, tune);
   out.passes = passes::run_before_units(graph, options);
   const cost::Machine machine = cost::load_machine(tune.machine, tune.attention);
-  passes::PipelineOptions rest = options;
-  rest.reshard.keep_last &= !tune.choose_reshard;
+  const passes::PipelineOptions rest = options_with_units(options, tune);
   StepProfile profile = profile_step(graph, machine);
   read_options(profile, rest);
   if (!profile.params.empty()) {

@@ -51,10 +51,16 @@ using Simulate = std::function<passes::StepFigures(const Schedule&)>;
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
                       const Simulate& simulate);
 
+// Options of the passes that follow the choice: where it says what stays gathered, no pass keeps another unit.
+passes::PipelineOptions options_with_units(passes::PipelineOptions options, const TuneOptions& tune);
+
+// What the passes' options say beside the units: their order, what stays gathered, how much may be in flight.
+void read_options(StepProfile& profile, const passes::PipelineOptions& options);
+
 // Writes a schedule on the params: unit=, reason=, keep=, and what prefetch_gathers and sink_waits read.
 void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule);
 
-// The schedule that is written on params, flat ones or each by itself.
+// The schedule that is written on params, flat ones or each by itself; what is not written is as the profile's order has it.
 //   param_of: for each parameter of the profile, by name, the param that holds it
 Schedule read_units(const StepProfile& profile, const std::map<std::string, const ir::Op*>& param_of);
 

@@ -115,6 +115,27 @@ for machine, usual in (("dgx_h100", "flash"), ("b200", "vendor")):
     vendor, flash, triton = (seconds(machine, a) for a in ("vendor", "flash", "triton"))
     assert vendor < flash < triton and seconds(machine, "default") == seconds(machine, usual), machine
 PY
+# What inspect and --explain show is the program that is simulated: the one that is compiled for this machine.
+of_64=(--config configs/llama3_8b.toml --world 64 --machine dgx_h100)
+build/release/sfsdp simulate "${of_64[@]}" --json >"$dir/shown.json"
+build/release/sfsdp inspect "${of_64[@]}" --json >"$dir/inspected.json"
+build/release/sfsdp plan "${of_64[@]}" --explain layers.3 >"$dir/explained"
+build/release/sfsdp simulate "${of_64[@]}" --json --debug.disable_pass write_in_buckets,group_weights,join_products >"$dir/copying.json"
+python3 - "$dir" <<'PY'
+import json, re, sys
+read = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
+shown, inspected, copying = read("shown"), read("inspected"), read("copying")
+passes = {p["name"]: p for p in inspected["passes"]}
+assert inspected["target"] == "dgx_h100" and {"group_weights", "join_products"} <= set(passes), inspected
+last = inspected["passes"][-1]
+assert abs(last["step_seconds_after"] / shown["step_seconds"] - 1) < 1e-9 and last["peak_bytes_after"] == shown["peak_bytes"], (last, shown)
+text = open(f"{sys.argv[1]}/explained").read()
+step, exposed = map(float, re.match(r"Step (\S+) ms, exposed communication (\S+) ms", text).groups())
+assert abs(step / 1e3 - shown["step_seconds"]) < 1e-6, text
+assert abs(exposed / 1e3 - sum(shown["exposed_seconds"].values())) < 1e-6, text
+estimated = float(re.search(r"^Changes are estimated, from a step of (\S+) ms", text, re.M)[1])
+assert abs(estimated / 1e3 / copying["step_seconds"] - 1) < 0.01, (estimated, copying["step_seconds"])
+PY
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
 grep -q 'did you mean dp_shard?' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"
