@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <set>
@@ -85,6 +86,27 @@ void expect_canonical(const Spelling& s, at::ScalarType dtype) {
   at::manual_seed(5);
   CHECK(at::equal(executor.run({{x}}, {})[0], expected_loss));
   for (size_t i = 0; i < expected.size(); ++i) CHECK(at::equal(gradients.at(concat("w", i)), expected[i]));
+}
+
+// Where LibTorch promotes dtypes, an op computed in the dtype of its first operand would give other bits, or none.
+struct Mixed {
+  std::string name;
+  Net::Forward forward;
+  std::string f32, bf16;  // canonical ops of a module of that dtype, beside linear and linear_dw
+};
+
+void expect_mixed(const std::vector<Mixed>& mixed) {
+  for (const Mixed& m : mixed) {
+    const auto with = [&](const std::string& ops) {
+      std::vector<std::string> all = {"linear 1", "linear_dw 1"};
+      for (const std::string& op : split(ops, ',')) all.push_back(op);
+      std::erase(all, "");
+      std::ranges::sort(all);
+      return Spelling{m.name, {{12, 12}}, m.forward, {2, 5, 12}, join(all, " ")};
+    };
+    expect_canonical(with(m.f32), at::kFloat);
+    expect_canonical(with(m.bf16), at::kBFloat16);
+  }
 }
 
 void expect_all(const std::vector<Spelling>& spellings) {
@@ -170,6 +192,50 @@ TEST_CASE("canonical ops: rotary embedding is one op, and its inverse, however i
          return at::stack({even * cos - odd * sin, even * sin + odd * cos}, -1).flatten(-2).type_as(q);
        },
        batch, kRope},
+  });
+}
+
+TEST_CASE("canonical ops: what mixes dtypes as none of them does is left as it is") {
+  const auto turned = [](const Tensor& x, at::ScalarType tables) {
+    const Tensor a = angles(5, 6), both = at::cat({a, a}, -1);
+    return (x * both.cos().to(tables) + rotate_half(x) * both.sin().to(tables)).to(x.scalar_type()).tanh();
+  };
+  const auto normed = [](const Tensor& x) { return x * at::rsqrt(x.pow(2).mean(-1, true) + 1e-5); };
+  expect_mixed({
+      {"rotary embedding, tables in f64",
+       [=](W w, const Tensor& x) { return turned(at::linear(x, w[0]), at::kDouble); }, "", ""},
+      {"rotary embedding, tables in f32", [=](W w, const Tensor& x) { return turned(at::linear(x, w[0]), at::kFloat); },
+       "rope 1,rope_inverse 1", ""},
+      {"rotary embedding, tables with more dimensions",
+       [=](W w, const Tensor& x) {
+         const Tensor h = at::linear(x, w[0])[0], a = angles(10, 6).view({2, 5, 6}), both = at::cat({a, a}, -1);
+         return h * both.cos().to(h.scalar_type()) + rotate_half(h) * both.sin().to(h.scalar_type());
+       },
+       "left_aten.sum.dim_IntList 2", "left_aten.sum.dim_IntList 2"},
+      {"a norm with a weight in f32, after the cast",
+       [=](W w, const Tensor& x) {
+         const Tensor h = at::linear(x, w[0]);
+         return (normed(h.to(at::kFloat)).to(h.scalar_type()) * at::linspace(0.5, 2, 12)).to(h.scalar_type());
+       },
+       "rms_norm 1,rms_norm_backward 1", "rms_norm 1,rms_norm_backward 1"},
+      {"a norm with a weight in f64",
+       [=](W w, const Tensor& x) {
+         const Tensor h = at::linear(x, w[0]);
+         return (normed(h.to(at::kFloat)) * at::linspace(0.5, 2, 12).to(at::kDouble)).to(h.scalar_type());
+       },
+       "rms_norm 1,rms_norm_backward 1", "left_aten.mean.dim 1,left_aten.sum.dim_IntList 1"},
+      {"a norm of f32 that is cast after it",
+       [=](W w, const Tensor& x) {
+         const Tensor h = x.to(at::kFloat) + at::linear(x, w[0]).to(at::kFloat);
+         return at::rms_norm(h, {12}, at::linspace(0.5, 2, 12), 1e-5).to(at::kBFloat16);
+       },
+       "rms_norm 1,rms_norm_backward 1", "rms_norm 1,rms_norm_backward 1"},
+      {"a norm that stays in f32",
+       [=](W w, const Tensor& x) { return normed(at::linear(x, w[0]).to(at::kFloat)).tanh(); },
+       "rms_norm 1,rms_norm_backward 1", "left_aten.mean.dim 1,left_aten.sum.dim_IntList 1"},
+      {"a norm cast to another half",
+       [=](W w, const Tensor& x) { return normed(at::linear(x, w[0]).to(at::kFloat)).to(at::kHalf); },
+       "rms_norm 1,rms_norm_backward 1", "left_aten.mean.dim 1,left_aten.sum.dim_IntList 1"},
   });
 }
 

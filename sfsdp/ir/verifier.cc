@@ -29,6 +29,22 @@ std::string plural(size_t count, std::string_view noun) { return concat(count, '
 // Runs once, after the region that micro-batches repeat.
 bool after_region(Section section) { return section == Section::Clip || section == Section::Opt; }
 
+}  // namespace
+
+std::vector<Diagnostic> check_rule_of(const Graph& graph, const Op& op) {
+  std::vector<Diagnostic> found;
+  const OpRow* row = op.opcode.row();
+  if (!row) return found;
+  RuleContext context(graph, op, found);
+  try {
+    row->rule(context);
+  } catch (const RuleContext::Stop&) {  // it has reported
+  }
+  return found;
+}
+
+namespace {
+
 class Verifier {
  public:
   Verifier(const Graph& graph, const SourceMap* locations) : graph_(graph), locations_(locations), storage_(graph) {
@@ -201,15 +217,8 @@ class Verifier {
   }
 
   void check_rule(const Op& op) {
-    const OpRow* row = op.opcode.row();
-    if (!row) return;
-    std::vector<Diagnostic> found;
-    RuleContext context(graph_, op, found);
-    try {
-      row->rule(context);
-    } catch (const RuleContext::Stop&) {  // it has reported
-    }
-    for (Diagnostic& diagnostic : found) report(std::move(diagnostic.message), std::move(diagnostic.detail));
+    for (Diagnostic& diagnostic : check_rule_of(graph_, op))
+      report(std::move(diagnostic.message), std::move(diagnostic.detail));
   }
 
   void check_types(const Op& op) {

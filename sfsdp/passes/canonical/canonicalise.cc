@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/canonical/finder.h"
 #include "sfsdp/passes/canonical/proposals.h"
 
@@ -47,6 +48,29 @@ struct Match {
   }
 };
 
+ir::CanonicalCall call_of(const Match& match) {
+  ir::CanonicalCall call{match.proposal.opcode, match.proposal.attrs, {}};
+  for (Value* operand : match.proposal.operands) call.operands.push_back(operand ? ir::term_of(operand) : Term());
+  return call;
+}
+
+// Of the op that stands for a match; a gradient that was not asked for is a token.
+std::vector<ir::Type> types_of(const Match& match) {
+  const auto* left = ir::left_for_backward(match.proposal.opcode);
+  std::vector<ir::Type> types;
+  for (const Term& term : match.results) {
+    ir::Type type;
+    if (left && left->result == std::ssize(types))
+      type = left->type(call_of(match));
+    else if (term.base && term.base->type().kind == ir::Type::Kind::Tensor)
+      type = term.type;
+    else
+      type.kind = ir::Type::Kind::Token;
+    types.push_back(std::move(type));
+  }
+  return types;
+}
+
 //   section: of the op that the proposal began at
 std::optional<Match> prove(const Proposal& proposal, ir::Section section, const OpFinder& finder) {
   ir::CanonicalCall call{proposal.opcode, proposal.attrs, {}};
@@ -80,6 +104,28 @@ std::vector<Match> find_matches(const Graph& graph) {
       }
   }
   return matches;
+}
+
+// Drops matches whose op would not be one: what was found may mix dtypes or broadcast as the op does not.
+void keep_typed(const Graph& graph, std::vector<Match>& matches) {
+  Graph scratch;
+  scratch.mesh = graph.mesh;
+  std::unordered_map<const Value*, Value*> left;  // what forward leaves for backward, in its own form
+  for (const Match& match : matches)
+    if (match.left()) {
+      const auto at = static_cast<size_t>(ir::left_for_backward(match.proposal.opcode)->result);
+      left[match.left()] = scratch.add("input", {}, {{"left", types_of(match)[at]}})->result();
+    }
+  std::erase_if(matches, [&](const Match& match) {
+    std::vector<Value*> operands = match.proposal.operands;
+    if (const auto found = left.find(match.reads_left()); match.reads_left() && found != left.end())
+      *std::ranges::find(operands, match.reads_left()) = found->second;
+    std::vector<Graph::NewResult> results;
+    for (ir::Type& type : types_of(match)) results.push_back({"", std::move(type)});
+    Op* op = scratch.add(match.proposal.opcode, std::move(operands), std::move(results));
+    op->attrs = match.proposal.attrs;
+    return !ir::check_rule_of(scratch, *op).empty();
+  });
 }
 
 // Readers of an op's results through views; nullptr: the step returns or carries one.
@@ -130,13 +176,12 @@ class Rewriter {
     for (Op* op : match.found)
       if (match.is_result(op) && (!last || key_.at(op) > key_.at(last))) last = op;
     const auto* left = ir::left_for_backward(match.proposal.opcode);
-    ir::CanonicalCall call{match.proposal.opcode, match.proposal.attrs, {}};
-    for (Value* operand : match.proposal.operands) call.operands.push_back(operand ? ir::term_of(operand) : Term());
+    const std::vector<ir::Type> types = types_of(match);
     std::vector<Graph::NewResult> results;
     for (const Term& term : match.results) {
-      const bool is_left = left && left->result == std::ssize(results);
+      const size_t at = results.size();
       const std::string name = term.base ? term.base->name() : concat(last->result()->name(), ".none");
-      results.push_back({is_left ? name + ".left" : name, is_left ? left->type(call) : result_type(term)});
+      results.push_back({left && left->result == std::ssize(results) ? name + ".left" : name, types[at]});
     }
     Op* op = graph_.add(match.proposal.opcode, match.proposal.operands, std::move(results));
     op->attrs = match.proposal.attrs;
@@ -154,7 +199,7 @@ class Rewriter {
       covered_.insert(found);
       if (match.is_result(found))
         instead_of_[found] = op;
-      else
+      else if (is_backward(*found) == is_backward(*op))  // backward's match may have a cast of forward in it
         instead_of_.try_emplace(found, op);
     }
   }
@@ -173,13 +218,7 @@ class Rewriter {
   }
 
  private:
-  // A gradient that was not asked for is a token.
-  static ir::Type result_type(const Term& term) {
-    if (term.base && term.base->type().kind == ir::Type::Kind::Tensor) return term.type;
-    ir::Type token;
-    token.kind = ir::Type::Kind::Token;
-    return token;
-  }
+  static bool is_backward(const Op& op) { return op.section == ir::Section::Bwd; }
 
   // What read `old`, of the op that had the result, reads the new one, in the old one's shape.
   void replace_result(Value* old, Op* op, int index, Op* at) {
@@ -248,6 +287,7 @@ void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& 
 
 bool canonicalise(Graph& graph, PassContext& ctx) {
   std::vector<Match> matches = find_matches(graph);
+  keep_typed(graph, matches);
   const size_t proved = matches.size();
   keep_closed(graph, matches);
   ctx.metrics.add("left_for_other_readers", static_cast<int64_t>(proved - matches.size()));

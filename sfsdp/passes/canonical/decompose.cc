@@ -9,6 +9,7 @@
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/verifier.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -95,7 +96,13 @@ class Decomposer {
       Value* old = op.result(static_cast<int>(i));
       if (!results[i].base) continue;
       const auto* left = ir::left_for_backward(op.opcode);
-      if (!left || left->result != static_cast<int>(i)) results[i].base->set_type(old->type());  // strides too
+      if (!left || left->result != static_cast<int>(i)) {
+        const bool is_tensor = old->type().kind == ir::Type::Kind::Tensor;  // else a gradient that was not asked for
+        SFSDP_CHECK(!is_tensor || i > 0 ||
+                        (results[i].type.dtype == old->type().dtype && results[i].type.shape() == old->type().shape()),
+                    ir::name_of(op), " decomposes into ", results[i].type, ", not ", old->type());
+        results[i].base->set_type(old->type());  // strides too
+      }
       build_.take_place(old, results[i].base);
       replaced_[old] = results[i].base;
     }
@@ -130,6 +137,8 @@ Graph decomposed(const Graph& graph) {
   Graph copy = graph.clone();
   PassContext ctx;
   decompose(copy, ctx);
+  const auto wrong = ir::verify(copy);
+  SFSDP_CHECK(wrong.empty(), "a decomposition has types that LibTorch's ops do not give: ", to_string(wrong));
   return copy;
 }
 

@@ -127,9 +127,17 @@ std::vector<Term> Lookup::compute(const std::string& opcode, const std::vector<T
                                   const std::vector<ir::Type>& results, const Attributes& attrs, bool) {
   Op* op = finder_.find(opcode, operands, attrs, section_);
   if (!op || op->results().size() != results.size()) throw NotFound();
-  found_.push_back(op);
   std::vector<Term> terms;
-  for (const auto& result : op->results()) terms.push_back(finder_.term(result.get()));
+  for (size_t i = 0; i < results.size(); ++i) {
+    // LibTorch promotes dtypes: of bf16 and f32 comes f32, which a decomposition in the dtype of x does not say. Statistics of
+    // norms have the dtype that a kernel gives them; a gradient that was not asked for is a token.
+    const ir::Type& made = op->results()[i]->type();
+    const bool is_tensor = made.kind == ir::Type::Kind::Tensor;
+    if (is_tensor && ((i == 0 && made.dtype != results[i].dtype) || made.shape() != results[i].shape()))
+      throw NotFound();
+    terms.push_back(finder_.term(op->results()[i].get()));
+  }
+  found_.push_back(op);
   return terms;
 }
 

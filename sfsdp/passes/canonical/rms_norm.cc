@@ -26,6 +26,12 @@ struct Statistics {
   ir::Attr eps;
 };
 
+// A gradient as the op takes it: in the dtype of x, before it was widened, or as it is.
+Value* gradient_for(const Value* x, Value* grad) {
+  Value* narrow = before_widening(grad);
+  return narrow->type().dtype == x->type().dtype ? narrow : grad;
+}
+
 std::optional<Statistics> statistics_of(Value* rstd) {
   const Op* rsqrt = made_by(rstd, "aten.rsqrt");
   const Op* shifted = rsqrt ? made_by(rsqrt->operands[0], "aten.add.Scalar") : nullptr;
@@ -102,7 +108,7 @@ std::vector<Proposal> propose_of_weight(const Op& sum, const OpFinder& finder) {
         for (Value* weight : weights_of(normed.value, *s, finder)) {
           Value* grad = other_operand(*each, inner);
           Proposal p{"rms_norm_backward",
-                     {normed.cast_first ? grad : before_widening(grad), s->x, weight, s->rstd, nullptr},
+                     {normed.cast_first ? grad : gradient_for(s->x, grad), s->x, weight, s->rstd, nullptr},
                      {{"dims", s->dims}, {"only", std::string("w")}}};
           if (normed.cast_first) p.attrs["cast_first"] = true;
           proposals.push_back(std::move(p));
@@ -146,12 +152,12 @@ std::vector<Proposal> propose_rms_norm_backward(Op* op, const OpFinder& finder) 
       for (Value* weight : times->operands)
         if (is_weight(weight, s->x, s->dims))
           for (Value* residual : residuals)
-            propose(cast_first ? other_operand(*times, weight) : before_widening(other_operand(*times, weight)), weight,
-                    residual, cast_first);
+            propose(cast_first ? other_operand(*times, weight) : gradient_for(s->x, other_operand(*times, weight)),
+                    weight, residual, cast_first);
     };
     with_weight(g, false);
     if (before_widening(g) != g) with_weight(before_widening(g), true);
-    for (Value* residual : residuals) propose(before_widening(g), nullptr, residual, false);
+    for (Value* residual : residuals) propose(gradient_for(s->x, g), nullptr, residual, false);
   }
   return proposals;
 }
