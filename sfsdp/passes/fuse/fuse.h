@@ -13,7 +13,10 @@
 //           copy                          a pack, with the casts that it alone reads, and the sum over micro-batches that
 //                                         alone reads it: gradients are added where they lie, 10 bytes a parameter, not 18
 //           optimizer                     an update, with what scales its gradient
-//         A row is read whole before it is written. No op of a kernel reads what another row, column or block of that kernel makes. A start or a wait ends kernels.
+//         What shares no work is no kernel: other sizes, a scale of another update's gradient, what reads nothing of the product. Later
+//         passes add casts into the dtype in which a kernel writes a result, be it a sum over rows (write_in_buckets).
+//         A row is read whole before it is written, which a product's tiles and what is made of them are not. No op of a kernel reads what
+//         another row, column or block of that kernel makes. A start or a wait ends kernels; what runs once a step has its own.
 //         plan/verify/kernels.h holds any graph against this rule.
 // Needs:  the final order of collectives.
 // Leaves: each op that computes has a kernel.

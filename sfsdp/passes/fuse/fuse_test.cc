@@ -240,19 +240,26 @@ TEST_CASE("fuse: of random programs the kernels can exist, and each op that comp
   }
 }
 
-TEST_CASE("kernels that cannot exist are refused") {
-  const std::string inputs = R"(graph mesh [] view local
+// What check_kernels says of a kernel's ops.
+void says(const std::string& ops, const char* part) {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [] view local
   %x = input name=x : f32[6, 4]
   %w = param name=w : f32[4]
   %m = param name=m : f32[4, 4]
+  %k = param name=k : f32[2, 4]
+  %ids = input name=ids : i64[6]
+  %i = input name=i : i64[3]
+  %q = input name=q : f32[2, 4, 8, 16]
 fwd:
-)";
-  const auto says = [&](const std::string& ops, const char* part) {
-    const ir::Graph graph = ir::parse_or_throw(inputs + ops, "test.ir");
-    CAPTURE(ops);
-    const std::string wrong = plan::check_kernels(graph);
-    CHECK_MESSAGE(wrong.find(part) != std::string::npos, wrong);
-  };
+)" + ops,
+                                             "test.ir");
+  CAPTURE(ops);
+  const std::string wrong = plan::check_kernels(graph);
+  CHECK_MESSAGE(wrong.find(part) != std::string::npos, wrong);
+  if (std::string_view(part).empty()) CHECK(wrong == "");
+}
+
+TEST_CASE("kernels that cannot exist are refused") {
   const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
   says(norm + "  %c = aten.sum.dim_IntList %n dim=[0] keepdim=true kernel=0 : f32[1, 4]\n",
        "elements that other blocks make");
@@ -287,9 +294,147 @@ fwd:
       "  %y = aten.mul.Tensor %x, %s kernel=0 : f32[6, 4]\n",
       "complete only after all rows");
   says(
-      "  %k = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %k kernel=0 : f32[6, 4, 2]\n"
+      "  %p = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %p kernel=0 : f32[6, 4, 2]\n"
       "  %f = aten.flip %z dims=[0] kernel=0 : f32[6, 4, 2]\n",
       "elements that other blocks make");
+}
+
+TEST_CASE("kernels that cannot exist are refused: what a product's tiles become has no whole rows") {
+  const std::string product = "  %y = linear %x, %m kernel=0 : f32[6, 4]\n";
+  const std::string sum = product + "  %a = aten.add.Tensor %x, %y kernel=0 : f32[6, 4]\n";
+  says(sum, "");
+  for (const char* read : {"%n, %r = rms_norm %a, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]",
+                           "%l, %n, %e = cross_entropy %a, %ids kernel=0 : f32[], f32[], f32[6]",
+                           "%s = aten.sum.dim_IntList %a dim=[1] keepdim=true kernel=0 : f32[6, 1]"})
+    says(concat(sum, "  ", read, '\n'), "a tile of a product holds no whole row");
+  // Through a reshape, and through more than one op.
+  says(sum +
+           "  %b = aten.neg %a kernel=0 : f32[6, 4]\n  %v = aten.view %b size=[3, 2, 4] : f32[3, 2, 4]\n"
+           "  %s = aten.sum.dim_IntList %v dim=[2] keepdim=true kernel=0 : f32[3, 2, 1]\n",
+       "a tile of a product holds no whole row");
+  says(sum + "  %n, %r = rms_norm %a, %w dims=1 eps=0.5 kernel=1 : f32[6, 4], f32[6, 1]\n", "");
+}
+
+TEST_CASE("kernels that cannot exist are refused: ops that share no work") {
+  const std::string product = "  %y = linear %x, %m kernel=0 : f32[6, 4]\n";
+  const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
+  says("  %a = aten.neg %x kernel=0 : f32[6, 4]\n  %b = aten.neg %k kernel=0 : f32[2, 4]\n", "works on 8 elements");
+  says(norm + "  %b = cast %k kernel=0 : bf16[2, 4]\n", "works on 8 elements, its kernel on 24");
+  says("  %b = cast %k kernel=0 : bf16[2, 4]\n  %l, %n, %e = cross_entropy %x, %ids kernel=0 : f32[], f32[], f32[6]\n",
+       "works on 8 elements, its kernel on 24");
+  says("  %o, %s = rms_norm %k, %w dims=1 eps=0.5 kernel=0 : f32[2, 4], f32[2, 1]\n" + norm,
+       "works on 8 elements, its kernel on 24");
+  says(product + "  %b = aten.neg %x kernel=0 : f32[6, 4]\n", "reads nothing of the product");
+  says("  %b = aten.neg %x kernel=0 : f32[6, 4]\n" + product, "reads nothing of the product");
+  says(product + "  %b = aten.sum.dim_IntList %x dim=[1] kernel=0 : f32[6]\n", "reads nothing of the product");
+  says("  %s = aten.sum.dim_IntList %x dim=[0] kernel=0 : f32[4]\n  %b = aten.neg %x kernel=0 : f32[6, 4]\n",
+       "stands beside aten.sum.dim_IntList %s");
+  says("  %e = embedding %m, %i kernel=0 : f32[3, 4]\n  %b = aten.neg %x kernel=0 : f32[6, 4]\n",
+       "stands beside embedding %e");
+  says("  %p = pack [%k] offsets=[0] kernel=0 : f32[8]\n  %b = cast %k kernel=0 : bf16[2, 4]\n",
+       "casts of what it packs");
+  says("  %p = pack [%k] offsets=[0] kernel=0 : f32[8]\n  %b = accumulate %k kernel=0 : f32[2, 4]\n",
+       "casts of what it packs");
+  // One number of each row, and a result that is written in another dtype: a sum over rows is as small as it is.
+  says(norm + "  %b = aten.neg %r kernel=0 : f32[6, 1]\n", "");
+  says(norm + "  %b = cast %r kernel=0 : bf16[6, 1]\n", "");
+  says(norm +
+           "  %d, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 kernel=1 : f32[6, 4], f32[4]\n"
+           "  %b = cast %dw kernel=1 : bf16[4]\n",
+       "");
+}
+
+TEST_CASE("kernels that cannot exist are refused: an update beside what scales the gradient of another") {
+  std::string step = R"(graph mesh [] view local
+  %w = param name=w : f32[4]
+  %m = state name=m : f32[4]
+  %v = state name=v : f32[4]
+  %step = state name=step : f32[]
+  %nf = input name=nf : f32[]
+  %c = input name=c : f32[]
+  %g = input name=g : f32[4]
+  %h = input name=h : f32[4]
+opt:
+  %scaled = scale %h, %c kernel=0 : f32[4]
+  %w.new, %m.new, %v.new = adamw %w, %m, %v, %g, %step, %nf beta1=0.9 beta2=0.95 donates=[0, 1, 2] eps=1e-08 kernel=0 weight_decay=0.1 : f32[4], f32[4], f32[4]
+)";
+  const auto wrong = [&] { return plan::check_kernels(ir::parse_or_throw(step, "test.ir")); };
+  CHECK(wrong().find("scale %scaled stands beside adamw %w.new") != std::string::npos);
+  step.replace(step.find("%v, %g"), 6, "%v, %scaled");
+  CHECK(wrong() == "");
+}
+
+TEST_CASE("kernels that cannot exist are refused: one that each micro-batch runs and the last alone") {
+  const auto wrong = [](const char* first, const char* second) {
+    return plan::check_kernels(
+        ir::parse_or_throw(concat(R"(graph mesh [] view local
+  %x = input name=x : f32[6, 4]
+bwd:
+  %a = aten.neg %x kernel=0)",
+                                  first, " : f32[6, 4]\n  %b = aten.neg %x kernel=0", second, " : f32[6, 4]\n"),
+                           "test.ir"));
+  };
+  CHECK(wrong("", "") == "");
+  CHECK(wrong(" once=true", " once=true") == "");
+  CHECK(wrong("", " once=true").find("%b runs once a step, its kernel in each micro-batch") != std::string::npos);
+  CHECK(wrong(" once=true", "").find("%b runs in each micro-batch, its kernel once a step") != std::string::npos);
+}
+
+TEST_CASE("kernels that cannot exist are refused: results that other rows or blocks make") {
+  const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
+  says(
+      "  %l, %n, %e = cross_entropy %x, %ids kernel=0 : f32[], f32[], f32[6]\n"
+      "  %z = aten.neg %l kernel=0 : f32[]\n",
+      "complete only after all rows");
+  says("  %e = embedding %m, %i kernel=0 : f32[3, 4]\n  %z = aten.neg %e kernel=0 : f32[3, 4]\n",
+       "nothing joins what makes it");
+  says(
+      "  %a, %l = aten._scaled_dot_product_flash_attention_for_cpu %q, %q, %q, none is_causal=true kernel=0 : "
+      "f32[2, 4, 8, 16], f32[2, 4, 8]\n  %z = aten.neg %a kernel=0 : f32[2, 4, 8, 16]\n",
+      "nothing joins what makes it");
+  says("  %a = aten.neg %w kernel=0 : f32[4]\n  %b = aten.mul.Tensor %x, %a kernel=0 : f32[6, 4]\n",
+       "needs elements that other rows make");
+}
+
+TEST_CASE("what a kernel may not write over what it reads") {
+  const auto wrong = [](const char* op) {
+    const ir::Graph graph = ir::parse_or_throw(concat(R"(graph mesh [] view local
+  %w = param name=w : f32[4]
+  %n = param name=n : f32[4, 1]
+fwd:
+  %x = full value=1.0 kernel=0 : f32[6, 4]
+  )",
+                                                      op),
+                                               "test.ir");
+    const std::vector<const ir::Op*> kernel = {graph.ops().back().get()};
+    const auto& read = *kernel[0]->operands[0];
+    return plan::check_written_over(kernel, read, *kernel[0]->result());
+  };
+  const auto says = [&](const char* op, const char* part) {
+    CAPTURE(op);
+    const std::string text = wrong(op);
+    CHECK_MESSAGE(text.find(part) != std::string::npos, text);
+  };
+  CHECK(wrong("%y = aten.neg %x kernel=1 : f32[6, 4]") == "");
+  says("%y = cast %x kernel=1 : bf16[6, 4]", "makes elements of another size");
+  says("%y = aten.sum.dim_IntList %x dim=[0] kernel=1 : f32[4]", "makes elements of another size");
+  says("%y = aten.flip %x dims=[0] kernel=1 : f32[6, 4]", "makes elements in no order that is known");
+}
+
+TEST_CASE("what a kernel may not write over what it reads: an operand of which others see each element often") {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [] view local
+fwd:
+  %r = full value=1.0 kernel=0 : f32[6, 1]
+  %x = full value=1.0 kernel=1 : f32[6, 4]
+  %s = aten.neg %r kernel=2 : f32[6, 1]
+  %y = aten.mul.Tensor %x, %r kernel=2 : f32[6, 4]
+)",
+                                             "test.ir");
+  const auto op = [&](const char* name) { return graph.find_value(name)->producer(); };
+  const std::vector<const ir::Op*> kernel = {op("s"), op("y")};
+  const std::string wrong = plan::check_written_over(kernel, *graph.find_value("r"), *graph.find_value("s"));
+  CHECK_MESSAGE(wrong.find("aten.mul.Tensor %y of the same kernel reads elements several times") != std::string::npos,
+                wrong);
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ enum class Reads : uint8_t {
 struct Access {
   Reads reads = Reads::Others;
   int64_t width = 0;  // of a row, where rows count
+  int64_t numel = 0;  // of all those rows
 };
 
 int64_t last_dims(const Value& value, size_t count) {
@@ -36,17 +37,17 @@ int64_t last_dims(const Value& value, size_t count) {
   return width;
 }
 
+Access rows_of(const Value& value, size_t dims) { return {Reads::Row, last_dims(value, dims), value.type().numel()}; }
+
 Access access(const Op& op) {
-  if (op.is("rms_norm")) return {Reads::Row, last_dims(*op.operands[0], static_cast<size_t>(op.attr<int64_t>("dims")))};
-  if (op.is("rms_norm_backward"))
-    return {Reads::Row, last_dims(*op.operands[1], static_cast<size_t>(op.attr<int64_t>("dims")))};
+  if (op.is("rms_norm")) return rows_of(*op.operands[0], static_cast<size_t>(op.attr<int64_t>("dims")));
+  if (op.is("rms_norm_backward")) return rows_of(*op.operands[1], static_cast<size_t>(op.attr<int64_t>("dims")));
   if (op.is("layer_norm", "layer_norm_backward"))
-    return {Reads::Row, last_dims(*op.operands[op.is("layer_norm") ? 0 : 1],
-                                  op.attr<std::vector<int64_t>>("normalized_shape").size())};
-  if (op.is("cross_entropy")) return {Reads::Row, last_dims(*op.operands[0], 1)};
-  if (op.is("cross_entropy_backward")) return {Reads::Row, last_dims(*op.operands[1], 1)};
+    return rows_of(*op.operands[op.is("layer_norm") ? 0 : 1], op.attr<std::vector<int64_t>>("normalized_shape").size());
+  if (op.is("cross_entropy")) return rows_of(*op.operands[0], 1);
+  if (op.is("cross_entropy_backward")) return rows_of(*op.operands[1], 1);
   const Class kind = cost::class_of(op);
-  if (kind == Class::Pointwise) return {ir::has_flag(op, ir::kMoves) ? Reads::Others : Reads::Element, 0};
+  if (kind == Class::Pointwise) return {ir::has_flag(op, ir::kMoves) ? Reads::Others : Reads::Element};
   if (kind != Class::Reduction) return {};
   // Any other reduction is one of rows if what it keeps are the first dimensions.
   const Value& in = *op.operands[0];
@@ -59,7 +60,7 @@ Access access(const Op& op) {
   for (size_t i = 0; i < dims.size(); ++i)
     if (dims[i] != rank - std::ssize(dims) + static_cast<int64_t>(i)) return {};
   if (dims.empty()) return {};
-  return {Reads::Row, last_dims(in, dims.size())};
+  return rows_of(in, dims.size());
 }
 
 // A result that needs all rows: what each block has of it is only a part.
@@ -100,36 +101,42 @@ class KernelChecker {
       }
     }
     if (alone > 1) return error(*ops_.back(), "is in a kernel with another product, attention or library call", "one");
-    if (std::string wrong = check_parts(); !wrong.empty()) return wrong;
+    for (const Op* op : ops_)
+      if (ir::is_once(*op) != ir::is_once(*ops_[0]))
+        return error(*op,
+                     ir::is_once(*op) ? "runs once a step, its kernel in each micro-batch"
+                                      : "runs in each micro-batch, its kernel once a step",
+                     "kernels of their own");
+    if (std::string wrong = note_tiles(); !wrong.empty()) return wrong;
     for (const Op* op : ops_)
       for (const Value* operand : op->operands)
         if (operand)
           if (std::string wrong = check_read(*op, *operand); !wrong.empty()) return wrong;
-    return "";
+    return check_company();
   }
 
  private:
-  // Results of a product that are not as wide are made by different blocks: what follows it reads one of them.
-  std::string check_parts() const {
-    std::unordered_map<const Value*, const Value*> part;
+  // Of what each value that a product's tiles become was made: of one result, where results that are not as wide are
+  // made by different blocks.
+  std::string note_tiles() {
     for (const Op* op : ops_) {
       const auto& results = op->results();
       if (cost::class_of(*op) == Class::Product) {
-        for (const auto& result : results)
-          if (result->type().numel() != results[0]->type().numel())
-            for (const auto& each : results) part[each.get()] = each.get();
+        const bool alike = std::ranges::all_of(
+            results, [&](const auto& r) { return r->type().numel() == results[0]->type().numel(); });
+        for (const auto& result : results) tile_of_[result.get()] = alike ? results[0].get() : result.get();
         continue;
       }
       const Value* own = nullptr;
       for (const Value* operand : op->operands) {
-        const auto found = operand ? part.find(ir::storage_of(operand)) : part.end();
-        if (found == part.end()) continue;
+        const auto found = operand ? tile_of_.find(ir::storage_of(operand)) : tile_of_.end();
+        if (found == tile_of_.end()) continue;
         if (own && own != found->second)
           return error(*op, "reads two results of a product, which other blocks make", "one of them, or memory");
         own = found->second;
       }
       if (own)
-        for (const auto& result : results) part[result.get()] = own;
+        for (const auto& result : results) tile_of_[result.get()] = own;
     }
     return "";
   }
@@ -152,7 +159,7 @@ class KernelChecker {
     if (a.reads == Reads::Others) return refuse("needs elements that other blocks make");
     const Class kind = cost::class_of(*made->producer());
     if (kind == Class::Alone || kind == Class::Attention) return refuse("nothing joins what makes it");
-    if (kind == Class::Product && a.reads == Reads::Row) return refuse("a tile of a product holds no whole row");
+    if (a.reads == Reads::Row && tile_of_.contains(made)) return refuse("a tile of a product holds no whole row");
     const int64_t numel = operand.type().numel(), own = numel_of(op);
     const bool of_row =
         width_ > 0 && numel * width_ == own && !operand.type().dims.empty() && operand.type().dims.back().size == 1;
@@ -168,13 +175,71 @@ class KernelChecker {
            });
   }
 
-  // Of what an op works on: the elements that it reads or makes, whichever are more.
+  bool reads_made(const Op& op) const {
+    return std::ranges::any_of(op.operands, [&](const Value* v) { return v && made_.contains(ir::storage_of(v)); });
+  }
+
+  // One kernel's blocks share one work: whatever else they computed beside it would be a kernel of its own. A cast into
+  // the dtype in which a result is written is as large as that result, be it a number per row or a sum over rows.
+  std::string check_company() const {
+    if (ops_.size() == 1) return "";
+    const auto first = [&](auto is) {
+      const auto found = std::ranges::find_if(ops_, [&](const Op* op) { return is(*op); });
+      return found == ops_.end() ? nullptr : *found;
+    };
+    const Op* pack = first([](const Op& op) { return op.is("pack"); });
+    const Op* update = first([](const Op& op) { return ir::is_update(op); });
+    const Op* lone = first([](const Op& op) {
+      const Class kind = cost::class_of(op);
+      return kind == Class::Attention || kind == Class::Alone ||
+             (kind == Class::Reduction && access(op).reads == Reads::Others);
+    });
+    int64_t numel = 0;
+    for (const Op* op : ops_) numel = std::max(numel, numel_of(*op));
+    for (const Op* op : ops_) {
+      if (op == pack || op == update || op == lone || (is_written_as(*op) && reads_made(*op))) continue;
+      const auto beside = [&](const Op* other, const char* expected) {
+        return error(*op, concat("stands beside ", ir::name_of(*other)), expected);
+      };
+      if (pack) {
+        const bool is_cast = op->is("cast") && is_read_by(*op, *pack);
+        if (is_cast || (op->is("accumulate") && is_read_by(*pack, *op))) continue;
+        return beside(pack, "casts of what it packs, and the sum that it is added to");
+      }
+      if (update) {
+        if (op->is("scale") && is_read_by(*op, *update)) continue;
+        return beside(update, "what scales its gradient");
+      }
+      if (lone) return beside(lone, "a kernel of its own: nothing joins that one");
+      if (std::string wrong = check_size(*op, numel); !wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  static bool is_read_by(const Op& op, const Op& reader) {
+    return std::ranges::any_of(reader.operands, [&](const Value* v) { return v && ir::storage_of(v) == op.result(); });
+  }
+
+  // What follows a product works on the tiles of one of its results; all else on `numel` elements, or one of each row.
+  std::string check_size(const Op& op, int64_t numel) const {
+    if (cost::class_of(op) == Class::Product) return "";
+    if (!tile_of_.empty()) {
+      const auto tile = tile_of_.find(op.result());
+      if (tile == tile_of_.end()) return error(op, "reads nothing of the product of its kernel", "a kernel of its own");
+      numel = tile->second->type().numel();
+    }
+    const int64_t own = numel_of(op);
+    const auto& dims = op.result()->type().dims;
+    const bool of_row =
+        tile_of_.empty() && width_ > 0 && own * width_ == numel && !dims.empty() && dims.back().size == 1;
+    if (own == numel || of_row) return "";
+    return error(op, concat("works on ", own, " elements, its kernel on ", numel), "as many, or one of each row");
+  }
+
+  // Elements that an op works on: of the rows that it reads, or of what it makes.
   static int64_t numel_of(const Op& op) {
-    int64_t numel = op.result()->type().numel();
-    if (access(op).reads == Reads::Row)
-      for (const Value* operand : op.operands)
-        if (operand) numel = std::max(numel, operand->type().numel());
-    return numel;
+    const Access a = access(op);
+    return a.reads == Reads::Row ? a.numel : op.result()->type().numel();
   }
 
   static std::string error(const Op& op, const std::string& what, const std::string& expected) {
@@ -183,6 +248,7 @@ class KernelChecker {
 
   std::vector<const Op*> ops_;
   std::unordered_map<const Value*, const Op*> made_;
+  std::unordered_map<const Value*, const Value*> tile_of_;  // of values made of a product's, the result that it is
   int64_t width_ = 0;
 };
 

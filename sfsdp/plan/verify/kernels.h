@@ -10,8 +10,8 @@
 
 namespace sfsdp::plan {
 
-// "" or what is wrong: an op without a kernel, ops of one that do not stand together, or one that reads in a kernel what
-// another row, column or block of it makes. A graph in which no op names a kernel is sound.
+// "" or what is wrong: an op without a kernel, ops of one that do not stand together or share no work, or one that reads in
+// a kernel what another row, column or block of it makes. A graph in which no op names a kernel is sound.
 std::string check_kernels(const ir::Graph& graph);
 
 // "" or what is wrong where the kernel of these ops writes `written` over the memory of `read`: an op that reads elements
