@@ -176,7 +176,9 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
     if (!op->is("param", "state")) continue;
     Buffer buffer{.value = op->result(), .last = std::ssize(graph.ops()), .region = Region::State};
     if (sent.contains(buffer.value) && !options.blocking) buffer.region = Region::Window;
-    buffer.bytes = round_up(op->result()->type().bytes(), alignment_of(buffer.region, options.target));
+    buffer.bytes =
+        round_up(std::max<int64_t>(op->result()->type().bytes(), 1),  // without elements: a place all the same
+                 alignment_of(buffer.region, options.target));
     buffer.offset = bytes_of(buffer.region);
     bytes_of(buffer.region) += buffer.bytes;
     plan.state_bytes += buffer.bytes;

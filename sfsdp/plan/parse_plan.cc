@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/plan/plan_text.h"
 #include "sfsdp/plan/step_plan.h"
@@ -16,12 +17,13 @@ namespace {
 
 using ir::Graph, ir::Value;
 
-constexpr std::string_view kHeader = "plan target=NAME alignment=N window_alignment=N live_bytes=N peak_position=N";
+constexpr std::string_view kHeader =
+    "plan target=NAME product_bytes=N communicator_bytes=N blocks=N accumulates_in_memory=0|1 alignment=N "
+    "window_alignment=N live_bytes=N peak_position=N";
 
 // Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
 // far beyond any machine, and small enough for every sum to be a number.
 constexpr int64_t kMost = int64_t{1} << 50, kMostTogether = int64_t{1} << 60;
-constexpr int64_t kMostAlignment = 1 << 30;  // the largest page of any machine
 
 std::optional<int64_t> number_in(std::string_view text) {
   const auto number = parse_int(text);
@@ -179,6 +181,36 @@ int64_t header_number(const std::vector<std::string>& words, std::string_view ke
   throw UserError(concat("plan, line 1: no ", key, "\n  expected ", kHeader));
 }
 
+// That name is known: this processor's, or a machine's of machines/.
+std::optional<cost::Target> find_target(const std::string& name) {
+  if (name == cost::cpu_target().name) return cost::cpu_target();
+  const auto names = cost::machine_names();
+  if (std::ranges::find(names, name) == names.end()) return std::nullopt;
+  return cost::target_of(cost::load_machine(name));
+}
+
+// The text carries the target's numbers, as a machine file of a user's own is not there where a plan is read. Those of a
+// known target are held against its table; no target has alignments of its own.
+cost::Target read_target(const std::vector<std::string>& words, const std::string& file_name) {
+  cost::Target target{.name = word_after(words, "target=")};
+  if (target.name.empty()) throw UserError(concat("plan, line 1: no target=\n  expected ", kHeader));
+  const auto known = find_target(target.name);
+  for (const TargetKey& key : kTargetKeys) {
+    const int64_t number = header_number(words, key.name);
+    const bool is_flag = key.most == 1;
+    const auto refuse = [&](const std::string& expected) {
+      throw UserError(concat("plan ", file_name, ", line 1: ", key.name, number, " of target ", target.name,
+                             "\n  expected ", expected));
+    };
+    if (number < (is_flag ? 0 : 1) || number > key.most) refuse(concat(is_flag ? 0 : 1, " to ", key.most));
+    const bool is_fixed = known || key.name.ends_with("alignment=");
+    const int64_t expected = key.get(known.value_or(cost::Target()));
+    if (is_fixed && number != expected) refuse(std::to_string(expected));
+    key.set(target, number);
+  }
+  return target;
+}
+
 }  // namespace
 
 StepPlan parse_plan(std::string_view text, const std::string& file_name) {
@@ -194,14 +226,7 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   StepPlan plan;
   const std::string_view graph_text = text.substr(header_end + 1, lanes - header_end);
   plan.graph = ir::parse_or_throw(graph_text, file_name);
-  plan.target = {.name = word_after(words, "target=")};
-  if (plan.target.name.empty()) throw UserError(concat("plan, line 1: no target=\n  expected ", kHeader));
-  for (const auto& [key, alignment] : {std::pair<std::string_view, int64_t*>{"alignment=", &plan.target.alignment},
-                                       {"window_alignment=", &plan.target.window_alignment}}) {
-    *alignment = header_number(words, key);
-    if (*alignment < 1 || *alignment > kMostAlignment)
-      throw UserError(concat("plan ", file_name, ", line 1: ", key, *alignment, "\n  expected 1 to ", kMostAlignment));
-  }
+  plan.target = read_target(words, file_name);
   MemoryPlan& m = plan.memory;
   m.live_bytes = header_number(words, "live_bytes=");
   m.peak_position = header_number(words, "peak_position=");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Titles of the sections of a plan's text, which printer and parser share. A section is a title, then indented lines.
-//   plan target=NAME alignment=N window_alignment=N live_bytes=N peak_position=N
+//   plan target=NAME ... live_bytes=N peak_position=N, between them the numbers of the target, kTargetKeys
 //   (the graph)
 //   lanes:      "  compute workspace=N:", then "  AXES/CHANNEL workspace=N: %collective ..."
 //   edges:      "  LANE.NUMBER -> LANE.NUMBER"
@@ -10,9 +10,36 @@
 //   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string_view>
 
+#include "sfsdp/cost/target.h"
+
 namespace sfsdp::plan {
+
+// A number of the target that the plan's sizes follow from.
+struct TargetKey {
+  std::string_view name;
+  int64_t most;  // of a text that is read: sums and products of such numbers stay numbers
+  int64_t (*get)(const cost::Target&);
+  void (*set)(cost::Target&, int64_t);
+};
+inline constexpr int64_t kMostAlignment = 1 << 30;  // the largest page of any machine
+inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
+    {"product_bytes=", int64_t{1} << 40, [](const cost::Target& t) { return t.product_bytes; },
+     [](cost::Target& t, int64_t n) { t.product_bytes = n; }},
+    {"communicator_bytes=", int64_t{1} << 40, [](const cost::Target& t) { return t.communicator_bytes; },
+     [](cost::Target& t, int64_t n) { t.communicator_bytes = n; }},
+    {"blocks=", 1 << 12, [](const cost::Target& t) { return t.blocks; },
+     [](cost::Target& t, int64_t n) { t.blocks = n; }},
+    {"accumulates_in_memory=", 1, [](const cost::Target& t) { return int64_t{t.accumulates_in_memory}; },
+     [](cost::Target& t, int64_t n) { t.accumulates_in_memory = n != 0; }},
+    {"alignment=", kMostAlignment, [](const cost::Target& t) { return t.alignment; },
+     [](cost::Target& t, int64_t n) { t.alignment = n; }},
+    {"window_alignment=", kMostAlignment, [](const cost::Target& t) { return t.window_alignment; },
+     [](cost::Target& t, int64_t n) { t.window_alignment = n; }},
+}};
 
 inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kState = "state:",
                                   kBuffers = "buffers:", kInside = "inside:";

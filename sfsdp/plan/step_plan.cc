@@ -25,9 +25,10 @@ StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
 
 std::string print(const StepPlan& plan) {
   const MemoryPlan& m = plan.memory;
-  std::string text = concat("plan target=", plan.target.name, " alignment=", plan.target.alignment,
-                            " window_alignment=", plan.target.window_alignment, " live_bytes=", m.live_bytes,
-                            " peak_position=", m.peak_position, "\n", ir::print(plan.graph), kLanes, "\n");
+  std::string text = concat("plan target=", plan.target.name);
+  for (const TargetKey& key : kTargetKeys) text += concat(' ', key.name, key.get(plan.target));
+  text += concat(" live_bytes=", m.live_bytes, " peak_position=", m.peak_position, "\n", ir::print(plan.graph), kLanes,
+                 "\n");
   std::vector<std::string> names = {"compute"};
   text += concat("  compute workspace=", m.workspaces[0], ":\n");
   for (size_t i = 0; i < plan.lanes.size(); ++i) {

@@ -2,6 +2,7 @@
 #include "sfsdp/plan/verify/verify_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -10,6 +11,7 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/mesh/chunk.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/offsets.h"
 #include "sfsdp/plan/verify/axis_states.h"
@@ -45,6 +47,10 @@ class Verifier {
  private:
   void note(const std::string& error) {
     if (!error.empty()) errors_.push_back(error);
+  }
+
+  void compare(const std::string& what, int64_t got, int64_t expected) {
+    if (got != expected) note(concat(what, " = ", got, "\n  expected ", expected));
   }
 
   void check_lanes() {
@@ -83,9 +89,13 @@ class Verifier {
     if (plan_.memory.workspaces.size() != plan_.lanes.size() + 1)
       note(concat(plan_.memory.workspaces.size(), " workspaces\n  expected one for each of ", plan_.lanes.size() + 1,
                   " lanes"));
-    for (const int64_t bytes : plan_.memory.workspaces)
-      if (bytes <= 0) note(concat("a workspace of ", bytes, " bytes\n  expected some: no kernel runs without"));
-    const size_t kernels = cost::kernels_of(plan_.graph).ops.size();
+    const auto ops = cost::kernels_of(plan_.graph).ops;
+    int64_t largest = 0;
+    for (const auto& kernel : ops) largest = std::max(largest, cost::workspace_bytes(kernel, plan_.target));
+    for (size_t lane = 0; lane < plan_.memory.workspaces.size(); ++lane)
+      compare(lane == 0 ? "workspace of lane compute" : "workspace of a communicator", plan_.memory.workspaces[lane],
+              lane == 0 ? largest : plan_.target.communicator_bytes);
+    const size_t kernels = ops.size();
     const auto exists = [&](const Task& task) {
       return task.lane == 0
                  ? task.number < kernels
@@ -132,10 +142,8 @@ class Verifier {
                   " has a buffer and needs none\n  expected none for state, views and what stays inside a kernel"));
     note(check_memory_plan(m, plan_.target));
     const Peak peak = live_peak(m.buffers);
-    const auto compare = [&](const char* what, int64_t got, int64_t expected) {
-      if (got != expected) note(concat(what, " = ", got, "\n  expected ", expected));
-    };
     check_state();
+    check_regions();
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
   }
@@ -156,7 +164,19 @@ class Verifier {
       note("what lies inside other buffers is out of order, or twice\n  expected each once, in the graph's order");
   }
 
-  // A place for every parameter, moment and counter, as large as it is.
+  // Each ends where the last of its buffers does.
+  void check_regions() {
+    std::array<int64_t, kRegions> ends = {};
+    for (const auto* buffers : {&plan_.memory.state, &plan_.memory.buffers})
+      for (const Buffer& b : *buffers) {
+        int64_t& end = ends[static_cast<size_t>(b.region)];
+        end = std::max(end, b.offset + b.bytes);
+      }
+    for (size_t r = 0; r < kRegions; ++r)
+      compare(concat("region ", to_string(static_cast<Region>(r))), plan_.memory.region_bytes[r], ends[r]);
+  }
+
+  // A place for every parameter, moment and counter, as large as it is in whole units of its region, for the whole step.
   void check_state() {
     std::unordered_map<const Value*, const Buffer*> kept;
     for (const Buffer& b : plan_.memory.state)
@@ -165,10 +185,19 @@ class Verifier {
     for (const auto& op : plan_.graph.ops()) {
       if (!op->is("param", "state")) continue;
       const auto found = kept.find(op->result());
-      const int64_t bytes = found == kept.end() ? -1 : found->second->bytes;
-      if (bytes < op->result()->type().bytes())
-        note(concat("%", op->result()->name(), bytes < 0 ? " has no place in state" : concat(" has ", bytes, " bytes"),
-                    "\n  expected ", op->result()->type().bytes(), " bytes of state"));
+      const std::string name = concat('%', op->result()->name());
+      const int64_t needed = std::max<int64_t>(op->result()->type().bytes(), 1);
+      if (found == kept.end()) {
+        note(concat(name, " has no place in state\n  expected ", needed, " bytes of state"));
+        continue;
+      }
+      const Buffer& b = *found->second;
+      const int64_t whole =
+          round_up(needed, b.region == Region::Window ? plan_.target.window_alignment : plan_.target.alignment);
+      if (b.bytes != whole) note(concat(name, " has ", b.bytes, " bytes\n  expected ", whole, " bytes of state"));
+      if (b.first != 0 || b.last != std::ssize(plan_.graph.ops()) || b.carried)
+        note(concat(name, " is kept from op ", b.first, " to op ", b.last, b.carried ? ", carried" : "",
+                    "\n  expected 0 to ", plan_.graph.ops().size(), ": state is there for the whole step"));
     }
   }
 

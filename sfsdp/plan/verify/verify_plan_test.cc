@@ -205,10 +205,20 @@ TEST_CASE("broken plans are caught: kernels, edges, state") {
        }},
       {"a parameter has two", "each once", [](StepPlan& p) { p.memory.state.push_back(p.memory.state[0]); }},
       {"a parameter's place is too small", "bytes of state", [](StepPlan& p) { p.memory.state.back().bytes = 1; }},
+      {"a parameter's place is larger than it", "bytes of state",
+       [](StepPlan& p) { p.memory.state.back().bytes += 256; }},
+      {"a parameter is given up", "state is there for the whole step", [](StepPlan& p) { --p.memory.state[0].last; }},
+      {"a parameter comes late", "state is there for the whole step", [](StepPlan& p) { ++p.memory.state[0].first; }},
       {"two parameters share an address", "overlap",
        [](StepPlan& p) { p.memory.state.back().offset = p.memory.state[p.memory.state.size() - 2].offset; }},
       {"an activation counts as state", "in state", [](StepPlan& p) { p.memory.state.push_back(buffer_of(p, "106")); }},
-      {"a kernel has no workspace", "a workspace of 0 bytes", [](StepPlan& p) { p.memory.workspaces[0] = 0; }},
+      {"a kernel has no workspace", "workspace of lane compute = 0", [](StepPlan& p) { p.memory.workspaces[0] = 0; }},
+      {"kernels have more than the largest needs", "workspace of lane compute",
+       [](StepPlan& p) { ++p.memory.workspaces[0]; }},
+      {"a communicator has less than its target says", "workspace of a communicator = 1048575",
+       [](StepPlan& p) { --p.memory.workspaces[1]; }},
+      {"a region is larger than what lies in it", "region state = ", [](StepPlan& p) { ++p.memory.region_bytes[0]; }},
+      {"a region is larger than what lies in it", "region window = ", [](StepPlan& p) { ++p.memory.region_bytes[1]; }},
       {"a lane has no workspace", "workspaces", [](StepPlan& p) { p.memory.workspaces.pop_back(); }},
       {"an edge leads to no task", "an edge from", [](StepPlan& p) { p.edges.back().to.number = 1 << 20; }},
       {"an edge leads to no lane", "an edge from", [](StepPlan& p) { p.edges.back().from.lane = 9; }},
@@ -318,6 +328,78 @@ TEST_CASE("results inside other buffers: in the text, and what is wrong with the
   }
 }
 
+// Rules that check_memory, which knows what the planner makes, would mend or hide.
+TEST_CASE("hazards alone: what a collective touches outside of the window, two lanes that write one place") {
+  StepPlan outside = sound_plan();
+  buffer_of(outside, "norm_output.flat.full.start").region = Region::State;
+  CHECK(join(check_hazards(outside), "\n").find("touches, lies in region state\n  expected window") !=
+        std::string::npos);
+  StepPlan plan = make_plan(ir::parse_or_throw(R"(graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[512/dp_shard]
+  %x = input name=x : f32[1024] own(dp_shard)
+fwd:
+  %s = all_gather.start %w axis=dp_shard dim=0 : async f32[1024]
+  %n = aten.neg %x kernel=0 : f32[1024]
+  %g = wait %s : f32[1024]
+  %y = aten.add.Tensor %n, %g kernel=1 : f32[1024]
+  return %y
+)"));
+  REQUIRE(join(check_hazards(plan), "\n") == "");
+  buffer_of(plan, "n").offset = buffer_of(plan, "s").offset;
+  const std::string wrong = join(check_hazards(plan), "\n");
+  CHECK_MESSAGE(wrong.find("%n may be written over %s while lane dp_shard/0 writes that") != std::string::npos, wrong);
+}
+
+TEST_CASE("a parameter without elements has a place of its own, like any other") {
+  const StepPlan plan = make_plan(ir::parse_or_throw(R"(graph mesh [] view local
+  %e = param name=e : f32[0, 4]
+  %w = param name=w : f32[4]
+  %f = state name=f : f32[0]
+  %x = input name=x : f32[4]
+fwd:
+  %n = aten.neg %e kernel=0 : f32[0, 4]
+  %y = aten.add.Tensor %x, %w kernel=1 : f32[4]
+  return %n, %y
+)"));
+  CHECK(join(verify_plan(plan), "\n") == "");
+  CHECK(plan.memory.state[1].offset == 256);
+  CHECK(plan.memory.state_bytes == 3 * 256);
+  CHECK(join(verify_plan(parse_plan(print(plan))), "\n") == "");
+}
+
+TEST_CASE("a plan's target: known ones are held against their table, others' numbers are the text's own") {
+  const std::string text = print(sound_plan());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    REQUIRE(changed.find(from) < changed.find('\n'));
+    return changed.replace(changed.find(from), from.size(), to);
+  };
+  const std::string product = "product_bytes=10518528", communicator = "communicator_bytes=1048576";
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{product, "product_bytes=4096"},
+                                 {communicator, "communicator_bytes=4096"},
+                                 {"blocks=16", "blocks=17"},
+                                 {"accumulates_in_memory=0", "accumulates_in_memory=1"},
+                                 {" alignment=256", " alignment=1"},
+                                 {"window_alignment=4096", "window_alignment=256"}}) {
+    CAPTURE(to);
+    CHECK_THROWS_WITH_AS(parse_plan(with(from, to)), doctest::Contains("of target cpu"), UserError);
+  }
+  CHECK_THROWS_WITH_AS(parse_plan(with("target=cpu", "target=dgx_h100")),
+                       doctest::Contains("product_bytes=10518528 of target dgx_h100\n  expected 33554432"), UserError);
+  const std::string own = with("target=cpu", "target=banana");
+  CHECK(join(verify_plan(parse_plan(own)), "\n") == "");
+  std::string larger = own;
+  larger.replace(larger.find(communicator), communicator.size(), "communicator_bytes=2097152");
+  CHECK(join(verify_plan(parse_plan(larger)), "\n").find("workspace of a communicator = 1048576\n  expected 2097152") !=
+        std::string::npos);
+  std::string unaligned = own;
+  unaligned.replace(unaligned.find(" alignment=256"), 14, " alignment=1");
+  CHECK_THROWS_WITH_AS(parse_plan(unaligned), doctest::Contains("alignment=1 of target banana"), UserError);
+  std::string missing = own;
+  missing.replace(missing.find(" blocks=16"), 10, "");
+  CHECK_THROWS_WITH_AS(parse_plan(missing), doctest::Contains("no blocks="), UserError);
+}
+
 // An edge that keeps the program's order where memory would not need it may go unnoticed: a gather that starts after a kernel and
 // reads nothing of it.
 TEST_CASE("edges that are taken away, one by one") {
@@ -360,7 +442,7 @@ TEST_CASE("broken programs are caught: waits, reductions, shards") {
       {"a gradient is reduced twice", "sums what is the same on all ranks",
        replaced("gradient %norm_output.flat.grad.ar param=norm_output.flat",
                 "all_reduce %norm_output.flat.grad.ar axis=dp_replicate")},
-      {"a gradient is reduced over the wrong axis", "",
+      {"a gradient is reduced over the wrong axis", "over dp_replicate: a gradient that is not reduced",
        replaced("all_reduce %norm_output.flat.grad.acc axis=dp_replicate",
                 "all_reduce %norm_output.flat.grad.acc axis=dp_shard")},
       {"the loss is one rank's", "the step returns",
