@@ -15,7 +15,7 @@ struct Tile {
 };
 
 constexpr double kSmallestTile = 64;
-constexpr double kShallowest = 256;  // depth of a split's part: eight steps of 32, or the pipeline never fills
+constexpr double kShallowest = 256;  // depth that a split's part takes at least: eight steps of 32 fill the pipeline
 
 // A multiply-add of a tile needs 1/m + 1/n elements from outside the multiprocessor. Estimated: on H100 tiles of
 // 128 × 128 reach 0.83 of what 128 × 256 do.
@@ -27,13 +27,14 @@ double memory_seconds(double bytes, const Machine& machine) {
   return bytes / (machine.memory_bandwidth * machine.memory_efficiency);
 }
 
-// One choice of tile and split.
+// One choice of tile and split. A wave lasts as long as its fullest tile, so that more work never takes less.
 double kernel_seconds(const ProductShape& s, double rate, const Tile& tile, double split, const Machine& machine) {
   const auto multiprocessors = static_cast<double>(machine.multiprocessors);
   const Tile full = {static_cast<double>(machine.tile_m), static_cast<double>(machine.tile_n)};
   const double across = std::ceil(s.m / tile.m) * std::ceil(s.n / tile.n);
   const double waves = std::ceil(s.batch * across * split / multiprocessors);
-  const double flops_of_tile = 2 * s.m * s.n / across * (s.k / split + machine.half_k);
+  const double depth = split > 1 ? std::max(s.k / split, kShallowest) : s.k;
+  const double flops_of_tile = 2 * std::min(s.m, tile.m) * std::min(s.n, tile.n) * (depth + machine.half_k);
   const double slower = 1 + kLoads * std::max(0.0, loads_of(tile) - loads_of(full));
   const double partial_sums = split > 1 ? 2 * sizeof(float) * split * s.batch * s.m * s.n : 0;  // written, read
   return waves * flops_of_tile * slower * multiprocessors / rate + memory_seconds(partial_sums, machine);
@@ -54,9 +55,9 @@ double product_seconds(const ProductShape& s, double rate, const Machine& machin
   for (auto m = static_cast<double>(machine.tile_m);; m /= 2) {
     for (auto n = static_cast<double>(machine.tile_n);; n /= 2) {
       const double tiles = s.batch * std::ceil(s.m / m) * std::ceil(s.n / n);
-      const auto is_worth = [&](double split) {  // what is cut less does not fill a wave
+      const auto is_worth = [&](double split) {  // what is cut less is deep enough, and does not fill a wave
         return split == 1 ||
-               (s.k / split >= kShallowest && tiles * (split - 1) < static_cast<double>(machine.multiprocessors));
+               (s.k / (split - 1) > kShallowest && tiles * (split - 1) < static_cast<double>(machine.multiprocessors));
       };
       for (double split = 1; is_worth(split); ++split)
         fastest = std::min(fastest, kernel_seconds(s, rate, {m, n}, split, machine));

@@ -4,6 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <random>
+#include <string>
 
 namespace sfsdp::cost {
 namespace {
@@ -42,9 +45,43 @@ TEST_CASE("products: what fills a part of the multiprocessors is split over its 
   CHECK(seconds(deep, ten(0, 1e-3)) == doctest::Approx(smaller * tile(10000)));
 }
 
-TEST_CASE("products: no part of a split is shallower than 256") {
-  CHECK(seconds({.m = 64, .n = 64, .k = 600}, ten()) == doctest::Approx(2 * 64 * 64 * 300));
-  CHECK(seconds({.m = 64, .n = 64, .k = 500}, ten()) == doctest::Approx(2 * 64 * 64 * 500));
+TEST_CASE("products: a part of a split takes no less than a depth of 256") {
+  CHECK(seconds({.m = 64, .n = 64, .k = 600}, ten()) == doctest::Approx(2 * 64 * 64 * 256));
+  CHECK(seconds({.m = 64, .n = 64, .k = 500}, ten()) == doctest::Approx(2 * 64 * 64 * 256));
+  CHECK(seconds({.m = 64, .n = 64, .k = 200}, ten()) == doctest::Approx(2 * 64 * 64 * 200));
+}
+
+TEST_CASE("products: a wave lasts as long as its fullest tile") {
+  // 9 tiles; a row more makes a tenth of height 1, which takes no longer than they, nor makes them faster.
+  CHECK(seconds({.m = 1152, .n = 256, .k = 200}, ten()) == doctest::Approx(tile(200)));
+  CHECK(seconds({.m = 1153, .n = 256, .k = 200}, ten()) == doctest::Approx(tile(200)));
+}
+
+TEST_CASE("products: on every machine, larger in one dimension never takes less") {
+  std::mt19937_64 random(7);
+  const auto pick = [&](double most) {  // small and large ones alike
+    return std::floor(std::exp2(std::log2(most) * static_cast<double>(random() >> 11) * 0x1p-53));
+  };
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(SFSDP_SOURCE_DIR) + "/machines")) {
+    const Machine machine = load_machine(entry.path().string());
+    const auto seconds_of = [&](const ProductShape& s) { return product_seconds(s, 1e14, machine); };
+    for (int i = 0; i < 500; ++i) {
+      const ProductShape s = {.batch = pick(16), .m = pick(20000), .n = pick(20000), .k = pick(20000)};
+      const double now = seconds_of(s) * (1 - 1e-12);
+      CAPTURE(machine.name);
+      CAPTURE(s.batch);
+      CAPTURE(s.m);
+      CAPTURE(s.n);
+      CAPTURE(s.k);
+      for (const double more : {1.0, pick(300), pick(20000)}) {
+        CAPTURE(more);
+        CHECK(seconds_of({.batch = s.batch + more, .m = s.m, .n = s.n, .k = s.k}) >= now);
+        CHECK(seconds_of({.batch = s.batch, .m = s.m + more, .n = s.n, .k = s.k}) >= now);
+        CHECK(seconds_of({.batch = s.batch, .m = s.m, .n = s.n + more, .k = s.k}) >= now);
+        CHECK(seconds_of({.batch = s.batch, .m = s.m, .n = s.n, .k = s.k + more}) >= now);
+      }
+    }
+  }
 }
 
 TEST_CASE("products: smaller tiles fill a shallow product's wave, and are slower for their loads") {
