@@ -176,8 +176,9 @@ Tensors non_finite(const KernelContext& c) {
   return {at::scalar_tensor(std::isfinite(c.operands[0].item<double>()) ? 0.0 : 1.0, at::kFloat)};
 }
 
-// Out of place: two parameters may have one and the same gradient tensor.
-Tensors scale(const KernelContext& c) { return {c.operands[0] * c.operands[1]}; }
+// Out of place: two parameters may have one and the same gradient tensor. In the gradient's dtype, also where both are
+// scalars and LibTorch would promote.
+Tensors scale(const KernelContext& c) { return {(c.operands[0] * c.operands[1]).to(c.operands[0].scalar_type())}; }
 
 Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[1])}; }
 

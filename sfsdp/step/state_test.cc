@@ -360,6 +360,19 @@ TEST_CASE("a new batch shape compiles once, and is said") {
   CHECK(step.step == 4);
 }
 
+TEST_CASE("a parameter without dimensions is clipped and updated in its own dtype") {
+  struct Factor : torch::nn::Module {
+    at::Tensor x = register_parameter("x", at::ones({}, at::kBFloat16));
+  };
+  const auto loss = [](const std::shared_ptr<Factor>& m, const Batch& b) { return (m->x * b[0]).mean(); };
+  const Batch batch = {at::full({4}, 8.0)};
+  Step step = compile(std::make_shared<Factor>(), loss, AdamW{.lr = 0.25, .weight_decay = 0}, batch,
+                      data_parallel(init_device_mesh({{"dp_shard", 1}}), {.layout = ParameterLayout::Dim0}), nullptr,
+                      {.max_norm = 1.0});
+  CHECK(step({batch}).grad_norm == 8);
+  CHECK(at::equal(step.state_dict().at("x"), at::scalar_tensor(0.75, at::kBFloat16)));
+}
+
 // Moments have the dtype of what is stored, as torch.optim.AdamW's have.
 TEST_CASE("modules of real float64, bfloat16 and float16 weights equal eager LibTorch, norm and clipping included") {
   for (const auto& [dtype, tolerance] :
