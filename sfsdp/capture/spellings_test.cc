@@ -6,7 +6,9 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -17,7 +19,9 @@
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/testing/interp/interpreter.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -409,6 +413,127 @@ TEST_CASE("canonical ops: cross entropy") {
        "left_aten.nll_loss_forward 1 left_aten.sum 1 left_aten.sum.dim_IntList 1 left_for_other_readers 1 "
        "linear 1 linear_dw 1"},
   });
+}
+
+// ---- what the interpreter computes for ops whose decomposition is one op of LibTorch's -----------------------------------
+
+ir::interp::Array array_of(const Tensor& t) {
+  const Tensor flat = t.to(at::kDouble).contiguous().view(-1);
+  const double* data = flat.const_data_ptr<double>();
+  return {t.scalar_type() == at::kLong ? ir::DType::i64 : ir::DType::f64, t.sizes().vec(), {data, data + flat.numel()}};
+}
+
+std::string text_of(at::IntArrayRef sizes) {
+  std::vector<std::string> parts;
+  for (const int64_t size : sizes) parts.push_back(concat(size));
+  return concat("[", join(parts, ", "), "]");
+}
+
+// `call`, as "layer_norm %x, %w eps=0.5", of these inputs in doubles, against LibTorch's results; undefined: not compared.
+void expect_interprets(const std::string& call, const std::map<std::string, Tensor>& inputs,
+                       const std::vector<Tensor>& expected) {
+  CAPTURE(call);
+  const auto type = [](const Tensor& t) {
+    if (!t.defined()) return std::string("token");
+    return concat(t.scalar_type() == at::kLong ? "i64" : "f64", text_of(t.sizes()));
+  };
+  std::string text = "graph mesh [] view local\n";
+  ir::interp::Inputs arrays;
+  for (const auto& [name, value] : inputs) {
+    text += concat("  %", name, " = input name=", name, " : ", type(value), "\n");
+    arrays[name] = array_of(value);
+  }
+  std::vector<std::string> names, types;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    names.push_back(concat("%result", i));
+    types.push_back(type(expected[i]));
+  }
+  text += concat("fwd:\n  ", join(names, ", "), " = ", call, " : ", join(types, ", "), "\n");
+  ir::Graph graph = ir::parse_or_throw(text);
+  for (const auto& result : graph.ops().back()->results())
+    if (expected[result->result_index()].defined()) graph.outputs.push_back(result.get());
+  const auto run = ir::interp::run(graph, {arrays}, {.rounding = ir::interp::Rounding::None});
+  size_t output = 0;
+  for (const Tensor& value : expected) {
+    if (!value.defined()) continue;
+    const ir::interp::Array got = run.ranks[0].outputs[output++], want = array_of(value);
+    REQUIRE(got.data.size() == want.data.size());
+    for (size_t i = 0; i < want.data.size(); ++i) CHECK(std::abs(got.data[i] - want.data[i]) < 1e-10);
+  }
+}
+
+Tensor doubles(at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble); }
+
+TEST_CASE("the interpreter's attention is LibTorch's: grouped heads, causal, masked, scaled") {
+  at::manual_seed(5);
+  struct Form {
+    int64_t groups, keys;
+    bool causal, masked;
+    double scale;  // 0: of the width
+  };
+  for (const Form& f : {Form{4, 5, false, false, 0}, Form{2, 5, true, false, 0}, Form{1, 7, false, true, 0},
+                        Form{2, 3, false, true, 0.3}, Form{4, 5, true, false, 0.7}}) {
+    const int64_t queries = 5, width = 6;
+    std::map<std::string, Tensor> in = {{"q", doubles({2, 4, queries, width})},
+                                        {"k", doubles({2, f.groups, f.keys, width})},
+                                        {"v", doubles({2, f.groups, f.keys, width})}};
+    for (auto& [name, t] : in) t.requires_grad_();
+    const Tensor k = in["k"].repeat_interleave(4 / f.groups, 1), v = in["v"].repeat_interleave(4 / f.groups, 1);
+    const double scale = f.scale == 0 ? 1 / std::sqrt(static_cast<double>(width)) : f.scale;
+    Tensor scores = at::matmul(in["q"], k.transpose(2, 3)) * scale;
+    const Tensor mask = doubles({queries, f.keys});
+    if (f.causal) {
+      const Tensor later = at::ones({queries, f.keys}, at::kBool).triu(1);
+      scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+    }
+    if (f.masked) scores = scores + mask;
+    const Tensor out = at::matmul(at::softmax(scores, -1), v), lse = at::logsumexp(scores, -1);
+    const Tensor grad = doubles(out.sizes());
+    const auto gradients = torch::autograd::grad({out}, {in["q"], in["k"], in["v"]}, {grad});
+    for (auto& [name, t] : in) t = t.detach();
+    std::string attrs = f.causal ? " is_causal=true" : "";
+    if (f.scale != 0) attrs += concat(" scale=", f.scale);
+    if (f.masked) in["mask"] = mask;
+    const std::string masked = f.masked ? ", %mask" : "";
+    expect_interprets(concat("sdpa %q, %k, %v", masked, attrs), in, {out.detach(), lse.detach()});
+    in.insert({{"g", grad}, {"o", out.detach()}, {"lse", lse.detach()}});
+    expect_interprets(concat("sdpa_backward %g, %q, %k, %v, %o, %lse", masked, " dropout_p=0.0",
+                             f.causal ? "" : " is_causal=false", attrs),
+                      in, gradients);
+  }
+}
+
+TEST_CASE("the interpreter's layer norm is LibTorch's: over one dimension and two, with and without weight and bias") {
+  at::manual_seed(6);
+  for (const Sizes& shape : {Sizes{4}, Sizes{3, 4}})
+    for (const bool has_weight : {true, false})
+      for (const bool has_bias : {true, false}) {
+        std::map<std::string, Tensor> in = {{"x", doubles({2, 3, 4})}};
+        const Tensor w = has_weight ? doubles(shape) : Tensor(), b = has_bias ? doubles(shape) : Tensor();
+        if (has_weight) in["w"] = w;
+        if (has_bias) in["b"] = b;
+        const std::string affine = concat(has_weight ? "%w" : "none", ", ", has_bias ? "%b" : "none");
+        const std::string attrs = concat("normalized_shape=", text_of(shape));
+        const auto [y, mean, rstd] = at::native_layer_norm(in["x"], shape, w, b, 0.25);
+        expect_interprets(concat("layer_norm %x, ", affine, " eps=0.25 ", attrs), in, {y, mean, rstd});
+        const Tensor g = doubles({2, 3, 4});
+        const auto [dx, dw, db] =
+            at::native_layer_norm_backward(g, in["x"], shape, mean, rstd, w, b, {true, has_weight, has_bias});
+        in.insert({{"g", g}, {"mean", mean}, {"rstd", rstd}});
+        expect_interprets(
+            concat("layer_norm_backward %g, %x, %mean, %rstd, ", affine, " ", attrs, " output_mask=[true, ",
+                   has_weight ? "true, " : "false, ", has_bias ? "true]" : "false]"),
+            in, {dx, dw, db});
+      }
+}
+
+TEST_CASE("the interpreter's embedding and its gradient are LibTorch's, of rows that are read twice and never") {
+  at::manual_seed(7);
+  const Tensor w = doubles({5, 3}), ids = at::tensor({4, 0, 4, 1, 0, 4}, at::kLong).view({2, 3}),
+               g = doubles({2, 3, 3});
+  expect_interprets("embedding %w, %ids", {{"w", w}, {"ids", ids}}, {at::embedding(w, ids)});
+  expect_interprets("embedding_backward %g, %ids num_weights=5 padding_idx=-1 scale_grad_by_freq=false",
+                    {{"g", g}, {"ids", ids}}, {at::embedding_dense_backward(g, ids, 5, -1, false)});
 }
 
 }  // namespace
