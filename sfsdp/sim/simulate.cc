@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
@@ -17,6 +18,8 @@
 
 namespace sfsdp::sim {
 namespace {
+
+constexpr int64_t kMaxMicroBatches = 1 << 16;  // a step of Llama 3 debugmodel then takes 3 s to simulate
 
 // One collective of one group of ranks.
 struct Turn {
@@ -319,6 +322,9 @@ std::string event_name(const Simulation& simulation, const Event& event) {
 }
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options) {
+  if (graph.micro_batches > kMaxMicroBatches)
+    throw UserError(concat("the step has ", with_commas(graph.micro_batches), " micro-batches\n  expected at most ",
+                           with_commas(kMaxMicroBatches), " in the simulator, which runs one after the other"));
   RankProgram program =
       make_program(graph, machine, options.execution, options.system.value_or(cost::usual_system(options.execution)),
                    options.step_gathers, options.composites, options.edges, options.reductions);

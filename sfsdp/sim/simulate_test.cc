@@ -68,6 +68,12 @@ ir::Graph repeated(const ir::Graph& graph, int64_t micro_batches) {
   return copy;
 }
 
+TEST_CASE("simulate: a step of too many micro-batches is refused at once") {
+  CHECK_THROWS_WITH_AS(
+      simulate(repeated(ir::parse_or_throw(forward("ABw1v2")), 65537), unit_machine()),
+      doctest::Contains("the step has 65,537 micro-batches\n  expected at most 65,536 in the simulator"), UserError);
+}
+
 // The plan's file says what waits for what.
 TEST_CASE("simulate: an edge of a plan's text that is moved or taken away moves what it joins") {
   const auto seconds = [](const std::string& order, const std::string& from, const std::string& to) {

@@ -11,6 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/target.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/passes/bucket/wrap.h"
 #include "sfsdp/passes/canonical/decompose.h"
@@ -121,14 +122,17 @@ void expect_no_keys(const Request& request) {
 
 int run_simulate_plan(const Request& request, std::ostream& out, std::ostream& err) {
   expect_no_keys(request);
-  const SimulateSetup setup = simulate_setup(request, config_of(request));
-  if (!request.has("json"))
-    for (const std::string& note : setup.notes) err << note << '\n';
+  SimulateSetup setup = simulate_setup(request, config_of(request));
   if (setup.fuse_scope() != passes::FuseScope::All)
     throw UserError(concat("--simulate.execution ", setup.execution,
                            " with --plan\n  expected fused or reference: the plan says which ops are one kernel"));
   const std::string path = request.get("plan");
   const plan::StepPlan plan = read_plan(path, "--plan");
+  if (const std::string target = cost::target_of(setup.machine).name; plan.target.name != target)
+    setup.notes.push_back(concat("planned for ", plan.target.name, ", simulated on ", target,
+                                 ": a plan for it may have other kernels and memory"));
+  if (!request.has("json"))
+    for (const std::string& note : setup.notes) err << note << '\n';
   const DeviceMesh mesh(plan.graph.mesh);
   show_simulation(request, setup, plan, {.model = "of " + path, .mesh = to_string(mesh), .world = mesh.world_size()},
                   "", out);

@@ -20,11 +20,18 @@ struct Range {
   std::vector<std::pair<std::string, std::string>> values;  // as on the command line, and as JSON
 };
 
+// An option of simulate, not a key of a config.
+bool is_option(const std::string& name) { return name.find('.') == std::string::npos || name.starts_with("simulate."); }
+
 // As a flag has it, and as JSON.
 std::pair<std::string, std::string> scalar(const std::string& name, const JsonValue& value) {
   const auto convert = [&](const auto& v) -> std::pair<std::string, std::string> {
     using T = std::remove_cvref_t<decltype(v)>;
-    if constexpr (std::is_same_v<T, JsonNull>) return {"None", "null"};
+    if constexpr (std::is_same_v<T, JsonNull>) {
+      if (is_option(name))
+        throw UserError(concat(name, " = null\n  expected a number or a text; null unsets a key of a config"));
+      return {"None", "null"};
+    }
     if constexpr (std::is_same_v<T, bool>) return v ? std::pair{"true", "true"} : std::pair{"false", "false"};
     if constexpr (std::is_same_v<T, uint64_t> || std::is_same_v<T, int64_t>) return {concat(v), concat(v)};
     if constexpr (std::is_same_v<T, double>) return {shortest(v), shortest(v)};
@@ -49,6 +56,9 @@ std::pair<std::string, std::string> one_value(const std::string& name, const Jso
 void read_ranges(const std::string& prefix, const JsonObject& object, std::vector<Range>& ranges) {
   for (const auto& [key, value] : object) {
     const std::string name = prefix.empty() ? key : concat(prefix, '.', key);
+    if (name == "help")
+      throw UserError(
+          "help in a case of a sweep\n  expected a key of a config, or an option that simulate --help lists");
     if (const JsonObject* section = value.as<JsonObject>()) {
       read_ranges(name, *section, ranges);
       continue;

@@ -59,6 +59,15 @@ TEST_CASE("a line of a sweep that is wrong is a case with an error, the others g
   CHECK(cases[4].error == "a.b is set twice\n  expected it once, in a section or with its whole name");
 }
 
+TEST_CASE("a sweep says which values its options take") {
+  const auto error = [](const std::string& line) { return read_sweep(line, "f")[0].error; };
+  const std::string no_null = " = null\n  expected a number or a text; null unsets a key of a config";
+  CHECK(error(R"({"mesh": null})") == "mesh" + no_null);
+  CHECK(error(R"({"simulate": {"jitter": [0.1, null]}})") == "simulate.jitter" + no_null);
+  CHECK(error(R"({"help": true})") ==
+        "help in a case of a sweep\n  expected a key of a config, or an option that simulate --help lists");
+}
+
 TEST_CASE("a sweep of too many configurations is refused before they are made") {
   std::string range = "[0";
   for (int i = 1; i < 200; ++i) range += "," + std::to_string(i);

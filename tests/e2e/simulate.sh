@@ -136,6 +136,18 @@ assert abs(exposed / 1e3 - sum(shown["exposed_seconds"].values())) < 1e-6, text
 estimated = float(re.search(r"^Changes are estimated, from a step of (\S+) ms", text, re.M)[1])
 assert abs(estimated / 1e3 / copying["step_seconds"] - 1) < 0.01, (estimated, copying["step_seconds"])
 PY
+# A plan of another target says so, and how far its memory is known; a step of too many micro-batches is no step.
+debug=(--config configs/llama3_debug.toml --world 2)
+build/release/sfsdp plan "${debug[@]}" --out "$dir/cpu.plan" >/dev/null
+build/release/sfsdp plan "${debug[@]}" --machine dgx_h100 --out "$dir/gpu.plan" >/dev/null
+for target in cpu gpu; do
+  build/release/sfsdp simulate --plan "$dir/$target.plan" --machine dgx_h100 >"$dir/text" 2>"$dir/err.$target"
+  grep -q ': fits; plans are held against processors alone' "$dir/text" || fail "$(cat "$dir/text")"
+done
+grep -q '^planned for cpu, simulated on dgx_h100: ' "$dir/err.cpu" && [[ ! -s $dir/err.gpu ]] || fail "$(cat "$dir"/err.*)"
+status=0
+simulate --world 4 --training.global_batch_size 4294967296 >"$dir/text" 2>&1 || status=$?
+[[ $status == 2 ]] && grep -q '^error: training.global_batch_size = 4294967296: ' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --mesh dp_shart=8 >"$dir/text" 2>&1 && fail "a wrong axis is accepted"
 grep -q 'did you mean dp_shard?' "$dir/text" || fail "$(cat "$dir/text")"
 simulate --machine nowhere.toml >"$dir/text" 2>&1 && fail "a missing machine file is accepted"

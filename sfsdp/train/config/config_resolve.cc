@@ -59,6 +59,8 @@ MeshFlags mesh_flags(const std::string& text) {
   return mesh;
 }
 
+constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;  // the verifier takes no more
+
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   const int64_t at_once = training.local_batch_size * data_parallel_ranks;
   const int64_t global = training.global_batch_size == -1 ? at_once : training.global_batch_size;
@@ -66,6 +68,10 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
     throw UserError(concat("training.global_batch_size = ", global,
                            "\n  expected a multiple of training.local_batch_size ", training.local_batch_size, " * ",
                            data_parallel_ranks, " data-parallel ranks; try ", (global / at_once + 1) * at_once));
+  if (global / at_once > kMaxMicroBatches)
+    throw UserError(concat("training.global_batch_size = ", global, ": ", global / at_once,
+                           " micro-batches a step\n  expected at most ", at_once * kMaxMicroBatches, ": ",
+                           kMaxMicroBatches, " micro-batches of ", at_once));
   return {training.local_batch_size, global, global / at_once};
 }
 
