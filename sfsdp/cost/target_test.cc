@@ -29,9 +29,9 @@ int64_t bytes(const std::string& ops, const Target& target) {
   %w = param name=w : bf16[40]
   %m = param name=m : bf16[64, 40]
   %r = input name=r : f32[300, 1]
-  %q = input name=q : bf16[2, 4, 100, 40]
-  %k = input name=k : bf16[2, 2, 100, 40]
-  %l = input name=l : f32[2, 4, 100]
+  %q = input name=q : bf16[2, 4, 130, 40]
+  %k = input name=k : bf16[2, 2, 130, 40]
+  %l = input name=l : f32[2, 4, 130]
 fwd:
 )" + ops);
   std::vector<const ir::Op*> kernel;
@@ -77,22 +77,25 @@ TEST_CASE("workspaces: a page, a product's, and partial sums where rows are adde
   // A sum of columns: 40 outputs, as many; of rows, 300 outputs: 4 x 132 x 300 = 158,400 bytes, 39 pages.
   CHECK(bytes("  %s = aten.sum.dim_IntList %x dim=[0] : bf16[40]\n", h100) == 6 * 4096);
   CHECK(bytes("  %s = aten.sum.dim_IntList %x dim=[1] : bf16[300]\n", h100) == 39 * 4096);
+  // Of 70,000 rows, partial sums of 65,536: 4 x 132 x 65,536 bytes.
+  CHECK(bytes("  %f = full value=1.0 : f32[70000, 2]\n  %s = aten.sum.dim_IntList %f dim=[1] : f32[70000]\n", h100) ==
+        33 * kMiB);
 }
 
 TEST_CASE("workspaces: attention's backward adds up the queries' gradient in f32 where a device does so in memory") {
   const Target h100 = gpu("H100 SXM 80 GB", 132);
   const auto backward = [](const char* key, const char* type) {
     return std::string("  %a, %b, %c = aten._scaled_dot_product_flash_attention_for_cpu_backward %q, %q, ") + key +
-           ", " + key + ", %q, %l, none dropout_p=0.0 is_causal=true : bf16[2, 4, 100, 40], " + type + ", " + type +
+           ", " + key + ", %q, %l, none dropout_p=0.0 is_causal=true : bf16[2, 4, 130, 40], " + type + ", " + type +
            "\n";
   };
-  // 2 x 4 heads, 100 positions in 128, a width of 40 in 64, and one sum: 4 x 1,024 x 65 = 266,240 bytes, 65 pages.
-  CHECK(bytes(backward("%q", "bf16[2, 4, 100, 40]"), h100) == 65 * 4096);
-  // Keys that two query heads share: 2 gradients x 2 x 4 heads x 100 x 40 in bf16 are 128,000 bytes more: 394,240, 97 pages.
-  CHECK(bytes(backward("%k", "bf16[2, 2, 100, 40]"), h100) == 97 * 4096);
-  CHECK(bytes(backward("%k", "bf16[2, 2, 100, 40]"), cpu_target()) == 10518528);
+  // 2 x 4 heads, 130 positions in 256, a width of 40 in 64, and one sum: 4 x 2,048 x 65 = 532,480 bytes, 130 pages.
+  CHECK(bytes(backward("%q", "bf16[2, 4, 130, 40]"), h100) == 130 * 4096);
+  // Keys that two query heads share: 2 gradients x 2 x 4 heads x 130 x 40 in bf16 are 166,400 bytes more: 698,880, 171 pages.
+  CHECK(bytes(backward("%k", "bf16[2, 2, 130, 40]"), h100) == 171 * 4096);
+  CHECK(bytes(backward("%k", "bf16[2, 2, 130, 40]"), cpu_target()) == 10518528);
   CHECK(bytes("  %a, %b = aten._scaled_dot_product_flash_attention_for_cpu %q, %q, %q, none is_causal=true : "
-              "bf16[2, 4, 100, 40], f32[2, 4, 100]\n",
+              "bf16[2, 4, 130, 40], f32[2, 4, 130]\n",
               h100) == 32 * kMiB);
 }
 
