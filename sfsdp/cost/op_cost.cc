@@ -77,8 +77,8 @@ bool is_gathered(const Op& op) {
 // What FSDP2's copies reach of the memory's bandwidth. PyTorch's authors measured _chunk_cat on an H100 (3,350 GB/s): 500 G
 // elements/s where the dtype stays, 278 G from bf16 to f32 (pytorch #120678). The copy out moves as the former does.
 constexpr double kSameCopy = 500.0 * 4 / 3350, kWideningCopy = 278.0 * 6 / 3350;
-// Seconds of the host in the hooks of a unit, before its gather is there and where its gradients are reduced (pytorch
-// #173680: 1 ms each on a Xeon).
+// Seconds of the host in the hooks of a unit, before its gather is there (pytorch #173680: 1 ms on a Xeon) and where its
+// gradients are reduced (estimated: as long).
 constexpr double kHook = 1e-3;
 
 class Pricer {

@@ -29,7 +29,7 @@ constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {
 
 // Those that LowestFit begins with, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
-constexpr int kTriesInVain = 50;
+constexpr int kTriesInVain = 25, kRoundsInVain = 8;
 constexpr size_t kFew =
     1000;  // buffers, of which all may be tried in other orders; of more than that, those near the peak
 constexpr double kNearPeak = 0.9;  // what is alive with less than this share of the peak finds room at the end
@@ -162,8 +162,9 @@ std::vector<int64_t> pressures(std::span<const Buffer> by_first) {
 }
 
 // Each buffer of an order at the lowest address where it overlaps none of those before it. The order of the large buffers
-// that are alive near the peak is searched: what ends up on top, or lies beside it, goes earlier; a change that makes the
-// arena larger is taken back. All others find room between those.
+// that are alive near the peak is searched. First all that ends up on top goes to the front, round by round: it is what had
+// been left too late. Then, from the best of these, some of it or what lies beside it goes earlier, and a change that makes
+// the arena larger is taken back. All other buffers find room between those.
 class LowestFit {
  public:
   LowestFit(std::span<const Buffer> buffers, int64_t peak) : buffers_(buffers), peak_(peak) {
@@ -218,9 +219,19 @@ class LowestFit {
 
   // Leaves the best order in hot_.
   void search() {
-    int64_t arena = place(hot_);
-    std::vector<int64_t> offsets = offsets_;
-    std::vector<size_t> trial;
+    int64_t arena = std::numeric_limits<int64_t>::max();
+    std::vector<int64_t> offsets;
+    std::vector<size_t> trial = hot_;
+    for (int in_vain = 0; in_vain < kRoundsInVain && arena > peak_; ++in_vain) {
+      const int64_t tried = place(trial);
+      if (tried < arena) {
+        arena = tried;
+        hot_ = trial;
+        offsets = offsets_;
+        in_vain = 0;
+      }
+      std::ranges::stable_partition(trial, [&](size_t i) { return offsets_[i] + buffers_[i].bytes == tried; });
+    }
     uint64_t drawn = 0;
     const auto random = [&](size_t n) { return philox4x32(0, 0, drawn++)[0] % n; };
     const auto beside = [&](size_t on_top) {  // alive with it, and not much smaller
