@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/base/philox.h"
@@ -162,9 +163,10 @@ std::vector<int64_t> pressures(std::span<const Buffer> by_first) {
 }
 
 // Each buffer of an order at the lowest address where it overlaps none of those before it. The order of the large buffers
-// that are alive near the peak is searched. First all that ends up on top goes to the front, round by round: it is what had
-// been left too late. Then, from the best of these, some of it or what lies beside it goes earlier, and a change that makes
-// the arena larger is taken back. All other buffers find room between those.
+// that are alive near the peak is searched: some of what ends up on top, or of what lies beside it, goes earlier, and a change
+// that makes the arena larger is taken back. Once from the order as it is, and once from the best of rounds in which all that
+// ends up on top goes to the front: either is better by several per cent for some model. All other buffers find room between
+// those.
 class LowestFit {
  public:
   LowestFit(std::span<const Buffer> buffers, int64_t peak) : buffers_(buffers), peak_(peak) {
@@ -219,10 +221,20 @@ class LowestFit {
 
   // Leaves the best order in hot_.
   void search() {
+    const std::vector<size_t> start = hot_;
+    const int64_t after_rounds = search_from_rounds(kRoundsInVain);
+    if (after_rounds <= peak_) return;
+    std::vector<size_t> best = std::exchange(hot_, start);
+    if (search_from_rounds(1) >= after_rounds) hot_ = std::move(best);
+  }
+
+  // Bytes of the arena of hot_ alone.
+  //   rounds: as many without success are the end of them; 1: from hot_ as it is
+  int64_t search_from_rounds(int rounds) {
     int64_t arena = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> offsets;
     std::vector<size_t> trial = hot_;
-    for (int in_vain = 0; in_vain < kRoundsInVain && arena > peak_; ++in_vain) {
+    for (int in_vain = 0; in_vain < rounds && arena > peak_; ++in_vain) {
       const int64_t tried = place(trial);
       if (tried < arena) {
         arena = tried;
@@ -262,6 +274,7 @@ class LowestFit {
       hot_ = trial;
       offsets = offsets_;
     }
+    return arena;
   }
 
   // Which of the parts into which the step is cut.

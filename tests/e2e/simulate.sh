@@ -79,7 +79,8 @@ done
 python3 - "$dir" <<'PY'
 import json, sys
 manual, auto, search = (json.load(open(f"{sys.argv[1]}/wrap_{n}.json")) for n in ("manual", "auto", "search"))
-assert search["fits"] and search["step_seconds"] <= min(manual["step_seconds"], auto["step_seconds"]), (search, auto, manual)
+assert all(r["fits"] for r in (search, auto, manual)), [r["peak_bytes"] for r in (search, auto, manual)]
+assert search["step_seconds"] <= min(manual["step_seconds"], auto["step_seconds"]), (search, auto, manual)
 PY
 # Which loss PyTorch's systems compute follows [compile], and is said; an option wins.
 compiled=(--world 8 --json --simulate.execution compile)
