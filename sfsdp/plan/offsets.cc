@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -53,7 +54,9 @@ class Skyline {
       end = std::max(end, b.last);
     }
     stretches_.push_back({begin, end, 0});
-    offsets_.assign(by_first.size(), -1);
+    offsets_.resize(by_first.size());
+    next_.resize(by_first.size() + 1);
+    std::iota(next_.begin(), next_.end(), size_t{0});
   }
 
   // Bytes of the arena; gives up where that would be `bound` or more.
@@ -67,6 +70,7 @@ class Skyline {
         continue;
       }
       offsets_[chosen] = lowest->height;
+      next_[chosen] = chosen + 1;
       arena = std::max(arena, lowest->height + buffers_[chosen].bytes);
       if (arena >= bound) return bound;
       put(lowest, buffers_[chosen]);
@@ -92,13 +96,19 @@ class Skyline {
     }
   };
 
-  size_t best_within(const Stretch& stretch) const {
+  // The first buffer from i on that is not placed yet.
+  size_t unplaced(size_t i) {
+    while (next_[i] != i) i = next_[i] = next_[next_[i]];
+    return i;
+  }
+
+  size_t best_within(const Stretch& stretch) {
     size_t best = buffers_.size();
     const auto from = std::ranges::lower_bound(buffers_, stretch.first, {}, &Buffer::first);
-    for (auto i = static_cast<size_t>(from - buffers_.begin()); i < buffers_.size(); ++i) {
+    for (size_t i = unplaced(static_cast<size_t>(from - buffers_.begin())); i < buffers_.size(); i = unplaced(i + 1)) {
       if (buffers_[i].first > stretch.last) break;
       if (best < buffers_.size() && is_beyond(worth_[best], stretch.last - buffers_[i].first + 1)) break;
-      if (offsets_[i] >= 0 || buffers_[i].last > stretch.last) continue;
+      if (buffers_[i].last > stretch.last) continue;
       if (best == buffers_.size() || worth_[best] < worth_[i]) best = i;
     }
     return best;
@@ -143,7 +153,8 @@ class Skyline {
   double most_bytes_ = 0;  // of a buffer
   std::vector<Worth> worth_;
   std::list<Stretch> stretches_;  // side by side, all of time
-  std::vector<int64_t> offsets_;  // -1: not placed yet
+  std::vector<int64_t> offsets_;
+  std::vector<size_t> next_;  // by buffer: itself until it is placed, then one after it
 };
 
 // By buffer: the most bytes that are alive at once while it is.
@@ -195,15 +206,15 @@ class LowestFit {
       std::ranges::stable_sort(*part, {}, [&](size_t i) { return offsets[i]; });
   }
 
-  // Bytes of the arena.
-  int64_t place() {
-    search();
+  // Bytes of the arena; gives up where that would be `bound` or more.
+  int64_t place(int64_t bound) {
+    if (search() >= bound) return bound;
     std::vector<size_t> order = hot_;
     order.insert(order.end(), cold_.begin(), cold_.end());
     // What lives in several spans first: then the others need to be looked up in their span alone.
     std::ranges::stable_partition(small_, [&](size_t i) { return is_wide(buffers_[i]); });
     order.insert(order.end(), small_.begin(), small_.end());
-    return place(order);
+    return place(order, bound);
   }
 
   const std::vector<int64_t>& offsets() const { return offsets_; }
@@ -219,13 +230,15 @@ class LowestFit {
     placed.insert(std::ranges::upper_bound(placed, p.begin, {}, &Placed::begin), p);
   }
 
-  // Leaves the best order in hot_.
-  void search() {
+  // Leaves the best order in hot_: bytes of the arena of these alone.
+  int64_t search() {
     const std::vector<size_t> start = hot_;
     const int64_t after_rounds = search_from_rounds(kRoundsInVain);
-    if (after_rounds <= peak_) return;
+    if (after_rounds <= peak_) return after_rounds;
     std::vector<size_t> best = std::exchange(hot_, start);
-    if (search_from_rounds(1) >= after_rounds) hot_ = std::move(best);
+    const int64_t from_start = search_from_rounds(1);
+    if (from_start >= after_rounds) hot_ = std::move(best);
+    return std::min(from_start, after_rounds);
   }
 
   // Bytes of the arena of hot_ alone.
@@ -235,7 +248,7 @@ class LowestFit {
     std::vector<int64_t> offsets;
     std::vector<size_t> trial = hot_;
     for (int in_vain = 0; in_vain < rounds && arena > peak_; ++in_vain) {
-      const int64_t tried = place(trial);
+      const int64_t tried = place(trial, std::numeric_limits<int64_t>::max());
       if (tried < arena) {
         arena = tried;
         hot_ = trial;
@@ -267,7 +280,7 @@ class LowestFit {
         const auto at = [&](size_t k) { return trial.begin() + static_cast<std::ptrdiff_t>(k); };
         std::rotate(at(to), at(from), at(from + 1));
       }
-      const int64_t tried = place(trial);
+      const int64_t tried = place(trial, arena + 1);
       if (tried > arena) continue;
       if (tried < arena) in_vain = 0;
       arena = tried;
@@ -281,10 +294,10 @@ class LowestFit {
   size_t span_of(int64_t position) const { return static_cast<size_t>(position * int64_t{kSpans} / end_); }
   bool is_wide(const Buffer& b) const { return span_of(b.first) != span_of(b.last); }
 
-  int64_t place(const std::vector<size_t>& order) {
-    ByAddress all;
-    std::array<ByAddress, kSpans> in_span;  // what is alive in one; most buffers live in one alone
-    size_t wide = order.size();             // those before it look into `all`
+  int64_t place(const std::vector<size_t>& order, int64_t bound) {
+    all_.clear();
+    for (ByAddress& span : in_span_) span.clear();
+    size_t wide = order.size();  // those before it look into all_
     while (wide > 0 && !is_wide(buffers_[order[wide - 1]])) --wide;
     int64_t arena = 0;
     for (size_t k = 0; k < order.size(); ++k) {
@@ -292,16 +305,17 @@ class LowestFit {
       const Buffer& b = buffers_[i];
       const size_t from = span_of(b.first), to = span_of(b.last);
       int64_t begin = 0;
-      for (const Placed& other : is_wide(b) ? all : in_span[from]) {
+      for (const Placed& other : is_wide(b) ? all_ : in_span_[from]) {
         if (other.last < b.first || other.first > b.last) continue;
         if (other.begin - begin >= b.bytes) break;
         begin = std::max(begin, other.end);
       }
       offsets_[i] = begin;
       const Placed placed = {begin, begin + b.bytes, b.first, b.last};
-      if (k < wide) insert(all, placed);
-      for (size_t span = from; span <= to; ++span) insert(in_span[span], placed);
+      if (k < wide) insert(all_, placed);
+      for (size_t span = from; span <= to; ++span) insert(in_span_[span], placed);
       arena = std::max(arena, placed.end);
+      if (arena >= bound) return bound;
     }
     return arena;
   }
@@ -311,6 +325,8 @@ class LowestFit {
   int64_t peak_, end_ = 1;
   std::vector<size_t> hot_, cold_, small_;  // large ones near the peak, other large ones, the rest
   std::vector<int64_t> offsets_;
+  ByAddress all_;                          // that are placed
+  std::array<ByAddress, kSpans> in_span_;  // of them, what is alive in one; most buffers live in one alone
 };
 
 }  // namespace
@@ -350,11 +366,13 @@ int64_t assign_offsets(std::span<Buffer> buffers, int64_t enough) {
     if (smallest <= enough) break;
   }
   // Slower, and better where large buffers overlap in time like tiles, as those that are sent do.
+  std::optional<LowestFit> unordered;
   const auto try_from = [&](const auto& beginning) {
     if (smallest <= enough || is_tight(smallest, peak)) return;
-    LowestFit fit(by_first, peak);
+    if (!unordered) unordered.emplace(by_first, peak);
+    LowestFit fit = *unordered;
     fit.begin_with(beginning);
-    const int64_t arena = fit.place();
+    const int64_t arena = fit.place(smallest);
     if (arena >= smallest) return;
     smallest = arena;
     for (size_t k = 0; k < index.size(); ++k) buffers[index[k]].offset = fit.offsets()[k];
