@@ -51,6 +51,9 @@ def simulated(options):
     lines = [SIMULATED, "`sfsdp simulate` on `machines/dgx_h100.toml`, FSDP over all GPUs, 1 × 8,192 tokens each, bf16 with f32",
              "reduction, fused execution; 8B has remat by op, 70B and 405B in full. Milliseconds of a step, in brackets those of",
              "exposed communication. Peak: of `both` and of `search`.", "",
+             "The greedy rule cuts where a gather would outlast the compute before it. Over many hundred GPUs the latency alone does, so it",
+             "ends in units of one parameter (`auto` of 8B on 512). Gradients are written in their buckets where the peak does not grow: that",
+             "depends on where it is, so `both` of 70B on 32 GPUs copies more, and is slower, than on 16 or 64.", "",
              "| model | GPUs | " + " | ".join(VARIANTS) + " | peak |", "|---|---|" + "---|" * (len(VARIANTS) + 1)]
     for model, remat in MODELS.items():
         for world in WORLDS:

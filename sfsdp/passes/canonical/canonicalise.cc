@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/passes/canonical/finder.h"
 #include "sfsdp/passes/canonical/proposals.h"
@@ -129,8 +130,8 @@ void keep_typed(const Graph& graph, std::vector<Match>& matches) {
 }
 
 // Readers of an op's results through views; nullptr: the step returns or carries one.
-std::unordered_map<const Op*, std::vector<const Op*>> readers_by_producer(const Graph& graph) {
-  std::unordered_map<const Op*, std::vector<const Op*>> readers;
+ir::OpTable<std::vector<const Op*>> readers_by_producer(const Graph& graph) {
+  ir::OpTable<std::vector<const Op*>> readers(graph);
   for (const auto& op : graph.ops())
     if (ir::aliased_operand(*op) < 0 || op->is("gradient"))
       for (const Value* operand : op->operands)
@@ -145,14 +146,13 @@ void keep_closed(const Graph& graph, std::vector<Match>& matches) {
   const auto readers = readers_by_producer(graph);
   for (size_t before = 0; before != matches.size();) {
     before = matches.size();
-    std::unordered_set<const Op*> covered;
-    for (const Match& match : matches) covered.insert(match.found.begin(), match.found.end());
+    ir::OpTable<char> covered(graph);
+    for (const Match& match : matches)
+      for (const Op* op : match.found) covered[op] = 1;
     const auto leaks = [&](const Match& match) {
       return std::ranges::any_of(match.found, [&](const Op* op) {
         if (match.is_result(op) || op->is("aten._to_copy")) return false;
-        const auto all = readers.find(op);
-        return all != readers.end() &&
-               std::ranges::any_of(all->second, [&](const Op* reader) { return !covered.contains(reader); });
+        return std::ranges::any_of(readers[op], [&](const Op* reader) { return !reader || !covered[reader]; });
       });
     };
     std::erase_if(matches, leaks);

@@ -72,15 +72,19 @@ bool is_commutative(const std::string& opcode) { return opcode == "aten.add.Tens
 
 }  // namespace
 
-OpFinder::OpFinder(const ir::Graph& graph) {
+OpFinder::OpFinder(const ir::Graph& graph) : at_(graph), readers_(graph) {
+  terms_.reserve(graph.ops().size());
   for (const auto& op : graph.ops()) {
-    for (const auto& result : op->results()) terms_.emplace(result.get(), ir::term_of(result.get()));
+    for (const auto& result : op->results()) {
+      at_[result.get()] = terms_.size();
+      terms_.push_back(ir::term_of(result.get()));
+    }
     // A view that terms look through is none of what is looked for.
-    if (ir::aliased_operand(*op) >= 0 && terms_.at(op->result()).base != op->result()) continue;
+    if (ir::aliased_operand(*op) >= 0 && term(op->result()).base != op->result()) continue;
     std::vector<const Value*> seen;
     for (Value* operand : op->operands) {
       if (!operand) continue;
-      const Value* base = terms_.at(operand).base;
+      const Value* base = term(operand).base;
       if (std::ranges::find(seen, base) != seen.end()) continue;
       seen.push_back(base);
       readers_[base].push_back(op.get());
@@ -90,14 +94,13 @@ OpFinder::OpFinder(const ir::Graph& graph) {
 
 Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands, const Attributes& attrs,
                    ir::Section section) const {
-  const auto all = readers_.find(operands.at(0).base);
-  if (all == readers_.end()) return nullptr;
+  if (!operands.at(0).base) return nullptr;
   const auto is_operand = [&](const Op& op, size_t at, const Term& term) {
     const Value* operand = op.operands[at];
-    return operand ? ir::is_same(terms_.at(operand), term) : term.base == nullptr;
+    return operand ? ir::is_same(this->term(operand), term) : term.base == nullptr;
   };
   Op* of_forward = nullptr;
-  for (Op* op : all->second) {
+  for (Op* op : readers_[operands[0].base]) {
     if (op->opcode != opcode || op->operands.size() != operands.size()) continue;
     if (op->section != section && !is_forward(op->section)) continue;
     bool same = true;
@@ -113,11 +116,10 @@ Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands,
 
 std::vector<Op*> OpFinder::readers(const Term& term, const std::string& opcode) const {
   std::vector<Op*> found;
-  const auto all = readers_.find(term.base);
-  if (all == readers_.end()) return found;
-  for (Op* op : all->second)
+  if (!term.base) return found;
+  for (Op* op : readers_[term.base])
     if (op->opcode == opcode && std::ranges::any_of(op->operands, [&](const Value* operand) {
-          return operand && ir::is_same(terms_.at(operand), term);
+          return operand && ir::is_same(this->term(operand), term);
         }))
       found.push_back(op);
   return found;

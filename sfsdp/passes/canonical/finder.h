@@ -4,11 +4,11 @@
 
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::passes {
 
@@ -24,11 +24,12 @@ class OpFinder {
                ir::Section section) const;
   // Ops that compute and read `term`, in order.
   std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode) const;
-  const ir::Term& term(ir::Value* value) const { return terms_.at(value); }
+  const ir::Term& term(const ir::Value* value) const { return terms_[at_[value]]; }
 
  private:
-  std::unordered_map<const ir::Value*, ir::Term> terms_;
-  std::unordered_map<const ir::Value*, std::vector<ir::Op*>> readers_;  // by base, of ops that compute
+  std::vector<ir::Term> terms_;
+  ir::ValueTable<size_t> at_;                     // the place of a value's term
+  ir::ValueTable<std::vector<ir::Op*>> readers_;  // by base, of ops that compute
 };
 
 // An emitter that makes nothing: it looks up each op. Throws NotFound at the first that is not there.
