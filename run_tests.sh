@@ -94,14 +94,14 @@ case ${1:-} in
   step ./setup.sh --tests
   step scripts/build.sh asan
   export UBSAN_OPTIONS=print_stacktrace=1
-  doctest 600 build/asan/core_tests
+  doctest 1800 build/asan/core_tests
   SFSDP_FUZZ_SEED=1000 SFSDP_FUZZ_INPUTS=10000 doctest 300 build/asan/core_tests -tc="fuzz:*" # about 30 s
   check build/asan/fuzz all --seconds 30 --at-least 10000 # a third of what two loaded cores do in the slowest target
   ASAN_OPTIONS=detect_leaks=0 doctest 1800 build/asan/torch_tests # LibTorch keeps registries until the end
   step scripts/build.sh tsan
   # TSan needs its address ranges free, which address randomization on new kernels breaks
   setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
-  doctest 900 build/tsan/core_tests
+  doctest 1800 build/tsan/core_tests
   ;;
 core)
   step ./setup.sh --tests --no-torch
@@ -110,7 +110,7 @@ core)
   check scripts/check_layers.sh
   check scripts/check_words.sh
   check scripts/check_tidy.sh core "${tidy[@]}"
-  doctest 120 build/core/core_tests
+  doctest 600 build/core/core_tests
   ;;
 -*)
   echo "usage: ./run_tests.sh [--lint] [core | --sanitize | word]" >&2
@@ -130,7 +130,7 @@ core)
     check scripts/check_layers.sh
     check scripts/check_words.sh
     check scripts/check_tidy.sh release "${tidy[@]}"
-    doctest 120 build/release/core_tests
+    doctest 600 build/release/core_tests
     doctest 600 build/release/torch_tests
   fi
   e2e "$word"
