@@ -20,6 +20,22 @@ namespace {
 // Beyond any machine, in any unit of the file, and small enough for every time of a step to be a number.
 constexpr double kHighest = 1e18;
 
+// As toml++ prints it. What it prints itself is a value: where it lays out a list it negates -2^63, which is undefined.
+std::string text_of(const toml::node& node) {
+  std::vector<std::string> parts;
+  if (const toml::array* array = node.as_array()) {
+    for (const toml::node& inner : *array) parts.push_back(text_of(inner));
+    return parts.empty() ? "[]" : concat("[ ", join(parts, ", "), " ]");
+  }
+  if (const toml::table* table = node.as_table()) {
+    for (const auto& [key, inner] : *table) parts.push_back(concat(key.str(), " = ", text_of(inner)));
+    return parts.empty() ? "{}" : concat("{ ", join(parts, ", "), " }");
+  }
+  std::ostringstream value;
+  node.visit([&](const auto& leaf) { value << leaf; });
+  return value.str();
+}
+
 // Reads keys of one table and afterwards complains of those it did not ask for.
 class Table {
  public:
@@ -82,12 +98,8 @@ class Table {
   }
   bool has(const std::string& key) const { return table_.contains(key); }
   [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
-    std::ostringstream got;
-    if (table_.contains(key))
-      table_[key].visit([&](const auto& value) { got << value; });
-    else
-      got << "nothing";
-    throw UserError(concat(file_, ": ", path_, key, " = ", got.str(), "\n  expected ", expected));
+    const std::string got = table_.contains(key) ? text_of(*table_.get(key)) : "nothing";
+    throw UserError(concat(file_, ": ", path_, key, " = ", got, "\n  expected ", expected));
   }
   void expect_no_more() const {
     for (const auto& [key, value] : table_) {

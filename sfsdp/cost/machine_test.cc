@@ -134,6 +134,10 @@ TEST_CASE("machine files: curves of bus bandwidth are read by kind, and mistakes
           "network.all_gather.nodes = [ 4, 2 ]\n  expected numbers that rise");
   refused("[network.all_gather]\nnodes = [0.5]\ngb_s = [80]\n", "expected a list of numbers from 1 to");
   refused("[network.all_gather]\nnodes = [2]\ngb_s = [\"fast\"]\n", "network.all_gather.gb_s = [ 'fast' ]");
+  refused("[network.all_gather]\nnodes = [1, -9223372036854775808]\ngb_s = [80, 60]\n",
+          "nodes = [ 1, -9223372036854775808 ]\n");
+  refused("[network.all_gather]\nnodes = {a = 1, b = [[2], \"c\"]}\ngb_s = [80]\n",
+          "nodes = { a = 1, b = [ [ 2 ], 'c' ] }\n");
   refused("[network.all_gather]\nnodes = []\ngb_s = []\n", "network.all_gather.nodes = []");
   refused("[network.all_gather]\ngb_s = [80]\n", "network.all_gather.nodes = nothing");
   refused("[node.all_gather]\nnodes = [2]\ngb_s = [80]\n", "node.all_gather.ranks = nothing");
