@@ -76,11 +76,13 @@ doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
 }
 launcher=()
 
+# A script may take five times what it takes alone: 60 s, or what its line "# Takes N s alone." says.
 e2e() { # $1: word in the script's name, or nothing
-  local script
+  local script alone
   local -x OMP_NUM_THREADS=$threads
   for script in tests/e2e/*"$1"*.sh; do
-    [[ -x $script ]] && check timeout --kill-after=10 300 "$script"
+    alone=$(sed -n 's/^# Takes \([0-9]*\) s alone\.$/\1/p' "$script")
+    [[ -x $script ]] && check timeout --kill-after=10 $((5 * ${alone:-60})) "$script"
   done
 }
 
@@ -109,6 +111,7 @@ core)
   check scripts/check_format.sh
   check scripts/check_layers.sh
   check scripts/check_words.sh
+  check scripts/check_compile_time.sh core
   check scripts/check_tidy.sh core "${tidy[@]}"
   doctest 600 build/core/core_tests
   ;;
@@ -129,6 +132,7 @@ core)
     check scripts/check_format.sh
     check scripts/check_layers.sh
     check scripts/check_words.sh
+    check scripts/check_compile_time.sh release
     check scripts/check_tidy.sh release "${tidy[@]}"
     doctest 600 build/release/core_tests
     doctest 600 build/release/torch_tests

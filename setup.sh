@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 say() { echo "setup: $*" >&2; }
 
 packages=(g++ cmake ninja-build ccache libtomlplusplus-dev nlohmann-json3-dev
-  libpcre2-dev libxxhash-dev libzstd-dev zlib1g-dev libutf8proc-dev)
+  libonig-dev libxxhash-dev libzstd-dev zlib1g-dev libutf8proc-dev libssl-dev)
 # Where one of these is missing, the checks that need it are skipped and say so: scripts/check_format.sh, check_tidy.sh
 # and tests/e2e/*report.sh, which open pages in Chromium.
 optional=()

@@ -52,8 +52,8 @@ def simulated(options):
              "reduction, fused execution; 8B has remat by op, 70B and 405B in full. Milliseconds of a step, in brackets those of",
              "exposed communication. Peak: of `both` and of `search`.", "",
              "The greedy rule cuts where a gather would outlast the compute before it. Over many hundred GPUs the latency alone does, so it",
-             "ends in units of one parameter (`auto` of 8B on 512). Gradients are written in their buckets where the peak does not grow: that",
-             "depends on where it is, so `both` of 70B on 32 GPUs copies more, and is slower, than on 16 or 64.", "",
+             "ends in units of one parameter. Gradients are written in their buckets where the peak does not grow: that depends on where it",
+             "is, so a row may copy more, and be slower, than those beside it.", "",
              "| model | GPUs | " + " | ".join(VARIANTS) + " | peak |", "|---|---|" + "---|" * (len(VARIANTS) + 1)]
     for model, remat in MODELS.items():
         for world in WORLDS:

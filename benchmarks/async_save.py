@@ -4,8 +4,8 @@
 
   benchmarks/async_save.py FOLDER [--saves 12] [--interval 12] [--ranks 1] [-- flags of train]
 
-FOLDER is on the disk to be measured. A run with a save every `interval` steps; a step lasts step_time_s and between_s. Of
-the steps between two saves the last third is what a step takes without a save; a save that went on into it is left out, and
+FOLDER is on the disk to be measured. A run with a save every `interval` steps; a step lasts step_time_s and between_s. The
+last third of the steps between two saves is what a step takes without a save; a save that went on into it is left out, and
 counted. The cost of a save: what all steps up to the next one lasted more than that. The copy is memmove of as many bytes as
 rank 0 saves, in a process of its own after the run. Medians over saves, as other programs may stop any one.
 """

@@ -67,12 +67,12 @@ void measure(const std::string& config, int64_t world, const std::string& wrap, 
   size_t ops = 0;
   for (int64_t i = 0; i < repeat; ++i) {
     const auto job = sfsdp::train::make_job(job_config, world);
-    const auto& variant = job.program->training(job.example);
-    ops = variant.graph.ops().size();
-    capture.seconds.push_back(variant.capture_ms / 1e3);
-    complete.seconds.push_back(variant.complete_ms / 1e3);
-    memory.seconds.push_back(seconds_of([&] { sfsdp::plan::plan_memory(variant.graph); }));
-    simulate.seconds.push_back(seconds_of([&] { sfsdp::sim::simulate(variant.graph, machine); }));
+    const auto variant = job.program->first();
+    ops = variant->graph.ops().size();
+    capture.seconds.push_back(variant->capture_ms / 1e3);
+    complete.seconds.push_back(variant->complete_ms / 1e3);
+    memory.seconds.push_back(seconds_of([&] { sfsdp::plan::plan_memory(variant->graph); }));
+    simulate.seconds.push_back(seconds_of([&] { sfsdp::sim::simulate(variant->graph, machine); }));
     all.seconds.push_back(capture.seconds.back() + complete.seconds.back());
   }
   double load = 0;
@@ -132,13 +132,13 @@ Choice choose(const std::string& model, int64_t world, const std::string& wrap) 
   if (wrap != "manual") args.insert(args.end(), {"--parallelism.fsdp_reshard_after_forward", "auto"});
   const auto machine = sfsdp::cost::load_machine(kMachine);
   const auto job = sfsdp::train::make_job(sfsdp::train::load_config(args), world);
-  const auto& variant = job.program->training(job.example);
+  const auto variant = job.program->first();
   Choice choice;
-  choice.compile_seconds = (variant.capture_ms + variant.complete_ms) / 1e3;
-  const auto simulation = sfsdp::sim::simulate(variant.graph, machine);
+  choice.compile_seconds = (variant->capture_ms + variant->complete_ms) / 1e3;
+  const auto simulation = sfsdp::sim::simulate(variant->graph, machine);
   choice.step_seconds = simulation.step_seconds;
   choice.bound = bound_of(simulation);
-  const auto memory = sfsdp::plan::plan_memory(variant.graph);
+  const auto memory = sfsdp::plan::plan_memory(variant->graph);
   choice.fits = static_cast<double>(memory.peak()) <= machine.memory_bytes;
   return choice;
 }

@@ -4,7 +4,7 @@
 
   benchmarks/trainer_overhead.py [--steps 60] [--ranks 1] [-- flags of train]
 
-Of the debug model, with metrics.jsonl, TensorBoard and a console line for every step. `in the step`: of step_time_s, what
+Measures the debug model, with metrics.jsonl, TensorBoard and a console line for every step. `in the step`: of step_time_s, what
 is neither forward, backward, update nor a collective. `between steps`: from one step's end to the next one's begin. Both are
 medians over steps after the tenth, as other programs on the machine may stop any one of them.
 """

@@ -42,11 +42,10 @@ foreach(file IN LISTS sfsdp_all)
   endif()
 endforeach()
 
-list(LENGTH SFSDP_TORCH_SOURCES sfsdp_torch_count)
-list(LENGTH SFSDP_TORCH_TESTS sfsdp_torch_test_count)
-math(EXPR sfsdp_torch_units "${sfsdp_torch_count} + ${sfsdp_torch_test_count}")
-if(sfsdp_torch_units GREATER SFSDP_MAX_TORCH_UNITS)
-  message(FATAL_ERROR "${sfsdp_torch_units} translation units include LibTorch (${sfsdp_torch_test_count} of them tests), "
-                      "expected at most ${SFSDP_MAX_TORCH_UNITS}; move code that needs no tensor into the core, or merge "
-                      "small units")
+list(JOIN SFSDP_TORCH_FREE_FOLDERS "|" sfsdp_free_folders_regex)
+set(sfsdp_misplaced ${SFSDP_TORCH_SOURCES} ${SFSDP_TORCH_TESTS})
+list(FILTER sfsdp_misplaced INCLUDE REGEX "^(${sfsdp_free_folders_regex})/")
+if(sfsdp_misplaced)
+  message(FATAL_ERROR "${sfsdp_misplaced}: listed as including LibTorch, but in a torch-free folder; expected it in capture/, "
+                      "exec/ or step/ (SFSDP_TORCH_FREE_FOLDERS in cmake/torch_sources.cmake)")
 endif()

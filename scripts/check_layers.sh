@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks, over #include lines, the arrows of docs/architecture.md section 2, where LibTorch may enter
-# (cmake/torch_sources.cmake), that sfsdp/testing stays in tests, and the size of headers. check_words.sh has the other sizes.
+# Checks, over #include lines, the arrows of docs/architecture.md section 2, where LibTorch may enter, itself or through another
+# header (cmake/torch_sources.cmake), that nobody includes all of LibTorch, that sfsdp/testing stays in tests, and the size
+# of headers. check_words.sh has the other sizes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-torch_units=$(sed -n 's/#.*//; s/^ *\(sfsdp\/[^ )]*\).*/\1/p' cmake/torch_sources.cmake | paste -sd' ')
+torch_units=$(sed -n '/^set(SFSDP_TORCH_FREE/,$d; s/#.*//; s/^ *\(sfsdp\/[^ )]*\).*/\1/p' cmake/torch_sources.cmake | paste -sd' ')
 
 find sfsdp tests \( -name '*.h' -o -name '*.cc' -o -name '*.def' \) | sort | xargs -r awk -v torch_units="$torch_units" '
 function report(where, expected) { print where ": " expected; bad = 1 }
@@ -17,6 +18,17 @@ function may_include_torch(f,   i) {
   sub(/_test\.cc$|\.h$|\.def$/, ".cc", f)
   for (i in torch) if (f ~ torch[i]) return 1
   return 0
+}
+
+# The headers from f to one of LibTorch: " -> x.h -> <ATen/ATen.h>", or nothing. A header that is at fault itself ends the way.
+function way_to_torch(f,   i, n, to, way) {
+  if (f in ways) return ways[f]
+  ways[f] = "" # a circle leads nowhere
+  if (f in torch_header) return ways[f] = " -> <" torch_header[f] ">"
+  n = split(includes[f], to, " ")
+  for (i = 1; i <= n; ++i)
+    if (!(to[i] in torch_free && to[i] in torch_header) && (way = way_to_torch(to[i])) != "") return ways[f] = " -> " to[i] way
+  return ""
 }
 
 BEGIN {
@@ -45,7 +57,7 @@ FNR == 1 {
   split(file, part, "/")
   folder = part[2]
   is_test = file ~ /^tests\// || file ~ /_test\.cc$/ || folder == "testing"
-  torch_ok = may_include_torch(file)
+  if (!may_include_torch(file)) torch_free[file] = 1
   users = file == "sfsdp/sfsdp.h" || file == "sfsdp/testing.h" # what users include; they hold includes alone
   if (file ~ /^sfsdp\// && !users && !(folder in allowed)) report(file, "folder is in no layer; add it to scripts/check_layers.sh")
 }
@@ -55,10 +67,14 @@ FNR == 1 {
   where = file ":" FNR
   target = $0
   sub(/^[^<"]*[<"]/, "", target); sub(/[>"].*/, "", target)
-  if (target ~ /^(torch|ATen|c10|caffe2)\// && !torch_ok)
-    report(where, "includes <" target ">, but is torch-free; see cmake/torch_sources.cmake")
+  if (target ~ /^(torch|ATen|c10|caffe2)\//) {
+    torch_header[file] = target
+    if (target ~ /^torch\/(torch|all|nn|optim|data|extension|script)\.h$/)
+      report(where, "includes <" target ">, which costs seconds in every compilation; include what is used, as <torch/nn/modules/linear.h>")
+  }
   if (target ~ /^(toml\+\+)\// && file ~ /\.h$/) report(where, "includes <" target ">; expected in a .cc only")
   if (target ~ /^sfsdp\//) {
+    includes[file] = includes[file] " " target
     split(target, to, "/")
     if (folder == "passes" && !is_test && target ~ /^sfsdp\/cost\// && target !~ /^sfsdp\/cost\/(op_shape|kernels)\.h$/)
       report(where, "includes " target "; a pass reads no machine file: what depends on one is chosen in tune/")
@@ -71,5 +87,8 @@ FNR == 1 {
 
 END {
   if (file != "") check_size()
+  for (f in torch_free)
+    if ((f ~ /\.cc$/ || f in torch_header) && (way = way_to_torch(f)) != "")
+      report(f, "is torch-free (cmake/torch_sources.cmake), but includes LibTorch:" way)
   exit bad
 }'

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Runs clang-tidy (.clang-tidy, warnings are errors) over what changed in the torch-free core:
 #   scripts/check_tidy.sh [preset] [--all]     preset (release): is built, so its build knows what each file includes
-# A file is linted if it, or what it includes, differs from its last clean state; build/tidy remembers that. A file that
-# was never linted is, if git says that it or its header changed since main; on main itself, since the last commit.
-# --all lints every file that is not known to be clean: some 2 minutes on 2 idle cores. Left out for their time are tests
+# Clean states are remembered for all clones of this user, in ~/.cache/sfsdp/tidy or under $XDG_CACHE_HOME: an empty file
+# <unit>/<hash> of the compiler's arguments, the file, all headers it includes, the rules and clang-tidy's version. Files
+# unused for 30 days go, and all but the last 20 of a unit. A unit is linted if its state is not there, but another is: it
+# changed. One that was never linted is, if git says that it or its header changed since main; on main itself, since the last commit.
+# --all lints every unit that is not known to be clean: some 10 minutes on 2 idle cores. Left out for their time are tests
 # and what includes LibTorch. Pinned to clang-tidy 14: versions disagree. Exit status 77: could not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,18 +20,47 @@ if [[ -z $tidy ]]; then
   echo "tidy not checked: no clang-tidy 14; install clang-tidy-14"
   exit 77
 fi
+[[ -e $build/compile_commands.json ]] || { echo "tidy: $build knows no files; run scripts/build.sh first"; exit 1; }
+cache=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/sfsdp/tidy
+mkdir -p "$cache" 2>/dev/null || true
+[[ -w $cache ]] || echo "tidy: $cache cannot be written: what is found clean now is not remembered"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 
-declare -A digest
-while read -r sum file; do digest[$file]=$sum; done < <(
-  find sfsdp -type f \( -name '*.cc' -o -name '*.h' -o -name '*.def' \) -exec sha256sum {} +)
-rules=$(cat .clang-tidy)
-
-# One line a file: itself, then what of sfsdp/ it includes.
+# The tree's own place is no part of a state: paths in it are written from its root.
 root=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
-units=$(ninja -C "$build" -t deps | awk -v root="$root/" '
-  /^[^ ]/ { if (line) print line; line = ""; wanted = /^CMakeFiles\/(sfsdp_core|sfsdp)\.dir\/sfsdp\// }
-  /^ / && wanted && index($1, root "sfsdp/") == 1 { line = line (line ? " " : "") substr($1, length(root) + 1) }
-  END { if (line) print line }' | sort)
+# One line a unit: itself, then all it includes.
+ninja -C "$build" -t deps | awk -v root="$root/" '
+  function end_unit() { if (unit != "") print unit files; unit = files = "" }
+  /^[^ ]/ { end_unit(); wanted = /^CMakeFiles\/(sfsdp_core|sfsdp)\.dir\/sfsdp\// }
+  /^ / && wanted {
+    file = $1
+    sub(/^\.\.\/\.\.\//, "", file) # ccache with a base folder writes what the compiler did not
+    if (index(file, root) == 1) file = substr(file, length(root) + 1)
+    if (unit == "") unit = file; else files = files " " file
+  }
+  END { end_unit() }' | LC_ALL=C sort >"$scratch/units"
+tr ' ' '\n' <"$scratch/units" | LC_ALL=C sort -u | while read -r file; do [[ ! -e $file ]] || echo "$file"; done |
+  xargs -r sha256sum >"$scratch/digests"
+rules=$({ cat .clang-tidy; "$tidy" --version; } | sha256sum)
+# A file per unit that says its state: rules, arguments, and a digest of each file.
+mkdir "$scratch/states"
+awk -v root="$root" -v rules="$rules" -v into="$scratch/states/" '
+  function relative(text,   at) {
+    while (at = index(text, root)) text = substr(text, 1, at - 1) "." substr(text, at + length(root))
+    return text
+  }
+  FILENAME ~ /digests$/ { digest[$2] = $1; next }
+  FILENAME ~ /json$/ && /^ *"command":/ { command = relative($0); next }
+  FILENAME ~ /json$/ && /^ *"file":/ { file = relative($2); gsub(/^"\.\/|",?$/, "", file); arguments[file] = command; next }
+  FILENAME ~ /units$/ && $1 in digest { # else removed since
+    state = into $1
+    gsub(/\//, "|", state); state = into substr(state, length(into) + 1)
+    print rules arguments[$1] >state
+    for (i = 1; i <= NF; ++i) print $i, digest[$i] >state
+    close(state)
+  }' "$scratch/digests" "$build/compile_commands.json" "$scratch/units"
+
 # What git says has changed, as names without their endings.
 base=$(git merge-base HEAD main 2>/dev/null || true)
 [[ -n $base && $base != "$(git rev-parse HEAD)" ]] || base=$(git rev-parse --verify --quiet HEAD~1 || true)
@@ -38,30 +69,29 @@ if [[ -n $base ]]; then
   while read -r file; do edited[${file%.*}]=yes; done < <(git diff --name-only "$base"; git ls-files --others --exclude-standard)
 fi
 
-total=0 changed=() unknown=0
-while read -r -a files; do
-  unit=${files[0]:-}
-  [[ -n $unit && -n ${digest[$unit]:-} ]] || continue # removed since
+total=0 changed=() unknown=0 clean=()
+while read -r key unit; do
+  unit=${unit//|//}
   total=$((total + 1))
-  state=$rules
-  for file in "${files[@]}"; do state+=" $file ${digest[$file]:-gone}"; done
-  key=$(sha256sum <<<"$state")
-  key=${key%% *}
-  clean=$(cat "build/tidy/$unit" 2>/dev/null || true)
-  if [[ $clean == "$key" ]]; then continue; fi
-  if [[ -n $clean || -n $all || -n ${edited[${unit%.*}]:-} ]]; then
+  if [[ -e $cache/$unit/$key ]]; then
+    clean+=("$cache/$unit/$key")
+  elif [[ -d $cache/$unit || -n $all || -n ${edited[${unit%.*}]:-} ]]; then
     changed+=("$unit" "$key")
-    mkdir -p "build/tidy/${unit%/*}"
   else
     unknown=$((unknown + 1))
   fi
-done <<<"$units"
+done < <(cd "$scratch/states" && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0r sha256sum)
 ((total)) || { echo "tidy: $build knows no files; run scripts/build.sh first"; exit 1; }
+if [[ -w $cache ]]; then # other runs may prune at the same time
+  ((${#clean[@]} == 0)) || touch -c "${clean[@]}"
+  find "$cache" -type f -mtime +30 -delete 2>/dev/null || true
+  find "$cache" -mindepth 1 -type d -empty -delete 2>/dev/null || true
+fi
 
-check_one() { # build folder, clang-tidy, file, name of its state
+check_one() { # build folder, clang-tidy, cache, file, name of its state
   local out status=0
   # flags that only g++ knows are no finding
-  out=$("$2" --quiet -p "$1" --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-unused-command-line-argument "$3" 2>&1) ||
+  out=$("$2" --quiet -p "$1" --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-unused-command-line-argument "$4" 2>&1) ||
     status=$?
   # clang 14 cannot digest some views of libstdc++ 12, and says so inside the system's headers; g++ is the judge of what
   # compiles. Everything else counts.
@@ -71,10 +101,12 @@ check_one() { # build folder, clang-tidy, file, name of its state
     printf '%s\n' "$out"
     return 1
   fi
-  echo "$4" >"build/tidy/$3"
+  [[ -w $3 ]] || return 0
+  mkdir -p "$3/$4" && : >"$3/$4/$5" || true
+  { ls -t "$3/$4" | tail -n +21 | while read -r old; do rm -f "$3/$4/$old"; done; } 2>/dev/null || true
 }
 export -f check_one
 echo "tidy: $((${#changed[@]} / 2)) of $total files changed"
 ((unknown == 0)) || echo "tidy: $unknown files were never linted here, and did not change; --all lints them"
 ((${#changed[@]})) || exit 0
-printf '%s\0' "${changed[@]}" | xargs -0 -n 2 -P "$(nproc)" bash -c 'check_one "$@"' _ "$build" "$tidy"
+printf '%s\0' "${changed[@]}" | xargs -0 -n 2 -P "$(nproc)" bash -c 'check_one "$@"' _ "$build" "$tidy" "$cache"

@@ -4,6 +4,7 @@
 #   functions  no function has more than 80 lines
 #   axes       no "dp_shard" outside parallel/, train/ and tests: passes and plans read axes from types
 #   behind     time is before and after
+#   of         no comment or sentence begins with "Of": it says whose before what
 #   keys       texts below train/ name options as C++ does: with_keys in train/config/config_resolve.cc turns them into keys
 #   cells      no cell of a table in the docs has more than 120 characters, no paragraph more than 6 lines
 # Without a rule: all. A function begins at a line that ends in { and ends at the } under its first letter.
@@ -50,6 +51,13 @@ check_behind() {
   [[ -z $found ]] || { echo "$found"; return 1; }
 }
 
+check_of() {
+  local found
+  found=$(git ls-files -- '*.h' '*.cc' '*.cpp' '*.def' '*.md' '*.sh' '*.py' '*.cmake' '*.txt' '*.html' '*.toml' |
+    xargs grep -nE '(^|[^A-Za-z"])Of( +[a-z`]|$)' | grep -v '^docs/style.md.*| The plan shows' || true)
+  [[ -z $found ]] || { echo "$found"; echo 'expected subject, verb, object; no sentence begins with "Of"'; return 1; }
+}
+
 check_keys() {
   local literals keys found name status=0
   literals=$(find sfsdp/{mesh,ir,cost,plan,passes,sim,tune,parallel,optim,capture,comm,exec,step,models} -name '*.cc' -o -name '*.h' |
@@ -93,11 +101,11 @@ check_cells() {
 
 status=0
 rules=("$@")
-((${#rules[@]})) || rules=(files functions axes behind keys cells)
+((${#rules[@]})) || rules=(files functions axes behind of keys cells)
 for rule in "${rules[@]}"; do
   case $rule in
-  files | functions | axes | behind | keys | cells) "check_$rule" || status=1 ;;
-  *) echo "no rule $rule; expected files, functions, axes, behind, keys or cells" && exit 2 ;;
+  files | functions | axes | behind | of | keys | cells) "check_$rule" || status=1 ;;
+  *) echo "no rule $rule; expected files, functions, axes, behind, of, keys or cells" && exit 2 ;;
   esac
 done
 exit $status

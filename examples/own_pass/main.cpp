@@ -30,7 +30,8 @@ int main() {
   Batch batch = {torch::randn({32, 64}), torch::randint(10, {32}, torch::kLong)};
   auto mesh = init_device_mesh({{"dp_shard", world->world_size()}});
   auto program = compile_program(net, loss, AdamW{.lr = 1e-2}, batch, data_parallel(mesh), options);
-  std::cout << passes::table(program->training(batch).tuned.passes);
+  const auto variant = program->training(batch);
+  std::cout << passes::table(variant->tuned.passes);
   Step step(program, world.get());
   for (int k = 1; k <= 20; ++k) std::cout << "step " << k << " loss " << step(batch).loss << "\n";
 }

@@ -14,8 +14,8 @@ class PassingError : public UserError {
   using UserError::UserError;
 };
 
-// Of the system's errors those that no change of ours mends, and time may: of disks, of file systems over a network, of
-// what others have used up.
+// True for errors of the system that time may mend and no change of ours can: those of disks, of file systems over a network,
+// and of resources that others have used up.
 inline bool may_pass(int error) {
   switch (error) {
     case EIO:

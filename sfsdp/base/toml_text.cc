@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-// The first position after the quoted text that begins at `begin`; the end of `text` where it does not end. Of an unclosed
-// one-line text nothing after its line matters: toml++ reads no further.
+// The first position after the quoted text that begins at `begin`; the end of `text` where it does not end. Nothing
+// matters after the line of an unclosed one-line text: toml++ reads no further.
 size_t after_quoted(std::string_view text, size_t begin) {
   const char quote = text[begin];
   const bool is_long = text.substr(begin, 3) == std::string(3, quote);

@@ -243,6 +243,54 @@ TEST_CASE("canonical ops: what mixes dtypes as none of them does is left as it i
   });
 }
 
+// LibTorch lays a result out as its first operand that has strides, so these are laid out as the factor in front, otherwise
+// than the decompositions' results. What reads them next, through a view, tells.
+TEST_CASE("canonical ops: factors in the other order are left where that is another layout") {
+  const auto heads = [](const Tensor& w, const Tensor& x) {
+    return at::linear(x, w).view({2, 5, 3, 4}).transpose(1, 2);
+  };
+  const auto normed = [](const Tensor& x) {
+    const Tensor f = x.to(at::kFloat);
+    return (at::rsqrt(f.pow(2).mean(-1, true) + 1e-5) * f).type_as(x);
+  };
+  const auto turned = [](const Tensor& x) {
+    const Tensor a = angles(5, 2), both = at::cat({a, a}, -1).expand({2, 3, 5, 4}).contiguous();
+    return both.cos().to(x.scalar_type()) * x + both.sin().to(x.scalar_type()) * rotate_half(x);
+  };
+  const Sizes batch = {2, 5, 12};
+  expect_all({
+      {"a norm of queries and keys, before attention by hand",
+       {{12, 12}, {12, 12}},
+       [=](W w, const Tensor& x) {
+         const Tensor q = normed(heads(w[0], x)), k = normed(heads(w[1], x));
+         return at::matmul((at::matmul(q, k.transpose(-2, -1)) * 0.5).softmax(-1), k);
+       },
+       batch,
+       "left_aten._softmax 1 left_aten._softmax_backward_data 1 left_aten.mean.dim 2 linear 2 linear_dw 2 matmul 6"
+       " rms_norm_backward 2"},
+      {"rotary embedding, tables as large as the heads, before attention by hand",
+       {{12, 12}, {12, 12}},
+       [=](W w, const Tensor& x) {
+         const Tensor q = turned(heads(w[0], x)), k = turned(heads(w[1], x));
+         return at::matmul((at::matmul(q, k.transpose(-2, -1)) * 0.5).softmax(-1), k);
+       },
+       batch,
+       "left_aten._softmax 1 left_aten._softmax_backward_data 1 linear 2 linear_dw 2 matmul 6 rope_inverse 2"},
+      {"a norm that is read as memory",
+       {{12, 12}},
+       [=](W w, const Tensor& x) {
+         return normed(heads(w[0], x)).as_strided({2, 60}, {60, 1}) * at::linspace(-1, 2, 60).to(x.scalar_type());
+       },
+       batch,
+       "left_aten.as_strided_scatter 1 left_aten.mean.dim 1 linear 1 linear_dw 1 rms_norm_backward 1"},
+      {"a norm on one layout, which either order gives",
+       {{12, 12}},
+       [=](W w, const Tensor& x) { return normed(at::linear(x, w[0])); },
+       batch,
+       "linear 1 linear_dw 1 rms_norm 1 rms_norm_backward 1"},
+  });
+}
+
 TEST_CASE("canonical ops: norms whose input or weight gets no gradient") {
   expect_all({
       {"input without gradient",

@@ -19,6 +19,7 @@
 #include "sfsdp/capture/meta_kernels.h"
 #include "sfsdp/capture/meta_rules.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/ir/canonical/term.h"
 
 namespace sfsdp::capture {
 namespace {
@@ -330,14 +331,16 @@ bool Tracer::equal(const c10::OperatorHandle& op, const Call& call) {
   if (left == right) return true;
   constexpr int kMost = 1000;  // a loop that ends when two tensors are equal would never end
   if (++comparisons_ > kMost) refuse_read(op, call);
-  const auto add = [&](const char* opcode, std::vector<ir::Value*> operands, const std::vector<int64_t>& shape) {
-    ir::Op* added = graph.add(opcode, std::move(operands), {{"", ir::Type::tensor(ir::DType::b1, shape)}});
+  const ir::Type truth = ir::Type::tensor(ir::DType::b1, {}),
+                 truths = ir::pointwise_type(ir::DType::b1, {{left, 0, left->type()}, {right, 0, right->type()}});
+  const auto add = [&](const char* opcode, std::vector<ir::Value*> operands, const ir::Type& type) {
+    ir::Op* added = graph.add(opcode, std::move(operands), {{"", type}});
     note_position(*added);
     return added;
   };
-  ir::Value* same = add("aten.all", {add("aten.eq.Tensor", {left, right}, a.sizes().vec())->result()}, {})->result();
-  ir::Value* differ = add("aten.logical_not", {same}, {})->result();
-  add("aten._functional_assert_async.msg", {differ, differ}, {})->attrs["assert_msg"] =
+  ir::Value* same = add("aten.all", {add("aten.eq.Tensor", {left, right}, truths)->result()}, truth)->result();
+  ir::Value* differ = add("aten.logical_not", {same}, truth)->result();
+  add("aten._functional_assert_async.msg", {differ, differ}, truth)->attrs["assert_msg"] =
       "two tensors are equal that torch::equal was told are not, as capture has no values; pass one tensor for both";
   return false;
 }

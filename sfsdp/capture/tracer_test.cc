@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::capture {
@@ -420,6 +423,61 @@ TEST_CASE("in eval mode nothing is drawn and nothing runs backward; the module i
     CHECK(!op->is("aten.bernoulli.p"));
     CHECK(op->section != ir::Section::Bwd);
   }
+}
+
+// Nothing else reads the types of a graph against what runs.
+TEST_CASE("a result that is laid out otherwise than its type is an error, which names the op") {
+  const auto says = [](const std::string& op, const std::string& part) {
+    const ir::Graph graph = ir::parse_or_throw(
+        "graph mesh [] view local\n  %x = input name=x : f32[2, 3]\nfwd:\n  " + op + " at net.norm\n  return %y\n",
+        "test.ir");
+    exec::ReferenceExecutor executor(graph, {}, {});
+    std::string what;
+    try {
+      executor.run({{numbers({2, 3})}}, {});
+    } catch (const InternalError& error) {
+      what = error.what();
+    }
+    CAPTURE(what);
+    CHECK(what.find(part) != std::string::npos);
+  };
+  says("%y = aten.neg %x : f32[2, 3]{1, 2}",
+       "aten.neg at net.norm gave result 0 of f32[2, 3]\n  expected f32[2, 3]{1, 2}");
+  says("%y = aten.special_i1e %x : f32[3, 2]", "gave result 0 of f32[2, 3]\n  expected f32[3, 2]");
+  says("%y = aten.special_i1e %x : f64[2, 3]", "gave result 0 of f32[2, 3]\n  expected f64[2, 3]");
+  says("%y, %z = aten.special_i1e %x : f32[2, 3], f32[]", "gave 1 results");
+}
+
+TEST_CASE("strides of what has no elements, or of dimensions of size 1, are no difference") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [] view local
+      %x = input name=x : f32[1, 3]
+      %e = input name=e : f32[0, 3]
+    fwd:
+      %y = aten.neg %x : f32[1, 3]{7, 1}
+      %z = aten.neg %e : f32[0, 3]{5, 9}
+      return %y, %z
+  )",
+                                             "test.ir");
+  exec::ReferenceExecutor executor(graph, {}, {});
+  CHECK(at::equal(executor.run({{numbers({1, 3}), numbers({0, 3})}}, {})[0], numbers({1, 3}).neg()));
+}
+
+// The numbers of seeds below 2^53 are those that runs have drawn since there are random ops.
+TEST_CASE("a draw depends on all 64 bits of the seed and on the step, and is as ever below 2^53") {
+  const ir::Graph graph = ir::parse_or_throw(
+      "graph mesh [] view local\nfwd:\n  %y = aten.rand size=[4] stream=2 : f32[4] at drop\n  return %y\n", "test.ir");
+  exec::ReferenceExecutor executor(graph, {}, {});
+  const auto draw = [&](uint64_t seed, int64_t step) { return executor.run({{}}, {.step = step, .seed = seed})[0]; };
+  const auto is = [&](uint64_t seed, const std::vector<float>& numbers) {
+    CHECK(at::equal(draw(seed, 3), at::tensor(numbers)));
+  };
+  is(7, {0.598557174f, 0.500304639f, 0.569936872f, 0.576681256f});
+  is((uint64_t{1} << 53) - 1, {0.698322237f, 0.0120003512f, 0.764652193f, 0.229709789f});
+  constexpr uint64_t kLarge = uint64_t{1} << 60, kMost = std::numeric_limits<uint64_t>::max();
+  CHECK_FALSE(at::equal(draw(kLarge, 1), draw(kLarge + 1, 1)));
+  CHECK_FALSE(at::equal(draw(kMost, 1), draw(kMost - 1, 1)));
+  CHECK_FALSE(at::equal(draw(7, int64_t{1} << 60), draw(7, (int64_t{1} << 60) + 1)));
 }
 
 }  // namespace

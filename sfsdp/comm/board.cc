@@ -14,14 +14,13 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <new>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/comm/peer_process.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -30,8 +29,6 @@ using Clock = std::chrono::steady_clock;
 
 // How often a waiting rank looks whether the others are alive; what they do wakes it at once.
 constexpr int64_t kLookMs = 100;
-// How long a process may be stopped: shells and debuggers stop one for a moment.
-constexpr std::chrono::seconds kMostStopped{2};
 
 enum class Failure : uint32_t { None, Cause, Abort };
 
@@ -52,33 +49,9 @@ struct Slot {
   uint64_t finished = 0;
   uint64_t call_hash = 0;
   Text<192> call;
-  int32_t pid = 0;
-  uint64_t start_ticks = 0;  // tells a process from a later one of the same number
+  PeerProcess process;
   bool left = false;
 };
-
-// State letter and start time of a process; 'X' if there is none.
-struct ProcessState {
-  char letter = 'X';
-  uint64_t start_ticks = 0;
-};
-
-ProcessState state_of(int pid) {
-  std::ifstream file(concat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(file, text);
-  const size_t name_end = text.rfind(')');  // the name may hold blanks and brackets
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return {};
-  ProcessState state;
-  state.letter = text[name_end + 2];
-  size_t at = name_end + 2;
-  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
-  if (at != std::string::npos) state.start_ticks = std::strtoull(text.c_str() + at, nullptr, 10);
-  return state;
-}
-
-bool is_stopped(const ProcessState& state) { return state.letter == 'T' || state.letter == 't'; }
-constexpr const char* kIsStopped = " is stopped, by SIGSTOP or a debugger";
 
 int64_t elapsed_ms(Clock::time_point since) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
@@ -118,14 +91,15 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t
 // Naive idea: wait for the mutex as long as it takes. What breaks it: its owner may be stopped, for ever.
 class Board::Lock {
  public:
-  // site: whose call this is for.   throws: CommError naming a rank that has been stopped for long, and may be the owner
-  Lock(BoardMemory& memory, const CallSite& site) : memory_(memory) {
+  // For a call of this rank.   throws: CommError naming a rank that has been stopped for long, and may be the owner
+  Lock(BoardMemory& memory, const CallSite& site, const Call& call, uint64_t sequence) : memory_(memory) {
+    const auto begin = Clock::now();
     const int stopped = lock();
     if (stopped < 0) return;
-    throw CommError(concat("CommError on rank ", site.global_rank(), " of ", site.world_size, ": ", site.group,
-                           "\n  no answer from rank ", site.ranks[static_cast<size_t>(stopped)], ": its process ",
-                           memory_.slots()[stopped].pid, kIsStopped, "; read rank ",
-                           site.ranks[static_cast<size_t>(stopped)], "'s log"));
+    const Slot& slot = memory_.slots()[stopped];  // without the lock, which nobody gets
+    throw CommError(error_text(site, call, sequence,
+                               silence_text({{site.ranks[static_cast<size_t>(stopped)], slot.finished}}, 1, 0,
+                                            elapsed_ms(begin), concat("its process ", slot.process.pid, kIsStopped))));
   }
   // For what cannot fail: is_held() says whether it is.
   explicit Lock(BoardMemory& memory) : memory_(memory) { lock(); }
@@ -152,7 +126,7 @@ class Board::Lock {
       if (held_) return -1;
       if (Clock::now() - begin < kMostStopped) continue;
       for (int r = 0; r < memory_.size; ++r)
-        if (is_stopped(state_of(memory_.slots()[r].pid))) return r;
+        if (memory_.slots()[r].process.is_stopped()) return r;
     }
   }
 
@@ -170,7 +144,7 @@ void Board::Deleter::operator()(BoardMemory* memory) const {
 }
 
 Board::Board(std::unique_ptr<BoardMemory, Deleter> memory)
-    : memory_(std::move(memory)), stopped_since_(static_cast<size_t>(memory_->size)) {}
+    : memory_(std::move(memory)), watches_(static_cast<size_t>(memory_->size)) {}
 
 std::unique_ptr<Board> Board::in_process(int size) {
   SFSDP_CHECK(size > 0, "size ", size);
@@ -216,18 +190,16 @@ std::unique_ptr<Board> Board::open_file(const std::string& path, int size) { ret
 Board::~Board() = default;
 
 void Board::claim(int rank) {
-  const int pid = getpid();
+  const PeerProcess process = PeerProcess::of_this();
   const Lock lock(*memory_);
-  Slot& slot = memory_->slots()[rank];
-  slot.pid = pid;
-  slot.start_ticks = state_of(pid).start_ticks;
+  memory_->slots()[rank].process = process;
 }
 
 void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   const std::string text = call.text();
   const uint64_t hash = call.hash();
   {
-    const Lock lock(*memory_, site);
+    const Lock lock(*memory_, site, call, sequence);
     Slot& slot = memory_->slots()[site.rank];
     slot.call_hash = hash;
     slot.call.set(text);
@@ -235,15 +207,15 @@ void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int
   meet(site, call, sequence, timeout_ms);
 }
 
-void Board::finish(const CallSite& site, uint64_t sequence) {
-  const Lock lock(*memory_, site);
+void Board::finish(const CallSite& site, const Call& call, uint64_t sequence) {
+  const Lock lock(*memory_, site, call, sequence);
   memory_->slots()[site.rank].finished = sequence;
 }
 
 void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
   uint64_t phase = 0;
   {
-    const Lock lock(*memory_, site);
+    const Lock lock(*memory_, site, call, sequence);
     phase = ++memory_->slots()[site.rank].phase;
     if (memory_->failure == Failure::None && ++memory_->arrived == memory_->size) {
       memory_->arrived = 0;
@@ -269,7 +241,7 @@ void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint
     }
     const int64_t waited_ms = elapsed_ms(begin);
     if (memory_->left > 0 || waited_ms >= std::min(kLookMs, timeout_ms)) {
-      const Lock lock(*memory_, site);
+      const Lock lock(*memory_, site, call, sequence);
       if (memory_->released >= phase || memory_->failure != Failure::None) continue;
       std::string cause = lost(site, phase, waited_ms);
       if (cause.empty() && waited_ms >= timeout_ms) {
@@ -308,18 +280,8 @@ std::string Board::disagreement(const CallSite& site, uint64_t phase) const {
 // Why a rank makes no more calls; "" while it may. Under the lock.
 std::string Board::why_gone(int rank) {
   const Slot& slot = memory_->slots()[rank];
-  auto& since = stopped_since_[static_cast<size_t>(rank)];
   if (slot.left) return "it has closed its communicators";
-  if (slot.pid == 0 || slot.pid == getpid()) return "";
-  const ProcessState state = state_of(slot.pid);
-  if (state.letter == 'X' || state.letter == 'Z' || state.start_ticks != slot.start_ticks)
-    return concat("its process ", slot.pid, " is gone");
-  if (!is_stopped(state)) {
-    since.reset();
-    return "";
-  }
-  if (!since) since = Clock::now();
-  return Clock::now() - *since < kMostStopped ? "" : concat("its process ", slot.pid, kIsStopped);
+  return watches_[static_cast<size_t>(rank)].why_gone(slot.process);
 }
 
 // The first rank that has not arrived and will not: it has left, or its process is gone or stopped. Under the lock.
@@ -377,7 +339,7 @@ void Board::fail_if_gone(const CallSite& site, uint64_t sequence, int64_t waited
 
 void Board::look(const CallSite& site, const Call& call, uint64_t sequence) {
   if (memory_->failure == Failure::None) {
-    const Lock lock(*memory_, site);
+    const Lock lock(*memory_, site, call, sequence);
     fail_if_gone(site, sequence, kLookMs);
   }
   if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
@@ -390,7 +352,7 @@ void Board::throw_failure(const CallSite& site, const Call& call, uint64_t seque
   while (memory_->failure == Failure::None) {
     const uint32_t seen = memory_->wakes;
     {
-      const Lock lock(*memory_, site);
+      const Lock lock(*memory_, site, call, sequence);
       fail_if_gone(site, sequence, elapsed_ms(begin));
       if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
     }

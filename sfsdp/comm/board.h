@@ -7,15 +7,14 @@
 // pthread_cond_wait leaves the variable so that the next signal hangs. Hence a futex, and a mutex that survives its owner.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/peer_process.h"
 
 namespace sfsdp::comm {
 
@@ -42,7 +41,7 @@ class Board {
   //           2 s, or after timeout_ms; AbortedError if a peer has aborted
   void enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
   // The call is done on this rank.
-  void finish(const CallSite& site, uint64_t sequence);
+  void finish(const CallSite& site, const Call& call, uint64_t sequence);
   // Blocks until every rank gets here, between enter and finish: they read each other's memory.
   void meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
 
@@ -81,7 +80,7 @@ class Board {
   [[noreturn]] void throw_failed(const CallSite& site, const Call& call, uint64_t sequence) const;
 
   std::unique_ptr<BoardMemory, Deleter> memory_;
-  std::vector<std::optional<std::chrono::steady_clock::time_point>> stopped_since_;  // by rank, as seen from here
+  std::vector<PeerWatch> watches_;  // by rank
 };
 
 }  // namespace sfsdp::comm

@@ -2,7 +2,10 @@
 #include "sfsdp/comm/board.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,7 +35,7 @@ pid_t fork_peer(const std::string& path, int rank, uint64_t calls) {
   const CallSite site{"dp_shard", {0, 1}, rank, 2};
   for (uint64_t sequence = 1; sequence <= calls; ++sequence) {
     board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
-    board->finish(site, sequence);
+    board->finish(site, barrier_call({"%b", ""}), sequence);
   }
   pause();
   _exit(0);
@@ -46,7 +49,7 @@ TEST_CASE("board: a killed process is named by those who wait for it") {
   const CallSite site{"dp_shard", {0, 1}, 0, 2};
   for (uint64_t sequence = 1; sequence <= 2; ++sequence) {
     board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
-    board->finish(site, sequence);
+    board->finish(site, barrier_call({"%b", ""}), sequence);
   }
   std::filesystem::remove(path);
   kill(peer, SIGKILL);
@@ -106,11 +109,12 @@ TEST_CASE("board: a process that is stopped at any point is named") {
     const std::string error = comm_error_of([&] {
       for (uint64_t sequence = 1;; ++sequence) {
         board->enter(site, barrier_call({"%b", ""}), sequence, 60000);
-        board->finish(site, sequence);
+        board->finish(site, barrier_call({"%b", ""}), sequence);
       }
     });
     std::filesystem::remove(path);
     CAPTURE(error);
+    CHECK(error.find("CommError on rank 0 of 2: barrier %b over dp_shard, sequence ") == 0);
     CHECK(error.find("no answer from rank 1") != std::string::npos);
     CHECK(error.find(": its process " + std::to_string(peer) + " is stopped, by SIGSTOP or a debugger; ") !=
           std::string::npos);
@@ -118,6 +122,47 @@ TEST_CASE("board: a process that is stopped at any point is named") {
     waitpid(peer, nullptr, 0);
     waitpid(stopper, nullptr, 0);
   }
+}
+
+// Reaches into the board's memory, which begins with the mutex: to be stopped inside its few instructions is rare.
+TEST_CASE("board: a process that is stopped while it holds the mutex is named, with the collective that waits for it") {
+  const std::string path = board_path();
+  const auto board = Board::create_file(path, 2);
+  board->claim(0);
+  const pid_t peer = fork();
+  if (peer == 0) {
+    const auto own = Board::open_file(path, 2);
+    own->claim(1);
+    const CallSite site{"dp_shard", {0, 1}, 1, 2};
+    own->enter(site, barrier_call({"%b", ""}), 1, 60000);
+    own->finish(site, barrier_call({"%b", ""}), 1);
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    auto* mutex = static_cast<pthread_mutex_t*>(
+        mmap(nullptr, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    pthread_mutex_lock(mutex);
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  const CallSite site{"dp_shard", {0, 1}, 0, 2};
+  board->enter(site, barrier_call({"%b", ""}), 1, 60000);
+  board->finish(site, barrier_call({"%b", ""}), 1);
+  waitpid(peer, nullptr, WUNTRACED);
+  std::filesystem::remove(path);
+  for (int call = 0; call < 3; ++call) {
+    const std::string error = comm_error_of([&] {
+      if (call == 0) board->enter(site, barrier_call({"%c", "layers.3"}), 2, 60000);
+      if (call == 1) board->finish(site, barrier_call({"%c", "layers.3"}), 2);
+      if (call == 2) board->look(site, barrier_call({"%c", "layers.3"}), 2);
+    });
+    CAPTURE(error);
+    CHECK(
+        error.starts_with("CommError on rank 0 of 2: barrier %c over dp_shard, sequence 2, 0 bytes at layers.3\n"
+                          "  no answer from rank 1 in "));
+    CHECK(error.ends_with(": its process " + std::to_string(peer) +
+                          " is stopped, by SIGSTOP or a debugger; it finished sequence 1; read rank 1's log"));
+  }
+  kill(peer, SIGKILL);
+  waitpid(peer, nullptr, 0);
 }
 
 TEST_CASE("board: a file that is no board is refused") {

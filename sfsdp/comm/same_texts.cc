@@ -76,23 +76,40 @@ void expect_same_texts(CommWorld& world, std::span<const RankText> texts) {
       if (all[static_cast<size_t>(r) * mine.size() + k] != all[k]) throw_difference(world, *group, texts[k], r);
 }
 
-void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
+namespace {
+
+uint64_t bits_of(const RankNumber& number) {
+  return std::visit([](auto value) { return std::bit_cast<uint64_t>(value); }, number.value);
+}
+
+// A number of the same kind as this rank's.
+std::string text_of_bits(const RankNumber& number, uint64_t bits) {
+  if (std::holds_alternative<double>(number.value)) return shortest(std::bit_cast<double>(bits));
+  return concat(std::bit_cast<int64_t>(bits));
+}
+
+}  // namespace
+
+void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<std::vector<RankText>()>& texts,
                       std::span<const RankNumber> numbers, const std::string& failure) {
   const auto group = world.all_ranks(kGroup);
   std::vector<uint64_t> mine = {failure.empty() ? 0U : 1U, hash};
-  for (const RankNumber& number : numbers) mine.push_back(std::bit_cast<uint64_t>(number.value));
+  for (const RankNumber& number : numbers) mine.push_back(bits_of(number));
   const std::vector<uint64_t> all = gather(*group, mine, "program hash");
   const auto of = [&](int rank, size_t i) { return all[static_cast<size_t>(rank) * mine.size() + i]; };
   for (int r = 0; r < group->size(); ++r)
     if (of(r, 0) != 0) throw UserError(concat("rank ", r, " cannot go on: ", broadcast(*group, failure, r)));
   for (int r = 1; r < group->size(); ++r)
-    if (of(r, 1) != of(0, 1)) throw_difference(world, *group, text(), r);
+    if (of(r, 1) != of(0, 1)) {
+      expect_same_texts(world, texts());
+      SFSDP_CHECK(false, "ranks 0 and ", r, " have other hashes of the same texts");
+    }
   for (size_t i = 0; i < numbers.size(); ++i)
     for (int r = 1; r < group->size(); ++r)
       if (of(r, i + 2) != of(0, i + 2))
         throw UserError(concat("rank 0 and rank ", r, " have different ", numbers[i].name, ": ",
-                               shortest(std::bit_cast<double>(of(0, i + 2))), " and ",
-                               shortest(std::bit_cast<double>(of(r, i + 2))), "\n  expected the same on all ranks"));
+                               text_of_bits(numbers[i], of(0, i + 2)), " and ", text_of_bits(numbers[i], of(r, i + 2)),
+                               "\n  expected the same on all ranks"));
 }
 
 }  // namespace sfsdp::comm

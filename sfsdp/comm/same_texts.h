@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "sfsdp/comm/communicator.h"
@@ -30,16 +31,16 @@ void expect_same_texts(CommWorld& world, std::span<const RankText> texts);
 
 // A number that is to be the same on all ranks, bit for bit.
 struct RankNumber {
-  const char* name;  // "Step::lr"
-  double value;      // this rank's
+  const char* name;                     // "Step::lr"
+  std::variant<double, int64_t> value;  // this rank's
 };
 
-// The same for one text that is compared often: `hash` stands for it, `text` is called only where hashes differ.
+// The same for texts that are compared often: `hash` stands for them, `texts` is called only where hashes differ.
 //   numbers: the same names on all ranks
 //   failure: why this rank cannot go on, "" if it can
-//   throws:  UserError on all ranks, naming the first one that cannot go on and its reason; else the text as above; else the
+//   throws:  UserError on all ranks, naming the first one that cannot go on and its reason; else the texts as above; else the
 //            first number that differs, with both values
-void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<RankText()>& text,
+void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<std::vector<RankText>()>& texts,
                       std::span<const RankNumber> numbers = {}, const std::string& failure = "");
 
 }  // namespace sfsdp::comm

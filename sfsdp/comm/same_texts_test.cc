@@ -111,12 +111,15 @@ TEST_CASE("a hash is compared without its text, which is asked for where hashes 
   testing::run_ranks(3, [&](CommWorld& world) {
     size_t bytes = 0;
     CountingWorld counting(world, bytes);
-    expect_same_hash(counting, 5, []() -> RankText { throw InternalError("nobody needs a text"); });
+    expect_same_hash(counting, 5, []() -> std::vector<RankText> { throw InternalError("nobody needs a text"); });
     CHECK(bytes == 2 * 16);
     const uint64_t hash = world.rank() == 2 ? 6 : 5;
-    const auto text = [&] { return RankText{"programs", concat("program ", hash), "expected one program"}; };
+    const auto texts = [&] {
+      return std::vector<RankText>{{"plans", "one", "expected one plan"},
+                                   {"programs", concat("program ", hash), "expected one program"}};
+    };
     try {
-      expect_same_hash(counting, hash, text);
+      expect_same_hash(counting, hash, texts);
     } catch (const UserError& error) {
       said[static_cast<size_t>(world.rank())] = error.what();
     }
@@ -136,6 +139,16 @@ TEST_CASE("numbers go with the hash; the first that differs is told on all ranks
                          "\n  expected the same on all ranks",
                          UserError);
     expect_same_hash(world, 5, nullptr, alike);  // and the group is still of use
+  });
+}
+
+TEST_CASE("whole numbers are compared as such: those above 2^53 too") {
+  testing::run_ranks(2, [](CommWorld& world) {
+    const RankNumber step[] = {{"step", (int64_t{1} << 60) + world.rank()}};
+    CHECK_THROWS_WITH_AS(expect_same_hash(world, 5, nullptr, step),
+                         "rank 0 and rank 1 have different step: 1152921504606846976 and 1152921504606846977"
+                         "\n  expected the same on all ranks",
+                         UserError);
   });
 }
 

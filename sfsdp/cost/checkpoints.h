@@ -10,8 +10,8 @@
 namespace sfsdp::cost {
 
 // Ops of forward by the op of backward after which a checkpoint that runs its whole block again runs them too: reentrant
-// ones do, and those with early_stop = false. Of each block that backward computes again in part, the ops that it does not:
-// the last product and its sum.
+// ones do, and those with early_stop = false. They are what our backward leaves out of a block that it computes again: the
+// last product and its sum.
 std::unordered_map<const ir::Op*, std::vector<const ir::Op*>> run_again_unread(const ir::Graph& graph);
 
 }  // namespace sfsdp::cost

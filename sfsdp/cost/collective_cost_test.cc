@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/collective_cost.h"
+#include "sfsdp/testing/source_dir.h"
 
 #include <doctest/doctest.h>
 
@@ -98,7 +99,7 @@ TEST_CASE("collective cost: congestion takes a share of the network per doubling
 }
 
 TEST_CASE("collective cost: more bytes and more ranks never cost less, and there is no jump between sizes") {
-  Machine m = load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
+  Machine m = load_machine(testing::source_dir() + "/machines/dgx_h100.toml");
   m.node.bus.clear();  // 8 ranks that reduce in the switch are faster than 4 that do not
   m.network.bus.clear();
   for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"})

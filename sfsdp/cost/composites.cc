@@ -6,7 +6,8 @@ namespace {
 
 using ir::Op, ir::Value;
 
-// Of one element of the op's main operand: kernels and bytes of all of PyTorch's kernels, bytes of the op as one.
+// How many kernels PyTorch runs for an op, and bytes for each element of its main operand: those of all kernels, and of one
+// kernel in their place.
 struct Counted {
   int64_t kernels = 1;
   double all = 0, alone = 0;

@@ -57,7 +57,7 @@ struct Machine {
   Measured measured;  // preferred to all of the above where it has an answer
 };
 
-// Of the kernel that is called there.
+// The share of the device's peak that its usual attention kernel reaches.
 double attention_efficiency(const Machine& machine);
 std::string_view to_string(Attention attention);  // flash, vendor, triton
 // None for another text.

@@ -7,11 +7,12 @@
 #include <set>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::cost {
 namespace {
 
-const std::filesystem::path kMachines = std::filesystem::path(SFSDP_SOURCE_DIR) / "machines";
+const std::filesystem::path kMachines = std::filesystem::path(testing::source_dir()) / "machines";
 
 TEST_CASE("machine files: every one loads, is named as its file, and is a machine that could exist") {
   std::set<std::string> names;

@@ -30,7 +30,7 @@ double bytes_read(const Op& op, const Value& operand) {
   return std::min(all, std::max(sectors, static_cast<double>(op.result()->type().bytes())));
 }
 
-// Of the sum so far, which `accumulate` reads.
+// Bytes of the sum so far, which `accumulate` reads; 0 for another op.
 double sum_bytes(const Op& op) { return op.is("accumulate") ? static_cast<double>(op.result()->type().bytes()) : 0; }
 
 // Bytes that cross the border of a group of ops: each outside value read once, each value that is read outside written.

@@ -43,7 +43,7 @@ struct Kernel {
   double bytes = 0;
   double seconds = 0;  // on the device
   double host = 0;     // s that the host is busy before the device may begin
-  // Of bytes and seconds: reading what earlier micro-batches have added up.
+  // The part of bytes and seconds that reads what earlier micro-batches have added up.
   double sum_bytes = 0, sum_seconds = 0;
   // beta: ir::beta_in of the micro-batch; 0: there is no sum yet
   double seconds_at(int beta) const { return seconds - (1 - beta) * sum_seconds; }

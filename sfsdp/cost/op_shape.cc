@@ -13,7 +13,7 @@ using ir::Op;
 bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
 bool is_convolution(const Op& op) { return op.is("aten.convolution", "aten.convolution_backward"); }
 
-// Of products side by side: as wide, or in their sum as deep, as all of them.
+// The shape of products side by side: as wide, or in their sum as deep, as all of them.
 ProductShape joined_shape(const Op& op) {
   const auto width = [](const ir::Value* value) { return static_cast<double>(value->type().dims.back().size); };
   const auto numel = [](const ir::Value* value) { return static_cast<double>(value->type().numel()); };
@@ -33,7 +33,7 @@ Class class_of(const Op& op) {
   if (ir::is_root(op) || op.results().empty() || ir::aliased_operand(op) >= 0) return Class::Free;
   if (op.has_attr("inside") && packed_bytes(op) == 0) return Class::Free;
   const ir::OpRow* row = op.opcode.row();
-  return row ? row->cost : Class::Pointwise;
+  return row ? row->cost : Class::Alone;
 }
 
 bool is_inside(const Op& pack, size_t operand) {

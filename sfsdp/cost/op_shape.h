@@ -10,7 +10,7 @@ namespace sfsdp::cost {
 
 using Class = ir::CostClass;
 
-// As the op's row says, but Free where it moves no data all the same, and Pointwise for an aten op that has no row.
+// As the op's row says, but Free where it moves no data all the same, and Alone for an aten op that has no row.
 Class class_of(const ir::Op& op);
 // Whether a pack finds an operand in its place already: the kernel that makes it has written it there (inside=).
 bool is_inside(const ir::Op& pack, size_t operand);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/product_cost.h"
+#include "sfsdp/testing/source_dir.h"
 
 #include <doctest/doctest.h>
 
@@ -62,7 +63,7 @@ TEST_CASE("products: on every machine, larger in one dimension never takes less"
   const auto pick = [&](double most) {  // small and large ones alike
     return std::floor(std::exp2(std::log2(most) * static_cast<double>(random() >> 11) * 0x1p-53));
   };
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(SFSDP_SOURCE_DIR) + "/machines")) {
+  for (const auto& entry : std::filesystem::directory_iterator(testing::source_dir() + "/machines")) {
     const Machine machine = load_machine(entry.path().string());
     const auto seconds_of = [&](const ProductShape& s) { return product_seconds(s, 1e14, machine); };
     for (int i = 0; i < 500; ++i) {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "sfsdp/cost/op_shape.h"
-#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/mesh/chunk.h"
 
 namespace sfsdp::cost {
@@ -31,8 +31,8 @@ constexpr int64_t kOlderDevice = 8320 * kKiB;
 constexpr int64_t kCommunicator = 80 * kMiB;
 
 // The largest tiles of LibTorch's attention on a CPU (cpu_flash_attention: 256 queries × 512 keys, and their sums, per
-// thread, in f32), which is more than a product packs. Of a number of threads that does not depend on the machine: plans of all ranks
-// are one text.
+// thread, in f32), which is more than a product packs. The number of threads is not the machine's, as the plans of all
+// ranks are one text.
 constexpr int64_t kCpuTile = kKiB * (512 + 2 + 128), kCpuThreads = 16;
 
 // FlashAttention's backward (csrc/flash_attn/flash_api.cpp, mha_bwd): dq in f32 with lengths rounded up to 128 and widths to 32, a
@@ -51,9 +51,12 @@ int64_t attention_bytes(const Op& op, const Target& target) {
 
 // Partial sums, of each block of rows one, in f32.
 int64_t reduction_bytes(const Op& op, const Target& target) {
-  const bool columns = op.is("rms_norm_backward", "layer_norm_backward");
+  const ir::OpAccess access(op);
+  bool columns = false;
+  for (size_t r = 0; r < op.results().size(); ++r) columns |= access.is_by_place() && access.is_after_all_rows(r);
   int64_t outputs = 0;
-  for (size_t r = columns ? 1 : 0; r < op.results().size(); ++r) outputs += op.results()[r]->type().numel();
+  for (size_t r = 0; r < op.results().size(); ++r)
+    if (!columns || access.is_after_all_rows(r)) outputs += op.results()[r]->type().numel();
   return 4 * target.blocks * std::min<int64_t>(outputs, columns ? outputs : 65536);
 }
 

@@ -22,7 +22,7 @@ Target gpu(const char* device, int64_t multiprocessors) {
   return target_of(machine);
 }
 
-// Of one kernel of these ops.
+// The workspace that one kernel of these ops needs.
 int64_t bytes(const std::string& ops, const Target& target) {
   const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [] view local
   %x = input name=x : bf16[300, 40]

@@ -52,14 +52,15 @@ Tensors all_reduce(const KernelContext& c) {
   return {out};
 }
 
+// Results are contiguous, whatever the strides of operands, but for those that are operands themselves.
 Tensors cast(const KernelContext& c) {
-  return {c.operands[0].to(capture::scalar_type_of(c.op.result()->type().dtype))};
+  return {c.operands[0].to(capture::scalar_type_of(c.op.result()->type().dtype)).contiguous()};
 }
 
 Tensors pad(const KernelContext& c) {
   const int64_t dim = c.op.attr<int64_t>("dim");
   const int64_t missing = c.op.attr<int64_t>("size") - c.operands[0].size(dim);
-  if (missing == 0) return {c.operands[0]};
+  if (missing == 0) return {c.operands[0].contiguous()};
   auto sizes = c.operands[0].sizes().vec();
   sizes[static_cast<size_t>(dim)] = missing;
   return {at::cat({c.operands[0], at::zeros(sizes, c.operands[0].options())}, dim)};
@@ -178,17 +179,23 @@ Tensors non_finite(const KernelContext& c) {
 
 // Out of place: two parameters may have one and the same gradient tensor. In the gradient's dtype, also where both are
 // scalars and LibTorch would promote.
-Tensors scale(const KernelContext& c) { return {(c.operands[0] * c.operands[1]).to(c.operands[0].scalar_type())}; }
+Tensors scale(const KernelContext& c) {
+  return {(c.operands[0] * c.operands[1]).to(c.operands[0].scalar_type()).contiguous()};
+}
 
-Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[1])}; }
+Tensors div(const KernelContext& c) { return {at::div(c.operands[0], c.operands[1]).contiguous()}; }
 
-Tensors mul_scalar(const KernelContext& c) { return {at::mul(c.operands[0], ir::number_of(c.op, "value"))}; }
+Tensors mul_scalar(const KernelContext& c) {
+  return {at::mul(c.operands[0], ir::number_of(c.op, "value")).contiguous()};
+}
 
 // Into the sum's own buffer where it is given away.
 Tensors add_into(const KernelContext& c) {
   if (c.op.has_attr("donates")) return {c.operands[0].add_(c.operands[1])};
-  return {c.operands[0].add(c.operands[1].to(c.operands[0].scalar_type()))};
+  return {c.operands[0].add(c.operands[1].to(c.operands[0].scalar_type())).contiguous()};
 }
+
+Tensors store(const KernelContext& c) { return {c.operands[0].copy_(c.operands[1])}; }
 
 // A step that updates nothing is not counted.
 Tensors step_count(const KernelContext& c) { return {c.operands[0] + (1.0 - c.operands[1])}; }
@@ -274,6 +281,7 @@ constexpr Row kKernels[] = {
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},
     {"add_into", &add_into},
+    {"store", &store},
     {"scale", &scale},
     {"div", &div},
     {"mul_scalar", &mul_scalar},

@@ -31,7 +31,7 @@ class Attrs {
   using const_iterator = std::vector<Entry>::const_iterator;
 
   Attrs() = default;
-  // Of two entries with one name the first one stays, as in std::map.
+  // The first of two entries with one name stays, as in std::map.
   Attrs(std::initializer_list<Entry> entries) {
     for (const Entry& entry : entries) emplace(entry.first, entry.second);
   }

@@ -14,9 +14,9 @@
 namespace sfsdp::ir {
 namespace {
 
-#define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule) \
+#define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule, access) \
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
-#define SFSDP_UPDATE(name, moments, operands, results, flags, rule) \
+#define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) \
   OpRow{name, operands, operands, results, flags, CostClass::Alone, Alias::Fresh, rule, moments},
 #define SFSDP_COLLECTIVE(name, rule)                                                       \
   OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
@@ -207,6 +207,16 @@ const Value* storage_of(const Value* value) {
     const int aliased = aliased_operand(*value->producer());
     if (aliased < 0) return value;
     value = value->producer()->operands[static_cast<size_t>(aliased)];
+  }
+}
+
+const Value* memory_of(const Value* value) {
+  while (true) {
+    value = storage_of(value);
+    const auto donated = donated_operands(*value->producer());
+    const auto result = static_cast<size_t>(value->result_index());
+    if (result >= donated.size()) return value;
+    value = value->producer()->operands[static_cast<size_t>(donated[result])];
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What is known of an opcode: the rows of opset.def and atenset.def. An "aten." op without a row may be captured and run;
-// of it the spelling alone tells something, and the verifier does not know its types.
+// of it the spelling alone tells something, the verifier does not know its types, and it is a kernel by itself.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ enum OpFlags : uint32_t {
   kReshape = 64,    // the result has the operand's elements, or a range of them, in the same row-major order
   kPermute = 128,   // the result has the operand's dimensions in another order
   kPicks = 256,     // reads of the first operand as much as the second, of indexes, picks
-  kMoves = 512,     // a pointwise op whose elements come from other places of its operands
+  kMoves = 512,     // computes nothing: the result has the operands' elements, elsewhere or in another dtype, and zeros
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing
@@ -78,6 +78,8 @@ std::string call_text(const Op& op);
 int aliased_operand(const Op& op);
 // Where the memory of a value comes from, through all views.
 const Value* storage_of(const Value* value);
+// The value that has that memory first: through views, and through ops that write over an operand (donates=).
+const Value* memory_of(const Value* value);
 // The operand whose elements `value` has, all of them in the same order, as `reshape` does, both without strides; nullptr:
 // it is no such view.
 Value* reshaped_operand(const Value& value);

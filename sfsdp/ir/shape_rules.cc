@@ -209,14 +209,9 @@ void rule_named(RuleContext& context) { context.need_text("name"); }
 
 void rule_param(RuleContext& context) {
   context.need_text("name");
-  for (const char* key : {"trainable", "keep"})
-    if (context.op.has_attr(key) && !context.op.find_attr<bool>(key))
-      context.report(concat("has ", key, '=', context.op.attrs.at(key)), "expected true or false");
-  if (context.op.has_attr("unit")) context.need_text("unit");
   check_rows(context);
-  if (!context.op.has_attr("members")) return;
   const auto* names = context.op.find_attr<std::vector<std::string>>("members");
-  if (!names) context.stop(concat("has members=", context.op.attrs.at("members")), "expected a list of names");
+  if (!names) return;
   context.counts("offsets", names->size());
   context.counts("numels", names->size());
   context.integer("size");
@@ -348,9 +343,24 @@ void rule_add_into(RuleContext& context) {
   context.expect_shape(context.operand(0).shape(), context.operand(1), "the second operand");
 }
 
+void rule_store(RuleContext& context) {
+  rule_add_into(context);
+  context.expect_dtype(context.operand(0).dtype, context.operand(1).dtype, "the second operand");
+  if (donated_operands(context.op) != std::vector<int64_t>{0})
+    context.report("does not write over what it replaces", "expected donates=[0]");
+}
+
 void rule_scale(RuleContext& context) {
   if (context.operand(1).numel() != 1) return rule_add_into(context);
   rule_same_as_first(context);
+}
+
+// In the wider dtype of both; one number does not widen a tensor of several.
+void rule_div(RuleContext& context) {
+  const Type &a = context.operand(0), &b = context.operand(1);
+  if (b.numel() != 1) context.expect_shape(a.shape(), b, "the second operand");
+  const bool wider = size_in_bytes(b.dtype) > size_in_bytes(a.dtype) && (a.dims.empty() || !b.dims.empty());
+  context.expect(0, wider ? b.dtype : a.dtype, a.shape());
 }
 
 void rule_scalar(RuleContext& context) {

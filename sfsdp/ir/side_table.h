@@ -10,7 +10,7 @@
 
 namespace sfsdp::ir {
 
-// Has room for the ops (values) that the graph has when the table is made. Of a newer one, or of another graph: undefined.
+// Has room for the ops (values) that the graph has when the table is made. A newer one, or one of another graph, must not be asked for.
 template <class Key, class T>
 class SideTable {
  public:

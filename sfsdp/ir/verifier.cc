@@ -12,6 +12,8 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/attribute_kinds.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/shape_rules.h"
@@ -32,9 +34,9 @@ bool after_region(Section section) { return section == Section::Clip || section 
 }  // namespace
 
 std::vector<Diagnostic> check_rule_of(const Graph& graph, const Op& op) {
-  std::vector<Diagnostic> found;
+  std::vector<Diagnostic> found = check_attribute_kinds(op);  // which the rule reads
   const OpRow* row = op.opcode.row();
-  if (!row) return found;
+  if (!row || !found.empty()) return found;
   RuleContext context(graph, op, found);
   try {
     row->rule(context);
@@ -230,10 +232,19 @@ class Verifier {
       }
       for (const AxisPlacement& placement : type.placements)
         for (const std::string& axis : placement.axes) check_axis(*result, axis, axes);
+      if (!type.strides.empty() && is_made_contiguous(op))
+        report(concat('%', result->name(), " has strides"),
+               concat("expected a contiguous tensor, as ", op.opcode, " makes it, got ", type));
       if (!type.strides.empty() && type.strides.size() != type.dims.size())
         report(concat('%', result->name(), " has ", plural(type.strides.size(), "stride")),
                concat("expected one per dimension, got ", type));
     }
+  }
+
+  // What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it.
+  static bool is_made_contiguous(const Op& op) {
+    const OpRow* row = op.opcode.row();
+    return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op.opcode);
   }
 
   // On every axis a value is in one state only.
@@ -253,6 +264,13 @@ class Verifier {
       return report(concat(name_of(op), " is bwd_of an op that is not in the graph"), "expected an op above");
     if (op.bwd_of->results().empty())
       return report(concat(name_of(op), " is bwd_of ", op.bwd_of->opcode), "expected an op with a result to name it");
+    const auto computes = [](const Op& o) { return !is_collective(o) && !is_wait(o); };
+    if (!computes(op) ||
+        !computes(*op.bwd_of))  // collectives are moved by themselves, away from what they stand beside
+      return report(
+          concat(name_of(op), " is bwd_of ", name_of(*op.bwd_of)),
+          "expected both to compute: bwd_of= on an op of backward, naming the op of forward that it is the gradient"
+          " of");
     const Section section = op.bwd_of->section;
     if (found->second >= positions_.at(&op) || (section != Section::Fwd && section != Section::Loss))
       report(concat(name_of(op), " is bwd_of ", name_of(*op.bwd_of), " in section ", to_string(section)),

@@ -16,7 +16,7 @@ namespace sfsdp::ir {
 // `locations`: from parse(), so that diagnostics name file and line.
 std::vector<Diagnostic> verify(const Graph& graph, const SourceMap* locations = nullptr);
 
-// The rule of the op's row alone: types and attributes. Its operands need not be values of `graph`, whose mesh counts.
+// The kinds of its attributes, and the rule of the op's row: types and attributes. Its operands need not be values of `graph`, whose mesh counts.
 std::vector<Diagnostic> check_rule_of(const Graph& graph, const Op& op);
 
 // throws: UserError with all diagnostics

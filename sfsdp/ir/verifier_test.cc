@@ -104,7 +104,7 @@ TEST_CASE("each way to break the step is caught") {
       {"beta1=0.9 ", "", "needs beta1="},
       {"%clipped, %step.new", "%dw, %step.new", "the gradient"},
       {"param name=w ", "param ", "needs name="},
-      {"param name=w ", "param name=w trainable=maybe ", "has trainable=maybe"},
+      {"param name=w ", "param name=w trainable=maybe ", "needs trainable="},
       {"accumulate %rs", "add_into %rs, %dw", "expected [64, 256]"},
       {"accumulate %rs", "add_into %rs", "has 1 operand"},
       // types
@@ -411,6 +411,61 @@ TEST_CASE("what runs once and what every micro-batch runs do not mix") {
       "waits in every micro-batch for all_gather.start %g, which starts once");
   // what starts before all micro-batches is there for each of them
   CHECK(parse(head + "  %g = all_gather.start %w axis=a dim=0 : async f32[4]\nfwd:\n  %f = wait %g : f32[4]\n").ok());
+}
+
+// What reads a verified graph asks for no kind, so each of these was an error of the passes or the planner.
+TEST_CASE("attributes of another kind, or on an op that has none of that name, are refused by their line") {
+  const auto says = [](const std::string& line, const char* expected) {
+    const std::string text = concat(
+        "graph mesh [a=2] view local\n"
+        "  %w = param name=w rows=8 : f32[4/a, 4] at w\n"
+        "  %x = input name=x : f32[8, 4]\n"
+        "  %q = input name=q : f32[1, 2, 4, 8]\n"
+        "fwd:\n"
+        "  %y = aten.neg %x : f32[8, 4]\n",
+        line, "\n");
+    const ParseResult parsed = parse(text, "test.ir");
+    REQUIRE_MESSAGE(parsed.ok(), line);
+    const std::string found = to_string(verify(parsed.graph, &parsed.locations));
+    CHECK_MESSAGE(found.find(concat("test.ir:7:3: ", expected)) != std::string::npos, line, ": ", found);
+  };
+  says("  %l = linear_dx %x, %w inside=26 : f32[8, 4]",
+       "linear_dx %l has inside=26\n  expected no attribute of that name, which belongs to pack");
+  says("  %n = aten.neg %x inside=[0] : f32[8, 4]", "aten.neg %n has inside=[0]\n  expected no attribute");
+  says("  %o, %e = sdpa %q, %q, %q, none is_causal=none : f32[1, 2, 4, 8], f32[1, 2, 4]",
+       "sdpa %o needs is_causal=\n  expected true or false, got none");
+  says(
+      "  %o, %e = aten._scaled_dot_product_flash_attention_for_cpu %q, %q, %q, none is_causal=none : f32[1, 2, 4, 8],"
+      " f32[1, 2, 4]",
+      "aten._scaled_dot_product_flash_attention_for_cpu %o needs is_causal=\n  expected true or false, got none");
+  says("  %n = aten.neg %x kernel=first : f32[8, 4]", "aten.neg %n needs kernel=\n  expected an integer, got first");
+  says("  %n = aten.neg %x once=1 : f32[8, 4]", "aten.neg %n needs once=\n  expected true or false, got 1");
+  says("  %f = full value=word : f32[4]", "full %f needs value=\n  expected a number, or true or false, got word");
+  says("  %g = all_gather.start %w axis=a dim=0.5 : async f32[8, 4]",
+       "all_gather.start %g needs dim=\n  expected an integer, got 0.5");
+  says("  %g = all_gather.start %w axis=a bwd_of=%y dim=0 : async f32[8, 4]",
+       "all_gather.start %g is bwd_of aten.neg %y\n  expected both to compute");
+}
+
+TEST_CASE("what sfsdp's own ops make is contiguous, as their kernels write it") {
+  const auto text = [](const char* type) {
+    return concat("graph mesh [] view local\n  %x = input name=x : f32[2, 3]\nfwd:\n",
+                  "  %t = aten.t %x : f32[3, 2]{1, 3}\n  %c = cast %t : ", type, "\n");
+  };
+  expect_diagnostic(text("bf16[3, 2]{1, 3}"), "%c has strides\n  expected a contiguous tensor, as cast makes it");
+  CHECK(verify(parse_or_throw(text("bf16[3, 2]"))).empty());
+}
+
+TEST_CASE("attributes of a param that say how its unit is scheduled have a kind each") {
+  const auto says = [](const std::string& attribute, const char* expected) {
+    const std::string text = concat("graph mesh [] view local\n  %w = param name=w ", attribute, " : f32[4]\n");
+    testing::expect_diagnostic(text, expected);
+  };
+  says("sink_before=word", "param %w needs sink_before=\n  expected true or false, got word");
+  says("sink_depth=true", "expected an integer");
+  says("unit=3", "expected a name");
+  says("members=[1]", "expected a list of names");
+  says("storage=word", "expected a dtype");
 }
 
 }  // namespace

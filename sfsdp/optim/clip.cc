@@ -53,7 +53,7 @@ Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy) {
     count = add(build, Section::Clip, "cast", {count}, Type::tensor(DType::f64, {}), "loss.count");
   count = reduce_over_data(build, count, strategy);
   value = reduce_over_data(build, value, strategy);
-  return {add(build, Section::Clip, "div", {value, count}, value->type(), "loss.mean"), count};
+  return {add(build, Section::Clip, "div", {value, count}, Type::tensor(DType::f64, {}), "loss.mean"), count};
 }
 
 Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const Strategy& strategy, Value* count) {

@@ -34,7 +34,7 @@ TEST_CASE("a rank's own sum stands over its own count") {
     %n.all = all_reduce %n axis=dp : f64[]
     %x.start = all_reduce.start %x axis=dp : async f32[]
     %x.all = wait %x.start : f32[]
-    %loss = div %x.all, %n.all : f32[]
+    %loss = div %x.all, %n.all : f64[]
     return %loss
   )");
   const OwnLoss loss = own_loss(graph, 2);

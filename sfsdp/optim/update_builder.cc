@@ -43,9 +43,12 @@ Value* UpdateBuilder::moment(const ir::Op& param, const std::string& kind) {
 void UpdateBuilder::update(const std::string& opcode, const ir::Op& param, const std::vector<Value*>& moments,
                            Value* gradient, const std::vector<Value*>& others, ir::Attrs attrs,
                            const ParamNumbers& numbers) {
-  if (coefficient_)
+  if (coefficient_) {
+    ir::Type type = gradient->type();
+    type.strides.clear();  // as the kernel writes it
     gradient = build_.at_end(Section::Clip)
-                   .value("scale", {gradient, coefficient_}, gradient->type(), gradient->name() + ".clipped");
+                   .value("scale", {gradient, coefficient_}, std::move(type), gradient->name() + ".clipped");
+  }
   std::vector<Value*> operands = {param.result()}, current;
   operands.insert(operands.end(), moments.begin(), moments.end());
   for (Value* value : operands)

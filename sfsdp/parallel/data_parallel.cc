@@ -219,7 +219,8 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   }
   value = cast(place, value, kept_dtype, name + ".stored");
   if (options.factor != 1)
-    value = place.value("mul_scalar", {value}, value->type(), name + ".mean", {{"value", options.factor}});
+    value = place.value("mul_scalar", {value}, plain(value->type(), value->type().dtype), name + ".mean",
+                        {{"value", options.factor}});
   gradient->operands[0] = value;
   gradient->section = Section::Clip;
   gradient->result()->set_type(value->type());

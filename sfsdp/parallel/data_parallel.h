@@ -41,10 +41,10 @@ ZeroPlacements zero_placements(int64_t stage);
 struct MixedPrecisionPolicy {
   std::optional<ir::DType> param_dtype;   // of gathered parameters and of compute; unset: as stored
   std::optional<ir::DType> reduce_dtype;  // of gradient collectives; unset: the gradient's own
-  // Of reduced gradients, as they are kept, added up over micro-batches and read by the update; unset: as stored.
+  // Reduced gradients are kept, added up over micro-batches and read by the update in this dtype; unset: as stored.
   std::optional<ir::DType> grad_dtype = {};
-  // Of the optimizer's moments; unset: as stored. No kernel of ours updates parameters by moments or gradients of another
-  // dtype yet: for simulation.
+  // The optimizer's moments have this dtype; unset: as stored. No kernel of ours updates parameters by moments or gradients of
+  // another dtype yet: for simulation.
   std::optional<ir::DType> state_dtype = {};
 };
 

@@ -9,6 +9,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tune/simulated.h"
 
 namespace sfsdp::passes {
@@ -37,7 +38,7 @@ TEST_CASE("the table has a line per pass: what there was, what there is, what th
 
 TEST_CASE("on a machine reports say what the step takes before and after each pass") {
   ir::Graph graph = two_gathers();
-  const cost::Machine machine = cost::load_machine(std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml");
+  const cost::Machine machine = cost::load_machine(testing::source_dir() + "/machines/dgx_h100.toml");
   const auto measure = [&](const ir::Graph& g) { return tune::simulated(g, machine, 1); };
   const StepFigures first = measure(graph);
   const auto reports = run_passes(graph, parse_passes("merge_duplicates, dead_code"), {.measure = measure});

@@ -69,8 +69,12 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("sink_waits", o.sink)},
       // What is reduced once per step starts under backward; updates follow in the order of the reductions.
       {make_call("early_all_reduces")},
+      // What a step leaves lies where the next one reads it.
+      {make_call("keep_in_place")},
       // Which ops one kernel computes.
       {make_call("fuse", o.fuse)},
+      // What a kernel of backward makes on its way from what it reads is not kept for it.
+      {make_call("remat_in_kernels"), o.fuse.scope == FuseScope::All},
       // Gradients are written where their reduction reads them.
       {make_call("write_in_buckets"), o.fuse.scope == FuseScope::All},
   };

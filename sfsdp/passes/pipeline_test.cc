@@ -23,7 +23,7 @@ std::string names_of(const PipelineOptions& options, const std::optional<plan::S
 }
 
 const std::string kCleanUp = "canonicalise fold_views merge_duplicates dead_code hoist_casts ",
-                  kKernels = "fuse write_in_buckets";
+                  kKernels = "keep_in_place fuse remat_in_kernels write_in_buckets";
 
 TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
@@ -135,8 +135,9 @@ TEST_CASE("the pipeline reports every pass in order, and an observer sees the gr
   CHECK(seen == std::vector<std::string>{"start 4", "canonicalise 4", "fold_views 4", "merge_duplicates 4",
                                          "dead_code 3", "hoist_casts 3", "remat 3", "wrap 3", "reshard 3",
                                          "copy_buckets 3", "split_collectives 4", "prefetch_gathers 4", "sink_waits 4",
-                                         "early_all_reduces 4", "fuse 4", "write_in_buckets 4"});
-  REQUIRE(reports.size() == 15);
+                                         "early_all_reduces 4", "keep_in_place 4", "fuse 4", "remat_in_kernels 4",
+                                         "write_in_buckets 4"});
+  REQUIRE(reports.size() == 17);
   CHECK(reports[3].name == "dead_code");
   CHECK(reports[3].changed);
   CHECK(reports[3].metrics.get("ops_removed") == 1);

@@ -20,12 +20,14 @@
 #include "sfsdp/passes/cleanup/dead_code.h"
 #include "sfsdp/passes/cleanup/fold_views.h"
 #include "sfsdp/passes/cleanup/hoist_casts.h"
+#include "sfsdp/passes/cleanup/keep_in_place.h"
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
 #include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/fuse/join_products.h"
 #include "sfsdp/passes/fuse/write_in_buckets.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
+#include "sfsdp/passes/memory/remat_in_kernels.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/gather_once.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
@@ -84,10 +86,14 @@ const std::vector<PassInfo>& rows() {
       row("hoist_casts", "casts a shard instead of what it is gathered to", &hoist_casts),
       with(Exactness::ExactAsRun, row("join_products", "makes one product of linear layers that read one activation",
                                       &join_products, {"group_weights", "bucket"})),
+      row("keep_in_place", "what is carried to the next step is left where that step looks for it", &keep_in_place),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),
+      row("remat_in_kernels",
+          "computes pointwise ops again in the kernels that read them, instead of keeping what they make",
+          &remat_in_kernels, {"fuse"}),
       row("reshard", "drops the second gather of params with keep=true", &reshard),
       row("sink_waits", "waits for each gradient reduction at the next one", &sink_waits, {"split_collectives"}),
       row("split_collectives", "cuts collectives into start and wait", &split_collectives),

@@ -28,6 +28,7 @@ CachingAllocator::Handle CachingAllocator::allocate(int64_t bytes, int stream) {
   take(block, rounded);
   allocated_ += blocks_[block].bytes;
   peak_allocated_ = std::max(peak_allocated_, allocated_);
+  count_use(blocks_[block], 1);
   return block;
 }
 
@@ -36,6 +37,7 @@ void CachingAllocator::free(Handle handle) {
   SFSDP_CHECK(block.in_use, "block ", handle, " is freed twice");
   block.in_use = false;
   allocated_ -= block.bytes;
+  count_use(block, -1);
   const auto here = at_.find({block.segment, block.address});
   size_t first = handle;
   if (here != at_.begin()) {
@@ -81,15 +83,17 @@ size_t CachingAllocator::grow(const Pool& pool, int64_t bytes) {
                                                 : round_up(bytes, kOwnRounding);
   reserved_ += segment;
   reserved_by_stream_[pool.stream] += segment;
-  const size_t block = add(pool, 0, segment, segments_made_++);
+  made_.push_back({.page = segment, .uses = {0}});
+  const size_t block = add(pool, 0, segment, made_.size() - 1);
   free_[pool].insert({segment, 0, block});
   return block;
 }
 
 // Pages are added to the segment's end until its last block, if that is free, is large enough.
 size_t CachingAllocator::expand(const Pool& pool, int64_t bytes) {
-  const auto [found, is_new] = expandable_.try_emplace(pool, segments_made_, 0);
-  if (is_new) ++segments_made_;
+  const int64_t page = pool.small ? kSmallSegment : kLargeSegment;
+  const auto [found, is_new] = expandable_.try_emplace(pool, made_.size(), 0);
+  if (is_new) made_.push_back({.page = page, .uses = {}});
   auto& [segment, end] = found->second;
   size_t last = kNone;
   if (end > 0) {
@@ -97,7 +101,7 @@ size_t CachingAllocator::expand(const Pool& pool, int64_t bytes) {
     if (blocks_[last].in_use) last = kNone;
   }
   const int64_t there = last == kNone ? 0 : blocks_[last].bytes;
-  const int64_t more = round_up(bytes - there, pool.small ? kSmallSegment : kLargeSegment);
+  const int64_t more = round_up(bytes - there, page);
   reserved_ += more;
   reserved_by_stream_[pool.stream] += more;
   if (last == kNone) {
@@ -107,6 +111,7 @@ size_t CachingAllocator::expand(const Pool& pool, int64_t bytes) {
     blocks_[last].bytes += more;
   }
   end += more;
+  made_[segment].uses.resize(static_cast<size_t>(end / page));
   free_[pool].insert({blocks_[last].bytes, blocks_[last].address, last});
   return last;
 }
@@ -129,6 +134,17 @@ void CachingAllocator::take(size_t index, int64_t bytes) {
     free_[pool].insert({left, blocks_[rest].address, rest});
   }
   blocks_[index].in_use = true;
+}
+
+void CachingAllocator::count_use(const Block& block, int64_t change) {
+  Segment& segment = made_[block.segment];
+  for (int64_t page = block.address / segment.page; page * segment.page < block.address + block.bytes; ++page) {
+    int64_t& uses = segment.uses.at(static_cast<size_t>(page));
+    if (uses == 0) held_ += segment.page;
+    uses += change;
+    if (uses == 0) held_ -= segment.page;
+  }
+  peak_held_ = std::max(peak_held_, held_);
 }
 
 void CachingAllocator::join_next(size_t index) {

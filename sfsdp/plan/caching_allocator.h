@@ -35,6 +35,9 @@ class CachingAllocator {
   int64_t allocated() const { return allocated_; }  // bytes, as rounded
   int64_t reserved() const { return reserved_; }
   int64_t peak_allocated() const { return peak_allocated_; }
+  // Most bytes at once of the segments, or of the pages of expandable ones, that had a tensor in them. An allocator that is full gives
+  // all others back to the device: so much it needs at least.
+  int64_t peak_held() const { return peak_held_; }
   // Never smaller than before: nothing is given back.
   int64_t reserved(int stream) const;
 
@@ -50,6 +53,10 @@ class CachingAllocator {
     size_t segment = 0;
     bool in_use = false;
   };
+  struct Segment {
+    int64_t page = 0;           // bytes that are given back as one: all of a fixed segment
+    std::vector<int64_t> uses;  // by page: blocks in use that have a part of it
+  };
   using Free = std::set<std::tuple<int64_t, int64_t, size_t>>;  // bytes, address, block
 
   size_t find(const Pool& pool, int64_t bytes) const;
@@ -58,6 +65,7 @@ class CachingAllocator {
   size_t add(const Pool& pool, int64_t address, int64_t bytes, size_t segment);
   void take(size_t index, int64_t bytes);
   void join_next(size_t index);
+  void count_use(const Block& block, int64_t change);
 
   const Segments segments_;
   std::vector<Block> blocks_;                        // never erased: handles stay valid
@@ -65,8 +73,8 @@ class CachingAllocator {
   std::map<Pool, Free> free_;
   std::map<Pool, std::pair<size_t, int64_t>> expandable_;  // segment and its end
   std::map<int, int64_t> reserved_by_stream_;
-  size_t segments_made_ = 0;
-  int64_t allocated_ = 0, peak_allocated_ = 0, reserved_ = 0;
+  std::vector<Segment> made_;  // by number
+  int64_t allocated_ = 0, peak_allocated_ = 0, reserved_ = 0, held_ = 0, peak_held_ = 0;
 };
 
 }  // namespace sfsdp::plan

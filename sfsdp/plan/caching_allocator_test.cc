@@ -91,5 +91,33 @@ TEST_CASE("caching allocator: the end of an expandable segment is taken last, an
   a.free(second);
 }
 
+TEST_CASE("caching allocator: what it holds when it has given back all that is free, by segment or by page") {
+  CachingAllocator fixed(Segments::Fixed);
+  const auto large = fixed.allocate(100 * kMiB, 0);
+  fixed.free(large);
+  CHECK(fixed.peak_held() == 100 * kMiB);
+  const auto part = fixed.allocate(60 * kMiB, 0);   // in the segment of 100
+  const auto other = fixed.allocate(50 * kMiB, 0);  // one of its own
+  CHECK(fixed.peak_held() == 150 * kMiB);
+  fixed.free(part);  // 50 are held now
+  fixed.free(other);
+  fixed.allocate(30 * kMiB, 1);
+  fixed.allocate(90 * kMiB, 1);
+  CHECK(fixed.reserved() == 270 * kMiB);
+  CHECK(fixed.peak_held() == 150 * kMiB);
+
+  CachingAllocator expandable(Segments::Expandable);
+  const auto first = expandable.allocate(70 * kMiB, 0);   // pages 0 to 3 of 20 MiB
+  const auto second = expandable.allocate(30 * kMiB, 0);  // pages 3 and 4
+  CHECK(expandable.peak_held() == 100 * kMiB);
+  expandable.free(first);             // 40 are held: the pages of the second
+  expandable.allocate(55 * kMiB, 1);  // three pages
+  CHECK(expandable.peak_held() == 100 * kMiB);
+  expandable.allocate(5 * kMiB, 0);  // page 0
+  CHECK(expandable.peak_held() == 120 * kMiB);
+  expandable.free(second);
+  CHECK(expandable.peak_held() == 120 * kMiB);
+}
+
 }  // namespace
 }  // namespace sfsdp::plan

@@ -5,18 +5,14 @@
 #include <numeric>
 
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::plan {
 namespace {
 
 using cost::Class;
-using ir::Graph, ir::Op, ir::Value;
-
-// Reads each row whole before it writes it.
-bool works_on_rows(const Op& op) {
-  return op.is("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "cross_entropy_backward");
-}
+using ir::Graph, ir::Op, ir::Reads, ir::Value;
 
 // All of its memory, in order.
 bool shows_whole(const Value& seen, const Value& memory) {
@@ -25,39 +21,51 @@ bool shows_whole(const Value& seen, const Value& memory) {
   return value && memory.type().strides.empty();
 }
 
-// Whether `op` reads no element of `memory` but that at whose place it writes, or those of its row.
-bool reads_in_place(const Op& op, const Value& memory) {
+bool is_by_place(const Op& op, const ir::OpAccess& access) {
   const Class kind = cost::class_of(op);
-  if (kind != Class::Pointwise && !works_on_rows(op)) return false;
-  if (kind == Class::Pointwise &&
-      (ir::has_flag(op, ir::kMoves) || op.result()->type().numel() != memory.type().numel()))
-    return false;
-  return std::ranges::all_of(op.operands, [&](const Value* operand) {
-    return !operand || ir::storage_of(operand) != &memory || shows_whole(*operand, memory);
-  });
+  return access.is_by_place() && (kind == Class::Pointwise || kind == Class::Reduction);
 }
 
-bool is_written_by_place(const Op& op) {
-  const Class kind = cost::class_of(op);
-  return kind == Class::Product || works_on_rows(op) || (kind == Class::Pointwise && !ir::has_flag(op, ir::kMoves));
+// Whether `op` reads no element of `memory` but that at whose place it writes, or those of its row.
+bool reads_in_place(const Op& op, const ir::OpAccess& access, const Value& memory) {
+  if (!is_by_place(op, access)) return false;
+  for (size_t k = 0; k < op.operands.size(); ++k) {
+    if (!op.operands[k] || ir::storage_of(op.operands[k]) != &memory) continue;
+    if (!shows_whole(*op.operands[k], memory)) return false;
+    for (size_t r = 0; r < op.results().size(); ++r) {
+      const Reads reads = access.reads(k, r).reads;
+      const bool by_element = reads == Reads::Element || reads == Reads::Group;
+      if (reads == Reads::Whole || (by_element && op.results()[r]->type().numel() != memory.type().numel()))
+        return false;
+    }
+  }
+  return true;
 }
 
 class Taker {
  public:
   Taker(const Graph& graph, const std::unordered_map<const Value*, size_t>& index, std::vector<Buffer>& buffers)
-      : repeats_(graph.micro_batches > 1), index_(index), buffers_(buffers), host_of_(buffers.size()) {
+      : repeats_(graph.micro_batches > 1),
+        accesses_(graph),
+        index_(index),
+        buffers_(buffers),
+        host_of_(buffers.size()) {
     std::iota(host_of_.begin(), host_of_.end(), size_t{0});
   }
 
   //   first, last: positions of the kernel's ops
   void visit(const std::vector<const Op*>& ops, int64_t first, int64_t last) {
-    if (!std::ranges::all_of(ops, [](const Op* op) { return is_written_by_place(*op); })) return;
+    if (!std::ranges::all_of(ops, [&](const Op* op) {
+          return cost::class_of(*op) == Class::Product || is_by_place(*op, accesses_.of(*op));
+        }))
+      return;
     taken_.clear();
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
         const auto own = index_.find(result.get());
         if (own == index_.end() || buffers_[own->second].value != result.get()) continue;  // inside, or donated
         if (buffers_[own->second].first != first || (repeats_ && op->is("accumulate"))) continue;
+        if (is_after_all_rows(*op, *result)) continue;
         if (const Value* taken = lost_operand(ops, *result, first, last)) take(*result, *taken);
       }
   }
@@ -65,6 +73,12 @@ class Taker {
   std::vector<Inside> inside() { return std::move(inside_); }
 
  private:
+  // Other rows are read while parts of it are written.
+  bool is_after_all_rows(const Op& op, const Value& result) {
+    return cost::class_of(op) != Class::Product &&
+           accesses_.of(op).is_after_all_rows(static_cast<size_t>(result.result_index()));
+  }
+
   // What nothing reads after this kernel, and which `result` fits.
   const Value* lost_operand(const std::vector<const Op*>& ops, const Value& result, int64_t first, int64_t last) {
     for (const Op* op : ops)
@@ -82,7 +96,7 @@ class Taker {
         const bool only_in_place = std::ranges::all_of(ops, [&](const Op* reader) {
           const bool reads =
               std::ranges::any_of(reader->operands, [&](const Value* v) { return v && ir::storage_of(v) == memory; });
-          return !reads || reads_in_place(*reader, *memory);
+          return !reads || reads_in_place(*reader, accesses_.of(*reader), *memory);
         });
         if (only_in_place) return memory;
       }
@@ -108,6 +122,7 @@ class Taker {
   }
 
   const bool repeats_;
+  ir::Accesses accesses_;
   const std::unordered_map<const Value*, size_t>& index_;
   std::vector<Buffer>& buffers_;
   std::vector<size_t> taken_;    // by results of the kernel at hand

@@ -12,9 +12,9 @@
 namespace sfsdp::plan {
 
 // A result takes the memory of an operand where its kernel reads the operand's elements only at the places at which it
-// writes the result's, or rows that it reads whole before it writes them: pointwise ops, the epilogue of a product, norms
-// and the gradient of a cross entropy. Both have as many elements, of one size. A cast to another size is none: threads
-// would write over what others are to read.
+// writes the result's, or rows that it reads whole before it writes them, by the ops' access maps (ir/access.h), and what
+// follows a product. Both have as many elements, of one size. A cast to another size is none: threads would write over what
+// others are to read. Nor is a result that is complete only after all rows.
 //   index: the buffer of each value that has memory
 //   buffers: those that are taken over live on to the last reader of what is written over them; of what needs no buffer
 //            any more, bytes are 0

@@ -36,6 +36,7 @@ class EdgeMaker {
   explicit EdgeMaker(size_t lanes) : known_(lanes, Clock(lanes)), runs_(lanes), program_(lanes), latest_(lanes) {}
 
   void visit(const Action& action) {
+    if (action.kind == Action::Load) return;
     const size_t lane = action.task.lane;
     if (action.kind == Action::Wait) {
       program_[lane] = std::max(program_[lane], latest_[lane].at(action.task.number));
@@ -103,6 +104,7 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
     for (size_t i = 0; i < lanes[lane].collectives.size(); ++i) task_of[lanes[lane].collectives[i]] = {lane + 1, i};
   std::vector<Action> program;
   const auto run = [&](ir::Part part) {
+    if (part != ir::Part::Head && part != ir::Part::Tail) program.push_back({Action::Load});
     int last = -1;
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const Op& op = *graph.ops()[i];
@@ -129,6 +131,37 @@ std::vector<Edge> make_edges(const Graph& graph, const std::vector<CommLane>& la
   for (int step = 0; step < 2; ++step)  // the second one follows a step
     for (const Action& action : program) maker.visit(action);
   return std::move(maker).edges();
+}
+
+HostLoad host_load(const Graph& graph, const std::vector<CommLane>& lanes) {
+  const auto reads_io = [](const Op* op) {
+    if (ir::is_update(*op) || ir::is_random(*op)) return true;  // lr and step; seed
+    return std::ranges::any_of(op->operands, [](const ir::Value* operand) {
+      return operand && ir::storage_of(operand)->producer()->is("input");
+    });
+  };
+  HostLoad load;
+  const auto add = [](std::vector<Task>& tasks, const Task& task) {
+    if (std::ranges::find(tasks, task) == tasks.end()) tasks.push_back(task);
+  };
+  // Some tasks run in the last micro-batch alone, or after it: each part of a step has its own first and last.
+  const auto note = [&](size_t lane, const std::vector<std::vector<const Op*>>& tasks) {
+    for (const ir::Part part : {ir::Part::First, ir::Part::Last, ir::Part::Tail}) {
+      std::vector<size_t> readers;
+      for (size_t i = 0; i < tasks.size(); ++i)
+        if (ir::runs_in(*tasks[i][0], part) && std::ranges::any_of(tasks[i], reads_io)) readers.push_back(i);
+      if (readers.empty()) continue;
+      add(load.before, {lane, readers.front()});
+      add(load.after, {lane, readers.back()});
+    }
+  };
+  note(0, cost::kernels_of(graph).ops);
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    std::vector<std::vector<const Op*>> tasks;
+    for (const Op* op : lanes[lane].collectives) tasks.push_back({op});
+    note(lane + 1, tasks);
+  }
+  return load;
 }
 
 }  // namespace sfsdp::plan

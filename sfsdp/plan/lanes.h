@@ -42,11 +42,16 @@ struct Edge {
 
 // What the program of a rank does, in its order.
 struct Action {
-  enum Kind : uint8_t { Run, Start, Wait } kind = Run;  // a kernel; the start of a collective; until it is done
-  Task task;
+  enum Kind : uint8_t {
+    Run,    // a kernel
+    Start,  // of a collective
+    Wait,   // until it is done
+    Load,   // the host writes region io, before each micro-batch
+  } kind = Run;
+  Task task = {};  // none of Load
 };
-// Of one step, which runs forward, loss and backward of at most three micro-batches: the first one, one that stands for
-// those between, and the last one.
+// One step's actions. It runs forward, loss and backward of at most three micro-batches: the first one, one that stands
+// for those between, and the last one.
 //   blocks: of a collective or a start, whether the program goes on only once it is over; none does by itself
 std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
                                const std::function<bool(const ir::Op&)>& blocks = nullptr);
@@ -54,5 +59,14 @@ std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLan
 // The edges that the program needs and that the order of a lane and other edges do not imply. Sorted.
 std::vector<Edge> make_edges(const ir::Graph& graph, const std::vector<CommLane>& lanes,
                              const std::function<bool(const ir::Op&)>& blocks = nullptr);
+
+// When the host may write region io: there is one batch of a micro-batch in it, and one learning rate, step and seed. On each
+// lane, the tasks that read it first and last in a micro-batch, in the last one, and after it.
+struct HostLoad {
+  std::vector<Task> before;  // wait for it
+  std::vector<Task> after;   // it waits for their latest runs
+  bool operator==(const HostLoad&) const = default;
+};
+HostLoad host_load(const ir::Graph& graph, const std::vector<CommLane>& lanes);
 
 }  // namespace sfsdp::plan

@@ -15,6 +15,7 @@
 #include "sfsdp/plan/in_place.h"
 #include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/offsets.h"
+#include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
 
@@ -49,24 +50,13 @@ int64_t alignment_of(Region region, const cost::Target& target) {
 // What lies in storage of its own, or in the program.
 bool is_kept(const Op& op) { return op.is("param", "state", "constant", "scalar"); }
 
-// The value whose memory another one has, through views and the ops that write in place.
-const Value* memory_of(const Value* value) {
-  for (;;) {
-    value = ir::storage_of(value);
-    const auto donated = ir::donated_operands(*value->producer());
-    const auto result = static_cast<size_t>(value->result_index());
-    if (result >= donated.size()) return value;
-    value = value->producer()->operands[static_cast<size_t>(donated[result])];
-  }
-}
-
 // Memory that collectives read and write, by the value that has it first.
 std::unordered_set<const Value*> touched_by_collectives(const Graph& graph) {
   std::unordered_set<const Value*> touched;
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
-    for (const Value* operand : op->operands) touched.insert(memory_of(operand));
-    for (const auto& result : op->results()) touched.insert(memory_of(result.get()));
+    for (const Value* operand : op->operands) touched.insert(ir::memory_of(operand));
+    for (const auto& result : op->results()) touched.insert(ir::memory_of(result.get()));
   }
   return touched;
 }
@@ -99,7 +89,7 @@ int64_t offset_in(const Op& pack, size_t operand) {
 }  // namespace
 
 std::string_view to_string(Region region) {
-  constexpr std::array<std::string_view, kRegions> kNames = {"state", "window", "io"};
+  constexpr std::array<std::string_view, kRegions> kNames = {"state", "window", "io", "constant"};
   return kNames.at(static_cast<size_t>(region));
 }
 
@@ -126,16 +116,17 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
     const auto donated = ir::donated_operands(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* value = op.results()[r].get();
-      if (r < donated.size()) {  // takes over the operand's memory
-        const auto found = index.find(ir::storage_of(op.operands[static_cast<size_t>(donated[r])]));
-        if (found != index.end()) index[value] = found->second;
+      const Value* taken = r < donated.size() ? ir::storage_of(op.operands[static_cast<size_t>(donated[r])]) : nullptr;
+      if (taken &&
+          !inside.contains(taken)) {  // takes over the operand's memory, which one inside a kernel does not have
+        if (const auto found = index.find(taken); found != index.end()) index[value] = found->second;
         continue;
       }
       if (inside.contains(value)) continue;
       const size_t number = index[value] = buffers.size();
       buffers.push_back({.value = value,
                          .bytes = std::max<int64_t>(value->type().bytes(), 1),
-                         .first = spans[i].first,
+                         .first = op.is("input") ? 0 : spans[i].first,  // the host writes all of them at once
                          .last = spans[i].last,
                          .region = op.is("input") ? Region::Io : Region::Window});
       if (op.is("pack") && !options.blocking) {
@@ -154,7 +145,11 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
   for (const Value* output : graph.outputs) read(output, end);
   for (const ir::Carry& carry : graph.carries) read(carry.next, end);
   for (const Value* value : touched_by_collectives(graph))
-    if (Buffer* buffer = buffer_of(value)) buffer->region = Region::Window;
+    if (Buffer* buffer = buffer_of(value)) {
+      buffer->region = Region::Window;
+      // The host may write the next batch as soon as nobody reads this one: nothing else lies there meanwhile.
+      if (buffer->value->producer()->is("input")) buffer->last = end;
+    }
   for (Buffer& buffer : buffers)
     buffer.bytes = round_up(buffer.bytes,
                             options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));
@@ -172,21 +167,25 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   const auto bytes_of = [&](Region region) -> int64_t& { return plan.region_bytes[static_cast<size_t>(region)]; };
   const auto sent = touched_by_collectives(graph);
+  plan.program_bytes = bytes_of(Region::Io) = round_up(kHostBytes, options.target.alignment);
   for (const auto& op : graph.ops()) {
-    if (!op->is("param", "state")) continue;
-    Buffer buffer{.value = op->result(), .last = std::ssize(graph.ops()), .region = Region::State};
+    const bool is_state = op->is("param", "state");
+    if (!is_state && !op->is("constant", "scalar")) continue;
+    Buffer buffer{
+        .value = op->result(), .last = std::ssize(graph.ops()), .region = is_state ? Region::State : Region::Constant};
     if (sent.contains(buffer.value) && !options.blocking) buffer.region = Region::Window;
     buffer.bytes =
         round_up(std::max<int64_t>(op->result()->type().bytes(), 1),  // without elements: a place all the same
                  alignment_of(buffer.region, options.target));
     buffer.offset = bytes_of(buffer.region);
     bytes_of(buffer.region) += buffer.bytes;
-    plan.state_bytes += buffer.bytes;
-    plan.state.push_back(buffer);
+    (is_state ? plan.state_bytes : plan.program_bytes) += buffer.bytes;
+    (is_state ? plan.state : plan.constants).push_back(buffer);
   }
   Lifetimes lifetimes = find_buffers(graph, options);
   plan.buffers = std::move(lifetimes.buffers);
   plan.inside = std::move(lifetimes.inside);
+  plan.views = find_views(graph);
   if (!options.blocking) {
     plan.workspaces.assign(communicators(graph).size() + 1, options.target.communicator_bytes);
     plan.workspaces[0] = 0;  // one kernel runs after the other
@@ -197,7 +196,7 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   plan.live_bytes = peak.bytes;
   plan.peak_position = peak.position;
   // What is kept lies below what comes and goes.
-  int64_t enough = options.enough_bytes - plan.state_bytes - plan.workspace_bytes();
+  int64_t enough = options.enough_bytes - plan.state_bytes - plan.program_bytes - plan.workspace_bytes();
   for (const Region region : {Region::Io, Region::Window}) {
     std::vector<Buffer> part;
     for (const Buffer& buffer : plan.buffers)
@@ -230,8 +229,8 @@ std::vector<Share> alive_at(const MemoryPlan& plan, int64_t position,
 std::string check_memory_plan(const MemoryPlan& plan, const cost::Target& target) {
   // Over time: what is alive, by region and address.
   std::vector<const Buffer*> by_first;
-  for (const Buffer& b : plan.state) by_first.push_back(&b);
-  for (const Buffer& b : plan.buffers) by_first.push_back(&b);
+  for (const auto* buffers : {&plan.constants, &plan.state, &plan.buffers})
+    for (const Buffer& b : *buffers) by_first.push_back(&b);
   std::ranges::stable_sort(by_first, {}, &Buffer::first);
   std::multimap<int64_t, const Buffer*> ends;                      // alive, by last
   std::map<std::pair<Region, int64_t>, const Buffer*> at_address;  // alive, by region and offset

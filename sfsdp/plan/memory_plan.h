@@ -19,12 +19,27 @@ namespace sfsdp::plan {
 
 // What memory is for. Each region is one allocation.
 enum class Region : uint8_t {
-  State,   // parameters, moments, counters, from step to step
-  Window,  // what comes and goes, and all state that collectives touch: in whole pages, at equal offsets on all ranks
-  Io,      // the batch
+  State,     // parameters, moments, counters, from step to step
+  Window,    // what comes and goes, and all state that collectives touch: in whole pages, at equal offsets on all ranks
+  Io,        // what the host writes: kHostValues, then the batch of one micro-batch
+  Constant,  // tensors and numbers that the program holds
 };
-inline constexpr size_t kRegions = 3;
+inline constexpr size_t kRegions = 4;
 std::string_view to_string(Region region);
+
+// A number that kernels read and the host writes, at the begin of region io.
+struct HostValue {
+  std::string_view name;
+  ir::DType dtype;
+  int64_t offset;
+  bool operator==(const HostValue&) const = default;
+};
+// lr and step before each step, micro_batch before each micro-batch, seed once: its 64 bits, read as an unsigned number.
+inline constexpr std::array<HostValue, 4> kHostValues = {{{"lr", ir::DType::f64, 0},
+                                                          {"step", ir::DType::i64, 8},
+                                                          {"seed", ir::DType::i64, 16},
+                                                          {"micro_batch", ir::DType::i64, 24}}};
+inline constexpr int64_t kHostBytes = 32;
 
 // Memory that one op makes and that views of it share.
 struct Buffer {
@@ -46,19 +61,29 @@ struct Inside {
   bool operator==(const Inside&) const = default;
 };
 
+// A view that does not begin where the memory does that it shares.
+struct View {
+  const ir::Value* value = nullptr;
+  int64_t offset = 0;  // bytes from the begin of its storage
+  bool operator==(const View&) const = default;
+};
+
 struct MemoryPlan {
   std::vector<Buffer> state;  // in the graph's order; what collectives send as it is stored lies at the window's begin
+  std::vector<Buffer> constants;                    // in the graph's order, for the whole step
   std::vector<Buffer> buffers;                      // in order of `first`
   std::vector<Inside> inside;                       // in the graph's order
+  std::vector<View> views;                          // in the graph's order; others begin where their storage does
   std::array<int64_t, kRegions> region_bytes = {};  // what the addresses need, State and Window with what is kept
   int64_t state_bytes = 0;                          // parameters, moments, counters
+  int64_t program_bytes = 0;                        // constants, and the numbers that the host writes
   int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
   int64_t live_bytes = 0;     // most of `buffers` that is alive at once: no arenas can be smaller together
   int64_t peak_position = 0;  // the first op at which that much is alive
   std::vector<int64_t>
       workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each communicator
   int64_t workspace_bytes() const { return std::accumulate(workspaces.begin(), workspaces.end(), int64_t{0}); }
-  int64_t peak() const { return state_bytes + arena_bytes + workspace_bytes(); }
+  int64_t peak() const { return state_bytes + program_bytes + arena_bytes + workspace_bytes(); }
 };
 
 struct MemoryOptions {

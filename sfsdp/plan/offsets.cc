@@ -32,6 +32,7 @@ constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {
 // Those that LowestFit begins with, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
 constexpr int kTriesInVain = 25, kRoundsInVain = 8;
+constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 constexpr size_t kFew =
     1000;  // buffers, of which all may be tried in other orders; of more than that, those near the peak
 constexpr double kNearPeak = 0.9;  // what is alive with less than this share of the peak finds room at the end
@@ -233,30 +234,35 @@ class LowestFit {
   // Leaves the best order in hot_: bytes of the arena of these alone.
   int64_t search() {
     const std::vector<size_t> start = hot_;
-    const int64_t after_rounds = search_from_rounds(kRoundsInVain);
+    move_tops_to_front();
+    const int64_t after_rounds = improve();
     if (after_rounds <= peak_) return after_rounds;
     std::vector<size_t> best = std::exchange(hot_, start);
-    const int64_t from_start = search_from_rounds(1);
+    const int64_t from_start = improve();
     if (from_start >= after_rounds) hot_ = std::move(best);
     return std::min(from_start, after_rounds);
   }
 
-  // Bytes of the arena of hot_ alone.
-  //   rounds: as many without success are the end of them; 1: from hot_ as it is
-  int64_t search_from_rounds(int rounds) {
-    int64_t arena = std::numeric_limits<int64_t>::max();
-    std::vector<int64_t> offsets;
+  // Leaves the best order of the rounds in hot_.
+  void move_tops_to_front() {
+    int64_t arena = kUnbounded;
     std::vector<size_t> trial = hot_;
-    for (int in_vain = 0; in_vain < rounds && arena > peak_; ++in_vain) {
-      const int64_t tried = place(trial, std::numeric_limits<int64_t>::max());
+    for (int in_vain = 0; in_vain < kRoundsInVain && arena > peak_; ++in_vain) {
+      const int64_t tried = place(trial, kUnbounded);
       if (tried < arena) {
         arena = tried;
         hot_ = trial;
-        offsets = offsets_;
         in_vain = 0;
       }
       std::ranges::stable_partition(trial, [&](size_t i) { return offsets_[i] + buffers_[i].bytes == tried; });
     }
+  }
+
+  // Searches from hot_, and leaves the best order in it: bytes of the arena of these alone.
+  int64_t improve() {
+    int64_t arena = place(hot_, kUnbounded);
+    std::vector<int64_t> offsets = offsets_;
+    std::vector<size_t> trial;
     uint64_t drawn = 0;
     const auto random = [&](size_t n) { return philox4x32(0, 0, drawn++)[0] % n; };
     const auto beside = [&](size_t on_top) {  // alive with it, and not much smaller
@@ -294,6 +300,7 @@ class LowestFit {
   size_t span_of(int64_t position) const { return static_cast<size_t>(position * int64_t{kSpans} / end_); }
   bool is_wide(const Buffer& b) const { return span_of(b.first) != span_of(b.last); }
 
+  // As place(bound), of this order.
   int64_t place(const std::vector<size_t>& order, int64_t bound) {
     all_.clear();
     for (ByAddress& span : in_span_) span.clear();
@@ -356,7 +363,7 @@ int64_t assign_offsets(std::span<Buffer> buffers, int64_t enough) {
   std::vector<Buffer> by_first;
   for (const size_t i : index) by_first.push_back(buffers[i]);
 
-  int64_t smallest = std::numeric_limits<int64_t>::max();
+  int64_t smallest = kUnbounded;
   for (const Order& order : kOrders) {
     Skyline skyline(by_first, order, peak);
     const int64_t arena = skyline.place(smallest);

@@ -9,6 +9,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/plan_text.h"
 #include "sfsdp/plan/step_plan.h"
 
@@ -21,8 +22,8 @@ constexpr std::string_view kHeader =
     "plan target=NAME product_bytes=N communicator_bytes=N blocks=N accumulates_in_memory=0|1 alignment=N "
     "window_alignment=N live_bytes=N peak_position=N";
 
-// Of a number of a plan, bytes or a position, and of the bytes of all buffers together, though they do not live together:
-// far beyond any machine, and small enough for every sum to be a number.
+// The most that a number of a plan may be, bytes or a position, and the bytes of all buffers together, though they do not live
+// together: far beyond any machine, and small enough for every sum to be a number.
 constexpr int64_t kMost = int64_t{1} << 50, kMostTogether = int64_t{1} << 60;
 
 std::optional<int64_t> number_in(std::string_view text) {
@@ -43,12 +44,20 @@ class SectionReader {
     while (in_section()) plan.edges.push_back(read_edge());
     expect(kRegionsTitle);
     for (size_t r = 0; r < kRegions; ++r) plan.memory.region_bytes[r] = read_region(static_cast<Region>(r));
+    expect(kHost);
+    for (const HostValue& value : kHostValues) read_host_value(value);
+    plan.load.after = read_load(kLoadAfter);
+    plan.load.before = read_load(kLoadBefore);
+    expect(kConstants);
+    while (in_section()) plan.memory.constants.push_back(read_buffer());
     expect(kState);
     while (in_section()) plan.memory.state.push_back(read_buffer());
     expect(kBuffers);
     while (in_section()) plan.memory.buffers.push_back(read_buffer());
     expect(kInside);
     while (in_section()) plan.memory.inside.push_back(read_inside());
+    expect(kViews);
+    while (in_section()) plan.memory.views.push_back(read_view());
     if (at_ < lines_.size() && !lines_[at_].empty()) fail("the end of the plan");
   }
 
@@ -133,6 +142,22 @@ class SectionReader {
     ++at_;
     return bytes;
   }
+  // "  lr f64 io offset=0": where each lies is the same in all plans
+  void read_host_value(const HostValue& value) {
+    const std::string expected =
+        concat("  ", value.name, ' ', to_string(value.dtype), ' ', to_string(Region::Io), " offset=", value.offset);
+    if (at_ >= lines_.size() || lines_[at_] != expected) fail(expected);
+    ++at_;
+  }
+  // "  batch after compute.17 dp_shard/0.2"
+  std::vector<Task> read_load(std::string_view word) {
+    const auto parts = words();
+    if (parts.size() < 2 || parts[0] + ' ' + parts[1] != word) fail(concat("  ", word, " LANE.NUMBER ..."));
+    std::vector<Task> tasks;
+    for (size_t i = 2; i < parts.size(); ++i) tasks.push_back(task_of(parts[i]));
+    ++at_;
+    return tasks;
+  }
   // "  %a window offset=0 bytes=256 first=3 last=9", of a sum over micro-batches with " carried" after it
   Buffer read_buffer() {
     const auto parts = words();
@@ -141,7 +166,7 @@ class SectionReader {
     Buffer buffer{.value = value_of(parts[0])};
     size_t region = 0;
     while (region < kRegions && parts[1] != to_string(static_cast<Region>(region))) ++region;
-    if (region == kRegions) fail("state, window or io");
+    if (region == kRegions) fail("state, window, io or constant");
     buffer.region = static_cast<Region>(region);
     buffer.offset = number_of(parts[2], "offset=");
     buffer.bytes = bytes_of(parts[3], "bytes=");
@@ -159,6 +184,15 @@ class SectionReader {
     const Inside inside{value_of(parts[0]), value_of(parts[2]), bytes_of(parts[4], "+")};
     ++at_;
     return inside;
+  }
+
+  // "  %a at +256"
+  View read_view() {
+    const auto parts = words();
+    if (parts.size() != 3 || parts[1] != "at") fail("  %value at +BYTES");
+    const View view{value_of(parts[0]), number_of(parts[2], "+")};
+    ++at_;
+    return view;
   }
 
   std::vector<std::string> lines_;
@@ -234,7 +268,9 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   SectionReader(text.substr(lanes + 1), file_name, line, plan.graph).read(plan);
   for (const Buffer& b : m.state) m.state_bytes += b.bytes;
   for (const int64_t bytes : m.region_bytes) m.arena_bytes += bytes;
-  m.arena_bytes -= m.state_bytes;
+  m.program_bytes = round_up(kHostBytes, plan.target.alignment);
+  for (const Buffer& b : m.constants) m.program_bytes += b.bytes;
+  m.arena_bytes -= m.state_bytes + m.program_bytes;
   return plan;
 }
 

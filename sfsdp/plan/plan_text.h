@@ -5,9 +5,13 @@
 //   lanes:      "  compute workspace=N:", then "  AXES/CHANNEL workspace=N: %collective ..."
 //   edges:      "  LANE.NUMBER -> LANE.NUMBER"
 //   regions:    "  REGION bytes=N", all of them
+//   host:       "  NAME DTYPE io offset=N", the numbers that the host writes for kernels; then "  batch after LANE.NUMBER ...", what the
+//               host waits for before it writes them and the batch, and "  batch before LANE.NUMBER ...", what waits for that
+//   constants:  as state
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
 //   buffers:    the same, " carried" after it where micro-batches add up
 //   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
+//   views:      "  %value at +BYTES", views that do not begin where their storage does
 #pragma once
 
 #include <array>
@@ -41,7 +45,8 @@ inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
      [](cost::Target& t, int64_t n) { t.window_alignment = n; }},
 }};
 
-inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kState = "state:",
-                                  kBuffers = "buffers:", kInside = "inside:";
+inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kHost = "host:",
+                                  kLoadAfter = "batch after", kLoadBefore = "batch before", kConstants = "constants:",
+                                  kState = "state:", kBuffers = "buffers:", kInside = "inside:", kViews = "views:";
 
 }  // namespace sfsdp::plan

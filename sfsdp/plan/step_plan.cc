@@ -18,6 +18,7 @@ StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
   ir::order_by_part(plan.graph);
   plan.lanes = communicators(plan.graph);
   plan.edges = make_edges(plan.graph, plan.lanes);
+  plan.load = host_load(plan.graph, plan.lanes);
   plan.memory = plan_memory(plan.graph, options);
   plan.target = options.target;
   return plan;
@@ -38,9 +39,8 @@ std::string print(const StepPlan& plan) {
     text += "\n";
   }
   text += concat(kEdges, "\n");
-  for (const Edge& e : plan.edges)
-    text +=
-        concat("  ", names.at(e.from.lane), '.', e.from.number, " -> ", names.at(e.to.lane), '.', e.to.number, "\n");
+  const auto task = [&](const Task& t) { return concat(names.at(t.lane), '.', t.number); };
+  for (const Edge& e : plan.edges) text += concat("  ", task(e.from), " -> ", task(e.to), "\n");
   text += concat(kRegionsTitle, "\n");
   for (size_t r = 0; r < kRegions; ++r)
     text += concat("  ", to_string(static_cast<Region>(r)), " bytes=", m.region_bytes[r], "\n");
@@ -48,6 +48,16 @@ std::string print(const StepPlan& plan) {
     text += concat("  %", b.value->name(), ' ', to_string(b.region), " offset=", b.offset, " bytes=", b.bytes,
                    " first=", b.first, " last=", b.last, b.carried ? " carried\n" : "\n");
   };
+  text += concat(kHost, "\n");
+  for (const HostValue& h : kHostValues)
+    text += concat("  ", h.name, ' ', to_string(h.dtype), ' ', to_string(Region::Io), " offset=", h.offset, "\n");
+  for (const auto& [word, tasks] : {std::pair(kLoadAfter, &plan.load.after), {kLoadBefore, &plan.load.before}}) {
+    text += concat("  ", word);
+    for (const Task& t : *tasks) text += concat(' ', task(t));
+    text += "\n";
+  }
+  text += concat(kConstants, "\n");
+  for (const Buffer& b : m.constants) line(b);
   text += concat(kState, "\n");
   for (const Buffer& b : m.state) line(b);
   text += concat(kBuffers, "\n");
@@ -55,6 +65,8 @@ std::string print(const StepPlan& plan) {
   text += concat(kInside, "\n");
   for (const Inside& i : m.inside)
     text += concat("  %", i.value->name(), " inside %", i.host->name(), " at +", i.offset, "\n");
+  text += concat(kViews, "\n");
+  for (const View& v : m.views) text += concat("  %", v.value->name(), " at +", v.offset, "\n");
   return text;
 }
 

@@ -18,6 +18,7 @@ struct StepPlan {
   ir::Graph graph;              // its ops in order; kernel=N says what runs as one
   std::vector<CommLane> lanes;  // beside the compute lane
   std::vector<Edge> edges;      // sorted
+  HostLoad load;
   MemoryPlan memory;
   cost::Target target;  // whose name and alignments are part of the plan
 };

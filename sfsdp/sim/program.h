@@ -23,8 +23,10 @@ using ir::kParts, ir::Part, ir::part_of;
 enum class StepGathers : uint8_t {
   Forward,  // where forward reads them: our plan, Megatron-LM's overlap-param-gather
   Update,   // all of them after the update, before forward begins: DeepSpeed
-  Broadcast,  // the same, each rank in turn broadcasts its shard, and gradients are all-reduced where a shard would do: DDP
-              // with PyTorch's ZeroRedundancyOptimizer
+  // The same two where whole parameters are dealt to owners, which update and broadcast them one by one; gradients are
+  // all-reduced where a shard would do: DDP with PyTorch's ZeroRedundancyOptimizer waits for all, others do not.
+  BroadcastUpdate,
+  BroadcastForward,
 };
 
 // When reductions of gradients are waited for.

@@ -57,7 +57,7 @@ struct Simulation {
   double step_seconds = 0;     // of the slowest rank
   double compute_seconds = 0;  // kernels, of rank 0
   // By kind: all_gather, reduce_scatter, all_reduce. Communication: from when all ranks have come to the end; contention:
-  // what of that is due to links shared with other communicators; exposed: what the compute lane waited for. Of rank 0.
+  // what of that is due to links shared with other communicators; exposed: what rank 0's compute lane waited for.
   std::map<std::string, double> communication_seconds, contention_seconds, exposed_seconds;
   std::map<std::string, double> communicated_bytes;
   double flops = 0;                // of rank 0, counted in the graph: remat included
@@ -73,12 +73,12 @@ std::string event_name(const Simulation& simulation, const Event& event);
 
 Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const SimulateOptions& options = {});
 
-// Of rank 0, all ranks alike.
+// Rank 0's times; all ranks are alike.
 struct ProgramTimes {
   double step_seconds = 0, compute_seconds = 0;
   std::map<std::string, double> exposed_seconds;  // by kind of collective
 };
-// The sums of a simulation alone. Of many micro-batches four are simulated; those between them take what the third does.
+// The sums of a simulation alone. At most four micro-batches are simulated; others take what the third does.
 ProgramTimes time_program(const RankProgram& program, int64_t micro_batches);
 
 }  // namespace sfsdp::sim

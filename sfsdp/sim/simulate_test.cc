@@ -122,10 +122,13 @@ TEST_CASE(
   }
   CHECK(simulate(graph, machine).communicated_bytes.at("all_gather") == 128);
   CHECK(seconds({.jitter = 0.5, .seed = 3}) > 32 + 3 * 256);
-  // Two broadcasts of 32 bytes instead of each gather, all of which pass every link, and a latency of 0.8 for each (LL).
+  // A broadcast of a parameter of 64 bytes for each gather: all of it passes every link. A latency of 0.8 for each (LL).
   machine.node.base_latency = 1000;
   CHECK(seconds({.step_gathers = StepGathers::Update}) - 3 * 256 == doctest::Approx(2 * (800 + 32 / 0.5)));
-  CHECK(seconds({.step_gathers = StepGathers::Broadcast}) - 3 * 256 == doctest::Approx(4 * (800 + 32 / 0.5)));
+  CHECK(seconds({.step_gathers = StepGathers::BroadcastUpdate}) - 3 * 256 == doctest::Approx(2 * (800 + 64 / 0.5)));
+  // The second one's rest is under the first product.
+  CHECK(seconds({.step_gathers = StepGathers::BroadcastForward}) - 3 * 256 ==
+        doctest::Approx(2 * (800 + 64 / 0.5) - 128));
 }
 
 TEST_CASE("simulate: reductions that block hold backward where they start, gathers do not") {
@@ -168,12 +171,35 @@ bwd:
 )");
     std::string found;
     for (const auto& [kind, bytes] :
-         simulate(graph, unit_machine(), {.step_gathers = StepGathers::Broadcast}).communicated_bytes)
+         simulate(graph, unit_machine(), {.step_gathers = StepGathers::BroadcastUpdate}).communicated_bytes)
       found += kind + " ";
     return found;
   };
   CHECK(kinds("") == "all_reduce broadcast ");
   CHECK(kinds("fwd:\n") == "all_gather reduce_scatter ");  // FSDP: nothing runs once
+}
+
+// ZeroRedundancyOptimizer sends a parameter at a time, however many ranks and units there are.
+TEST_CASE("simulate: a broadcast for each parameter of a unit, as large as the parameter") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=4] view local
+  %a.flat = param members=[a.w, a.v, a.b] name=a.flat numels=[96, 24, 8] offsets=[0, 96, 120] size=128 unit=a : f32[32/dp_shard]
+  %x = input name=x : f32[4, 4] own(dp_shard)
+  %a.low = cast %a.flat : bf16[32/dp_shard]
+  %as = all_gather.start %a.low axis=dp_shard dim=0 : async bf16[128]
+fwd:
+  %y = aten.mm %x, %x : f32[4, 4]
+  %aw = wait %as : bf16[128]
+  return %y, %aw
+)");
+  cost::Machine machine = unit_machine();
+  machine.node.base_latency = 1000;
+  const auto exposed = [&](StepGathers gathers) {
+    return simulate(graph, machine, {.step_gathers = gathers}).exposed_seconds.at("broadcast");
+  };
+  // 192, 48 and 16 bytes of bf16, each after a latency of 0.8 (LL, which has half of the bandwidth).
+  CHECK(exposed(StepGathers::BroadcastUpdate) == doctest::Approx(3 * 800 + 256 / 0.5));
+  CHECK(exposed(StepGathers::BroadcastForward) == doctest::Approx(3 * 800 + 256 / 0.5 - 128));
 }
 
 TEST_CASE("simulate: the last micro-batch alone runs what is marked once, and the tail waits for it") {

@@ -73,15 +73,15 @@ void expect_parity(Make make, DeviceMesh mesh, DataParallelOptions options, int6
   std::map<std::string, double> gradient_errors;  // squares, summed over the ranks
   testing::run_ranks(ranks, [&](comm::CommWorld& world) {
     Step step(program, &world);
-    auto& executor = step.executor(tokens(0, 0, rows));
+    const auto executor = step.executor(tokens(0, 0, rows));
     std::map<std::string, at::Tensor> gradients;  // this rank's rows, before clipping
-    executor.on_op = [&](const ir::Op& op, const std::vector<at::Tensor>& results) {
+    executor->on_op = [&](const ir::Op& op, const std::vector<at::Tensor>& results) {
       if (op.is("gradient")) gradients[op.attr<std::string>("param")] = results[0].clone();
     };
     for (size_t k = 0; k < reference.results.size(); ++k) {
       const StepResult got =
           step(testing::micro_batches_of(static_cast<int64_t>(k), world.rank(), ranks, micro_batches));
-      executor.on_op = nullptr;
+      executor->on_op = nullptr;
       const StepResult& expected = reference.results[k];
       std::lock_guard lock(mutex);
       CHECK(std::abs(got.loss - expected.loss) <= 1e-6 * expected.loss);
@@ -246,7 +246,8 @@ TEST_CASE("bytes that a rank holds fall from stage to stage: parameters, gradien
       options.micro_batches = 2;
       auto program = compile_program(model, loss_of, kAdamW, tokens(0, 0, 1),
                                      data_parallel(mesh, {.mode = mode, .zero_stage = stage}), options);
-      const ir::Graph& graph = program->training(tokens(0, 0, 1)).graph;
+      const auto first = program->first();
+      const ir::Graph& graph = first->graph;
       int64_t bytes = 0, whole = 0;  // gradients as they add up; parameters that all micro-batches read gathered
       for (const auto& op : graph.ops()) {
         if (op->is("accumulate") && op->section == ir::Section::Bwd) bytes += op->result()->type().bytes();
@@ -417,7 +418,8 @@ TEST_CASE("a sharded step's graph is text: it prints, parses back and is verifie
   auto program = compile_program(
       model, loss_of, kAdamW, tokens(0, 0, 2),
       data_parallel(init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 3}}), {.mode = DataParallelMode::HybridShard}));
-  const std::string text = ir::print(program->training(tokens(0, 0, 2)).graph);
+  const auto first = program->first();
+  const std::string text = ir::print(first->graph);
   const ir::Graph parsed = ir::parse_or_throw(text);
   CHECK(ir::print(parsed) == text);
   CHECK(ir::verify(parsed).empty());
@@ -432,7 +434,8 @@ TEST_CASE("FSDP gathers each parameter once per use region and reduces each grad
     auto program =
         compile_program(model, loss_of, kAdamW, tokens(0, 0, 2), data_parallel(mesh, options), compile_options);
     std::map<std::string, int64_t> counts;
-    for (const auto& op : program->training(tokens(0, 0, 2)).graph.ops()) {
+    const auto first = program->first();
+    for (const auto& op : first->graph.ops()) {
       const std::string kind(ir::collective_kind(*op));
       if (kind == "all_gather" || kind == "reduce_scatter" || kind == "all_reduce") ++counts[kind];
     }
@@ -582,7 +585,8 @@ TEST_CASE("a step holds what is planned for it, and little more") {
   Step step = compile(meta_init([] { return Stack(); }), loss, AdamW{}, {at::ones({512, 256})},
                       data_parallel(init_device_mesh({{"dp_shard", 1}})));
   const Batch batch = {at::ones({512, 256})};
-  const plan::MemoryPlan plan = plan::plan_memory(step.program().first_graph(), {.blocking = true});
+  const auto first = step.program().first();
+  const plan::MemoryPlan plan = plan::plan_memory(first->graph, {.blocking = true});
   step(batch);
   exec::restart_most_allocated();
   step(batch);

@@ -20,12 +20,13 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
 namespace {
 
-const std::string kMachine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+const std::string kMachine = testing::source_dir() + "/machines/dgx_h100.toml";
 
 // Passes to leave out: those that move collectives apart from their waits, and `others`.
 std::vector<std::string> without_overlap(std::vector<std::string> others = {}) {
@@ -109,7 +110,8 @@ TEST_CASE("buckets of copies change nothing, bit for bit, where parameters are s
           auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
                                          data_parallel(mesh, options), compile_options);
           int64_t collectives = 0;
-          for (const auto& op : program->first_graph().ops()) collectives += ir::is_collective(*op);
+          const auto first = program->first();
+          for (const auto& op : first->graph.ops()) collectives += ir::is_collective(*op);
           return std::pair(collectives, testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
                              return testing::micro_batches_of(step, rank, ranks, kMicroBatches);
                            }));
@@ -138,7 +140,8 @@ TEST_CASE("units by cost: the same bits whatever the order, and the curves of un
     auto program = compile_program(meta_init(make_llama), loss_of, kAdamW, tokens(0, 0, rows),
                                    data_parallel(init_device_mesh({{"dp_shard", 3}})), options);
     const auto count_gathers = [&](const Batch& batch) {
-      return std::ranges::count_if(program->training(batch).graph.ops(),
+      const auto variant = program->training(batch);
+      return std::ranges::count_if(variant->graph.ops(),
                                    [](const auto& op) { return ir::collective_kind(*op) == "all_gather"; });
     };
     const int64_t gathers = count_gathers(tokens(0, 0, rows));
@@ -192,7 +195,8 @@ TEST_CASE("remat chosen by cost: the fastest trial that fits, the same curve, fo
   const auto plain = train(compile_with(false, tune::Wrap::Manual, 0));
   for (const tune::Wrap wrap : {tune::Wrap::Manual, tune::Wrap::Auto, tune::Wrap::Search}) {
     CAPTURE(static_cast<int>(wrap));
-    const auto& roomy = compile_with(true, wrap, 0)->training(tokens(0, 0, kRows)).remat.trials;
+    const auto with_room = compile_with(true, wrap, 0)->first();  // which outlives its program
+    const auto& roomy = with_room->remat.trials;
     REQUIRE(roomy.size() > 5);
     int64_t least = roomy[0].peak_bytes, most = 0;
     for (const tune::RematTrial& trial : roomy) {
@@ -203,9 +207,9 @@ TEST_CASE("remat chosen by cost: the fastest trial that fits, the same curve, fo
     REQUIRE(least < most);
     const double memory_gib = static_cast<double>(least + most) / 2 / (1 << 30);
     const auto program = compile_with(true, wrap, memory_gib);
-    const auto& variant = program->training(tokens(0, 0, kRows));
-    CHECK(std::ranges::any_of(variant.remat.trials, &tune::RematTrial::fits));
-    const auto memory = plan::plan_memory(variant.graph);
+    const auto variant = program->training(tokens(0, 0, kRows));
+    CHECK(std::ranges::any_of(variant->remat.trials, &tune::RematTrial::fits));
+    const auto memory = plan::plan_memory(variant->graph);
     CHECK(static_cast<double>(memory.peak()) <= memory_gib * (1 << 30));
     program->training(tokens(0, 0, kRows, 10));
     program->check_recapture(tokens(0, 0, kRows));
@@ -249,7 +253,8 @@ TEST_CASE("all-reduces under backward and updates in the order of reductions cha
                                          data_parallel(mesh, {.mode = mode, .min_shard_numel = 100}), options);
           // Gradients' all-reduces that start under backward; waits between an update and the one before it.
           int64_t early = 0, waits = 0, between = 0, updates = 0;
-          for (const auto& op : program->first_graph().ops()) {
+          const auto first = program->first();
+          for (const auto& op : first->graph.ops()) {
             early += op->is("all_reduce.start") && op->section == ir::Section::Bwd;
             if (ir::is_wait(*op) && op->section == ir::Section::Clip) ++waits;
             if (!op->is("adamw")) continue;
@@ -420,7 +425,7 @@ TEST_CASE("remat draws the same random numbers again") {
     Step step = compile(meta_init([] { return DropNet(); }), loss, SGD{.lr = 0.1}, batch,
                         data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
     int64_t draws = 0;
-    step.executor(batch).on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
+    step.executor(batch)->on_op = [&](const ir::Op& op, const std::vector<at::Tensor>&) {
       draws += op.has_attr("stream") ? 1 : 0;
     };
     std::vector<double> norms;
@@ -452,7 +457,8 @@ TEST_CASE("logits in chunks of tokens: the same loss, norm and weights up to the
     auto program = compile_program(meta_init(make), loss_of, SGD{.lr = 0.1}, tokens(0, 0, rows),
                                    data_parallel(mesh, options), compile_options);
     int64_t largest = 0;  // tokens that logits exist for
-    for (const auto& op : program->training(tokens(0, 0, rows)).graph.ops())
+    const auto first = program->first();
+    for (const auto& op : first->graph.ops())
       if (op->is("cross_entropy")) largest = std::max(largest, op->operands[0]->type().dims[0].size);
     const auto trained = testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) {
       return testing::micro_batches_of(step, rank, ranks, micro_batches);
@@ -527,7 +533,8 @@ TEST_CASE("clean-up passes and a user's own pass each do something, and change n
     options.pipeline.checks = passes::Checks::EveryPass;
     auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
                                    data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
-    for (const passes::PassReport& report : program->training(rows_of_six(0, 0, rows)).tuned.passes)
+    const auto first = program->first();
+    for (const passes::PassReport& report : first->tuned.passes)
       for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
     std::vector<at::Tensor> out;
     testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {

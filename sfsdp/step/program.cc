@@ -11,9 +11,12 @@
 #include <iostream>
 #include <mutex>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
+#include "sfsdp/base/least_recent.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
@@ -38,7 +41,19 @@ std::string readers_of(const ir::Op& op, const ir::Graph& graph) {
   return count > 3 ? text + ", ..." : text;
 }
 
-// "element 1 was 0.5, now 0.25"; empty: the same bits. Of two dense tensors of one type.
+// Variant::constants_text.
+std::string describe_constants(const ir::Graph& graph, const std::vector<at::Tensor>& constants) {
+  std::string text;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("constant")) continue;
+    const at::Tensor values = constants[static_cast<size_t>(op->attr<int64_t>("index"))].contiguous();
+    const uint64_t bits = xxh3(std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()));
+    text += concat(op->result()->type(), " of bits ", hex(bits), ", read by ", readers_of(*op, graph), "\n");
+  }
+  return text;
+}
+
+// "element 1 was 0.5, now 0.25"; empty: the same bits. Takes two dense tensors of one type.
 std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
   if (std::memcmp(was.const_data_ptr(), now.const_data_ptr(), was.nbytes()) == 0) return "";
   const at::Tensor a = was.flatten(), b = now.flatten();
@@ -53,6 +68,7 @@ void check_options(const CompileOptions& options, int64_t data_ranks) {
   };
   if (!(options.max_norm >= 0) || std::isinf(options.max_norm))
     refuse(concat("max_norm = ", options.max_norm), "a norm above 0, or 0: gradients are not clipped");
+  if (options.max_variants < 1) refuse(concat("max_variants = ", options.max_variants), "at least 1");
   if (options.micro_batches < 1) refuse(concat("micro_batches = ", options.micro_batches), "at least 1");
   if (options.pipeline.loss_chunks < 1)
     refuse(concat("pipeline.loss_chunks = ", options.pipeline.loss_chunks), "at least 1");
@@ -109,11 +125,16 @@ void check_has_state(const std::vector<step::OptimizerState>& needed, const std:
 }  // namespace
 
 struct Program::Cache {
+  explicit Cache(int64_t most) : variants(static_cast<size_t>(std::max<int64_t>(most, 1))) {}
+
   std::mutex mutex;
   std::vector<int64_t> copied;  // by place in Program::state: how many Steps have their part of its real weights
-  std::map<std::string, std::unique_ptr<Variant>> variants;
-  std::map<const Variant*, uint64_t> hashes;       // of those that ranks have compared
-  std::map<std::string, tune::RematChoice> remat;  // by the shapes of a training batch
+  // By kind and shapes, as "training f32[2, 4]".
+  std::string first;                                       // Program::first_, which is none of `variants`
+  LeastRecent<std::string, Held<const Variant>> variants;  // kept beside it
+  std::map<std::string, tune::RematChoice> remat;
+  std::map<std::string, int64_t> compiled;  // by kind, how often
+  bool said_gone = false;                   // that a variant had to go
 };
 
 Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunction loss, Optimizer optimizer,
@@ -125,37 +146,50 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       options_(std::move(options)),
       example_(types_of(example)),
       id_((uint64_t{std::random_device()()} << 32) | std::random_device()()),
-      cache_(std::make_shared<Cache>()) {
+      cache_(std::make_shared<Cache>(options_.max_variants)) {
   check_optimizer(optimizer_);
   check_options(options_, strategy_.data_ranks());
   check_batch_dims(strategy_.options.batch_dims, example);
   state_ = capture::take_state(*module_);
-  first_plan_ = &training(example).plan;
+  first_ = training(example);
 }
 
-const Program::Variant& Program::training(const Batch& example) { return variant(example, true); }
-const Program::Variant& Program::evaluation(const Batch& example) { return variant(example, false); }
-
-const Program::Variant& Program::variant(const Batch& example, bool training) {
+Held<const Program::Variant> Program::variant(const Batch& example, bool training) {
   check_like(example, example_);
   std::lock_guard lock(cache_->mutex);
-  const std::string kind = training ? "training" : "evaluation";
-  auto& held = cache_->variants[concat(kind, " ", capture::shape_key(example))];
-  if (held) return *held;
-  held = build(example, training, options_.pipeline.observer);
-  const auto compiled =
-      std::ranges::count_if(cache_->variants, [&](const auto& v) { return v.first.starts_with(kind); });
+  const std::string kind = training ? "training" : "evaluation", shapes = capture::shape_key(example),
+                    key = concat(kind, " ", shapes);
+  if (key == cache_->first) return first_;
+  if (const auto* held = cache_->variants.find(key)) return *held;
+  const Held<const Variant> made{std::shared_ptr<const Variant>(build(example, training, options_.pipeline.observer))};
+  const int64_t compiled = ++cache_->compiled[kind];
   if (compiled > 1)
-    say(concat("compiled the ", kind, " step for another batch, ", capture::shape_key(example), " in ",
-               static_cast<int64_t>(held->capture_ms + held->complete_ms), " ms (", compiled, " shapes so far)"));
-  return *held;
+    say(concat("compiled the ", kind, " step for another batch, ", shapes, " in ",
+               static_cast<int64_t>(made->capture_ms + made->complete_ms), " ms (", compiled, " so far)"));
+  if (cache_->first.empty())
+    cache_->first = key;
+  else
+    keep(key, made);
+  return made;
+}
+
+void Program::keep(const std::string& key, const Held<const Variant>& made) {
+  const auto gone = cache_->variants.insert(key, made);
+  if (!gone) return;
+  const Held<const Variant>& old = gone->second;
+  old->let_go = true;
+  cache_->remat.erase(gone->first);
+  if (std::exchange(cache_->said_gone, true)) return;
+  say(concat(
+      "let go of the step for ", gone->first, ": CompileOptions::max_variants = ", options_.max_variants,
+      " are kept, and the one used longest ago makes place; it is compiled again when it comes back. Pad batches to"
+      " fewer shapes, or raise it (said once)"));
 }
 
 uint64_t Program::hash_of(const Variant& variant) const {
   std::lock_guard lock(cache_->mutex);
-  const auto [place, fresh] = cache_->hashes.try_emplace(&variant);
-  if (fresh) place->second = plan::hash(variant.plan);
-  return place->second;
+  if (!variant.plan_hash) variant.plan_hash = plan::hash(variant.plan);
+  return *variant.plan_hash;
 }
 
 void Program::say(const std::string& notice) const {
@@ -166,7 +200,7 @@ void Program::say(const std::string& notice) const {
 }
 
 void Program::check_recapture(const Batch& example) {
-  const Variant& before = training(example);
+  const Held<const Variant> before = training(example);
   std::unique_ptr<Variant> now;
   {
     std::lock_guard lock(cache_->mutex);
@@ -174,19 +208,19 @@ void Program::check_recapture(const Batch& example) {
   }
   const std::string advice =
       "\n  expected the same graph: what varies from step to step must come in the batch as a tensor, or be a buffer";
-  const auto was = split(ir::print(before.graph), '\n'), is = split(ir::print(now->graph), '\n');
+  const auto was = split(ir::print(before->graph), '\n'), is = split(ir::print(now->graph), '\n');
   for (size_t i = 0; i < std::max(was.size(), is.size()); ++i) {
     const std::string line = i < was.size() ? was[i] : "(nothing)", other = i < is.size() ? is[i] : "(nothing)";
     if (line != other)
       throw UserError(
           concat("the captured step has changed; first difference:\n  was", line, "\n  now", other, advice));
   }
-  for (const auto& op : before.graph.ops()) {
+  for (const auto& op : before->graph.ops()) {
     if (!op->is("constant")) continue;
     const auto index = static_cast<size_t>(op->attr<int64_t>("index"));
-    const std::string differs = first_difference(before.constants[index], now->constants[index]);
+    const std::string differs = first_difference(before->constants[index], now->constants[index]);
     if (!differs.empty())
-      throw UserError(concat("the captured step has changed: the tensor that ", readers_of(*op, before.graph),
+      throw UserError(concat("the captured step has changed: the tensor that ", readers_of(*op, before->graph),
                              " read, a constant of the graph, has other values\n  ", differs, advice));
   }
 }
@@ -223,16 +257,17 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   if (!options_.tune.choose_remat) {
     variant->remat.options = passes.remat;
   } else if (training) {  // chosen once: captured again, the step is to be the same
-    const std::string shapes = capture::shape_key(example);
-    if (!cache_->remat.contains(shapes))
-      cache_->remat[shapes] = tune::choose_remat(captured.graph, passes, options_.tune, layout_);
-    variant->remat = cache_->remat[shapes];
+    const std::string key = concat("training ", capture::shape_key(example));
+    if (!cache_->remat.contains(key))
+      cache_->remat[key] = tune::choose_remat(captured.graph, passes, options_.tune, layout_);
+    variant->remat = cache_->remat[key];
   }
   passes.remat = variant->remat.options;
   variant->tuned = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target);
   variant->constants = std::move(captured.constants);
+  variant->constants_text = describe_constants(variant->graph, variant->constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
   variant->complete_ms = std::chrono::duration<double, std::milli>(Clock::now() - captured_at).count();
   return variant;

@@ -14,6 +14,7 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
@@ -125,7 +126,7 @@ struct Case {
   tune::TuneOptions plain_tune, tune;
 };
 
-Case draw_case(Draw& draw, bool tied) {
+Case draw_case(Draw& draw) {
   Case c;
   const auto [replicas, shards] = draw.one_of<std::pair<int64_t, int64_t>>(
       {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 1}, {3, 1}, {2, 2}, {2, 3}, {3, 2}});
@@ -143,8 +144,8 @@ Case draw_case(Draw& draw, bool tied) {
 
   const bool flat = c.options.layout == ParameterLayout::Flat;
   passes::PipelineOptions& p = c.pipeline;
-  c.tune.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
-  if (!tied && draw.once_in(4)) p.loss_chunks = 2;
+  c.tune.machine = testing::source_dir() + "/machines/dgx_h100.toml";
+  if (draw.once_in(4)) p.loss_chunks = 2;
   if (flat && (c.options.zero_stage == 0 || c.options.zero_stage == 3))
     c.tune.wrap = draw.one_of<tune::Wrap>({tune::Wrap::Manual, tune::Wrap::Auto, tune::Wrap::Search});
   c.tune.choose_reshard = c.tune.wrap != tune::Wrap::Manual;
@@ -181,7 +182,7 @@ TEST_CASE("random models on random meshes with random options train as one eager
     Draw draw(seed);
     const NetArgs args = draw_net(draw);
     const auto make = [&] { return Net(args); };
-    const Case c = draw_case(draw, args.tied);
+    const Case c = draw_case(draw);
     CAPTURE(to_string(c.mesh));
     CAPTURE(c.options.zero_stage);
     CAPTURE(static_cast<int>(c.tune.wrap));

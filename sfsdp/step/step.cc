@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
@@ -48,20 +49,15 @@ std::string meaning_of_difference(const std::string& ours, const std::string& th
   return met.empty() ? "their collectives are the same" : "they would not meet: " + met;
 }
 
-comm::RankText text_of(const plan::StepPlan& plan) {
-  return {"programs", plan::print(plan), "expected the same model, batch shapes, options and passes on all ranks",
-          meaning_of_difference};
-}
+constexpr const char* kSameProgram = "expected the same model, batch shapes, options and passes on all ranks";
 
-uint64_t hash_bits(std::span<const std::byte> bytes) {
-  uint64_t hash = 0;
-  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + i, std::min(sizeof(word), bytes.size() - i));
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-    hash ^= hash >> 32;
-  }
-  return hash;
+// What a variant runs, and on what.
+std::vector<comm::RankText> texts_of(const Program::Variant& variant) {
+  return {
+      {"programs", plan::print(variant.plan), kSameProgram, meaning_of_difference},
+      {"constants", variant.constants_text,
+       "expected the same on all ranks: they are no parameters, buffers or parts of the batch, but drawn by the model"
+       " itself, say; make them buffers, or call torch::manual_seed before the module is made"}};
 }
 
 // A line for each parameter and buffer: what the module came with.
@@ -72,8 +68,9 @@ std::string initial_values(const Program& program) {
     if (!s.value.defined())
       text += " without values\n";
     else
-      text += concat(" of bits ",
-                     hex(hash_bits({static_cast<const std::byte*>(s.value.const_data_ptr()), s.value.nbytes()})), "\n");
+      text +=
+          concat(" of bits ",
+                 hex(xxh3(std::span(static_cast<const std::byte*>(s.value.const_data_ptr()), s.value.nbytes()))), "\n");
   }
   return text;
 }
@@ -81,15 +78,16 @@ std::string initial_values(const Program& program) {
 // A pass list can differ and leave the same graph, until a batch of another shape is compiled.
 //   shared: by all ranks, which then start from the same values
 void check_same_program(const Program& program, comm::CommWorld& world, bool shared) {
-  const comm::RankText graph = text_of(program.first_plan());
+  const Held<const Program::Variant> first = program.first();
   const auto& layout = program.storage_layout();
-  const comm::RankText texts[] = {{"options", concat("CompileOptions::seed = ", program.options().seed), graph.advice},
-                                  {"passes", program.pass_list(), graph.advice},
-                                  {"storage layouts", layout ? plan::print(*layout) : "", graph.advice},
-                                  graph,
-                                  {"initial values", shared ? "" : initial_values(program),
-                                   "expected the same on all ranks: torch::manual_seed before the module is made, or a"
-                                   " module built by sfsdp::meta_init, whose Step takes others by load_state_dict"}};
+  std::vector<comm::RankText> texts = {
+      {"options", concat("CompileOptions::seed = ", program.options().seed), kSameProgram},
+      {"passes", program.pass_list(), kSameProgram},
+      {"storage layouts", layout ? plan::print(*layout) : "", kSameProgram}};
+  for (comm::RankText& text : texts_of(*first)) texts.push_back(std::move(text));
+  texts.push_back({"initial values", shared ? "" : initial_values(program),
+                   "expected the same on all ranks: torch::manual_seed before the module is made, or a module built by"
+                   " sfsdp::meta_init, whose Step takes others by load_state_dict"});
   comm::expect_same_texts(world, texts);
 }
 
@@ -131,10 +129,11 @@ struct Step::Impl {
   std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   struct Running {
-    std::unique_ptr<exec::ReferenceExecutor> executor;
+    Held<const Program::Variant> variant;
+    std::shared_ptr<exec::ReferenceExecutor> executor;
     step::OwnLoss own_loss;
   };
-  std::map<const Program::Variant*, Running> executors;
+  std::map<const Program::Variant*, Running> executors;  // of what the program keeps
   double agree_seconds = 0;  // that the last agree() took to compare what ranks are about to run
 
   // The place of this rank's part in the whole buffer.
@@ -164,12 +163,12 @@ struct Step::Impl {
   }
   // What this rank is about to run, when all ranks have found the same, with the same learning rate and number of steps:
   // a collective call. A rank whose `find` throws takes the others along, as they would wait for it.
-  const Program::Variant& agree(const Step& step, const std::function<const Program::Variant&()>& find) {
+  Held<const Program::Variant> agree(const Step& step, const std::function<Held<const Program::Variant>()>& find) {
     if (!world) return find();
-    const comm::RankNumber numbers[] = {{"Step::lr", step.lr}, {"Step::step", static_cast<double>(step.step)}};
-    const Program::Variant* variant = nullptr;
+    const comm::RankNumber numbers[] = {{"Step::lr", step.lr}, {"Step::step", step.step}};
+    Held<const Program::Variant> variant;
     try {
-      variant = &find();
+      variant = find();
     } catch (const std::exception& error) {
       try {
         comm::expect_same_hash(*world, 0, {}, numbers, error.what());
@@ -179,19 +178,33 @@ struct Step::Impl {
     }
     const auto begin = std::chrono::steady_clock::now();
     comm::expect_same_hash(
-        *world, step.program().hash_of(*variant), [&] { return text_of(variant->plan); }, numbers);
+        *world, step.program().hash_of(*variant) ^ xxh3(variant->constants_text), [&] { return texts_of(*variant); },
+        numbers);
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return *variant;
+    return variant;
   }
-  Running& running(const Program::Variant& variant, exec::Rng rng) {
-    Running& found = executors[&variant];
-    if (found.executor) return found;
-    found.own_loss = step::own_loss(variant.graph, position.size);
-    std::vector<const ir::Value*> more = {found.own_loss.sum};
-    if (found.own_loss.count) more.push_back(found.own_loss.count);
-    found.executor = std::make_unique<exec::ReferenceExecutor>(variant.graph, variant.constants, groups, position, rng,
-                                                               std::move(more));
-    return found;
+  Running& running(const Held<const Program::Variant>& variant, exec::Rng rng) {
+    if (const auto found = executors.find(variant.get()); found != executors.end()) return found->second;
+    std::erase_if(executors, [](const auto& entry) { return entry.second.variant->let_go.load(); });
+    Running made = {variant, nullptr, step::own_loss(variant->graph, position.size)};
+    std::vector<const ir::Value*> more = {made.own_loss.sum};
+    if (made.own_loss.count) more.push_back(made.own_loss.count);
+    made.executor = std::make_shared<exec::ReferenceExecutor>(variant->graph, variant->constants, groups, position, rng,
+                                                              std::move(more));
+    return executors.emplace(variant.get(), std::move(made)).first->second;
+  }
+  // What one rank alone finds out while it runs, such as an id that is no row, would leave the others in a collective.
+  std::vector<at::Tensor> run(exec::ReferenceExecutor& executor, const std::vector<Batch>& batches,
+                              const exec::StepScalars& scalars) {
+    try {
+      executor.state = state;
+      auto outputs = executor.run(batches, scalars);
+      state = executor.state;
+      return outputs;
+    } catch (const std::exception& error) {
+      if (world) world->abort(error.what());
+      throw;
+    }
   }
 };
 
@@ -229,7 +242,8 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
 // Buffer after buffer, so that real weights go as shards come; the optimizer's are last.
 void Step::make_state(int64_t sharing) {
   std::map<std::string, const ir::Type*> types;
-  for (const auto& op : program_->first_graph().ops())
+  const Held<const Program::Variant> first = program_->first();
+  for (const auto& op : first->graph.ops())
     if (op->is("param", "state")) types[op->attr<std::string>("name")] = &op->result()->type();
   const auto make = [&](const std::string& buffer) {
     at::Tensor& tensor = impl_->state[buffer];
@@ -249,20 +263,15 @@ Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
 StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
-  const Program::Variant& variant = impl_->agree(*this, [&]() -> const Program::Variant& {
+  const Held<const Program::Variant> variant = impl_->agree(*this, [&] {
     check_micro_batches(micro_batches, program_->options().micro_batches);
     if (!(lr >= 0) || std::isinf(lr))
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
     return program_->training(micro_batches[0]);
   });
-  auto& [executor, own_loss] = impl_->running(variant, program_->options().rng);
-  executor->state = impl_->state;
-  exec::StepScalars scalars;
-  scalars.lr = lr;
-  scalars.step = static_cast<double>(step + 1);
-  scalars.seed = static_cast<double>(program_->options().seed);
-  const auto outputs = executor->run(micro_batches, scalars);
-  impl_->state = executor->state;
+  const auto& [held, executor, own_loss] = impl_->running(variant, program_->options().rng);
+  const auto outputs =
+      impl_->run(*executor, micro_batches, {.lr = lr, .step = step + 1, .seed = program_->options().seed});
   ++step;
   StepResult result = {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
   result.own_loss = outputs[3].item<double>() * own_loss.factor;
@@ -272,18 +281,16 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   return result;
 }
 
-exec::ReferenceExecutor& Step::executor(const Batch& example) {
-  return *impl_->running(program_->training(example), program_->options().rng).executor;
+std::shared_ptr<exec::ReferenceExecutor> Step::executor(const Batch& example) {
+  return impl_->running(program_->training(example), program_->options().rng).executor;
 }
 
 double Step::eval(const Batch& batch) {
-  const Program::Variant& variant = impl_->agree(*this, [&]() -> const Program::Variant& {
+  const Held<const Program::Variant> variant = impl_->agree(*this, [&] {
     check_values(batch);
     return program_->evaluation(batch);
   });
-  auto& executor = *impl_->running(variant, program_->options().rng).executor;
-  executor.state = impl_->state;
-  return executor.run({batch}, {})[0].item<double>();
+  return impl_->run(*impl_->running(variant, program_->options().rng).executor, {batch}, {})[0].item<double>();
 }
 
 namespace {

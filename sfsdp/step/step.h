@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <concepts>
 #include <functional>
 #include <map>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "sfsdp/base/held.h"
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/comm/communicator.h"
@@ -48,6 +50,9 @@ struct CompileOptions {
   bool skip_non_finite = true;
   uint64_t seed = 0;  // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
+  // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
+  // makes place, and is compiled again when it comes back.
+  int64_t max_variants = 32;
   passes::PipelineOptions pipeline = {};     // of passes; its storage options are those of the strategy
   tune::TuneOptions tune = {};               // what is chosen by cost
   cost::Target target = cost::cpu_target();  // the device that the plan is made for
@@ -91,15 +96,24 @@ class Program {
     plan::StepPlan plan;  // what runs, and what ranks compare
     const ir::Graph& graph = plan.graph;
     std::vector<at::Tensor> constants;
-    double capture_ms = 0;    // running the model on meta tensors
-    double complete_ms = 0;   // data parallelism, optimizer, passes, verification
-    tune::Tuned tuned;        // what each pass did, what the units chosen by cost were estimated at
-    tune::RematChoice remat;  // as asked for, or what was chosen by cost, and the trials
+    std::string constants_text;  // a line for each that the graph reads: type, bits, readers; ranks compare it too
+    double capture_ms = 0;       // running the model on meta tensors
+    double complete_ms = 0;      // data parallelism, optimizer, passes, verification
+    tune::Tuned tuned;           // what each pass did, what the units chosen by cost were estimated at
+    tune::RematChoice remat;     // as asked for, or what was chosen by cost, and the trials
+    mutable std::atomic<bool> let_go = false;  // by the program, for another batch shape
+
+   private:
+    friend class Program;
+    mutable std::optional<uint64_t> plan_hash;  // once it was asked for
   };
-  // The graph for these batch shapes; captured when first asked for. Thread-safe. Throws UserError for a batch of more
-  // or fewer tensors than the example of the constructor, or of other dtypes or ranks.
-  const Variant& training(const Batch& example);
-  const Variant& evaluation(const Batch& example);
+  // The graph for these batch shapes; captured when first asked for. It lives as long as what is returned, though the
+  // program may let go of it (CompileOptions::max_variants). Thread-safe. Throws UserError for a batch of more or fewer
+  // tensors than the example of the constructor, or of other dtypes or ranks.
+  Held<const Variant> training(const Batch& example) { return variant(example, true); }
+  Held<const Variant> evaluation(const Batch& example) { return variant(example, false); }
+  // The one that all state was laid out for: of training, for the example of the constructor.
+  Held<const Variant> first() const { return first_; }
   uint64_t hash_of(const Variant& variant) const;  // of its plan: ranks compare it before each run
   // Captures the training step again. Throws UserError naming the first op that differs, or what reads the first constant
   // with other values: a C++ number or a tensor from outside that changes from step to step is frozen in the graph, and
@@ -116,9 +130,6 @@ class Program {
   int64_t num_parameters() const;  // elements, tied ones once
   // The passes that this program's graphs go through, with their options, a line each.
   std::string pass_list() const;
-  // The plan that all state was laid out for.
-  const plan::StepPlan& first_plan() const { return *first_plan_; }
-  const ir::Graph& first_graph() const { return first_plan_->graph; }
 
  private:
   friend class Step;
@@ -126,7 +137,8 @@ class Program {
   // Elements [first, first + count) of state()[source] as training starts, flat. Once `steps` calls have been made for a
   // tensor with a real value, the program lets go of it. Thread-safe.
   at::Tensor take_start(size_t source, int64_t first, int64_t count, int64_t steps);
-  const Variant& variant(const Batch& example, bool training);
+  Held<const Variant> variant(const Batch& example, bool training);
+  void keep(const std::string& key, const Held<const Variant>& made);
   std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer);
   void say(const std::string& notice) const;
   passes::PipelineOptions pipeline() const;
@@ -142,7 +154,7 @@ class Program {
   std::vector<capture::StateTensor> state_;
   std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
   std::vector<StoredTensor> tensors_;
-  const plan::StepPlan* first_plan_ = nullptr;  // in cache_
+  Held<const Variant> first_;
   std::shared_ptr<Cache> cache_;
 };
 
@@ -160,7 +172,8 @@ class Step {
 
   // One step over options.micro_batches batches of the same shapes (this rank's share of the global batch). A collective
   // call, as eval is: UserError on all ranks if one cannot take the step, or if their graphs, lr or step differ, such as
-  // by the rows of a batch.
+  // by the rows of a batch. What one rank finds out while it runs (an id that is no row) ends the world: the others get a
+  // CommError with its text, and no Step on it can go on.
   StepResult operator()(const std::vector<Batch>& micro_batches);
   StepResult operator()(const Batch& batch) { return (*this)(std::vector<Batch>{batch}); }
   // Mean loss of the global batch without dropout, gradients or update; a graph of its own over the same weights.
@@ -182,7 +195,8 @@ class Step {
   Chunk range_of(const std::string& name) const;
 
   const Program& program() const { return *program_; }
-  exec::ReferenceExecutor& executor(const Batch& example);  // of the training graph, for tests and debugging
+  // The training graph's, for tests and debugging; the step uses it until CompileOptions::max_variants others took its place.
+  std::shared_ptr<exec::ReferenceExecutor> executor(const Batch& example);
 
  private:
   struct Impl;

@@ -22,6 +22,7 @@
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/testing/random_graph.h"
 #include "sfsdp/testing/sharded_step.h"
+#include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::testing {
 namespace {
@@ -236,16 +237,44 @@ void change_value(std::vector<std::string>& lines, Dice& dice) {
   }
 }
 
+// The names of attributes.def, and bwd_of.
+constexpr std::array kAttributes = {
+#define SFSDP_ATTRIBUTE(name, opcodes, kinds) name,
+#include "sfsdp/ir/attributes.def"
+#undef SFSDP_ATTRIBUTE
+    "bwd_of"};
+
+// An attribute of any op, of any kind, on any op; that of the op where it has it.
+void change_attribute(std::vector<std::string>& lines, Dice& dice) {
+  constexpr std::array kValues = {"none",     "true", "false", "0",   "1",      "26",    "-1",     "0.5",   "word",
+                                  "dp_shard", "f32",  "[]",    "[0]", "[1, 0]", "[0.5]", "[true]", "[word]"};
+  std::string& line = lines[dice.below(lines.size())];
+  const size_t types = line.find(" : ");
+  if (types == std::string::npos) return;
+  const std::string name = dice.pick(kAttributes);
+  std::string value = dice.pick(kValues);
+  if (name == "bwd_of") {  // a value of another line
+    const std::string& other = dice.pick(lines);
+    value = other.substr(std::min(other.find('%'), other.size()));
+    value = value.substr(0, value.find_first_of(", "));
+  }
+  const std::string key = concat(' ', name, '=');
+  const size_t at = std::min(line.find(key), types), end = at == types ? at : line.find(' ', at + 1);
+  line.replace(at, end - at, key + value);
+}
+
 std::string mutate(std::string text, Dice& dice) {
   std::vector<std::string> lines = split_lines(text);
   for (size_t changes = 1 + dice.below(3); changes > 0 && !lines.empty(); --changes) {
-    const size_t kind = dice.below(8);
+    const size_t kind = dice.below(10);
     if (kind < 5)
       change_token(lines, dice);
     else if (kind < 7)
       change_line(lines, dice);
-    else
+    else if (kind < 8)
       change_value(lines, dice);
+    else
+      change_attribute(lines, dice);
   }
   text.clear();
   for (const std::string& line : lines) text += line + "\n";
@@ -290,7 +319,7 @@ void plan_and_simulate(const ir::Graph& given, Dice& dice) {
     const std::string text = plan::print(plan);
     SFSDP_CHECK(plan::print(plan::parse_plan(text)) == text, "the plan's text changes when read");
   });
-  static const cost::Machine kMachine = cost::load_machine(SFSDP_SOURCE_DIR "/machines/dgx_h100.toml");
+  static const cost::Machine kMachine = cost::load_machine(testing::source_dir() + "/machines/dgx_h100.toml");
   constexpr cost::Execution kExecutions[] = {cost::Execution::Eager, cost::Execution::Compile,
                                              cost::Execution::Reference, cost::Execution::Fused};
   allow_user_error([&] { sim::simulate(graph, kMachine, {.execution = dice.pick(kExecutions)}); });

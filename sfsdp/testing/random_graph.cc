@@ -208,7 +208,7 @@ class ProgramMaker {
       case 1:
         return values_.push_back(add("aten.add.Tensor", {operand(), operand()}, square(), {{"alpha", int64_t{1}}}));
       case 2: return values_.push_back(add("aten.mm", {operand(), operand()}, square()));
-      case 3: return values_.push_back(add("aten.t", {operand()}, square()));
+      case 3: return add_transpose();
       case 4:
         return values_.push_back(add("all_reduce", {operand()}, square(), {{"axis", std::string("dp_replicate")}}));
       case 5: return add_gather();
@@ -217,6 +217,13 @@ class ProgramMaker {
         return values_.push_back(add("cast", {low}, square()));
       }
     }
+  }
+
+  void add_transpose() {
+    Value* of = operand();
+    Type type = square();
+    if (of->type().strides.empty()) type.strides = {1, 4};
+    values_.push_back(add("aten.t", {of}, type));
   }
 
   void add_gather() {

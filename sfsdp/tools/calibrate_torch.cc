@@ -255,13 +255,18 @@ class StepRun {
   int64_t own_bytes_ = 0, most_bytes_ = 0;
 };
 
+ir::Graph graph_of(const Program& program) {
+  const Held<const Program::Variant> first = program.first();
+  return passes::decomposed(first->graph);
+}
+
 class Calibration {
  public:
   Calibration(const train::JobConfig& config, const Ranks& ranks, const Settings& settings)
       : ranks_(ranks),
         settings_(settings),
         job_(train::make_job(config, ranks.size())),
-        graph_(passes::decomposed(job_.program->training(job_.example).graph)) {
+        graph_(graph_of(*job_.program)) {
     machine.name = "cpu_local";
     machine.device =
         concat(cpu_model(), ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");

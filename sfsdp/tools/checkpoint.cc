@@ -78,7 +78,7 @@ std::vector<std::string> strangers(const Manifest& manifest, const std::string& 
   return names;
 }
 
-// Of one checkpoint.  returns: how many places are wrong; what does not belong there harms nothing
+// Verifies one checkpoint.  returns: how many places are wrong; what does not belong there harms nothing
 size_t verify_one(const std::string& path, std::ostream& out) {
   std::vector<std::string> wrong;
   std::string size;
@@ -164,7 +164,8 @@ int convert(const Request& request, const std::string& from, const std::string& 
   options.model_only = request.has("model-only");
   options.dtype = dtype;
   if (request.has("ranks")) options.ranks = number_of("--ranks", request.get("ranks"), 1, 100000);
-  out << "wrote " << train::checkpoint::convert(from, to, options) << "\n";
+  const std::string written = train::checkpoint::convert(from, to, options);
+  out << "wrote " << written << "\n";
   return 0;
 }
 

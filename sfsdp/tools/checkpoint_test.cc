@@ -105,6 +105,36 @@ TEST_CASE("checkpoint verify names each wrong place, of one checkpoint or of all
   CHECK(contains(ran.out, "every byte is what was written"));
 }
 
+TEST_CASE("checkpoint verify takes no step's folder for another step's, as no run goes on from one") {
+  const MemoryFolder folder;
+  const auto is_refused = [&](const std::string& name, int step) {
+    const std::string path = folder / name;
+    const std::string line = concat(path, ": holds step ", step, "\n  expected the step of its name\n");
+    for (const std::string& asked : {path, path + "/", fs::path(path).parent_path().string()}) {
+      CAPTURE(asked);
+      const Ran ran = run({"verify", asked});
+      CHECK(ran.status == 1);
+      CHECK(contains(ran.out, "holds step "));
+      CHECK(contains(run({"ls", fs::path(path).parent_path().string()}).out, "damaged: " + line));
+    }
+  };
+  for (const char* name : {"copy", "link", "swap"}) {
+    save(folder / name, {1, 1}, 4, 1);
+    save(folder / name, {1, 1}, 6, 2);
+  }
+  fs::copy(folder / "copy/step-4", folder / "copy/step-8");
+  is_refused("copy/step-8", 4);
+  fs::create_directory_symlink("step-6", folder / "link/step-7");
+  is_refused("link/step-7", 6);
+  fs::rename(folder / "swap/step-4", folder / "swap/other");
+  fs::rename(folder / "swap/step-6", folder / "swap/step-4");
+  fs::rename(folder / "swap/other", folder / "swap/step-6");
+  is_refused("swap/step-4", 6);
+  is_refused("swap/step-6", 4);
+  fs::create_directory_symlink("step-6", folder / "link/newest");  // a name that promises no step
+  CHECK(run({"verify", folder / "link/newest"}).status == 0);
+}
+
 TEST_CASE("checkpoint diff compares elements, whatever ranks and dtypes the two have") {
   const MemoryFolder folder;
   save(folder / "a", {1, 1}, 4, 1);
@@ -175,6 +205,7 @@ TEST_CASE("checkpoint convert: other numbers of files, the model alone, other dt
   flip_last_byte(folder / "a/step-4/rank-00002.safetensors");
   const Ran bad = run({"convert", folder / "a/step-4", folder / "y"});
   CHECK(bad.status == 2);
+  CHECK(bad.out.empty());  // not a word of something written
   CHECK(contains(bad.err, "rank-00002.safetensors: bytes "));
   CHECK_FALSE(fs::exists(folder / "y/step-4"));
   CHECK_FALSE(fs::exists(folder / "y/step-4.tmp"));

@@ -20,6 +20,46 @@ const Option kMachine = {"--machine", "M", "a machine by name, such as dgx_h100,
 const Option kThreads = {"--threads", "N", "that work on many configurations [one per core]"};
 const Option kJson = {"--json", "", "one object instead of text"};
 
+// Which system runs the step: of simulate and of plan --search.
+const std::vector<Option> kSimulated = {
+    {"--simulate.execution", "E",
+     "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
+     "kernel per op; reference: what train runs on this machine's CPU"},
+    {"--simulate.system", "S",
+     "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; "
+     "traced, "
+     "a graph of forward and backward in PyTorch's allocator"},
+    {"--simulate.memory", "M", "of PyTorch's systems: reserved, what the allocator holds, or allocated to tensors"},
+    {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},
+    {"--simulate.loss", "L",
+     "of PyTorch's systems: separate ops on float32 logits, the same and the trainer has kept them, or one "
+     "fused kernel; unset: fused where [compile] compiles the loss, as execution compile does, else separate"},
+    {"--simulate.norm", "N",
+     "of eager: composite, rms_norm as a model's Python writes it (PyTorch before 2.9), or PyTorch's fused one"},
+    {"--simulate.rope", "R",
+     "of compile: complex, which Inductor leaves to eager mode's kernels, or real; of both: fused, a kernel of its "
+     "own"},
+    {"--simulate.update", "U", "of eager and compile: AdamW fused or foreach"},
+    {"--simulate.checkpoint", "C",
+     "of eager with full remat: early_stop, or whole blocks again, as reentrant checkpoints and TorchTitan "
+     "since "
+     "2025-09 do"},
+    {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
+    {"--simulate.step_gathers", "G",
+     "ZeRO 1 and 2, when parameters are gathered: forward: under it; update: after the update, waited for "
+     "(DeepSpeed); broadcast, broadcast_forward: as update and as forward, of trainers that deal whole parameters to "
+     "owners, one broadcast each and gradients all-reduced (DDP with ZeroRedundancyOptimizer: broadcast)"},
+    {"--simulate.reductions", "R",
+     "overlap: under backward; block: backward waits for each (DeepSpeed's overlap_comm = false)"},
+    {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
+    {"--simulate.seed", "N", "of these draws"},
+    {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"}};
+
+std::vector<Option> joined(std::vector<Option> options, const std::vector<Option>& more) {
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
+}
+
 Command inspect_command() {
   return {
       .name = "inspect",
@@ -39,74 +79,44 @@ Command plan_command() {
   return {.name = "plan",
           .usage = "--config F --world N [--out P] [--explain PATH] [--search] | --check FILE",
           .summary = "the plan of its step, verified; why its units are so",
-          .options = {kWorld,
-                      kMesh,
-                      {"--machine", "M",
-                       "the device that the plan is made for, and what --explain counts on; else this CPU"},
-                      {"--out", "FILE", "writes the plan: kernels, lanes, edges, addresses; a summary is printed too"},
-                      {"--explain", "PATH",
-                       "why the units under this module path are so, what would change; needs --machine"},
-                      {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
-                      {"--search", "",
-                       "the fastest ways to train the global batch: varies mesh, ZeRO stage, micro-batch, remat and "
-                       "reshard; needs --machine"},
-                      {"--top", "N", "of a search: so many are simulated and printed [10]"},
-                      kThreads,
-                      {"--html", "FILE", "the plan as a picture: lanes, kernels, edges, memory by region"},
-                      kJson},
+          .options = joined(
+              {kWorld,
+               kMesh,
+               {"--machine", "M", "the device that the plan is made for, and what --explain counts on; else this CPU"},
+               {"--out", "FILE", "writes the plan: kernels, lanes, edges, addresses; a summary is printed too"},
+               {"--explain", "PATH", "why the units under this module path are so, what would change; needs --machine"},
+               {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
+               {"--search", "",
+                "the fastest ways to train the global batch: varies mesh, ZeRO stage, micro-batch, remat and "
+                "reshard; needs --machine. With --simulate.* all are simulated so"},
+               {"--top", "N", "of a search: so many are simulated and printed [10]"},
+               kThreads,
+               {"--html", "FILE", "the plan as a picture: lanes, kernels, edges, memory by region"},
+               kJson},
+              kSimulated),
           .takes_config = true};
 }
 
 Command simulate_command() {
-  return {
-      .name = "simulate",
-      .usage = "--config F --machine M --world N [--sweep CASES] | --plan P --machine M",
-      .summary = "what a step would take on that machine",
-      .options =
-          {kMachine,
-           {"--plan", "FILE", "the plan that sfsdp plan --out wrote, instead of that of a config"},
-           kWorld,
-           kMesh,
-           {"--simulate.execution", "E",
-            "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
-            "kernel per op; reference: what train runs on this machine's CPU"},
-           {"--simulate.system", "S",
-            "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; "
-            "traced, "
-            "a graph of forward and backward in PyTorch's allocator"},
-           {"--simulate.memory", "M",
-            "of PyTorch's systems: reserved, what the allocator holds, or allocated to tensors"},
-           {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},
-           {"--simulate.loss", "L",
-            "of PyTorch's systems: separate ops on float32 logits, the same and the trainer has kept them, or one "
-            "fused kernel; unset: fused where [compile] compiles the loss, as execution compile does, else separate"},
-           {"--simulate.norm", "N",
-            "of eager: composite, rms_norm as a model's Python writes it (PyTorch before 2.9), or PyTorch's fused one"},
-           {"--simulate.rope", "R", "of compile: complex, which Inductor leaves to eager mode's kernels, or real"},
-           {"--simulate.update", "U", "of eager and compile: AdamW fused or foreach"},
-           {"--simulate.checkpoint", "C",
-            "of eager with full remat: early_stop, or whole blocks again, as reentrant checkpoints and TorchTitan "
-            "since "
-            "2025-09 do"},
-           {"--simulate.loss_chunks", "N", "separate or kept: rows of the logits in N parts, one after the other [1]"},
-           {"--simulate.step_gathers", "G",
-            "ZeRO 1 and 2, when parameters are gathered: forward: under it; update: after the update, waited for "
-            "(DeepSpeed); broadcast: the same, shard after shard, and gradients all-reduced (DDP)"},
-           {"--simulate.reductions", "R",
-            "overlap: under backward; block: backward waits for each (DeepSpeed's overlap_comm = false)"},
-           {"--simulate.jitter", "X", "each rank's kernels take up to X longer, drawn once per rank"},
-           {"--simulate.seed", "N", "of these draws"},
-           {"--simulate.timelines", "T", "collapsed: ranks that are alike have one; per_rank: one each"},
-           {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
-           kJson,
-           {"--sweep", "FILE",
-            "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, "
-            "4096]}}: "
-            "a line of --json for each; lists are ranges"},
-           kThreads,
-           {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
-           {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
-      .takes_config = true};
+  return {.name = "simulate",
+          .usage = "--config F --machine M --world N [--sweep CASES] | --plan P --machine M",
+          .summary = "what a step would take on that machine",
+          .options = joined(
+              {kMachine,
+               {"--plan", "FILE", "the plan that sfsdp plan --out wrote, instead of that of a config"},
+               kWorld,
+               kMesh,
+               {"--simulate.memory_depth", "N", "what is alive at the peak, by module path to this depth"},
+               kJson,
+               {"--sweep", "FILE",
+                "a JSON object of options a line, as {\"mesh\": \"dp_shard=8\", \"training\": {\"seq_len\": [2048, "
+                "4096]}}: "
+                "a line of --json for each; lists are ranges"},
+               kThreads,
+               {"--trace", "FILE", "Chrome trace for Perfetto: lanes, arrows from start to wait, memory by kind"},
+               {"--html", "FILE", "one page: timeline, memory by kind, buckets and why each was closed"}},
+              kSimulated),
+          .takes_config = true};
 }
 
 Command calibrate_command() {

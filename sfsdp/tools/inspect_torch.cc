@@ -82,7 +82,8 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
   if (!machine.empty())
     options.target = cost::target_of(cost::load_machine(machine, train::attention_of(config.model)));
   train::CompiledJob job = train::make_job(config, request.world, options);
-  const Program::Variant& variant = job.program->training(job.example);
+  const Held<const Program::Variant> first = job.program->first();
+  const Program::Variant& variant = *first;
   const ir::Graph& graph = variant.graph;
   if (request.has("graph")) {
     out << ir::print(graph);

@@ -17,12 +17,16 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/peer_process.h"
 
 namespace sfsdp::tools {
 namespace {
 
 constexpr std::chrono::seconds kFailureGrace{5};  // from SIGTERM to SIGKILL after a failure: time to write last lines
 constexpr size_t kLastLines = 10;                 // of a failed rank's errors, repeated where the reader looks
+// From the stop of a rank to its failure: ranks that wait for it in a collective come first, and name that.
+constexpr std::chrono::seconds kMostStopped{6};
+constexpr int64_t kLookMs = 500;  // how often is looked whether one is stopped
 
 std::runtime_error system_error(const char* what, const char* cure) {
   return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
@@ -158,6 +162,7 @@ GroupEnd RankGroup::run() {
       children_[rank].err.read_some(to_err(rank));
     }
     for (size_t rank = 0; rank < children_.size(); ++rank) reap(rank);
+    for (size_t rank = 0; rank < children_.size(); ++rank) fail_if_stopped(rank);
     for (std::ostream* stream : {&out_, &err_}) {
       stream->flush();
       stream->clear();  // what a full disk has no room for is lost, not all that follows
@@ -223,7 +228,7 @@ void RankGroup::wait_for_events() {
   for (const Child& child : children_)
     for (const int fd : {child.out.fd(), child.err.fd()})
       if (fd >= 0) fds.push_back({fd, POLLIN, 0});
-  int64_t timeout_ms = -1;
+  int64_t timeout_ms = children_.size() > 1 ? kLookMs : -1;
   if (kill_at_)
     timeout_ms = std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count());
   poll(fds.data(), fds.size(), static_cast<int>(timeout_ms));
@@ -293,6 +298,18 @@ void RankGroup::tell_failure(size_t rank, pid_t pid, int status) {
   err_ << "launch: rank " << rank << " of " << request_.ranks << " (process " << pid << ") " << how;
   err_ << (child.last_errors.empty() ? "; it wrote no errors\n" : "; its last errors:\n");
   for (const std::string& line : child.last_errors) err_ << "  " << line << '\n';
+  end(SIGTERM, kFailureGrace);
+}
+
+void RankGroup::fail_if_stopped(size_t rank) {
+  Child& child = children_[rank];
+  if (children_.size() == 1 || child.pid < 0 || kill_at_) return;
+  if (!comm::PeerProcess{child.pid, 0}.is_stopped()) return child.stopped_since.reset();
+  if (!child.stopped_since) child.stopped_since = Clock::now();
+  if (Clock::now() - *child.stopped_since < kMostStopped) return;
+  end_ = {GroupEnd::Kind::Failed, kExitFailed, concat("rank ", rank, comm::kIsStopped)};
+  err_ << "launch: rank " << rank << " of " << request_.ranks << " (process " << child.pid << ")" << comm::kIsStopped
+       << ", and holds up the others\n";
   end(SIGTERM, kFailureGrace);
 }
 

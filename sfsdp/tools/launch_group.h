@@ -104,6 +104,7 @@ class RankGroup {
   RankGroup& operator=(const RankGroup&) = delete;
 
   // Starts the ranks and returns when all have ended. At the first that fails the others get SIGTERM and after 5 s SIGKILL.
+  // One of several that has been stopped for 6 s has failed: before the ranks have met, nobody else can see it.
   GroupEnd run();
 
  private:
@@ -112,6 +113,7 @@ class RankGroup {
     pid_t pid = -1;  // -1: not started, or reaped
     LinePipe out, err;
     std::deque<std::string> last_errors;
+    std::optional<Clock::time_point> stopped_since = {};
   };
 
   void start(size_t rank);
@@ -120,6 +122,7 @@ class RankGroup {
   void wait_for_events();
   void reap(size_t rank);
   void tell_failure(size_t rank, pid_t pid, int status);
+  void fail_if_stopped(size_t rank);
   void stop(int signal);
   void end(int signal, Clock::duration grace);
   void kill_now();

@@ -200,6 +200,19 @@ TEST_CASE("launch: a rank that a signal ends is named with the signal") {
   CHECK(contains(result.err, "was ended by SIGSEGV (Segmentation fault, signal 11); it wrote no errors"));
 }
 
+// Before ranks meet nobody else knows of them.
+TEST_CASE("launch: a rank that is stopped is named and ends the group, one that goes on in time does not") {
+  const auto stopped = launch(shell("[ $RANK = 1 ] && kill -STOP $$; sleep 60", {"-n", "3"}));
+  CHECK(stopped.code == 1);
+  CHECK(contains(stopped.err, "launch: rank 1 of 3 (process "));
+  CHECK(contains(stopped.err, ") is stopped, by SIGSTOP or a debugger, and holds up the others\n"));
+  CHECK(stopped.seconds < 30);
+  const auto for_a_moment =
+      launch(shell("[ $RANK = 1 ] && { (sleep 1; kill -CONT $$) & kill -STOP $$; }; exit 0", {"-n", "2"}));
+  CHECK(for_a_moment.code == 0);
+  CHECK(for_a_moment.err.empty());
+}
+
 TEST_CASE("launch: what a rank leaves running does not keep the launcher waiting") {
   const PidFiles pids;
   const auto result = launch(shell("sleep 60 & " + pids.write_command("$!"), {"-n", "1"}));

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <vector>
 
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tools/commands.h"
 
 namespace sfsdp::tools {
@@ -73,7 +74,7 @@ TEST_CASE("opt runs passes in order and prints the text") {
   CHECK(result.err.find("merge_duplicates: changed") == 0);
   CHECK(result.err.find("dead_code: changed") != std::string::npos);
   const Run predicted = run({file.path(), "--pass", "merge_duplicates", "--metrics", "--machine",
-                             std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml"});
+                             testing::source_dir() + "/machines/dgx_h100.toml"});
   CHECK(predicted.out.find("return %y, %y") != std::string::npos);
   CHECK(predicted.err.find("; step ms 0.0") != std::string::npos);
 }

@@ -16,6 +16,7 @@
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/search_space.h"
+#include "sfsdp/tools/sweep.h"
 #include "sfsdp/tools/workers.h"
 #include "sfsdp/train/plan_summary.h"
 #include "sfsdp/tune/scaled_step.h"
@@ -27,7 +28,19 @@ namespace {
 struct Found {
   Candidate candidate;
   tune::ScaledEstimate step;  // estimated, then of the best simulated
+  bool fits = false;
 };
+
+bool names_system(const Request& request) {
+  return std::ranges::any_of(request.own.options,
+                             [](const GivenOption& option) { return option.name.starts_with("--simulate."); });
+}
+
+// Our plan, unless options name a system, whatever a config says of PyTorch's compiler.
+Request of_our_plan(Request request) {
+  if (!names_system(request)) request.own.options.push_back({"--simulate.execution", "fused"});
+  return request;
+}
 
 double exposed(const tune::ScaledEstimate& step) {
   double sum = 0;
@@ -40,11 +53,13 @@ std::string ms(double seconds) { return with_commas(seconds * 1e3, 1); }
 class Search {
  public:
   Search(const Request& request, const CaptureJob& capture)
-      : base_(config_of(request)),
+      : request_(of_our_plan(request)),
+        estimates_(!names_system(request)),
+        base_(config_of(request)),
         world_(request.world),
         threads_(threads_of(request)),
         machine_(cost::load_machine(request.get("machine"), train::attention_of(base_.model))),
-        memory_(tune::memory_of(train::tune_of(base_), machine_)),
+        tune_(train::tune_of(base_)),
         captures_(capture) {}
 
   void estimate() {
@@ -52,6 +67,11 @@ class Search {
     for (const Candidate& c : search_space(base_, world_)) {
       by_structure[structure_of(c)].push_back(found_.size());
       found_.push_back({c, {}});
+    }
+    if (!estimates_) {  // what a mesh changes of another system's step is not known
+      on_threads(threads_, found_.size(), [&](size_t i) { simulate(found_[i]); });
+      sort(found_);
+      return;
     }
     std::vector<std::vector<size_t>> groups;
     for (auto& [structure, members] : by_structure) groups.push_back(std::move(members));
@@ -62,36 +82,37 @@ class Search {
   // The fastest that fit, in the simulator's order.
   std::vector<Found> best(size_t count) {
     std::vector<Found> out(found_.begin(), found_.begin() + static_cast<ptrdiff_t>(std::min(2 * count, found_.size())));
-    on_threads(threads_, out.size(), [&](size_t i) { out[i].step = simulate(out[i].candidate); });
+    if (estimates_) on_threads(threads_, out.size(), [&](size_t i) { simulate(out[i]); });
     sort(out);
     if (out.size() > count) out.resize(count);
     return out;
   }
 
-  bool fits(const Found& f) const { return static_cast<double>(f.step.peak_bytes) <= memory_; }
+  // Bytes that a rank may use.
+  double memory_for(const Candidate& c) const { return tune::memory_of(tune_, machine_, mesh_of(c)); }
   const std::vector<Found>& found() const { return found_; }
   const cost::Machine& machine() const { return machine_; }
   const train::JobConfig& config() const { return base_; }
   int64_t world() const { return world_; }
-  double memory() const { return memory_; }
+  bool estimates() const { return estimates_; }
   double estimate_seconds() const { return estimate_seconds_; }
 
  private:
   // Those that fit first, by time; then by memory.
   void sort(std::vector<Found>& all) const {
     std::ranges::stable_sort(all, [&](const Found& a, const Found& b) {
-      if (fits(a) != fits(b)) return fits(a);
-      return fits(a) ? a.step.seconds < b.step.seconds : a.step.peak_bytes < b.step.peak_bytes;
+      if (a.fits != b.fits) return a.fits;
+      return a.fits ? a.step.seconds < b.step.seconds : a.step.peak_bytes < b.step.peak_bytes;
     });
   }
 
-  //   copies: all gradients are copied into their buckets; which copies a mesh saves depends on its peak, so that meshes
-  //           would not have the same kernels
-  plan::StepPlan compile(const Candidate& c, bool copies) {
+  // All gradients are copied into their buckets; which copies a mesh saves depends on its peak, so that meshes would not have
+  // the same kernels.
+  plan::StepPlan compile(const Candidate& c) {
     const train::JobConfig config = config_of(base_, c);
     train::StepSetup setup = train::step_setup(config, world_);
     setup.options.target = cost::target_of(machine_);
-    if (copies) setup.options.pipeline.disable.emplace_back("write_in_buckets");
+    setup.options.pipeline.disable.emplace_back("write_in_buckets");
     return captures_.compile(config, std::move(setup)).plan;
   }
 
@@ -99,31 +120,44 @@ class Search {
   void estimate_group(const std::vector<size_t>& members) {
     const auto shards = [&](size_t i) { return found_[i].candidate.shard; };
     const auto [least, most] = std::ranges::minmax_element(members, {}, shards);
-    const plan::StepPlan a = compile(found_[*least].candidate, true);
+    const plan::StepPlan a = compile(found_[*least].candidate);
     std::optional<plan::StepPlan> b;
-    if (shards(*least) != shards(*most)) b = compile(found_[*most].candidate, true);
+    if (shards(*least) != shards(*most)) b = compile(found_[*most].candidate);
     tune::ScaledStep step(a, b ? *b : a, machine_);
     std::vector<std::vector<ir::MeshAxis>> meshes;
-    for (const size_t i : members)
-      meshes.push_back(train::make_mesh(config_of(base_, found_[i].candidate).parallelism, world_).axes());
+    for (const size_t i : members) meshes.push_back(mesh_of(found_[i].candidate));
     const auto start = std::chrono::steady_clock::now();
     for (size_t m = 0; m < members.size(); ++m)
-      found_[members[m]].step = step.at(meshes[m], found_[members[m]].candidate.accumulation);
+      estimated(found_[members[m]], step.at(meshes[m], found_[members[m]].candidate.accumulation));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const std::lock_guard lock(mutex_);
     estimate_seconds_ += took.count();
   }
 
-  tune::ScaledEstimate simulate(const Candidate& c) {
-    const plan::StepPlan plan = compile(c, false);
-    const sim::Simulation s = sim::simulate(plan.graph, machine_, {.edges = &plan.edges});
-    return {s.step_seconds, s.compute_seconds, s.exposed_seconds, plan.memory.peak()};
+  std::vector<ir::MeshAxis> mesh_of(const Candidate& c) const {
+    return train::make_mesh(config_of(base_, c).parallelism, world_).axes();
   }
 
+  void estimated(Found& f, tune::ScaledEstimate step) const {
+    f.step = std::move(step);
+    f.fits = static_cast<double>(f.step.peak_bytes) <= memory_for(f.candidate);
+  }
+
+  void simulate(Found& f) {
+    const SimulatedConfig simulated = simulate_config(request_, config_of(base_, f.candidate), captures_);
+    const SimulateReport& report = simulated.report;
+    const sim::Simulation& s = report.simulation;
+    f.step = {s.step_seconds, s.compute_seconds, s.exposed_seconds, report.peak_bytes()};
+    f.fits = report.fits();
+    if (estimates_) f.fits = f.fits && static_cast<double>(f.step.peak_bytes) <= memory_for(f.candidate);
+  }
+
+  const Request request_;
+  const bool estimates_;  // our plan: scaled from few that are compiled
   const train::JobConfig base_;
   const int64_t world_, threads_;
   const cost::Machine machine_;
-  const double memory_;
+  const tune::TuneOptions tune_;
   Captures captures_;
   std::vector<Found> found_;
   std::mutex mutex_;
@@ -166,7 +200,7 @@ void print_best(std::ostream& out, const Search& search, const std::vector<Found
     };
     out << right(ms(f.step.seconds), 12) << right(with_commas(tokens, 0), 10) << right(ms(exposed(f.step)), 13)
         << right(with_commas(static_cast<double>(f.step.peak_bytes) / (1 << 30), 1), 10)
-        << (search.fits(f) ? "" : "  out of memory") << "\n";
+        << (f.fits ? "" : "  out of memory") << "\n";
   }
 }
 
@@ -187,7 +221,7 @@ void print_why(std::ostream& out, const Search& search, const Candidate& winner)
       if (std::ranges::find(seen, value) != seen.end()) continue;
       seen.push_back(value);
       out << "  " << name << " " << value << ": ";
-      if (!search.fits(f)) {
+      if (!f.fits) {
         out << "does not fit, at least " << train::bytes_text(f.step.peak_bytes) << "\n";
         continue;
       }
@@ -197,7 +231,7 @@ void print_why(std::ostream& out, const Search& search, const Candidate& winner)
           if (!is(g, k, k == i ? value : chosen.at(k).second)) return false;
         return true;
       });
-      if (alone != all.end() && !search.fits(*alone))
+      if (alone != all.end() && !alone->fits)
         out << "; with all else as the first it needs " << train::bytes_text(alone->step.peak_bytes);
       out << "\n";
     }
@@ -212,7 +246,7 @@ void print_json(std::ostream& out, const Search& search, const std::vector<Found
                      ", \"step_seconds\": ", shortest(f.step.seconds),
                      ", \"compute_seconds\": ", shortest(f.step.compute_seconds),
                      ", \"exposed_seconds\": ", shortest(exposed(f.step)), ", \"peak_bytes\": ", f.step.peak_bytes,
-                     ", \"fits\": ", search.fits(f) ? "true" : "false", "}");
+                     ", \"fits\": ", f.fits ? "true" : "false", "}");
     }
     return concat('[', text, ']');
   };
@@ -236,14 +270,14 @@ int run_search(const Request& request, const CaptureJob& capture, std::ostream& 
     print_json(out, search, best);
     return 0;
   }
-  const auto fitting = std::ranges::count_if(search.found(), [&](const Found& f) { return search.fits(f); });
+  const auto fitting = std::ranges::count_if(search.found(), &Found::fits);
   const Candidate& first = best[0].candidate;
   out << "Model " << search.config().model.name << " " << search.config().model.flavor << " on " << search.world()
       << " × " << search.machine().device << " (" << search.machine().name << "), "
       << first.local * first.accumulation * search.world()
       << " sequences a step: " << with_commas(static_cast<int64_t>(search.found().size()))
-      << " configurations estimated, " << fitting << " fit into "
-      << train::bytes_text(static_cast<int64_t>(search.memory())) << ", the best simulated, in "
+      << (search.estimates() ? " configurations estimated, " : " configurations simulated, ") << fitting << " fit into "
+      << train::bytes_text(static_cast<int64_t>(search.memory_for(first))) << ", the best simulated, in "
       << with_commas(seconds, 1) << " s\n";
   print_best(out, search, best);
   print_why(out, search, first);

@@ -54,10 +54,11 @@ tune::StepProfile profile_of(const Request& request, const Program& program, con
   config.parallelism.fsdp_layout = "dim0";
   config.parallelism.fsdp_wrap = "manual";
   config.debug.disable_pass = passes::overlap_passes();
-  for (const char* pass : {"reshard", "copy_buckets", "fuse", "write_in_buckets"})
+  for (const char* pass : {"reshard", "copy_buckets", "fuse", "remat_in_kernels", "write_in_buckets"})
     config.debug.disable_pass.emplace_back(pass);
   train::CompiledJob single = train::make_job(config, request.world, {.target = cost::target_of(machine)});
-  tune::StepProfile profile = tune::profile_step(single.program->training(single.example).graph, machine);
+  const Held<const Program::Variant> first = single.program->first();
+  tune::StepProfile profile = tune::profile_step(first->graph, machine);
   tune::read_options(profile, tune::options_with_units(program.options().pipeline, program.options().tune));
   return profile;
 }
@@ -98,6 +99,9 @@ void explain(std::ostream& out, const Request& request, const Program& program, 
 
 int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   if (request.has("search")) return run_search(request, train::capture_job, out, err);
+  for (const GivenOption& option : request.own.options)
+    if (option.name.starts_with("--simulate."))
+      throw UserError(concat(option.name, " without --search\n  expected it with --search, or with sfsdp simulate"));
   const train::JobConfig config = config_of(request);
   std::optional<cost::Machine> machine;
   if (request.has("machine"))
@@ -105,7 +109,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   train::JobOptions options;
   if (machine) options.target = cost::target_of(*machine);
   train::CompiledJob job = train::make_job(config, request.world, options);
-  const Program::Variant& variant = job.program->training(job.example);
+  const Held<const Program::Variant> first = job.program->first();
+  const Program::Variant& variant = *first;
   if (request.has("explain")) {
     if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
     explain(out, request, *job.program, variant, *machine);

@@ -48,7 +48,9 @@ std::string page_of(const SimulateReport& report, const ir::Graph& graph, const 
   page.setup = report_setup(report);
   page.figures = report_figures(report);
   page.fits = report.fits();
-  page.limit_bytes = static_cast<int64_t>(report.machine.memory_bytes);
+  if (report.pytorch)
+    page.memory_name = "Our plan's memory, GiB";  // which buffers PyTorch has when, is not written down
+  page.limit_bytes = report.room_bytes();
   page.state_bytes = report.memory.state_bytes;
   page.buckets = sim::bucket_table(graph, report.simulation, rules_of(graph, units));
   return sim::html_report(page, report.simulation, sim::memory_over_time(graph, report.memory, report.simulation));
@@ -91,7 +93,8 @@ void show_simulation(const Request& request, const SimulateSetup& setup, const p
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   if (request.has("trace")) {
-    const auto memory = sim::memory_over_time(graph, report.memory, report.simulation);
+    std::vector<sim::MemorySample> memory;  // of a plan: PyTorch's is another
+    if (!report.pytorch) memory = sim::memory_over_time(graph, report.memory, report.simulation);
     write_text(sim::chrome_trace(report.simulation, memory, report.memory.state_bytes), request.get("trace"),
                "--trace");
   }
@@ -108,7 +111,7 @@ void show_simulation(const Request& request, const SimulateSetup& setup, const p
     print_peak(out, report, static_cast<size_t>(whole_option(request, "simulate.memory_depth", "1")));
 }
 
-// The plan has model, mesh and batch in it. Of a config, only what its kernels take is not.
+// The plan has model, mesh and batch in it; only what kernels take is the config's to say.
 void expect_no_keys(const Request& request) {
   std::vector<std::string> given;
   for (const std::string& arg : request.config_args) given.push_back(arg.substr(0, arg.find('=')));

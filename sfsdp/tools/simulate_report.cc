@@ -39,7 +39,7 @@ std::string by_stream(const sim::PyTorchMemory& memory, const std::function<std:
 
 std::string pytorch_json(const SimulateReport& r) {
   if (!r.pytorch) return "";
-  return concat(", \"allocated_bytes\": ", r.pytorch->allocated_bytes,
+  return concat(", \"allocated_bytes\": ", r.pytorch->allocated_bytes, ", \"held_bytes\": ", r.pytorch->held_bytes,
                 ", \"reserved_bytes\": ", r.pytorch->reserved_bytes, ", \"reserved_by_stream\": {",
                 by_stream(*r.pytorch, [](const std::string& name,
                                          int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
@@ -73,16 +73,19 @@ std::string verdict(const SimulateReport& r) {
   const std::string known = concat("nine of ten published peaks are within ", fixed(100 * kKnownMemoryError, 0), " %");
   if (!r.fits()) return concat("out of memory, ", far, "; ", known);
   if (distance < 0)
-    return concat("tensors fit, the allocator would hold more and gives back what it caches, ", far, "; ", known);
+    return concat("what holds tensors fits, the allocator would keep more and gives that back, ", far, "; ", known);
   return concat(distance < kKnownMemoryError ? "may just fit, " : "fits, ", far, "; ", known);
 }
 
 std::string memory_line(const SimulateReport& r) {
-  const std::string limit = train::bytes_text(static_cast<int64_t>(r.machine.memory_bytes));
+  const auto device = static_cast<int64_t>(r.machine.memory_bytes);
+  std::string limit = train::bytes_text(device);
+  if (const int64_t outside = device - r.room_bytes(); outside > 0)
+    limit += concat(" less ", train::bytes_text(outside), " for the driver and communicators");
   if (r.pytorch)
     return concat("Memory: state ", train::bytes_text(r.pytorch->state_bytes), ", allocated ",
-                  train::bytes_text(r.pytorch->allocated_bytes), ", reserved ",
-                  train::bytes_text(r.pytorch->reserved_bytes), " (",
+                  train::bytes_text(r.pytorch->allocated_bytes), ", held ", train::bytes_text(r.pytorch->held_bytes),
+                  ", reserved ", train::bytes_text(r.pytorch->reserved_bytes), " (",
                   by_stream(*r.pytorch, [](const std::string& name,
                                            int64_t bytes) { return concat(name, " ", train::bytes_text(bytes)); }),
                   "), the loss ", r.loss, ", of ", limit, ": ", verdict(r));
@@ -100,11 +103,16 @@ int64_t SimulateReport::peak_bytes() const {
   return shows_allocated ? pytorch->allocated_bytes : pytorch->reserved_bytes;
 }
 
-double SimulateReport::distance() const { return 1 - static_cast<double>(peak_bytes()) / machine.memory_bytes; }
-
-bool SimulateReport::fits() const {
-  return static_cast<double>(pytorch ? pytorch->allocated_bytes : memory.peak()) <= machine.memory_bytes;
+int64_t SimulateReport::room_bytes() const {
+  const int64_t counted = pytorch || memory.workspaces.empty() ? 0 : memory.workspace_bytes() - memory.workspaces[0];
+  return static_cast<int64_t>(machine.memory_bytes) - std::max<int64_t>(outside_bytes - counted, 0);
 }
+
+double SimulateReport::distance() const {
+  return 1 - static_cast<double>(peak_bytes()) / static_cast<double>(room_bytes());
+}
+
+bool SimulateReport::fits() const { return (pytorch ? pytorch->held_bytes : memory.peak()) <= room_bytes(); }
 
 void print_report(std::ostream& out, const SimulateReport& r) {
   const sim::Simulation& s = r.simulation;
@@ -134,13 +142,18 @@ std::vector<std::pair<std::string, std::string>> report_figures(const SimulateRe
   const sim::Simulation& s = r.simulation;
   const auto ms = [](double seconds) { return with_commas(seconds * 1e3, 2) + " ms"; };
   const auto gib = [](int64_t bytes) { return train::bytes_text(bytes); };
-  return {{"step", ms(s.step_seconds)},
-          {"tokens/s per device", with_commas(r.tokens_per_second, 0)},
-          {"MFU", fixed(100 * r.mfu, 2) + " %"},
-          {"compute", ms(s.compute_seconds)},
-          {"exposed communication", ms(s.exposed())},
-          {"peak memory", concat(gib(r.peak_bytes()), " of ", gib(static_cast<int64_t>(r.machine.memory_bytes)))},
-          {"of it sharded state", gib(r.memory.state_bytes)}};
+  std::vector<std::pair<std::string, std::string>> figures = {{"step", ms(s.step_seconds)}};
+  if (r.tokens_per_second > 0) {  // a plan alone does not say how many tokens it has
+    figures.emplace_back("tokens/s per device", with_commas(r.tokens_per_second, 0));
+    figures.emplace_back("MFU", fixed(100 * r.mfu, 2) + " %");
+  }
+  const std::vector<std::pair<std::string, std::string>> others = {
+      {"compute", ms(s.compute_seconds)},
+      {"exposed communication", ms(s.exposed())},
+      {"peak memory", concat(gib(r.peak_bytes()), " of ", gib(static_cast<int64_t>(r.machine.memory_bytes)))},
+      {"of it sharded state", gib(r.memory.state_bytes)}};
+  figures.insert(figures.end(), others.begin(), others.end());
+  return figures;
 }
 
 void print_report_json(std::ostream& out, const SimulateReport& r) {
@@ -163,8 +176,8 @@ void print_report_json(std::ostream& out, const SimulateReport& r) {
       << ", \"exposed_seconds\": " << kinds(s.exposed_seconds) << ", \"op_classes\": " << op_classes_json(s)
       << notes_json(r.notes) << ", \"state_bytes\": " << r.memory.state_bytes
       << ", \"arena_bytes\": " << r.memory.arena_bytes << ", \"live_bytes\": " << r.memory.live_bytes
-      << ", \"peak_bytes\": " << r.peak_bytes() << pytorch_json(r) << ", \"fits\": " << (r.fits() ? "true" : "false")
-      << "}\n";
+      << ", \"peak_bytes\": " << r.peak_bytes() << ", \"room_bytes\": " << r.room_bytes() << pytorch_json(r)
+      << ", \"fits\": " << (r.fits() ? "true" : "false") << "}\n";
 }
 
 }  // namespace sfsdp::tools

@@ -20,6 +20,7 @@ struct SimulateReport {
   std::string model, mesh, execution;
   cost::Machine machine;
   int64_t world = 1;
+  int64_t outside_bytes = 0;  // of the device's memory: cost::bytes_outside
   sim::Simulation simulation;
   plan::MemoryPlan memory;
   std::optional<sim::PyTorchMemory> pytorch;  // of executions that are PyTorch's
@@ -28,9 +29,12 @@ struct SimulateReport {
   double tokens_per_second = 0;               // per device; 0: not known, as of a plan alone
   double mfu = 0;                             // of the machine's bf16 peak, by kMfuFormula
   int64_t peak_bytes() const;
-  // An allocator that runs full gives back what it caches, so PyTorch runs as long as its tensors fit.
+  // What the device has beside the driver's context and the communicators' buffers (cost::bytes_outside); a plan has counted a
+  // part of these buffers itself.
+  int64_t room_bytes() const;
+  // An allocator that runs full gives back the segments and pages without tensors, so PyTorch runs as long as the others fit.
   bool fits() const;
-  // How far the peak is below the device's memory, as a share of that; negative: above.
+  // How far the peak is below that room, as a share of it; negative: above.
   double distance() const;
 };
 

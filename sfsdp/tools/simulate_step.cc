@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/device_memory.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/pytorch/memory.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -83,7 +84,7 @@ sim::PyTorchLoss loss_of(const Request& request, const train::JobConfig& config,
 // stands outside of compiled blocks is as in eager mode.
 cost::Composites composites_of(const Request& request, const train::JobConfig& config, cost::Execution execution) {
   const bool composite_norm = choice_of(request, "simulate.norm", {"composite", "fused"}) == "composite";
-  const bool complex_rope = choice_of(request, "simulate.rope", {"complex", "real"}) == "complex";
+  const std::string rope = choice_of(request, "simulate.rope", {"complex", "real", "fused"});
   const bool separate_loss = loss_of(request, config, execution) != sim::PyTorchLoss::Fused;
   const bool foreach_update = choice_of(request, "simulate.update", {"fused", "foreach"}) == "foreach";
   const bool whole_blocks = choice_of(request, "simulate.checkpoint", {"early_stop", "whole"}) == "whole";
@@ -91,12 +92,24 @@ cost::Composites composites_of(const Request& request, const train::JobConfig& c
   const bool eager = execution == cost::Execution::Eager;
   if (!eager && execution != cost::Execution::Compile) return {};
   return {.norm = eager && composite_norm,
-          .rope = eager || complex_rope,
-          .real_rope = eager,
+          .rope = rope != "fused" && (eager || rope == "complex"),
+          .real_rope = rope != "fused" && eager,
           .loss = separate_loss,
           .update = foreach_update,
           .heads = true,
           .whole_blocks = eager && whole_blocks && !lists_products};
+}
+
+sim::StepGathers step_gathers_of(const Request& request) {
+  static const std::vector<std::pair<std::string, sim::StepGathers>> kWords = {
+      {"forward", sim::StepGathers::Forward},
+      {"update", sim::StepGathers::Update},
+      {"broadcast", sim::StepGathers::BroadcastUpdate},
+      {"broadcast_forward", sim::StepGathers::BroadcastForward}};
+  std::vector<std::string> words;
+  for (const auto& [word, gathers] : kWords) words.push_back(word);
+  const std::string chosen = choice_of(request, "simulate.step_gathers", words);
+  return std::ranges::find(kWords, chosen, &std::pair<std::string, sim::StepGathers>::first)->second;
 }
 
 sim::SimulateOptions options_of(const Request& request, const train::JobConfig& config, const std::string& execution) {
@@ -108,9 +121,7 @@ sim::SimulateOptions options_of(const Request& request, const train::JobConfig& 
     options.timelines = sim::Timelines::PerRank;
   options.system = system_of(request, options.execution);
   options.composites = composites_of(request, config, options.execution);
-  const std::string gathers = choice_of(request, "simulate.step_gathers", {"forward", "update", "broadcast"});
-  if (gathers == "update") options.step_gathers = sim::StepGathers::Update;
-  if (gathers == "broadcast") options.step_gathers = sim::StepGathers::Broadcast;
+  options.step_gathers = step_gathers_of(request);
   if (choice_of(request, "simulate.reductions", {"overlap", "block"}) == "block")
     options.reductions = sim::Reductions::Block;
   return options;
@@ -182,6 +193,7 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
         std::ranges::find(kLosses, setup.pytorch->loss, &std::pair<std::string_view, sim::PyTorchLoss>::second)->first;
   report.machine = setup.machine;
   report.world = facts.world;
+  report.outside_bytes = cost::bytes_outside(setup.machine, graph.mesh);
   report.simulation = sim::simulate(graph, setup.machine, setup.options);
   report.memory = std::move(memory);
   if (setup.pytorch) report.pytorch = sim::pytorch_memory(graph, *setup.pytorch, setup.segments);

@@ -15,7 +15,8 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
     for (const std::string& note : setup.notes) err << note << '\n';
   const train::CompiledJob job =
       train::make_job(config, request.world, {.fuse = setup.fuse_scope(), .target = cost::target_of(setup.machine)});
-  show_simulation(request, setup, job.program->training(job.example).plan,
+  const Held<const Program::Variant> first = job.program->first();
+  show_simulation(request, setup, first->plan,
                   {.model = config.model.name + " " + config.model.flavor,
                    .mesh = to_string(job.program->strategy().mesh),
                    .world = request.world,

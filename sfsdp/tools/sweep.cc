@@ -35,24 +35,9 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
   for (const char* option : {"sweep", "trace", "html", "simulate.memory_depth"})
     if (request.has(option))
       throw UserError(concat("--", option, " in a case of a sweep\n  expected it without --sweep, for one step"));
-  const train::JobConfig config = config_of(request);
-  SimulateSetup setup = simulate_setup(request, config);
-  train::StepSetup made = train::step_setup(config, request.world);
-  made.options.pipeline.fuse.scope = setup.fuse_scope();
-  made.options.target = cost::target_of(setup.machine);
-  const auto [plan, flops_per_token] = captures.compile(config, made);
-  std::optional<ir::Graph> executed;
-  if (setup.options.execution == cost::Execution::Reference) executed = passes::decomposed(plan.graph);
-  if (!executed) setup.options.edges = &plan.edges;
-  const SimulateReport report =
-      simulate_step(executed ? *executed : plan.graph, executed ? reference_memory(*executed) : plan.memory, setup,
-                    {.model = config.model.name + " " + config.model.flavor,
-                     .mesh = to_string(made.strategy.mesh),
-                     .world = request.world,
-                     .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
-                     .flops_per_token = flops_per_token});
   std::ostringstream text;
-  print_report_json(text, report);
+  const SimulatedConfig simulated = simulate_config(request, config_of(request), captures);
+  print_report_json(text, simulated.report);
   return text.str();
 }
 
@@ -98,6 +83,27 @@ class Lines {
 };
 
 }  // namespace
+
+SimulatedConfig simulate_config(const Request& request, const train::JobConfig& config, Captures& captures) {
+  SimulateSetup setup = simulate_setup(request, config);
+  train::StepSetup made = train::step_setup(config, request.world);
+  made.options.pipeline.fuse.scope = setup.fuse_scope();
+  made.options.target = cost::target_of(setup.machine);
+  SimulatedConfig out{.step = captures.compile(config, made), .executed = {}, .report = {}};
+  const plan::StepPlan& plan = out.step.plan;
+  if (setup.options.execution == cost::Execution::Reference)
+    out.executed = passes::decomposed(plan.graph);
+  else
+    setup.options.edges = &plan.edges;
+  out.report = simulate_step(out.executed ? *out.executed : plan.graph,
+                             out.executed ? reference_memory(*out.executed) : plan.memory, setup,
+                             {.model = config.model.name + " " + config.model.flavor,
+                              .mesh = to_string(made.strategy.mesh),
+                              .world = request.world,
+                              .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
+                              .flops_per_token = out.step.flops_per_token});
+  return out;
+}
 
 int run_sweep(const Request& request, const CaptureJob& capture, std::ostream& out, std::ostream& err) {
   const std::string file = request.get("sweep");

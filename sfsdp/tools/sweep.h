@@ -3,11 +3,22 @@
 #pragma once
 
 #include <iosfwd>
+#include <optional>
 
 #include "sfsdp/tools/captures.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/simulate_report.h"
 
 namespace sfsdp::tools {
+
+struct SimulatedConfig {
+  CompiledStep step;
+  std::optional<ir::Graph> executed;  // where that is not the plan's graph
+  SimulateReport report;              // points into the graph
+};
+
+// One configuration on the machine and the system that the options of `request` name.
+SimulatedConfig simulate_config(const Request& request, const train::JobConfig& config, Captures& captures);
 
 // A line of JSON for each case of the file, in its order: the case, then what --json prints for it, or an `error`.
 // Options of the command line hold for all cases that do not set them. How many there were goes to `err`.

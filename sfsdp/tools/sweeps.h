@@ -24,8 +24,8 @@ struct TimedTask {
   bool part = true;
 };
 
-// Without the first, which fetches code, and those that took more than twice the median: the machine stood still. Of one
-// sweep that one. To leave out more would be to choose sweeps in which the longest task happened to be fast. Not a
+// Without the first, which fetches code, and those that took more than twice the median: the machine stood still. One
+// sweep alone stays. To leave out more would be to choose sweeps in which the longest task happened to be fast. Not a
 // number: never.
 std::vector<size_t> undisturbed(std::span<const double> sweep_seconds);
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tools/tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -12,7 +13,7 @@ namespace {
 
 const train::Tokenizer& tokenizer() {
   static const train::Tokenizer kTokenizer =
-      train::Tokenizer::load(SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3");
+      train::Tokenizer::load(testing::source_dir() + "/tests/fixtures/tokenizers/llama3");
   return kTokenizer;
 }
 

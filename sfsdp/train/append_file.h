@@ -23,7 +23,7 @@ class AppendFile {
   //   throws: UserError naming the path, what the system says and --job.dump_folder; also for a pipe
   AppendFile(std::string path, Say say);
 
-  // One record, in one system call where the disk has room. Of one that does not fit nothing stays in the file.
+  // One record, in one system call where the disk has room. Nothing stays in the file of one that does not fit.
   //   returns: whether it is written
   bool write(std::string_view record);
   // Keeps the first `size` bytes.  throws: UserError

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/job_data.h"
 
 #include <doctest/doctest.h>
@@ -88,7 +89,7 @@ TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, a
   JobConfig config;
   config.model.hf_assets_path = folder / "llama3";
   folder.write("llama3/tokenizer.json",
-               read_text_file(SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3/tokenizer.json", 1 << 20));
+               read_text_file(testing::source_dir() + "/tests/fixtures/tokenizers/llama3/tokenizer.json", 1 << 20));
   folder.write("llama3/tokenizer_config.json",
                R"({"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}})");
   const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
@@ -132,7 +133,7 @@ TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, a
 TEST_CASE("text and JSON lines are tokenized once, and what is read are the tokenizer's ids in the files' order") {
   const testing::TemporaryFolder folder;
   JobConfig config;
-  config.model.hf_assets_path = SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3";
+  config.model.hf_assets_path = testing::source_dir() + "/tests/fixtures/tokenizers/llama3";
   config.job.dump_folder = folder / "out";
   const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
   std::vector<int64_t> expected;

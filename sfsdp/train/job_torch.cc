@@ -153,7 +153,8 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
   const Program& program = step.program();
   const Strategy& strategy = program.strategy();
   std::set<std::string> written;  // by forward: each data rank's own
-  for (const ir::Carry& carry : program.first_graph().carries)
+  const Held<const Program::Variant> first = program.first();
+  for (const ir::Carry& carry : first->graph.carries)
     written.insert(carry.current->producer()->attr<std::string>("name"));
   const auto values = step.state_dict();
   std::vector<checkpoint::Piece> pieces;
@@ -225,7 +226,8 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();
   options.about.mesh = to_string(strategy.mesh);
-  options.about.plan = hex(program.hash_of(program.training(job.example)));
+  const Held<const Program::Variant> first = program.first();
+  options.about.plan = hex(program.hash_of(*first));
   options.about.sfsdp_version = version();
   options.about.torch_version = TORCH_VERSION;
   return options;

@@ -14,6 +14,7 @@
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 #include "sfsdp/train/checkpoint/checkpointer.h"
 #include "sfsdp/train/job.h"
@@ -54,7 +55,7 @@ std::shared_ptr<Program> program_of(const Layout& layout) {
   compile.seed = 7;
   if (layout.search) {
     compile.tune.wrap = tune::Wrap::Search;
-    compile.tune.machine = std::string(SFSDP_SOURCE_DIR) + "/machines/dgx_h100.toml";
+    compile.tune.machine = testing::source_dir() + "/machines/dgx_h100.toml";
   }
   std::vector<MeshAxis> axes = {{"dp_shard", layout.shards}};
   if (layout.replicas > 1) axes.insert(axes.begin(), {"dp_replicate", layout.replicas});

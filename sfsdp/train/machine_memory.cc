@@ -49,7 +49,7 @@ int64_t limit_of_group(const fs::path& root, const std::string& group, const cha
   }
 }
 
-// Of version 2 ("0::/a/b") and of version 1 ("9:memory:/a/b").
+// Reads the groups of version 2 ("0::/a/b") and of version 1 ("9:memory:/a/b").
 int64_t limit_of_groups(const std::string& proc, const fs::path& groups) {
   int64_t limit = std::numeric_limits<int64_t>::max();
   std::ifstream file(proc + "/self/cgroup");

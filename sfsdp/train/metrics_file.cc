@@ -48,9 +48,20 @@ int64_t bytes_up_to(const std::string& path, int64_t last_step) {
   return line_begin;
 }
 
+// Devices have no end to read up to (/dev/full), and nothing that is written can be cut off again.
+void expect_file(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw UserError(concat(path,
+                           ": is no regular file\n  expected one, as a run that goes on cuts off what it writes "
+                           "again; remove it, or set --job.dump_folder"));
+}
+
 }  // namespace
 
 MetricsFile::MetricsFile(const std::string& path, int64_t last_step, Say say) : file_(path, std::move(say)) {
+  expect_file(path);
   file_.truncate(last_step > 0 ? bytes_up_to(path, last_step) : 0);
 }
 

@@ -114,4 +114,13 @@ TEST_CASE("a metrics file that cannot be written names itself and the cure") {
   CHECK_THROWS_WITH_AS(MetricsFile(scratch.path, 0, {}), doctest::Contains("set --job.dump_folder"), UserError);
 }
 
+TEST_CASE("a metrics file that is a link to a device without an end is refused, at the first start and when going on") {
+  const ScratchFile scratch;
+  std::filesystem::create_directories(scratch.folder / "outputs");
+  std::filesystem::create_symlink("/dev/full", scratch.path);
+  for (const int64_t last_step : {0, 4})
+    CHECK_THROWS_WITH_AS(MetricsFile(scratch.path, last_step, {}),
+                         doctest::Contains("metrics.jsonl: is no regular file"), UserError);
+}
+
 }  // namespace sfsdp::train

@@ -33,7 +33,7 @@ class ProgressLine {
 
 // Whether file descriptor `fd` is a terminal that takes the control characters that this needs.
 bool is_live_terminal(int fd);
-// Of the terminal `fd`; 80 where it does not say.
+// How wide the terminal `fd` is; 80 where it does not say.
 int terminal_columns(int fd);
 
 }  // namespace sfsdp::train

@@ -8,7 +8,7 @@
 namespace sfsdp::train {
 namespace {
 
-// Of a row of steps from `first` on; "s" is skipped, "u" updates. The step at which it ends, 0: none.
+// The step at which a row of steps from `first` on ends the run; 0: none does. "s" is skipped, "u" updates.
 int64_t ends_at(SkippedSteps& steps, int64_t first, const std::string& row, std::string* message) {
   for (const char what : row) {
     CHECK(steps.note(first, what == 's').empty() == (what == 'u'));

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/tensorboard.h"
 
 #include <doctest/doctest.h>
@@ -124,7 +125,7 @@ TEST_CASE("events are those that the tensorboard package writes, byte for byte")
       framed(scalar_event(1700000002, 1, two)) + one(1700000003, 300, {"n_tokens_seen", 16777216}) +
       one(1700000004, 5000000000, {"grad_norm", -kNan}) + one(1700000005, 5000000001, {"grad_norm", kInf}) +
       one(1700000006, 5000000002, {long_tag, 1e-40});
-  CHECK(written == read_file(SFSDP_SOURCE_DIR "/tests/fixtures/tensorboard.events"));
+  CHECK(written == read_file(testing::source_dir() + "/tests/fixtures/tensorboard.events"));
 }
 
 TEST_CASE("an event file reads back: its version first, then each step's values") {

@@ -105,6 +105,11 @@ double measure_peak_flops(at::ScalarType dtype) {
   return best;
 }
 
+PlannedMemory memory_of(const Program& program) {
+  const Held<const Program::Variant> first = program.first();
+  return planned_memory(first->graph);
+}
+
 class Trainer {
  public:
   Trainer(JobConfig config, comm::CommWorld* world, std::ostream& out)
@@ -172,7 +177,7 @@ class Trainer {
     }
   }
   // Where the folder cannot be written, whatever the reason, the state is saved as a checkpoint: what the cure needs is not
-  // lost. Of two errors the first is the cause.
+  // lost. The first of two errors is the cause.
   void save_in_hf() {
     try {
       log_.notice(export_last(config_, job_, *step_, world_));
@@ -188,7 +193,7 @@ class Trainer {
   // Before the step's tensors are made.
   void check_memory() {
     machine_ = read_machine_memory();
-    planned_ = planned_memory(graph());
+    planned_ = memory_of(*job_.program);
     const int64_t local_ranks = world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
     const std::string note = check_planned_memory(planned_.total(), local_ranks, machine_);
     if (!note.empty()) job_.notices.push_back(note);
@@ -237,7 +242,6 @@ class Trainer {
   }
   int64_t rank() const { return world_ ? world_->rank() : 0; }
   int64_t world_size() const { return world_ ? world_->world_size() : 1; }
-  const ir::Graph& graph() { return job_.program->training(job_.example).graph; }
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
   int64_t global_batch() const { return job_.shares.global; }
 
@@ -340,7 +344,8 @@ class Trainer {
     const bool half = compute_dtype(config_.training) == "bfloat16";
     facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
     facts.device_bytes = machine_.ram_bytes;
-    facts.plan = summarise(graph());
+    const Held<const Program::Variant> first = job_.program->first();
+    facts.plan = summarise(first->graph);
     facts.memory = planned_;
     facts.datasets = describe(loader_);
     facts.last_step = last_step_;
@@ -375,7 +380,7 @@ int estimate_memory(const JobConfig& config, std::ostream& out) {
   if (number_from_environment("RANK", 0) != 0) return 0;
   const int64_t world_size = number_from_environment("WORLD_SIZE", 1);
   const CompiledJob job = make_job(config, world_size);
-  const PlannedMemory memory = planned_memory(job.program->first_graph());
+  const PlannedMemory memory = memory_of(*job.program);
   out << "Memory of each of " << world_size << (world_size == 1 ? " rank" : " ranks") << ", mesh "
       << to_string(job.program->strategy().mesh) << ": planned peak " << bytes_text(memory.total()) << "\n  parameters "
       << bytes_text(memory.parameters) << ", optimizer and buffers " << bytes_text(memory.optimizer) << ", gradients "
@@ -391,6 +396,11 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
   // From the first step to the end of the process: a launcher's SIGTERM must not cut short what is said of an error.
   std::optional<StopSignals> stop_signals;
   int status = kExitUserError;  // of a UserError: before the first step it is about what was given
+  const auto tell = [&](const std::exception& error) {
+    err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
+    if (dynamic_cast<const PassingError*>(&error)) return kExitFailed;
+    return dynamic_cast<const UserError*>(&error) ? status : kExitFailed;
+  };
   try {
     exec::count_memory();
     const JobConfig config = load_config(args);
@@ -404,16 +414,16 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
       stop_signals.emplace();
       return trainer.run(*stop_signals);
     } catch (const std::exception& error) {
+      const int code =
+          tell(error);  // first: to tell the others takes seconds where rank 0, which has the store, is stopped
       if (world) {
         world->abort(with_keys(error.what()));  // the others need not wait for the timeout
         write_flight_record(config, *world, *recorder, with_keys(error.what()), err);
       }
-      throw;
+      return code;
     }
   } catch (const std::exception& error) {
-    err << "error on rank " << (rank ? rank : "0") << ": " << with_keys(error.what()) << std::endl;
-    if (dynamic_cast<const PassingError*>(&error)) return kExitFailed;
-    return dynamic_cast<const UserError*>(&error) ? status : kExitFailed;
+    return tell(error);
   }
 }
 

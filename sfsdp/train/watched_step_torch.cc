@@ -54,12 +54,11 @@ double now_us() {
 // Runs the step with `on_op` called after each op.
 template <class OnOp>
 StepResult run_with(Step& step, const std::vector<Batch>& micro_batches, const OnOp& on_op) {
-  auto& executor = step.executor(micro_batches[0]);
   struct Reset {
-    exec::ReferenceExecutor& executor;
-    ~Reset() { executor.on_op = nullptr; }
-  } const reset{executor};
-  executor.on_op = on_op;
+    std::shared_ptr<exec::ReferenceExecutor> executor;
+    ~Reset() { executor->on_op = nullptr; }
+  } const reset{step.executor(micro_batches[0])};
+  reset.executor->on_op = on_op;
   return step(micro_batches);
 }
 
@@ -127,7 +126,8 @@ void WatchedStep::keep_trace(int64_t step) {
 void WatchedStep::keep_buffers(const Step& step, const Batch& batch) {
   buffers_.clear();
   const auto state = step.state_dict();
-  for (const ir::Carry& carry : program_->training(batch).graph.carries) {
+  const auto variant = program_->training(batch);
+  for (const ir::Carry& carry : variant->graph.carries) {
     if (!ir::is_repeated(carry.next->producer()->section)) continue;
     const auto& name = carry.current->producer()->attr<std::string>("name");
     if (const auto found = state.find(name); found != state.end()) buffers_[name] = found->second.clone();
@@ -181,7 +181,8 @@ void WatchedStep::report(const Step& step, const StepResult& result, const std::
 
 // Twice, as what the op read is known only once it is found: the second time its operands are counted.
 std::string WatchedStep::replay(Step& step, const std::vector<Batch>& micro_batches, int64_t* number) {
-  NonFiniteWatch watch(step.executor(micro_batches[0]).graph());
+  const auto executor = step.executor(micro_batches[0]);
+  NonFiniteWatch watch(executor->graph());
   std::map<const ir::Op*, int64_t> times;  // that it ran: once per micro-batch, or once
   const auto again = [&](const auto& on_op) {
     step.load_state_dict(buffers_);

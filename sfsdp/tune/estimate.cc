@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Times a schedule on a profile: what sim::simulate does with the graph that the passes make of it, for one rank and
-// one communicator.
 #include "sfsdp/tune/estimate.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "sfsdp/mesh/chunk.h"
@@ -37,6 +37,8 @@ struct Estimator::Bucket {
 };
 
 namespace {
+
+using Change = std::pair<int64_t, int64_t>;  // of held bytes: the moment, and by how many
 
 // Memory is counted at four moments a position: the op itself, and after it a pack and the start of its reduction. The
 // profile knows two: at the op, and after it.
@@ -74,11 +76,79 @@ struct Places {
 struct Estimator::Scratch {
   std::vector<Bucket> buckets;
   std::vector<Bucket*> forward, backward, packs, reductions;  // reductions: of the micro-batch at hand
-  std::vector<std::pair<int64_t, int64_t>> changes;           // of held bytes, by moment
+  std::vector<Change> changes;
   Places gathers, waits;
 };
 
-// One schedule on the clock.
+namespace {
+
+// What the compute lane of a rank does, and what it waits for.
+class Clock {
+ public:
+  double now() const { return now_; }
+  double exposed() const { return exposed_; }
+
+  // Kernels, which are slower while a collective runs beside them.
+  void compute(double alone) {
+    const double shared = std::max(0.0, busy_until_ - now_);
+    now_ += alone * slowdown_ <= shared ? alone * slowdown_ : alone + shared * (1 - 1 / slowdown_);
+  }
+  // A collective on the lane of its communicator, which is busy until `lane`. Returns when it is done. All lanes slow kernels down
+  // as one.
+  double start(double& lane, double seconds, double slowdown) {
+    lane = std::max(lane, now_) + seconds;
+    busy_until_ = std::max(busy_until_, now_) + seconds;
+    slowdown_ = slowdown;
+    return lane;
+  }
+  void wait_for(double done) {
+    exposed_ += std::max(0.0, done - now_);
+    now_ = std::max(now_, done);
+    busy_until_ = std::max(busy_until_, done);
+  }
+  void run(double seconds) { now_ += seconds; }  // beside no collective
+
+ private:
+  double now_ = 0, exposed_ = 0;
+  double busy_until_ = 0, slowdown_ = 1;  // of any communicator
+};
+
+// Bytes of buckets in the last micro-batch, as changes by moment.
+class HeldBytes {
+ public:
+  explicit HeldBytes(std::vector<Change>& changes) : changes_(changes) { changes_.clear(); }
+
+  void clear() { changes_.clear(); }
+  void hold(int64_t first, int64_t last, int64_t bytes) {
+    if (last < first || bytes == 0) return;
+    changes_.emplace_back(first, bytes);
+    changes_.emplace_back(last + 1, -bytes);
+  }
+  void add(const std::vector<Change>& changes) { changes_.insert(changes_.end(), changes.begin(), changes.end()); }
+
+  // The most of what is held and of what the profile says is alive anyway.
+  int64_t peak(const StepProfile& profile) {
+    const auto alive = [&](int64_t first, int64_t last) {
+      return last < first ? 0 : profile.most_live(first / 2, last / 2);
+    };
+    std::ranges::sort(changes_);
+    int64_t held = 0, most = 0, from = 0;
+    for (size_t i = 0; i < changes_.size();) {
+      const int64_t moment = changes_[i].first;
+      most = std::max(most, held + alive(from, moment - 1));
+      for (; i < changes_.size() && changes_[i].first == moment; ++i) held += changes_[i].second;
+      from = moment;
+    }
+    return std::max(most, held + alive(from, last_moment(profile)));
+  }
+
+ private:
+  std::vector<Change>& changes_;
+};
+
+}  // namespace
+
+// One schedule on the clock: forward and backward of each micro-batch, then the update.
 class Estimator::Run {
  public:
   Run(const StepProfile& profile, Scratch& scratch)
@@ -88,22 +158,10 @@ class Estimator::Run {
         backward_(scratch.backward),
         packs_(scratch.packs),
         reductions_(scratch.reductions),
-        changes_(scratch.changes),
+        held_(scratch.changes),
         gathers_(scratch.gathers),
         waits_(scratch.waits) {
-    forward_.clear();
-    backward_.clear();
-    packs_.clear();
-    changes_.clear();
-    for (Bucket& b : buckets_) {
-      if (b.kind->gathered > 0 && b.fwd_first >= 0) forward_.push_back(&b);
-      const bool again = !b.keep || b.fwd_first < 0;
-      if (b.kind->gathered > 0 && b.bwd_first >= 0 && again) backward_.push_back(&b);
-      if (b.is_packed()) packs_.push_back(&b);
-    }
-    std::ranges::stable_sort(forward_, {}, &Bucket::fwd_first);
-    std::ranges::stable_sort(backward_, {}, &Bucket::bwd_first);
-    std::ranges::stable_sort(packs_, {}, &Bucket::gradient);
+    sort_buckets();
   }
 
   std::vector<ScheduleEvent>* log = nullptr;  // takes what happens, where it is set
@@ -111,75 +169,69 @@ class Estimator::Run {
   Estimate estimate(bool with_memory) {
     for (int64_t m = 0; m < profile_.micro_batches; ++m) {
       at_ = profile_.body_begin;
-      first_ = m == 0 && profile_.micro_batches > 1;
-      last_ = m + 1 == profile_.micro_batches;
-      changes_.clear();
+      is_first_ = m == 0 && profile_.micro_batches > 1;
+      is_last_ = m + 1 == profile_.micro_batches;
+      held_.clear();
       if (log) log->clear();
       run_forward();
       run_backward();
     }
-    for (const Bucket* b : packs_) wait_for(b->replicas_done);
-    now_ += profile_.tail_seconds;
-    for (const Bucket& b : buckets_) now_ += tail_of(b);
-    Estimate out;
-    out.seconds = now_;
-    out.exposed = exposed_;
+    run_update();
+    Estimate out{.seconds = clock_.now(), .exposed = clock_.exposed()};
     if (with_memory) out.peak_bytes = profile_.state_bytes + peak();
     return out;
   }
 
  private:
-  // The bytes of these kernels are in tail_seconds.
-  double tail_of(const Bucket& b) const { return static_cast<double>(b.kind->tail_kernels) * profile_.machine.launch; }
-
-  void add_up(const Bucket& b) {
-    if (!b.is_added()) compute(b.sum - (first_ ? b.sum_read : 0));
+  // Those that forward gathers, that backward gathers, and whose gradients are packed, each in the order in which that happens.
+  void sort_buckets() {
+    forward_.clear();
+    backward_.clear();
+    packs_.clear();
+    for (Bucket& b : buckets_) {
+      const bool is_gathered = b.kind->gathered > 0, is_kept = b.keep && b.fwd_first >= 0;
+      if (is_gathered && b.fwd_first >= 0) forward_.push_back(&b);
+      if (is_gathered && b.bwd_first >= 0 && !is_kept) backward_.push_back(&b);
+      if (b.is_packed()) packs_.push_back(&b);
+    }
+    std::ranges::stable_sort(forward_, {}, &Bucket::fwd_first);
+    std::ranges::stable_sort(backward_, {}, &Bucket::bwd_first);
+    std::ranges::stable_sort(packs_, {}, &Bucket::gradient);
   }
 
-  void advance(int64_t to) {
-    if (to <= at_) return;
-    compute(profile_.seconds_between(at_, to));
-    at_ = to;
-  }
-  // Collectives stand at this position.
-  void cut(int64_t position) {
-    advance(position);
-    if (cut_ != position) compute(profile_.cuts[static_cast<size_t>(position)]);
-    cut_ = position;
-  }
-  // Kernels are slower while a collective runs beside them.
-  void compute(double alone) {
-    const double shared = std::max(0.0, busy_ - now_);
-    now_ += alone * slowdown_ <= shared ? alone * slowdown_ : alone + shared * (1 - 1 / slowdown_);
-  }
-  // Returns when it is done. A communicator is a lane; those that are busy slow kernels down as one.
-  double start(double& lane, double seconds, double slowdown) {
-    lane = std::max(lane, now_) + seconds;
-    busy_ = std::max(busy_, now_) + seconds;
-    slowdown_ = slowdown;
-    return lane;
-  }
   void note(ScheduleEvent::Kind kind, const Bucket& b) {
     if (log) log->push_back({kind, b.param});
   }
-  void start_gather(Bucket& b) {
-    note(ScheduleEvent::Kind::StartGather, b);
-    compute(b.cast);
-    b.gather_done = start(lane_, b.gather, b.gather_slowdown);
-    b.gather_begin = at_ * kMoments;
-  }
-  void wait_for(double done) {
-    exposed_ += std::max(0.0, done - now_);
-    now_ = std::max(now_, done);
-    busy_ = std::max(busy_, done);
-  }
-  void start_replicas(Bucket& b) {
-    if (!b.kind->replicas || !last_) return;
-    b.replicas_done = start(replica_lane_, b.replicas, b.replicas_slowdown);
-    hold(at_ * kMoments, end_, b.shard);
+
+  // ---- compute
+
+  void advance(int64_t to) {
+    if (to <= at_) return;
+    clock_.compute(profile_.seconds_between(at_, to));
+    at_ = to;
   }
 
-  void place(const std::vector<Bucket*>& gathers, bool forward) {
+  // Collectives stand at this position, and may cut a kernel in two.
+  void cut(int64_t position) {
+    advance(position);
+    if (cut_ != position) clock_.compute(profile_.cuts[static_cast<size_t>(position)]);
+    cut_ = position;
+  }
+
+  // ---- gathers
+
+  void run_forward() {
+    place_gathers(forward_, true);
+    for (size_t i = 0; i < forward_.size(); ++i) {
+      cut(forward_[i]->fwd_first);
+      run_gather(forward_, i);
+    }
+    advance(profile_.backward_begin);
+    for (Bucket* b : forward_) hold_gathered(*b, b->keep ? std::max(b->fwd_last, b->bwd_last) : b->fwd_last);
+  }
+
+  // Before or after the wait of which gather each one starts.
+  void place_gathers(const std::vector<Bucket*>& gathers, bool forward) {
     gathers_.clear(gathers.size());
     const auto bytes = [&](size_t k) { return gathered_bytes(*gathers[k]); };
     for (size_t i = gathers.size(); i-- > 0;) {
@@ -189,136 +241,171 @@ class Estimator::Run {
                                            profile_.max_gather_bytes, bytes));
     }
   }
+
+  // Where bucket i is read: its wait, and the starts that stand around it.
   void run_gather(const std::vector<Bucket*>& gathers, size_t i) {
+    const auto start_all = [&](int first) {
+      for (int k = first; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
+        start_gather(*gathers[static_cast<size_t>(k)]);
+    };
     if (!gathers_.moved[i]) start_gather(*gathers[i]);
-    for (int k = gathers_.before[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
-      start_gather(*gathers[static_cast<size_t>(k)]);
-    wait_for(gathers[i]->gather_done);
+    start_all(gathers_.before[i]);
+    clock_.wait_for(gathers[i]->gather_done);
     note(ScheduleEvent::Kind::WaitForGather, *gathers[i]);
-    for (int k = gathers_.after[i]; k >= 0; k = gathers_.next[static_cast<size_t>(k)])
-      start_gather(*gathers[static_cast<size_t>(k)]);
+    start_all(gathers_.after[i]);
   }
 
-  void run_forward() {
-    place(forward_, true);
-    for (size_t i = 0; i < forward_.size(); ++i) {
-      cut(forward_[i]->fwd_first);
-      run_gather(forward_, i);
-    }
-    advance(profile_.backward_begin);
-    for (Bucket* b : forward_)
-      hold(b->gather_begin, kMoments * (b->keep ? std::max(b->fwd_last, b->bwd_last) : b->fwd_last),
-           gathered_bytes(*b));
+  void start_gather(Bucket& b) {
+    note(ScheduleEvent::Kind::StartGather, b);
+    clock_.compute(b.cast);
+    b.gather_done = clock_.start(lane_, b.gather, b.gather_slowdown);
+    b.gather_begin = at_ * kMoments;
   }
 
+  void hold_gathered(const Bucket& b, int64_t last) { held_.hold(b.gather_begin, kMoments * last, gathered_bytes(b)); }
+
+  static int64_t gathered_bytes(const Bucket& b) {
+    return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->gathered);
+  }
+
+  // ---- reductions
+
+  // Gathers where parameters are read; where a unit's last gradient is made, its pack and the start of its reduction, and the
+  // waits that stand around that start.
   void run_backward() {
-    place(backward_, false);
+    place_gathers(backward_, false);
     if (!backward_.empty() && passes::starts_with_backward(0, backward_[0]->unit->order.backward_depth)) {
       gathers_.moved[0] = true;
       start_gather(*backward_[0]);
     }
-    size_t next = 0;
+    place_waits();
+    next_gather_ = 0;
+    size_t next = 0;  // reduction
+    for (Bucket* b : packs_) {
+      gather_up_to(b->gradient);
+      cut(b->gradient + 1);
+      if (next < reductions_.size() && reductions_[next] == b)
+        pack_and_reduce(next++);
+      else
+        pack_alone(*b);
+    }
+    gather_up_to(std::numeric_limits<int64_t>::max());
+    advance(profile_.body_end);
+    for (size_t i = 0; i < reductions_.size(); ++i)
+      if (waits_.at_end[i]) finish(*reductions_[i], at_ * kMoments - 1);
+    for (Bucket* b : backward_) hold_gathered(*b, b->bwd_last);
+  }
+
+  // What this micro-batch reduces, and before or after the start of which reduction each one is waited for.
+  void place_waits() {
     reductions_.clear();
     for (Bucket* b : packs_)
-      if (b->has_reduction() && (last_ || !b->kind->once)) reductions_.push_back(b);
+      if (b->has_reduction() && (is_last_ || !b->kind->once)) reductions_.push_back(b);
     const size_t n = reductions_.size();
     waits_.clear(n);
     for (size_t i = n; i-- > 0;) {
       const passes::UnitSchedule& order = reductions_[i]->unit->order;
       waits_.put(i, passes::wait_place(i, n, order.sink_depth, order.sink));
     }
-    const auto gathers_up_to = [&](int64_t position) {
-      for (; next < backward_.size() && backward_[next]->bwd_first <= position; ++next) {
-        cut(backward_[next]->bwd_first);
-        run_gather(backward_, next);
-      }
-    };
-    const auto finish = [&](Bucket* b, int64_t until) {  // until: the last moment of what is sent
-      wait_for(b->reduce_done);
-      note(ScheduleEvent::Kind::WaitForReduction, *b);
-      if (!b->kind->once) {
-        add_up(*b);
-        const int64_t start = b->gradient * kMoments + kStart;
-        hold(b->gradient * kMoments + kPack, std::max(start, until), b->packed_bytes());
-        if (profile_.micro_batches > 1) hold(start, std::max(start, until), b->shard);  // to be added to the sum
-      }
-      start_replicas(*b);
-    };
-    const auto finish_all = [&](int first, int64_t until) {
-      for (int k = first; k >= 0; k = waits_.next[static_cast<size_t>(k)])
-        finish(reductions_[static_cast<size_t>(k)], until);
-    };
-    size_t i = 0;
-    for (Bucket* const packed : packs_) {
-      Bucket& b = *packed;
-      gathers_up_to(b.gradient);
-      cut(b.gradient + 1);
-      const bool reduces = i < n && reductions_[i] == packed;
-      const int64_t packed_at = b.gradient * kMoments + kPack;
-      if (reduces && !b.kind->once) finish_all(waits_.before[i], packed_at - 1);
-      compute(b.pack - (first_ && b.is_added() ? b.sum_read : 0));
-      if (b.kind->once || !b.has_reduction()) add_up(b);
-      if (b.kind->once && !b.is_added()) hold(packed_at, packed_at, b.packed_bytes());
-      if (!reduces) {
-        if (!b.has_reduction()) start_replicas(b);
-        continue;
-      }
-      if (b.kind->once) finish_all(waits_.before[i], packed_at);
-      b.reduce_done = start(lane_, b.reduce, b.reduce_slowdown);
-      note(ScheduleEvent::Kind::StartReduction, b);
-      finish_all(waits_.after[i], packed_at + 1);
-      if (!waits_.moved[i]) finish(&b, packed_at + 1);
-      ++i;
+  }
+
+  void gather_up_to(int64_t position) {
+    for (; next_gather_ < backward_.size() && backward_[next_gather_]->bwd_first <= position; ++next_gather_) {
+      cut(backward_[next_gather_]->bwd_first);
+      run_gather(backward_, next_gather_);
     }
-    gathers_up_to(std::numeric_limits<int64_t>::max());
-    advance(profile_.body_end);
-    for (size_t k = 0; k < n; ++k)
-      if (waits_.at_end[k]) finish(reductions_[k], at_ * kMoments - 1);
-    for (Bucket* b : backward_) hold(b->gather_begin, kMoments * b->bwd_last, gathered_bytes(*b));
   }
 
-  static int64_t gathered_bytes(const Bucket& b) {
-    return static_cast<int64_t>(static_cast<double>(b.elements) * b.kind->gathered);
+  // Waits that stand before the start come before the pack, whose buffer is then that of the reduction before; but after a sum over
+  // micro-batches, which is reduced itself.
+  void pack_and_reduce(size_t i) {
+    Bucket& b = *reductions_[i];
+    const int64_t packed_at = b.gradient * kMoments + kPack;
+    if (!b.kind->once) finish_all(waits_.before[i], packed_at - 1);
+    pack(b);
+    if (b.kind->once) {
+      sum_up_whole(b);
+      finish_all(waits_.before[i], packed_at);
+    }
+    b.reduce_done = clock_.start(lane_, b.reduce, b.reduce_slowdown);
+    note(ScheduleEvent::Kind::StartReduction, b);
+    finish_all(waits_.after[i], packed_at + 1);
+    if (!waits_.moved[i]) finish(b, packed_at + 1);
   }
 
-  void hold(int64_t first, int64_t last, int64_t bytes) {
-    if (last < first || bytes == 0) return;
-    changes_.emplace_back(first, bytes);
-    changes_.emplace_back(last + 1, -bytes);
+  // In a micro-batch that does not reduce it, or of a bucket that replicas alone reduce.
+  void pack_alone(Bucket& b) {
+    pack(b);
+    if (b.kind->once || !b.has_reduction()) sum_up_whole(b);
+    if (!b.has_reduction()) reduce_over_replicas(b);
   }
 
-  // Most bytes alive: what the profile says is alive anyway, and what the buckets hold. Of the last micro-batch.
+  void pack(const Bucket& b) { clock_.compute(b.pack - (is_first_ && b.is_added() ? b.sum_read : 0)); }
+
+  void sum_up_whole(const Bucket& b) {
+    add_up(b);
+    const int64_t packed_at = b.gradient * kMoments + kPack;
+    if (b.kind->once && !b.is_added()) held_.hold(packed_at, packed_at, b.packed_bytes());
+  }
+
+  // Over micro-batches, where packing does not do it on its way.
+  void add_up(const Bucket& b) {
+    if (!b.is_added()) clock_.compute(b.sum - (is_first_ ? b.sum_read : 0));
+  }
+
+  //   until: the last moment of what is sent
+  void finish(Bucket& b, int64_t until) {
+    clock_.wait_for(b.reduce_done);
+    note(ScheduleEvent::Kind::WaitForReduction, b);
+    if (!b.kind->once) {
+      add_up(b);
+      const int64_t start = b.gradient * kMoments + kStart, last = std::max(start, until);
+      held_.hold(b.gradient * kMoments + kPack, last, b.packed_bytes());
+      if (profile_.micro_batches > 1) held_.hold(start, last, b.shard);  // to be added to the sum
+    }
+    reduce_over_replicas(b);
+  }
+
+  void finish_all(int first, int64_t until) {
+    for (int k = first; k >= 0; k = waits_.next[static_cast<size_t>(k)])
+      finish(*reductions_[static_cast<size_t>(k)], until);
+  }
+
+  void reduce_over_replicas(Bucket& b) {
+    if (!b.kind->replicas || !is_last_) return;
+    b.replicas_done = clock_.start(replica_lane_, b.replicas, b.replicas_slowdown);
+    held_.hold(at_ * kMoments, last_moment(profile_), b.shard);
+  }
+
+  // ---- the rest
+
+  // Kernels of the update; the bytes of those that each bucket has are in tail_seconds.
+  void run_update() {
+    for (const Bucket* b : packs_) clock_.wait_for(b->replicas_done);
+    clock_.run(profile_.tail_seconds);
+    for (const Bucket& b : buckets_) clock_.run(static_cast<double>(b.kind->tail_kernels) * profile_.machine.launch);
+  }
+
   int64_t peak() {
-    int64_t largest = 0;  // clipped gradient, which the update reads
+    int64_t clipped = 0;  // the largest gradient, which the update reads
     for (const Bucket& b : buckets_) {
-      if (b.gradients) changes_.insert(changes_.end(), b.gradients->begin(), b.gradients->end());
-      largest = std::max(largest, b.shard);
+      if (b.gradients) held_.add(*b.gradients);
+      clipped = std::max(clipped, b.shard);
     }
-    hold(profile_.body_end * kMoments, end_, largest);
-    std::ranges::sort(changes_);
-    int64_t held = 0, most = 0, from = 0;
-    for (size_t i = 0; i < changes_.size();) {
-      const int64_t position = changes_[i].first;
-      most = std::max(most, held + most_live(from, position - 1));
-      for (; i < changes_.size() && changes_[i].first == position; ++i) held += changes_[i].second;
-      from = position;
-    }
-    return std::max(most, held + most_live(from, end_));
-  }
-  int64_t most_live(int64_t first, int64_t last) const {  // of moments
-    return last < first ? 0 : profile_.most_live(first / 2, last / 2);
+    held_.hold(profile_.body_end * kMoments, last_moment(profile_), clipped);
+    return held_.peak(profile_);
   }
 
   const StepProfile& profile_;
   std::vector<Bucket>& buckets_;
   std::vector<Bucket*>&forward_, &backward_, &packs_, &reductions_;
-  std::vector<std::pair<int64_t, int64_t>>& changes_;
+  HeldBytes held_;
   Places &gathers_, &waits_;
-  double now_ = 0, slowdown_ = 1, exposed_ = 0;
-  double lane_ = 0, replica_lane_ = 0, busy_ = 0;  // until when: the shards' communicator, the replicas', any
-  int64_t at_ = 0, cut_ = -1;
-  const int64_t end_ = last_moment(profile_);
-  bool first_ = true, last_ = true;  // micro-batch
+  Clock clock_;
+  double lane_ = 0, replica_lane_ = 0;     // until when the communicators of shards and of replicas are busy
+  int64_t at_ = 0, cut_ = -1;              // position; the last one at which collectives stood
+  size_t next_gather_ = 0;                 // of backward_
+  bool is_first_ = true, is_last_ = true;  // micro-batch; the only one is no first, as there is no sum
 };
 
 Estimator::Estimator(const StepProfile& profile) : profile_(profile), scratch_(std::make_unique<Scratch>()) {}
@@ -329,71 +416,78 @@ const std::vector<Estimator::Bucket>& Estimator::buckets_of(size_t first, size_t
   const auto [place, fresh] = known_.try_emplace(first * (profile_.params.size() + 1) + end);
   std::vector<Bucket>& buckets = place->second;
   if (!fresh) return buckets;
-  for (size_t i = first; i < end; ++i) {
-    const ParamProfile& p = profile_.params[i];
-    const KindProfile* kind = &profile_.kinds[p.kind];
-    size_t at = 0;
-    while (at < buckets.size() && buckets[at].kind != kind) ++at;
-    if (at == buckets.size()) {
-      buckets.emplace_back().kind = kind;
-      buckets.back().param = i;
-    }
-    Bucket& b = buckets[at];
-    b.elements += p.elements;
-    b.gradient_bytes += p.gradient_bytes;
-    b.fwd_first = lower(b.fwd_first, p.fwd_first);
-    b.bwd_first = lower(b.bwd_first, p.bwd_first);
-    b.fwd_last = std::max(b.fwd_last, p.fwd_last);
-    b.bwd_last = std::max(b.bwd_last, p.bwd_last);
-    b.gradient = std::max(b.gradient, p.gradient);
-  }
+  for (size_t i = first; i < end; ++i) add_param(buckets, i);
   for (Bucket& b : buckets) {
     price(b);
-    if (!b.is_packed()) continue;
-    auto& changes = gradient_changes_.emplace_back();
-    b.gradients = &changes;
-    const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
-      changes.emplace_back(from, bytes);
-      changes.emplace_back(to + 1, -bytes);
-    };
-    const int64_t elements = b.elements / b.kind->ranks;
-    b.shard = static_cast<int64_t>(static_cast<double>(elements) * b.kind->reduced);
-    const int64_t last = b.kind->replicas ? profile_.body_end * kMoments : last_moment(profile_);
-    // Until the update, or the reduction over replicas is done; what micro-batches add to, from the first one on.
-    const bool sums_up = profile_.micro_batches > 1 && !b.kind->once;
-    hold(sums_up ? 0 : b.gradient * kMoments + kStart, last, b.shard);
-    if (b.kind->once) hold(0, profile_.body_end * kMoments, b.packed_bytes());
-    for (size_t i = first; i < end; ++i)
-      if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
-        hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
+    if (b.is_packed()) hold_gradients(b, first, end);
   }
   return buckets;
+}
+
+// To the bucket of its kind.
+void Estimator::add_param(std::vector<Bucket>& buckets, size_t i) const {
+  const ParamProfile& p = profile_.params[i];
+  const KindProfile* kind = &profile_.kinds[p.kind];
+  auto found = std::ranges::find(buckets, kind, &Bucket::kind);
+  if (found == buckets.end()) {
+    buckets.emplace_back().kind = kind;
+    buckets.back().param = i;
+    found = std::prev(buckets.end());
+  }
+  Bucket& b = *found;
+  b.elements += p.elements;
+  b.gradient_bytes += p.gradient_bytes;
+  b.fwd_first = lower(b.fwd_first, p.fwd_first);
+  b.bwd_first = lower(b.bwd_first, p.bwd_first);
+  b.fwd_last = std::max(b.fwd_last, p.fwd_last);
+  b.bwd_last = std::max(b.bwd_last, p.bwd_last);
+  b.gradient = std::max(b.gradient, p.gradient);
+}
+
+// What a bucket's gradients hold whatever the schedule: each as it is made, until it is packed; the reduced shard until the update, or
+// until the reduction over replicas is done; a whole sum over micro-batches all the time.
+void Estimator::hold_gradients(Bucket& b, size_t first, size_t end) {
+  std::vector<Change>& changes = gradient_changes_.emplace_back();
+  b.gradients = &changes;
+  const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
+    changes.emplace_back(from, bytes);
+    changes.emplace_back(to + 1, -bytes);
+  };
+  const int64_t own = b.elements / b.kind->ranks;
+  b.shard = static_cast<int64_t>(static_cast<double>(own) * b.kind->reduced);
+  const int64_t last = b.kind->replicas ? profile_.body_end * kMoments : last_moment(profile_);
+  const bool sums_shards = profile_.micro_batches > 1 && !b.kind->once;  // from the first micro-batch on
+  hold(sums_shards ? 0 : b.gradient * kMoments + kStart, last, b.shard);
+  if (b.kind->once) hold(0, profile_.body_end * kMoments, b.packed_bytes());
+  for (size_t i = first; i < end; ++i)
+    if (const ParamProfile& p = profile_.params[i]; p.gradient >= 0 && &profile_.kinds[p.kind] == b.kind)
+      hold(p.gradient_made * kMoments, b.gradient * kMoments + kPack, p.gradient_bytes);
 }
 
 double Estimator::memory_seconds(double bytes) const {
   return profile_.machine.launch + bytes / (profile_.machine.memory_bandwidth * profile_.machine.memory_efficiency);
 }
 
+// Seconds of what a bucket brings with it.
 void Estimator::price(Bucket& b) const {
   const KindProfile& k = *b.kind;
+  const auto collective = [&](std::string_view kind, double bytes, cost::GroupShape group) {
+    return cost::collective_seconds(kind, bytes, group, profile_.machine);
+  };
   b.elements = round_up(b.elements, k.ranks * k.alignment);
-  const auto n = static_cast<double>(b.elements), mine = n / static_cast<double>(k.ranks);
-  if (k.gathered > 0)
-    b.gather = cost::collective_seconds("all_gather", n * k.gathered, k.gather_group, profile_.machine);
+  const auto whole = static_cast<double>(b.elements), shard = whole / static_cast<double>(k.ranks);
+  const bool is_reduced = b.has_reduction();
+  if (k.casts) b.cast = memory_seconds(shard * (k.stored + k.gathered));
+  if (k.gathered > 0) b.gather = collective("all_gather", whole * k.gathered, k.gather_group);
+  if (is_reduced) b.reduce = collective(k.reduction, whole * k.reduced, k.reduce_group);
+  if (k.replicas) b.replicas = collective("all_reduce", (is_reduced ? shard : whole) * k.reduced, k.replica_group);
   b.gather_slowdown = cost::overlap_slowdown(k.gather_group, profile_.machine);
   b.reduce_slowdown = cost::overlap_slowdown(k.reduce_group, profile_.machine);
   b.replicas_slowdown = cost::overlap_slowdown(k.replica_group, profile_.machine);
-  if (k.casts) b.cast = memory_seconds(mine * (k.stored + k.gathered));
-  if (!k.reduction.empty()) {
-    b.reduce = cost::collective_seconds(k.reduction, n * k.reduced, k.reduce_group, profile_.machine);
-  }
-  if (k.replicas) {
-    const double whole = k.reduction.empty() ? n : mine;
-    b.replicas = cost::collective_seconds("all_reduce", whole * k.reduced, k.replica_group, profile_.machine);
-  }
-  const double sum_bytes = k.adds_up ? k.reduced * (k.once || k.reduction.empty() ? n : mine) : 0;
+  const double sum_bytes = k.adds_up ? k.reduced * (k.once || !is_reduced ? whole : shard) : 0;
   b.sum_read = memory_seconds(sum_bytes) - memory_seconds(0);
-  if (k.adds_up && !b.is_added()) b.sum = memory_seconds(3 * sum_bytes);
+  if (k.adds_up && !b.is_added()) b.sum = memory_seconds(3 * sum_bytes);  // reads both, writes one
+  // Added as it is packed, a bucket's sum is read too.
   if (b.is_packed())
     b.pack = memory_seconds(static_cast<double>(b.gradient_bytes + (b.is_added() ? 2 : 1) * b.packed_bytes()));
 }

@@ -41,6 +41,8 @@ class Estimator {
   struct Scratch;
   class Run;
   const std::vector<Bucket>& buckets_of(size_t first, size_t end);
+  void add_param(std::vector<Bucket>& buckets, size_t i) const;
+  void hold_gradients(Bucket& b, size_t first, size_t end);
   void fill(const Schedule& schedule);
   void price(Bucket& b) const;
   double memory_seconds(double bytes) const;

@@ -18,6 +18,7 @@
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/bucket/bucket.h"
 #include "sfsdp/passes/fuse/fuse.h"
+#include "sfsdp/passes/memory/remat_in_kernels.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/program.h"
@@ -85,6 +86,7 @@ class Profiler {
     passes::bucket(graph, {}, ignored);
     passes::split_collectives(graph, ignored);
     passes::fuse(graph, {}, ignored);
+    passes::remat_in_kernels(graph, ignored);
     return graph;
   }
 
@@ -209,7 +211,7 @@ class Profiler {
     last = at;
   }
 
-  // Of the buckets that a kernel after backward runs once for each of, such as their update; none: it runs once.
+  // The kind of bucket for each of which the kernel after backward runs once, such as their update; none: it runs once.
   std::optional<size_t> kind_updated_by(const cost::Kernel& kernel) const {
     for (const Op* op : kernel.ops) {
       if (const auto gradient = gradient_kind_.find(op); gradient != gradient_kind_.end()) return gradient->second;

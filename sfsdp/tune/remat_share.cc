@@ -34,7 +34,7 @@ class Trials {
         tune_(tune),
         layout_(layout),
         machine_(cost::load_machine(tune.machine, tune.attention)) {
-    memory_ = memory_of(tune, machine_);
+    memory_ = memory_of(tune, machine_, graph.mesh);
     options_.observer = {};
     options_.measure = {};
   }

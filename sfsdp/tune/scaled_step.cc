@@ -101,7 +101,7 @@ ScaledStep::ScaledStep(const plan::StepPlan& a, const plan::StepPlan& b, const c
   for (size_t i = 0; i < program_.collectives.size(); ++i)
     bytes_.push_back(fit(program_.collectives[i].bytes, other.collectives[i].bytes));
   const auto outside = [](const plan::StepPlan& plan) {
-    return static_cast<double>(plan.memory.state_bytes + plan.memory.workspace_bytes());
+    return static_cast<double>(plan.memory.state_bytes + plan.memory.program_bytes + plan.memory.workspace_bytes());
   };
   outside_ = fit(outside(a), outside(b));
   merge_kernels(program_);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tune/search.h"
 
 #include <doctest/doctest.h>
@@ -285,7 +286,7 @@ TEST_CASE("search against the best schedules in the simulator, in any memory and
 
 // Steps of a few layers on H100s, with what users may set; every second one in the memory that units by name take.
 TEST_CASE("search is never slower in the simulator than units by name and the greedy rule, and fits where they do") {
-  const std::string file = concat(SFSDP_SOURCE_DIR, "/machines/dgx_h100.toml");
+  const std::string file = concat(testing::source_dir(), "/machines/dgx_h100.toml");
   const cost::Machine machine = cost::load_machine(file);
   for (uint64_t seed = 0; seed < 32; ++seed) {
     CAPTURE(seed);

@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/cost/device_memory.h"
 #include "sfsdp/cost/product_cost.h"
 #include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/search.h"
@@ -98,8 +99,9 @@ passes::StepFigures simulate_with(const ir::Graph& graph, const StepProfile& pro
 
 }  // namespace
 
-double memory_of(const TuneOptions& tune, const cost::Machine& machine) {
-  return tune.memory_gib > 0 ? tune.memory_gib * (1 << 30) : machine.memory_bytes;
+double memory_of(const TuneOptions& tune, const cost::Machine& machine, const std::vector<ir::MeshAxis>& mesh) {
+  if (tune.memory_gib > 0) return tune.memory_gib * (1 << 30);
+  return machine.memory_bytes - static_cast<double>(cost::bytes_outside(machine, mesh));
 }
 
 passes::PipelineOptions options_with_units(passes::PipelineOptions options, const TuneOptions& tune) {
@@ -168,7 +170,7 @@ Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const Tune
   StepProfile profile = profile_step(graph, machine);
   read_options(profile, rest);
   if (!profile.params.empty()) {
-    const double memory = memory_of(tune, machine);
+    const double memory = memory_of(tune, machine, graph.mesh);
     const auto unit_of = passes::units_by_name(graph, options.wrap);
     const Schedule named = named_units(profile, [&](const std::string& name) { return unit_of.at(name); });
     const auto simulate = [&](const Schedule& s) { return simulate_with(graph, profile, s, rest, memory); };

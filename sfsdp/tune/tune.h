@@ -26,11 +26,11 @@ struct TuneOptions {
   bool choose_remat = false;    // how much is computed again (remat_share.h); PipelineOptions::remat is not read then
   std::string machine = {};     // a machine file, as machines/dgx_h100.toml: needed where a cost is counted
   std::optional<cost::Attention> attention = {};  // the kernel that is called there; none: the file's
-  double memory_gib = 0;                          // that a rank may use; 0: all of the machine's
+  double memory_gib = 0;                          // that a rank may use; 0: the machine's
 };
 
-// Bytes that a rank may use.
-double memory_of(const TuneOptions& tune, const cost::Machine& machine);
+// Bytes that a rank may use: of a machine's without what lies outside of all plans (cost::bytes_outside).
+double memory_of(const TuneOptions& tune, const cost::Machine& machine, const std::vector<ir::MeshAxis>& mesh);
 
 struct Tuned {
   std::vector<passes::PassReport> passes;  // what each did, in order

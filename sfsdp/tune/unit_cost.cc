@@ -10,8 +10,8 @@ UnitCost::UnitCost(const StepProfile& profile, size_t first, size_t end)
   for (size_t i = first; i < end; ++i) elements_[profile.params[i].kind] += profile.params[i].elements;
 }
 
-template <class Of>
-double UnitCost::over_kinds(Of of) const {
+template <class CostOf>
+double UnitCost::over_kinds(CostOf of) const {
   double sum = 0;
   for (size_t k = 0; k < elements_.size(); ++k)
     if (elements_[k] > 0)

@@ -23,8 +23,8 @@ class UnitCost {
   double backward_compute() const;
 
  private:
-  template <class Of>
-  double over_kinds(Of of) const;
+  template <class CostOf>
+  double over_kinds(CostOf of) const;
 
   const StepProfile& profile_;
   size_t first_, end_;

@@ -11,12 +11,13 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::passes {
 namespace {
 
 std::string read(const std::string& path) {
-  std::ifstream file(std::string(SFSDP_SOURCE_DIR) + "/" + path);
+  std::ifstream file(sfsdp::testing::source_dir() + "/" + path);
   REQUIRE_MESSAGE(file, path);
   std::ostringstream text;
   text << file.rdbuf();

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Each command of the pages in PAGES runs as it stands there, and prints what the page shows
-# of it; those that another test runs are listed below with its name.
+# Each command of the pages in PAGES runs as it stands there, and prints what the page shows of it; those that another test
+# runs are listed below with its name. The README's run in a clone, in the page's order, without a flag more: each finds
+# what those before it have left, and nothing else. What makes them short is the clone's configuration.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 exec python3 - <<'PY'
-import gzip, os, re, subprocess, sys, tempfile
+import gzip, os, re, shutil, subprocess, sys, tempfile
 
-PAGES = ["README.md", "docs/tour.md", "docs/writing-a-pass.md", "docs/checkpoints.md", "docs/data.md", "docs/metrics.md"]
+README = "README.md"
+PAGES = [README, "docs/tour.md", "docs/writing-a-pass.md", "docs/checkpoints.md", "docs/data.md", "docs/metrics.md"]
 STARTS = r"(\w+=\S+ )*(\./run_|build/release/|~/sfsdp/|sfsdp |cmake |torchrun |echo )"
 ELSEWHERE = {  # begin of a command: who runs it, and a line of his that shows it
     "./run_tests.sh": ("run_tests.sh", "finish"),  # it runs this
@@ -17,7 +19,8 @@ ELSEWHERE = {  # begin of a command: who runs it, and a line of his that shows i
     "sfsdp train --checkpoint.enable --checkpoint.create_seed_checkpoint": ("tests/e2e/checkpoint.sh", "create_seed_checkpoint"),
     "torchrun --no-python": ("tests/e2e/torchrun.sh", "--no-python --nproc-per-node 2"),
 }
-SHORTER = {  # what makes a command short enough for a test
+SHORT_CONFIG = {"steps": 3, "seq_len": 32, "local_batch_size": 1}  # of configs/llama3_debug.toml in the README's clone
+SHORTER = {  # what makes a command short enough for a test; of the README's the last alone, as its keys are no config's
     "run_train.sh": " --training.steps 2",
     "train --config": " --training.steps 2 --training.seq_len 16",
     "sfsdp calibrate": " --calibrate.seconds 1 --calibrate.max_mib 1 --training.seq_len 32",
@@ -57,18 +60,39 @@ def commands(page):
     return found
 
 
+def clone(folder):
+    """What a clone of the working tree holds, committed or about to be. Its build folder is this one's: scripts find all
+    built there, and so cost what they cost where nothing has changed."""
+    names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=repo, check=True,
+                           capture_output=True).stdout.decode().split("\0")
+    for name in filter(lambda n: n and os.path.exists(os.path.join(repo, n)), names):
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        shutil.copy2(os.path.join(repo, name), os.path.join(folder, name), follow_symlinks=False)
+    os.symlink(os.path.join(repo, "build"), os.path.join(folder, "build"))
+
+
+def shorten(config):
+    text = open(config).read()
+    for key, value in SHORT_CONFIG.items():
+        text, found = re.subn(rf"^{key} = \d+$", f"{key} = {value}", text, flags=re.M)
+        assert found == 1, f"{config}: {found} times {key}"
+    open(config, "w").write(text)
+
+
 repo = os.getcwd()
 failures, ran = 0, set()
-with tempfile.TemporaryDirectory() as folder:
-    for name in ("build", "configs", "docs", "machines", "tests"):
-        os.symlink(os.path.join(repo, name), os.path.join(folder, name))
+with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as readme_folder:
+    clone(readme_folder)
+    shorten(f"{readme_folder}/configs/llama3_debug.toml")
+    clone(folder)
     for name, text in {"data/a.jsonl.gz": b'{"text": "Hello"}\n', "books/a.txt.gz": b"world"}.items():
         os.makedirs(os.path.join(folder, os.path.dirname(name)))
         with gzip.open(os.path.join(folder, name), "wb") as file: file.write(text)
     os.symlink(f"{repo}/tests/fixtures/tokens.bin", f"{folder}/data/web_0.bin")
     os.makedirs(f"{folder}/path")
     os.symlink(f"{repo}/tests/fixtures/tokenizers/llama3", f"{folder}/path/to")
-    environment = dict(os.environ, PATH=f"{repo}/build/release:{os.environ['PATH']}", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, PATH=f"{repo}/build/release:{os.environ['PATH']}", OMP_NUM_THREADS="1",
+                       LIBTORCH=open(f"{repo}/build/torch_dir").read().strip())  # where setup.sh has found it here
     for page in PAGES:
         for command, shown in commands(page):
             owner = next((o for start, o in ELSEWHERE.items() if command.startswith(start)), None)
@@ -77,15 +101,17 @@ with tempfile.TemporaryDirectory() as folder:
                     print(f"{page}: {command}: {owner[0]} no longer has {owner[1]}")
                     failures += 1
                 continue
-            if command in ran and not shown: continue
+            verbatim = page == README and "sfsdp calibrate" not in command
+            if command in ran and not shown and not verbatim: continue
             ran.add(command)
             line = command
-            for word, other in INSTEAD.items():
-                line = line.replace(word, other)
-            for word, flags in SHORTER.items():
-                line += flags if word in line else ""
-            line = line.replace("./run_train.sh", f"{repo}/run_train.sh --job.dump_folder {folder}/outputs")
-            result = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, text=True, capture_output=True)
+            if not verbatim:
+                for word, other in INSTEAD.items():
+                    line = line.replace(word, other)
+                for word, flags in SHORTER.items():
+                    line += flags if word in line else ""
+            result = subprocess.run(["bash", "-c", line], cwd=readme_folder if page == README else folder,
+                                    env=environment, text=True, capture_output=True)
             missing = [text for text in shown if text not in result.stdout]
             if result.returncode or missing:
                 print(f"{page}: {command}: exit status {result.returncode}, not printed: {missing}\n"

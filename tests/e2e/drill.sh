@@ -2,6 +2,7 @@
 # Thirty kills in 200 steps, of one rank or of all at once, at random moments while they start, train and save asynchronously;
 # beside them ranks are stopped and asked to end. `launch --max-restarts` brings the run back each time, and its losses are
 # those of a run that nothing happened to, bit for bit. A kill counts when the launcher has restarted the ranks for it.
+# Takes 90 s alone.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)

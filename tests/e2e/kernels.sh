@@ -30,7 +30,7 @@ def expect(name, block, wanted):
 # QKV with both rotary embeddings; gate and up with SwiGLU; both residual sums after products; the gradient of a residual
 # in that of the norm; casts into the bucket where gradients are made.
 layer = {"fwd joined_linear rope rope": 1, "fwd joined_linear silu mul.Tensor": 1, "fwd linear add.Tensor": 2, "fwd rms_norm": 2,
-         "bwd linear_dx mul.Tensor mul.Tensor silu_backward": 1, "bwd joined_linear_dx": 2,
+         "bwd linear_dx silu mul.Tensor mul.Tensor silu_backward": 1, "bwd joined_linear_dx": 2,
          "bwd joined_linear_dw cast cast cast": 1, "bwd joined_linear_dw cast cast": 1,
          "bwd rms_norm_backward add.Tensor cast": 1}
 expect("llama3_8b", "layers.3", layer)

@@ -27,6 +27,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/testing/source_dir.h"
 #include "target.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -56,7 +57,7 @@ std::string as_file(std::string_view bytes) {
 }
 
 std::string source_file(const std::string& path) {
-  std::ifstream in(std::string(SFSDP_SOURCE_DIR) + "/" + path, std::ios::binary);
+  std::ifstream in(sfsdp::testing::source_dir() + "/" + path, std::ios::binary);
   SFSDP_CHECK(in.good(), path, " cannot be read");
   return {std::istreambuf_iterator<char>(in), {}};
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/testing/tensor_bytes.h"
 #include "target.h"
 
 namespace sfsdp::fuzz {
@@ -14,7 +15,7 @@ void read(std::string_view bytes) {
   const auto file = train::SafetensorsFile::open(as_file(bytes));
   int64_t sum = 0;  // every byte is read: all of them must be there
   for (const train::TensorView& tensor : file.tensors())
-    for (const std::byte byte : tensor.data) sum += static_cast<int64_t>(byte);
+    for (const std::byte byte : testing::bytes_of(tensor)) sum += static_cast<int64_t>(byte);
   SFSDP_CHECK(sum >= 0, "sum of bytes ", sum);
 }
 

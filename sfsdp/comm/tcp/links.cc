@@ -158,8 +158,8 @@ int Links::missing_peer() const {
   return -1;
 }
 
-void Links::wait(Clock::time_point deadline, const Look& look) {
-  auto next_look = Clock::now() + kLookEvery;
+void Links::wait(milliseconds silence, const Look& look) {
+  auto last_moved = Clock::now(), next_look = last_moved + kLookEvery;
   while (is_pending()) {
     if (aborted_) throw TransferError{std::max(missing_peer(), 0), "aborted", false};
     bool moved = false;
@@ -167,7 +167,10 @@ void Links::wait(Clock::time_point deadline, const Look& look) {
       moved = push(i) || moved;
       moved = pull(i) || moved;
     }
-    if (moved) continue;
+    if (moved) {
+      last_moved = Clock::now();
+      continue;
+    }
     std::vector<pollfd> fds = {{wake_.get(), POLLIN, 0}};
     std::vector<int> silent;
     for (size_t i = 0; i < peers_.size(); ++i) {
@@ -178,7 +181,8 @@ void Links::wait(Clock::time_point deadline, const Look& look) {
       silent.push_back(static_cast<int>(i));
     }
     const auto now = Clock::now();
-    if (now >= deadline) throw TransferError{missing_peer(), "no data", true};
+    const auto deadline = last_moved + silence;
+    if (now >= deadline) throw TransferError{missing_peer(), concat("no byte for ", silence.count(), " ms"), true};
     if (now >= next_look) {
       next_look = now + kLookEvery;
       look(silent[looked_at_++ % silent.size()]);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -37,11 +38,12 @@ class Links {
   void send(std::span<const std::byte> data, int peer);
   void receive(std::span<std::byte> data, int peer);
 
-  // Until everything posted has been sent and received. Where that takes long, calls look(peer) twice a second with a peer
-  // that has not answered, a different one each time; what it throws ends the wait.
+  // Until everything posted has been sent and received, however long that takes while bytes move. Where it takes long, calls
+  // look(peer) twice a second with a peer that has not answered, a different one each time; what it throws ends the wait.
+  //   silence: for how long no byte may move
   //   throws: TransferError
   using Look = std::function<void(int peer)>;
-  void wait(Clock::time_point deadline, const Look& look);
+  void wait(std::chrono::milliseconds silence, const Look& look);
   // The first peer that data is waited for, -1 if none.
   int missing_peer() const;
   // After an error: nothing is written to or read from the caller's memory any more.

@@ -196,6 +196,10 @@ std::vector<std::string> Rendezvous::wait_for(const std::string& prefix, const s
       if (missing.empty()) return values;
       if (const std::string reason = aborted(); !reason.empty())
         throw AbortedError(where(rank_, world_size_, what) + reason);
+      for (size_t i = 0; i < found.size() && why_gone_; ++i)
+        if (const std::string why = found[i] ? "" : why_gone_(ranks[i]); !why.empty())
+          throw CommError(concat(where(rank_, world_size_, what), "no answer from rank ", ranks[i], ": ", why,
+                                 "; read rank ", ranks[i], "'s log"));
       if (Clock::now() < deadline) continue;
       const std::string first = missing[0];
       const size_t count = missing.size();
@@ -214,7 +218,7 @@ std::vector<std::string> Rendezvous::wait_for(const std::string& prefix, const s
 }
 
 void Rendezvous::abort(const std::string& reason) {
-  store_->set_first("aborted", concat("rank ", rank_, " aborted: ", reason));
+  store_->set_first("aborted", concat("rank ", rank_, " aborted: ", reason), StoreClient::Patience::LastWords);
 }
 
 std::string Rendezvous::aborted() {
@@ -223,7 +227,7 @@ std::string Rendezvous::aborted() {
 }
 
 void Rendezvous::say_goodbye(int64_t patience_ms) {
-  store_->set("bye/" + std::to_string(rank_), "1");
+  store_->set("bye/" + std::to_string(rank_), "1", StoreClient::Patience::LastWords);
   if (!server_) return;
   std::vector<int> all(static_cast<size_t>(world_size_));
   std::iota(all.begin(), all.end(), 0);

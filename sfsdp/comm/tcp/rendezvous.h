@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/comm/tcp/store_client.h"
@@ -30,8 +32,12 @@ class Rendezvous {
 
   // Waits until each of `ranks` has set prefix + its number; what they have set.
   //   what:   "start", "group dp_shard": where in the message of the CommError that names who has not come
-  //   throws: AbortedError as soon as any rank has called abort
+  //   throws: AbortedError as soon as any rank has called abort, CommError as soon as one that has not come is gone
   std::vector<std::string> wait_for(const std::string& prefix, const std::vector<int>& ranks, const std::string& what);
+
+  // Asked twice a second of each rank that is waited for: why it will not come, "" while it may.
+  using WhyGone = std::function<std::string(int rank)>;
+  void watch(WhyGone why_gone) { why_gone_ = std::move(why_gone); }
 
   void abort(const std::string& reason);
   // "rank 2 aborted: loss is nan", or "".   throws: SocketError
@@ -54,6 +60,7 @@ class Rendezvous {
   int64_t init_timeout_ms_;
   JobToken token_;
   Address listen_, address_;
+  WhyGone why_gone_;                     // unset until the ranks know of each other
   std::unique_ptr<StoreServer> server_;  // of rank 0
   std::unique_ptr<StoreClient> store_;
 };

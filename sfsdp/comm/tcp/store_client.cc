@@ -8,8 +8,12 @@ namespace sfsdp::comm {
 namespace {
 
 constexpr int64_t kPatienceMs = 10'000;
-// Of a rank that looks whether others live: one that hosts the store and is stopped is to be named within 5 s.
+// How long a rank waits that looks whether others live: a stopped host of the store is to be named within 5 s.
 constexpr int64_t kLookPatienceMs = 3'000;
+
+int64_t patience_ms(StoreClient::Patience patience) {
+  return patience == StoreClient::Patience::LastWords ? kLookPatienceMs : kPatienceMs;
+}
 
 FrameWriter request(StoreOp op, const std::string& key) {
   SFSDP_CHECK(key.size() <= kMostKeyBytes, "a key of ", key.size(), " bytes");
@@ -47,12 +51,12 @@ std::string StoreClient::ask(const std::string& frame, int64_t patience_ms) {
 
 void StoreClient::interrupt() { ::shutdown(fd_.get(), SHUT_RDWR); }
 
-void StoreClient::set(const std::string& key, const std::string& value) {
-  ask(request(StoreOp::Set, key).text(value_of(value)).frame(), kPatienceMs);
+void StoreClient::set(const std::string& key, const std::string& value, Patience patience) {
+  ask(request(StoreOp::Set, key).text(value_of(value)).frame(), patience_ms(patience));
 }
 
-std::string StoreClient::set_first(const std::string& key, const std::string& value) {
-  const std::string answer = ask(request(StoreOp::SetFirst, key).text(value_of(value)).frame(), kPatienceMs);
+std::string StoreClient::set_first(const std::string& key, const std::string& value, Patience patience) {
+  const std::string answer = ask(request(StoreOp::SetFirst, key).text(value_of(value)).frame(), patience_ms(patience));
   return FrameReader(answer).text(kMostValueBytes);
 }
 

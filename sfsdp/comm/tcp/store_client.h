@@ -14,16 +14,18 @@
 
 namespace sfsdp::comm {
 
-// All requests throw SocketError when the store has gone, or has not answered in 10 s, get in 3 s: rank 0 hangs.
+// All requests throw SocketError when the store has gone, or has not answered in time: rank 0 hangs. That is 10 s, for get
+// and for last words 3 s: who looks whether others live, or has failed, must not be held up by a rank 0 that is stopped.
 class StoreClient {
  public:
   //   throws: RefusedError, SocketError
   StoreClient(const Address& store, const JobToken& token, int rank, Purpose purpose, Clock::time_point deadline);
 
-  // What the key held before is lost. Of a value above 64 KiB the first 64 KiB are kept.
-  void set(const std::string& key, const std::string& value);
+  // What the key held before is lost. A value is cut after 64 KiB.
+  enum class Patience : uint8_t { Usual, LastWords };
+  void set(const std::string& key, const std::string& value, Patience patience = Patience::Usual);
   // What the key holds then: the first value that anybody has set.
-  std::string set_first(const std::string& key, const std::string& value);
+  std::string set_first(const std::string& key, const std::string& value, Patience patience = Patience::Usual);
   struct Value {
     std::string text;
     int64_t age_ms = 0;  // since it was last set, by the store's clock

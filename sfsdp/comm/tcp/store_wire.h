@@ -26,7 +26,7 @@ enum class StoreOp : uint8_t { Set = 1, SetFirst = 2, Get = 3, Collect = 4 };
 
 inline constexpr size_t kMostKeyBytes = 1 << 10;
 inline constexpr size_t kMostValueBytes = 64 << 10;
-// Of a frame to the server: a key and a value, or the numbers of the largest world.
+// The largest frame to the server holds a key and a value, or the numbers of the largest world.
 inline constexpr size_t kMostRequestBytes = 8 << 20;
 inline constexpr size_t kMostAnswerBytes = 256 << 20;
 

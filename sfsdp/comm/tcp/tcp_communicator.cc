@@ -116,7 +116,7 @@ void TcpCommunicator::run(const Call& call, Action action) {
     throw;
   }
   if (observer_.board)
-    observer_.board->finish(site_, sequence_);
+    observer_.board->finish(site_, call, sequence_);
   else
     observer_.progress->finished = sequence_;
   if (recorder_) recorder_->finish(site_, sequence_);
@@ -129,7 +129,7 @@ void TcpCommunicator::enter(const Call& call) {
     observer_.progress->entered = sequence_;
     if (sequence_ <= kCheckedCalls) compare(call);
   }
-  begin_ = Clock::now();  // the transfer has a timeout of its own
+  begin_ = Clock::now();  // messages say how long the transfer has taken
 }
 
 // Every rank sends every other what it is about to do.
@@ -153,7 +153,7 @@ void TcpCommunicator::compare(const Call& call) {
 }
 
 void TcpCommunicator::wait() {
-  links_->wait(begin_ + milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
+  links_->wait(milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
 }
 
 // The transfer takes long: throws if it is in vain.

@@ -34,7 +34,9 @@ struct TcpOptions {
   // master_addr from, which is loopback where that is loopback. Ranks of one host talk to each other over loopback.
   std::string listen;
   int64_t init_timeout_ms = 300000;  // until all ranks are there, and for every group that is made
-  int64_t timeout_ms = 300000;       // of a collective; CommWorld::set_timeout_ms changes it
+  // For how long a collective may wait for a rank to enter it, and for how long no byte of it may move; one whose bytes move
+  // may take longer. CommWorld::set_timeout_ms changes it.
+  int64_t timeout_ms = 300000;
 
   // How ranks watch each other. OneHost: over shared memory wherever all ranks of a group are on one host; each call is
   // checked before a byte moves, a dead rank is seen within 0.1 s, a stopped one within 3 s. Store: over the store, as groups

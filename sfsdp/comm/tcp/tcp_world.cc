@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -15,6 +16,7 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/null/null_world.h"
+#include "sfsdp/comm/peer_process.h"
 #include "sfsdp/comm/tcp/tcp_communicator.h"
 
 namespace sfsdp::comm {
@@ -44,8 +46,16 @@ class TcpWorld final : public CommWorld {
       throw CommError(concat("CommError on rank ", options.rank, " of ", options.world_size, ": start\n  rank ",
                              options.rank, " has started twice at ", store_->place(),
                              "; expected a RANK of its own for every process, and a new store for every run"));
+    const PeerProcess own = PeerProcess::of_this();
+    store_->store().set(concat("process/", options.rank), concat(own.pid, " ", own.start_ticks));
     store_->store().set(concat("host/", options.rank), host_identity());
     hosts_ = store_->wait_for("host/", all, "start");
+    for (const std::string& text : store_->wait_for("process/", all, "start")) {
+      PeerProcess& process = processes_.emplace_back();
+      std::istringstream(text) >> process.pid >> process.start_ticks;
+    }
+    watches_.resize(all.size());
+    store_->watch([this](int peer) { return why_gone(peer); });
   }
 
   ~TcpWorld() override {
@@ -94,6 +104,10 @@ class TcpWorld final : public CommWorld {
     // The ranks of a large group would be a long key.
     const std::string key = concat("group/", site.group, ":", hex(hash_path(join(numbers, ","))));
     const std::string what = "group " + site.group;
+    CallSite contact = site;
+    contact.group = "first contact of " + site.group;
+    const Call call = barrier_call({});
+    if (recorder_) recorder_->enter(contact, call, 1);  // who does not come is found in the flight record too
     try {
       Observer observer;
       observer.key = key;
@@ -107,12 +121,19 @@ class TcpWorld final : public CommWorld {
       Address listen = store_->listen_address();
       if (on_one_host(site)) listen = parse_address("127.0.0.1:1"), listen.set_port(0);
       auto links = std::make_unique<Links>(site, key, listen, *store_, options_.init_timeout_ms);
+      if (recorder_) recorder_->finish(contact, 1);
       return std::make_shared<TcpCommunicator>(std::move(site), std::move(links), std::move(observer), store_,
                                                timeout_ms_, recorder_);
     } catch (const SocketError& error) {
       throw CommError(concat("CommError on rank ", rank(), " of ", world_size(), ": ", what,
                              "\n  the store of rank 0 is gone: ", error.what(), "; read rank 0's log"));
     }
+  }
+
+  // Why a rank of this host will not come to a group; of other hosts nothing is known before a group is there.
+  std::string why_gone(int peer) {
+    const auto at = static_cast<size_t>(peer);
+    return hosts_[at] == hosts_[static_cast<size_t>(rank())] ? watches_[at].why_gone(processes_[at]) : "";
   }
 
   bool on_one_host(const CallSite& site) const {
@@ -158,7 +179,9 @@ class TcpWorld final : public CommWorld {
   std::shared_ptr<Timeout> timeout_ms_;
   std::unique_ptr<CommWorld> alone_;
   std::shared_ptr<FlightRecorder> recorder_;
-  std::vector<std::string> hosts_;  // by rank
+  std::vector<std::string> hosts_;      // by rank, as the next two
+  std::vector<PeerProcess> processes_;  // their numbers on their hosts
+  std::vector<PeerWatch> watches_;
   std::shared_ptr<Heartbeat> heartbeat_;
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<TcpCommunicator>> groups_;
 };

@@ -26,6 +26,7 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/flight_report.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/tcp/handshake.h"
 #include "sfsdp/comm/tcp/socket.h"
@@ -254,28 +255,35 @@ TEST_CASE("tcp: options from torchrun's environment") {
   for (const auto& [name, value] : before) value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
 }
 
-// Of a clock that all processes share.
+// All processes share this clock.
 int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
 }
 
 // The ranks of the next tests: processes of their own, started with the environment that torchrun sets. One gets a signal
-// in its third call and writes when; the others write when they were told of it, and what.
+// in its third call, or before it comes to the group, and writes when; the others write when they were told of it, and what.
 TEST_CASE("tcp process: a rank gets a signal" * doctest::skip()) {
   TcpOptions options = tcp_options_from_env();
   options.init_timeout_ms = options.timeout_ms = 60'000;
   if (std::getenv("SFSDP_TEST_WATCH")) options.watch = TcpOptions::Watch::Store;
   const auto world = make_tcp_world(options);
-  const auto group = world->group("dp_shard", all_ranks(*world));
-  std::vector<std::byte> data(1 << 20);
-  for (int i = 0; i < 2; ++i) group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
   const std::string out = std::getenv("SFSDP_TEST_OUT") + std::to_string(world->rank());
-  if (world->rank() == std::atoi(std::getenv("SFSDP_TEST_VICTIM"))) {
+  const std::string signalled = std::getenv("SFSDP_TEST_CALL");
+  const auto get_signal = [&](const char* call) {
+    if (call != signalled || world->rank() != std::atoi(std::getenv("SFSDP_TEST_VICTIM"))) return;
     std::ofstream(out) << now_ms() << std::flush;
     raise(std::atoi(std::getenv("SFSDP_TEST_SIGNAL")));
-  }
-  const auto error = comm_error_of([&] { group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""}); });
+  };
+  const auto error = comm_error_of([&] {
+    get_signal("0");
+    const auto group = world->group("dp_shard", all_ranks(*world));
+    std::vector<std::byte> data(1 << 20);
+    for (int i = 0; i < 2; ++i) group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
+    get_signal("3");
+    group->all_reduce(data, ir::DType::f32, ReduceOp::Sum, {"%g", ""});
+  });
   std::ofstream(out) << now_ms() << ' ' << error;
+  world->abort(error);  // as a rank that fails does
 }
 
 pid_t start_rank(int rank, std::vector<std::string> environment) {
@@ -299,6 +307,7 @@ struct Signalled {
   int signal = SIGKILL;
   std::string cause;    // what the others say of it
   double most_seconds;  // until they say so: more than docs/faults.md promises, far less than any timeout
+  int call = 3;         // in which the signal comes; 0: before the rank comes to the group
 };
 
 void check_signalled_rank(const Signalled& given) {
@@ -312,6 +321,7 @@ void check_signalled_rank(const Signalled& given) {
   environment.push_back("SFSDP_TEST_OUT=" + out);
   environment.push_back(concat("SFSDP_TEST_SIGNAL=", given.signal));
   environment.push_back(concat("SFSDP_TEST_VICTIM=", given.rank));
+  environment.push_back(concat("SFSDP_TEST_CALL=", given.call));
   if (!given.watch.empty()) environment.push_back("SFSDP_TEST_WATCH=" + given.watch);
   std::vector<pid_t> ranks;
   for (int r = 0; r < 3; ++r) ranks.push_back(start_rank(r, environment));
@@ -323,7 +333,8 @@ void check_signalled_rank(const Signalled& given) {
   waitpid(victim, nullptr, 0);
   int64_t signalled_ms = 0;
   std::ifstream(out + std::to_string(given.rank)) >> signalled_ms;
-  CHECK(static_cast<double>(ended_ms - signalled_ms) / 1000 < given.most_seconds + 1.5);  // goodbyes included
+  // Goodbyes included, for which rank 0 waits 5 s where no call has shown that a rank is gone.
+  CHECK(static_cast<double>(ended_ms - signalled_ms) / 1000 < given.most_seconds + (given.call == 0 ? 6.5 : 1.5));
   for (int r = 0; r < 3; ++r) {
     if (r == given.rank) continue;
     std::ifstream file(out + std::to_string(r));
@@ -332,10 +343,10 @@ void check_signalled_rank(const Signalled& given) {
     file.get();
     const std::string error(std::istreambuf_iterator<char>(file), {});
     CAPTURE(error);
-    CHECK(error.starts_with(concat("CommError on rank ", r,
-                                   " of 3: all_reduce %g over dp_shard, sequence 3, 1048576 "
-                                   "bytes\n  no answer from rank ",
-                                   given.rank)));
+    const char* what = given.call == 0 ? "group dp_shard" : "all_reduce %g over dp_shard, sequence 3, 1048576 bytes";
+    CHECK(error.starts_with(concat("CommError on rank ", r, " of 3: ", what, "\n  ")));
+    // Found by this rank, or told by the abort of the one that found it first.
+    CHECK(error.find(concat("\n  no answer from rank ", given.rank)) != std::string::npos);
     CHECK(error.ends_with(concat("read rank ", given.rank, "'s log")));
     CHECK(error.find(given.cause) != std::string::npos);
     CHECK(static_cast<double>(told_ms - signalled_ms) / 1000 < given.most_seconds);
@@ -351,6 +362,14 @@ TEST_CASE("tcp: a killed process is named by the others at once") {
 TEST_CASE("tcp: a stopped process is named by the others within 5 s") {
   check_signalled_rank({"", 1, SIGSTOP, " is stopped, by SIGSTOP or a debugger; it finished ", kWithin5});
 }
+// It has the store, which the others tell of their failure, and to which they say goodbye.
+TEST_CASE("tcp: rank 0 that is stopped is named by the others within 5 s, and holds up none of them") {
+  check_signalled_rank({"", 0, SIGSTOP, " is stopped, by SIGSTOP or a debugger; it finished ", kWithin5});
+}
+TEST_CASE("tcp: a process that is killed or stopped before it comes to a group is named by the others") {
+  check_signalled_rank({"", 1, SIGKILL, " is gone; ", kAtOnce, 0});
+  check_signalled_rank({"", 1, SIGSTOP, " is stopped, by SIGSTOP or a debugger; ", kWithin5, 0});
+}
 TEST_CASE("tcp across hosts: a killed process is named by the others at once") {
   check_signalled_rank({"store", 1, SIGKILL, " is gone; it finished sequence ", kAtOnce});
 }
@@ -359,6 +378,31 @@ TEST_CASE("tcp across hosts: a stopped process is named by the others within 5 s
 }
 TEST_CASE("tcp across hosts: rank 0 that is stopped, with the store, is named by the others within 5 s") {
   check_signalled_rank({"store", 0, SIGSTOP, "which hosts the store: timed out", kWithin5});
+}
+
+TEST_CASE("tcp: a rank that does not come to a group is the one that holds up the others in their flight records") {
+  auto options = tcp_options(3);
+  std::array<std::shared_ptr<FlightRecorder>, 3> recorders;
+  for (auto& recorder : recorders) recorder = std::make_shared<FlightRecorder>(100);
+  std::vector<FlightRecord> records(3);
+  const auto make = [&](int rank) {
+    TcpOptions own = options;
+    own.rank = rank;
+    return make_tcp_world(own, recorders[static_cast<size_t>(rank)]);
+  };
+  options.init_timeout_ms = 3000;
+  testing::run_ranks_on(3, make, [&](CommWorld& world) {
+    if (world.rank() == 1) return world.group("alone", {1})->barrier({"", ""});
+    expect_part(comm_error_of([&] { world.group("dp_shard", all_ranks(world)); }), "rank");
+    const auto r = static_cast<size_t>(world.rank());
+    records[r] = recorders[r]->record(world.rank(), 3, "given up");
+  });
+  records[1] = recorders[1]->record(1, 3, "ended");
+  const std::string text = explain_flight(records);
+  CAPTURE(text);
+  CHECK(text.find("barrier over first contact of dp_shard, sequence 1, 0 bytes\n  ranks 0, 2 have entered it\n"
+                  "  rank 1 has not entered it\n") != std::string::npos);
+  CHECK(text.find("So: rank 1 holds up 2 ranks; read its log") != std::string::npos);
 }
 
 // Longer than three missed heartbeats: the one that computes does nothing for the others, but lives.

@@ -132,8 +132,9 @@ class ThreadCommunicator final : public Communicator {
   }
 
   void barrier(const CallInfo& info) override {
-    group_->board->enter(site_, barrier_call(info), ++sequence_, *timeout_ms_);
-    group_->board->finish(site_, sequence_);
+    const Call call = barrier_call(info);
+    group_->board->enter(site_, call, ++sequence_, *timeout_ms_);
+    group_->board->finish(site_, call, sequence_);
   }
 
   void abort(const std::string& reason) override { group_->board->abort(site_.global_rank(), reason); }
@@ -152,7 +153,7 @@ class ThreadCommunicator final : public Communicator {
       group_->wait_for_readers(sequence_);
       throw;
     }
-    group_->board->finish(site_, sequence_);
+    group_->board->finish(site_, call, sequence_);
   }
 
   std::vector<std::span<const std::byte>> parts(size_t begin, size_t bytes) const {

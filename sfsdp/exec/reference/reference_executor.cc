@@ -14,6 +14,7 @@
 #include "sfsdp/base/lap_clock.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
@@ -32,6 +33,30 @@ namespace {
 
 enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
 
+// dtype, sizes and strides; those of dimensions of size 1 do not count, nor any where there are no elements.
+bool is_of(const at::Tensor& tensor, const ir::Type& type) {
+  if (type.kind == ir::Type::Kind::Token || !tensor.defined())
+    return type.kind == ir::Type::Kind::Token && !tensor.defined();
+  if (tensor.scalar_type() != capture::scalar_type_of(type.dtype) || tensor.dim() != std::ssize(type.dims))
+    return false;
+  int64_t contiguous = 1;
+  bool same_strides = true;
+  for (size_t d = type.dims.size(); d-- > 0;) {
+    const int64_t size = type.dims[d].size, dim = static_cast<int64_t>(d);
+    if (tensor.size(dim) != size) return false;
+    same_strides &= size <= 1 || tensor.stride(dim) == (type.strides.empty() ? contiguous : type.strides[d]);
+    contiguous *= size;
+  }
+  return same_strides || tensor.numel() == 0;
+}
+
+// Passes and plans go by the types. A result laid out otherwise would be read at the wrong places.
+void check_result(const at::Tensor& tensor, const ir::Op& op, size_t index) {
+  const ir::Type& type = op.result(static_cast<int>(index))->type();
+  SFSDP_CHECK(is_of(tensor, type), ir::opcode_at(op), " gave result ", index, " of ", capture::type_of(tensor),
+              "\n  expected ", type, ", as the graph has it");
+}
+
 }  // namespace
 
 struct ReferenceExecutor::Impl {
@@ -48,7 +73,7 @@ struct ReferenceExecutor::Impl {
   };
 
   const ir::Graph graph;  // of LibTorch's ops and sfsdp's own that are not canonical
-  const std::vector<at::Tensor>& constants;
+  const std::vector<at::Tensor> constants;
   Groups groups;
   DataPosition position;
   Rng rng;
@@ -134,20 +159,22 @@ struct ReferenceExecutor::Impl {
   at::Tensor run_random(const ir::Op& op, const std::vector<at::Tensor>& in, const StepScalars& s) const {
     const std::vector<int64_t> shape = op.result()->type().shape();
     RandomStream stream;
-    stream.key = hash_path(op.module_path) ^ (static_cast<uint64_t>(s.seed) * 0x9E3779B97F4A7C15ull) ^
+    stream.key = hash_path(op.module_path) ^ (s.seed * 0x9E3779B97F4A7C15ull) ^
                  (static_cast<uint64_t>(s.step) * 0xC2B2AE3D27D4EB4Full);
     stream.stream = static_cast<uint64_t>(op.attr<int64_t>("stream"));
     stream.outer = op.attr_or<int64_t>("outer", 1);
     // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
     if (!op.has_attr("replicated"))
-      stream.first_element = (static_cast<int64_t>(s.micro_batch) * position.size + position.rank) *
-                             (c10::multiply_integers(shape) / stream.outer);
-    return draw(op, in, shape, stream);
+      stream.first_element =
+          (s.micro_batch * position.size + position.rank) * (c10::multiply_integers(shape) / stream.outer);
+    const at::Tensor drawn = draw(op, in, shape, stream);
+    const std::vector<int64_t>& strides = op.result()->type().strides;
+    return strides.empty() ? drawn : at::empty_strided(shape, strides, drawn.options()).copy_(drawn);
   }
 
   // In the buffer of the sum, which earlier micro-batches have left.
   at::Tensor accumulate(const Step& step, const at::Tensor& value, ir::Part part) {
-    if (ir::beta_in(part) == 0 || graph.micro_batches == 1) return value.clone();
+    if (ir::beta_in(part) == 0 || graph.micro_batches == 1) return value.clone(at::MemoryFormat::Contiguous);
     return slots[static_cast<size_t>(step.results[0])].add_(value);
   }
 };
@@ -190,7 +217,10 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = step.kernel({op, operands, scalars, step.group});
     }
     SFSDP_CHECK(results.size() == step.results.size(), op.opcode, " gave ", results.size(), " results");
-    for (size_t i = 0; i < results.size(); ++i) m.put(step.results[i], results[i]);
+    for (size_t i = 0; i < results.size(); ++i) {
+      check_result(results[i], op, i);
+      m.put(step.results[i], results[i]);
+    }
     operands.clear();
     if (on_op) on_op(op, results);
     results.clear();
@@ -201,7 +231,7 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   for (Impl::Step& step : m.steps)
     if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
   for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
-    scalars.micro_batch = static_cast<double>(micro_batch);
+    scalars.micro_batch = micro_batch;
     const ir::Part part = parts[static_cast<size_t>(micro_batch) + 1];
     for (Impl::Step& step : m.steps)
       if (ir::runs_in(*step.op, part) || step.batch_input >= 0) run_op(step, micro_batch);

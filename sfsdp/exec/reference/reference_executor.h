@@ -28,9 +28,9 @@ enum class Rng : uint8_t { Counter, Eager };
 // Everything that a step takes from the host besides its batch.
 struct StepScalars {
   double lr = 0;
-  double step = 1;  // from 1
-  double seed = 0;
-  double micro_batch = 0;  // set by the executor
+  int64_t step = 1;  // from 1
+  uint64_t seed = 0;
+  int64_t micro_batch = 0;  // set by the executor
 };
 
 // This rank's place among the ranks that read different samples: random ops number their elements with it.
@@ -48,7 +48,6 @@ struct RunSeconds {
 
 class ReferenceExecutor {
  public:
-  // The graph and the constants are shared by all executors of one process; they must outlive this one.
   //   more: values that run() returns after the graph's outputs
   ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
                     DataPosition position = {}, Rng rng = Rng::Counter, std::vector<const ir::Value*> more = {});
@@ -59,7 +58,7 @@ class ReferenceExecutor {
 
   // Runs one step over the micro-batches (each: the graph's batch inputs, in order). Returns the graph's outputs.
   std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches, const StepScalars& scalars);
-  // Of the last run.
+  // How long the parts of the last run took.
   const RunSeconds& seconds() const;
 
   // What it runs: the graph that it was given, decomposed.

@@ -1,26 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/ir/canonical/body.h"
 
-#include <algorithm>
-
 namespace sfsdp::ir {
-namespace {
-
-// NumPy's rule; shapes are known to fit.
-Body::Sizes broadcast(const std::vector<Term>& terms) {
-  Body::Sizes shape;
-  for (const Term& term : terms) {
-    const Body::Sizes own = term.type.shape();
-    if (own.size() > shape.size()) shape.insert(shape.begin(), own.size() - shape.size(), 1);
-    for (size_t d = 0; d < own.size(); ++d) {
-      int64_t& size = shape[shape.size() - own.size() + d];
-      size = std::max(size, own[d]);
-    }
-  }
-  return shape;
-}
-
-}  // namespace
 
 Body::Sizes last_dims(size_t rank, int64_t count) {
   Body::Sizes dims;
@@ -30,11 +11,11 @@ Body::Sizes last_dims(size_t rank, int64_t count) {
 
 Term Body::cast(const Term& x, DType dtype) {
   if (x.type.dtype == dtype) return x;
-  return compute("aten._to_copy", {x}, {Type::tensor(dtype, x.type.shape())}, {{"dtype", dtype}})[0];
+  return compute("aten._to_copy", {x}, {pointwise_type(dtype, {x})}, {{"dtype", dtype}})[0];
 }
 
 Term Body::pointwise(const std::string& opcode, const std::vector<Term>& operands, const Emitter::Attributes& attrs) {
-  return compute(opcode, operands, {Type::tensor(operands[0].type.dtype, broadcast(operands))}, attrs)[0];
+  return compute(opcode, operands, {pointwise_type(operands[0].type.dtype, operands)}, attrs)[0];
 }
 
 Term Body::reduced(const std::string& opcode, const Term& x, const Sizes& dims) {

@@ -17,7 +17,7 @@ class Body {
 
   // x itself if it has the dtype.
   Term cast(const Term& x, DType dtype);
-  // Broadcast shape of the operands, dtype of the first.
+  // The operands broadcast, the dtype is that of the first.
   Term pointwise(const std::string& opcode, const std::vector<Term>& operands, const Emitter::Attributes& attrs = {});
   Term mul(const Term& a, const Term& b) { return pointwise("aten.mul.Tensor", {a, b}); }
   Term add(const Term& a, const Term& b) { return pointwise("aten.add.Tensor", {a, b}); }

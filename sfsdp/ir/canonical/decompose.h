@@ -21,7 +21,7 @@ class Emitter {
   using Attributes = Attrs;
 
   virtual ~Emitter() = default;
-  // An op that computes. The types say dtype and shape; strides are LibTorch's choice.
+  // An op that computes. The types say dtype, shape and strides, as LibTorch lays them out.
   //   as_list: its operands are one list
   virtual std::vector<Term> compute(const std::string& opcode, const std::vector<Term>& operands,
                                     const std::vector<Type>& results, const Attributes& attrs, bool as_list) = 0;

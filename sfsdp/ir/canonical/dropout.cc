@@ -11,7 +11,9 @@ std::vector<Term> decompose_dropout(const CanonicalCall& call, Body& body) {
   const Attr keep = draw.at("keep");
   draw.erase("keep");
   draw["p"] = keep;
-  const Term mask = body.pointwise("aten.bernoulli.p", {body.pointwise("aten.empty_like", {x})}, draw);
+  // Contiguous, whatever the strides of x.
+  const Term mask = body.compute("aten.bernoulli.p", {body.pointwise("aten.empty_like", {x})},
+                                 {Type::tensor(x.type.dtype, x.type.shape())}, draw)[0];
   const Term scaled = body.pointwise("aten.div.Scalar", {mask}, {{"other", keep}});
   return {body.mul(x, scaled), scaled};
 }

@@ -56,7 +56,7 @@ Term turned_complex(Body& body, const Term& x, const Term& table, bool inverse, 
   const Term pairs = body.view_as_complex(body.view(body.cast(x, form.dtype), paired(x)));
   Term angles = table;
   if (inverse) {
-    const Term conjugate = body.compute("aten._conj", {table}, {Type::tensor(DType::c64, table.type.shape())})[0];
+    const Term conjugate = body.compute("aten._conj", {table}, {table.type})[0];
     angles = body.pointwise("aten.clone", {conjugate});
   }
   return body.view(body.view_as_real(body.mul(pairs, angles)), x.type.shape());

@@ -1,58 +1,37 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/ir/canonical/term.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::ir {
 namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// Of a shape and strides; empty strides where they are those of a contiguous tensor.
+// A tensor's type, with no strides where they are those of a contiguous one.
 Type typed(DType dtype, const Sizes& shape, const Sizes& strides) {
   Type type = Type::tensor(dtype, shape);
   if (strides != strides_of(type)) type.strides = strides;
   return type;
 }
 
-int64_t wrapped(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
-
 // Real numbers of an element.
 int64_t numbers(DType dtype) { return dtype == DType::c64 ? 2 : 1; }
 
-// Elements of its operand before the first one of this view; nullopt: not known.
+// Elements of its operand before the first one of this view; nullopt: not known, not counted from there, or the view
+// shows other numbers than lie there.
 std::optional<int64_t> offset_in_operand(const Op& op, int result) {
-  if (op.is("wait", "gradient", "aten.view_as_complex", "aten.view_as_real")) return 0;
-  if (has_flag(op, kReshape)) return op.attr_or<int64_t>("offset", 0);
-  if (has_flag(op, kPermute) || op.is("aten.expand")) return 0;
-  const Type& from = op.operands[0]->type();
-  const Sizes strides = strides_of(from);
-  const auto stride = [&]() -> std::optional<int64_t> {
-    const int64_t dim = wrapped(op.attr_or<int64_t>("dim", 0), strides.size());
-    if (dim < 0 || dim >= std::ssize(strides)) return std::nullopt;
-    return strides[static_cast<size_t>(dim)];
-  }();
-  if (!stride) return std::nullopt;
-  const int64_t size = from.dims[static_cast<size_t>(wrapped(op.attr_or<int64_t>("dim", 0), strides.size()))].size;
-  const auto from_end = [&](int64_t index) { return index < 0 ? index + size : index; };
-  if (op.is("narrow")) return op.attr<int64_t>("start") * *stride;
-  if (op.is("aten.select.int")) return from_end(op.attr<int64_t>("index")) * *stride;
-  if (op.is("aten.slice.Tensor")) return from_end(op.attr_or<int64_t>("start", 0)) * *stride;
-  if (op.is("aten.split.Tensor")) return result * op.attr<int64_t>("split_size") * *stride;
-  if (op.is("aten.unbind.int")) return result * *stride;
-  return std::nullopt;
+  if (op.is("aten.as_strided", "aten.view.dtype", "aten._conj", "aten._neg_view")) return std::nullopt;
+  const auto geometry = view_geometry(op, result, {strides_of(op.operands[0]->type()), 0});
+  return geometry ? std::optional(geometry->offset) : std::nullopt;
 }
 
 }  // namespace
-
-Sizes strides_of(const Type& type) {
-  if (!type.strides.empty() || type.dims.empty()) return type.strides;
-  Sizes strides(type.dims.size(), 1);
-  for (size_t d = type.dims.size() - 1; d-- > 0;) strides[d] = strides[d + 1] * type.dims[d + 1].size;
-  return strides;
-}
 
 Term term_of(Value* value) {
   Term term{value, 0, typed(value->type().dtype, value->type().shape(), strides_of(value->type()))};
@@ -66,15 +45,18 @@ Term term_of(Value* value) {
   return term;
 }
 
-bool is_same(const Term& a, const Term& b) {
-  if (!a.base || a.base != b.base || a.offset != b.offset || a.type.dtype != b.type.dtype) return false;
-  if (a.type.dims.size() != b.type.dims.size()) return false;
-  const Sizes ours = strides_of(a.type), theirs = strides_of(b.type);
-  for (size_t d = 0; d < a.type.dims.size(); ++d) {
-    if (a.type.dims[d].size != b.type.dims[d].size) return false;
-    if (a.type.dims[d].size > 1 && ours[d] != theirs[d]) return false;
-  }
+bool same_layout(const Type& a, const Type& b) {
+  if (a.shape() != b.shape()) return false;
+  if (a.numel() == 0) return true;
+  const Sizes ours = strides_of(a), theirs = strides_of(b);
+  for (size_t d = 0; d < a.dims.size(); ++d)
+    if (a.dims[d].size > 1 && ours[d] != theirs[d]) return false;
   return true;
+}
+
+bool is_same(const Term& a, const Term& b) {
+  return a.base && a.base == b.base && a.offset == b.offset && a.type.dtype == b.type.dtype &&
+         same_layout(a.type, b.type);
 }
 
 Term viewed(const Term& x, const Sizes& shape) {
@@ -163,6 +145,73 @@ Term as_real(const Term& x) {
   for (int64_t& stride : strides) stride *= 2;
   strides.push_back(1);
   return {x.base, x.offset, typed(DType::f32, shape, strides)};
+}
+
+namespace {
+
+// NumPy's rule; shapes are known to fit.
+Sizes broadcast(const std::vector<Term>& terms) {
+  Sizes shape;
+  for (const Term& term : terms) {
+    const Sizes own = term.type.shape();
+    if (own.size() > shape.size()) shape.insert(shape.begin(), own.size() - shape.size(), 1);
+    for (size_t d = 0; d < own.size(); ++d) {
+      int64_t& size = shape[shape.size() - own.size() + d];
+      if (size == 1) size = own[d];
+    }
+  }
+  return shape;
+}
+
+// By dimension of `shape`; 0 where the operand is broadcast.
+Sizes broadcast_strides(const Type& type, const Sizes& shape) {
+  Sizes strides(shape.size(), 0);
+  const Sizes own = strides_of(type);
+  for (size_t d = 0; d < own.size(); ++d) {
+    const size_t to = shape.size() - own.size() + d;
+    if (type.dims[d].size == shape[to]) strides[to] = own[d];
+  }
+  return strides;
+}
+
+// Above 0: dimension b is to lie within a. 0: no operand tells.
+int compare_dims(size_t a, size_t b, const std::vector<Sizes>& operands, const Sizes& shape) {
+  for (const Sizes& strides : operands) {
+    if (strides[a] == 0 || strides[b] == 0) continue;
+    if (strides[a] != strides[b]) return strides[a] < strides[b] ? -1 : 1;
+    if (shape[a] > shape[b]) return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Type pointwise_type(DType dtype, const std::vector<Term>& operands) {
+  const Sizes shape = broadcast(operands);
+  std::vector<Sizes> strides;
+  for (const Term& term : operands) strides.push_back(broadcast_strides(term.type, shape));
+  // An insertion sort, innermost first, that leaves alone what nobody tells apart. Comparisons are no order: the steps count.
+  Sizes order;
+  for (size_t d = shape.size(); d-- > 0;) order.push_back(static_cast<int64_t>(d));
+  for (size_t i = 1; i < order.size(); ++i) {
+    size_t at = i;
+    for (size_t before = i; before-- > 0;) {
+      const int compared =
+          compare_dims(static_cast<size_t>(order[before]), static_cast<size_t>(order[at]), strides, shape);
+      if (compared < 0) break;
+      if (compared > 0) std::swap(order[before], order[at]), at = before;
+    }
+  }
+  Sizes dense(shape.size());
+  int64_t next = 1;
+  for (const int64_t dim : order) {
+    dense[static_cast<size_t>(dim)] = next;
+    next *= std::max<int64_t>(shape[static_cast<size_t>(dim)], 1);
+  }
+  Type type = Type::tensor(dtype, shape);
+  type.strides = dense;
+  if (same_layout(type, Type::tensor(dtype, shape))) type.strides.clear();
+  return type;
 }
 
 }  // namespace sfsdp::ir

@@ -18,7 +18,10 @@ struct Term {
 // Looks through views as far as their offset is known; a view that it does not know is a base.
 Term term_of(Value* value);
 
-// The same elements in the same order and dtype. Strides of dimensions of size 1 do not count.
+// The same sizes, each element at the same place. Strides of dimensions of size 1 do not count, nor do those of no elements.
+bool same_layout(const Type& a, const Type& b);
+
+// The same elements in the same order and dtype.
 bool is_same(const Term& a, const Term& b);
 
 // ---- views of a term; an invalid one (base nullptr) where LibTorch would have to copy, or the shape does not fit
@@ -31,7 +34,8 @@ Term sliced(const Term& x, size_t dim, int64_t start, int64_t end);
 Term as_complex(const Term& x);  // pairs along the last dimension, f32
 Term as_real(const Term& x);     // the other way round
 
-// Strides of a type, those of a contiguous one too.
-std::vector<int64_t> strides_of(const Type& type);
+// What LibTorch makes of these operands element by element: their broadcast shape, dense. The order of dimensions in memory is
+// that of the first operand that tells two of them apart, as in TensorIterator::reorder_dimensions.
+Type pointwise_type(DType dtype, const std::vector<Term>& operands);
 
 }  // namespace sfsdp::ir

@@ -30,7 +30,7 @@ struct Match {
   Proposal proposal;
   std::vector<Op*> found;     // all that it computes
   std::vector<Term> results;  // base nullptr: a token
-  // Of what is left for backward (ir::LeftForBackward) none: others may not read it.
+  // What is left for backward (ir::LeftForBackward) is no result: others may not read it.
   bool is_result(const Op* op) const {
     const auto* left = ir::left_for_backward(proposal.opcode);
     for (size_t i = 0; i < results.size(); ++i)
@@ -55,7 +55,7 @@ ir::CanonicalCall call_of(const Match& match) {
   return call;
 }
 
-// Of the op that stands for a match; a gradient that was not asked for is a token.
+// The types of what the op that stands for a match results in; a gradient that was not asked for is a token.
 std::vector<ir::Type> types_of(const Match& match) {
   const auto* left = ir::left_for_backward(match.proposal.opcode);
   std::vector<ir::Type> types;
@@ -129,6 +129,14 @@ void keep_typed(const Graph& graph, std::vector<Match>& matches) {
   });
 }
 
+// Whether an op is part of a match.
+ir::OpTable<char> covered_by(const Graph& graph, const std::vector<Match>& matches) {
+  ir::OpTable<char> covered(graph);
+  for (const Match& match : matches)
+    for (const Op* op : match.found) covered[op] = 1;
+  return covered;
+}
+
 // Readers of an op's results through views; nullptr: the step returns or carries one.
 ir::OpTable<std::vector<const Op*>> readers_by_producer(const Graph& graph) {
   ir::OpTable<std::vector<const Op*>> readers(graph);
@@ -146,9 +154,7 @@ void keep_closed(const Graph& graph, std::vector<Match>& matches) {
   const auto readers = readers_by_producer(graph);
   for (size_t before = 0; before != matches.size();) {
     before = matches.size();
-    ir::OpTable<char> covered(graph);
-    for (const Match& match : matches)
-      for (const Op* op : match.found) covered[op] = 1;
+    const auto covered = covered_by(graph, matches);
     const auto leaks = [&](const Match& match) {
       return std::ranges::any_of(match.found, [&](const Op* op) {
         if (match.is_result(op) || op->is("aten._to_copy")) return false;
@@ -273,11 +279,10 @@ class Rewriter {
 
 // Ops that do more than pointwise arithmetic, and that no canonical op stands for: listed by `inspect --passes`.
 void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& metrics) {
-  std::unordered_set<const Op*> covered;
-  for (const Match& match : matches) covered.insert(match.found.begin(), match.found.end());
+  const auto covered = covered_by(graph, matches);
   for (const auto& op : graph.ops()) {
     const ir::OpRow* row = op->opcode.row();
-    if (!ir::is_aten(op->opcode) || covered.contains(op.get()) || !row) continue;
+    if (!ir::is_aten(op->opcode) || covered[op.get()] || !row) continue;
     if (row->cost != ir::CostClass::Pointwise && row->cost != ir::CostClass::Free)
       metrics.add(concat("left_", op->opcode), 1);
   }

@@ -4,7 +4,7 @@
 // Why:    all that follows (remat, kernels, memory, time on another device) speaks of a norm, not of seven CPU ops.
 // How:    a family proposes a call; its decomposition is looked up op by op. Only what is there to the last attribute is
 //         replaced, so the executor, which runs the decomposition, computes the same bits.
-// Needs:  nothing. Of ops that compute the same the first is found, and a match leaves the others.
+// Needs:  nothing. The first of several ops that compute the same is found, and a match leaves the others.
 // Leaves: ops of a match that others read too stay, and the match is dropped unless these are casts. What was not
 //         recognised runs as it is.
 #pragma once

@@ -98,10 +98,10 @@ class Decomposer {
       const auto* left = ir::left_for_backward(op.opcode);
       if (!left || left->result != static_cast<int>(i)) {
         const bool is_tensor = old->type().kind == ir::Type::Kind::Tensor;  // else a gradient that was not asked for
-        SFSDP_CHECK(!is_tensor || i > 0 ||
-                        (results[i].type.dtype == old->type().dtype && results[i].type.shape() == old->type().shape()),
+        SFSDP_CHECK(!is_tensor || ((i > 0 || results[i].type.dtype == old->type().dtype) &&
+                                   ir::same_layout(results[i].type, old->type())),
                     ir::name_of(op), " decomposes into ", results[i].type, ", not ", old->type());
-        results[i].base->set_type(old->type());  // strides too
+        results[i].base->set_type(old->type());  // the dtype of statistics and placements too
       }
       build_.take_place(old, results[i].base);
       replaced_[old] = results[i].base;

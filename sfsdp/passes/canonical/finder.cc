@@ -35,13 +35,13 @@ bool same_attr(const std::string& key, const Attr& a, const Attr& b, size_t rank
   return a.index() == b.index() && concat(a) == concat(b);
 }
 
-// Of a copy to another dtype: that it is strided is no news.
+// That a copy to another dtype is strided is no news.
 bool says_nothing(const Op& op, const std::string& key, const Attr& attr) {
   const auto* layout = std::get_if<int64_t>(&attr);
   return op.is("aten._to_copy") && key == "layout" && layout && *layout == 0;
 }
 
-// Of what `dim` counts in: where an op adds a dimension, that of the result.
+// How many dimensions `dim` counts in: the result's where an op adds one.
 size_t rank_of_dims(const Op& op) {
   const size_t operand = op.operands.empty() || !op.operands[0] ? 0 : op.operands[0]->type().dims.size();
   return std::max(operand, op.is("aten.stack", "aten.select_backward") ? op.result()->type().dims.size() : 0);
@@ -132,10 +132,11 @@ std::vector<Term> Lookup::compute(const std::string& opcode, const std::vector<T
   std::vector<Term> terms;
   for (size_t i = 0; i < results.size(); ++i) {
     // LibTorch promotes dtypes: of bf16 and f32 comes f32, which a decomposition in the dtype of x does not say. Statistics of
-    // norms have the dtype that a kernel gives them; a gradient that was not asked for is a token.
+    // norms have the dtype that a kernel gives them; a gradient that was not asked for is a token. The layout depends on the order
+    // of operands: x · rstd and rstd · x are one number, but may be two types.
     const ir::Type& made = op->results()[i]->type();
     const bool is_tensor = made.kind == ir::Type::Kind::Tensor;
-    if (is_tensor && ((i == 0 && made.dtype != results[i].dtype) || made.shape() != results[i].shape()))
+    if (is_tensor && ((i == 0 && made.dtype != results[i].dtype) || !ir::same_layout(made, results[i])))
       throw NotFound();
     terms.push_back(finder_.term(op->results()[i].get()));
   }

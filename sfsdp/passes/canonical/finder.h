@@ -2,7 +2,6 @@
 // Finds the ops of a decomposition in a graph.
 #pragma once
 
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,8 @@ class OpFinder {
  public:
   explicit OpFinder(const ir::Graph& graph);
 
-  // An op of `section`, or of forward for one of backward, with these operands; nullptr: none. Of several the first in
-  // `section`.
+  // An op of `section`, or of forward for one of backward, with these operands, the first in `section` if there
+  // are several; nullptr: none.
   ir::Op* find(const std::string& opcode, const std::vector<ir::Term>& operands, const ir::Emitter::Attributes& attrs,
                ir::Section section) const;
   // Ops that compute and read `term`, in order.

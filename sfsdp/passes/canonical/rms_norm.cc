@@ -4,7 +4,7 @@
 // normalised dimensions).
 #include <optional>
 
-#include "sfsdp/passes/analysis/trailing_dims.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/passes/canonical/proposals.h"
 #include "sfsdp/passes/canonical/walk.h"
 
@@ -38,7 +38,7 @@ std::optional<Statistics> statistics_of(Value* rstd) {
   const Op* mean = shifted ? made_by(shifted->operands[0], "aten.mean.dim") : nullptr;
   const Op* squares = mean ? made_by(mean->operands[0], "aten.pow.Tensor_Scalar") : nullptr;
   if (!squares || !shifted->has_attr("other")) return std::nullopt;
-  const auto dims = static_cast<int64_t>(trailing_dims(*mean));
+  const auto dims = static_cast<int64_t>(ir::OpAccess(*mean).rows().dims);
   if (dims == 0 || !mean->attr_or("keepdim", false)) return std::nullopt;
   Value* wide = squares->operands[0];
   return Statistics{wide, before_widening(wide), rstd, dims, shifted->attrs.at("other")};

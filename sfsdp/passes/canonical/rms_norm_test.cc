@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <doctest/doctest.h>
 
+#include <string>
+
 #include "sfsdp/testing/expect_pass.h"
 
 namespace sfsdp::passes {
 namespace {
 
-using testing::expect_pass;
+using testing::expect_pass, testing::expect_unchanged;
 
 // A norm of the batch: nobody asks for the gradient of its input.
 TEST_CASE("canonicalise: an RMSNorm of which only the weight gets a gradient") {
@@ -40,6 +42,37 @@ TEST_CASE("canonicalise: an RMSNorm of which only the weight gets a gradient") {
       %s.rows = aten.view %s size=[1, 4] : f32[1, 4] at norm
       %dw = aten.view %s.rows size=[4] bwd_of=%y : f32[4] at norm
       return %y, %dw
+  )");
+}
+
+// Heads of queries, [batch, heads, rows, width], lie in memory row by row; rstd does not.
+std::string norm_of_heads(const std::string& product) {
+  return R"(
+    graph mesh [] view local
+      %x = input name=x : f32[2, 5, 3, 4]
+    fwd:
+      %h = aten.transpose.int %x dim0=1 dim1=2 : f32[2, 3, 5, 4]{60, 4, 12, 1} at norm
+      %sq = aten.pow.Tensor_Scalar %h exponent=2 : f32[2, 3, 5, 4]{60, 4, 12, 1} at norm
+      %mean = aten.mean.dim %sq dim=[-1] keepdim=true : f32[2, 3, 5, 1] at norm
+      %eps = aten.add.Scalar %mean other=1e-05 : f32[2, 3, 5, 1] at norm
+      %rstd = aten.rsqrt %eps : f32[2, 3, 5, 1] at norm
+      %y = aten.mul.Tensor )" +
+         product + R"( at norm
+      %m = aten.as_strided %y size=[120] stride=[1] : f32[120]
+      return %m
+  )";
+}
+
+TEST_CASE("canonicalise: rstd · x is no rms_norm where x · rstd has another layout") {
+  expect_unchanged("canonicalise", norm_of_heads("%rstd, %h : f32[2, 3, 5, 4]"));
+  expect_pass("canonicalise", norm_of_heads("%h, %rstd : f32[2, 3, 5, 4]{60, 4, 12, 1}"), R"(
+    graph mesh [] view local
+      %x = input name=x : f32[2, 5, 3, 4]
+    fwd:
+      %h = aten.transpose.int %x dim0=1 dim1=2 : f32[2, 3, 5, 4]{60, 4, 12, 1} at norm
+      %y, %rstd = rms_norm %h, none dims=1 eps=1e-05 : f32[2, 3, 5, 4]{60, 4, 12, 1}, f32[2, 3, 5, 1] at norm
+      %m = aten.as_strided %y size=[120] stride=[1] : f32[120]
+      return %m
   )");
 }
 

@@ -8,7 +8,7 @@ namespace sfsdp::passes {
 
 // The producer of `value` if it is `opcode`; nullptr otherwise.
 ir::Op* made_by(const ir::Value* value, const char* opcode);
-// Of an op of two operands, the one that is not `one`.
+// The operand that is not `one` of an op of two operands.
 ir::Value* other_operand(const ir::Op& op, const ir::Value* one);
 // What `wide` is an f32 copy of in half precision, or itself.
 ir::Value* before_widening(ir::Value* wide);

@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/canonical/term.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::passes {
 namespace {

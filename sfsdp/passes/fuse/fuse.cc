@@ -9,10 +9,10 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/passes/analysis/trailing_dims.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -27,40 +27,15 @@ struct Kernel {
   std::vector<Op*> ops;
   int64_t numel = 0;  // of what it works on
   int64_t width = 0;  // of a row; 0: no reduction yet
+  int64_t group = 0;  // of the dimension that holds pairs; 0: none are read
   ir::Section section = ir::Section::Init;
   std::string block;
   bool open = true;  // ops may join: nobody outside has read a result, nothing was started or waited for
 };
 
-// How many of its last dimensions' elements an op reduces; 0: it is no reduction of rows.
-int64_t row_width(const Op& op) {
-  const auto trailing = [&](size_t operand, size_t dims) {
-    const auto shape = op.operands[operand]->type().shape();
-    int64_t width = 1;
-    for (size_t d = shape.size() - std::min(dims, shape.size()); d < shape.size(); ++d) width *= shape[d];
-    return width;
-  };
-  if (op.is("rms_norm")) return trailing(0, static_cast<size_t>(op.attr<int64_t>("dims")));
-  if (op.is("rms_norm_backward")) return trailing(1, static_cast<size_t>(op.attr<int64_t>("dims")));
-  if (op.is("layer_norm")) return trailing(0, op.attr<std::vector<int64_t>>("normalized_shape").size());
-  if (op.is("layer_norm_backward")) return trailing(1, op.attr<std::vector<int64_t>>("normalized_shape").size());
-  if (op.is("cross_entropy")) return trailing(0, 1);
-  if (op.is("cross_entropy_backward")) return trailing(1, 1);
-  const size_t dims = trailing_dims(op);
-  return dims == 0 ? 0 : trailing(0, dims);
-}
-
-// The operand whose elements a reduction works on.
-size_t reduced_operand(const Op& op) { return op.opcode.ends_with("_backward") ? 1 : 0; }
-
-// Results that are whole only once all rows have been: nothing in the kernel may read them.
-bool is_over_rows(const Op& op, int result) {
-  return (result > 0 && op.is("rms_norm_backward", "layer_norm_backward")) || op.is("cross_entropy");
-}
-
 class Fuser {
  public:
-  Fuser(Graph& graph, FuseScope scope) : graph_(graph), scope_(scope), index_(graph) {}
+  Fuser(Graph& graph, FuseScope scope) : graph_(graph), scope_(scope), index_(graph), accesses_(graph) {}
 
   void run() {
     for (const auto& op : graph_.ops()) place(op.get());
@@ -103,10 +78,12 @@ class Fuser {
     if (op->is("pack")) take_casts(*op, *kernel);
     kernel->ops.push_back(op);
     made_by_[op] = kernel;
+    const ir::OpAccess& access = accesses_.of(*op);
     if (kind == Class::Reduction && kernel->kind == Kernel::Pointwise) {
       kernel->kind = Kernel::Row;
-      kernel->width = row_width(*op);
+      kernel->width = access.rows().width;
     }
+    if (access.group() > 0) kernel->group = access.group();
     if (ir::is_update(*op)) close(*kernel);
   }
 
@@ -115,12 +92,13 @@ class Fuser {
     kernel.section = op.section;
     kernel.block = ir::block_of(op.module_path);
     kernel.numel = op.result()->type().numel();
+    const ir::OpAccess& access = accesses_.of(op);
     switch (kind) {
       case Class::Product: kernel.kind = Kernel::Product; break;
-      case Class::Pointwise: kernel.kind = ir::has_flag(op, ir::kMoves) ? Kernel::Single : Kernel::Pointwise; break;
+      case Class::Pointwise: kernel.kind = access.is_by_place() ? Kernel::Pointwise : Kernel::Single; break;
       case Class::Reduction:
-        kernel.width = row_width(op);
-        kernel.numel = op.operands[reduced_operand(op)]->type().numel();
+        kernel.width = access.rows().width;
+        kernel.numel = access.rows().numel;
         kernel.kind = kernel.width > 0 ? Kernel::Row : Kernel::Single;
         break;
       default: break;
@@ -185,6 +163,9 @@ class Fuser {
 
   bool can_join(const Op& op, Class kind, const Kernel& kernel) {
     if (!kernel.open || ir::is_once(op) != ir::is_once(*kernel.ops[0])) return false;
+    // What it writes over, other blocks of the kernel may still have to read.
+    for (const int64_t donated : ir::donated_operands(op))
+      if (reads(kernel, ir::storage_of(op.operands[static_cast<size_t>(donated)]))) return false;
     // Inductor calls libraries for products, and fuses nothing into them.
     if (scope_ == FuseScope::Module &&
         (kernel.kind == Kernel::Product || kernel.block.empty() || ir::block_of(op.module_path) != kernel.block))
@@ -192,19 +173,42 @@ class Fuser {
     if (ir::is_update(op))
       return scales_gradient(op, kernel) && (scope_ == FuseScope::All || op.section == kernel.section);
     if (op.section != kernel.section) return false;
+    const ir::OpAccess& access = accesses_.of(op);
     const int64_t numel = numel_read(op, kernel);
     int64_t width = kernel.width;
     if (kind == Class::Reduction) {
-      const int64_t own = row_width(op);
-      if (kernel.kind == Kernel::Product || own == 0 || (width > 0 && own != width)) return false;
-      if (op.operands[reduced_operand(op)]->type().numel() != kernel.numel) return false;
-      width = own;
-    } else if (kind != Class::Pointwise || ir::has_flag(op, ir::kMoves) || !fits(op.result()->type(), numel, width)) {
+      const ir::Rows& rows = access.rows();
+      if (kernel.kind == Kernel::Product || rows.width == 0 || (width > 0 && rows.width != width)) return false;
+      if (rows.numel != kernel.numel) return false;
+      width = rows.width;
+    } else if (kind != Class::Pointwise || !access.is_by_place() || !fits(op.result()->type(), numel, width)) {
       return false;
     }
-    for (const Value* operand : op.operands)
-      if (operand && maker_of(operand) == &kernel && !is_read_where_made(*operand, numel, width)) return false;
+    if (!is_in_groups(access, kernel, width)) return false;
+    for (size_t k = 0; k < op.operands.size(); ++k)
+      if (const Value* operand = op.operands[k]; operand && maker_of(operand) == &kernel)
+        if (!is_read_where_made(*operand, numel, width) || !reads_own(access.reads(k), kind)) return false;
     return true;
+  }
+
+  // Pairs are turned whole: those of a kernel lie in dimensions of one size, which rows hold whole.
+  static bool is_in_groups(const ir::OpAccess& access, const Kernel& kernel, int64_t width) {
+    const int64_t own = access.group(), group = own > 0 ? own : kernel.group;
+    return group == 0 || ((own == 0 || kernel.group == 0 || own == kernel.group) && width % group == 0);
+  }
+
+  // Whether what a kernel has of its own place, or of its row, is all that is read.
+  static bool reads_own(const ir::Access& access, Class kind) {
+    using ir::Reads;
+    if (access.reads == Reads::Row || access.reads == Reads::AllRows) return kind == Class::Reduction;
+    return access.reads == Reads::Nothing || access.reads == Reads::Element || access.reads == Reads::Group;
+  }
+
+  // Results that are whole only once all rows have been: nothing in the kernel may read them.
+  bool is_over_rows(const Value& made) {
+    const Op& op = *made.producer();
+    return cost::class_of(op) == Class::Reduction &&
+           accesses_.of(op).is_after_all_rows(static_cast<size_t>(made.result_index()));
   }
 
   // Elements of what `op` would work on. A product of several results has blocks of columns of one of them, where they are not
@@ -239,16 +243,16 @@ class Fuser {
   }
 
   // Whether an update's gradient is what the kernel scales.
-  static bool scales_gradient(const Op& update, const Kernel& kernel) {
+  bool scales_gradient(const Op& update, const Kernel& kernel) {
     const Value* gradient = update.operands[ir::gradient_operand(update)];
     return kernel.kind == Kernel::Pointwise && kernel.ops.size() == 1 && kernel.ops[0]->is("scale") &&
            kernel.ops[0]->result() == ir::storage_of(gradient) && is_read_where_made(*gradient, kernel.numel, 0);
   }
 
   // Element by element, or a row's number in the row.
-  static bool is_read_where_made(const Value& value, int64_t numel, int64_t width) {
+  bool is_read_where_made(const Value& value, int64_t numel, int64_t width) {
     const Value* made = ir::storage_of(&value);
-    if (is_over_rows(*made->producer(), made->result_index())) return false;
+    if (is_over_rows(*made)) return false;
     const Value* seen = &value;
     while (seen && seen != made) seen = ir::reshaped_operand(*seen);
     return seen && made->type().strides.empty() && fits(value.type(), numel, width);
@@ -282,6 +286,7 @@ class Fuser {
   Graph& graph_;
   const FuseScope scope_;
   const ir::Index index_;
+  ir::Accesses accesses_;
   std::deque<Kernel> kernels_;
   std::vector<Kernel*> open_;  // in the order in which they began
   std::unordered_map<const Op*, Kernel*> made_by_;

@@ -13,6 +13,7 @@
 //           copy                          a pack, with the casts that it alone reads, and the sum over micro-batches that
 //                                         alone reads it: gradients are added where they lie, 10 bytes a parameter, not 18
 //           optimizer                     an update, with what scales its gradient
+//         What an op reads says its access map (ir/access.h). An op without a map, or that reads other places, is alone.
 //         What shares no work is no kernel: other sizes, a scale of another update's gradient, what reads nothing of the product. Later
 //         passes add casts into the dtype in which a kernel writes a result, be it a sum over rows (write_in_buckets).
 //         A row is read whole before it is written, which a product's tiles and what is made of them are not. No op of a kernel reads what

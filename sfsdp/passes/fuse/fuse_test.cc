@@ -142,13 +142,6 @@ TEST_CASE("fuse: a pack casts on its way, an update scales its gradient, collect
   clipped.insert(clipped.find("      %w.new"), "    opt:\n");
   CHECK(fused(clipped) == "a:0 f:1 p:1 b:2 g:3 w.new:3");
   CHECK(fused(clipped, "fuse scope=module") == "a:0 f:1 p:1 b:2 g:3 w.new:4");
-  // A gradient whose elements lie in another order is read from memory.
-  std::string strided = kStep;
-  for (size_t at = strided.find("f32[4"); at != std::string::npos; at = strided.find("f32[4", at + 1))
-    if (strided[at + 5] == '/') strided.replace(at, 15, "f32[2/dp_shard, 2]");
-  strided.replace(strided.find("scale %rs, %c : f32[4]"), 22, "scale %rs2, %c : f32[2, 2]{1, 2}");
-  strided.insert(strided.find("      %g = scale"), "      %rs2 = view %rs offset=0 : f32[2, 2]{1, 2}\n");
-  CHECK(fused(strided) == "a:0 f:1 p:1 b:2 g:3 w.new:4");
 }
 
 TEST_CASE("fuse: a sum over micro-batches is added to where gradients are packed, unless somebody else reads them") {
@@ -199,6 +192,57 @@ TEST_CASE("fuse: nothing joins a library's kernel; a cast for a pack does not pa
       %p = pack [%c] offsets=[0] : f32[4]
       return %p, %s
   )") == "dx:0 s:0 c:1 p:1");
+}
+
+TEST_CASE("fuse: what reads other rows, or of which nothing is known, is a kernel by itself") {
+  CHECK(fused(R"(
+    graph mesh [] view local
+      %w = param name=w : f32[4]
+      %x = input name=x : f32[6, 4]
+      %ids = input name=ids : i64[6]
+    fwd:
+      %a = aten.neg %x : f32[6, 4]
+      %n, %mean, %rstd = aten.native_batch_norm %a, %w, none, none, none eps=1e-05 momentum=0.1 training=true : f32[6, 4], f32[4], f32[4]
+      %l, %c, %e = cross_entropy %n, %ids : f32[], f32[], f32[6]
+      return %l
+  )") == "a:0 n:1 l:2");
+  CHECK(fused(R"(
+    graph mesh [] view local
+      %w = param name=w : f32[4, 4]
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %y = linear %x, %w : f32[6, 4]
+      %c = aten.cumprod %y dim=0 : f32[6, 4]
+      %z = linear %c, %w : f32[6, 4]
+      %r = aten.cumprod %z dim=1 : f32[6, 4]
+      %s = aten.neg %r : f32[6, 4]
+      return %s
+  )") == "y:0 c:1 z:2 r:3 s:3");
+  CHECK(fused(R"(
+    graph mesh [] view local
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %a = aten.neg %x : f32[6, 4]
+      %b = aten.special_i0 %a : f32[6, 4]
+      %c = aten.neg %b : f32[6, 4]
+      return %c
+  )") == "a:0 b:1 c:2");
+}
+
+TEST_CASE("fuse: pairs of one dimension are turned in one kernel, those of two are not") {
+  const char* text = R"(
+    graph mesh [] view local
+      %x = input name=x : f32[2, 6, 4]
+      %c = input name=c : f32[6, 2]
+      %d = input name=d : f32[12, 1]
+    fwd:
+      %a = rope %x, %c, %c : f32[2, 6, 4]
+      %b = rope %a, %c, %c : f32[2, 6, 4]
+      %v = aten.view %b size=[2, 12, 2] : f32[2, 12, 2]
+      %e = rope %v, %d, %d : f32[2, 12, 2]
+      return %e
+  )";
+  CHECK(fused(text) == "a:0 b:0 e:1");
 }
 
 TEST_CASE("fuse: torch.compile of each block sees one block") {
@@ -297,6 +341,22 @@ TEST_CASE("kernels that cannot exist are refused") {
       "  %p = aten.stack [%x, %x] dim=2 kernel=0 : f32[6, 4, 2]\n  %z = aten.neg %p kernel=0 : f32[6, 4, 2]\n"
       "  %f = aten.flip %z dims=[0] kernel=0 : f32[6, 4, 2]\n",
       "elements that other blocks make");
+}
+
+TEST_CASE("kernels that cannot exist are refused: what reads other rows, and ops of which nothing is known") {
+  const std::string other = "elements that other blocks make";
+  const std::string sum = "  %a = aten.neg %x kernel=0 : f32[6, 4]\n";
+  says(sum +
+           "  %n, %s, %t = aten.native_batch_norm %a, %w, none, none, none eps=1e-05 momentum=0.1 training=true "
+           "kernel=0 : "
+           "f32[6, 4], f32[4], f32[4]\n",
+       other.c_str());
+  says(sum + "  %z = aten.special_i0 %a kernel=0 : f32[6, 4]\n", other.c_str());
+  says("  %z = aten.special_i0 %x kernel=0 : f32[6, 4]\n  %a = aten.neg %x kernel=0 : f32[6, 4]\n",
+       "a kernel of its own");
+  const std::string product = "  %y = linear %x, %m kernel=0 : f32[6, 4]\n";
+  says(product + "  %c = aten.cumprod %y dim=0 kernel=0 : f32[6, 4]\n", other.c_str());
+  says(product + "  %c = aten.cumprod %y dim=1 kernel=0 : f32[6, 4]\n", "a tile of a product holds no whole row");
 }
 
 TEST_CASE("kernels that cannot exist are refused: what a product's tiles become has no whole rows") {
@@ -419,6 +479,13 @@ fwd:
   says("%y = cast %x kernel=1 : bf16[6, 4]", "makes elements of another size");
   says("%y = aten.sum.dim_IntList %x dim=[0] kernel=1 : f32[4]", "makes elements of another size");
   says("%y = aten.flip %x dims=[0] kernel=1 : f32[6, 4]", "makes elements in no order that is known");
+  says("%y = aten.cumprod %x dim=0 kernel=1 : f32[6, 4]", "makes elements in no order that is known");
+  CHECK(wrong("%y = aten.cumprod %x dim=1 kernel=1 : f32[6, 4]") == "");
+  says("%y = aten.special_i0 %x kernel=1 : f32[6, 4]", "makes elements in no order that is known");
+  says(
+      "%y, %dw, %db = aten.native_batch_norm_backward %x, %x, none, none, none, none, none eps=1e-05 "
+      "output_mask=[true, true, true] train=true kernel=1 : f32[6, 4], f32[4], f32[4]",
+      "makes elements in no order that is known");
 }
 
 TEST_CASE("what a kernel may not write over what it reads: an operand of which others see each element often") {

@@ -16,6 +16,7 @@
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sharded_step.h"
+#include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -113,7 +114,7 @@ TEST_CASE("write_in_buckets: what is made early is copied where the peak would g
 }
 
 TEST_CASE("write_in_buckets: of random steps the plan is sound, no slower, and needs no more memory") {
-  const cost::Machine machine = cost::load_machine(concat(SFSDP_SOURCE_DIR, "/machines/dgx_h100.toml"));
+  const cost::Machine machine = cost::load_machine(concat(testing::source_dir(), "/machines/dgx_h100.toml"));
   const auto seconds = [&](const ir::Graph& graph) {
     double sum = 0;
     for (const cost::Kernel& k : cost::price_kernels(graph, machine, cost::Execution::Fused).kernels) sum += k.seconds;

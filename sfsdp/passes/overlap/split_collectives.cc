@@ -26,7 +26,6 @@ void split(Graph& graph, const std::vector<Op*>& blocking) {
     Op* start =
         place.op(op->opcode.str() + ".start", op->operands, {{result->name() + ".start", in_flight}}, op->attrs);
     Op* wait = place.op("wait", {start->result()}, {{"", result->type()}});
-    start->bwd_of = wait->bwd_of = op->bwd_of;
     if (ir::is_once(*op)) wait->attrs["once"] = true;
     build.take_place(result, wait->result());
     build.erase(op);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/page/plan_page.h"
 
-#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -39,21 +38,22 @@ class PageData {
   }
 
   std::string json(const std::string& title) {
-    std::vector<std::string> lanes = {json_quoted("compute")};
-    for (const CommLane& lane : plan_.lanes) lanes.push_back(json_quoted(plan::name_of(lane)));
-    std::string text = concat("{\"title\":", json_quoted(title), ",\"target\":", json_quoted(plan_.target.name),
-                              ",\"hash\":", json_quoted(hex(hash(plan_))), ",\"ops\":", plan_.graph.ops().size(),
-                              ",\"edgeCount\":", plan_.edges.size(), ",\"peak\":", plan_.memory.peak(),
-                              ",\"live\":", plan_.memory.live_bytes, ",\"peakAt\":", plan_.memory.peak_position,
-                              ",\n\"lanes\":[", join(lanes, ","), "],\n\"workspaces\":[");
-    for (size_t i = 0; i < plan_.memory.workspaces.size(); ++i)
-      text += concat(i > 0 ? "," : "", plan_.memory.workspaces[i]);
-    text += concat("],\n\"tasks\":[", tasks(), "],\n\"edges\":[", edges(), "],\n\"regions\":[", regions(),
-                   "],\n\"buffers\":[", buffers(), "],\n\"strings\":[");
-    return text + join(strings_, ",") + "]}";
+    std::vector<std::string> lanes = {"compute"};
+    for (const CommLane& lane : plan_.lanes) lanes.push_back(plan::name_of(lane));
+    const std::string drawn = tasks(), placed = buffers();
+    return concat(
+        "{\"title\":", json_quoted(title), ",\"target\":", json_quoted(plan_.target.name),
+        ",\"hash\":", json_quoted(hex(hash(plan_))), ",\"ops\":", plan_.graph.ops().size(),
+        ",\"edgeCount\":", plan_.edges.size(), ",\"peak\":", plan_.memory.peak(), ",\"live\":", plan_.memory.live_bytes,
+        ",\"peakAt\":", plan_.memory.peak_position, ",\n\"lanes\":", page_list(lanes, json_quoted),
+        ",\n\"workspaces\":", page_list(plan_.memory.workspaces, [](int64_t bytes) { return std::to_string(bytes); }),
+        ",\n\"tasks\":", drawn, ",\n\"edges\":", edges(), ",\n\"regions\":", regions(), ",\n\"buffers\":", placed,
+        ",\n\"strings\":", strings_.json(), "}");
   }
 
  private:
+  static std::string as_is(const std::string& row) { return row; }
+
   // [lane, number, first position, last position, name, module, colour]; of a collective from its start to its wait.
   std::string tasks() {
     std::vector<std::string> rows;
@@ -73,25 +73,24 @@ class PageData {
         rows.push_back(row(lane + 1, i, begin, wait == waited.end() ? begin : wait->second, ir::name_of(op), op,
                            ir::collective_kind(op)));
       }
-    return join(rows, ",\n");
+    return page_list(rows, as_is);
   }
   std::string row(size_t lane, size_t number, int64_t first, int64_t last, const std::string& name, const Op& op,
                   std::string_view colour) {
-    return concat("[", lane, ",", number, ",", first, ",", last, ",", string(name), ",", string(op.module_path), ",",
-                  string(std::string(colour)), "]");
+    return concat("[", lane, ",", number, ",", first, ",", last, ",", strings_.add(name), ",",
+                  strings_.add(op.module_path), ",", strings_.add(std::string(colour)), "]");
   }
   std::string edges() const {
-    std::vector<std::string> rows;
-    for (const Edge& e : plan_.edges)
-      rows.push_back(concat("[", e.from.lane, ",", e.from.number, ",", e.to.lane, ",", e.to.number, "]"));
-    return join(rows, ",");
+    return page_list(plan_.edges, [](const Edge& e) {
+      return concat("[", e.from.lane, ",", e.from.number, ",", e.to.lane, ",", e.to.number, "]");
+    });
   }
   std::string regions() const {
     std::vector<std::string> rows;
     for (size_t r = 0; r < kRegions; ++r)
       rows.push_back(
           concat("[", json_quoted(to_string(static_cast<Region>(r))), ",", plan_.memory.region_bytes[r], "]"));
-    return join(rows, ",");
+    return page_list(rows, as_is);
   }
   // [region, offset, bytes, first, last, name, module, colour]
   std::string buffers() {
@@ -103,28 +102,22 @@ class PageData {
                                  : list == &plan_.memory.state ? "init"
                                                                : colour_of(op.section));
         rows.push_back(concat("[", static_cast<size_t>(b.region), ",", b.offset, ",", b.bytes, ",", b.first, ",",
-                              b.last, ",", string(concat('%', b.value->name(), " of ", op.opcode)), ",",
-                              string(op.module_path), ",", string(colour), "]"));
+                              b.last, ",", strings_.add(concat('%', b.value->name(), " of ", op.opcode)), ",",
+                              strings_.add(op.module_path), ",", strings_.add(colour), "]"));
       }
-    return join(rows, ",\n");
-  }
-  size_t string(const std::string& text) {
-    const auto [place, fresh] = number_.try_emplace(text, strings_.size());
-    if (fresh) strings_.push_back(json_quoted(text));
-    return place->second;
+    return page_list(rows, as_is);
   }
 
   const StepPlan& plan_;
   const std::vector<std::vector<const Op*>> kernels_;
   std::unordered_map<const Op*, int64_t> position_;
-  std::map<std::string, size_t> number_;
-  std::vector<std::string> strings_;  // quoted
+  PageStrings strings_;
 };
 
 }  // namespace
 
 std::string plan_page(const StepPlan& plan, const std::string& title) {
-  return fill_page(plan_page_frame(), PageData(plan).json(title));
+  return html_page(plan_page_part(), PageData(plan).json(title));
 }
 
 }  // namespace sfsdp::plan

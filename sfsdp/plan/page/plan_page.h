@@ -14,6 +14,6 @@ namespace sfsdp::plan {
 std::string plan_page(const StepPlan& plan, const std::string& title);
 
 // plan_page.html as text; CMake makes the .cc of it.
-std::string_view plan_page_frame();
+std::string_view plan_page_part();
 
 }  // namespace sfsdp::plan

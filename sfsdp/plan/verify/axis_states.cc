@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/ir/printer.h"
@@ -28,14 +29,15 @@ const char* to_text(State state) {
   return "";
 }
 
-// Element i of the result comes from element i of each operand: a shard's is a shard of the result.
+// Element i of each result comes from element i of each operand, or what is moved is a part of it: a shard's is a shard.
 bool is_elementwise(const Op& op) {
-  return op.is("cast", "scale", "div", "mul_scalar", "accumulate", "gradient", "wait", "pad", "narrow", "view", "pack",
-               "add_into");
+  if (ir::has_flag(op, ir::kMoves)) return !op.has_attr("ranks");
+  const ir::OpAccess access(op);
+  for (size_t k = 0; k < op.operands.size(); ++k)
+    if (const ir::Reads reads = access.reads(k).reads; reads != ir::Reads::Element && reads != ir::Reads::Nothing)
+      return false;
+  return true;
 }
-
-// Brings whole values to where they are read, computing nothing: of a parameter it leaves the parameter.
-bool brings_values(const Op& op) { return op.is("cast", "wait", "pad", "narrow", "view", "pack", "unpack"); }
 
 // One axis at a time.
 class Checker {
@@ -105,7 +107,7 @@ class Checker {
       return error(op, "a shard is read as if it were the whole", "expected the whole; gather it");
     // What forward, loss and backward compute is a rank's own contribution, also where no batch is read: a count of
     // rows, a decay of weights, the share of the global loss's gradient that backward begins with.
-    const bool begins_own = ir::is_repeated(op.section) && !any_shard && !brings_values(op);
+    const bool begins_own = ir::is_repeated(op.section) && !any_shard && !ir::has_flag(op, ir::kMoves);
     set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Replicate);
     return "";
   }

@@ -14,11 +14,11 @@ namespace sfsdp::plan {
 //   param, state   Shard where the type is split over the axis, else Replicate (a buffer that is written from Own values, such
 //                  as batch norm's statistics, is local to a rank and so Own); input Own over the axes its type names;
 //                  constants Own: a rank may give its number of rows as one
-//   all_gather     of a Shard: Replicate. Of Own values: Replicate (each rank's value, side by side)
-//   reduce_scatter, all_reduce (sum)   of Own: a Shard, Replicate. Of Replicate: an error, every rank would count once
+//   all_gather     of a Shard: Replicate; of Own values: Replicate (each rank's value, side by side)
+//   reduce_scatter, all_reduce (sum)   of Own: a Shard, Replicate; of Replicate: an error, every rank would count once
 //   sum_squares    of Shards: Own (a part of the sum)
 //   other ops      Own if an operand is; a Shard if one is and the op is elementwise or moves no data, else an error.
-//                  Of Replicate: in forward, loss and backward Own, unless the op only moves or casts; elsewhere Replicate
+//                  Where all are Replicate: in forward, loss and backward Own, unless the op only moves or casts; elsewhere Replicate
 // The loss, the norm and what the next step starts from must not be Own; an update takes a gradient placed as its
 // parameter.
 // Source: docs/architecture.md, section 4.

@@ -43,7 +43,8 @@ class HazardChecker {
  public:
   explicit HazardChecker(const StepPlan& plan)
       : plan_(plan),
-        lanes_(plan.lanes.size() + 1),
+        host_(plan.lanes.size() + 1),
+        lanes_(host_ + 1),
         buffer_of_(plan.graph),
         made_(plan.graph),
         made_in_(plan.graph),
@@ -52,9 +53,13 @@ class HazardChecker {
         latest_(lanes_) {
     const cost::Kernels kernels = cost::kernels_of(plan.graph);
     kernels_ = kernels.ops;
+    inside_kernels_ = cost::values_inside(plan.graph, kernels);
     for (const Edge& edge : plan.edges) before_.emplace_back(edge.to, edge.from);
+    for (const Task& task : plan.load.before) before_.emplace_back(task, Task{host_, 0});
+    for (const Task& task : plan.load.after) before_.emplace_back(Task{host_, 0}, task);
     std::sort(before_.begin(), before_.end());
-    for (const Buffer& b : plan.memory.state) buffer_of_[b.value] = &b;
+    for (const auto* buffers : {&plan.memory.constants, &plan.memory.state})
+      for (const Buffer& b : *buffers) buffer_of_[b.value] = &b;
     for (const Buffer& b : plan.memory.buffers) buffer_of_[b.value] = &b;
     for (const Inside& i : plan.memory.inside) place_inside(i);
     for (const auto& op : plan.graph.ops()) {
@@ -74,7 +79,12 @@ class HazardChecker {
       begin_step(step == 0);
       for (const Action& action : program) {
         if (errors_.size() >= kMostErrors) return errors_;
-        if (action.kind != Action::Wait) run(action.task);
+        if (action.kind == Action::Load) {
+          begin_micro_batch();
+          run({host_, 0});
+        } else if (action.kind != Action::Wait) {
+          run(action.task);
+        }
       }
       for (const Value* output : plan_.graph.outputs) expect(*output, "the step returns it");
     }
@@ -140,26 +150,46 @@ class HazardChecker {
     }
   }
 
-  // The host puts the batch where it belongs; the state is what the last step left, under the names of this one.
+  // The state is what the last step left, under the names of this one.
   void begin_step(bool first) {
-    std::unordered_map<const Value*, const Value*> next_of;
-    for (const ir::Carry& carry : plan_.graph.carries) next_of[carry.current] = ir::storage_of(carry.next);
     ++step_;
-    std::vector<const Value*> roots;
     for (const auto& op : plan_.graph.ops())
-      if (op->is("param", "state", "input")) roots.push_back(op->result());
-    for (const Value* root : roots) {
-      const auto carried = next_of.find(root);
-      const Value& last = carried == next_of.end() ? *root : *carried->second;
-      const Buffer *from = buffer_of_[&last], *to = buffer_of_[root];
-      if (!first && !root->producer()->is("input")) expect(last, concat("the next step reads it as %", root->name()));
-      Content* content = !first && from && from == to ? holding(*to, last) : nullptr;
-      if (content)
-        content->value = root;  // in place: what read and wrote it counts in this step too
+      if (first && op->is("param", "state", "constant", "scalar")) place(*op->result());
+    if (!first) hand_over([](const ir::Carry&) { return true; }, "the next step");
+  }
+
+  // What lies in memory under the name of `next` is now `current`: what read and wrote it counts as before.
+  template <class Is>
+  void hand_over(Is is, const char* reader) {
+    std::vector<std::pair<Content*, const Value*>> renamed;  // all at once: names may stand on both sides
+    for (const ir::Carry& carry : plan_.graph.carries) {
+      if (!is(carry)) continue;
+      const Value& last = *ir::storage_of(carry.next);
+      const Buffer *from = buffer_of_[&last], *to = buffer_of_[carry.current];
+      expect(last, concat(reader, " reads it as %", carry.current->name()));
+      Content* content = from && from == to ? holding(*to, last) : nullptr;
+      if (content) renamed.emplace_back(content, carry.current);
+    }
+    for (const auto& [content, value] : renamed) content->value = value;
+  }
+
+  void begin_micro_batch() {
+    if (loaded_ == step_)
+      hand_over([](const ir::Carry& carry) { return ir::is_repeated(carry.next->producer()->section); },
+                "the next micro-batch");
+    loaded_ = step_;
+  }
+
+  void load_batch(const Run& run, const Clock& clock) {
+    for (const auto& op : plan_.graph.ops()) {
+      if (!op->is("input")) continue;
+      if (const Buffer* found = buffer_of_[op->result()])
+        replace(*found, *op->result(), run, &clock);
       else
-        place(*root);
+        error(concat("%", op->result()->name(), " has no place in memory\n  expected one"));
     }
   }
+
   void place(const Value& value) {
     const Buffer* found = buffer_of_[&value];
     if (!found) return error(concat("%", value.name(), " has no place in memory\n  expected one"));
@@ -178,7 +208,9 @@ class HazardChecker {
       for (size_t i = 0; i < lanes_; ++i) clock[i] = std::max(clock[i], other[i]);
     }
     const Run run{task.lane, std::ssize(runs_[task.lane]) + 1};
-    if (task.lane == 0)
+    if (task.lane == host_)
+      load_batch(run, clock);
+    else if (task.lane == 0)
       run_ops(kernels_.at(task.number), run, clock);
     else
       run_ops({plan_.lanes[task.lane - 1].collectives.at(task.number)}, run, clock);
@@ -202,7 +234,9 @@ class HazardChecker {
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
         const Buffer* found = buffer_of_[result.get()];
-        if (!found) continue;  // stays inside: whoever reads it is told
+        // What stays inside is not written, though it may be named by the buffer that its op was given: another result of the
+        // kernel may lie there. Where it has none, whoever reads it is told.
+        if (!found || inside_kernels_.contains(result.get())) continue;
         check_operands(ops, *result, *found);
         replace(*found, *result, run, &clock);
         made_[result.get()] = step_;
@@ -221,12 +255,13 @@ class HazardChecker {
 
   bool is_own(const Value* value) const { return made_in_[value] == kernel_; }
 
-  // What a kernel writes over what it reads: in place, element by element.
+  // What a kernel writes over what it reads: in place, element by element. What an op gives away (donates=) it reads so itself.
   void check_operands(const std::vector<const Op*>& ops, const Value& result, const Buffer& written) {
     const auto donated = ir::donated_operands(*result.producer());
-    if (static_cast<size_t>(result.result_index()) < donated.size()) return;  // the op says so itself
+    std::vector<const Op*> readers = ops;
+    if (static_cast<size_t>(result.result_index()) < donated.size()) std::erase(readers, result.producer());
     std::unordered_set<const Value*> seen;
-    for (const Op* op : ops)
+    for (const Op* op : readers)
       for (const Value* operand : op->operands) {
         const Value* memory = operand ? ir::storage_of(operand) : nullptr;
         const Buffer* found = memory ? buffer_of_[memory] : nullptr;
@@ -239,13 +274,12 @@ class HazardChecker {
         if (there.offset != written.offset)
           error(concat('%', result.name(), " is written over a part of %", memory->name(),
                        ", which its kernel reads\n  expected the same place, or another one"));
-        else if (const std::string wrong = check_written_over(ops, *memory, result); !wrong.empty())
+        else if (const std::string wrong = check_written_over(readers, *memory, result); !wrong.empty())
           error(wrong);
       }
   }
 
   void read(const Value& value, const Op& reader, const Run& run, const Clock& clock) {
-    if (value.producer()->is("constant", "scalar")) return;  // in the program
     if (is_there_already(*value.producer())) {
       for (const Value* part : value.producer()->operands) read(*ir::storage_of(part), reader, run, clock);
       return;
@@ -303,7 +337,9 @@ class HazardChecker {
 
   static bool is_over(const Run& run, const Clock& clock) { return clock[run.lane] >= run.number; }
 
-  std::string lane_name(size_t lane) const { return lane == 0 ? "compute" : name_of(plan_.lanes[lane - 1]); }
+  std::string lane_name(size_t lane) const {
+    return lane == host_ ? "host" : lane == 0 ? "compute" : name_of(plan_.lanes[lane - 1]);
+  }
   static std::string place_of(const Buffer& b) { return concat(to_string(b.region), " ", b.offset); }
   std::string held_at(const Buffer& b) const {
     const auto found = contents_.find({b.region, b.offset});
@@ -314,11 +350,14 @@ class HazardChecker {
   }
 
   const StepPlan& plan_;
+  const size_t host_;  // the lane of the host, which has one task: it writes the batch
   const size_t lanes_;
   std::vector<std::vector<const Op*>> kernels_;
-  std::vector<std::pair<Task, Task>> before_;  // the ends of edges with their begins, sorted
-  std::deque<Buffer> inside_;                  // what lies inside others, as if it had a buffer
+  std::unordered_set<const Value*> inside_kernels_;  // made and read by one kernel alone
+  std::vector<std::pair<Task, Task>> before_;        // the ends of edges with their begins, sorted
+  std::deque<Buffer> inside_;                        // what lies inside others, as if it had a buffer
   ir::ValueTable<const Buffer*> buffer_of_;
+  size_t loaded_ = 0;                                       // the latest step that has a batch
   ir::ValueTable<size_t> made_;                             // the latest step that has made it
   ir::ValueTable<size_t> made_in_;                          // the latest run of a kernel that makes it
   size_t step_ = 0, kernel_ = 0;                            // those that are running, from 1 on

@@ -12,7 +12,7 @@ namespace sfsdp::plan {
 
 // What is wrong, at most ten of each plan: memory that does not hold the value that is read, as another was written over it; a read that may come
 // before the write, or a write before the reads of what it replaces, as no edge orders them; a value without memory; what a collective touches
-// outside of the window. Of the lanes of a plan that check_lanes has found whole.
+// outside of the window. check_lanes must have found the plan's lanes whole.
 std::vector<std::string> check_hazards(const StepPlan& plan);
 
 }  // namespace sfsdp::plan

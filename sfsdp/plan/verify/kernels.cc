@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <unordered_map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 
@@ -15,61 +17,15 @@ namespace sfsdp::plan {
 namespace {
 
 using cost::Class;
-using ir::Graph, ir::Op, ir::Value;
+using ir::Graph, ir::Op, ir::Reads, ir::Value;
 
-// Elements of one operand that one element of a result depends on.
-enum class Reads : uint8_t {
-  Element,  // the one at the same place, counted in row-major order, or the one number of its row
-  Row,      // those of its row
-  Others,   // other ones
-};
-
-struct Access {
-  Reads reads = Reads::Others;
-  int64_t width = 0;  // of a row, where rows count
-  int64_t numel = 0;  // of all those rows
-};
-
-int64_t last_dims(const Value& value, size_t count) {
-  int64_t width = 1;
-  const auto& dims = value.type().dims;
-  for (size_t d = dims.size() - std::min(count, dims.size()); d < dims.size(); ++d) width *= dims[d].size;
-  return width;
-}
-
-Access rows_of(const Value& value, size_t dims) { return {Reads::Row, last_dims(value, dims), value.type().numel()}; }
-
-Access access(const Op& op) {
-  if (op.is("rms_norm")) return rows_of(*op.operands[0], static_cast<size_t>(op.attr<int64_t>("dims")));
-  if (op.is("rms_norm_backward")) return rows_of(*op.operands[1], static_cast<size_t>(op.attr<int64_t>("dims")));
-  if (op.is("layer_norm", "layer_norm_backward"))
-    return rows_of(*op.operands[op.is("layer_norm") ? 0 : 1], op.attr<std::vector<int64_t>>("normalized_shape").size());
-  if (op.is("cross_entropy")) return rows_of(*op.operands[0], 1);
-  if (op.is("cross_entropy_backward")) return rows_of(*op.operands[1], 1);
+bool is_joined(const Op& op) {
   const Class kind = cost::class_of(op);
-  if (kind == Class::Pointwise) return {ir::has_flag(op, ir::kMoves) ? Reads::Others : Reads::Element};
-  if (kind != Class::Reduction) return {};
-  // Any other reduction is one of rows if what it keeps are the first dimensions.
-  const Value& in = *op.operands[0];
-  const auto rank = std::ssize(in.type().dims);
-  std::vector<int64_t> dims;
-  if (const auto* one = op.find_attr<int64_t>("dim")) dims = {*one};
-  if (const auto* all = op.find_attr<std::vector<int64_t>>("dim")) dims = *all;
-  for (int64_t& dim : dims) dim = dim < 0 ? dim + rank : dim;
-  std::ranges::sort(dims);
-  for (size_t i = 0; i < dims.size(); ++i)
-    if (dims[i] != rank - std::ssize(dims) + static_cast<int64_t>(i)) return {};
-  if (dims.empty()) return {};
-  return rows_of(in, dims.size());
+  return kind == Class::Pointwise || kind == Class::Reduction;
 }
 
-// A result that needs all rows: what each block has of it is only a part.
-bool needs_all_rows(const Value& value) {
-  const Op& op = *value.producer();
-  if (op.is("cross_entropy")) return true;
-  if (op.is("rms_norm_backward", "layer_norm_backward")) return value.result_index() > 0;
-  return cost::class_of(op) == Class::Reduction && access(op).reads == Reads::Others;
-}
+// Element by element or row by row: what may share a kernel, and be written over what it reads.
+bool is_by_place(const Op& op, const ir::OpAccess& access) { return is_joined(op) && access.is_by_place(); }
 
 // The value that `value` shows whole and in the same order, if it does: through reshapes of contiguous memory alone.
 const Value* shown_by(const Value* value) {
@@ -85,7 +41,7 @@ const Value* shown_by(const Value* value) {
 
 class KernelChecker {
  public:
-  explicit KernelChecker(std::vector<const Op*> ops) : ops_(std::move(ops)) {
+  KernelChecker(std::vector<const Op*> ops, ir::Accesses& accesses) : ops_(std::move(ops)), accesses_(accesses) {
     for (const Op* op : ops_)
       for (const auto& result : op->results()) made_.emplace(result.get(), op);
   }
@@ -95,11 +51,17 @@ class KernelChecker {
     for (const Op* op : ops_) {
       const Class kind = cost::class_of(*op);
       alone += kind == Class::Product || kind == Class::Attention || kind == Class::Alone;
-      if (const Access a = access(*op); a.reads == Reads::Row) {
-        if (width_ > 0 && a.width != width_) return error(*op, concat("has rows of ", a.width), concat(width_));
-        width_ = a.width;
+      if (const int64_t width = rows_of(*op).width; width > 0) {
+        if (width_ > 0 && width != width_) return error(*op, concat("has rows of ", width), concat(width_));
+        width_ = width;
+      }
+      if (const int64_t group = accesses_.of(*op).group(); group > 0 && is_joined(*op)) {
+        if (group_ > 0 && group != group_) return error(*op, concat("turns pairs of ", group), concat(group_));
+        group_ = group;
       }
     }
+    if (group_ > 0 && width_ % group_ != 0)
+      return error(*ops_.back(), concat("has rows of ", width_), concat("whole pairs of ", group_));
     if (alone > 1) return error(*ops_.back(), "is in a kernel with another product, attention or library call", "one");
     for (const Op* op : ops_)
       if (ir::is_once(*op) != ir::is_once(*ops_[0]))
@@ -109,14 +71,14 @@ class KernelChecker {
                      "kernels of their own");
     if (std::string wrong = note_tiles(); !wrong.empty()) return wrong;
     for (const Op* op : ops_)
-      for (const Value* operand : op->operands)
-        if (operand)
-          if (std::string wrong = check_read(*op, *operand); !wrong.empty()) return wrong;
+      for (size_t k = 0; k < op->operands.size(); ++k)
+        if (op->operands[k])
+          if (std::string wrong = check_read(*op, k); !wrong.empty()) return wrong;
     return check_company();
   }
 
  private:
-  // Of what each value that a product's tiles become was made: of one result, where results that are not as wide are
+  // Notes what each value that a product's tiles become was made of: of one result, where results that are not as wide are
   // made by different blocks.
   std::string note_tiles() {
     for (const Op* op : ops_) {
@@ -138,10 +100,45 @@ class KernelChecker {
       if (own)
         for (const auto& result : results) tile_of_[result.get()] = own;
     }
+    return note_what_tiles_read();
+  }
+
+  // What is made of memory alone, for the ops of one tile: each block computes the part that its tile reads.
+  std::string note_what_tiles_read() {
+    if (tile_of_.empty()) return "";
+    std::unordered_map<const Value*, const Value*> read_by;
+    for (size_t i = ops_.size(); i-- > 0;) {
+      const Op* op = ops_[i];
+      if (op->results().empty() || cost::class_of(*op) == Class::Product) continue;
+      const auto wanted = read_by.find(op->result());
+      if (wanted != read_by.end()) tile_of_.try_emplace(op->result(), wanted->second);
+      const auto tile = tile_of_.find(op->result());
+      if (tile == tile_of_.end()) continue;
+      for (const Value* operand : op->operands) {
+        if (!operand || !made_.contains(ir::storage_of(operand))) continue;
+        const auto [found, is_new] = read_by.try_emplace(ir::storage_of(operand), tile->second);
+        if (found->second != tile->second)
+          return error(*op, "reads what another result of the product is read with, which other blocks make",
+                       "it computed for each of them");
+      }
+    }
     return "";
   }
 
-  std::string check_read(const Op& op, const Value& operand) const {
+  // Rows that an op works on; width 0: on none.
+  ir::Rows rows_of(const Op& op) const {
+    return cost::class_of(op) == Class::Reduction ? accesses_.of(op).rows() : ir::Rows{};
+  }
+
+  // A result that needs all rows: what each block has of it is only a part.
+  bool needs_all_rows(const Value& value) const {
+    const Op& op = *value.producer();
+    return cost::class_of(op) == Class::Reduction &&
+           accesses_.of(op).is_after_all_rows(static_cast<size_t>(value.result_index()));
+  }
+
+  std::string check_read(const Op& op, size_t k) const {
+    const Value& operand = *op.operands[k];
     const Value* made = ir::storage_of(&operand);
     if (!made_.contains(made)) return "";
     const auto refuse = [&](const char* what) {
@@ -155,11 +152,13 @@ class KernelChecker {
     const bool packed = op.is("pack") && made->producer()->is("cast");
     const bool summed = op.is("accumulate") && made->producer()->is("pack");
     if (scaled || packed || summed) return "";
-    const Access a = access(op);
-    if (a.reads == Reads::Others) return refuse("needs elements that other blocks make");
+    const Reads reads = accesses_.of(op).reads(k).reads;
+    const bool of_rows = reads == Reads::Row || reads == Reads::AllRows;
+    if (!is_by_place(op, accesses_.of(op)) || reads == Reads::Whole || (of_rows && rows_of(op).width == 0))
+      return refuse("needs elements that other blocks make");
     const Class kind = cost::class_of(*made->producer());
     if (kind == Class::Alone || kind == Class::Attention) return refuse("nothing joins what makes it");
-    if (a.reads == Reads::Row && tile_of_.contains(made)) return refuse("a tile of a product holds no whole row");
+    if (rows_of(op).width > 0 && tile_of_.contains(made)) return refuse("a tile of a product holds no whole row");
     const int64_t numel = operand.type().numel(), own = numel_of(op);
     const bool of_row =
         width_ > 0 && numel * width_ == own && !operand.type().dims.empty() && operand.type().dims.back().size == 1;
@@ -189,10 +188,10 @@ class KernelChecker {
     };
     const Op* pack = first([](const Op& op) { return op.is("pack"); });
     const Op* update = first([](const Op& op) { return ir::is_update(op); });
-    const Op* lone = first([](const Op& op) {
+    const Op* lone = first([&](const Op& op) {
       const Class kind = cost::class_of(op);
-      return kind == Class::Attention || kind == Class::Alone ||
-             (kind == Class::Reduction && access(op).reads == Reads::Others);
+      return kind != Class::Product &&
+             (!is_by_place(op, accesses_.of(op)) || (kind == Class::Reduction && rows_of(op).width == 0));
     });
     int64_t numel = 0;
     for (const Op* op : ops_) numel = std::max(numel, numel_of(*op));
@@ -237,9 +236,9 @@ class KernelChecker {
   }
 
   // Elements that an op works on: of the rows that it reads, or of what it makes.
-  static int64_t numel_of(const Op& op) {
-    const Access a = access(op);
-    return a.reads == Reads::Row ? a.numel : op.result()->type().numel();
+  int64_t numel_of(const Op& op) const {
+    const ir::Rows rows = rows_of(op);
+    return rows.width > 0 ? rows.numel : op.result()->type().numel();
   }
 
   static std::string error(const Op& op, const std::string& what, const std::string& expected) {
@@ -247,9 +246,10 @@ class KernelChecker {
   }
 
   std::vector<const Op*> ops_;
+  ir::Accesses& accesses_;
   std::unordered_map<const Value*, const Op*> made_;
   std::unordered_map<const Value*, const Value*> tile_of_;  // of values made of a product's, the result that it is
-  int64_t width_ = 0;
+  int64_t width_ = 0, group_ = 0;                           // of rows, and of the dimension that holds pairs
 };
 
 }  // namespace
@@ -258,9 +258,10 @@ std::string check_kernels(const Graph& graph) {
   const auto number = [](const Op& op) { return op.find_attr<int64_t>("kernel"); };
   if (std::ranges::none_of(graph.ops(), [&](const auto& op) { return number(*op) != nullptr; })) return "";
   std::vector<const Op*> open;
+  ir::Accesses accesses(graph);
   int64_t last = -1;
   const auto finish = [&] {
-    std::string wrong = open.empty() ? "" : KernelChecker(open).check();
+    std::string wrong = open.empty() ? "" : KernelChecker(open, accesses).check();
     open.clear();
     return wrong;
   };
@@ -297,16 +298,27 @@ std::string check_written_over(std::span<const Op* const> kernel, const Value& r
   const Op& writer = *written.producer();
   if (written.type().bytes() != read.type().bytes() || written.type().numel() != read.type().numel())
     return refuse(writer, "makes elements of another size");
-  if (access(writer).reads == Reads::Others && cost::class_of(writer) != Class::Product)
-    return refuse(writer, "makes elements in no order that is known");
-  for (const Op* op : kernel)
-    for (const Value* operand : op->operands) {
-      if (!operand || ir::storage_of(operand) != &read) continue;
-      if (access(*op).reads == Reads::Others) return refuse(*op, "reads other elements than those at its place");
-      if (shown_by(operand) != &read) return refuse(*op, "sees the elements in another order");
-      if (access(*op).reads == Reads::Element && op->result()->type().numel() != read.type().numel())
-        return refuse(*op, "reads elements several times");
+  if (cost::class_of(writer) != Class::Product) {
+    const ir::OpAccess access(writer);
+    if (!is_by_place(writer, access)) return refuse(writer, "makes elements in no order that is known");
+    if (access.is_after_all_rows(static_cast<size_t>(written.result_index())))
+      return refuse(writer, "makes it of all rows, while others are read");
+  }
+  for (const Op* op : kernel) {
+    if (std::ranges::none_of(op->operands, [&](const Value* v) { return v && ir::storage_of(v) == &read; })) continue;
+    const ir::OpAccess access(*op);
+    if (!is_by_place(*op, access)) return refuse(*op, "reads other elements than those at its place");
+    for (size_t k = 0; k < op->operands.size(); ++k) {
+      if (!op->operands[k] || ir::storage_of(op->operands[k]) != &read) continue;
+      if (shown_by(op->operands[k]) != &read) return refuse(*op, "sees the elements in another order");
+      for (size_t r = 0; r < op->results().size(); ++r) {
+        const Reads reads = access.reads(k, r).reads;
+        const bool once = op->results()[r]->type().numel() == read.type().numel();
+        if (reads == Reads::Whole || ((reads == Reads::Element || reads == Reads::Group) && !once))
+          return refuse(*op, "reads elements several times");
+      }
     }
+  }
   return "";
 }
 

@@ -11,6 +11,7 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/ir/view_geometry.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/offsets.h"
@@ -18,6 +19,7 @@
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/rendezvous.h"
+#include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -38,6 +40,7 @@ class Verifier {
     if (errors_.size() > found) return errors_;  // the rest follows lanes and edges
     note(check_rendezvous(DeviceMesh(plan_.graph.mesh), [&](int64_t) -> const Graph& { return plan_.graph; }));
     note(check_axis_states(plan_.graph));
+    for (const std::string& error : check_views(plan_.graph, plan_.memory.views)) note(error);
     check_memory();
     for (const std::string& error : check_hazards(plan_)) note(error);
     check_budget();
@@ -105,6 +108,11 @@ class Verifier {
       if (!exists(edge.from) || !exists(edge.to) || edge.from.lane == edge.to.lane)
         note(concat("an edge from ", edge.from.number, " of lane ", edge.from.lane, " to ", edge.to.number, " of lane ",
                     edge.to.lane, "\n  expected tasks of two lanes of the plan"));
+    if (plan_.load != host_load(plan_.graph, plan_.lanes))
+      note(
+          "the tasks that the host waits for, or that wait for the batch, are others\n  expected on each lane the "
+          "first and the last "
+          "that read the batch, lr, step or seed");
     if (!std::is_sorted(plan_.edges.begin(), plan_.edges.end()) ||
         std::ranges::adjacent_find(plan_.edges) != plan_.edges.end())
       note("edges are not in order, or twice\n  expected each once, sorted");
@@ -142,7 +150,9 @@ class Verifier {
                   " has a buffer and needs none\n  expected none for state, views and what stays inside a kernel"));
     note(check_memory_plan(m, plan_.target));
     const Peak peak = live_peak(m.buffers);
-    check_state();
+    check_kept("state", m.state, [](const Op& op) { return op.is("param", "state"); });
+    check_kept("what is constant", m.constants, [](const Op& op) { return op.is("constant", "scalar"); });
+    check_carries();
     check_regions();
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
@@ -167,7 +177,8 @@ class Verifier {
   // Each ends where the last of its buffers does.
   void check_regions() {
     std::array<int64_t, kRegions> ends = {};
-    for (const auto* buffers : {&plan_.memory.state, &plan_.memory.buffers})
+    ends[static_cast<size_t>(Region::Io)] = round_up(kHostBytes, plan_.target.alignment);
+    for (const auto* buffers : {&plan_.memory.constants, &plan_.memory.state, &plan_.memory.buffers})
       for (const Buffer& b : *buffers) {
         int64_t& end = ends[static_cast<size_t>(b.region)];
         end = std::max(end, b.offset + b.bytes);
@@ -176,29 +187,44 @@ class Verifier {
       compare(concat("region ", to_string(static_cast<Region>(r))), plan_.memory.region_bytes[r], ends[r]);
   }
 
-  // A place for every parameter, moment and counter, as large as it is in whole units of its region, for the whole step.
-  void check_state() {
+  // A place for every value that `belongs`, as large as it is in whole units of its region, for the whole step.
+  template <class Belongs>
+  void check_kept(const char* section, const std::vector<Buffer>& buffers, Belongs belongs) {
     std::unordered_map<const Value*, const Buffer*> kept;
-    for (const Buffer& b : plan_.memory.state)
-      if (!kept.emplace(b.value, &b).second || !b.value->producer()->is("param", "state"))
-        note(concat("%", b.value->name(), " in state\n  expected parameters, moments and counters, each once"));
+    for (const Buffer& b : buffers)
+      if (!kept.emplace(b.value, &b).second || !belongs(*b.value->producer()))
+        note(concat(
+            "%", b.value->name(), " in ", section, "\n  expected ",
+            buffers.data() == plan_.memory.state.data() ? "parameters, moments and counters" : "what the program holds",
+            ", each once"));
     for (const auto& op : plan_.graph.ops()) {
-      if (!op->is("param", "state")) continue;
+      if (!belongs(*op)) continue;
       const auto found = kept.find(op->result());
       const std::string name = concat('%', op->result()->name());
       const int64_t needed = std::max<int64_t>(op->result()->type().bytes(), 1);
       if (found == kept.end()) {
-        note(concat(name, " has no place in state\n  expected ", needed, " bytes of state"));
+        note(concat(name, " has no place in ", section, "\n  expected ", needed, " bytes of ", section));
         continue;
       }
       const Buffer& b = *found->second;
       const int64_t whole =
           round_up(needed, b.region == Region::Window ? plan_.target.window_alignment : plan_.target.alignment);
-      if (b.bytes != whole) note(concat(name, " has ", b.bytes, " bytes\n  expected ", whole, " bytes of state"));
+      if (b.bytes != whole) note(concat(name, " has ", b.bytes, " bytes\n  expected ", whole, " bytes of ", section));
       if (b.first != 0 || b.last != std::ssize(plan_.graph.ops()) || b.carried)
         note(concat(name, " is kept from op ", b.first, " to op ", b.last, b.carried ? ", carried" : "",
-                    "\n  expected 0 to ", plan_.graph.ops().size(), ": state is there for the whole step"));
+                    "\n  expected 0 to ", plan_.graph.ops().size(), ": ", section, " is there for the whole step"));
+      const Region own = op->is("constant", "scalar") ? Region::Constant : Region::State;
+      if (b.region != own && b.region != Region::Window)
+        note(concat(name, " lies in region ", to_string(b.region), "\n  expected ", to_string(own), ", or window"));
     }
+  }
+
+  // At fixed addresses nothing is handed over: what a step leaves lies where the next one reads it.
+  void check_carries() {
+    for (const ir::Carry& carry : plan_.graph.carries)
+      if (!ir::is_in_place(carry))
+        note(concat("%", carry.next->name(), " lies elsewhere than %", carry.current->name(),
+                    ", as which the next step reads it\n  expected it in the same memory; run the pass keep_in_place"));
   }
 
   void check_budget() {

@@ -17,7 +17,7 @@ struct VerifyOptions {
 // Proves, or says what is wrong:
 //   graph     ir::verify: definition, types, start and wait, donated buffers, sections, carries
 //   lanes     every collective once, on the lane of its axes, in the graph's order
-//   ranks     check_rendezvous: no deadlock, whatever the timing
+//   ranks     check_rendezvous: no deadlock, whatever the timing; it has nothing to run where all ranks share a program
 //   states    check_axis_states: nothing own leaves the step unreduced, nothing is reduced twice, no shard is taken for
 //             the whole
 //   kernels   check_kernels: no op of a kernel reads what another part of the same kernel makes

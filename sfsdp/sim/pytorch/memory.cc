@@ -50,6 +50,14 @@ bool is_replicated(const ir::Graph& graph) {
   return !sharded && std::ranges::any_of(graph.mesh, [](const ir::MeshAxis& axis) { return axis.size > 1; });
 }
 
+// What is cast to be packed, to a wider dtype; nullptr: nothing is.
+const Value* cast_source(const Value* packed) {
+  const Op& made = *ir::storage_of(packed)->producer();
+  if (!made.is("cast")) return nullptr;
+  const Value* source = made.operands[0];
+  return ir::size_in_bytes(source->type().dtype) < ir::size_in_bytes(packed->type().dtype) ? source : nullptr;
+}
+
 // A unit's gradients as backward makes them, side by side.
 int64_t flat_gradient_bytes(const Op& pack) {
   int64_t bytes = 0;
@@ -76,6 +84,7 @@ class Run {
       if (op->is("param") || (op->is("state") && read_by_model_.contains(op->result()))) allocate_state(*op);
     for (int step = 0; step < kSteps; ++step) run_step(step == 0);
     out_.allocated_bytes = allocator_.peak_allocated();
+    out_.held_bytes = allocator_.peak_held();
     out_.reserved_bytes = allocator_.reserved();
     for (size_t s = 0; s < kPyTorchStreams; ++s) out_.reserved_by_stream[s] = allocator_.reserved(static_cast<int>(s));
     return out_;
@@ -111,6 +120,10 @@ class Run {
 
   // Gradients stay until the next step begins. A sum over micro-batches is what the first has made.
   void find_roles() {
+    std::unordered_set<ir::DType> of_parameters;  // dtypes in which the model has its parameters, whole
+    for (const Op* op : lifetimes_.order())
+      if (op->is("param") || (ir::collective_kind(*op) == "all_gather" && !ir::is_repeated(op->section)))
+        of_parameters.insert(op->result()->type().dtype);
     for (const Op* op : lifetimes_.order()) {
       for (const Value* operand : op->operands) {
         if (!operand) continue;
@@ -118,6 +131,10 @@ class Run {
         if (ir::collective_kind(*op) == "all_gather") sent_.insert(operand);
         if (op->is("unpack")) copied_by_graph_.insert(ir::storage_of(operand));
       }
+      if (keeps_whole_gradients_ && op->is("pack") && op->section == Section::Bwd)
+        for (const Value* operand : op->operands)
+          if (const Value* narrow = cast_source(operand); narrow && of_parameters.contains(narrow->type().dtype))
+            for (const Value* memory : lifetimes_.memory_of(narrow)) parameter_gradients_.insert(memory);
       if (op->is("gradient", "accumulate"))
         for (const Value* memory : lifetimes_.memory_of(op->operands[0]))
           (op->is("gradient") ? gradients_ : sums_).insert(memory);
@@ -238,7 +255,7 @@ class Run {
     gathered_.erase(buffer);
   }
 
-  // Of each chunk a float32 copy of the logits, and log-probabilities that are kept for backward.
+  // Each chunk has a float32 copy of the logits, and log-probabilities that are kept for backward.
   void log_softmax(const Op& op) {
     const Value& logits = *op.operands[0];
     const int64_t bytes = bytes_as_f32(logits) / options_.loss_chunks;
@@ -255,7 +272,7 @@ class Run {
     compute(op);
   }
 
-  // Of each chunk the gradient of the picked ones, zeros around it; that of the float32 copy; its cast. Casts of chunks are
+  // Each chunk has the gradient of the picked ones, zeros around it; that of the float32 copy; its cast. Casts of chunks are
   // put together in the end.
   void log_softmax_backward(const Op& op) {
     Handles& kept = probabilities_[ir::storage_of(op.operands[1])];
@@ -318,7 +335,7 @@ class Run {
         shards_[value] = handle;
       else if (sums_.contains(value) && !first_turn_)
         parts_.push_back(handle);
-      else if (gradients_.contains(value))
+      else if (gradients_.contains(value) || (first_turn_ && parameter_gradients_.contains(value)))
         kept_gradients_.push_back(handle);
       else if (sums_.contains(value) && !last_turn_)
         held_sums_.emplace(value, handle);
@@ -344,7 +361,8 @@ class Run {
   Handles given_;                                     // what micro-batches read and none makes
   Handles kept_gradients_, parts_;                    // of this step; of this micro-batch
   std::unordered_set<const Value*> read_by_model_, sent_, copied_by_graph_;  // not by the update; by gathers; by unpack
-  std::unordered_set<const Value*> gradients_, sums_;                     // what the optimizer reads; what is added up
+  std::unordered_set<const Value*> gradients_, sums_;     // what the optimizer reads; what is added up
+  std::unordered_set<const Value*> parameter_gradients_;  // of narrow parameters, which hold them beside the wider sums
   std::unordered_map<const Value*, CachingAllocator::Handle> held_sums_;  // sums that the step drops itself
   size_t begin_ = 0, end_ = 0, slot_ = 0;                                 // of micro-batches; of what runs
   bool first_turn_ = true, last_turn_ = true, has_moments_ = false;

@@ -24,6 +24,7 @@ std::string_view to_string(PyTorchStream stream);
 struct PyTorchMemory {
   int64_t state_bytes = 0;      // parameters' shards and moments
   int64_t allocated_bytes = 0;  // most that tensors have at once, state included
+  int64_t held_bytes = 0;       // what the allocator needs at least: CachingAllocator::peak_held
   int64_t reserved_bytes = 0;   // what the allocator holds in the end; PyTorch's max_memory_reserved
   std::array<int64_t, kPyTorchStreams> reserved_by_stream = {};
   // What tensors have where that is most: the op that made each, nullptr for what belongs to none, and its bytes.

@@ -110,8 +110,67 @@ TEST_CASE("whole parameters: gathered into their own memory; gradients are added
   CHECK(peak(1, false) == 12 + 4 + 4 + 8);
   // The sum is there from the first micro-batch on, so with y 4 too; the second gradient is added to it as it is.
   CHECK(peak(2, false) == 12 + 4 + 4 + 4 + 8);
-  // The same with one where its buffer stays.
+  // The same with one where its buffer stays. The parameter is whole in bf16 and holds its gradient until the next step, as
+  // y is gone by then.
   CHECK(peak(1, true) == 12 + 4 + 4 + 4 + 8);
+  // From the second micro-batch on it is there beside y, and beside the gradient that is added to it.
+  CHECK(peak(2, true) == 12 + 4 + 4 + 4 + 4 + 8);
+}
+
+// Two parameters of 2 Mi elements, whole in bf16; backward makes one gradient after the other.
+constexpr const char* kTwoWhole = R"(
+graph mesh [dp_shard=2] view local
+  %v = param name=v : f32[1048576/dp_shard] at a
+  %w = param name=w : f32[1048576/dp_shard] at b
+  %x = input name=x : bf16[2097152] own(dp_shard)
+  %v.low = cast %v : bf16[1048576/dp_shard] at a
+  %v.start = all_gather.start %v.low axis=dp_shard dim=0 : async bf16[2097152] at a
+  %w.low = cast %w : bf16[1048576/dp_shard] at b
+  %w.start = all_gather.start %w.low axis=dp_shard dim=0 : async bf16[2097152] at b
+fwd:
+  %v.whole = wait %v.start : bf16[2097152] at a
+  %w.whole = wait %w.start : bf16[2097152] at b
+  %y = aten.mul.Tensor %v.whole, %w.whole : bf16[2097152]
+bwd:
+  %gw = aten.mul.Tensor %y, %x bwd_of=%y : bf16[2097152]
+  %cw = cast %gw kernel=0 : f32[2097152]
+  %pw = pack [%cw] kernel=0 offsets=[0] : f32[2097152]
+  %rw.start = reduce_scatter.start %pw axis=dp_shard dim=0 once=true : async f32[1048576]
+  %gv = aten.mul.Tensor %y, %x bwd_of=%y : bf16[2097152]
+  %cv = cast %gv kernel=1 : f32[2097152]
+  %pv = pack [%cv] kernel=1 offsets=[0] : f32[2097152]
+  %rv.start = reduce_scatter.start %pv axis=dp_shard dim=0 once=true : async f32[1048576]
+clip:
+  %rw = wait %rw.start : f32[1048576]
+  %rv = wait %rv.start : f32[1048576]
+  %v.grad = gradient %rv param=v : f32[1048576]
+  %w.grad = gradient %rw param=w : f32[1048576]
+  return %v.grad, %w.grad
+)";
+
+TEST_CASE("whole bf16 parameters hold their gradients beside the float32 sums until the next step") {
+  const auto peak = [](std::string text) {
+    const ir::Graph graph = ir::parse_or_throw(text);
+    return mib(pytorch_memory(graph, {.keeps_whole_gradients = true}, Segments::Expandable).allocated_bytes);
+  };
+  // Shards 8, whole parameters 8, x 4, y 4, both sums 16, both gradients 8; and the shard that the first reduction makes 4.
+  CHECK(peak(kTwoWhole) == 8 + 8 + 4 + 4 + 16 + 8 + 4);
+  // Parameters of float32 that forward casts: the gradients of the casts go as they are added up.
+  std::string wide = kTwoWhole;
+  for (const std::string& name : std::vector<std::string>{"v", "w"}) {
+    const auto replace = [&](const std::string& from, const std::string& to) {
+      REQUIRE(wide.find(from) != std::string::npos);
+      wide.replace(wide.find(from), from.size(), to);
+    };
+    replace("  %" + name + ".low = cast %" + name + " : bf16[1048576/dp_shard] at " + (name == "v" ? "a" : "b") + "\n",
+            "");
+    replace("%" + name + ".low axis=dp_shard dim=0 : async bf16", "%" + name + " axis=dp_shard dim=0 : async f32");
+    replace("%" + name + ".whole = wait %" + name + ".start : bf16[2097152]",
+            "%" + name + ".wide = wait %" + name + ".start : f32[2097152]");
+    replace("  %y = ", "  %" + name + ".whole = cast %" + name + ".wide : bf16[2097152]\n  %y = ");
+  }
+  // Whole parameters 16; one gradient.
+  CHECK(peak(wide) == 8 + 16 + 4 + 4 + 16 + 4 + 4);
 }
 
 // Logits of 1 Mi elements: 2 MiB in bf16, 4 MiB in f32.

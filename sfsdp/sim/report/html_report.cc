@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/html_page.h"
@@ -103,94 +102,58 @@ std::vector<MemorySample> thinned_samples(std::span<const MemorySample> samples,
   return thin;
 }
 
-std::string number(double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.7g", value);
-  return text.data();
-}
-
-// Texts that come often, by number.
-class Strings {
- public:
-  size_t add(const std::string& text) {
-    const auto [found, is_new] = index_.emplace(text, list_.size());
-    if (is_new) list_.push_back(text);
-    return found->second;
-  }
-  std::string json() const {
-    std::string text;
-    for (const std::string& s : list_) text += (text.empty() ? "" : ",") + json_quoted(s);
-    return "[" + text + "]";
-  }
-
- private:
-  std::unordered_map<std::string, size_t> index_;
-  std::vector<std::string> list_;
-};
-
-template <class Items, class Row>
-std::string json_list(const Items& items, const Row& row) {
-  std::string text = "[";
-  for (const auto& item : items) {
-    if (text.size() > 1) text += ",\n";
-    text += row(item);
-  }
-  return text + "]";
-}
-
 std::string json_of(const HtmlReport& report, const Simulation& s, const std::vector<Block>& blocks,
                     const std::vector<MemorySample>& samples) {
-  const auto ms = [](double seconds) { return number(seconds * 1e3); };
-  Strings strings;
-  const std::string drawn = json_list(blocks, [&](const Block& b) {
+  const auto ms = [](double seconds) { return page_number(seconds * 1e3); };
+  PageStrings strings;
+  const std::string drawn = page_list(blocks, [&](const Block& b) {
     std::string row = "[" + std::to_string(b.lane);
     for (const std::string* text : {&b.what, &b.name, &b.module}) row += "," + std::to_string(strings.add(*text));
     // Begins to a nanosecond of a step of hours, so that neighbours do not overlap.
     std::array<char, 64> begin{};
     std::snprintf(begin.data(), begin.size(), "%.6f", b.begin * 1e3);
-    for (const std::string& value : {std::string(begin.data()), ms(b.end - b.begin), ms(b.busy), number(b.bytes)})
+    for (const std::string& value : {std::string(begin.data()), ms(b.end - b.begin), ms(b.busy), page_number(b.bytes)})
       row += "," + value;
     return row + "," + std::to_string(b.count) + "]";
   });
-  const std::string memory = json_list(samples, [&](const MemorySample& m) {
+  const std::string memory = page_list(samples, [&](const MemorySample& m) {
     std::string row = "[" + ms(m.at);
     for (const int64_t bytes : m.bytes) row += "," + std::to_string(bytes);
     return row + "]";
   });
-  const std::string buckets = json_list(report.buckets, [&](const BucketRow& b) {
+  const std::string buckets = page_list(report.buckets, [&](const BucketRow& b) {
     return concat("[", json_quoted(b.name), ",", json_quoted(b.unit), ",", json_quoted(b.communicator), ",",
-                  json_quoted(b.kind), ",", json_quoted(b.section), ",", b.runs, ",", number(b.bytes), ",",
+                  json_quoted(b.kind), ",", json_quoted(b.section), ",", b.runs, ",", page_number(b.bytes), ",",
                   ms(b.seconds), ",", ms(b.exposed), ",", b.distance, ",", json_quoted(b.reason), "]");
   });
-  const std::string kinds = json_list(s.communication_seconds, [&](const auto& entry) {
+  const std::string kinds = page_list(s.communication_seconds, [&](const auto& entry) {
     const auto& [kind, seconds] = entry;
     const auto at = [&kind = kind](const std::map<std::string, double>& by_kind) {
       const auto found = by_kind.find(kind);
       return found == by_kind.end() ? 0 : found->second;
     };
-    return concat("[", json_quoted(kind), ",", number(at(s.communicated_bytes)), ",", ms(seconds), ",",
+    return concat("[", json_quoted(kind), ",", page_number(at(s.communicated_bytes)), ",", ms(seconds), ",",
                   ms(at(s.exposed_seconds)), ",", ms(at(s.contention_seconds)), "]");
   });
-  std::string memory_kinds;
-  for (size_t k = 0; k < kMemoryKinds; ++k)
-    memory_kinds += (k ? "," : "") + json_quoted(to_string(static_cast<MemoryKind>(k)));
+  std::vector<std::string> memory_kinds;
+  for (size_t k = 0; k < kMemoryKinds; ++k) memory_kinds.emplace_back(to_string(static_cast<MemoryKind>(k)));
   return concat(
       "{\"title\":", json_quoted(report.title), ",\"setup\":", json_quoted(report.setup),
-      ",\"fits\":", report.fits ? "true" : "false", ",\"limit\":", report.limit_bytes,
-      ",\"state\":", report.state_bytes, ",\"step\":", ms(s.step_seconds), ",\"events\":", s.events.size(),
-      ",\n\"figures\":",
-      json_list(report.figures,
+      ",\"fits\":", report.fits ? "true" : "false", ",\"memoryName\":", json_quoted(report.memory_name),
+      ",\"limit\":", report.limit_bytes, ",\"state\":", report.state_bytes, ",\"step\":", ms(s.step_seconds),
+      ",\"events\":", s.events.size(), ",\n\"figures\":",
+      page_list(report.figures,
                 [](const auto& f) { return concat("[", json_quoted(f.first), ",", json_quoted(f.second), "]"); }),
-      ",\n\"lanes\":", json_list(s.lanes, [](const std::string& lane) { return json_quoted(lane); }),
-      ",\n\"memoryKinds\":[", memory_kinds, "],\n\"strings\":", strings.json(), ",\n\"blocks\":", drawn,
-      ",\n\"memory\":", memory, ",\n\"buckets\":", buckets, ",\n\"kinds\":", kinds, "}");
+      ",\n\"lanes\":", page_list(s.lanes, json_quoted), ",\n\"memoryKinds\":", page_list(memory_kinds, json_quoted),
+      ",\n\"strings\":", strings.json(), ",\n\"blocks\":", drawn, ",\n\"memory\":", memory, ",\n\"buckets\":", buckets,
+      ",\n\"kinds\":", kinds, "}");
 }
 
 }  // namespace
 
 std::string html_report(const HtmlReport& report, const Simulation& simulation, std::span<const MemorySample> memory,
                         const HtmlLimits& limits) {
-  return fill_page(report_page(), json_of(report, simulation, thinned_blocks(simulation, limits.events),
+  return html_page(report_page(), json_of(report, simulation, thinned_blocks(simulation, limits.events),
                                           thinned_samples(memory, simulation.step_seconds, limits.samples)));
 }
 

@@ -20,7 +20,8 @@ struct HtmlReport {
   std::string title, setup;                                  // "llama3 8B on 8 × H100"; mesh, execution, …
   std::vector<std::pair<std::string, std::string>> figures;  // of the header: name, value
   bool fits = true;
-  int64_t limit_bytes = 0;  // memory of the device
+  std::string memory_name = "Memory, GiB";  // what the samples are of
+  int64_t limit_bytes = 0;                  // memory that the step may have
   int64_t state_bytes = 0;
   std::vector<BucketRow> buckets;
 };

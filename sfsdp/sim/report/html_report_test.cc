@@ -53,7 +53,7 @@ opt:
 }
 
 nlohmann::json data_of(const std::string& page) {
-  const size_t begin = page.find("const data =\n") + 13, end = page.find(";\nconst [LANE");
+  const size_t begin = page.find("const data =\n") + 13, end = page.find(";\nconst $ =");
   REQUIRE(begin < end);
   return nlohmann::json::parse(page.substr(begin, end - begin));
 }
@@ -120,6 +120,7 @@ TEST_CASE("html report: what it draws adds up to the simulation, and no name end
   CHECK(page.find("a</script>") == std::string::npos);
   const auto whole = data_of(page);
   CHECK(whole["title"] == report.title);
+  CHECK(whole["memoryName"] == "Memory, GiB");
   CHECK(whole["lanes"] == nlohmann::json::parse(R"(["compute", "dp_shard"])"));
   CHECK(whole["buckets"].size() == 4);
   std::set<double> times;  // of one time the fullest sample

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/sim/program.h"
 
@@ -97,6 +98,17 @@ std::vector<MemorySample> alive_by_position(const Graph& graph, const plan::Memo
   return alive;
 }
 
+// By position: true where the first op of a kernel stands.
+std::vector<bool> begins_of_kernels(const cost::KernelTable& kernels) {
+  std::vector<bool> begins(kernels.kernel_of.size()), seen(kernels.kernels.size());
+  for (size_t i = 0; i < begins.size(); ++i) {
+    const int kernel = kernels.kernel_of[i];
+    if (kernel < 0 || seen[static_cast<size_t>(kernel)]) continue;
+    begins[i] = seen[static_cast<size_t>(kernel)] = true;
+  }
+  return begins;
+}
+
 }  // namespace
 
 std::string_view to_string(MemoryKind kind) {
@@ -113,38 +125,44 @@ std::vector<MemoryKind> memory_kinds(const Graph& graph, const plan::MemoryPlan&
   return kinds;
 }
 
+// Within a part kernels run in the graph's order; starts and waits may run before or after where they stand. So the walk
+// goes by kernels: what is alive at each while it runs, then, until the next one begins, the most that is alive at the ops
+// that stand between the two.
 std::vector<MemorySample> memory_over_time(const Graph& graph, const plan::MemoryPlan& plan,
                                            const Simulation& simulation) {
   const std::vector<MemorySample> alive = alive_by_position(graph, plan);
+  const std::vector<bool> begins_kernel = begins_of_kernels(simulation.kernels);
   const auto positions = positions_of(graph);
-  std::vector<const Event*> events;  // in the order of the program
-  for (const Event& e : simulation.events)
-    if (e.lane == 0) events.push_back(&e);
   std::vector<MemorySample> samples;
-  size_t next = 0;
-  double now = 0;
-  const auto walk = [&](Part part) {
-    MemorySample fullest;
-    const auto put = [&](double at) {
-      fullest.at = at;
-      samples.push_back(fullest);
-      fullest = {};
-    };
+  const auto put = [&](MemorySample sample, double at) {
+    sample.at = at;
+    samples.push_back(sample);
+  };
+  auto event = simulation.events.begin();
+  double now = 0;           // when the last kernel ended
+  MemorySample in_between;  // the most since then
+  const auto put_in_between = [&] {
+    if (in_between.total() > 0) put(in_between, now);
+    in_between = {};
+  };
+  for (const Part part : ir::parts_of_step(simulation.micro_batches)) {
     for (const int64_t position : positions[static_cast<size_t>(part)]) {
       const MemorySample& here = alive[static_cast<size_t>(position)];
-      if (here.total() > fullest.total()) fullest = here;
-      for (; next < events.size() && events[next]->position == position; ++next) {
-        if (here.total() > fullest.total()) fullest = here;
-        now = events[next]->end;
-        put(events[next]->begin);
+      if (!begins_kernel[static_cast<size_t>(position)]) {
+        if (here.total() > in_between.total()) in_between = here;
+        continue;
       }
+      event = std::find_if(event, simulation.events.end(), [](const Event& e) { return e.kind == Event::Kernel; });
+      SFSDP_CHECK(event != simulation.events.end() && event->position == position, "no kernel ran at op ", position,
+                  " of part ", static_cast<int>(part));
+      put_in_between();
+      put(here, event->begin);
+      now = event->end;
+      ++event;
     }
-    if (fullest.total() > 0) put(now);
-  };
-  for (const Part part : ir::parts_of_step(simulation.micro_batches)) walk(part);
-  MemorySample end = alive.back();
-  end.at = simulation.step_seconds;
-  samples.push_back(end);
+  }
+  put_in_between();
+  put(alive.back(), simulation.step_seconds);
   return samples;
 }
 

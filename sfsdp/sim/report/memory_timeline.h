@@ -33,8 +33,8 @@ struct MemorySample {
   int64_t total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 };
 
-// A sample for each event of the compute lane of rank 0, with what is alive while it runs; of ops that take no time in
-// between, the fullest moment. The largest total is the plan's live_bytes.
+// A sample for each kernel of rank 0, with what the plan has alive while it runs. Between two kernels, where starts and
+// waits stand, the fullest moment. The largest total is the plan's live_bytes.
 std::vector<MemorySample> memory_over_time(const ir::Graph& graph, const plan::MemoryPlan& plan,
                                            const Simulation& simulation);
 

@@ -4,11 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/report/trace.h"
+#include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -82,6 +85,66 @@ TEST_CASE("memory over time: sorted, within the step, and as full as the plan sa
     REQUIRE(at != samples.end());
     CHECK(at->bytes == std::array<int64_t, kMemoryKinds>{64 * 64 * 4, 2 * 64 * 64 * 4, 0, 0});
   }
+}
+
+// What the plan has alive at a position, counted buffer by buffer.
+int64_t alive_in(const plan::MemoryPlan& plan, int64_t position) {
+  int64_t bytes = 0;
+  for (const plan::Buffer& b : plan.buffers)
+    if (b.first <= position && position <= b.last) bytes += b.bytes;
+  return bytes;
+}
+
+// What the series says of the time up to `at`, or from it on.
+int64_t shown_before(const std::vector<MemorySample>& samples, double at) {
+  const auto after = std::ranges::lower_bound(samples, at, {}, &MemorySample::at);
+  return after == samples.begin() ? 0 : std::prev(after)->total();
+}
+int64_t shown_from(const std::vector<MemorySample>& samples, double at) {
+  const auto after = std::ranges::upper_bound(samples, at, {}, &MemorySample::at);
+  return after == samples.begin() ? 0 : std::prev(after)->total();
+}
+
+// Kernel 1 begins where %c stands and takes the gathered weight, so it waits at a place before the wait's own.
+constexpr const char* kWaitInsideKernel = R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[32/dp_shard, 64]
+  %x = input name=x : f32[64, 64] own(dp_shard)
+fwd:
+  %g = all_gather.start %w axis=dp_shard dim=0 : async f32[64, 64]
+  %a = aten.mm %x, %x kernel=0 : f32[64, 64]
+  %c = aten.neg %a kernel=1 : f32[64, 64]
+  %f = wait %g : f32[64, 64]
+  %b = aten.mul.Tensor %c, %f kernel=1 : f32[64, 64]
+  %d = aten.mm %b, %b kernel=2 : f32[64, 64]
+  %e = aten.mm %d, %d kernel=3 : f32[64, 64]
+  return %e
+)";
+
+TEST_CASE("memory over time: while a kernel runs it is what the plan has alive there") {
+  std::ifstream file(testing::source_dir() + "/sfsdp/plan/testdata/llama_step.txt");
+  REQUIRE(file);
+  const std::string llama{std::istreambuf_iterator<char>(file), {}};
+  for (const std::string& text : {std::string(kStep), std::string(kWaitInsideKernel), llama})
+    for (const int64_t micro_batches : {1, 2, 4})
+      for (const StepGathers gathers : {StepGathers::Forward, StepGathers::Update}) {
+        ir::Graph graph = ir::parse_or_throw(text);
+        graph.micro_batches = micro_batches;
+        const plan::MemoryPlan plan = plan::plan_memory(graph);
+        const Simulation s = simulate(graph, machine(), {.step_gathers = gathers});
+        const auto samples = memory_over_time(graph, plan, s);
+        CHECK(std::ranges::is_sorted(samples, {}, &MemorySample::at));
+        int64_t kernels = 0, peak = 0;
+        for (const Event& e : s.events) {
+          if (e.kind != Event::Kernel || e.end <= e.begin) continue;
+          ++kernels;
+          CHECK(shown_from(samples, e.begin) == alive_in(plan, e.position));
+          CHECK(shown_before(samples, e.end) == alive_in(plan, e.position));
+        }
+        CHECK(kernels > 0);
+        for (const MemorySample& m : samples) peak = std::max(peak, m.total());
+        CHECK(peak == plan.live_bytes);
+      }
 }
 
 TEST_CASE("chrome trace: memory is a counter on the same axis") {

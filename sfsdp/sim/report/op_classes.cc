@@ -9,7 +9,7 @@
 namespace sfsdp::sim {
 namespace {
 
-// Of a kernel's ops the one that stands first here gives the kernel its class.
+// The op of a kernel that stands first here gives the kernel its class.
 constexpr std::array<const char*, 7> kKernels = {"product", "attention", "optimizer", "library",
                                                  "copy",    "row",       "pointwise"};
 
@@ -17,7 +17,7 @@ size_t class_of(const ir::Op& op) {
   if (ir::is_update(op)) return 2;
   if (op.is("pack", "unpack") || ir::is_wait(op)) return 4;
   const ir::OpRow* row = op.opcode.row();
-  switch (row ? row->cost : ir::CostClass::Pointwise) {
+  switch (row ? row->cost : ir::CostClass::Alone) {
     case ir::CostClass::Product: return 0;
     case ir::CostClass::Attention: return 1;
     case ir::CostClass::Alone: return 3;

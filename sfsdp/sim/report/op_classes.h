@@ -10,7 +10,7 @@
 
 namespace sfsdp::sim {
 
-// Of rank 0 and all micro-batches.
+// Counts rank 0 and all micro-batches.
 struct ClassShare {
   std::string name;
   int64_t count = 0;   // kernels, or collectives

@@ -101,11 +101,12 @@ class Interpreter {
 
   std::vector<Array> run_kernel(const Op& op, size_t rank) const {
     const Kernel kernel = find_kernel(op.opcode);
-    if (!kernel)
+    if (!kernel && !options_.other)
       throw UserError(concat("the interpreter has no kernel for ", op.opcode, ", result %", op.result()->name(),
                              "\n  add one to sfsdp/testing/interp/kernels.cc, or use another op in this test"));
     std::vector<const Array*> operands;
     for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
+    if (!kernel) return options_.other(op, operands);
     const auto axes = axes_of(op);
     const int64_t place = axes ? mesh_.group_rank(static_cast<int64_t>(rank), *axes) : 0;
     return kernel({.op = op, .operands = operands, .lr = options_.lr, .axis_rank = place});

@@ -3,7 +3,9 @@
 // the sections runs once, then fwd, loss and bwd for each micro-batch, then clip and opt.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,9 +25,14 @@ enum class Rounding {
   None,   // double throughout: what is left is the order of sums
 };
 
+// What computes an op that has no kernel here, such as LibTorch's own: operands as the op lists them, nullptr where one is
+// absent, to one array per result.
+using OtherKernels = std::function<std::vector<Array>(const Op&, std::span<const Array* const>)>;
+
 struct RunOptions {
   Rounding rounding = Rounding::PerOp;
   double lr = 0.125;
+  OtherKernels other = nullptr;
 };
 
 struct RankResult {

@@ -199,9 +199,7 @@ std::optional<Loaded> Checkpointer::load() {
                   ": ", why));
   }
   if (!found.empty())
-    fail(concat(store_.folder(), ": no checkpoint here can be gone on from. ", why,
-                "\n  to begin anew set another checkpoint.folder"),
-         may_pass);
+    fail(concat(store_.folder(), ": no checkpoint here can be gone on from. ", why, "\n  ", kBeginAnew), may_pass);
   return load_initial();
 }
 

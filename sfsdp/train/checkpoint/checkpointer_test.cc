@@ -54,7 +54,7 @@ struct Run {
   Checkpointer checkpointer;
 };
 
-// Of a run that saves steps 2, 4, …, `last`.
+// A run that saves steps 2, 4, …, `last`.
 void save_until(const std::string& folder, int64_t last, const std::function<void(CheckpointOptions&)>& change = {}) {
   CheckpointOptions options = options_of(folder);
   if (change) change(options);

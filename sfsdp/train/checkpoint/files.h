@@ -56,8 +56,8 @@ struct FolderEntry {
 };
 // Sorted by name, without . and ..
 std::vector<FolderEntry> list_folder(const std::string& path);
-// Removes the files of a folder that have a name of `is_ours`, and the folder if nothing else is in it. Of a link to a
-// folder the link alone is removed.
+// Removes the files of a folder that have a name of `is_ours`, and the folder if nothing else is in it. If it is a
+// link to a folder, the link alone is removed.
 //   returns: "", or why something is left
 std::string remove_folder(const std::string& path, const std::function<bool(const std::string&)>& is_ours);
 // Where a link points to; "" for what is none.

@@ -22,7 +22,7 @@ struct PlannedRead {
   int64_t begin = 0, end = 0;  // elements of the tensor: what range and piece share
 };
 
-// What must be read for the pieces, in the order of files and offsets. Of a buffer with one per rank, a data rank takes
+// What must be read for the pieces, in the order of files and offsets. Where a buffer has one value per rank, a data rank takes
 // its own if the checkpoint has as many data ranks; else rank r takes that of r modulo the checkpoint's.
 //   throws: UserError naming a tensor that the checkpoint does not have, or has of another shape
 std::vector<PlannedRead> plan_reads(const Manifest& manifest, const std::vector<Piece>& pieces,

@@ -14,6 +14,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/testing/tensor_bytes.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
 #include "sfsdp/train/weights/safetensors.h"
@@ -110,7 +111,7 @@ TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts 
   const TestState state({2, 1}, 1, 3);
   REQUIRE(file.find("w[46:91]"));
   CHECK(file.find("w[46:91]")->shape == std::vector<int64_t>{45});
-  CHECK(std::ranges::equal(file.find("w[46:91]")->data, state.pieces()[0].bytes()));
+  CHECK(std::ranges::equal(testing::bytes_of(*file.find("w[46:91]")), state.pieces()[0].bytes()));
   REQUIRE(file.find("stats@1"));
   CHECK(file.find("stats@1")->shape == std::vector<int64_t>{4});
   save({1, 1}, folder / "one", 3);

@@ -270,6 +270,8 @@ void check(const Manifest& m, bool whole, const std::string& file) {
   }
 }
 
+constexpr int64_t kMostCount = int64_t{1} << 60;  // a run adds to what it reads: all sums stay below 2^63
+
 Manifest read(std::string_view text, const std::string& file, bool whole) {
   const size_t line = text.find('\n');
   const std::string_view rest = line == std::string_view::npos ? "" : text.substr(line + 1);
@@ -315,10 +317,23 @@ Manifest read(std::string_view text, const std::string& file, bool whole) {
   for (const JsonValue& value : in.array("tensors"))
     m.tensors.push_back(read_tensor(value, m.files, m.data_ranks, file));
   check(m, whole, file);
+  check_counts(m, file);
   return m;
 }
 
 }  // namespace
+
+void check_counts(const Manifest& m, const std::string& file) {
+  const auto expect = [&](std::string_view name, int64_t value, int64_t most, std::string_view what) {
+    if (value < 0 || value > most)
+      throw DamagedError(concat(file, ": ", name, " is ", value, "\n  expected from 0 to ", most, ", ", what));
+  };
+  expect("step", m.run.step, kMostCount, "2^60");
+  expect("tokens", m.run.tokens, kMostCount, "2^60");
+  expect("save", m.save, kMostCount, "2^60");
+  expect("lr_offset", m.run.lr_offset, m.run.step, "its step");
+  expect("skipped", m.run.skipped, m.run.step, "its step");
+}
 
 int64_t StoredTensor::numel() const {
   int64_t product = 1;

@@ -42,7 +42,7 @@ struct StoredTensor {
   TensorKind kind = TensorKind::Parameter;
   ir::DType dtype = ir::DType::f32;
   std::vector<int64_t> shape;
-  // Of a buffer that each data rank has its own of (batch norm's statistics): whose. -1: the same on all ranks.
+  // Whose it is, where each data rank has a buffer of its own (batch norm's statistics). -1: the same on all ranks.
   int64_t rank = -1;
   std::vector<StoredRange> ranges;  // by begin; together all elements, each once
   int64_t numel() const;
@@ -92,13 +92,17 @@ struct Manifest {
 // `a` was saved before `b`, of one folder.
 bool is_older(const Manifest& a, const Manifest& b);
 
+// Counts that a run can go on counting from: step, tokens and save up to 2^60, lr_offset and skipped up to the step.
+//   throws: DamagedError naming the file and the count
+void check_counts(const Manifest& manifest, const std::string& file);
+
 // One line per file and tensor; the first line has the hash of all that follows.
 std::string print(const Manifest& manifest);
 
 // A manifest as printed, or a rank's fragment of one: then tensors need not be whole.
 //   file:   its name, for messages
 //   throws: DamagedError naming file, expected and got: a changed byte, a name that leaves the folder, ranges that overlap,
-//           have gaps or do not fit into their file, sizes beyond int64
+//           have gaps or do not fit into their file, sizes beyond int64, counts that check_counts refuses
 Manifest parse_manifest(std::string_view text, const std::string& file);
 Manifest parse_fragment(std::string_view text, const std::string& file);
 

@@ -38,7 +38,7 @@ Manifest small() {
   return m;
 }
 
-// Of a text whose first line has the right hash: what a careful enemy would write.
+// What is said of a text whose first line has the right hash, as a careful enemy would write it.
 std::string message_of(std::string text) {
   const size_t line = text.find('\n');
   const std::string rest = text.substr(line + 1);
@@ -132,6 +132,13 @@ TEST_CASE("a manifest whose hash is right and whose content is not is refused by
       {"\"block_bytes\": 4194304", "\"block_bytes\": 1", "4194304"},
       {"\"files\": [", "\"files\": 1, \"x\": [", "a list"},
       {"\"seed\": 7", "\"seed\": 7, \"seed\": 8", "twice"},
+      {"\"step\": 20", "\"step\": 9223372036854775807", "2^60"},
+      {"\"tokens\": 4096", "\"tokens\": 9223372036854775807", "2^60"},
+      {"\"tokens\": 4096", "\"tokens\": 1152921504606846977", "2^60"},
+      {"\"save\": 17", "\"save\": 9223372036854775807", "2^60"},
+      {"\"lr_offset\": 3", "\"lr_offset\": 9223372036854775807", "20, its step"},
+      {"\"lr_offset\": 3", "\"lr_offset\": 21", "20, its step"},
+      {"\"skipped\": 2", "\"skipped\": 21", "20, its step"},
   };
   for (const auto& bad : cases) {
     CAPTURE(std::string(bad.to));

@@ -74,6 +74,8 @@ class Chooser {
       may_pass_ |= one.may_pass;
       say_skipped(one);
     }
+    if (one.state == State::SetAside)
+      refused_.push_back(concat(path, ": an earlier start has set it aside, as it was not what had been written"));
     if (one.state != State::Complete) return;
     const bool done = found_.candidates.empty() && one.step >= request_.total_steps;  // there is nothing to go on with
     const bool new_moments = keys_hold && std::ranges::find(request_.exclude, "optimizer") != request_.exclude.end();
@@ -103,8 +105,8 @@ class Chooser {
   }
 
   void check_none() const {
-    const std::string none = concat(request_.folder, ": no checkpoint here can be gone on from. ", join(refused_, "\n"),
-                                    "\n  to begin anew set another checkpoint.folder");
+    const std::string none =
+        concat(request_.folder, ": no checkpoint here can be gone on from. ", join(refused_, "\n"), "\n  ", kBeginAnew);
     if (may_pass_) throw PassingError(none);
     if (!refused_.empty()) throw UserError(none);
     if (request_.load_step >= 0)

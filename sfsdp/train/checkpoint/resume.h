@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/train/checkpoint/store.h"
@@ -30,6 +31,11 @@ struct Resume {
   std::vector<std::string> skipped;   // for the log: what cannot be gone on from, and why
 };
 
+// Ends the refusal of a folder whose checkpoints are all damaged: a run never begins anew there by itself.
+inline constexpr std::string_view kBeginAnew =
+    "to begin anew set another checkpoint.folder, or move what this one holds elsewhere";
+
+// What was set aside counts as refused: a batch system that starts a refused run again is refused again.
 // Where the launch has saved under load_step or exclude_from_loading, these checkpoints come first, and the keys do not
 // hold again: else each restart would go back to the same step, or begin the same part anew. Then all others by step.
 //   listed: of the folder, newest step first

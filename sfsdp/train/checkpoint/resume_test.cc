@@ -9,7 +9,10 @@
 #include <fstream>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/base/passing_error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/train/checkpoint/checkpointer.h"
@@ -151,6 +154,83 @@ TEST_CASE("where all that a launch has saved is damaged, its restart begins as i
   CHECK(second.from.run.step == 4);
   CHECK(second.from.run.lr_offset == 4);
   CHECK(fs::exists(folder / "c/step-6.damaged"));
+}
+
+TEST_CASE("what was set aside counts as refused: a folder that holds nothing else never begins anew by itself") {
+  const MemoryFolder folder;
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  Start(options, 4);
+  for (const char* step : {"2", "4"}) flip_last_byte(folder / concat("c/step-", step, "/rank-00000.safetensors"));
+  CHECK_THROWS_WITH_AS(Start(options, 0), doctest::Contains("step-2/rank-00000.safetensors: bytes"), UserError);
+  REQUIRE(fs::exists(folder / "c/step-4.damaged"));
+  REQUIRE(fs::exists(folder / "c/step-2.damaged"));
+  const auto refusal = [&] {
+    try {
+      return concat("from step ", Start(options, 0).from.run.step);
+    } catch (const PassingError& error) {
+      return concat("may pass: ", error.what());
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+  };
+  for (int start = 0; start < 2; ++start) {
+    const std::string text = refusal();
+    CHECK(contains(text, folder / "c: no checkpoint here can be gone on from"));
+    CHECK(contains(text, folder / "c/step-4.damaged: "));
+    CHECK(contains(text, folder / "c/step-2.damaged: "));
+    CHECK(contains(text, "to begin anew set another checkpoint.folder, or move what this one holds elsewhere"));
+  }
+  options.load_step = 4;
+  CHECK(contains(refusal(), folder / "c/step-4.damaged: "));
+  CHECK_FALSE(contains(refusal(), folder / "c/step-2.damaged: "));
+  options.load_step = -1;
+  options.initial_load_path = folder / "from";
+  Start(options_of(folder / "from", kOther), 2);
+  CHECK(contains(refusal(), folder / "c/step-4.damaged: "));
+  for (const char* step : {"2", "4"})
+    fs::rename(folder / concat("c/step-", step, ".damaged"), folder / concat("old-", step));
+  const Start anew(options, 2);  // what its user asked for
+  CHECK(anew.from.path == folder / "from/step-2");
+  fs::rename(folder / "old-4", folder / "c/step-4.damaged");  // beside a whole one it refuses nothing
+  CHECK(Start(options, 0).from.run.step == 2);
+}
+
+TEST_CASE("what a run could not read again it does not save, and says so") {
+  const MemoryFolder folder;
+  CheckpointOptions options = options_of(folder / "c", kFirst);
+  constexpr int64_t kMost = int64_t{1} << 60;
+  TestState state({1, 1}, 0, -1);
+  std::string said;
+  Checkpointer checkpointer(
+      options, nullptr, [&] { return state.pieces(); }, [&](const std::string& line) { said += line + "\n"; });
+  checkpointer.after_step({.step = 2, .tokens = kMost});
+  CHECK(contains(said, "Saved " + folder / "c/step-2"));
+  checkpointer.after_step({.step = 4, .tokens = kMost + 1});
+  CHECK(contains(said, concat("checkpoint of step 4 is not saved: what a rank wrote: tokens is ", kMost + 1)));
+  CHECK_FALSE(fs::exists(folder / "c/step-4"));
+  CHECK_THROWS_AS(checkpointer.finish(), UserError);
+}
+
+TEST_CASE("a save beyond the last number that a manifest may have is refused before it gets its name") {
+  const MemoryFolder folder;
+  Start(options_of(folder / "c", kFirst), 2);
+  const std::string file = folder / "c/step-2/manifest.json";
+  std::string text = read_text_file(file, 1 << 20);
+  const std::string save = "\"save\": 1,";
+  REQUIRE(contains(text, save));
+  text.replace(text.find(save), save.size(), concat("\"save\": ", int64_t{1} << 60, ","));
+  const std::string rest = text.substr(text.find('\n') + 1);
+  std::ofstream(file) << "{\"format\": \"sfsdp checkpoint 1\", \"xxh3\": \"" << hex(xxh3(rest)) << "\",\n" << rest;
+  const Start second(options_of(folder / "c", kFirst), 4);
+  CHECK(second.from.run.step == 2);
+  CHECK(contains(second.said, "checkpoint of step 4 is not saved: " + folder / "c/step-4: save is "));
+  CHECK_FALSE(fs::exists(folder / "c/step-4"));
+}
+
+TEST_CASE("a leftover of a crash is no checkpoint that a run has reported: it refuses nothing") {
+  const MemoryFolder folder;
+  fs::create_directories(folder / "c/step-2.leftover");
+  CHECK(Start(options_of(folder / "c", kFirst), 0).from.run.step == 0);
 }
 
 TEST_CASE("a launcher that gives no id: the first start gives one, its restarts find it in the folder") {

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <map>
 #include <thread>
 #include <utility>
@@ -27,7 +28,7 @@ std::string time_text(int64_t seconds) {
   const auto time = static_cast<std::time_t>(seconds);
   char text[32] = "?";
   std::tm parts{};
-  std::strftime(text, sizeof(text), "%F %T UTC", ::gmtime_r(&time, &parts));
+  if (::gmtime_r(&time, &parts)) std::strftime(text, sizeof(text), "%F %T UTC", &parts);  // a year beyond int: "?"
   return text;
 }
 
@@ -82,7 +83,7 @@ std::string start_of(int fd) {
   return text;
 }
 
-// Of the run that had the lock before; "" if it left none.
+// The launch of the run that had the lock before; "" if it left none.
 std::string launch_in(int fd) {
   for (const std::string& line : split(start_of(fd), '\n'))
     if (line.starts_with(kLaunch)) return line.substr(kLaunch.size());
@@ -120,6 +121,9 @@ Manifest open_checkpoint(const std::string& path) {
       throw DamagedError(concat(path, "/", f.name, ": ", found->second, " bytes\n  expected ", f.bytes, ", as ",
                                 kManifestFile, " has it"));
   }
+  const std::string name = std::filesystem::path(path + "/").lexically_normal().parent_path().filename();
+  if (const auto [step, ending] = parse_name(name); step >= 0 && ending.empty() && step != manifest.run.step)
+    throw DamagedError(concat(path, ": holds step ", manifest.run.step, "\n  expected the step of its name"));
   return manifest;
 }
 
@@ -191,9 +195,6 @@ std::vector<Listed> Store::list() const {
     if (listed.state == State::Complete) {
       try {
         listed.manifest = open_checkpoint(folder_ + "/" + entry.name);
-        if (listed.manifest->run.step != step)
-          throw DamagedError(concat(folder_, "/", entry.name, ": holds step ", listed.manifest->run.step,
-                                    "\n  expected the step of its name"));
       } catch (const UserError& error) {
         listed.manifest.reset();
         listed.state = State::Damaged;
@@ -265,6 +266,7 @@ int64_t Store::next_save() {
 
 void Store::publish(Manifest manifest) {
   manifest.save = next_save();
+  check_counts(manifest, path_of(manifest.run.step));  // what is not read again is not saved
   const std::string name = path_of(manifest.run.step), temporary = temporary_path_of(manifest.run.step);
   const std::string file = concat(temporary, "/", kManifestFile), text = print(manifest);
   {

@@ -22,7 +22,9 @@
 
 namespace sfsdp::train::checkpoint {
 
-// The manifest of a checkpoint's folder, whose files are all there with their sizes; no data is read.
+// The manifest of a checkpoint's folder, whose files are all there with their sizes; no data is read. What is damaged here
+// is damaged for a run that goes on, for `checkpoint ls` and for `checkpoint verify`.
+//   path:   a folder named step-N holds step N; a folder of another name any step
 //   throws: DamagedError naming the file, what is wrong with it; UserError where the folder cannot be read
 Manifest open_checkpoint(const std::string& path);
 

@@ -77,7 +77,7 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
 
 namespace {
 
-// Of `text`, unless it is what parameters are kept in.
+// The dtype that `text` names, unless parameters are kept in it.
 std::optional<ir::DType> other_dtype(const std::string& text, const Training& training) {
   if (text == "parameters" || text == training.dtype) return {};
   if (text == "int8") return ir::DType::i8;

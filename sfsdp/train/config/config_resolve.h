@@ -55,7 +55,7 @@ std::optional<ir::DType> grad_dtype(const JobConfig& config);
 std::optional<ir::DType> state_dtype(const JobConfig& config);
 // Throws UserError for what only plan and simulate take: gradients and moments of another dtype than the parameters.
 void check_trained(const JobConfig& config);
-// Of matrix products in forward and backward: "float32" or "bfloat16".
+// What matrix products of forward and backward compute in: "float32" or "bfloat16".
 const std::string& compute_dtype(const Training& training);
 // What backward computes again.
 //   throws: UserError for a selective_ac_option that is neither a number nor op

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/config/config.h"
 
 #include <doctest/doctest.h>
@@ -418,11 +419,7 @@ TEST_CASE("every key that is used changes the configuration") {
 }
 
 TEST_CASE("every file in configs/ loads and sets nothing without effect") {
-#ifdef SFSDP_SOURCE_DIR
-  const fs::path folder = fs::path(SFSDP_SOURCE_DIR) / "configs";
-#else
-  const fs::path folder = "configs";
-#endif
+  const fs::path folder = fs::path(testing::source_dir()) / "configs";
   std::vector<std::string> names;
   for (const auto& file : fs::directory_iterator(folder)) {
     if (file.path().extension() != ".toml") continue;

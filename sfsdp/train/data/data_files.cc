@@ -53,7 +53,9 @@ std::vector<std::string> data_files(const std::string& path,
   if (path.empty()) fail_to_read_data("", "no file or folder is named", expected);
   std::error_code ignored;
   std::vector<std::string> files = {path};
-  if (fs::is_directory(path, ignored)) {
+  if (fs::is_other(path, ignored)) {  // to open a pipe waits for who writes it, and a device may have no end
+    fail_to_read_data(path, "is a pipe, a device or a socket", expected);
+  } else if (fs::is_directory(path, ignored)) {
     files = files_below(path, accepts, expected);
     if (files.empty()) fail_to_read_data(path, "no such file below this folder", expected);
   } else if (!fs::exists(path, ignored) && path.find_first_of("*?[") != std::string::npos) {

@@ -14,7 +14,7 @@ namespace sfsdp::train {
 //   a folder          what lies below it, in subfolders too, that `accepts` takes by its name
 //   a pattern         what it fits, such as data/*.bin
 //   expected: what the message of an error expects, such as "a folder of *.bin files"
-//   throws: UserError if there are none
+//   throws: UserError if there are none, or `path` is a pipe, a device or a socket
 std::vector<std::string> data_files(const std::string& path,
                                     const std::function<bool(const std::string& name)>& accepts,
                                     std::string_view expected);

@@ -2,15 +2,18 @@
 #include "sfsdp/train/data/dataset.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/token_file.h"
 
 namespace sfsdp::train {
@@ -186,6 +189,38 @@ TEST_CASE("token files of sfsdp bring their documents, empty ones too") {
   CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("token files of sfsdp and others"), UserError);
 }
 
+TEST_CASE("a changed id of a token file ends the run that reads it, whatever else it has read, and names the bytes") {
+  const testing::TemporaryFolder folder;
+  constexpr int32_t kIds = 2000000, kChanged = 1000000;  // 62 blocks, of which a start reads a few; not that of the id
+  {
+    TokenFileWriter writer(folder / "a.tok", 60000, 7, 0);
+    Ids ids(kIds);
+    for (int32_t i = 0; i < kIds; ++i) ids[static_cast<size_t>(i)] = i % 50000;
+    writer.add(ids);
+    writer.finish();
+  }
+  const auto open = [&] {
+    return open_dataset({.path = folder / "a.tok", .seq_len = 9, .vocab_size = 60000, .shuffle = Shuffle::Never});
+  };
+  const auto row_of = [](int32_t id) { return id / 9; };
+  CHECK(sample(open(), row_of(kChanged))[0] == row_of(kChanged) * 9 % 50000);
+  std::fstream file(folder / "a.tok", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(64 + 2 * kChanged);
+  file.put(static_cast<char>((kChanged % 50000 & 0xff) ^ 1));
+  file.close();
+  SampleSource source = open();  // no start reads all of a dataset
+  CHECK(sample(source, 0) == Ids{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const auto expect_refused = [&](int32_t id) {
+    CHECK_THROWS_WITH_AS(sample(source, row_of(id)),
+                         doctest::Contains("a.tok: bytes 1966144 to 2031680 are not what was written there"),
+                         UserError);
+  };
+  expect_refused(kChanged);
+  expect_refused(kChanged - 1000);  // another id of the block
+  expect_refused(kChanged);
+  CHECK(sample(source, 0).size() == 10);
+}
+
 TEST_CASE("more files than may be open are read all the same") {
   const testing::TemporaryFolder folder;
   const uint32_t files = 2 * TokenStore::kMaxOpen + 3;
@@ -244,7 +279,7 @@ TEST_CASE("files that are no data say which file and what to do") {
   const std::string missing = folder.path() + "/none.bin";
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains((missing + ": No such file").c_str()), UserError);
   CHECK_THROWS_WITH_AS(tokens(missing, 4), doctest::Contains("set --training.dataset_path"), UserError);
-  CHECK_THROWS_WITH_AS(tokens("/dev/null", 4), doctest::Contains("not a file"), UserError);
+  CHECK_THROWS_WITH_AS(tokens("/dev/null", 4), doctest::Contains("is a pipe, a device or a socket"), UserError);
   CHECK_THROWS_WITH_AS(tokens(folder.write("e.bin", ""), 4), doctest::Contains("an empty file"), UserError);
   CHECK_THROWS_WITH_AS(tokens(folder.write("o.bin", "abc"), 1), doctest::Contains("3 bytes are no whole number"),
                        UserError);
@@ -305,6 +340,19 @@ TEST_CASE("libtorch_headers without headers says so") {
   CHECK_THROWS_WITH_AS(open(folder.path()), doctest::Contains("no headers below this folder"), UserError);
   CHECK_THROWS_WITH_AS(open(folder.path() + "/none"), doctest::Contains("No such file"), UserError);
   CHECK_THROWS_WITH_AS(open(""), doctest::Contains("LibTorch's include folder"), UserError);
+}
+
+TEST_CASE("a dataset_path that is a pipe or a device is refused at once, whatever the dataset") {
+  const testing::TemporaryFolder folder;
+  REQUIRE(::mkfifo((folder / "fifo").c_str(), 0600) == 0);
+  std::filesystem::create_symlink("/dev/zero", folder / "zeros.bin");
+  for (const std::string& path : {folder / "fifo", folder / "zeros.bin"}) {
+    CHECK_THROWS_WITH_AS(tokens(path, 2),
+                         doctest::Contains("is a pipe, a device or a socket\n  expected a file of token"), UserError);
+    CHECK_THROWS_WITH_AS(data_files(
+                             path, [](const std::string&) { return true; }, "text"),
+                         doctest::Contains("is a pipe, a device or a socket\n  expected text"), UserError);
+  }
 }
 
 TEST_CASE("libtorch_headers needs a vocabulary of all bytes") {

@@ -56,7 +56,7 @@ class DocumentReader {
   int64_t bytes_read() const;
   int64_t all_bytes() const;
 
-  // Of each input, as the constructor saw it.
+  // One for each input, as the constructor saw it.
   const std::vector<FileStamp>& stamps() const;
   //   throws: InputChanged, naming the first input that no longer is as the constructor saw it
   void check_unchanged() const;

@@ -61,6 +61,24 @@ HeaderBytes bytes_of(const TokenFileHeader& header) {
   return bytes;
 }
 
+uint64_t number_of_blocks(uint64_t content_bytes) {
+  return (content_bytes + kHashedBlockBytes - 1) / kHashedBlockBytes;
+}
+
+// How long ids and borders are.
+uint64_t content_bytes_of(const TokenFileHeader& header) {
+  return round_up(header.tokens * header.width, 8) + header.documents * 8;
+}
+
+// What stands at byte 48: of the header, its own place taken as zeros, and the hashes of all blocks.
+uint64_t hash_of(TokenFileHeader header, std::span<const uint8_t> block_hashes) {
+  header.content_hash = 0;
+  ContentHash hash;
+  hash.add(bytes_of(header));
+  hash.add(block_hashes);
+  return hash.value();
+}
+
 [[noreturn]] void fail_to_read(const std::string& path, const std::string& got, const std::string& expected) {
   throw UserError(concat(path, ": ", got, "\n  expected ", expected));
 }
@@ -85,7 +103,8 @@ TokenFileHeader header_of(const std::string& path, const uint8_t* bytes, uint64_
                  concat("one whose ids fit into ", header.width, " bytes"));
   if (header.tokens > kMostTokens || header.documents > kMostTokens || header.first_document > kMostTokens)
     fail_to_read(path, concat(header.tokens, " ids in ", header.documents, " documents"), "at most 2^48 of each");
-  const uint64_t size = kTokenFileHeaderBytes + round_up(header.tokens * header.width, 8) + header.documents * 8;
+  const uint64_t content = content_bytes_of(header);
+  const uint64_t size = kTokenFileHeaderBytes + content + number_of_blocks(content) * 8;
   if (size != file_bytes)
     fail_to_read(path, concat(file_bytes, " bytes"),
                  concat(size, " for ", header.tokens, " ids in ", header.documents, " documents; was it cut off?"));
@@ -116,6 +135,12 @@ TokenFile TokenFile::open(const std::string& path) {
   file.header_ = header_of(path, bytes, size);
   file.ids_ = bytes + kTokenFileHeaderBytes;
   file.borders_ = file.ids_ + round_up(file.header_.tokens * file.header_.width, 8);
+  file.hashes_ = bytes + kTokenFileHeaderBytes + content_bytes_of(file.header_);
+  if (const uint64_t hash = hash_of(file.header_, {file.hashes_, bytes + size}); hash != file.header_.content_hash)
+    fail_to_read(
+        path, concat("hash ", hex(hash), " of its header and hashes"),
+        concat(hex(file.header_.content_hash), ", as byte 48 says; the file is damaged, run sfsdp tokenize again"));
+  file.check_blocks(file.borders_ - bytes, file.hashes_ - bytes);
   const uint64_t last = file.documents() == 0 ? 0 : file.border(file.documents() - 1);
   if (last != file.header_.tokens)
     fail_to_read(path, concat("the last document ends at id ", last), concat("at ", file.header_.tokens, ", the last"));
@@ -166,13 +191,28 @@ void TokenFile::read(int64_t begin, std::span<int32_t> ids) const {
   }
 }
 
+HashedBlocks TokenFile::blocks() const {
+  HashedBlocks blocks;
+  blocks.begin = kTokenFileHeaderBytes;
+  blocks.end = blocks.begin + static_cast<int64_t>(content_bytes_of(header_));
+  blocks.hashes.resize(number_of_blocks(content_bytes_of(header_)));
+  if (!blocks.hashes.empty()) std::memcpy(blocks.hashes.data(), hashes_, blocks.hashes.size() * 8);
+  return blocks;
+}
+
+// Those that bytes [begin, end) of the file lie in.
+void TokenFile::check_blocks(int64_t begin, int64_t end) const {
+  const HashedBlocks all = blocks();
+  if (begin == end) return;
+  const auto first = static_cast<size_t>((begin - all.begin) / kHashedBlockBytes);
+  for (size_t i = first; i < all.hashes.size() && all.range(i).begin < end; ++i) {
+    const auto [from, to] = all.range(i);
+    all.check(i, {ids_ + (from - all.begin), static_cast<size_t>(to - from)}, path_);
+  }
+}
+
 void TokenFile::verify() const {
-  ContentHash hash;
-  hash.add({ids_, file_bytes_ - kTokenFileHeaderBytes});
-  if (hash.value() != header_.content_hash)
-    fail_to_read(
-        path_, concat("content hash ", hex(hash.value())),
-        concat(hex(header_.content_hash), ", which its header says; the file is damaged, run sfsdp tokenize again"));
+  check_blocks(kTokenFileHeaderBytes, kTokenFileHeaderBytes + static_cast<int64_t>(content_bytes_of(header_)));
 }
 
 // --- a folder ---
@@ -196,7 +236,7 @@ std::string text_of(const JsonValue& object, std::string_view key, const std::st
   return *text;
 }
 
-uint64_t hash_of(const JsonValue& object, std::string_view key, const std::string& where) {
+uint64_t hash_at(const JsonValue& object, std::string_view key, const std::string& where) {
   const std::string text = text_of(object, key, where);
   const std::optional<uint64_t> value = parse_hash(text);
   if (!value) fail_to_read(where, concat(key, " = ", quote_safe(text)), "16 hexadecimal digits");
@@ -222,7 +262,7 @@ TokenFolder TokenFolder::load(const std::string& folder) {
   result.tokens = static_cast<int64_t>(whole_number(json, "tokens", file));
   result.documents = static_cast<int64_t>(whole_number(json, "documents", file));
   result.vocab_size = static_cast<int64_t>(whole_number(json, "vocab_size", file));
-  result.tokenizer_hash = hash_of(json, "tokenizer_hash", file);
+  result.tokenizer_hash = hash_at(json, "tokenizer_hash", file);
   const JsonValue* shards = json.find("shards");
   if (!shards || !shards->as<JsonArray>()) fail_to_read(file, "no list shards", "the folder's shards");
   int64_t tokens = 0, documents = 0;
@@ -230,7 +270,7 @@ TokenFolder TokenFolder::load(const std::string& folder) {
     const std::string where = concat(file, ": shards[", result.shards.size(), "]");
     Shard shard = {text_of(entry, "file", where), static_cast<int64_t>(whole_number(entry, "tokens", where)),
                    static_cast<int64_t>(whole_number(entry, "documents", where)),
-                   hash_of(entry, "content_hash", where)};
+                   hash_at(entry, "content_hash", where)};
     if (shard.file.empty() || shard.file.front() == '.' || shard.file.find('/') != std::string::npos ||
         shard.file.find('\0') != std::string::npos)
       fail_to_read(where, concat("file = ", quote_safe(shard.file)), "a name inside the folder");
@@ -263,13 +303,16 @@ struct TokenFileWriter::State {
   std::string path, temporary;
   Fd fd;
   TokenFileHeader header;
-  ContentHash hash;
+  BlockHasher hasher;
   std::vector<uint8_t> buffer;    // ids that are not written yet
   std::vector<uint64_t> borders;  // kept until the end: 8 bytes per document
 
   int64_t written = kTokenFileHeaderBytes;
   void flush() {
-    hash.add(buffer);
+    hasher.add(buffer);
+    write();
+  }
+  void write() {
     write_file(fd.get(), std::as_bytes(std::span(buffer)), written, temporary);
     written += static_cast<int64_t>(buffer.size());
     buffer.clear();
@@ -326,7 +369,11 @@ TokenFileHeader TokenFileWriter::finish() {
   state.buffer.resize(state.borders.size() * 8);
   if (!state.borders.empty()) std::memcpy(state.buffer.data(), state.borders.data(), state.buffer.size());
   state.flush();
-  state.header.content_hash = state.hash.value();
+  const std::vector<uint64_t> hashes = state.hasher.finish();
+  state.buffer.resize(hashes.size() * 8);
+  if (!hashes.empty()) std::memcpy(state.buffer.data(), hashes.data(), state.buffer.size());
+  state.header.content_hash = hash_of(state.header, state.buffer);
+  state.write();
   const HeaderBytes bytes = bytes_of(state.header);
   write_file(state.fd.get(), std::as_bytes(std::span(bytes)), 0, state.temporary);
   sync_file(state.fd.get(), state.temporary);

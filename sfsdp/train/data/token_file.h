@@ -6,12 +6,15 @@
 //
 // A shard, all numbers little-endian:
 //   byte 0    "SFSDPTOK"
-//        8    u32 version, 1          12  u32 bytes per id, 2 or 4
+//        8    u32 version, 2          12  u32 bytes per id, 2 or 4
 //       16    u64 ids                 24  u64 documents
 //       32    u64 vocab_size          40  u64 Tokenizer::hash()
-//       48    u64 XXH3 of all bytes from 64 on
+//       48    u64 XXH3 of this header without these 8 bytes, and of the hashes at the end
 //       56    u64 documents of the whole input before this shard's first
-//       64    the ids, then zeros up to a multiple of 8, then per document the u64 number of ids up to its end
+//       64    the ids, then zeros up to a multiple of 8, then per document the u64 number of ids up to its end, then
+//             per 65,536 bytes from 64 on (the last ones may be fewer) their u64 XXH3
+//
+// So a run that reads a few ids here and there checks each block once, when it first reads of it: no start hashes a terabyte.
 //
 // Neither BOS nor EOS is stored: a document's ids are those of its text alone, and packing adds what a run asks for. An
 // empty document has no ids, but a border.
@@ -24,10 +27,12 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/train/data/hashed_blocks.h"
+
 namespace sfsdp::train {
 
 inline constexpr std::string_view kTokenFileMagic = "SFSDPTOK";
-inline constexpr uint32_t kTokenFileVersion = 1;
+inline constexpr uint32_t kTokenFileVersion = 2;
 inline constexpr size_t kTokenFileHeaderBytes = 64;
 
 struct TokenFileHeader {
@@ -43,8 +48,8 @@ struct TokenFileHeader {
 // One shard, mapped. Read-only: may be read from several threads.
 class TokenFile {
  public:
-  // Opens and maps; reads the header and the last border, not the ids.
-  //   throws: UserError naming the file and what does not fit: magic, version, width, sizes
+  // Opens and maps; reads header, hashes and borders, not the ids.
+  //   throws: UserError naming the file and what does not fit: magic, version, width, sizes; a changed byte of what it reads
   static TokenFile open(const std::string& path);
   // Whether a file begins with the magic, so that other layouts can be told from it.
   static bool is_token_file(const std::string& path);
@@ -65,18 +70,22 @@ class TokenFile {
   int64_t document_at(int64_t position) const;
   // ids [begin, begin + ids.size()).  throws: UserError naming the position of an id that is not below vocab_size
   void read(int64_t begin, std::span<int32_t> ids) const;
-  // Hashes all content.  throws: UserError if it differs from the header's
+  // The hashes of ids and borders, for who reads the file by itself.
+  HashedBlocks blocks() const;
+  // Hashes all ids and borders.  throws: UserError naming the bytes that differ from what was written
   void verify() const;
 
  private:
   TokenFile() = default;
   uint64_t border(int64_t index) const;
+  void check_blocks(int64_t begin, int64_t end) const;
 
   std::string path_;
   TokenFileHeader header_;
   std::shared_ptr<const void> mapping_;
   const uint8_t* ids_ = nullptr;
   const uint8_t* borders_ = nullptr;
+  const uint8_t* hashes_ = nullptr;
   size_t file_bytes_ = 0;
 };
 

@@ -104,7 +104,10 @@ TokenPiece find_tokens(const std::string& path, TokenDtype flat_dtype) {
 
 TokenStore::TokenStore(std::string name, std::vector<TokenPiece> pieces, std::vector<int64_t> borders)
     : name_(std::move(name)), pieces_(std::move(pieces)), begins_{0}, borders_(std::move(borders)) {
-  for (const TokenPiece& piece : pieces_) begins_.push_back(begins_.back() + piece.tokens);
+  for (const TokenPiece& piece : pieces_) {
+    begins_.push_back(begins_.back() + piece.tokens);
+    checked_.emplace_back(piece.blocks.hashes.size());
+  }
   fds_.assign(pieces_.size(), -1);
   SFSDP_CHECK(borders_.empty() || (borders_.front() == 0 && borders_.back() == size() &&
                                    std::is_sorted(borders_.begin(), borders_.end())),
@@ -131,6 +134,7 @@ TokenStore::TokenStore(TokenStore&& other) noexcept
       in_memory_(std::move(other.in_memory_)),
       fds_(std::exchange(other.fds_, {})),
       open_(std::exchange(other.open_, {})),
+      checked_(std::move(other.checked_)),
       buffer_(std::move(other.buffer_)) {}
 
 void TokenStore::read(int64_t first, std::span<int32_t> ids, int64_t vocab_size) {
@@ -162,9 +166,25 @@ void TokenStore::read_piece(size_t piece, int64_t first, std::span<int32_t> ids,
 std::span<const uint8_t> TokenStore::bytes_of(size_t piece, int64_t begin, int64_t count) {
   const TokenPiece& p = pieces_[piece];
   if (p.file.empty()) return std::span(in_memory_).subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+  check_blocks(piece, p.offset + begin, p.offset + begin + count);
   buffer_.resize(static_cast<size_t>(count));
   read_at(open_file(piece), p.file, p.file_bytes, p.offset + begin, buffer_);
   return buffer_;
+}
+
+// Those that bytes [begin, end) of the piece's file lie in.
+void TokenStore::check_blocks(size_t piece, int64_t begin, int64_t end) {
+  const TokenPiece& p = pieces_[piece];
+  for (int64_t at = begin; at < end && !p.blocks.hashes.empty();) {
+    const auto block = static_cast<size_t>((at - p.blocks.begin) / kHashedBlockBytes);
+    const auto [from, to] = p.blocks.range(block);
+    at = to;
+    if (checked_[piece][block]) continue;
+    buffer_.resize(static_cast<size_t>(to - from));
+    read_at(open_file(piece), p.file, p.file_bytes, from, buffer_);
+    p.blocks.check(block, buffer_, p.file);
+    checked_[piece][block] = true;
+  }
 }
 
 int TokenStore::open_file(size_t piece) {

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/train/data/hashed_blocks.h"
+
 namespace sfsdp::train {
 
 enum class TokenDtype : uint8_t { UInt8 = 1, UInt16 = 2, UInt32 = 4 };  // the value is the width in bytes
@@ -23,6 +25,7 @@ struct TokenPiece {
   int64_t offset = 0;      // bytes before the first id
   int64_t tokens = 0;
   TokenDtype dtype = TokenDtype::UInt16;
+  HashedBlocks blocks = {};  // of files that have hashes: each block is checked when it is first read of
 };
 
 // State over time: at most kMaxOpen files are open, the ones opened last. For one thread at a time.
@@ -43,7 +46,8 @@ class TokenStore {
   std::span<const int64_t> borders() const { return borders_; }
 
   // Fills `ids` with tokens first .. first + ids.size() - 1 of the row.
-  //   throws: UserError naming file and position of an id that is not below vocab_size, or a file that changed
+  //   throws: UserError naming file and position of an id that is not below vocab_size, a damaged block, or a file that
+  //           changed
   void read(int64_t first, std::span<int32_t> ids, int64_t vocab_size);
 
   // Until the next read.
@@ -55,14 +59,16 @@ class TokenStore {
   void read_piece(size_t piece, int64_t first, std::span<int32_t> ids, int64_t vocab_size);
   std::span<const uint8_t> bytes_of(size_t piece, int64_t begin, int64_t count);
   int open_file(size_t piece);
+  void check_blocks(size_t piece, int64_t begin, int64_t end);
 
   std::string name_;
   std::vector<TokenPiece> pieces_;
   std::vector<int64_t> begins_;  // where each piece begins in the row, and the row's end
   std::vector<int64_t> borders_;
-  std::vector<uint8_t> in_memory_;  // the one piece's bytes, if it has no file
-  std::vector<int> fds_;            // of each piece; -1: closed
-  std::deque<size_t> open_;         // pieces with a file open, the oldest first
+  std::vector<uint8_t> in_memory_;          // the one piece's bytes, if it has no file
+  std::vector<int> fds_;                    // of each piece; -1: closed
+  std::deque<size_t> open_;                 // pieces with a file open, the oldest first
+  std::vector<std::vector<bool>> checked_;  // of each piece: which blocks are known to be whole
   std::vector<uint8_t> buffer_;
 };
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/data/tokenize.h"
 
 #include <doctest/doctest.h>
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 using testing::TemporaryFolder;
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer kTokenizer = Tokenizer::load(SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/llama3");
+  static const Tokenizer kTokenizer = Tokenizer::load(testing::source_dir() + "/tests/fixtures/tokenizers/llama3");
   return kTokenizer;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <vector>
 
@@ -18,27 +17,9 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Seven digits are more than a screen shows; whole numbers keep theirs.
-std::string number(double value) {
-  if (!std::isfinite(value)) return "null";
-  std::array<char, 64> text = {};
-  const bool whole = std::abs(value) < 9e15 && value == std::nearbyint(value);
-  std::snprintf(text.data(), text.size(), whole ? "%.0f" : "%.7g", value);
-  return text.data();
-}
-
-template <class Items, class Text>
-std::string list(const Items& items, const Text& text) {
-  std::string joined = "[";
-  for (const auto& item : items) {
-    if (joined.size() > 1) joined += ",";
-    joined += text(item);
-  }
-  return joined + "]";
-}
-
 std::string pairs_list(const std::vector<std::pair<std::string, std::string>>& pairs) {
-  return list(pairs, [](const auto& p) { return concat("[", json_quoted(p.first), ",", json_quoted(p.second), "]"); });
+  return page_list(pairs,
+                   [](const auto& p) { return concat("[", json_quoted(p.first), ",", json_quoted(p.second), "]"); });
 }
 
 double median(std::vector<double> values) {
@@ -56,7 +37,7 @@ std::vector<double> column(const std::vector<StepLine>& steps, Field field) {
   return values;
 }
 
-// Of the finite values; nan where there is none.
+// Adds the finite values; nan where there is none.
 double sum(const std::vector<StepLine>& steps, Field field) {
   double total = kNan;
   for (const StepLine& line : steps)
@@ -76,18 +57,18 @@ std::string figures(const RunFiles& run) {
   const double tps = median(column(steps, Field::Tps));
   const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
   const double mfu = start.peak_flops > 0 ? 100 * tps * start.flops_per_token / start.peak_flops : kNan;
-  return concat("{\"step\":", steps.empty() ? 0 : steps.back().step, ",\"loss\":", last ? number(loss) : "null",
-                ",\"validation\":", run.validations.empty() ? "null" : number(run.validations.back().loss),
-                ",\"tokens\":", steps.empty() ? "null" : number(steps.back()[Field::Tokens]),
-                ",\"seconds\":", number(seconds), ",\"tps\":", number(tps), ",\"mfu\":", number(mfu),
-                ",\"memory\":", number(memory), ",\"data\":", number(100 * sum(steps, Field::Data) / seconds),
-                ",\"exposed\":", number(100 * sum(steps, Field::Exposed) / seconds), "}");
+  return concat("{\"step\":", steps.empty() ? 0 : steps.back().step, ",\"loss\":", last ? page_number(loss) : "null",
+                ",\"validation\":", run.validations.empty() ? "null" : page_number(run.validations.back().loss),
+                ",\"tokens\":", steps.empty() ? "null" : page_number(steps.back()[Field::Tokens]),
+                ",\"seconds\":", page_number(seconds), ",\"tps\":", page_number(tps), ",\"mfu\":", page_number(mfu),
+                ",\"memory\":", page_number(memory), ",\"data\":", page_number(100 * sum(steps, Field::Data) / seconds),
+                ",\"exposed\":", page_number(100 * sum(steps, Field::Exposed) / seconds), "}");
 }
 
 // Columns, as a list for each field; least and most only where points stand for several steps.
 std::string curves(const std::vector<Point>& points, bool single) {
   const auto of_points = [&](const auto& value) {
-    return list(points, [&](const Point& p) { return number(value(p)); });
+    return page_list(points, [&](const Point& p) { return page_number(value(p)); });
   };
   std::string text =
       concat("\"first\":", of_points([](const Point& p) { return static_cast<double>(p.first); }),
@@ -121,26 +102,27 @@ std::vector<ValidationLine> every_nth(const std::vector<ValidationLine>& lines, 
 
 std::string run_json(const RunFiles& run, size_t limit) {
   const RunStart start = run.starts.empty() ? RunStart() : run.starts.back();
-  return concat("{\"name\":", json_quoted(run.name), ",\"figures\":", figures(run), ",\"steps\":", run.steps.size(),
-                ",\"starts\":", list(run.starts, [](const RunStart& s) { return std::to_string(s.first_step); }),
-                ",\"validations\":",
-                list(every_nth(run.validations, limit),
-                     [](const ValidationLine& v) { return concat("[", v.step, ",", number(v.loss), "]"); }),
-                ",\"planned\":",
-                list(start.planned_memory,
-                     [](const auto& p) { return concat("[", json_quoted(p.first), ",", number(p.second), "]"); }),
-                ",\"device\":", number(start.device_bytes), ",\"flopsPerToken\":", number(start.flops_per_token),
-                ",\"peakFlops\":", number(start.peak_flops), ",\"facts\":", pairs_list(start.facts),
-                ",\"config\":", pairs_list(start.config),
-                ",\"problems\":", list(run.problems, [](const std::string& text) { return json_quoted(text); }), ",\n",
-                curves(thinned(run.steps, limit), run.steps.size() <= limit), "}");
+  return concat(
+      "{\"name\":", json_quoted(run.name), ",\"figures\":", figures(run), ",\"steps\":", run.steps.size(),
+      ",\"starts\":", page_list(run.starts, [](const RunStart& s) { return std::to_string(s.first_step); }),
+      ",\"validations\":",
+      page_list(every_nth(run.validations, limit),
+                [](const ValidationLine& v) { return concat("[", v.step, ",", page_number(v.loss), "]"); }),
+      ",\"planned\":",
+      page_list(start.planned_memory,
+                [](const auto& p) { return concat("[", json_quoted(p.first), ",", page_number(p.second), "]"); }),
+      ",\"device\":", page_number(start.device_bytes), ",\"flopsPerToken\":", page_number(start.flops_per_token),
+      ",\"peakFlops\":", page_number(start.peak_flops), ",\"facts\":", pairs_list(start.facts),
+      ",\"config\":", pairs_list(start.config), ",\"problems\":", page_list(run.problems, json_quoted), ",\n",
+      curves(thinned(run.steps, limit), run.steps.size() <= limit), "}");
 }
 
 }  // namespace
 
 std::string run_report(std::span<const RunFiles> runs, size_t points) {
-  return fill_page(run_page(),
-                   concat("{\"runs\":", list(runs, [&](const RunFiles& run) { return run_json(run, points); }), "}"));
+  return html_page(
+      run_page(),
+      concat("{\"runs\":", page_list(runs, [&](const RunFiles& run) { return run_json(run, points); }), "}"));
 }
 
 }  // namespace sfsdp::train

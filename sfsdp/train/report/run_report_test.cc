@@ -26,7 +26,7 @@ RunFiles run_of(int64_t steps) {
 // What stands where the page has its data; the rest of the page is the same for all runs.
 nlohmann::json data_of(const std::string& page) {
   const std::string before = "const data =\n";
-  const size_t begin = page.find(before) + before.size(), end = page.find(";\nconst runs", begin);
+  const size_t begin = page.find(before) + before.size(), end = page.find(";\nconst $ =", begin);
   REQUIRE(end != std::string::npos);
   return nlohmann::json::parse(page.substr(begin, end - begin));
 }

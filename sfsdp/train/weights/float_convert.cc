@@ -74,6 +74,22 @@ int64_t convert_as(const std::byte* in, std::byte* out, size_t count) {
   return lost;
 }
 
+// Block by block, which takes vector instructions; then the place in the block that has one.
+template <class In>
+std::optional<int64_t> first_not_finite_of(std::span<const std::byte> in) {
+  constexpr size_t kSize = sizeof(typename In::Stored);
+  const size_t count = in.size() / kSize;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    typename In::Stored x[kBlock] = {};
+    std::memcpy(x, in.data() + begin * kSize, std::min(kBlock, count - begin) * kSize);
+    int32_t wrong = 0;
+    for (size_t i = 0; i < kBlock; ++i) wrong += static_cast<int32_t>(!(std::abs(In::widen(x[i])) <= In::kLargest));
+    for (size_t i = 0; i < kBlock && wrong > 0; ++i)
+      if (!(std::abs(In::widen(x[i])) <= In::kLargest)) return static_cast<int64_t>(begin + i);
+  }
+  return std::nullopt;
+}
+
 using Convert = int64_t (*)(const std::byte*, std::byte*, size_t);
 
 template <class In>
@@ -122,6 +138,14 @@ int64_t convert_floats(std::span<const std::byte> in, ir::DType in_dtype, std::s
     return 0;
   }
   return convert_of(in_dtype, out_dtype)(in.data(), out.data(), count);
+}
+
+std::optional<int64_t> first_not_finite(std::span<const std::byte> in, ir::DType dtype) {
+  SFSDP_CHECK(is_weight_dtype(dtype), ir::to_string(dtype));
+  if (dtype == ir::DType::f64) return first_not_finite_of<F64>(in);
+  if (dtype == ir::DType::f32) return first_not_finite_of<F32>(in);
+  if (dtype == ir::DType::bf16) return first_not_finite_of<BF16>(in);
+  return first_not_finite_of<F16>(in);
 }
 
 int64_t convert_transposed(std::span<const std::byte> in, ir::DType in_dtype, int64_t in_stride, int64_t rows,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "sfsdp/ir/type.h"
@@ -23,5 +24,9 @@ int64_t convert_floats(std::span<const std::byte> in, ir::DType in_dtype, std::s
 // `out` begin at the first element that is read and written.
 int64_t convert_transposed(std::span<const std::byte> in, ir::DType in_dtype, int64_t in_stride, int64_t rows,
                            int64_t columns, std::span<std::byte> out, ir::DType out_dtype, int64_t out_stride);
+
+// The index of the first element that is infinite or no number; none if all are finite.
+//   in:  any alignment
+std::optional<int64_t> first_not_finite(std::span<const std::byte> in, ir::DType dtype);
 
 }  // namespace sfsdp::train

@@ -43,6 +43,21 @@ std::vector<Block> blocks_of(Chunk range, int64_t columns) {
   return blocks;
 }
 
+// What `visit` returns, added up over pieces of these rectangles: as high as can be, of at most `capacity` elements.
+template <class Visit>
+int64_t sum_over_pieces(Chunk range, const Matrix& matrix, int64_t capacity, Visit visit) {
+  int64_t sum = 0;
+  for (const Block& block : blocks_of(range, matrix.columns)) {
+    const int64_t rows = std::min(block.rows, capacity);
+    const int64_t columns = std::min(block.columns, std::max<int64_t>(1, capacity / rows));
+    for (int64_t r = 0; r < block.rows; r += rows)
+      for (int64_t c = 0; c < block.columns; c += columns)
+        sum += visit(Block{block.row + r, std::min(rows, block.rows - r), block.column + c,
+                           std::min(columns, block.columns - c)});
+  }
+  return sum;
+}
+
 // Elements that are neighbours on both sides.
 struct Run {
   int64_t ours = 0, theirs = 0, count = 0;
@@ -74,6 +89,67 @@ void check_range(const std::vector<int64_t>& shape, Chunk range, size_t bytes, i
   SFSDP_CHECK(bytes == bytes_of(range.length, dtype), bytes, " bytes for ", range.length, " elements of ",
               ir::to_string(dtype));
 }
+
+class Importer {
+ public:
+  Importer(Chunk range, const HfRead& read, ir::DType their_dtype, std::span<std::byte> staging,
+           std::span<std::byte> ours, ir::DType our_dtype)
+      : range_(range),
+        read_(read),
+        their_dtype_(their_dtype),
+        staging_(staging),
+        capacity_(static_cast<int64_t>(staging.size()) / ir::size_in_bytes(their_dtype)),
+        ours_(ours),
+        our_dtype_(our_dtype) {
+    SFSDP_CHECK(capacity_ >= 1, "a staging buffer of ", staging.size(), " bytes");
+  }
+
+  int64_t copy(const Run& run) {
+    if (our_dtype_ == their_dtype_) {
+      fetch(run.theirs, part(ours_, range_.offset, run.ours, run.count, our_dtype_));
+      return 0;
+    }
+    int64_t lost = 0;
+    for (int64_t done = 0; done < run.count; done += capacity_) {
+      const int64_t count = std::min(capacity_, run.count - done);
+      const std::span<std::byte> staged = part(staging_, 0, 0, count, their_dtype_);
+      fetch(run.theirs + done, staged);
+      lost += convert_floats(staged, their_dtype_, part(ours_, range_.offset, run.ours + done, count, our_dtype_),
+                             our_dtype_);
+    }
+    return lost;
+  }
+
+  // A column of ours is a stretch of theirs, and whole columns are neighbours there.
+  int64_t transposed(const Matrix& matrix) {
+    return sum_over_pieces(range_, matrix, capacity_,
+                           [&](const Block& piece) { return copy_transposed(matrix, piece); });
+  }
+
+ private:
+  void fetch(int64_t element, std::span<std::byte> out) { read_(bytes_of(element, their_dtype_), out); }
+
+  int64_t copy_transposed(const Matrix& matrix, const Block& b) {
+    const int64_t first = b.column * matrix.rows + b.row;
+    if (b.rows == matrix.rows)
+      fetch(first, part(staging_, 0, 0, b.rows * b.columns, their_dtype_));
+    else
+      for (int64_t c = 0; c < b.columns; ++c)
+        fetch(first + c * matrix.rows, part(staging_, 0, c * b.rows, b.rows, their_dtype_));
+    const int64_t written = (b.rows - 1) * matrix.columns + b.columns;
+    return convert_transposed(
+        part(staging_, 0, 0, b.rows * b.columns, their_dtype_), their_dtype_, b.rows, b.columns, b.rows,
+        part(ours_, range_.offset, b.row * matrix.columns + b.column, written, our_dtype_), our_dtype_, matrix.columns);
+  }
+
+  Chunk range_;
+  const HfRead& read_;
+  ir::DType their_dtype_;
+  std::span<std::byte> staging_;
+  int64_t capacity_;  // elements of their dtype in the staging
+  std::span<std::byte> ours_;
+  ir::DType our_dtype_;
+};
 
 class Exporter {
  public:
@@ -122,16 +198,8 @@ class Exporter {
 
   // Pieces as high as can be: a column of ours is a stretch of theirs.
   int64_t transposed(const Matrix& matrix) {
-    int64_t lost = 0;
-    for (const Block& block : blocks_of(range_, matrix.columns)) {
-      const int64_t rows = std::min(block.rows, capacity_);
-      const int64_t columns = std::min(block.columns, std::max<int64_t>(1, capacity_ / rows));
-      for (int64_t r = 0; r < block.rows; r += rows)
-        for (int64_t c = 0; c < block.columns; c += columns)
-          lost += write_transposed(matrix, {block.row + r, std::min(rows, block.rows - r), block.column + c,
-                                            std::min(columns, block.columns - c)});
-    }
-    return lost;
+    return sum_over_pieces(range_, matrix, capacity_,
+                           [&](const Block& piece) { return write_transposed(matrix, piece); });
   }
 
  private:
@@ -189,30 +257,17 @@ std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64
   return shape;
 }
 
-int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range,
-                     std::span<const std::byte> theirs, ir::DType their_dtype, std::span<std::byte> ours,
+int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range, const HfRead& read,
+                     ir::DType their_dtype, std::span<std::byte> staging, std::span<std::byte> ours,
                      ir::DType our_dtype) {
   check_range(our_shape, range, ours.size(), our_dtype);
   if (range.length == 0) return 0;
+  Importer importer(range, read, their_dtype, staging, ours, our_dtype);
+  if (tensor.transform == HfTensor::None) return importer.copy({range.offset, range.offset, range.length});
   const Matrix matrix = matrix_of(our_shape);
-  SFSDP_CHECK(theirs.size() == bytes_of(matrix.rows * matrix.columns, their_dtype), theirs.size(), " bytes of ",
-              tensor.hf_name);
-  if (tensor.transform == HfTensor::None)
-    return convert_floats(part(theirs, 0, range.offset, range.length, their_dtype), their_dtype, ours, our_dtype);
+  if (tensor.transform == HfTensor::Transpose) return importer.transposed(matrix);
   int64_t lost = 0;
-  if (tensor.transform == HfTensor::PermuteHeads) {
-    for_each_row(tensor, matrix, range, [&](const Run& run) {
-      lost += convert_floats(part(theirs, 0, run.theirs, run.count, their_dtype), their_dtype,
-                             part(ours, range.offset, run.ours, run.count, our_dtype), our_dtype);
-    });
-    return lost;
-  }
-  for (const Block& b : blocks_of(range, matrix.columns)) {
-    const int64_t read = (b.columns - 1) * matrix.rows + b.rows, written = (b.rows - 1) * matrix.columns + b.columns;
-    lost += convert_transposed(
-        part(theirs, 0, b.column * matrix.rows + b.row, read, their_dtype), their_dtype, matrix.rows, b.columns, b.rows,
-        part(ours, range.offset, b.row * matrix.columns + b.column, written, our_dtype), our_dtype, matrix.columns);
-  }
+  for_each_row(tensor, matrix, range, [&](const Run& run) { lost += importer.copy(run); });
   return lost;
 }
 

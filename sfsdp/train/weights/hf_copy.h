@@ -18,12 +18,16 @@ namespace sfsdp::train {
 // The checkpoint's shape for a parameter of ours: reversed for Transpose.
 std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64_t>& our_shape);
 
-// Writes our elements `range`, in row-major order, into `ours`; allocates nothing that grows with the range.
+// Fills `out` with bytes [first, first + out.size()) of the checkpoint's tensor. What it throws ends the copy.
+using HfRead = std::function<void(uint64_t first, std::span<std::byte> out)>;
+
+// Writes our elements `range`, in row-major order, into `ours`; allocates nothing. Reads are as long as the staging allows.
 //   our_shape:  of the whole parameter
-//   theirs:     the whole tensor of the checkpoint, any alignment
+//   staging:    holds at least one element of their_dtype; 256 KiB stay in the cache. It is not touched where neither order
+//               nor dtype changes
 //   returns:    finite numbers that our dtype is too small for
-int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range,
-                     std::span<const std::byte> theirs, ir::DType their_dtype, std::span<std::byte> ours,
+int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range, const HfRead& read,
+                     ir::DType their_dtype, std::span<std::byte> staging, std::span<std::byte> ours,
                      ir::DType our_dtype);
 
 // Elements [first, …) of the checkpoint's tensor, in row-major order, in its dtype; the bytes last until it returns.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "sfsdp/train/weights/float_convert.h"
 
@@ -68,7 +69,13 @@ TEST_CASE("hf_copy: any range of a parameter comes from where the transform's ru
       if (trial == 0) a = 0, b = count;
       const Chunk range{std::min(a, b), std::abs(a - b)};
       std::vector<double> ours(static_cast<size_t>(range.length), -1);
-      CHECK(copy_from_hf(c.tensor, c.shape, range, bytes(theirs), ir::DType::f32, writable(ours), ir::DType::f64) == 0);
+      std::vector<std::byte> staging(static_cast<size_t>(4 << (trial % 13)));
+      const auto read = [&](uint64_t first, std::span<std::byte> out) {
+        REQUIRE(first + out.size() <= bytes(theirs).size());
+        REQUIRE(out.size() <= staging.size());
+        std::memcpy(out.data(), bytes(theirs).data() + first, out.size());
+      };
+      CHECK(copy_from_hf(c.tensor, c.shape, range, read, ir::DType::f32, staging, writable(ours), ir::DType::f64) == 0);
       for (int64_t i = 0; i < range.length; ++i)
         REQUIRE(ours[static_cast<size_t>(i)] ==
                 static_cast<double>(place_of(c.tensor, rows, columns, range.offset + i)));
@@ -121,6 +128,54 @@ TEST_CASE("hf_copy: stretches are as long as they can be") {
   CHECK(stretches(heads, {64, 8}, ir::DType::f32, 512) == 4);  // a head of 16 rows at a time
   CHECK(stretches(transpose, {64, 8}, ir::DType::f32, 2048) == 1);
   CHECK(stretches(transpose, {64, 8}, ir::DType::f32, 512) == 4);  // whole columns: neighbours there
+}
+
+TEST_CASE(
+    "hf_copy: of one dtype an import reads straight into the shard, and of a transposed matrix whole columns at once") {
+  const std::vector<float> theirs(64 * 8, 1);
+  const auto reads = [&](const HfTensor& tensor, ir::DType our_dtype, size_t staging_bytes) {
+    std::vector<std::byte> staging(staging_bytes),
+        ours(theirs.size() * static_cast<size_t>(ir::size_in_bytes(our_dtype)));
+    int64_t calls = 0;
+    const auto read = [&](uint64_t first, std::span<std::byte> out) {
+      ++calls;
+      std::memcpy(out.data(), bytes(theirs).data() + first, out.size());
+    };
+    copy_from_hf(tensor, {64, 8}, {0, 64 * 8}, read, ir::DType::f32, staging, ours, our_dtype);
+    return calls;
+  };
+  const HfTensor none{"t", HfTensor::None, 0, ""}, heads{"t", HfTensor::PermuteHeads, 4, ""},
+      transpose{"t", HfTensor::Transpose, 0, ""};
+  CHECK(reads(none, ir::DType::f32, 4) == 1);
+  CHECK(reads(none, ir::DType::bf16, 512) == 4);
+  CHECK(reads(heads, ir::DType::f32, 4) == 64);  // a row each
+  CHECK(reads(transpose, ir::DType::f32, 2048) == 1);
+  CHECK(reads(transpose, ir::DType::f32, 512) == 4);
+}
+
+TEST_CASE("float_convert: the first number that is none is found, in every dtype and wherever it stands") {
+  const auto first = [](const auto& values, ir::DType dtype) { return first_not_finite(bytes(values), dtype); };
+  for (const size_t at : {0, 1, 63, 64, 4095, 4096, 9999}) {
+    CAPTURE(at);
+    for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      std::vector<double> f64(10000, 1e308);
+      std::vector<float> f32(10000, -3e38F);
+      CHECK_FALSE(first(f64, ir::DType::f64));
+      CHECK_FALSE(first(f32, ir::DType::f32));
+      f64[at] = value;
+      f32[at] = static_cast<float>(value);
+      CHECK(first(f64, ir::DType::f64) == static_cast<int64_t>(at));
+      CHECK(first(f32, ir::DType::f32) == static_cast<int64_t>(at));
+    }
+    for (const auto& [dtype, largest, infinite] :
+         {std::tuple(ir::DType::bf16, 0x7f7f, 0x7f80), std::tuple(ir::DType::f16, 0x7bff, 0x7c00)})
+      for (const int bits : {infinite, infinite + 1, infinite | 0x8000}) {
+        std::vector<uint16_t> half(10000, static_cast<uint16_t>(largest));
+        CHECK_FALSE(first(half, dtype));
+        half[at] = static_cast<uint16_t>(bits);
+        CHECK(first(half, dtype) == static_cast<int64_t>(at));
+      }
+  }
 }
 
 TEST_CASE("float_convert: half precision rounds to nearest even, and what becomes infinite is counted") {

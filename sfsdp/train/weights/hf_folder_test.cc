@@ -50,7 +50,7 @@ void write_rank(HfFolderWriter& writer, int64_t ranks, int64_t rank) {
 
 float element(const TensorView& view, int64_t at) {
   float value = 0;
-  std::memcpy(&value, view.data.data() + 4 * at, 4);
+  view.read(static_cast<uint64_t>(4 * at), std::as_writable_bytes(std::span(&value, 1)));
   return value;
 }
 

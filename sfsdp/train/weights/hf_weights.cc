@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <set>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -32,25 +33,20 @@ void expect_floating(const TensorView& view, const std::string& file) {
                " are not supported, save the model as bfloat16 or float32"));
 }
 
-// Returns how many values became infinite in the parameter's dtype.
-int64_t copy_range(const TensorView& view, const HfTensor& place, const StoredTensor& t, Chunk range,
-                   std::span<std::byte> mine) {
-  const ir::DType dtype = capture::dtype_of(t.dtype);
-  if (place.transform != HfTensor::None || *view.dtype != dtype)
-    return copy_from_hf(place, t.global_shape, range, view.data, *view.dtype, mine, dtype);
-  view.read(static_cast<uint64_t>(range.offset * ir::size_in_bytes(dtype)), mine);
-  return 0;
-}
-
-// The same on all threads of this rank, each its part of the range.
+// On all threads of this rank, each its part of the range. Returns how many values became infinite in the parameter's dtype.
 int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const StoredTensor& t, Chunk range,
                         std::span<std::byte> mine) {
   constexpr int64_t kLeast = 1 << 18;  // elements: what a thread costs is 1 % of copying these
-  const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+  constexpr size_t kStaging = 256 << 10;
+  const ir::DType dtype = capture::dtype_of(t.dtype);
+  const int64_t element = ir::size_in_bytes(dtype);
+  const auto read = [&](uint64_t first, std::span<std::byte> out) { view.read(first, out); };
   std::atomic<int64_t> lost = 0;
   at::parallel_for(0, range.length, kLeast, [&](int64_t begin, int64_t end) {
     const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
-    lost += copy_range(view, place, t, {range.offset + begin, end - begin}, part);
+    std::vector<std::byte> staging(kStaging);
+    lost += copy_from_hf(place, t.global_shape, {range.offset + begin, end - begin}, read, *view.dtype, staging, part,
+                         dtype);
   });
   return lost;
 }
@@ -69,7 +65,7 @@ const TensorView& find_view(const SafetensorsCheckpoint& checkpoint, const HfTen
   return view ? *view : checkpoint.at(place.hf_name);  // throws
 }
 
-// Of the ranks that hold the same range, each writes a share of it.
+// Ranks that hold the same range write a share of it each.
 Chunk share_of_range(const Step& step, const StoredTensor& t, int64_t rank) {
   const Strategy& strategy = step.program().strategy();
   const AxisList axes = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
@@ -123,11 +119,19 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
                              at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
                              " by config.json; the two are not of one model"));
     expect_floating(view, checkpoint.file_of(view.name));
-    const int64_t lost = copy_on_threads(view, *place, t, step.range_of(t.name), bytes_of(state.at(t.name)));
+    const Chunk range = step.range_of(t.name);
+    const std::span<std::byte> mine = bytes_of(state.at(t.name));
+    const int64_t lost = copy_on_threads(view, *place, t, range, mine);
     if (lost > 0)
       throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                              " become infinite as ", t.dtype, ", which ", t.name,
                              " is stored in\n  expected values that it can hold; store the model in float32"));
+    if (const auto first = first_not_finite(mine, capture::dtype_of(t.dtype)))
+      throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name,
+                             " holds infinite values or no numbers, the first of them element ", range.offset + *first,
+                             " of ", t.name,
+                             "\n  expected finite numbers; the file is damaged, or the run that wrote it "
+                             "had diverged"));
   }
   expect_all_read(checkpoint, read, config);
   step.load_state_dict({});  // whole copies are gathered anew from what was written

@@ -13,10 +13,10 @@
 
 namespace sfsdp::train {
 
-// Copies this rank's part of every parameter into the step, converted to the parameter's dtype: straight from the mapped
-// files, no other bytes of them are read, and no memory is taken. Not a collective call. Optimizer state stays as it is.
-//   throws: UserError naming folder, tensor, expected and got: one is missing, has another shape or a dtype we lack, or is
-//           none of the model's (hf_unread.h)
+// Copies this rank's part of every parameter into the step, converted to the parameter's dtype. No other bytes of the
+// files are read, and each thread takes 256 KiB. Not a collective call. Optimizer state stays as it is.
+//   throws: UserError naming folder, tensor, expected and got: one is missing, has another shape or a dtype we lack, is none
+//           of the model's (hf_unread.h), or holds a value that is not finite; a file that is cut while it is read
 void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const HfConfig& config);
 
 // Name and shape of each parameter, in the program's order.

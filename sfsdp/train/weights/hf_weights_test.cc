@@ -23,6 +23,7 @@
 #include "sfsdp/models/registry.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/testing/tensor_bytes.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/hf_parameters.h"
@@ -266,8 +267,8 @@ void expect_checkpoint_equals(const SafetensorsCheckpoint& checkpoint,
     const TensorView& view = checkpoint.at(name);
     CHECK(at::IntArrayRef(view.shape) == value.sizes());
     const at::Tensor want = value.to(dtype).contiguous();
-    REQUIRE(view.data.size() == want.nbytes());
-    CHECK(std::memcmp(view.data.data(), want.const_data_ptr(), view.data.size()) == 0);
+    REQUIRE(view.bytes == want.nbytes());
+    CHECK(std::memcmp(testing::bytes_of(view).data(), want.const_data_ptr(), want.nbytes()) == 0);
   }
 }
 
@@ -279,8 +280,8 @@ void expect_trained_folder(const Fixture& fixture, const std::string& folder) {
   for (const auto& [name, want] : fixture.weights) {
     CAPTURE(name);
     const TensorView& view = checkpoint.at(name);
-    std::vector<float> values(view.data.size() / sizeof(float));
-    std::memcpy(values.data(), view.data.data(), view.data.size());
+    std::vector<float> values(view.bytes / sizeof(float));
+    view.read(0, std::as_writable_bytes(std::span(values)));
     const auto got = testing::fingerprint(name, {values.begin(), values.end()});
     const double root = std::sqrt(static_cast<double>(values.size()));
     CHECK(testing::difference(got, want) * want.norm <= weight_tolerance(fixture, name, 1e-5) * root);
@@ -403,6 +404,23 @@ TEST_CASE("hf_weights: weights that are no floating point numbers are refused, n
                                                   name, "\n  expected F16, BF16, F32 or F64")
                                                .c_str()),
                          UserError);
+  }
+}
+
+TEST_CASE(
+    "hf_weights: a number that is none, and a file that is cut while it is read, are errors that name the tensor") {
+  const Fixture fixture = testing::read_fixture("llama");
+  const Model model = make_model(fixture, data_parallel(init_device_mesh({{"dp_shard", 1}})), 1, false);
+  const testing::TemporaryFolder folder;
+  for (const float value : {0.0F, HUGE_VALF, std::nanf("")}) {
+    auto tensors = initial_weights(fixture);
+    for (auto& [name, t] : tensors) t = t.to(at::kHalf).clone().fill_(name == "model.norm.weight" ? value : 1.0F);
+    write(folder / "model.safetensors", safetensors(tensors));
+    const auto checkpoint = SafetensorsCheckpoint::open(folder.path());
+    if (value == 0) std::filesystem::resize_file(folder / "model.safetensors", 4096);
+    Step step(model.program, nullptr);
+    const char* says = value == 0 ? "its file has become shorter" : "norm.weight holds infinite values or no numbers";
+    CHECK_THROWS_WITH_AS(load_hf_weights(step, checkpoint, fixture.config), doctest::Contains(says), UserError);
   }
 }
 

@@ -2,7 +2,6 @@
 #include "sfsdp/train/weights/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -70,26 +69,6 @@ struct Entry {
   uint64_t begin = 0;
   uint64_t end = 0;
 };
-
-// Rules 1 to 3 and 5; 4 and 6 are parse_json's. The header text, without the blanks that pad it.
-std::string_view header_of(std::span<const std::byte> bytes, const std::string& path) {
-  if (bytes.size() < 8) refuse(path, concat(bytes.size(), " bytes"), "a safetensors file of at least 8 bytes");
-  uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), 8);
-  if (length > kMaxHeaderBytes)
-    refuse(path, concat("a header of ", length, " bytes"), concat("at most ", kMaxHeaderBytes, "; is it safetensors?"));
-  if (length > bytes.size() - 8)
-    refuse(path, concat("a header of ", length, " bytes in a file of ", bytes.size()),
-           "the whole header in the file; is it cut off?");
-  std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<size_t>(length));
-  if (!is_utf8(text)) refuse(path, "the header is not UTF-8", "valid UTF-8");
-  if (text.empty() || text.front() != '{')
-    refuse(path, text.empty() ? "an empty header" : "a header starting with " + quote_safe(text.substr(0, 1)), "a {");
-  while (text.back() == ' ') text.remove_suffix(1);
-  if (text.back() != '}')
-    refuse(path, "a header ending in " + quote_safe(text.substr(text.size() - 1)), "a }, and only blanks after it");
-  return text;
-}
 
 uint64_t read_offset(const JsonValue& value, const std::string& where, std::string_view what) {
   const auto* number = value.as<uint64_t>();
@@ -189,64 +168,70 @@ std::string_view safetensors_name(ir::DType dtype) {
 
 // --- one file ---
 
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not block us
-  if (fd < 0) refuse(path, std::string("cannot be opened: ") + std::strerror(errno), "a readable safetensors file");
+namespace {
+
+// A regular file and its size.
+Fd open_regular(const std::string& path, uint64_t& bytes) {
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
+  if (!file) refuse(path, std::string("cannot be opened: ") + std::strerror(errno), "a readable safetensors file");
   struct stat info {};
-  std::string error;
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    error = "is no regular file";
-  } else if (info.st_size > 0) {
-    void* mapped = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-    if (mapped == MAP_FAILED) {
-      error = std::string("cannot be mapped: ") + std::strerror(errno);
-    } else {
-      data_ = static_cast<const std::byte*>(mapped);
-      size_ = static_cast<size_t>(info.st_size);
-    }
-  }
-  fd_ = fd;
-  if (error.empty()) return;
-  ::close(fd);
-  refuse(path, error, "a readable safetensors file");
+  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    refuse(path, "is no regular file", "a readable safetensors file");
+  bytes = static_cast<uint64_t>(info.st_size);
+  return file;
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
-  if (fd_ >= 0) ::close(fd_);
-}
-
-void TensorView::read(uint64_t first, std::span<std::byte> out) const {
-  SFSDP_CHECK(first + out.size() <= data.size(), first, " + ", out.size(), " of ", data.size(), " bytes of ", name);
+void read_at(int file, uint64_t offset, std::span<std::byte> out, const std::string& where) {
   for (size_t done = 0; done < out.size();) {
-    const ssize_t got = ::pread(file, out.data() + done, out.size() - done, static_cast<off_t>(offset + first + done));
+    const ssize_t got = ::pread(file, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0)
-      refuse("tensor " + quote_safe(name), got < 0 ? std::strerror(errno) : "its file has become shorter",
+      refuse(where, got < 0 ? std::strerror(errno) : "its file has become shorter",
              "a safetensors file that stays as it is while it is read");
     done += static_cast<size_t>(got);
   }
 }
 
+// Rules 1 and 2: the header's bytes.
+std::string header_of(int file, uint64_t file_bytes, const std::string& path) {
+  if (file_bytes < 8) refuse(path, concat(file_bytes, " bytes"), "a safetensors file of at least 8 bytes");
+  uint64_t length = 0;
+  read_at(file, 0, std::as_writable_bytes(std::span(&length, 1)), path);
+  if (length > kMaxHeaderBytes)
+    refuse(path, concat("a header of ", length, " bytes"), concat("at most ", kMaxHeaderBytes, "; is it safetensors?"));
+  if (length > file_bytes - 8)
+    refuse(path, concat("a header of ", length, " bytes in a file of ", file_bytes),
+           "the whole header in the file; is it cut off?");
+  std::string text(static_cast<size_t>(length), '\0');
+  read_at(file, 8, std::as_writable_bytes(std::span(text)), path);
+  return text;
+}
+
+// Rules 3 and 5; 4 and 6 are parse_json's. The header without the blanks that pad it.
+std::string_view without_padding(std::string_view text, const std::string& path) {
+  if (!is_utf8(text)) refuse(path, "the header is not UTF-8", "valid UTF-8");
+  if (text.empty() || text.front() != '{')
+    refuse(path, text.empty() ? "an empty header" : "a header starting with " + quote_safe(text.substr(0, 1)), "a {");
+  while (text.back() == ' ') text.remove_suffix(1);
+  if (text.back() != '}')
+    refuse(path, "a header ending in " + quote_safe(text.substr(text.size() - 1)), "a }, and only blanks after it");
+  return text;
+}
+
+}  // namespace
+
+void TensorView::read(uint64_t first, std::span<std::byte> out) const {
+  SFSDP_CHECK(first <= bytes && out.size() <= bytes - first, first, " + ", out.size(), " of ", bytes, " bytes of ",
+              name);
+  read_at(file, offset + first, out, "tensor " + quote_safe(name));
+}
+
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  SafetensorsFile file(path, MappedFile(path));
-  const std::span<const std::byte> bytes = file.file_.bytes();
-  const std::string_view text = header_of(bytes, path);
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, bytes.data(), 8);  // checked by header_of
-  const std::span<const std::byte> data = bytes.subspan(8 + static_cast<size_t>(header_bytes));
+  uint64_t file_bytes = 0;
+  SafetensorsFile file(path, open_regular(path, file_bytes));
+  const std::string header_text = header_of(file.file_.get(), file_bytes, path);
+  const std::string_view text = without_padding(header_text, path);
+  const uint64_t data_begin = 8 + header_text.size();
 
   const JsonValue header = parse_json(text, path, {kMaxDepth, JsonLimits{}.max_values});
   const auto* members = header.as<JsonObject>();
@@ -265,13 +250,13 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });
-  check_layout(entries, data.size(), path);
+  check_layout(entries, file_bytes - data_begin, path);
 
   for (Entry& entry : entries) {
     file.index_.emplace(entry.name, file.tensors_.size());
     file.tensors_.push_back({std::move(entry.name), std::string(entry.dtype->name), entry.dtype->dtype,
-                             std::move(entry.shape), data.subspan(entry.begin, entry.end - entry.begin),
-                             file.file_.descriptor(), 8 + header_bytes + entry.begin});
+                             std::move(entry.shape), entry.end - entry.begin, file.file_.get(),
+                             data_begin + entry.begin});
   }
   return file;
 }
@@ -343,7 +328,7 @@ void SafetensorsCheckpoint::open_index(const std::string& index_path) {
     const TensorView* tensor = files_[position].find(name);
     if (!tensor)
       refuse(index_path, "tensor " + quote_safe(name) + " is not in " + quote_safe(file), "the file to hold it");
-    sum += tensor->data.size();
+    sum += tensor->bytes;
     places_.emplace(name, Place{position, tensor});
   }
   if (const auto total = read_total_size(index, index_path); total && *total != sum)

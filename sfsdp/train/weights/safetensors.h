@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reads safetensors files and Hugging Face checkpoint folders, mapped into memory. Fails closed: a file that breaks any
-// rule of the format is refused before one of its tensors can be seen.
+// Reads safetensors files and Hugging Face checkpoint folders. Fails closed: a file that breaks any rule of the format is
+// refused before one of its tensors can be seen. Files are read with pread and never mapped: one that is cut while it is
+// read is an error that names the tensor, where a mapping would end the process with SIGBUS.
 // Source: safetensors README and tensor.rs.
 #pragma once
 
@@ -11,26 +12,26 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "sfsdp/base/fd.h"
 #include "sfsdp/ir/type.h"
 
 namespace sfsdp::train {
 
-// One tensor of a file: little endian, C order, packed. `data` lives as long as the SafetensorsFile it came from and may
-// start at any address: copy the bytes, do not cast the pointer.
+// One tensor of a file: little endian, C order, packed. Read while the SafetensorsFile it came from lives.
 struct TensorView {
   std::string name;
   std::string dtype_name;          // as in the file: "BF16"
   std::optional<ir::DType> dtype;  // none for what the format knows and we do not: U16, U32, U64, F4, F6, F8_E8M0, ...
   std::vector<int64_t> shape;      // rank 0 is one element
-  std::span<const std::byte> data;
-  int file = -1;        // a descriptor that the SafetensorsFile owns
-  uint64_t offset = 0;  // of `data` in it
+  uint64_t bytes = 0;              // of all elements
+  int file = -1;                   // a descriptor that the SafetensorsFile owns
+  uint64_t offset = 0;             // of the first byte in it
 
-  // Copies data[first, first + out.size()) by a read of the file: from the page cache in 80 % of the time that the mapping
-  // takes, whose pages are faults, and a file cut off meanwhile is an error.
-  //   throws: UserError naming the tensor
+  // Copies the tensor's bytes [first, first + out.size()). From any thread.
+  //   throws: UserError naming the tensor, also where the file has become shorter
   void read(uint64_t first, std::span<std::byte> out) const;
 };
 
@@ -38,26 +39,6 @@ struct TensorView {
 std::optional<ir::DType> dtype_of_safetensors(std::string_view name);
 // bf16 -> "BF16".
 std::string_view safetensors_name(ir::DType dtype);
-
-// A read-only mapping of a regular file. Move-only. Shortening the file while it is mapped is fatal (SIGBUS), as with
-// every mapping: writers must replace files by rename.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);  // throws: UserError; no file, no regular file, no memory
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
-
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
-  int descriptor() const { return fd_; }
-
- private:
-  int fd_ = -1;
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 class SafetensorsFile {
  public:
@@ -70,10 +51,10 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  SafetensorsFile(std::string path, MappedFile file) : path_(std::move(path)), file_(std::move(file)) {}
+  SafetensorsFile(std::string path, Fd file) : path_(std::move(path)), file_(std::move(file)) {}
 
   std::string path_;
-  MappedFile file_;
+  Fd file_;
   std::vector<TensorView> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
   std::map<std::string, std::string> metadata_;

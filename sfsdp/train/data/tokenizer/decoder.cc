@@ -115,8 +115,7 @@ void Decoder::add(const Field& field, int depth) {
     field.allow_only({});
     steps_.emplace_back(Fuse{});
   } else if (name == "Replace") {
-    field.allow_only({"pattern", "content"});
-    steps_.emplace_back(Replace{parse_pattern(field.at("pattern")), field.at("content").text()});
+    steps_.emplace_back(Replace(field));
   } else if (name == "Strip") {
     field.allow_only({"content", "start", "stop"});
     const Field content = field.at("content");
@@ -130,6 +129,7 @@ void Decoder::add(const Field& field, int depth) {
 
 std::string Decoder::decode(std::vector<std::string> tokens, MatchMemory& memory) const {
   if (!is_given_) return joined(tokens, " ");
+  const size_t longest = longest_from(joined(tokens, "").size());
   for (const Step& step : steps_) {
     if (std::get_if<ByteLevel>(&step)) {
       tokens = {from_bytes(tokens)};
@@ -138,7 +138,11 @@ std::string Decoder::decode(std::vector<std::string> tokens, MatchMemory& memory
     } else if (std::get_if<Fuse>(&step)) {
       tokens = {joined(tokens, "")};
     } else if (const auto* replace = std::get_if<Replace>(&step)) {
-      for (std::string& token : tokens) token = replace_all(replace->pattern, token, replace->with, memory);
+      size_t left = longest;  // of all tokens together
+      for (std::string& token : tokens) {
+        token = replace->apply(token, left, memory);
+        left -= token.size();
+      }
     } else {
       const auto& cut = std::get<Strip>(step);
       for (std::string& token : tokens) strip(token, cut.character, cut.start, cut.stop);

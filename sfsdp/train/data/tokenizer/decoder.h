@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sfsdp/train/data/tokenizer/fields.h"
+#include "sfsdp/train/data/tokenizer/normalizer.h"
 #include "sfsdp/train/data/tokenizer/pattern.h"
 
 namespace sfsdp::train::tokenizer {
@@ -17,16 +18,13 @@ namespace sfsdp::train::tokenizer {
 class Decoder {
  public:
   static Decoder parse(const Field& field);
+  //   throws: UserError naming the rule that makes the text longer than longest_from() allows
   std::string decode(std::vector<std::string> tokens, MatchMemory& memory) const;
 
  private:
   struct ByteLevel {};
   struct ByteFallback {};
   struct Fuse {};
-  struct Replace {
-    Pattern pattern;
-    std::string with;
-  };
   struct Strip {
     std::string character;
     uint64_t start, stop;

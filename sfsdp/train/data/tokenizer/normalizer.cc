@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/data/tokenizer/normalizer.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/train/data/tokenizer/utf8.h"
 
 namespace sfsdp::train::tokenizer {
@@ -25,21 +28,41 @@ Pattern parse_pattern(const Field& field) {
   field.allow_only({"String", "Regex"});
   if (const auto text = field.find("String")) {
     if (text->text().empty()) text->refuse("a text that is not empty");
-    return Pattern::literal(text->text(), text->where());
+    return Pattern::literal(text->text());
   }
   const Field pattern = field.at("Regex");
   return Pattern::compile(pattern.text(), pattern.where());
 }
 
-std::string replace_all(const Pattern& pattern, std::string_view text, std::string_view with, MatchMemory& memory) {
+size_t longest_from(size_t bytes) {
+  constexpr size_t kTimes = 16, kShort = 1024, kMost = size_t{4} << 30;  // four times the longest document
+  return std::min(kTimes * bytes + kShort, std::max(bytes, kMost));
+}
+
+Replace::Replace(const Field& field)
+    : pattern_(parse_pattern(field.at("pattern"))),
+      with_(field.at("content").text()),
+      where_(field.at("content").where()) {
+  field.allow_only({"pattern", "content"});
+}
+
+std::string Replace::apply(std::string_view text, size_t longest, MatchMemory& memory) const {
   std::string out;
+  const auto append = [&](std::string_view part) {
+    if (part.size() > longest - out.size())
+      throw UserError(concat(where_, ": this rule makes a text longer than ", longest,
+                             " bytes\n  expected rules that make a text at most 16 times as long, and 4 GiB in all"));
+    out.append(part);
+  };
   size_t done = 0;
-  Matches matches(pattern, text, memory);
+  Matches matches(pattern_, text, memory);
   while (const auto match = matches.next()) {
-    out.append(text, done, match->begin - done).append(with);
+    append(text.substr(done, match->begin - done));
+    append(with_);
     done = match->end;
   }
-  return out.append(text, done);
+  append(text.substr(done));
+  return out;
 }
 
 Normalizer Normalizer::parse(const Field& field) {
@@ -70,14 +93,14 @@ void Normalizer::add(const Field& field, int depth) {
     field.allow_only({"prepend"});
     steps_.emplace_back(Prepend{field.at("prepend").text()});
   } else if (name == "Replace") {
-    field.allow_only({"pattern", "content"});
-    steps_.emplace_back(Replace{parse_pattern(field.at("pattern")), field.at("content").text()});
+    steps_.emplace_back(Replace(field));
   } else {
     type.refuse("NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, Replace or Sequence");
   }
 }
 
 void Normalizer::apply(std::string& text, MatchMemory& memory) const {
+  const size_t longest = longest_from(text.size());
   const Overloaded apply_step = {
       [&](NormalForm form) { normalise(text, form); },
       [&](const Lowercase&) { lower_case(text); },
@@ -88,7 +111,7 @@ void Normalizer::apply(std::string& text, MatchMemory& memory) const {
       [&](const Prepend& step) {
         if (!text.empty()) text.insert(0, step.text);
       },
-      [&](const Replace& step) { text = replace_all(step.pattern, text, step.with, memory); },
+      [&](const Replace& step) { text = step.apply(text, longest, memory); },
   };
   for (const Step& step : steps_) std::visit(apply_step, step);
 }

@@ -12,6 +12,22 @@
 
 namespace sfsdp::train::tokenizer {
 
+// How long rules may make a text of `bytes`. Rules that are in use make it three times as long, where each blank becomes
+// U+2581; the longest compatibility decomposition 11 times. What doubles the text again and again ends here.
+size_t longest_from(size_t bytes);
+
+// {"type": "Replace", "pattern", "content"}, of a normalizer or a decoder.
+class Replace {
+ public:
+  explicit Replace(const Field& field);
+  //   throws: UserError naming the rule where the result would be longer than `longest`
+  std::string apply(std::string_view text, size_t longest, MatchMemory& memory) const;
+
+ private:
+  Pattern pattern_;
+  std::string with_, where_;
+};
+
 // What happens to text before it is cut: `normalizer` of a tokenizer.json.
 //   known: NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, Replace, Sequence
 class Normalizer {
@@ -19,6 +35,7 @@ class Normalizer {
   static Normalizer parse(const Field& field);
 
   bool is_empty() const { return steps_.empty(); }
+  //   throws: UserError naming the rule that makes the text longer than longest_from() allows
   void apply(std::string& text, MatchMemory& memory) const;
 
  private:
@@ -29,10 +46,6 @@ class Normalizer {
   struct Prepend {
     std::string text;
   };
-  struct Replace {
-    Pattern pattern;
-    std::string with;
-  };
   using Step = std::variant<NormalForm, Lowercase, Strip, Prepend, Replace>;
 
   void add(const Field& field, int depth);
@@ -42,6 +55,5 @@ class Normalizer {
 
 // {"String": s} or {"Regex": r}, as patterns stand in a tokenizer.json.
 Pattern parse_pattern(const Field& field);
-std::string replace_all(const Pattern& pattern, std::string_view text, std::string_view with, MatchMemory& memory);
 
 }  // namespace sfsdp::train::tokenizer

@@ -1,52 +1,111 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "sfsdp/train/data/tokenizer/pattern.h"
 
-#include <pcre2.h>
+#include <oniguruma.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <new>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
-#include "sfsdp/train/data/tokenizer/pattern_syntax.h"
 #include "sfsdp/train/data/tokenizer/unicode.h"
 #include "sfsdp/train/data/tokenizer/utf8.h"
 
 namespace sfsdp::train::tokenizer {
 namespace {
 
-// Groups that repeat push a frame per turn; what does not fit into the stack is matched again on the heap.
-constexpr size_t kFirstStack = 64 << 10, kMostStack = 64 << 20;
-constexpr uint32_t kMostHeapKiB = 1 << 20;
-// A well-known pattern takes a few steps per byte. One that goes back and forth takes n^2 or 2^n: that ends here.
-constexpr uint64_t kLeastSteps = 10'000'000, kStepsPerByte = 20;
+constexpr size_t kMostBytes = 1 << 16;
+// A well-known pattern goes back a few times per byte. One that does so n^2 or 2^n times ends here.
+constexpr size_t kLeastRetries = 10'000'000, kRetriesPerByte = 20;
+// A place to go back to takes 56 bytes; a group that repeats leaves two of them per turn.
+constexpr size_t kLeastPlaces = 1 << 20, kPlacesPerByte = 4;
 
-std::string message_of(int error) {
-  std::array<PCRE2_UCHAR, 256> text{};
-  pcre2_get_error_message(error, text.data(), text.size());
+const OnigUChar* bytes_of(std::string_view text) { return reinterpret_cast<const OnigUChar*>(text.data()); }
+
+std::string message_of(int error, OnigErrorInfo* info = nullptr) {
+  std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN + 1> text{};
+  onig_error_code_to_str(text.data(), error, info);
   return reinterpret_cast<const char*>(text.data());
+}
+
+void initialise() {
+  static const int kDone = [] {
+    OnigEncoding encodings[] = {ONIG_ENCODING_UTF8};
+    return onig_initialize(encodings, 1);
+  }();
+  SFSDP_CHECK(kDone == ONIG_NORMAL, message_of(kDone));
+}
+
+// The character at `at` as a pattern has it, \x{41} and \u0041 too; moves on to what follows.
+//   plain: cleared where it is written with a \ before it
+uint32_t take_char(std::string_view pattern, size_t& at, bool& plain) {
+  plain = pattern[at] != '\\' || at + 1 == pattern.size();
+  if (!plain) {
+    const std::string_view rest = pattern.substr(at + 1);
+    const size_t skipped = rest.starts_with("x{") ? 2 : rest.starts_with('x') || rest.starts_with('u') ? 1 : 0;
+    const size_t digits = std::min<size_t>(rest.size(), skipped + (rest[0] == 'u' ? 4 : skipped == 2 ? 8 : 2));
+    uint32_t c = 0;
+    const auto read = std::from_chars(rest.data() + skipped, rest.data() + digits, c, 16);
+    if (skipped > 0 && read.ec == std::errc()) {
+      at += 1 + static_cast<size_t>(read.ptr - rest.data());
+      if (skipped == 2 && at < pattern.size() && pattern[at] == '}') ++at;
+      return c;
+    }
+    ++at;
+  }
+  const uint32_t c = utf8_at(pattern, at);
+  at += utf8_length(pattern[at]);
+  return c;
+}
+
+// Oniguruma's tables are older than those of the library `tokenizers`: older characters stand for newer ones in the text
+// (unicode.h), so no character or range of a pattern may tell them apart.
+void check_characters(std::string_view pattern, const std::string& where) {
+  std::optional<uint32_t> first;  // of what may be a range
+  bool has_dash = false;
+  for (size_t at = 0; at < pattern.size();) {
+    const size_t begin = at;
+    bool plain = true;
+    const uint32_t c = take_char(pattern, at, plain);
+    if (plain && c == '-' && first && !has_dash) {
+      has_dash = true;
+      continue;
+    }
+    if (!keeps_new_characters_together(has_dash ? std::min(*first, c) : c, c))
+      throw UserError(
+          concat(where, ": pattern ", quote_safe(pattern), ": byte ", begin,
+                 ": a character or range that tells apart characters newer than Unicode 14\n  expected one that "
+                 "does not"));
+    first = c;
+    has_dash = false;
+  }
+}
+
+// In the library's Oniguruma, 6.9.10, [:punct:] has all symbols too, in 6.9.8 nine of them.
+std::string with_symbols(std::string_view pattern) {
+  constexpr std::string_view kPunct = "[:punct:]";
+  std::string out(pattern);
+  for (size_t at = out.find(kPunct); at != std::string::npos; at = out.find(kPunct, at))
+    out.replace(at, kPunct.size(), R"(\p{P}\p{S})");
+  return out;
 }
 
 }  // namespace
 
 struct MatchMemory::State {
-  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-  pcre2_match_context* context = pcre2_match_context_create(nullptr);
-  pcre2_jit_stack* stack = pcre2_jit_stack_create(kFirstStack, kMostStack, nullptr);
+  OnigRegion* region = onig_region_new();
+  OnigMatchParam* limits = onig_new_match_param();
 
   State() {
-    if (!data || !context || !stack) throw std::bad_alloc();
-    pcre2_jit_stack_assign(context, nullptr, stack);
-    pcre2_set_heap_limit(context, kMostHeapKiB);
+    if (!region || !limits) throw std::bad_alloc();
   }
   ~State() {
-    pcre2_match_data_free(data);
-    pcre2_match_context_free(context);
-    pcre2_jit_stack_free(stack);
+    onig_region_free(region, 1);
+    onig_free_match_param(limits);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -56,48 +115,37 @@ MatchMemory::MatchMemory() : state_(std::make_unique<State>()) {}
 MatchMemory::~MatchMemory() = default;
 
 struct Pattern::State {
-  pcre2_code* code = nullptr;
-  bool has_jit = false;
-  bool reads_categories = false;
-  std::string where;
+  regex_t* code = nullptr;  // nullptr: `literal` is matched
+  std::string literal, where;
 
   State() = default;
-  ~State() { pcre2_code_free(code); }
+  ~State() { onig_free(code); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-
-  // given: what the message shows
-  void compile(const std::string& text, std::string_view given) {
-    const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
-        pcre2_compile_context_create(nullptr), &pcre2_compile_context_free);
-    if (!context) throw std::bad_alloc();
-    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-    int error = 0;
-    PCRE2_SIZE place = 0;
-    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &place,
-                         context.get());
-    if (!code)
-      throw UserError(concat(where, ": pattern ", quote_safe(given),
-                             "\n  expected one that PCRE2 takes; it says: ", message_of(error)));
-    has_jit = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
-  }
 };
 
 Pattern Pattern::compile(std::string_view pattern, const std::string& where) {
-  TranslatedPattern translated = translate_pattern(pattern, where);
+  if (pattern.size() > kMostBytes)
+    throw UserError(concat(where, ": a pattern of ", pattern.size(), " bytes\n  expected at most ", kMostBytes));
+  check_characters(pattern, where);
+  initialise();
   auto state = std::make_shared<State>();
   state->where = where;
-  state->reads_categories = translated.reads_categories;
-  state->compile(translated.text, pattern);
+  OnigErrorInfo info{};
+  const std::string given = with_symbols(pattern);
+  const int error = onig_new(&state->code, bytes_of(given), bytes_of(given) + given.size(), ONIG_OPTION_NONE,
+                             ONIG_ENCODING_UTF8, ONIG_SYNTAX_RUBY, &info);
+  if (error != ONIG_NORMAL)
+    throw UserError(concat(where, ": pattern ", quote_safe(pattern),
+                           "\n  expected one that Oniguruma takes; it says: ", message_of(error, &info)));
   Pattern result;
   result.state_ = std::move(state);
   return result;
 }
 
-Pattern Pattern::literal(std::string_view text, const std::string& where) {
+Pattern Pattern::literal(std::string_view text) {
   auto state = std::make_shared<State>();
-  state->where = where;
-  state->compile(quote_pattern(text), text);
+  state->literal = text;
   Pattern result;
   result.state_ = std::move(state);
   return result;
@@ -105,34 +153,43 @@ Pattern Pattern::literal(std::string_view text, const std::string& where) {
 
 Matches::Matches(const Pattern& pattern, std::string_view text, MatchMemory& memory)
     : pattern_(*pattern.state_), memory_(*memory.state_), text_(text) {
-  if (pattern_.reads_categories && replace_new_characters(text, replaced_)) text_ = replaced_;
-  const uint64_t steps = std::max<uint64_t>(kLeastSteps, kStepsPerByte * text.size());
-  pcre2_set_match_limit(memory_.context, static_cast<uint32_t>(std::min<uint64_t>(steps, UINT32_MAX)));
+  if (!pattern_.code) return;
+  if (replace_new_characters(text, replaced_)) text_ = replaced_;
+  const size_t retries = std::max(kLeastRetries, kRetriesPerByte * text.size());
+  onig_set_retry_limit_in_match_of_match_param(memory_.limits, retries);
+  onig_set_retry_limit_in_search_of_match_param(memory_.limits, retries);
+  const size_t places = std::min<size_t>(std::max(kLeastPlaces, kPlacesPerByte * text.size()), 1U << 31);
+  onig_set_match_stack_limit_size_of_match_param(memory_.limits, static_cast<unsigned>(places));
+}
+
+std::optional<Matches::Range> Matches::search() {
+  if (!pattern_.code) {
+    const size_t found = text_.find(pattern_.literal, from_);
+    if (found == std::string_view::npos) return std::nullopt;
+    return Range{found, found + pattern_.literal.size()};
+  }
+  const OnigUChar *begin = bytes_of(text_), *end = begin + text_.size();
+  const int found = onig_search_with_param(pattern_.code, begin, end, begin + from_, end, memory_.region,
+                                           ONIG_OPTION_NONE, memory_.limits);
+  if (found == ONIG_MISMATCH) return std::nullopt;
+  if (found < 0)
+    throw UserError(
+        concat(pattern_.where, ": the pattern cannot be matched at byte ", from_, " of a text of ", text_.size(),
+               " bytes: ", message_of(found),
+               "\n  expected a pattern whose time grows with the text; shorten the text or mend the pattern"));
+  return Range{static_cast<size_t>(memory_.region->beg[0]), static_cast<size_t>(memory_.region->end[0])};
 }
 
 std::optional<Matches::Range> Matches::next() {
-  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
   while (from_ <= text_.size()) {
-    int found = PCRE2_ERROR_JIT_STACKLIMIT;
-    if (pattern_.has_jit)
-      found = pcre2_jit_match(pattern_.code, subject, text_.size(), from_, 0, memory_.data, memory_.context);
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-      found = pcre2_match(pattern_.code, subject, text_.size(), from_, PCRE2_NO_JIT | PCRE2_NO_UTF_CHECK, memory_.data,
-                          memory_.context);
-    if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
-    if (found < 0)
-      throw UserError(
-          concat(pattern_.where, ": the pattern cannot be matched at byte ", from_, " of a text of ", text_.size(),
-                 " bytes: ", message_of(found),
-                 "\n  expected a pattern whose time grows with the text; shorten the text or mend the pattern"));
-    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(memory_.data);
-    const Range range = {ends[0], ends[1]};
-    if (range.begin == range.end && last_end_ == range.end) {
+    const std::optional<Range> range = search();
+    if (!range) return std::nullopt;
+    if (range->begin == range->end && last_end_ == range->end) {
       from_ += from_ < text_.size() ? utf8_length(text_[from_]) : 1;
       continue;
     }
-    from_ = range.end;
-    last_end_ = range.end;
+    from_ = range->end;
+    last_end_ = range->end;
     return range;
   }
   return std::nullopt;

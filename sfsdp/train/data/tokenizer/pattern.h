@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Patterns of a tokenizer.json, matched by PCRE2 as the library that they were written for matches them.
+// Patterns of a tokenizer.json, matched by Oniguruma as in the library that they were written for.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,12 @@ class MatchMemory {
 // A compiled pattern of a tokenizer.json; immutable.
 class Pattern {
  public:
-  // where: for messages.  throws: UserError naming what in it is not known
+  // Oniguruma's syntax, by Ruby's rules.
+  //   where: for messages
+  //   throws: UserError for what is no pattern, is too long, or tells apart characters newer than Oniguruma's tables
   static Pattern compile(std::string_view pattern, const std::string& where);
   // Matches `text` itself, which is not empty.
-  static Pattern literal(std::string_view text, const std::string& where);
+  static Pattern literal(std::string_view text);
 
  private:
   friend class Matches;
@@ -38,8 +40,8 @@ class Pattern {
   std::shared_ptr<const State> state_;
 };
 
-// The matches of a pattern in a text from left to right, as Oniguruma's iterator gives them: an empty match right after
-// the last one is passed over. State over time: the place to search from only grows.
+// The matches of a pattern in a text from left to right: an empty match right after the last one is passed over. State over
+// time: the place to search from only grows.
 class Matches {
  public:
   // `text` is valid UTF-8, and lives longer.
@@ -52,6 +54,8 @@ class Matches {
   std::optional<Range> next();
 
  private:
+  std::optional<Range> search();
+
   const Pattern::State& pattern_;
   MatchMemory::State& memory_;
   std::string replaced_;  // `text` with stand-ins, where it needs them

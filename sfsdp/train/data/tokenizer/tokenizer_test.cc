@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Expected ids are Hugging Face's: tests/fixtures/tokenizer_reference.py wrote them.
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/data/tokenizer/tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -17,7 +18,7 @@ namespace {
 const std::vector<std::string> kPipelines = {"gpt2",  "llama3", "qwen2",     "deepseek",
                                              "o200k", "falcon", "starcoder", "sentencepiece"};
 
-std::string folder_of(const std::string& pipeline) { return SFSDP_SOURCE_DIR "/tests/fixtures/tokenizers/" + pipeline; }
+std::string folder_of(const std::string& pipeline) { return testing::source_dir() + "/tests/fixtures/tokenizers/" + pipeline; }
 
 struct Expected {
   std::string name;
@@ -179,8 +180,8 @@ TEST_CASE("what is not known is refused with file, path, what stands there and w
           "only");
   refuses("CUTS", R"({"type": "Split", "pattern": {"String": "a"}, "behavior": "Cut", "invert": false})",
           "pre_tokenizer.behavior = \"Cut\"", "MergedWithNext");
-  refuses("CUTS", R"({"type": "Split", "pattern": {"Regex": "(a)\\1"}, "behavior": "Isolated", "invert": false})",
-          "pre_tokenizer.pattern.Regex: pattern \"(a)\\1\"", "literals");
+  refuses("CUTS", R"({"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": false})",
+          "pre_tokenizer.pattern.Regex: pattern \"(a\"", "Oniguruma");
   refuses("NORMALIZER", R"({"type": "StripAccents"})", "normalizer.type", "NFKC");
   refuses("AROUND", R"({"type": "Other"})", "post_processor.type", "TemplateProcessing");
   refuses("DECODER", R"({"type": "WordPiece"})", "decoder.type", "ByteFallback");
@@ -199,6 +200,40 @@ TEST_CASE("what is not known is refused with file, path, what stands there and w
         std::string::npos);
   CHECK(error_of("[]").find("t.json") == 0);
   CHECK(error_of(std::string(1000, '[')).find("nested too deep") != std::string::npos);
+}
+
+TEST_CASE("rules that double a text again and again end with an error that names the rule, before the memory does") {
+  const auto rules = [](const char* with, int count) {
+    std::string steps;
+    for (int i = 0; i < count; ++i)
+      steps += concat(i ? ", " : "", R"({"type": "Replace", "pattern": {"String": "a"}, "content": ")", with, "\"}");
+    return steps;
+  };
+  const auto error_of_use = [](const std::string& json, const auto& use) -> std::string {
+    try {
+      use(Tokenizer::parse(json, "", "t.json"));
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string text(1000, 'a');
+  const auto encode = [&](const Tokenizer& tokenizer) { tokenizer.encode(text); };
+  const auto decode = [](const Tokenizer& tokenizer) { tokenizer.decode(std::vector<int32_t>(1000, 0)); };
+  const std::string normalizer = R"({"type": "Sequence", "normalizers": [)",
+                    decoder = R"({"type": "Sequence", "decoders": [)";
+  // 1000 a become 16000; the rule after that would make 32000 of more than 16 * 1000 + 1024.
+  for (const int count : {5, 40})
+    CHECK(error_of_use(small("NORMALIZER", concat(normalizer, rules("aa", count), "]}").c_str()), encode)
+              .starts_with("t.json: normalizer.normalizers[4].content: this rule makes a text longer than 17024 bytes\n"
+                           "  expected "));
+  CHECK(error_of_use(small("NORMALIZER", concat(normalizer, rules("aa", 4), "]}").c_str()), encode) == "no error");
+  CHECK(error_of_use(small("DECODER", concat(decoder, rules("aaaa", 30), "]}").c_str()), decode)
+            .find("t.json: decoder.decoders[") == 0);
+  const std::string one = concat(R"({"type": "Replace", "pattern": {"String": "a"}, "content": ")", text, "\"}");
+  CHECK(error_of_use(small("NORMALIZER", one.c_str()), encode).find("t.json: normalizer.content") == 0);
+  CHECK(Tokenizer::parse(small("NORMALIZER", one.c_str()), "", "t.json").encode("a").size() ==
+        1000);  // short texts may grow
 }
 
 TEST_CASE("BOS and EOS come from tokenizer_config.json, as a text or an object") {

@@ -16,12 +16,12 @@ size_t white_space_before(std::string_view text);
 size_t white_space_after(std::string_view text);
 
 enum class NormalForm : uint8_t { NFC, NFD, NFKC, NFKD };
-// Of valid UTF-8, in place.
+// In place; takes valid UTF-8.
 void normalise(std::string& text, NormalForm form);
 // Character by character, without regard to what stands around it.
 void lower_case(std::string& text);
 
-// PCRE2's tables may be older than Unicode 16. Where text holds a character that only the newer tables know, returns true
+// Oniguruma's tables may be older than Unicode 16. Where text holds a character that only the newer tables know, returns true
 // and a text of the same length, in which an older character of the same kind stands for it.
 bool replace_new_characters(std::string_view text, std::string& out);
 // Whether every new character is in [first, last] exactly if its stand-in is.

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/cost/device_memory.h"
+
+#include <algorithm>
+
+namespace sfsdp::cost {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+// Of PyTorch a context takes 300 MB with few kernels, which are loaded where they are first called, and 1 GB where all are loaded
+// (pytorch issue 107667). Estimated for the kernels of a training step.
+constexpr int64_t kContext = 512 * kMiB;
+// Measured on A100, of groups of more than two (nccl issue 964).
+constexpr int64_t kCommunicator = 688 * kMiB;
+
+}  // namespace
+
+int64_t bytes_outside(const Machine& machine, const std::vector<MeshAxis>& mesh) {
+  if (machine.multiprocessors <= 1) return 0;
+  const auto axes = std::ranges::count_if(mesh, [](const MeshAxis& axis) { return axis.size > 1; });
+  return kContext + (axes > 1 ? axes + 1 : axes) * kCommunicator;
+}
+
+}  // namespace sfsdp::cost

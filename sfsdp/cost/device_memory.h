@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What of a device's memory no tensor can have.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/mesh/device_mesh.h"
+
+namespace sfsdp::cost {
+
+// Bytes of the driver's context with the kernels that it has loaded, and of the buffers of a mesh's communicators: one for each axis
+// in use, and one for all of several. 0 on a processor.
+int64_t bytes_outside(const Machine& machine, const std::vector<MeshAxis>& mesh);
+
+}  // namespace sfsdp::cost

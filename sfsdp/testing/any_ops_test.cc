@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Programs of every row of the op set, and of ops without one: kernels and plans made of them are sound.
+#include "sfsdp/testing/any_ops.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/plan/verify/kernels.h"
+#include "sfsdp/plan/verify/verify_plan.h"
+
+namespace sfsdp::testing {
+namespace {
+
+TEST_CASE("any ops: programs verify, and hold every row that computes, and ops without a row") {
+  std::set<const ir::OpRow*> drawn;
+  bool without_row = false;
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    const ir::Graph graph = any_ops_program(seed);
+    CHECK_MESSAGE(ir::verify(graph).empty(), ir::to_string(ir::verify(graph)));
+    for (const auto& op : graph.ops()) {
+      drawn.insert(op->opcode.row());
+      without_row |= op->opcode.row() == nullptr;
+    }
+  }
+  CHECK(without_row);
+  // An optimizer's, on numbers of the whole step; what gathers parameters; what stops the program.
+  const std::set<std::string_view> apart = {"adamw",
+                                            "adam",
+                                            "sgd",
+                                            "sum_squares",
+                                            "grad_norm",
+                                            "clip_coefficient",
+                                            "non_finite",
+                                            "step_count",
+                                            "store",
+                                            "unpack",
+                                            "aten._functional_assert_async.msg"};
+  for (const ir::OpRow& row : ir::opset()) {
+    if (row.cost == ir::CostClass::Free || row.cost == ir::CostClass::Communication) continue;
+    CHECK_MESSAGE((drawn.contains(&row) || apart.contains(row.name)), row.name, " is never drawn");
+  }
+}
+
+TEST_CASE("any ops: kernels can exist, and plans are sound, in place too") {
+  size_t in_place = 0, joined = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    ir::Graph graph = any_ops_program(seed);
+    graph.micro_batches = 1 + static_cast<int64_t>(seed % 3);
+    for (const char* pass : {"fuse scope=none", "fuse scope=module", "fuse"}) {
+      passes::run_passes(graph, passes::parse_passes(pass));
+      CHECK(plan::check_kernels(graph) == "");
+    }
+    std::set<int64_t> kernels;
+    for (const auto& op : graph.ops())
+      if (const auto* kernel = op->find_attr<int64_t>("kernel")) joined += kernels.insert(*kernel).second ? 0 : 1;
+    const plan::StepPlan plan = plan::make_plan(std::move(graph));
+    CHECK(join(plan::verify_plan(plan), "\n") == "");
+    in_place += plan.memory.inside.size();
+  }
+  CHECK(joined > 300);
+  CHECK(in_place > 300);
+}
+
+}  // namespace
+}  // namespace sfsdp::testing

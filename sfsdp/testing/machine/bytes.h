@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Numbers as a machine's memory holds them: little-endian bytes of a dtype, at strides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sfsdp/ir/type.h"
+#include "sfsdp/testing/interp/array.h"
+
+namespace sfsdp::plan::machine {
+
+// The number that starts at `from`. c64: its real part. throws: InternalError for an i64 that a double cannot hold.
+double decode(ir::DType dtype, const std::byte* from);
+// A number that dtype holds exactly (interp::round_to).
+void encode(ir::DType dtype, double value, std::byte* to);
+
+// By element in row-major order, where it begins: bytes from the first one's.
+std::vector<int64_t> offsets_of(const ir::Type& type);
+
+// A tensor whose first element begins at `memory`.
+ir::interp::Array load(const ir::Type& type, const std::byte* memory);
+// Writes the elements that `which` names, or all where it is empty.
+void store(const ir::Type& type, const ir::interp::Array& array, std::byte* memory, std::span<const char> which = {});
+
+}  // namespace sfsdp::plan::machine

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Executes a plan as its text stands there, on all ranks of its mesh: bytes in regions at the plan's addresses and strides, lanes
+// that wait for each other by edges alone, in an order that a seed draws, tasks of several lanes and ranks interleaved. It
+// knows no lifetimes and analyses no graph, so that what the planner and its verifier believe together shows here.
+//
+// A kernel's results reach memory in parts: some elements (rows, where the kernel reduces rows) of one result are written
+// first, then the kernel's ops are evaluated again from memory. What has not been written yet must come out as before; else the
+// kernel reads what it has written over. A collective reads and writes part by part too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/testing/interp/interpreter.h"
+
+namespace sfsdp::plan::machine {
+
+using ir::interp::Inputs, ir::interp::RankResult;
+
+struct Options {
+  uint64_t schedule = 0;                     // what the order of tasks and the parts of results are drawn from
+  double lr = 0.125;                         // of the first step; each one after it has half of the one before
+  ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
+};
+
+struct Outcome {
+  std::vector<std::vector<RankResult>> steps;  // by step and rank: as interp::RunResult::ranks
+  std::vector<std::string> faults;  // what no machine could run, or what a kernel read over itself; at most ten
+};
+
+// batches: by step, then rank; names as of interp::run. State and constants are those of the first step.
+//   throws: UserError for an opcode without a kernel, a missing input
+Outcome run(const StepPlan& plan, const std::vector<std::vector<Inputs>>& batches, const Options& options = {});
+
+}  // namespace sfsdp::plan::machine

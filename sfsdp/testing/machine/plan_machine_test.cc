@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/machine/plan_machine.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/passes/registry.h"
+#include "sfsdp/plan/verify/hazards.h"
+#include "sfsdp/plan/views.h"
+#include "sfsdp/testing/random_graph.h"
+
+namespace sfsdp::plan::machine {
+namespace {
+
+using ir::interp::Array;
+
+std::string difference(const Array& got, const Array& expected) {
+  for (size_t i = 0; i < expected.data.size(); ++i)
+    if (got.data.size() != expected.data.size() || got.data[i] != expected.data[i])
+      if (!(std::isnan(got.data[i]) && std::isnan(expected.data[i])))
+        return concat("element ", i, " is ", got.data[i], ", expected ", expected.data[i]);
+  return "";
+}
+
+// Two steps by the interpreter, each from the state that the one before leaves.
+struct Reference {
+  std::vector<std::vector<Inputs>> batches;
+  std::vector<ir::interp::RunResult> steps;
+};
+Reference interpret(const ir::Graph& graph) {
+  Reference reference;
+  for (int step = 0; step < 2; ++step) {
+    std::vector<Inputs> inputs = ir::interp::seeded_inputs(graph, 7 + static_cast<uint64_t>(step));
+    for (size_t rank = 0; rank < inputs.size() && step > 0; ++rank) {
+      for (const auto& op : graph.ops())
+        if (op->is("param", "state")) {
+          const auto& name = op->attr<std::string>("name");
+          inputs[rank][name] = reference.batches[0][rank].at(name);
+        }
+      for (const auto& [name, array] : reference.steps[0].ranks[rank].carried) inputs[rank][name] = array;
+    }
+    reference.batches.push_back(std::move(inputs));
+    reference.steps.push_back(ir::interp::run(graph, reference.batches.back(), {.lr = std::ldexp(0.125, -step)}));
+  }
+  return reference;
+}
+
+// What the machine finds under one schedule; "" where it computes what the graph means.
+std::string faults_of(const StepPlan& plan, const Reference& reference, uint64_t schedule) {
+  const Outcome outcome = run(plan, reference.batches, {.schedule = schedule});
+  if (!outcome.faults.empty()) return join(outcome.faults, "\n");
+  for (size_t step = 0; step < reference.steps.size(); ++step)
+    for (size_t rank = 0; rank < reference.steps[step].ranks.size(); ++rank) {
+      const RankResult &got = outcome.steps[step][rank], &expected = reference.steps[step].ranks[rank];
+      if (got.outputs.empty() && got.carried.empty()) continue;  // lanes ran on
+      for (size_t i = 0; i < expected.outputs.size(); ++i)
+        if (const std::string d = difference(got.outputs[i], expected.outputs[i]); !d.empty())
+          return concat("step ", step, ", rank ", rank, ", output ", i, ": ", d);
+      for (const auto& [name, array] : expected.carried)
+        if (const std::string d = difference(got.carried.at(name), array); !d.empty())
+          return concat("step ", step, ", rank ", rank, ", ", name, ": ", d);
+    }
+  return "";
+}
+
+std::string faults_under(const StepPlan& plan, uint64_t schedules) {
+  const StepPlan read = parse_plan(print(plan));
+  CHECK(print(read) == print(plan));
+  const Reference reference = interpret(read.graph);
+  for (uint64_t schedule = 0; schedule < schedules; ++schedule)
+    if (const std::string faults = faults_of(read, reference, schedule); !faults.empty())
+      return concat("schedule ", schedule, ": ", faults);
+  return "";
+}
+
+// The plan with `result` written over `operand`, as if its kernel were the last to read that and could.
+StepPlan written_over(const std::string& graph, const std::string& result, const std::string& operand) {
+  StepPlan plan = make_plan(ir::parse_or_throw(graph));
+  const ir::Value *value = plan.graph.find_value(result), *host = plan.graph.find_value(operand);
+  std::erase_if(plan.memory.inside, [&](const Inside& i) { return i.value == value; });
+  std::erase_if(plan.memory.buffers, [&](const Buffer& b) { return b.value == value; });
+  plan.memory.inside.push_back({value, host, 0});
+  return plan;
+}
+
+// A kernel whose text is `ops` reads %a, rows of 8, which another op has made before.
+std::string graph_with(const std::string& ops) {
+  return concat(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[6, 8]
+      %w = input name=w : f32[8]
+      %small = input name=small : f32[6, 1]
+    fwd:
+      %a = aten.mul.Scalar %x other=0.5 kernel=0 : f32[6, 8]
+)",
+                ops, R"(
+      %end = aten.neg %y kernel=2 : f32[6, 8]
+      return %end
+  )");
+}
+
+}  // namespace
+
+TEST_CASE("plan machine: random programs are what the interpreter computes") {
+  const std::vector<passes::PassCall> calls = {passes::make_call("keep_in_place"), passes::make_call("fuse")};
+  int refused = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    ir::Graph graph = testing::random_program(seed);
+    graph.micro_batches = seed % 2 == 0 ? 1 : 3;
+    try {
+      passes::run_passes(graph, calls, {});
+    } catch (const UserError&) {  // it returns what it replaces, or reads it later
+      ++refused;
+      graph = testing::random_program(seed);
+      graph.carries.clear();
+    }
+    const StepPlan plan = make_plan(std::move(graph));
+    CHECK(join(check_hazards(plan), "\n") == "");
+    CHECK(join(check_views(plan.graph, plan.memory.views), "\n") == "");
+    CHECK(faults_under(plan, 4) == "");
+  }
+  CHECK(refused < 100);
+}
+
+TEST_CASE("plan machine: what reads each element at its own place, or each row whole, may be written over it") {
+  for (const char* ops : {"      %y = aten.relu %a kernel=1 : f32[6, 8]",
+                          "      %b = aten.mul.Tensor %a, %small kernel=1 : f32[6, 8]\n"
+                          "      %y = aten.add.Tensor %b, %a kernel=1 : f32[6, 8]",
+                          "      %y = aten._log_softmax %a dim=1 half_to_float=false kernel=1 : f32[6, 8]",
+                          "      %s = aten.sum.dim_IntList %a dim=[1] keepdim=true kernel=1 : f32[6, 1]\n"
+                          "      %y = aten.sub.Tensor %a, %s kernel=1 : f32[6, 8]",
+                          "      %y, %rstd = rms_norm %a, %w dims=1 eps=1e-05 kernel=1 : f32[6, 8], f32[6, 1]"}) {
+    CAPTURE(ops);
+    CHECK(faults_under(written_over(graph_with(ops), "y", "a"), 20) == "");
+  }
+}
+
+TEST_CASE("plan machine: a kernel that reads what it has written over makes other numbers") {
+  const char* const kTorn[] = {
+      // a sum over all of it, and one over all rows
+      "      %s = aten.sum %a kernel=1 : f32[]\n"
+      "      %y = aten.sub.Tensor %a, %s kernel=1 : f32[6, 8]",
+      "      %s = aten.sum.dim_IntList %a dim=[0] keepdim=true kernel=1 : f32[1, 8]\n"
+      "      %y = aten.sub.Tensor %a, %s kernel=1 : f32[6, 8]",
+      // rows that a norm reads whole, beside an op that reads all of them
+      "      %n, %rstd = rms_norm %a, %w dims=1 eps=1e-05 kernel=1 : f32[6, 8], f32[6, 1]\n"
+      "      %s = aten.sum %a kernel=1 : f32[]\n"
+      "      %y = aten.add.Tensor %n, %s kernel=1 : f32[6, 8]",
+      // other places
+      "      %t = view %a : f32[8, 6]\n"
+      "      %u = aten.t %t : f32[6, 8]{1, 6}\n"
+      "      %v = view %x : f32[6, 8]\n"
+      "      %p = aten.mul.Scalar %v other=2.0 kernel=1 : f32[6, 8]\n"
+      "      %r = aten.cat [%a, %a] dim=0 kernel=1 : f32[12, 8]\n"
+      "      %h = narrow %r dim=0 length=6 start=3 : f32[6, 8]\n"
+      "      %y = aten.add.Tensor %p, %h kernel=1 : f32[6, 8]",
+  };
+  for (const char* ops : kTorn) {
+    CAPTURE(ops);
+    CHECK(faults_under(written_over(graph_with(ops), "y", "a"), 20) != "");
+  }
+}
+
+}  // namespace sfsdp::plan::machine

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/machine/rank.h"
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/testing/interp/kernels.h"
+#include "sfsdp/testing/machine/bytes.h"
+
+namespace sfsdp::plan::machine {
+
+using ir::Op, ir::Value;
+
+namespace {
+
+constexpr std::byte kUnwritten{0xff};  // nan in every floating dtype, -1 in every integer
+
+const HostValue& host_value(std::string_view name) { return *std::ranges::find(kHostValues, name, &HostValue::name); }
+
+}  // namespace
+
+Rank::Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
+           const ir::interp::OtherKernels& other)
+    : plan_(plan), places_(places), rank_(rank), other_(other) {
+  for (size_t r = 0; r < kRegions; ++r) memory_[r].assign(static_cast<size_t>(plan.memory.region_bytes[r]), kUnwritten);
+  store_host_value("lr", 0);
+  for (const auto& op : plan.graph.ops()) {
+    if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
+    if (op->is("constant")) store(*op->result(), given.at(concat("constant.", op->attr<int64_t>("index"))));
+  }
+}
+
+void Rank::store_host_value(std::string_view name, double value) {
+  const HostValue& host = host_value(name);
+  encode(host.dtype, value, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
+}
+
+Rank::Bytes Rank::bytes_of(const Value& value) const {
+  const auto& place = places_.of(&value);
+  if (!place) throw UserError(concat('%', value.name(), " has no place in memory"));
+  int64_t last = place->offset;
+  for (const int64_t offset : offsets_of(value.type())) last = std::max(last, place->offset + offset);
+  const int64_t end = value.type().numel() > 0 ? last + ir::size_in_bytes(value.type().dtype) : last;
+  const auto whole = std::ssize(memory_[static_cast<size_t>(place->region)]);
+  if (place->offset < 0 || end > whole)
+    throw UserError(concat('%', value.name(), " lies at ", to_string(place->region), ' ', place->offset, " to ", end,
+                           "\n  expected a place within the ", whole, " bytes of its region"));
+  return {place->region, place->offset, end};
+}
+
+std::byte* Rank::at(const Value& value) const {
+  const Bytes bytes = bytes_of(value);
+  return memory_[static_cast<size_t>(bytes.region)].data() + bytes.begin;
+}
+
+Array Rank::load(const Value& value) const { return machine::load(value.type(), at(value)); }
+
+void Rank::store(const Value& value, const Array& array, std::span<const char> which) {
+  machine::store(value.type(), array, at(value), which);
+}
+
+// What another op of the kernel has made, a view of that, or what memory holds.
+Array Rank::get(const Value& value, const std::map<const Value*, Array>& made) const {
+  if (const auto found = made.find(&value); found != made.end()) return found->second;
+  if (!made.contains(ir::storage_of(&value))) return load(value);
+  const Op& view = *value.producer();
+  return run_op(view, {get(*view.operands[0], made)})[static_cast<size_t>(value.result_index())];
+}
+
+std::vector<Array> Rank::run_op(const Op& op, std::vector<Array> operands) const {
+  const ir::interp::Kernel kernel = ir::interp::find_kernel(op.opcode);
+  if (!kernel && !other_) throw UserError(concat("the plan machine has no kernel for ", op.opcode));
+  std::vector<const Array*> in;
+  size_t next = 0;
+  for (const Value* operand : op.operands) in.push_back(operand ? &operands[next++] : nullptr);
+  const auto axes = ir::axes_of(op);
+  const HostValue& host = host_value("lr");
+  const double lr = decode(host.dtype, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
+  const int64_t place = axes ? DeviceMesh(plan_.graph.mesh).group_rank(rank_, *axes) : 0;
+  auto results = kernel ? kernel({.op = op, .operands = in, .lr = lr, .axis_rank = place}) : other_(op, in);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ir::Type& type = op.result(static_cast<int>(i))->type();
+    SFSDP_CHECK(results[i].shape == type.shape(), op.opcode, " gave ", results[i], " for ", type);
+    results[i].dtype = type.dtype;
+    for (double& x : results[i].data) x = ir::interp::round_to(type.dtype, x);
+  }
+  return results;
+}
+
+Made Rank::evaluate(const TaskRun& run) const {
+  std::map<const Value*, Array> made;
+  Made in_order;
+  for (const Op* op : run.ops) {
+    std::vector<Array> operands;
+    for (const Value* operand : op->operands)
+      if (operand) operands.push_back(get(*operand, made));
+    std::vector<Array> results = run_op(*op, std::move(operands));
+    if (op->is("accumulate") && run.adds) {
+      const Array sum = load(*op->result());
+      for (size_t i = 0; i < sum.data.size(); ++i)
+        results[0].data[i] = ir::interp::round_to(sum.dtype, results[0].data[i] + sum.data[i]);
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      const Value* value = op->result(static_cast<int>(i));
+      in_order.emplace_back(value, results[i]);
+      made.insert_or_assign(value, std::move(results[i]));
+    }
+  }
+  return in_order;
+}
+
+bool Rank::reads_where_written(const TaskRun& run, const Value& written) const {
+  const Bytes w = bytes_of(written);
+  const auto meets = [&](const Value& value) {
+    if (!is_in_memory(value)) return false;
+    const Bytes r = bytes_of(value);
+    return r.region == w.region && r.begin < w.end && w.begin < r.end;
+  };
+  return std::ranges::any_of(run.ops, [&](const Op* op) {
+    return std::ranges::any_of(op->operands, [&](const Value* operand) { return operand && meets(*operand); });
+  });
+}
+
+}  // namespace sfsdp::plan::machine

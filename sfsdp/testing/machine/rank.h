@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One rank of the plan machine: its memory, and what its kernels do to it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/side_table.h"
+#include "sfsdp/testing/interp/interpreter.h"
+#include "sfsdp/testing/machine/places.h"
+#include "sfsdp/testing/machine/program.h"
+
+namespace sfsdp::plan::machine {
+
+using ir::interp::Array;
+
+// What the ops of a kernel make, in order, each result by itself.
+using Made = std::vector<std::pair<const ir::Value*, Array>>;
+
+// Memory begins as bytes that no program wrote, but for constants.
+class Rank {
+ public:
+  //   given: what constants hold
+  //   other: must outlive the rank
+  Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
+       const ir::interp::OtherKernels& other);
+
+  // throws: UserError where the value has no place in memory
+  Array load(const ir::Value& value) const;
+  void store(const ir::Value& value, const Array& array, std::span<const char> which = {});
+  // One of kHostValues.
+  void store_host_value(std::string_view name, double value);
+  bool is_in_memory(const ir::Value& value) const { return places_.of(&value).has_value(); }
+
+  // Runs the ops of a kernel on what memory holds now, and writes nothing.
+  Made evaluate(const TaskRun& run) const;
+
+  // Whether what `written` takes of memory is a part of what the kernel reads.
+  bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
+
+ private:
+  struct Bytes {
+    Region region;
+    int64_t begin, end;
+  };
+  Bytes bytes_of(const ir::Value& value) const;
+  std::byte* at(const ir::Value& value) const;
+  Array get(const ir::Value& value, const std::map<const ir::Value*, Array>& made) const;
+  std::vector<Array> run_op(const ir::Op& op, std::vector<Array> operands) const;
+
+  const StepPlan& plan_;
+  const Places& places_;
+  const int64_t rank_;
+  const ir::interp::OtherKernels& other_;
+  mutable std::array<std::vector<std::byte>, kRegions> memory_;
+};
+
+}  // namespace sfsdp::plan::machine

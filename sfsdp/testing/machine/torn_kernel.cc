@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/machine/torn_kernel.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/access.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::plan::machine {
+
+using ir::Op, ir::Value;
+
+namespace {
+
+// Elements that one block reads whole before it writes them: those of a row that an op reduces, or turns pairs of.
+int64_t block_width(const Op& op) {
+  const ir::OpAccess access(op);
+  return access.is_by_place() ? std::max({access.rows().width, access.group(), int64_t{1}}) : 1;
+}
+
+bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
+
+}  // namespace
+
+TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw)
+    : run_(run), rank_(rank), draw_(std::move(draw)), made_(rank.evaluate(run)) {
+  for (const Op* op : run.ops) width_ = std::max(width_, block_width(*op));
+  for (size_t i = 0; i < made_.size(); ++i) {
+    written_.emplace_back(made_[i].second.data.size());
+    if (!rank_.is_in_memory(*made_[i].first)) continue;
+    reads_itself_ |= rank_.reads_where_written(run_, *made_[i].first);
+    cut(i);
+  }
+  for (size_t i = parts_.size(); i > 1; --i) std::swap(parts_[i - 1], parts_[draw_(i)]);
+}
+
+// Into two parts, each of random rows; what a pack finds in its place is in neither.
+void TornKernel::cut(size_t result) {
+  const Value& value = *made_[result].first;
+  const Op& op = *value.producer();
+  std::vector<char> skipped(written_[result].size());
+  if (op.is("pack")) {
+    const auto& offsets = op.attr<std::vector<int64_t>>("offsets");
+    for (size_t k = 0; k < op.operands.size(); ++k)
+      if (cost::is_inside(op, k)) std::fill_n(skipped.begin() + offsets[k], op.operands[k]->type().numel(), char{1});
+  }
+  Part first{result, std::vector<char>(skipped.size())}, second = first;
+  const auto width = static_cast<size_t>(written_[result].size() % static_cast<size_t>(width_) == 0 ? width_ : 1);
+  for (size_t begin = 0; begin < skipped.size(); begin += width) {
+    Part& part = draw_(2) == 0 ? first : second;
+    for (size_t e = begin; e < std::min(begin + width, skipped.size()); ++e) part.which[e] = skipped[e] == 0 ? 1 : 0;
+  }
+  parts_.push_back(std::move(first));
+  parts_.push_back(std::move(second));
+}
+
+std::string TornKernel::step() {
+  const Part& part = parts_[next_++];
+  rank_.store(*made_[part.result].first, made_[part.result].second, part.which);
+  for (size_t e = 0; e < part.which.size(); ++e)
+    if (part.which[e] != 0) written_[part.result][e] = 1;
+  return is_over() || (!reads_itself_ && draw_(4) != 0) ? "" : compare();
+}
+
+// An element that is still to be written must come out as before, unless the block that computes it has written already: the
+// same place of another result, or the sum over rows that is a result of the op that has written rows.
+std::string TornKernel::compare() const {
+  const Made again = rank_.evaluate(run_);
+  for (size_t i = 0; i < made_.size(); ++i) {
+    const Value& value = *made_[i].first;
+    const std::vector<double>&before = made_[i].second.data, &now = again[i].second.data;
+    const auto is_of_block = [&](size_t element) {
+      for (size_t k = 0; k < made_.size(); ++k) {
+        if (!rank_.is_in_memory(*made_[k].first)) continue;
+        const std::vector<char>& written = written_[k];
+        const bool any = std::ranges::find(written, char{1}) != written.end();
+        if (any && made_[k].first->producer() == value.producer() && written.size() > before.size()) return true;
+        // element of this result -> row -> the row's elements of the other one
+        const auto width = static_cast<size_t>(width_);
+        const size_t own = before.size() * width == written.size() ? element * width : element;
+        if (before.size() != written.size() && before.size() * width != written.size()) continue;
+        const size_t row = own / width * width;
+        for (size_t e = row; e < row + width && e < written.size(); ++e)
+          if (written[e] != 0) return true;
+      }
+      return false;
+    };
+    for (size_t e = 0; e < before.size(); ++e)
+      if (!is_same(before[e], now[e]) && !is_of_block(e))
+        return concat(ir::name_of(*value.producer()), " makes element ", e, " of %", value.name(), " as ", now[e],
+                      " once other elements of %", made_[parts_[next_ - 1].result].first->name(),
+                      " are written\n  expected ", before[e], ", as when its kernel began");
+  }
+  return "";
+}
+
+}  // namespace sfsdp::plan::machine
