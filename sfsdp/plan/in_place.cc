@@ -14,6 +14,19 @@ namespace {
 using cost::Class;
 using ir::Graph, ir::Op, ir::Reads, ir::Value;
 
+constexpr std::array<std::string_view, kNotOvers> kReasons = {
+    "it is",
+    "its kernel holds attention, a library call, a copy, an update or an op without an access map",
+    "micro-batches add up in it",
+    "it is complete only after all rows, while others are read",
+    "its kernel reads no memory that comes and goes",
+    "what its kernel reads has another size, or it has strides",
+    "another result of its kernel lies there",
+    "what its kernel reads is read again later, or returned",
+    "what its kernel reads is made before all micro-batches, and read in the next one",
+    "an op of its kernel reads it at other places than it writes",
+};
+
 // All of its memory, in order.
 bool shows_whole(const Value& seen, const Value& memory) {
   const Value* value = &seen;
@@ -44,29 +57,42 @@ bool reads_in_place(const Op& op, const ir::OpAccess& access, const Value& memor
 
 class Taker {
  public:
-  Taker(const Graph& graph, const std::unordered_map<const Value*, size_t>& index, std::vector<Buffer>& buffers)
+  Taker(const Graph& graph, const std::unordered_map<const Value*, size_t>& index, std::vector<Buffer>& buffers,
+        std::vector<OwnMemory>* own)
       : repeats_(graph.micro_batches > 1),
         accesses_(graph),
         index_(index),
         buffers_(buffers),
+        own_(own),
         host_of_(buffers.size()) {
     std::iota(host_of_.begin(), host_of_.end(), size_t{0});
   }
 
   //   first, last: positions of the kernel's ops
   void visit(const std::vector<const Op*>& ops, int64_t first, int64_t last) {
-    if (!std::ranges::all_of(ops, [&](const Op* op) {
-          return cost::class_of(*op) == Class::Product || is_by_place(*op, accesses_.of(*op));
-        }))
-      return;
+    const bool by_place = std::ranges::all_of(ops, [&](const Op* op) {
+      return cost::class_of(*op) == Class::Product || is_by_place(*op, accesses_.of(*op));
+    });
+    if (!by_place && !own_) return;
     taken_.clear();
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
         const auto own = index_.find(result.get());
         if (own == index_.end() || buffers_[own->second].value != result.get()) continue;  // inside, or donated
-        if (buffers_[own->second].first != first || (repeats_ && op->is("accumulate"))) continue;
-        if (is_after_all_rows(*op, *result)) continue;
-        if (const Value* taken = lost_operand(ops, *result, first, last)) take(*result, *taken);
+        const bool carried = buffers_[own->second].first != first || (repeats_ && op->is("accumulate"));
+        OwnMemory found{.result = result.get()};
+        if (!by_place)
+          found.why = NotOver::KernelOfOthers;
+        else if (carried)
+          found.why = NotOver::CarriedSum;
+        else if (is_after_all_rows(*op, *result))
+          found.why = NotOver::AfterAllRows;
+        else
+          found = lost_operand(ops, *result, first, last);
+        if (found.why == NotOver::No)
+          take(*result, *found.operand);
+        else if (own_ && buffers_[own->second].bytes > 0)
+          own_->push_back(found);
       }
   }
 
@@ -79,28 +105,37 @@ class Taker {
            accesses_.of(op).is_after_all_rows(static_cast<size_t>(result.result_index()));
   }
 
-  // What nothing reads after this kernel, and which `result` fits.
-  const Value* lost_operand(const std::vector<const Op*>& ops, const Value& result, int64_t first, int64_t last) {
+  // The operand of the kernel that `result` may be written over; else the one that comes nearest, and what it lacks.
+  OwnMemory lost_operand(const std::vector<const Op*>& ops, const Value& result, int64_t first, int64_t last) {
+    OwnMemory nearest{.result = &result, .why = NotOver::NothingToTake};
     for (const Op* op : ops)
       for (const Value* operand : op->operands) {
         const Value* memory = operand ? ir::storage_of(operand) : nullptr;
         const auto found = index_.find(memory);
         if (found == index_.end()) continue;
-        const size_t host = host_of(found->second);
-        const Buffer& buffer = buffers_[host];
-        if (std::ranges::find(taken_, host) != taken_.end()) continue;  // by another result, which may be dead after it
-        if (buffer.first >= first || buffer.last != last || buffer.region != Region::Window) continue;
-        if (!fits(result, *memory) ||
-            (repeats_ && ir::is_repeated(*op) && !ir::is_repeated(memory->producer()->section)))
-          continue;  // what was made before all micro-batches is read in the next one
-        const bool only_in_place = std::ranges::all_of(ops, [&](const Op* reader) {
-          const bool reads =
-              std::ranges::any_of(reader->operands, [&](const Value* v) { return v && ir::storage_of(v) == memory; });
-          return !reads || reads_in_place(*reader, accesses_.of(*reader), *memory);
-        });
-        if (only_in_place) return memory;
+        const Buffer& host = buffers_[host_of(found->second)];
+        if (host.first >= first || host.region != Region::Window) continue;
+        const NotOver why = why_not(ops, result, *memory, last);
+        if (why == NotOver::No) return {&result, memory, why};
+        if (why > nearest.why) nearest = {&result, memory, why};
       }
-    return nullptr;
+    return nearest;
+  }
+
+  // Whether nothing reads `memory` after this kernel, and `result` fits.
+  NotOver why_not(const std::vector<const Op*>& ops, const Value& result, const Value& memory, int64_t last) {
+    const size_t host = host_of(index_.at(&memory));
+    if (!fits(result, memory)) return NotOver::OtherSize;
+    if (std::ranges::find(taken_, host) != taken_.end()) return NotOver::Taken;  // by one that may be dead after it
+    if (buffers_[host].last != last) return NotOver::Kept;
+    if (repeats_ && ir::is_repeated(*result.producer()) && !ir::is_repeated(memory.producer()->section))
+      return NotOver::NextMicroBatch;
+    const bool only_in_place = std::ranges::all_of(ops, [&](const Op* reader) {
+      const bool reads =
+          std::ranges::any_of(reader->operands, [&](const Value* v) { return v && ir::storage_of(v) == &memory; });
+      return !reads || reads_in_place(*reader, accesses_.of(*reader), memory);
+    });
+    return only_in_place ? NotOver::No : NotOver::ReadElsewhere;
   }
 
   static bool fits(const Value& result, const Value& memory) {
@@ -125,6 +160,7 @@ class Taker {
   ir::Accesses accesses_;
   const std::unordered_map<const Value*, size_t>& index_;
   std::vector<Buffer>& buffers_;
+  std::vector<OwnMemory>* own_;
   std::vector<size_t> taken_;    // by results of the kernel at hand
   std::vector<size_t> host_of_;  // by buffer: the one that it lies in, or itself
   std::vector<Inside> inside_;
@@ -132,10 +168,12 @@ class Taker {
 
 }  // namespace
 
+std::string_view to_string(NotOver why) { return kReasons.at(static_cast<size_t>(why)); }
+
 std::vector<Inside> write_over_last_reads(const Graph& graph, const cost::Kernels& kernels,
                                           const std::unordered_map<const Value*, size_t>& index,
-                                          std::vector<Buffer>& buffers) {
-  Taker taker(graph, index, buffers);
+                                          std::vector<Buffer>& buffers, std::vector<OwnMemory>* own) {
+  Taker taker(graph, index, buffers, own);
   for (size_t i = 0; i < kernels.of.size();) {
     const int kernel = kernels.of[i];
     size_t last = i;

@@ -93,7 +93,7 @@ std::string_view to_string(Region region) {
   return kNames.at(static_cast<size_t>(region));
 }
 
-Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
+Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::vector<OwnMemory>* own) {
   std::unordered_map<const Value*, size_t> index;
   Lifetimes lifetimes;
   std::vector<Buffer>& buffers = lifetimes.buffers;
@@ -155,7 +155,7 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options) {
                             options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
   if (!options.blocking) {
-    const auto over = write_over_last_reads(graph, kernels, index, buffers);
+    const auto over = write_over_last_reads(graph, kernels, index, buffers, own);
     lifetimes.inside.insert(lifetimes.inside.end(), over.begin(), over.end());
   }
   std::erase_if(buffers, [](const Buffer& b) { return b.bytes == 0; });  // what lies inside another one

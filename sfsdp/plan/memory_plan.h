@@ -101,7 +101,10 @@ struct Lifetimes {
   std::vector<Buffer> buffers;
   std::vector<Inside> inside;
 };
-Lifetimes find_buffers(const ir::Graph& graph, const MemoryOptions& options = {});
+struct OwnMemory;  // plan/in_place.h
+//   own: takes the results that lie over no operand, and why; nullptr: nobody asks
+Lifetimes find_buffers(const ir::Graph& graph, const MemoryOptions& options = {},
+                       std::vector<OwnMemory>* own = nullptr);
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 
 // Buffers alive at `position`, largest first, summed by a name that the caller gives each.

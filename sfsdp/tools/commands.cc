@@ -77,15 +77,19 @@ Command inspect_command() {
 
 Command plan_command() {
   return {.name = "plan",
-          .usage = "--config F --world N [--out P] [--explain PATH] [--search] | --check FILE",
-          .summary = "the plan of its step, verified; why its units are so",
+          .usage =
+              "--config F --world N [--out P] [--explain PATH] [--search] | --check FILE [--explain PATH] | --diff A B",
+          .summary = "the plan of its step, verified; why it is so, and what two plans differ in",
           .options = joined(
               {kWorld,
                kMesh,
                {"--machine", "M", "the device that the plan is made for, and what --explain counts on; else this CPU"},
                {"--out", "FILE", "writes the plan: kernels, lanes, edges, addresses; a summary is printed too"},
-               {"--explain", "PATH", "why the units under this module path are so, what would change; needs --machine"},
+               {"--explain", "PATH",
+                "why ops under this module path are in kernels of their own and results have memory of their own; with "
+                "--machine also why units are so, and what would change"},
                {"--check", "FILE", "reads a plan, verifies it, prints its hash"},
+               {"--diff", "A", "what plan A and plan B differ in, in words; exit code 1 if they do"},
                {"--search", "",
                 "the fastest ways to train the global batch: varies mesh, ZeRO stage, micro-batch, remat and "
                 "reshard; needs --machine. With --simulate.* all are simulated so"},
@@ -94,7 +98,8 @@ Command plan_command() {
                {"--html", "FILE", "the plan as a picture: lanes, kernels, edges, memory by region"},
                kJson},
               kSimulated),
-          .takes_config = true};
+          .takes_config = true,
+          .operand = "B"};
 }
 
 Command simulate_command() {

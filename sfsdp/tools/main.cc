@@ -48,6 +48,7 @@ int run(const std::string& name, const std::vector<std::string>& args) {
   if (holds(args, {"--help", "-h"})) return run_command(command, args, {}, std::cout, std::cerr);
   if (name == "simulate" && names(args, "--plan"))
     return run_command(command, args, run_simulate_plan, std::cout, std::cerr);
+  if (name == "plan" && names(args, "--diff")) return run_command(command, args, run_diff_plans, std::cout, std::cerr);
   if (name == "plan" && names(args, "--check")) return run_command(command, args, run_check_plan, std::cout, std::cerr);
   if (name == "train" && holds(args, {"--print-config", "--print_config"})) return print_config(args);
   if (name == "doctor" && names(args, "--flight")) return run_command(command, args, run_flight, std::cout, std::cerr);

@@ -10,7 +10,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/plan/diff.h"
 #include "sfsdp/plan/page/plan_page.h"
+#include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
@@ -46,6 +48,15 @@ void print_json(std::ostream& out, const plan::StepPlan& plan) {
       << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes() << "}\n";
 }
 
+plan::StepPlan parse_file(const std::string& path, const std::string& option) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file)
+    throw UserError(concat(option, " ", path, " cannot be read\n  expected a file that sfsdp plan --out wrote"));
+  return plan::parse_plan(text.str(), path);
+}
+
 }  // namespace
 
 void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options) {
@@ -54,12 +65,7 @@ void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& opti
 }
 
 plan::StepPlan read_plan(const std::string& path, const std::string& option) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file)
-    throw UserError(concat(option, " ", path, " cannot be read\n  expected a file that sfsdp plan --out wrote"));
-  plan::StepPlan plan = plan::parse_plan(text.str(), path);
+  plan::StepPlan plan = parse_file(path, option);
   verify_or_throw(plan);
   return plan;
 }
@@ -80,10 +86,35 @@ void show_plan(const Request& request, const plan::StepPlan& plan, const std::st
     print_summary(out, plan);
 }
 
+void refuse_operands(const Request& request) {
+  for (const std::string& operand : request.own.operands)
+    throw UserError(concat("argument ", operand, "\n  expected a flag of sfsdp plan; --diff A B compares two plans"));
+}
+
 int run_check_plan(const Request& request, std::ostream& out, std::ostream&) {
+  refuse_operands(request);
   const std::string path = request.get("check");
-  show_plan(request, read_plan(path, "--check"), path, out);
+  const plan::StepPlan plan = read_plan(path, "--check");
+  if (request.has("explain"))
+    explain_plan(plan, request.get("explain"), out);
+  else
+    show_plan(request, plan, path, out);
   return 0;
+}
+
+int run_diff_plans(const Request& request, std::ostream& out, std::ostream&) {
+  if (request.own.operands.size() != 1 || request.own.options.size() != 1)
+    throw UserError(
+        "--diff takes two plans and nothing else\n  expected sfsdp plan --diff A B, files that sfsdp plan "
+        "--out wrote");
+  const std::string a = request.get("diff"), b = request.own.operands[0];
+  const plan::StepPlan plan_a = parse_file(a, "--diff"), plan_b = parse_file(b, "--diff");
+  const std::vector<std::string> lines = plan::differences(plan_a, plan_b);
+  out << "A " << a << ": plan " << hex(plan::hash(plan_a)) << "\nB " << b << ": plan " << hex(plan::hash(plan_b))
+      << '\n';
+  for (const std::string& line : lines) out << line << '\n';
+  if (lines.empty()) out << "the plans are the same\n";
+  return lines.empty() ? 0 : 1;
 }
 
 }  // namespace sfsdp::tools

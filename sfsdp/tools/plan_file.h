@@ -21,7 +21,12 @@ void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& opti
 // A summary, or --json; and the page of --html.
 void show_plan(const Request& request, const plan::StepPlan& plan, const std::string& title, std::ostream& out);
 
-// `sfsdp plan --check FILE`.
+// `sfsdp plan --check FILE`, also with --explain.
 int run_check_plan(const Request& request, std::ostream& out, std::ostream& err);
+// `sfsdp plan --diff A B`. Sound or not: it is their texts that are compared.
+//   returns: 0 where the plans are the same, else 1
+int run_diff_plans(const Request& request, std::ostream& out, std::ostream& err);
+// throws: UserError where a plan is named that --diff does not compare
+void refuse_operands(const Request& request);
 
 }  // namespace sfsdp::tools

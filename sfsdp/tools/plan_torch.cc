@@ -13,6 +13,7 @@
 #include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/tools/plan_file.h"
 #include "sfsdp/tools/plan_search.h"
 #include "sfsdp/train/job.h"
@@ -63,8 +64,8 @@ tune::StepProfile profile_of(const Request& request, const Program& program, con
   return profile;
 }
 
-void explain(std::ostream& out, const Request& request, const Program& program, const Program::Variant& variant,
-             const cost::Machine& machine) {
+void explain_units(std::ostream& out, const Request& request, const Program& program, const Program::Variant& variant,
+                   const cost::Machine& machine) {
   const tune::StepProfile profile = profile_of(request, program, variant, machine);
   const auto schedule = schedule_of(variant.graph, profile);
   const auto estimated = tune::estimate(profile, schedule);
@@ -98,6 +99,7 @@ void explain(std::ostream& out, const Request& request, const Program& program, 
 }  // namespace
 
 int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
+  refuse_operands(request);
   if (request.has("search")) return run_search(request, train::capture_job, out, err);
   for (const GivenOption& option : request.own.options)
     if (option.name.starts_with("--simulate."))
@@ -112,8 +114,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Held<const Program::Variant> first = job.program->first();
   const Program::Variant& variant = *first;
   if (request.has("explain")) {
-    if (!machine) throw UserError("--explain needs --machine\n  expected --machine M, such as dgx_h100");
-    explain(out, request, *job.program, variant, *machine);
+    if (machine) explain_units(out, request, *job.program, variant, *machine);
+    explain_plan(variant.plan, request.get("explain"), out);
     return 0;
   }
   verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});

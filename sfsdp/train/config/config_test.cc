@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/config/config.h"
+#include "sfsdp/testing/source_dir.h"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Expected matches are Oniguruma's, through Hugging Face's library: tests/fixtures/tokenizer_reference.py wrote them.
-#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/data/tokenizer/pattern.h"
+#include "sfsdp/testing/source_dir.h"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Expected ids are Hugging Face's: tests/fixtures/tokenizer_reference.py wrote them.
-#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/data/tokenizer/tokenizer.h"
+#include "sfsdp/testing/source_dir.h"
 
 #include <doctest/doctest.h>
 
@@ -18,7 +18,9 @@ namespace {
 const std::vector<std::string> kPipelines = {"gpt2",  "llama3", "qwen2",     "deepseek",
                                              "o200k", "falcon", "starcoder", "sentencepiece"};
 
-std::string folder_of(const std::string& pipeline) { return testing::source_dir() + "/tests/fixtures/tokenizers/" + pipeline; }
+std::string folder_of(const std::string& pipeline) {
+  return testing::source_dir() + "/tests/fixtures/tokenizers/" + pipeline;
+}
 
 struct Expected {
   std::string name;
