@@ -17,5 +17,10 @@ TEST_CASE("device memory: a context, a communicator for each axis in use and one
   CHECK(bytes_outside(machine, {{"dp_shard", 8}}) == 0);
 }
 
+TEST_CASE("device memory: a GiB that is given back and asked for again takes 31 ms") {
+  CHECK(moving_seconds(0) == 0);
+  CHECK(moving_seconds(2.0 * (1 << 30)) == doctest::Approx(0.0312));
+}
+
 }  // namespace
 }  // namespace sfsdp::cost

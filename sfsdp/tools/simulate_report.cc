@@ -39,12 +39,14 @@ std::string by_stream(const sim::PyTorchMemory& memory, const std::function<std:
 
 std::string pytorch_json(const SimulateReport& r) {
   if (!r.pytorch) return "";
-  return concat(", \"allocated_bytes\": ", r.pytorch->allocated_bytes, ", \"held_bytes\": ", r.pytorch->held_bytes,
-                ", \"reserved_bytes\": ", r.pytorch->reserved_bytes, ", \"reserved_by_stream\": {",
-                by_stream(*r.pytorch, [](const std::string& name,
-                                         int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
-                "}, \"loss\": ", json_quoted(r.loss), ", \"peak_at\": ", json_quoted(r.pytorch->peak_at),
-                ", \"known_memory_error\": ", shortest(kKnownMemoryError));
+  return concat(
+      ", \"allocated_bytes\": ", r.pytorch->allocated_bytes, ", \"held_bytes\": ", r.pytorch->held_bytes,
+      ", \"reserved_bytes\": ", r.pytorch->reserved_bytes, ", \"allocator_retries\": ", shortest(r.pytorch->retries),
+      ", \"allocator_seconds\": ", shortest(r.allocator_seconds), ", \"reserved_by_stream\": {",
+      by_stream(*r.pytorch,
+                [](const std::string& name, int64_t bytes) { return concat(json_quoted(name), ": ", bytes); }),
+      "}, \"loss\": ", json_quoted(r.loss), ", \"peak_at\": ", json_quoted(r.pytorch->peak_at),
+      ", \"known_memory_error\": ", shortest(kKnownMemoryError));
 }
 
 std::string notes_json(const std::vector<std::string>& notes) {
@@ -73,7 +75,9 @@ std::string verdict(const SimulateReport& r) {
   const std::string known = concat("nine of ten published peaks are within ", fixed(100 * kKnownMemoryError, 0), " %");
   if (!r.fits()) return concat("out of memory, ", far, "; ", known);
   if (distance < 0)
-    return concat("what holds tensors fits, the allocator would keep more and gives that back, ", far, "; ", known);
+    return concat("what holds tensors fits, the allocator would keep more and gives that back, ", far, ": ",
+                  fixed(r.pytorch->retries, 1), " retries and ", fixed(r.allocator_seconds * 1e3, 1), " ms a step, ",
+                  r.counts_retries() ? "" : "not ", "counted; ", known);
   return concat(distance < kKnownMemoryError ? "may just fit, " : "fits, ", far, "; ", known);
 }
 
@@ -110,6 +114,11 @@ int64_t SimulateReport::room_bytes() const {
 
 double SimulateReport::distance() const {
   return 1 - static_cast<double>(peak_bytes()) / static_cast<double>(room_bytes());
+}
+
+bool SimulateReport::counts_retries() const {
+  if (!pytorch || !fits()) return false;
+  return static_cast<double>(pytorch->reserved_bytes) > (1 + kKnownMemoryError) * static_cast<double>(room_bytes());
 }
 
 bool SimulateReport::fits() const { return (pytorch ? pytorch->held_bytes : memory.peak()) <= room_bytes(); }

@@ -24,16 +24,19 @@ struct SimulateReport {
   sim::Simulation simulation;
   plan::MemoryPlan memory;
   std::optional<sim::PyTorchMemory> pytorch;  // of executions that are PyTorch's
-  std::string loss;                           // pytorch: separate, kept or fused
-  bool shows_allocated = false;               // pytorch: the peak is what tensors have, not what the allocator holds
-  double tokens_per_second = 0;               // per device; 0: not known, as of a plan alone
-  double mfu = 0;                             // of the machine's bf16 peak, by kMfuFormula
+  double allocator_seconds = 0;  // pytorch: a step's, in which its full allocator gives back and asks again
+  std::string loss;              // pytorch: separate, kept or fused
+  bool shows_allocated = false;  // pytorch: the peak is what tensors have, not what the allocator holds
+  double tokens_per_second = 0;  // per device; 0: not known, as of a plan alone
+  double mfu = 0;                // of the machine's bf16 peak, by kMfuFormula
   int64_t peak_bytes() const;
   // What the device has beside the driver's context and the communicators' buffers (cost::bytes_outside); a plan has counted a
   // part of these buffers itself.
   int64_t room_bytes() const;
   // An allocator that runs full gives back the segments and pages without tensors, so PyTorch runs as long as the others fit.
   bool fits() const;
+  // Whether the step is longer by allocator_seconds: what is reserved is above the room by more than its known error.
+  bool counts_retries() const;
   // How far the peak is below that room, as a share of it; negative: above.
   double distance() const;
 };

@@ -196,7 +196,12 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
   report.outside_bytes = cost::bytes_outside(setup.machine, graph.mesh);
   report.simulation = sim::simulate(graph, setup.machine, setup.options);
   report.memory = std::move(memory);
-  if (setup.pytorch) report.pytorch = sim::pytorch_memory(graph, *setup.pytorch, setup.segments);
+  if (setup.pytorch) {
+    const int64_t room = static_cast<int64_t>(report.machine.memory_bytes) - report.outside_bytes;
+    report.pytorch = sim::pytorch_memory(graph, *setup.pytorch, setup.segments, room);
+    report.allocator_seconds = cost::moving_seconds(report.pytorch->moved_bytes);
+    if (report.counts_retries()) report.simulation.step_seconds += report.allocator_seconds;
+  }
   report.shows_allocated = setup.shows_allocated;
   report.tokens_per_second = static_cast<double>(facts.tokens) / report.simulation.step_seconds;
   report.mfu = report.tokens_per_second * facts.flops_per_token / report.machine.peak_bf16;

@@ -25,6 +25,8 @@ using Handles = std::vector<CachingAllocator::Handle>;
 constexpr int64_t kProductWorkspace = 32 << 20;
 // Moments are there in the second step; in the third all has found its place, and steps after that repeat it.
 constexpr int kSteps = 3;
+// In a room that is full, addresses may differ from step to step: what is done is the mean of as many steps after these.
+constexpr int kCountedSteps = 3;
 constexpr int64_t kTurns = 3;  // micro-batches of a step: more of them repeat the third
 
 int64_t bytes_as_f32(const Value& value) { return value.type().numel() * 4; }
@@ -71,18 +73,25 @@ int64_t flat_gradient_bytes(const Op& pack) {
 class Run {
  public:
   // watched: the allocation at which to note what is alive; 0: none
-  Run(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator::Segments segments, int64_t watched)
-      : graph_(graph), options_(options), lifetimes_(graph, options), allocator_(segments), watched_(watched) {
+  Run(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator allocator, int64_t watched)
+      : graph_(graph),
+        options_(options),
+        lifetimes_(graph, options),
+        allocator_(std::move(allocator)),
+        watched_(watched) {
     dying_.resize(lifetimes_.order().size() + 1);
     keeps_whole_gradients_ = options.keeps_whole_gradients || is_replicated(graph);
     find_roles();
   }
 
-  PyTorchMemory run() {
+  PyTorchMemory run(int steps) {
     allocate(kProductWorkspace, PyTorchStream::Compute);
     for (const auto& op : graph_.ops())
       if (op->is("param") || (op->is("state") && read_by_model_.contains(op->result()))) allocate_state(*op);
-    for (int step = 0; step < kSteps; ++step) run_step(step == 0);
+    for (int step = 0; step < steps; ++step) {
+      counted_ = step < kSteps ? 0 : 1.0 / kCountedSteps;
+      run_step(step == 0);
+    }
     out_.allocated_bytes = allocator_.peak_allocated();
     out_.held_bytes = allocator_.peak_held();
     out_.reserved_bytes = allocator_.reserved();
@@ -153,6 +162,7 @@ class Run {
       if (repeated(order[slot])) end_ = slot + 1;
     run_range(0, begin_, first);
     const int64_t turns = std::min<int64_t>(graph_.micro_batches, kTurns);
+    count_traffic(1);
     for (int64_t turn = 0; turn < turns; ++turn) {
       first_turn_ = turn == 0;
       last_turn_ = turn + 1 == turns;
@@ -160,6 +170,8 @@ class Run {
         for (const auto& [value, handle] : held_sums_) dies(handle, lifetimes_.last(value));
       if (last_turn_) held_sums_.clear();
       run_range(begin_, end_, first);
+      const bool stands_for_more = turn == 1 && !last_turn_;
+      count_traffic(stands_for_more ? graph_.micro_batches - 2 : 1);
     }
     for (const auto handle : given_) free(handle);
     given_.clear();
@@ -167,6 +179,17 @@ class Run {
     for (const auto handle : dying_.back()) free(handle);
     dying_.back().clear();
     now_ = nullptr;
+    count_traffic(1);
+  }
+
+  // What the allocator has done since the last count, as often as the part of the step since then runs.
+  void count_traffic(int64_t times) {
+    const CachingAllocator::Traffic& now = allocator_.traffic();
+    const double weight = counted_ * static_cast<double>(times);
+    out_.retries += weight * static_cast<double>(now.retries - traffic_.retries);
+    out_.moved_bytes +=
+        weight * static_cast<double>(now.given_bytes + now.asked_bytes - traffic_.given_bytes - traffic_.asked_bytes);
+    traffic_ = now;
   }
 
   // Optimizers make their moments in the first update.
@@ -349,6 +372,8 @@ class Run {
   const PyTorchOptions& options_;
   const Lifetimes lifetimes_;
   CachingAllocator allocator_;
+  CachingAllocator::Traffic traffic_;  // up to the last count
+  double counted_ = 0;                 // the part of a step in the mean
   PyTorchMemory out_;
   const Op* now_ = nullptr;
   std::map<CachingAllocator::Handle, std::pair<const Op*, int64_t>> alive_;
@@ -379,11 +404,17 @@ std::string_view to_string(PyTorchStream stream) {
   return kNames.at(static_cast<size_t>(stream));
 }
 
-PyTorchMemory pytorch_memory(const ir::Graph& graph, const PyTorchOptions& options,
-                             CachingAllocator::Segments segments) {
-  Run first(graph, options, segments, 0);
-  first.run();
-  return Run(graph, options, segments, first.peak()).run();
+PyTorchMemory pytorch_memory(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator::Segments segments,
+                             int64_t room) {
+  Run first(graph, options, CachingAllocator(segments), 0);
+  first.run(kSteps);
+  PyTorchMemory out = Run(graph, options, CachingAllocator(segments), first.peak()).run(kSteps);
+  if (out.reserved_bytes > room) {
+    const PyTorchMemory full = Run(graph, options, CachingAllocator(segments, room), 0).run(kSteps + kCountedSteps);
+    out.retries = full.retries;
+    out.moved_bytes = full.moved_bytes;
+  }
+  return out;
 }
 
 }  // namespace sfsdp::sim

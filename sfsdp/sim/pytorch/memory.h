@@ -30,9 +30,14 @@ struct PyTorchMemory {
   // What tensors have where that is most: the op that made each, nullptr for what belongs to none, and its bytes.
   std::vector<std::pair<const ir::Op*, int64_t>> at_peak;
   std::string peak_at;  // the opcode and module of the op that asks for the last of it
+  // What the allocator does in each step where it would hold more than the room: the mean of steps four to six.
+  double retries = 0;      // times that it gives back all it can and asks again
+  double moved_bytes = 0;  // given back to the device, and asked for
 };
 
+//   room: bytes of the device that tensors can have
 PyTorchMemory pytorch_memory(const ir::Graph& graph, const PyTorchOptions& options,
-                             plan::CachingAllocator::Segments segments);
+                             plan::CachingAllocator::Segments segments,
+                             int64_t room = plan::CachingAllocator::kEndless);
 
 }  // namespace sfsdp::sim

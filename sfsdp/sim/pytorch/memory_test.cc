@@ -70,6 +70,34 @@ TEST_CASE("FSDP1's memory: gathers are the parameters; a traced graph has one st
   CHECK(one.reserved_by_stream[1] == 20 * kMiB);
 }
 
+TEST_CASE("a full room: the allocator gives back and asks again in each step and micro-batch") {
+  // Backward has 64 MiB when forward's gathers are over, and their stream keeps a segment of 20 MiB.
+  ir::Graph graph = ir::parse_or_throw(std::string(kTwoUnits) +
+                                       "bwd:\n  %big = full value=1.0 : bf16[33554432]\n  return %y, %big\n");
+  const PyTorchMemory free = pytorch_memory(graph, {}, Segments::Fixed);
+  CHECK(free.reserved_by_stream[1] == 20 * kMiB);
+  CHECK(free.retries == 0);
+  CHECK(free.moved_bytes == 0);
+  CHECK(pytorch_memory(graph, {}, Segments::Fixed, free.reserved_bytes).retries == 0);
+  const int64_t room = free.held_bytes;
+  CHECK(room == free.reserved_bytes - 40 * kMiB);
+  const PyTorchMemory full = pytorch_memory(graph, {}, Segments::Fixed, room);
+  CHECK(full.reserved_bytes == free.reserved_bytes);  // what it would hold
+  // The gathers, and 20 MiB of forward's own, take backward's 64, which takes theirs: each is given back and asked for once.
+  CHECK(full.retries == 2);
+  CHECK(full.moved_bytes == 2.0 * (64 + 20 + 20) * kMiB);
+  // Micro-batches between the first and the last are alike.
+  const auto with = [&](int64_t micro_batches) {
+    graph.micro_batches = micro_batches;
+    return pytorch_memory(graph, {}, Segments::Fixed, room);
+  };
+  const PyTorchMemory three = with(3), four = with(4), seven = with(7);
+  CHECK(four.retries > three.retries);
+  CHECK(four.moved_bytes > three.moved_bytes);
+  CHECK(seven.retries - three.retries == doctest::Approx(4 * (four.retries - three.retries)));
+  CHECK(seven.moved_bytes - three.moved_bytes == doctest::Approx(4 * (four.moved_bytes - three.moved_bytes)));
+}
+
 // A parameter of 2 Mi elements; its gradient is summed over two micro-batches and reduced in the last.
 constexpr const char* kWhole = R"(
 graph mesh [dp_shard=2] view local
