@@ -6,6 +6,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir {
@@ -218,6 +219,42 @@ void rule_param(RuleContext& context) {
 }
 
 void rule_constant(RuleContext& context) { context.integer("index"); }
+
+namespace {
+
+// Results in the memory of the operands from `first` on, one for each.
+void check_carried(RuleContext& context, size_t first) {
+  if (context.op.results().size() + first != context.op.operands.size())
+    context.stop(
+        concat("has ", context.op.results().size(), " results"),
+        concat("expected one for each of the ", context.op.operands.size() - first, " values that it carries"));
+  for (size_t k = first; k < context.op.operands.size(); ++k) {
+    if (context.operand(k).kind != Type::Kind::Tensor || !context.operand(k).strides.empty())
+      context.stop(concat("carries %", context.op.operands[k]->name()),
+                   concat("expected a contiguous tensor, got ", context.operand(k)));
+    context.expect_like(static_cast<int>(k - first), context.operand(k));
+  }
+}
+
+}  // namespace
+
+void rule_loop(RuleContext& context) {
+  const Type& trips = context.operand(0);
+  const bool is_flag = trips.dtype == DType::b1 && context.op.is("when");
+  if (trips.kind != Type::Kind::Tensor || !trips.dims.empty() ||
+      (!is_flag && trips.dtype != DType::i64 && trips.dtype != DType::i32))
+    context.report(
+        concat("runs as often as %", context.op.operands[0]->name(), " says"),
+        concat("expected an integer, i64[] or i32[]", context.op.is("when") ? ", or b1[]" : "", ", got ", trips));
+  if (context.op.is("loop")) {
+    const int64_t most = context.integer("at_most");
+    if (most < 1 || most > kMostTrips)
+      context.report(concat("has at_most=", most), concat("expected 1 to ", kMostTrips));
+  }
+  check_carried(context, 1);
+}
+
+void rule_end(RuleContext& context) { check_carried(context, 0); }
 
 void rule_cast(RuleContext& context) { context.expect(0, std::nullopt, context.operand().shape()); }
 

@@ -15,6 +15,7 @@
 #include "sfsdp/ir/attribute_kinds.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/lexer.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/shape_rules.h"
 #include "sfsdp/ir/side_table.h"
@@ -81,6 +82,9 @@ class Verifier {
     check_outputs();
     check_carries();
     check_all_waited();
+    if (!diagnostics_.empty()) return std::move(diagnostics_);  // loops are followed through operands
+    for (auto& [op, wrong] : check_loops(graph_))
+      diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
     return std::move(diagnostics_);
   }
 

@@ -5,6 +5,8 @@
 #include <optional>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -42,6 +44,9 @@ void check_verified(const ir::Graph& graph, const std::string& name) {
 }  // namespace
 
 std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> calls, const RunOptions& options) {
+  if (const auto loops = ir::loops_of(graph); !loops.empty())
+    throw UserError(concat("no pass knows loops, and the graph has ", ir::name_of(*loops[0].begin),
+                           "\n  expected a graph without loop and when; passes run before they are made"));
   std::vector<PassReport> reports;
   std::string text;  // of the graph as it is, where that is known
   if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);

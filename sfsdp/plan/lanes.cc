@@ -2,11 +2,14 @@
 #include "sfsdp/plan/lanes.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/ir/side_table.h"
@@ -36,7 +39,7 @@ class EdgeMaker {
   explicit EdgeMaker(size_t lanes) : known_(lanes, Clock(lanes)), runs_(lanes), program_(lanes), latest_(lanes) {}
 
   void visit(const Action& action) {
-    if (action.kind == Action::Load) return;
+    if (action.kind == Action::Load || action.kind == Action::Again) return;
     const size_t lane = action.task.lane;
     if (action.kind == Action::Wait) {
       program_[lane] = std::max(program_[lane], latest_[lane].at(action.task.number));
@@ -96,18 +99,32 @@ std::string name_of(const CommLane& lane) {
 }
 
 std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& lanes,
-                               const std::function<bool(const Op&)>& blocks) {
+                               const std::function<bool(const Op&)>& blocks, int64_t trips) {
   const auto is_over = [&](const Op& op) { return !ir::is_start(op) || (blocks && blocks(op)); };
   const cost::Kernels kernels = cost::kernels_of(graph);
   ir::OpTable<Task> task_of(graph);
   for (size_t lane = 0; lane < lanes.size(); ++lane)
     for (size_t i = 0; i < lanes[lane].collectives.size(); ++i) task_of[lanes[lane].collectives[i]] = {lane + 1, i};
   std::vector<Action> program;
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);
   const auto run = [&](ir::Part part) {
     if (part != ir::Part::Head && part != ir::Part::Tail) program.push_back({Action::Load});
     int last = -1;
+    auto loop = loops.begin();
+    int64_t trip = 0;
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const Op& op = *graph.ops()[i];
+      if (loop != loops.end() && i == loop->last) {
+        if (trip + 1 < trips && ir::runs_in(op, part)) {
+          program.push_back({Action::Again, {0, static_cast<size_t>(kernels.of[loop->first])}});
+          ++trip;
+          i = loop->first;
+          last = -1;
+          continue;
+        }
+        trip = 0;
+        ++loop;
+      }
       if (!ir::runs_in(op, part)) continue;
       if (ir::is_collective(op)) {
         program.push_back({Action::Start, task_of[&op]});
@@ -118,6 +135,7 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
         last = kernels.of[i];
         program.push_back({Action::Run, {0, static_cast<size_t>(last)}});
       }
+      if (trips == 0 && loop != loops.end() && i == loop->first) i = loop->last - 1;
     }
   };
   for (const ir::Part part : ir::parts_of_step(std::min(graph.micro_batches, kMicroBatches))) run(part);
@@ -126,20 +144,41 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
 
 std::vector<Edge> make_edges(const Graph& graph, const std::vector<CommLane>& lanes,
                              const std::function<bool(const Op&)>& blocks) {
-  EdgeMaker maker(lanes.size() + 1);
-  const std::vector<Action> program = program_of(graph, lanes, blocks);
-  for (int step = 0; step < 2; ++step)  // the second one follows a step
-    for (const Action& action : program) maker.visit(action);
-  return std::move(maker).edges();
+  std::vector<Edge> edges;
+  for (const int64_t trips : trips_to_check(graph)) {
+    EdgeMaker maker(lanes.size() + 1);
+    const std::vector<Action> program = program_of(graph, lanes, blocks, trips);
+    for (int step = 0; step < 2; ++step)  // the second one follows a step
+      for (const Action& action : program) maker.visit(action);
+    const std::vector<Edge> more = std::move(maker).edges();
+    std::vector<Edge> both;
+    std::ranges::set_union(edges, more, std::back_inserter(both), std::less<>());
+    edges = std::move(both);
+  }
+  return edges;
+}
+
+std::vector<int64_t> trips_to_check(const Graph& graph) {
+  if (ir::loops_of(graph).empty()) return {1};
+  return {0, 2};
 }
 
 HostLoad host_load(const Graph& graph, const std::vector<CommLane>& lanes) {
-  const auto reads_io = [](const Op* op) {
+  const auto reads_io_itself = [](const Op* op) {
     if (ir::is_update(*op) || ir::is_random(*op)) return true;  // lr and step; seed
     return std::ranges::any_of(op->operands, [](const ir::Value* operand) {
       return operand && ir::storage_of(operand)->producer()->is("input");
     });
   };
+  // A loop without a trip stands for its body: its tasks read what the body reads.
+  ir::OpTable<uint8_t> in_body(graph, 0), stands_for_reader(graph, 0);
+  for (const ir::Loop& loop : ir::loops_of(graph))
+    for (size_t i = loop.first + 1; i < loop.last; ++i) {
+      const Op* op = graph.ops()[i].get();
+      in_body[op] = 1;
+      if (reads_io_itself(op)) stands_for_reader[loop.begin] = stands_for_reader[loop.end] = 1;
+    }
+  const auto reads_io = [&](const Op* op) { return stands_for_reader[op] != 0 || reads_io_itself(op); };
   HostLoad load;
   const auto add = [](std::vector<Task>& tasks, const Task& task) {
     if (std::ranges::find(tasks, task) == tasks.end()) tasks.push_back(task);
@@ -150,6 +189,10 @@ HostLoad host_load(const Graph& graph, const std::vector<CommLane>& lanes) {
       std::vector<size_t> readers;
       for (size_t i = 0; i < tasks.size(); ++i)
         if (ir::runs_in(*tasks[i][0], part) && std::ranges::any_of(tasks[i], reads_io)) readers.push_back(i);
+      if (readers.empty()) continue;
+      add(load.before, {lane, readers.front()});
+      add(load.after, {lane, readers.back()});
+      std::erase_if(readers, [&](size_t i) { return in_body[tasks[i][0]] != 0; });
       if (readers.empty()) continue;
       add(load.before, {lane, readers.front()});
       add(load.after, {lane, readers.back()});

@@ -47,16 +47,24 @@ struct Action {
     Start,  // of a collective
     Wait,   // until it is done
     Load,   // the host writes region io, before each micro-batch
+    Again,  // a trip of a loop begins that is not its first
   } kind = Run;
-  Task task = {};  // none of Load
+  Task task = {};  // none of Load; of Again: the loop's
 };
 // One step's actions. It runs forward, loss and backward of at most three micro-batches: the first one, one that stands
 // for those between, and the last one.
 //   blocks: of a collective or a start, whether the program goes on only once it is over; none does by itself
+//   trips: of each loop (ir/loops.h). Its `loop` and its `end` are tasks of the compute lane, which run without a trip too:
+//          the first reads how many trips there are and tells the other lanes, the second comes after all that the body does.
 std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
-                               const std::function<bool(const ir::Op&)>& blocks = nullptr);
+                               const std::function<bool(const ir::Op&)>& blocks = nullptr, int64_t trips = 1);
+// Numbers of trips that stand for all others. A loop's two tasks are ordered with all that is outside of the body, so what a body
+// does meets only its own trips, and what a trip leaves to the next one, the second leaves to the third in the same places.
+// {1} where the graph has no loop.
+std::vector<int64_t> trips_to_check(const ir::Graph& graph);
 
-// The edges that the program needs and that the order of a lane and other edges do not imply. Sorted.
+// The edges that the program needs and that the order of a lane and other edges do not imply, without a trip or with some.
+// Sorted.
 std::vector<Edge> make_edges(const ir::Graph& graph, const std::vector<CommLane>& lanes,
                              const std::function<bool(const ir::Op&)>& blocks = nullptr);
 

@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/in_place.h"
@@ -40,6 +41,15 @@ void live_through_repetitions(const Graph& graph, std::vector<Buffer>& buffers) 
     b.carried = b.value->producer()->is("accumulate");
     if (b.carried) b.first = first;
     if (b.carried || (b.first < first && b.last >= first && read.contains(b.value))) b.last = std::max(b.last, last);
+  }
+}
+
+// What a body reads that is made before its loop, the next trip reads too. What the body makes lives in one trip.
+void live_through_loops(const Graph& graph, std::vector<Buffer>& buffers) {
+  for (const ir::Loop& loop : ir::loops_of(graph)) {
+    const auto first = static_cast<int64_t>(loop.first), last = static_cast<int64_t>(loop.last);
+    for (Buffer& b : buffers)
+      if (b.first < first && b.last > first) b.last = std::max(b.last, last);
   }
 }
 
@@ -154,6 +164,7 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
     buffer.bytes = round_up(buffer.bytes,
                             options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));
   if (graph.micro_batches > 1) live_through_repetitions(graph, buffers);
+  live_through_loops(graph, buffers);
   if (!options.blocking) {
     const auto over = write_over_last_reads(graph, kernels, index, buffers, own);
     lifetimes.inside.insert(lifetimes.inside.end(), over.begin(), over.end());

@@ -9,7 +9,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::sim {
@@ -358,6 +361,9 @@ cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vect
 RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          cost::System system, StepGathers gathers, const cost::Composites& composites,
                          const std::vector<plan::Edge>* edges, Reductions reductions) {
+  if (const auto loops = ir::loops_of(graph); !loops.empty())
+    throw UserError(concat("the simulation cannot say how often ", ir::name_of(*loops[0].begin), " runs its body",
+                           "\n  expected a graph without loop and when"));
   return Maker(graph, machine, Rules(graph, execution, gathers, reductions),
                cost::price_kernels(graph, machine, execution, system, composites))
       .make(edges);

@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/access.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/ir/printer.h"
@@ -43,17 +44,26 @@ bool is_elementwise(const Op& op) {
 class Checker {
  public:
   Checker(const Graph& graph, std::string axis)
-      : graph_(graph), axis_(std::move(axis)), states_(graph, State::Replicate) {}
+      : graph_(graph),
+        axis_(std::move(axis)),
+        loops_(ir::loops_of(graph)),
+        states_(graph, State::Replicate),
+        agreed_(graph, 0) {}
 
   std::string check() {
-    // Buffers that become Own make what reads them Own: at most as many rounds as there are carries.
-    for (size_t round = 0; round <= graph_.carries.size(); ++round) {
+    // Buffers that become Own make what reads them Own: at most as many rounds as there are carries, of the step and of loops,
+    // each of which changes twice.
+    size_t rounds = 1 + graph_.carries.size();
+    for (const ir::Loop& loop : loops_) rounds += 2 * loop.begin->results().size();
+    for (size_t round = 0; round < rounds; ++round) {
       states_ = ir::ValueTable<State>(graph_, State::Replicate);
-      for (const auto& op : graph_.ops()) {
-        std::string wrong = visit(*op);
+      for (size_t i = 0; i < graph_.ops().size(); ++i) {
+        std::string wrong = visit(*graph_.ops()[i], ir::loop_around(loops_, i));
         if (!wrong.empty()) return wrong;
+        note_agreement(*graph_.ops()[i]);
       }
-      if (!carry_local_buffers()) break;
+      const bool carried = carry_local_buffers();
+      if (!carry_through_loops() && !carried) break;
     }
     return check_ends();
   }
@@ -74,7 +84,73 @@ class Checker {
     return named;
   }
 
-  std::string visit(const Op& op) {
+  // Whether all ranks have the same number there for certain. That is less than a State says: what forward computes of numbers that
+  // all ranks have is the same on all of them too, but each rank's own to whoever adds up.
+  void note_agreement(const Op& op) {
+    const auto agreed = [&](const Value* value) { return !value || agreed_[value] != 0; };
+    const bool here = over_this_axis(op);
+    for (size_t r = 0; r < op.results().size(); ++r) {
+      const Value* result = op.results()[r].get();
+      bool same = ir::is_pure(op) && !(here && !ir::is_collective(op)) && std::ranges::all_of(op.operands, agreed);
+      if (ir::is_root(op)) same = leaf(op) == State::Replicate && !local_.contains(result);
+      if (op.is("constant")) same = false;
+      if (ir::is_collective(op) && here) same = ir::collective_kind(op) != "reduce_scatter";
+      if (ir::is_loop(op)) same = agreed(op.operands[0]) && agreed(op.operands[r + 1]) && !differing_.contains(result);
+      if (op.is("end")) same = agreed(loop_of(op).begin->result(static_cast<int>(r))) && agreed(op.operands[r]);
+      agreed_[result] = same ? 1 : 0;
+    }
+  }
+
+  const ir::Loop& loop_of(const Op& end) const { return *std::ranges::find(loops_, &end, &ir::Loop::end); }
+
+  // A trip begins with what stood before the loop, or with what the trip before has left.
+  bool carry_through_loops() {
+    bool changed = false;
+    for (const ir::Loop& loop : loops_)
+      for (size_t k = 0; k < loop.end->operands.size(); ++k) {
+        const Value *carried = loop.begin->result(static_cast<int>(k)), *next = loop.end->operands[k];
+        if (state_of(next) == State::Own && state_of(carried) == State::Replicate)
+          changed |= local_.insert(carried).second;
+        if (agreed_[next] == 0 && agreed_[carried] != 0) changed |= differing_.insert(carried).second;
+      }
+    return changed;
+  }
+
+  std::string begin_loop(const Op& loop) {
+    for (size_t k = 0; k < loop.results().size(); ++k) {
+      const State before = state_of(loop.operands[k + 1]);
+      if (before == State::Shard && agreed_[loop.operands[0]] == 0)
+        return error(loop, "a shard is made anew as often as each rank's own number says",
+                     "expected a number of trips that is the same on all ranks");
+      // Ranks that make other numbers of trips leave other numbers.
+      const bool differs = agreed_[loop.operands[0]] == 0 || local_.contains(loop.results()[k].get());
+      states_[loop.results()[k].get()] = before == State::Replicate && differs ? State::Own : before;
+    }
+    return "";
+  }
+
+  std::string end_loop(const Op& end) {
+    const Op& begin = *loop_of(end).begin;
+    for (size_t k = 0; k < end.results().size(); ++k) {
+      const State before = state_of(begin.results()[k].get()), next = state_of(end.operands[k]);
+      if ((before == State::Shard) != (next == State::Shard))
+        return error(end,
+                     concat("a trip begins with ", to_text(before), ", %", begin.results()[k]->name(), ", and leaves ",
+                            to_text(next)),
+                     "expected the same of both");
+      states_[end.results()[k].get()] = before == State::Own ? before : next;
+    }
+    return "";
+  }
+
+  std::string visit(const Op& op, const ir::Loop* loop) {
+    if (ir::is_loop(op)) return begin_loop(op);
+    if (op.is("end")) return end_loop(op);
+    if (loop && ir::is_collective(op) && over_this_axis(op) && agreed_[loop->begin->operands[0]] == 0)
+      return error(op,
+                   concat("it meets as often as %", loop->begin->operands[0]->name(),
+                          " says, which may differ from rank to rank"),
+                   "expected a number that all ranks have: reduce it (op=max), or gather what it is computed of");
     if (ir::is_root(op)) {
       set(op, leaf(op));
       return "";
@@ -181,8 +257,11 @@ class Checker {
 
   const Graph& graph_;
   std::string axis_;
+  std::vector<ir::Loop> loops_;
   ir::ValueTable<State> states_;
-  std::unordered_set<const Value*> local_;  // buffers of a module that every rank writes by itself
+  ir::ValueTable<uint8_t> agreed_;          // all ranks have the same number
+  std::unordered_set<const Value*> local_;  // what every rank writes by itself: buffers of a module, what loops carry
+  std::unordered_set<const Value*> differing_;  // what trips before the last leave otherwise on some ranks
 };
 
 }  // namespace

@@ -19,6 +19,9 @@ namespace sfsdp::plan {
 //   sum_squares    of Shards: Own (a part of the sum)
 //   other ops      Own if an operand is; a Shard if one is and the op is elementwise or moves no data, else an error.
 //                  Where all are Replicate: in forward, loss and backward Own, unless the op only moves or casts; elsewhere Replicate
+//   loop, end      what is carried is what stood before or what a trip leaves; Own where the number of trips may differ
+// The number of trips of a loop whose body has collectives over an axis must be the same on all its ranks: a param or state that is
+// Replicate, what an all_gather or all_reduce makes, or what pure ops make of such alone.
 // The loss, the norm and what the next step starts from must not be Own; an update takes a gradient placed as its
 // parameter.
 // Source: docs/architecture.md, section 4.

@@ -11,6 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/plan/verify/kernels.h"
@@ -39,13 +40,25 @@ struct Content {
   Clock readers;                 // by lane, the latest run that reads it
 };
 
+// A loop, and what its body has to do with memory.
+struct Body {
+  ir::Loop loop;
+  std::vector<const Value*> reads;  // storages that are made outside
+  std::vector<const Value*> makes;  // what lies elsewhere than what the loop carries
+  Run begun = {};                   // the latest run of its first task
+};
+
 class HazardChecker {
  public:
-  explicit HazardChecker(const StepPlan& plan)
+  //   trips: of each loop
+  HazardChecker(const StepPlan& plan, int64_t trips)
       : plan_(plan),
+        trips_(trips),
         host_(plan.lanes.size() + 1),
         lanes_(host_ + 1),
         buffer_of_(plan.graph),
+        position_(plan.graph),
+        collective_(plan.graph),
         made_(plan.graph),
         made_in_(plan.graph),
         now_(lanes_, Clock(lanes_)),
@@ -69,12 +82,13 @@ class HazardChecker {
         if (from) buffer_of_[op->results()[r].get()] = from;
       }
     }
+    note_bodies();
   }
 
   std::vector<std::string> check() {
     check_window();
     check_packs();
-    const std::vector<Action> program = program_of(plan_.graph, plan_.lanes);
+    const std::vector<Action> program = program_of(plan_.graph, plan_.lanes, nullptr, trips_);
     for (int step = 0; step < 2; ++step) {
       begin_step(step == 0);
       for (const Action& action : program) {
@@ -82,6 +96,8 @@ class HazardChecker {
         if (action.kind == Action::Load) {
           begin_micro_batch();
           run({host_, 0});
+        } else if (action.kind == Action::Again) {
+          begin_trip(*body_of_task(action.task));
         } else if (action.kind != Action::Wait) {
           run(action.task);
         }
@@ -180,6 +196,102 @@ class HazardChecker {
     loaded_ = step_;
   }
 
+  void note_bodies() {
+    for (size_t i = 0; i < plan_.graph.ops().size(); ++i) position_[plan_.graph.ops()[i].get()] = i;
+    for (size_t lane = 0; lane < plan_.lanes.size(); ++lane)
+      for (size_t i = 0; i < plan_.lanes[lane].collectives.size(); ++i)
+        collective_[plan_.lanes[lane].collectives[i]] = Task{lane + 1, i};
+    for (const ir::Loop& loop : ir::loops_of(plan_.graph)) {
+      Body body{.loop = loop, .reads = {}, .makes = {}};
+      std::unordered_set<const Value*> seen;
+      const auto is_carried = [&](const Value* value) {
+        return std::ranges::any_of(loop.begin->results(),
+                                   [&](const auto& carried) { return buffer_of_[value] == buffer_of_[carried.get()]; });
+      };
+      for (size_t i = loop.first + 1; i < loop.last; ++i) {
+        const Op& op = *plan_.graph.ops()[i];
+        for (const Value* operand : op.operands)
+          if (const Value* memory = operand ? ir::storage_of(operand) : nullptr;
+              memory && position_[memory->producer()] < loop.first && seen.insert(memory).second)
+            body.reads.push_back(memory);
+        for (const auto& result : op.results())
+          if (buffer_of_[result.get()] && !inside_kernels_.contains(result.get()) && !is_carried(result.get()))
+            body.makes.push_back(result.get());
+      }
+      bodies_.push_back(std::move(body));
+    }
+  }
+
+  Body* body_of_task(const Task& task) {
+    const Op* op = kernels_.at(task.number)[0];
+    const auto found =
+        std::ranges::find_if(bodies_, [&](const Body& b) { return b.loop.begin == op || b.loop.end == op; });
+    return found == bodies_.end() ? nullptr : &*found;
+  }
+
+  // What is carried goes on under the name that a trip begins with.
+  void begin_trip(const Body& body) {
+    std::vector<const Value*> left;
+    for (const Value* next : body.loop.end->operands) left.push_back(ir::storage_of(next));
+    rename(left, begun_with(body), body);
+  }
+  static std::vector<const Value*> begun_with(const Body& body) {
+    std::vector<const Value*> values;
+    for (const auto& carried : body.loop.begin->results()) values.push_back(carried.get());
+    return values;
+  }
+  void rename(const std::vector<const Value*>& from, const std::vector<const Value*>& to, const Body& body) {
+    std::vector<Content*> contents;
+    for (const Value* value : from) {
+      const Buffer* found = buffer_of_[value];
+      contents.push_back(found ? holding(*found, *value) : nullptr);
+      if (found && !contents.back())
+        error(concat(place_of(*found), " holds ", held_at(*found), " where a trip of ", ir::name_of(*body.loop.begin),
+                     " ends\n  expected %", value->name()));
+    }
+    for (size_t k = 0; k < contents.size(); ++k)
+      if (contents[k]) contents[k]->value = to[k];
+  }
+
+  // Both tasks of a loop touch what its body may touch, so that all outside is ordered with them, however many trips there are.
+  void touch(const Body& body, const Op& op, const Run& run, Clock clock) {
+    for (const Value* value : body.reads) read(*value, op, run, clock);
+    clock[run.lane] = run.number;  // values of the body may share memory
+    for (const Value* value : body.makes) replace(*buffer_of_[value], *value, run, &clock);
+  }
+
+  void run_border(Body& body, const Op& op, const Run& run, const Clock& clock) {
+    if (&op == body.loop.begin) {
+      run_ops({&op}, run, clock);
+      touch(body, op, run, clock);
+      body.begun = run;
+      return;
+    }
+    if (trips_ == 0) {
+      std::vector<const Value*> left;
+      for (const Value* next : op.operands) left.push_back(ir::storage_of(next));
+      rename(begun_with(body), left, body);
+    }
+    for (size_t i = body.loop.first + 1; trips_ > 0 && i < body.loop.last; ++i) {
+      const Op* inner = plan_.graph.ops()[i].get();
+      if (!ir::is_collective(*inner)) continue;
+      const Task task = collective_[inner];
+      if (!is_over({task.lane, latest_[task.lane].at(task.number)}, clock))
+        error(concat(ir::name_of(op), " may come before lane ", lane_name(task.lane), " is over with ",
+                     ir::name_of(*inner), " of its body\n  expected an edge between them"));
+    }
+    touch(body, op, run, clock);
+    run_ops({&op}, run, clock);
+  }
+
+  // A lane other than that of the loop's tasks learns from them how many trips there are.
+  void check_begun(const Op& op, const Run& run, const Clock& clock) {
+    for (const Body& body : bodies_)
+      if (body.loop.has(position_[&op]) && !is_over(body.begun, clock))
+        error(concat(ir::name_of(op), " on lane ", lane_name(run.lane), " may come before ",
+                     ir::name_of(*body.loop.begin), " has read the number of trips\n  expected an edge between them"));
+  }
+
   void load_batch(const Run& run, const Clock& clock) {
     for (const auto& op : plan_.graph.ops()) {
       if (!op->is("input")) continue;
@@ -211,14 +323,26 @@ class HazardChecker {
     if (task.lane == host_)
       load_batch(run, clock);
     else if (task.lane == 0)
-      run_ops(kernels_.at(task.number), run, clock);
+      run_kernel(task, run, clock);
     else
-      run_ops({plan_.lanes[task.lane - 1].collectives.at(task.number)}, run, clock);
+      run_collective(*plan_.lanes[task.lane - 1].collectives.at(task.number), run, clock);
     clock[task.lane] = run.number;
     runs_[task.lane].push_back(clock);
     auto& latest = latest_[task.lane];
     if (latest.size() <= task.number) latest.resize(task.number + 1);
     latest[task.number] = run.number;
+  }
+
+  void run_kernel(const Task& task, const Run& run, const Clock& clock) {
+    if (Body* body = body_of_task(task))
+      run_border(*body, *kernels_[task.number][0], run, clock);
+    else
+      run_ops(kernels_[task.number], run, clock);
+  }
+
+  void run_collective(const Op& op, const Run& run, const Clock& clock) {
+    check_begun(op, run, clock);
+    run_ops({&op}, run, clock);
   }
 
   // All is read before anything is written, but for what stays inside.
@@ -350,6 +474,7 @@ class HazardChecker {
   }
 
   const StepPlan& plan_;
+  const int64_t trips_;
   const size_t host_;  // the lane of the host, which has one task: it writes the batch
   const size_t lanes_;
   std::vector<std::vector<const Op*>> kernels_;
@@ -357,6 +482,9 @@ class HazardChecker {
   std::vector<std::pair<Task, Task>> before_;        // the ends of edges with their begins, sorted
   std::deque<Buffer> inside_;                        // what lies inside others, as if it had a buffer
   ir::ValueTable<const Buffer*> buffer_of_;
+  ir::OpTable<size_t> position_;
+  ir::OpTable<Task> collective_;  // the tasks of collectives
+  std::vector<Body> bodies_;
   size_t loaded_ = 0;                                       // the latest step that has a batch
   ir::ValueTable<size_t> made_;                             // the latest step that has made it
   ir::ValueTable<size_t> made_in_;                          // the latest run of a kernel that makes it
@@ -370,6 +498,12 @@ class HazardChecker {
 
 }  // namespace
 
-std::vector<std::string> check_hazards(const StepPlan& plan) { return HazardChecker(plan).check(); }
+std::vector<std::string> check_hazards(const StepPlan& plan) {
+  std::vector<std::string> errors;
+  for (const int64_t trips : trips_to_check(plan.graph))
+    for (std::string& error : HazardChecker(plan, trips).check())
+      if (std::ranges::find(errors, error) == errors.end()) errors.push_back(std::move(error));
+  return errors;
+}
 
 }  // namespace sfsdp::plan

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Whether lanes that wait for each other by the plan's edges alone read what they mean to read: a model of memory, byte range by byte range, over two
-// steps of three micro-batches. Knows no lifetimes: it follows what is written and read.
+// steps of three micro-batches. Knows no lifetimes: it follows what is written and read. Loops run without a trip and with two, which stands
+// for all numbers (trips_to_check in lanes.h).
 #pragma once
 
 #include <string>

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/ir/view_geometry.h"
@@ -153,6 +154,7 @@ class Verifier {
     check_kept("state", m.state, [](const Op& op) { return op.is("param", "state"); });
     check_kept("what is constant", m.constants, [](const Op& op) { return op.is("constant", "scalar"); });
     check_carries();
+    check_loops();
     check_regions();
     compare("live_bytes", m.live_bytes, peak.bytes);
     compare("peak_position", m.peak_position, peak.position);
@@ -225,6 +227,33 @@ class Verifier {
       if (!ir::is_in_place(carry))
         note(concat("%", carry.next->name(), " lies elsewhere than %", carry.current->name(),
                     ", as which the next step reads it\n  expected it in the same memory; run the pass keep_in_place"));
+  }
+
+  void check_loops() {
+    for (const ir::Loop& loop : ir::loops_of(plan_.graph))
+      for (size_t k = 0; k < loop.begin->results().size(); ++k) {
+        const Value *carried = loop.begin->results()[k].get(), *next = loop.end->operands[k];
+        if (!gives(*loop.begin, k, k + 1) || !gives(*loop.end, k, k) || !lies_at(*next, *carried))
+          note(concat('%', carried->name(), " and %", next->name(), " of ", ir::name_of(*loop.begin),
+                      " may lie in two places\n  expected one, where %", loop.begin->operands[k + 1]->name(),
+                      " lies: donates= on the loop, on its end and on what writes %", next->name(), " over %",
+                      carried->name()));
+      }
+  }
+  static bool gives(const Op& op, size_t result, size_t operand) {
+    const auto donated = ir::donated_operands(op);
+    return result < donated.size() && donated[result] == static_cast<int64_t>(operand);
+  }
+  // Through ops that write over an operand; views do not hand on a place of their own.
+  static bool lies_at(const Value& value, const Value& there) {
+    for (const Value* at = &value; at != &there;) {
+      const Op& op = *at->producer();
+      const auto donated = ir::donated_operands(op);
+      const auto result = static_cast<size_t>(at->result_index());
+      if (ir::is_loop(op) || result >= donated.size()) return false;
+      at = op.operands[static_cast<size_t>(donated[result])];
+    }
+    return true;
   }
 
   void check_budget() {

@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/testing/interp/collectives.h"
@@ -28,6 +29,7 @@ class Interpreter {
         mesh_(graph.mesh),
         inputs_(inputs),
         options_(options),
+        loops_(loops_of(graph)),
         ranks_(static_cast<size_t>(mesh_.world_size())) {
     if (inputs.size() != ranks_) throw UserError(concat("inputs for ", inputs.size(), " ranks; the mesh has ", ranks_));
   }
@@ -53,19 +55,70 @@ class Interpreter {
 
   template <class Predicate>
   void run_once(const Predicate& runs) {
-    for (const auto& op : graph_.ops())
-      if (runs(*op)) run_op(*op);
+    run_ops(runs);
   }
 
   void run_micro_batch(Part part) {
     adds_ = beta_in(part) == 1 && graph_.micro_batches > 1;
-    for (const auto& op : graph_.ops())
-      if (op->is("input") || runs_in(*op, part)) run_op(*op);
+    run_ops([&](const Op& op) { return op.is("input") || runs_in(op, part); });
     if (part == Part::Last) return;
     std::vector<std::pair<const Value*, std::vector<Array>>> carried;  // all at once, as one may be another's next
     for (const Carry& carry : graph_.carries)                          // running statistics go on from one to the next
       if (is_repeated(carry.next->producer()->section)) carried.emplace_back(carry.current, values_.at(carry.next));
     for (auto& [value, arrays] : carried) values_[value] = std::move(arrays);
+  }
+
+  template <class Predicate>
+  void run_ops(const Predicate& runs) {
+    const auto ops = graph_.ops();
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (!runs(*ops[i])) continue;
+      const auto loop = std::ranges::find(loops_, ops[i].get(), &Loop::begin);
+      if (loop == loops_.end()) {
+        run_op(*ops[i]);
+        continue;
+      }
+      run_loop(*loop);
+      i = loop->last;
+    }
+  }
+
+  // All ranks make as many trips as the one that makes most; what a rank makes beyond its own number is forgotten. Where a
+  // collective is in the body, ranks that meet in it must make as many.
+  void run_loop(const Loop& loop) {
+    const std::vector<int64_t> trips = trips_of(loop);
+    std::vector<std::vector<Array>> carried;  // by value and rank
+    for (size_t k = 1; k < loop.begin->operands.size(); ++k) carried.push_back(values_.at(loop.begin->operands[k]));
+    for (int64_t trip = 0; trip < *std::ranges::max_element(trips); ++trip) {
+      for (size_t k = 0; k < carried.size(); ++k) values_[loop.begin->results()[k].get()] = carried[k];
+      for (size_t i = loop.first + 1; i < loop.last; ++i) run_op(*graph_.ops()[i]);
+      for (size_t k = 0; k < carried.size(); ++k)
+        for (size_t rank = 0; rank < ranks_; ++rank)
+          if (trip < trips[rank]) carried[k][rank] = get(loop.end->operands[k], rank);
+    }
+    for (size_t k = 0; k < carried.size(); ++k) values_[loop.end->results()[k].get()] = std::move(carried[k]);
+  }
+
+  std::vector<int64_t> trips_of(const Loop& loop) const {
+    std::vector<int64_t> trips;
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      const double number = get(loop.begin->operands[0], rank).data[0];
+      if (!(number >= 0 && number <= static_cast<double>(most_trips(*loop.begin))))
+        throw UserError(concat(name_of(*loop.begin), " is to make ", number, " trips on rank ", rank,
+                               "\n  expected 0 to ", most_trips(*loop.begin)));
+      trips.push_back(static_cast<int64_t>(number));
+    }
+    for (size_t i = loop.first + 1; i < loop.last; ++i) {
+      const Op& op = *graph_.ops()[i];
+      if (!is_collective(op)) continue;
+      for (size_t rank = 0; rank < ranks_; ++rank)
+        for (const int64_t other : mesh_.ranks_of_group(static_cast<int64_t>(rank), *axes_of(op)))
+          if (trips[rank] != trips[static_cast<size_t>(other)])
+            throw UserError(concat(name_of(op), " meets ", trips[rank], " times on rank ", rank, ", ",
+                                   trips[static_cast<size_t>(other)], " times on rank ", other,
+                                   "\n  expected as many trips of ", name_of(*loop.begin)));
+    }
+    return trips;
   }
 
   void run_op(const Op& op) {
@@ -130,6 +183,7 @@ class Interpreter {
   const DeviceMesh mesh_;
   const std::vector<Inputs>& inputs_;
   const RunOptions& options_;
+  const std::vector<Loop> loops_;
   size_t ranks_;
   int64_t micro_batch_ = 0;
   bool adds_ = false;                                  // to what micro-batches before have added up

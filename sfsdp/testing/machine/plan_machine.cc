@@ -6,10 +6,12 @@
 #include <deque>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/testing/interp/collectives.h"
@@ -45,6 +47,7 @@ class Machine {
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
       ranks_.emplace_back(plan, places_, rank, batches[0][static_cast<size_t>(rank)], options.other);
       over_.emplace_back(program_.size());
+      skipped_.emplace_back(program_.size());
       queue_.emplace_back(lanes_);
       for (size_t i = 0; i < program_.size(); ++i) queue_.back()[program_[i].lane].push_back(i);
       load_state(rank);
@@ -82,8 +85,14 @@ class Machine {
   bool is_ready(int64_t rank, size_t lane) const {
     const auto& queue = queue_[static_cast<size_t>(rank)][lane];
     if (queue.empty() || busy(rank, lane)) return false;
-    const auto& over = over_[static_cast<size_t>(rank)];
-    return std::ranges::all_of(program_[queue.front()].after, [&](size_t before) { return over[before] != 0; });
+    return std::ranges::all_of(program_[queue.front()].after, [&](size_t before) { return is_over(rank, before); });
+  }
+  // A trip that is not made is over once the task's run before it is.
+  bool is_over(int64_t rank, size_t run) const {
+    const auto r = static_cast<size_t>(rank);
+    for (std::optional<size_t> at = run; at; at = program_[*at].before)
+      if (skipped_[r][*at] == 0) return over_[r][*at] != 0;
+    return true;
   }
   bool busy(int64_t rank, size_t lane) const {
     return std::ranges::any_of(active_, [&](const Active& a) {
@@ -137,6 +146,11 @@ class Machine {
   void begin(int64_t rank, size_t lane) {
     Active active{.run = queue_[static_cast<size_t>(rank)][lane].front(), .ranks = group_of(rank, lane)};
     const TaskRun& run = program_[active.run];
+    for (const int64_t member : active.ranks)
+      if (run.loop && over_[static_cast<size_t>(member)][*run.loop] == 0)
+        outcome_.faults.push_back(concat("rank ", member, ": ", text_of(run), " begins before ",
+                                         text_of(program_[*run.loop]), " has read the number of trips"));
+    if (run.kind == TaskRun::Loop) read_trips(rank, active.run);
     if (run.kind == TaskRun::LoadBatch) load_batch(rank, run);
     if (run.kind == TaskRun::EndStep) end_step(rank, run);
     if (run.kind == TaskRun::Kernel)
@@ -190,6 +204,21 @@ class Machine {
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(number));
   }
 
+  // What the rank does not make of the loop's trips leaves its lanes.
+  void read_trips(int64_t rank, size_t number) {
+    const Op& loop = *program_[number].ops[0];
+    const double trips = ranks_[static_cast<size_t>(rank)].load(*loop.operands[0]).data[0];
+    if (!(trips >= 0 && trips <= static_cast<double>(ir::most_trips(loop))))
+      outcome_.faults.push_back(concat("rank ", rank, ": ", ir::name_of(loop), " is to make ", trips,
+                                       " trips, at most ", ir::most_trips(loop)));
+    const auto is_skipped = [&](size_t run) {
+      return program_[run].loop == number && !(static_cast<double>(program_[run].trip) < trips);
+    };
+    for (size_t run = 0; run < program_.size(); ++run)
+      if (is_skipped(run)) skipped_[static_cast<size_t>(rank)][run] = 1;
+    for (auto& lane : queue_[static_cast<size_t>(rank)]) std::erase_if(lane, is_skipped);
+  }
+
   // ---- the host
 
   const Array& given(const std::string& name, int64_t rank, int64_t step) const {
@@ -230,7 +259,7 @@ class Machine {
   const std::vector<TaskRun> program_;
   const size_t lanes_;
   std::deque<Rank> ranks_;
-  std::vector<std::vector<char>> over_;                 // by rank and run
+  std::vector<std::vector<char>> over_, skipped_;       // by rank and run
   std::vector<std::vector<std::deque<size_t>>> queue_;  // by rank and lane: runs that are not over
   std::vector<size_t> priority_;                        // by rank and lane
   std::vector<Active> active_;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "sfsdp/ir/part.h"
@@ -18,16 +19,22 @@ struct TaskRun {
     Collective,
     LoadBatch,  // the host writes the inputs of a micro-batch
     EndStep,    // the host reads what the step returns
+    Loop,       // reads how many trips there are
+    EndLoop,
   };
   Kind kind = Kernel;
   size_t lane = 0;
   std::vector<const ir::Op*> ops = {};  // of the kernel; the collective
   int64_t step = 0, micro_batch = 0;
-  bool adds = false;               // sums of micro-batches before this one are there
-  std::vector<size_t> after = {};  // runs that must be over, by number; besides those before it on its lane
+  bool adds = false;                  // sums of micro-batches before this one are there
+  std::vector<size_t> after = {};     // runs that must be over, by number; besides those before it on its lane
+  std::optional<size_t> before = {};  // the run of the same task before this one
+  std::optional<size_t> loop = {};    // of what a body does: the run of its loop
+  int64_t trip = 0;                   // in which it does it
 };
 
-// The runs of `steps` steps, the same on all ranks; each lane takes its own in this order.
+// The runs of `steps` steps, the same on all ranks; each lane takes its own in this order. Loops have as many trips as they may
+// have at most: a rank skips those that it does not make.
 //   drains: a step begins once all lanes are through the one before it; else lanes run on, and the host reads the last step alone
 std::vector<TaskRun> write_out(const StepPlan& plan, int64_t steps, bool drains);
 
