@@ -6,7 +6,7 @@
 
 namespace sfsdp::cost {
 
-// What is not one kernel where PyTorch executes.
+// What is not one kernel where PyTorch executes, and what is.
 struct Composites {
   bool norm = false;          // rms_norm as a model in Python, or PyTorch before 2.9, writes it
   bool rope = false;          // float32 copies, products of complex numbers, casts
@@ -15,6 +15,8 @@ struct Composites {
   bool update = false;        // AdamW by foreach: a kernel per arithmetic operation
   bool heads = false;         // keys and values are repeated for each query head before attention
   bool whole_blocks = false;  // a checkpoint runs its block to the end again, also what backward does not read
+  bool product_sums =
+      false;  // products add gradients to the sums over micro-batches: one kernel less, cost/product_sums.h
 };
 
 // Kernels beyond one, and bytes beyond those that the op itself reads and writes.

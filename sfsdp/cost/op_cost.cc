@@ -11,6 +11,7 @@
 #include "sfsdp/cost/checkpoints.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/product_cost.h"
+#include "sfsdp/cost/product_sums.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::cost {
@@ -91,7 +92,11 @@ class Pricer {
         system_(system),
         composites_(composites),
         measured_(machine.measured),
-        readers_(readers_of(graph)) {}
+        readers_(readers_of(graph)) {
+    if (!composites.product_sums) return;
+    sums_ = product_sums(graph);
+    for (const auto& [product, sum] : sums_) added_[sum].push_back(product);
+  }
 
   KernelTable price() {
     const Kernels kernels = kernels_of(graph_);
@@ -185,10 +190,36 @@ class Pricer {
     const auto alone = [&](double bytes) {
       return std::max(compute, bytes / (machine_.memory_bandwidth * machine_.memory_efficiency));
     };
-    for (const Op* part : kernel.ops) kernel.sum_bytes += sum_bytes(*part);
+    for (const Op* part : kernel.ops) {
+      kernel.sum_bytes += sum_bytes(*part);
+      add_in_products(*part, kernel);
+    }
+    if (kernel.bytes <= 0) {  // products have added all of it
+      kernel.host = 0;
+      return;
+    }
     kernel.seconds += machine_.launch + alone(kernel.bytes);
     kernel.sum_seconds = alone(kernel.bytes) - alone(kernel.bytes - kernel.sum_bytes);
     add_composites(kernel);
+  }
+
+  // A product reads the sum and writes it, in the place of its gradient; the sum's own kernel does without both.
+  void add_in_products(const Op& op, Kernel& kernel) const {
+    const auto bytes_of_sum = [](const Op& product, const Op& sum) {
+      const auto width = static_cast<int64_t>(ir::size_in_bytes(sum.result()->type().dtype));
+      return static_cast<double>(product.result()->type().numel() * width);
+    };
+    if (const auto found = sums_.find(&op); found != sums_.end()) {
+      const double sum = bytes_of_sum(op, *found->second);
+      kernel.bytes += 2 * sum - static_cast<double>(op.result()->type().bytes());
+      kernel.sum_bytes += sum;
+    }
+    if (const auto found = added_.find(&op); found != added_.end())
+      for (const Op* product : found->second) {
+        const double sum = bytes_of_sum(*product, op);
+        kernel.bytes -= 2 * sum + static_cast<double>(product->result()->type().bytes());
+        kernel.sum_bytes -= sum;
+      }
   }
 
   // What is run again unread, in the kernel after which it is.
@@ -227,6 +258,8 @@ class Pricer {
   const Composites composites_;
   const MeasuredOps measured_;
   const Readers readers_;
+  ProductSums sums_;
+  std::unordered_map<const Op*, std::vector<const Op*>> added_;  // by sum: the products that add to it
   KernelTable table_;
   double hooks_ = 0;  // s of the host since the last kernel
 };

@@ -26,6 +26,9 @@ struct Row {
 constexpr std::array<Row, 3> kDevices = {{{"H100", 32 * kMiB}, {"H200", 32 * kMiB}, {"B200", 32 * kMiB}}};
 constexpr int64_t kOlderDevice = 8320 * kKiB;
 
+// What adds_in_products says. On: every GPU, as cuBLAS takes beta = 1 with operands of bf16 and a sum of f32 (cublasGemmEx, which
+// apex's fused_weight_gradient_dense_cuda.cu calls for Megatron-LM). Off: processors, where LibTorch has no product of bf16 into f32.
+
 // NCCL's rings have a buffer of 4 MiB (NCCL_BUFFSIZE) per channel, and 16 channels and more within a node of NVSwitch; a few MiB more are for
 // the protocols of short messages. Estimated: 5 MiB a channel.
 constexpr int64_t kCommunicator = 80 * kMiB;
@@ -82,6 +85,7 @@ Target target_of(const Machine& machine) {
           .communicator_bytes = kCommunicator,
           .blocks = machine.multiprocessors,
           .joins_products = true,
+          .adds_in_products = true,
           .accumulates_in_memory = true};
 }
 

@@ -59,6 +59,8 @@ TEST_CASE("targets: products, communicators, blocks and alignments of a CPU and 
   CHECK(gpu("GB200 186 GB", 148).product_bytes == 32 * kMiB);
   CHECK(gpu("A100 SXM 80 GB", 108).product_bytes == 8519680);  // 8,320 KiB
   CHECK(gpu("Xeon", 1).product_bytes == cpu.product_bytes);
+  CHECK(h100.adds_in_products);
+  CHECK(!cpu.adds_in_products);
   for (const Target& target : {cpu, h100}) {
     CHECK(target.alignment == 256);
     CHECK(target.window_alignment == 4096);

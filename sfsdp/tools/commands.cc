@@ -39,6 +39,9 @@ const std::vector<Option> kSimulated = {
     {"--simulate.rope", "R",
      "of compile: complex, which Inductor leaves to eager mode's kernels, or real; of both: fused, a kernel of its "
      "own"},
+    {"--simulate.accumulation", "A",
+     "of eager and compile, whole gradients over micro-batches: a kernel adds them up, or the product that makes them "
+     "(Megatron-LM's gradient accumulation fusion)"},
     {"--simulate.update", "U", "of eager and compile: AdamW fused or foreach"},
     {"--simulate.checkpoint", "C",
      "of eager with full remat: early_stop, or whole blocks again, as reentrant checkpoints and TorchTitan "

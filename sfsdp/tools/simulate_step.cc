@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/device_memory.h"
+#include "sfsdp/cost/target.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/pytorch/memory.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -63,7 +64,8 @@ std::vector<std::string> notes_of(const Request& request, const train::JobConfig
           "compile.enable = false: simulated as PyTorch's FSDP2 in eager mode; --simulate.execution fused is"
           " our plan");
   }
-  for (const char* option : {"simulate.loss", "simulate.loss_chunks", "simulate.memory", "simulate.segments"})
+  for (const char* option :
+       {"simulate.loss", "simulate.loss_chunks", "simulate.memory", "simulate.segments", "simulate.accumulation"})
     if (!is_pytorch && request.has(option))
       notes.push_back(concat("--", option, " changes nothing: the memory is our plan's, not one of PyTorch's systems"));
   return notes;
@@ -97,7 +99,8 @@ cost::Composites composites_of(const Request& request, const train::JobConfig& c
           .loss = separate_loss,
           .update = foreach_update,
           .heads = true,
-          .whole_blocks = eager && whole_blocks && !lists_products};
+          .whole_blocks = eager && whole_blocks && !lists_products,
+          .product_sums = choice_of(request, "simulate.accumulation", {"kernel", "product"}) == "product"};
 }
 
 sim::StepGathers step_gathers_of(const Request& request) {
@@ -140,6 +143,7 @@ std::optional<sim::PyTorchOptions> pytorch_of(const Request& request, const trai
   options.mm_again_of = remat.mm_again_of;
   options.save = remat.save;
   options.keeps_whole_gradients = config.parallelism.zero_stage <= 1;
+  options.product_sums = simulated.composites.product_sums;
   options.loss = loss_of(request, config, simulated.execution);
   options.loss_chunks = std::max<int64_t>(whole_option(request, "simulate.loss_chunks", "1"), 1);
   return options;
@@ -156,6 +160,9 @@ SimulateSetup simulate_setup(const Request& request, const train::JobConfig& con
   setup.machine = machine_of(request, config);
   setup.execution = execution_of(request, config);
   setup.options = options_of(request, config, setup.execution);
+  if (setup.options.composites.product_sums && !cost::target_of(setup.machine).adds_in_products)
+    throw UserError(concat("--simulate.accumulation = product on ", setup.machine.name,
+                           "\n  expected kernel: no library of this machine adds a product of bf16 to a sum of f32"));
   setup.pytorch = pytorch_of(request, config, setup.options);
   setup.notes = notes_of(request, config, setup.pytorch.has_value());
   const bool expandable = choice_of(request, "simulate.segments", {"expandable", "fixed"}) == "expandable";

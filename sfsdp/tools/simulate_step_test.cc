@@ -4,7 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/device_memory.h"
 #include "sfsdp/ir/parser.h"
@@ -41,6 +44,41 @@ SimulateReport report_in(int64_t room, const ir::Graph& graph) {
   setup.pytorch = sim::PyTorchOptions{};
   setup.segments = plan::CachingAllocator::Segments::Fixed;
   return simulate_step(graph, {}, setup, {.model = "test", .mesh = "dp_shard=2", .world = 2});
+}
+
+SimulateSetup setup_of(std::vector<std::string> args) {
+  return simulate_setup(parse_request(find_command("simulate"), args), {});
+}
+
+TEST_CASE("simulate: rope is several kernels, Inductor's or one, as the mode says") {
+  const auto check = [](const char* execution, const char* rope, bool complex_numbers, bool halves) {
+    CAPTURE(execution);
+    CAPTURE(rope);
+    const SimulateSetup setup =
+        setup_of({"--machine", "dgx_h100", "--simulate.execution", execution, "--simulate.rope", rope});
+    CHECK(setup.options.composites.rope == complex_numbers);
+    CHECK(setup.options.composites.real_rope == halves);
+  };
+  check("eager", "complex", true, true);
+  check("eager", "real", true, true);
+  check("eager", "fused", false, false);
+  check("compile", "complex", true, false);
+  check("compile", "real", false, false);
+  check("compile", "fused", false, false);
+  check("fused", "complex", false, false);
+}
+
+TEST_CASE("simulate: products add up gradients where a library of the machine can") {
+  const auto in_products = [](const char* machine, const char* execution) {
+    const SimulateSetup setup =
+        setup_of({"--machine", machine, "--simulate.execution", execution, "--simulate.accumulation", "product"});
+    CHECK(setup.options.composites.product_sums == (setup.pytorch && setup.pytorch->product_sums));
+    return setup.options.composites.product_sums;
+  };
+  CHECK(in_products("dgx_h100", "eager"));
+  CHECK(in_products("a100_80g", "compile"));
+  CHECK(!in_products("dgx_h100", "fused"));
+  CHECK_THROWS_WITH_AS(in_products("cpu_local", "eager"), doctest::Contains("expected kernel: no library"), UserError);
 }
 
 TEST_CASE("simulate: retries of a full allocator are in the step where the reserve is above the room beyond doubt") {

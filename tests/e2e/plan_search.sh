@@ -38,6 +38,28 @@ for c in found["estimated"]:
     assert abs(c["step_seconds"] / exact["step_seconds"] - 1) < 0.01 and abs(c["peak_bytes"] / exact["peak_bytes"] - 1) < 0.05, (c, exact)
     assert 0.99 < c["step_seconds"] / saving["step_seconds"] < 1.03, (c, saving)
 PY
+# Of another system nothing is estimated: all are simulated, as `simulate` does with the same options.
+small=(build/release/sfsdp plan --search "${base[@]}" --world 2 --training.global_batch_size 4)
+system=(--simulate.execution eager --simulate.rope fused)
+"${small[@]}" --json >"$dir/ours.json"
+"${small[@]}" --json "${system[@]}" >"$dir/eager.json"
+python3 - "$dir" "${base[@]}" "${system[@]}" <<'PY'
+import json, subprocess, sys
+dir, options = sys.argv[1], sys.argv[2:]
+ours, eager = (json.load(open(f"{dir}/{name}.json")) for name in ("ours", "eager"))
+key = lambda c: json.dumps(c["options"], sort_keys=True)
+assert {key(c) for c in ours["estimated"]} == {key(c) for c in eager["estimated"]}
+with open(f"{dir}/cases.jsonl", "w") as cases:
+    cases.writelines(json.dumps(c["options"]) + "\n" for c in eager["estimated"])
+lines = subprocess.run(["build/release/sfsdp", "simulate", *options, "--sweep", cases.name], capture_output=True, text=True, check=True)
+simulated = {json.dumps(l["case"], sort_keys=True): l for l in map(json.loads, lines.stdout.splitlines())}
+for c in eager["estimated"]:
+    assert (c["step_seconds"], c["peak_bytes"], c["fits"]) == tuple(simulated[key(c)][n] for n in ("step_seconds", "peak_bytes", "fits")), c
+assert [c["step_seconds"] for c in eager["best"]] == sorted(c["step_seconds"] for c in eager["estimated"] if c["fits"])[: len(eager["best"])]
+assert eager["best"][0]["step_seconds"] > ours["best"][0]["step_seconds"]
+PY
+"${small[@]}" "${system[@]}" >"$dir/text"
+grep -q ' configurations simulated, ' "$dir/text" || { cat "$dir/text"; exit 1; }
 "${search[@]}" >"$dir/text"
 grep -q '^Model llama3 debugmodel on 12 × A100 .*, 48 sequences a step: 189 configurations estimated, ' "$dir/text" || { cat "$dir/text"; exit 1; }
 [[ $(grep -c '^dp_replicate=' "$dir/text") == 10 ]]

@@ -117,6 +117,21 @@ for machine, usual in (("dgx_h100", "flash"), ("b200", "vendor")):
     vendor, flash, triton = (seconds(machine, a) for a in ("vendor", "flash", "triton"))
     assert vendor < flash < triton and seconds(machine, "default") == seconds(machine, usual), machine
 PY
+# Rope as one kernel is faster than as several, in both of PyTorch's ways to run; our plan has one anyway.
+for execution in eager compile fused; do
+  for rope in complex real fused; do
+    simulate --world 8 --json --simulate.execution $execution --simulate.rope $rope >"$dir/rope_${execution}_$rope.json"
+  done
+done
+python3 - "$dir" <<'PY'
+import json, sys
+seconds = {e: [json.load(open(f"{sys.argv[1]}/rope_{e}_{r}.json"))["step_seconds"] for r in ("complex", "real", "fused")] for e in ("eager", "compile", "fused")}
+complex_, real, fused = seconds["eager"]
+assert fused < min(complex_, real), seconds
+complex_, real, fused = seconds["compile"]
+assert real == fused < complex_, seconds
+assert len(set(seconds["fused"])) == 1, seconds
+PY
 # What inspect and --explain show is the program that is simulated: the one that is compiled for this machine.
 of_64=(--config configs/llama3_8b.toml --world 64 --machine dgx_h100)
 build/release/sfsdp simulate "${of_64[@]}" --json >"$dir/shown.json"

@@ -33,6 +33,8 @@ struct PyTorchOptions {
   std::string mm_again_of = {}, save = {};  // as in passes::RematOptions
   // Whole gradients have buffers that are made once and stay, as DDP's, Megatron's and DeepSpeed's do (stages 0 and 1).
   bool keeps_whole_gradients = false;
+  // Products add their gradients to the sums over micro-batches (cost/product_sums.h): those have no memory of their own.
+  bool product_sums = false;
   PyTorchLoss loss = PyTorchLoss::Separate;
   int64_t loss_chunks = 1;  // Separate, Kept: of rows of the logits, one after the other
 };

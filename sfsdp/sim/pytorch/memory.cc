@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/product_sums.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::sim {
@@ -81,6 +82,7 @@ class Run {
         watched_(watched) {
     dying_.resize(lifetimes_.order().size() + 1);
     keeps_whole_gradients_ = options.keeps_whole_gradients || is_replicated(graph);
+    if (options.product_sums) product_sums_ = cost::product_sums(graph);
     find_roles();
   }
 
@@ -341,6 +343,7 @@ class Run {
       const Value* value = result.get();
       if (!lifetimes_.is_stored(value)) continue;
       if (!first_turn_ && lifetimes_.is_added_in_place(value)) continue;
+      if (product_sums_.contains(&op)) continue;
       if (keeps_whole_gradients_ && op.is("pack") && op.section == Section::Bwd) {
         if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Compute);
         continue;
@@ -371,6 +374,7 @@ class Run {
   const ir::Graph& graph_;
   const PyTorchOptions& options_;
   const Lifetimes lifetimes_;
+  cost::ProductSums product_sums_;
   CachingAllocator allocator_;
   CachingAllocator::Traffic traffic_;  // up to the last count
   double counted_ = 0;                 // the part of a step in the mean

@@ -145,6 +145,23 @@ TEST_CASE("whole parameters: gathered into their own memory; gradients are added
   CHECK(peak(2, true) == 12 + 4 + 4 + 4 + 4 + 8);
 }
 
+TEST_CASE("whole parameters: a product that adds to the sum itself has no gradient of its own") {
+  std::string text = kWhole;
+  const std::string gradient = "%g = aten.mul.Tensor %y, %x bwd_of=%y : bf16[2097152]";
+  text.replace(text.find(gradient), gradient.size(),
+               "%x2 = view %x : bf16[1, 2097152]\n  %y2 = full value=1.0 : bf16[1, 1]\n"
+               "  %g2 = linear_dw %y2, %x2 bwd_of=%y : bf16[1, 2097152]\n  %g = view %g2 : bf16[2097152]");
+  ir::Graph graph = ir::parse_or_throw(text);
+  graph.micro_batches = 3;
+  const auto peak = [&](bool in_products) {
+    return mib(pytorch_memory(graph, {.keeps_whole_gradients = true, .product_sums = in_products}, Segments::Expandable)
+                   .allocated_bytes);
+  };
+  // State 12, x 4, the sum 8; in forward y 4, in backward a later micro-batch's gradient 4; the parameter holds its own, 4.
+  CHECK(peak(false) == 12 + 4 + 8 + 4 + 4);
+  CHECK(peak(true) == 12 + 4 + 8 + 4);
+}
+
 // Two parameters of 2 Mi elements, whole in bf16; backward makes one gradient after the other.
 constexpr const char* kTwoWhole = R"(
 graph mesh [dp_shard=2] view local
