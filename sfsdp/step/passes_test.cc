@@ -534,7 +534,7 @@ TEST_CASE("clean-up passes and a user's own pass each do something, and change n
     auto program = compile_program(meta_init([] { return Wasteful(); }), loss, kAdamW, rows_of_six(0, 0, rows),
                                    data_parallel(init_device_mesh({{"dp_shard", world_size}})), options);
     const auto first = program->first();
-    for (const passes::PassReport& report : first->tuned.passes)
+    for (const passes::PassReport& report : first->passes)
       for (const auto& [name, count] : report.metrics.counts()) did.add(name, count);
     std::vector<at::Tensor> out;
     testing::run_ranks(static_cast<int>(world_size), [&](comm::CommWorld& world) {

@@ -263,7 +263,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     variant->remat = cache_->remat[key];
   }
   passes.remat = variant->remat.options;
-  variant->tuned = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
+  variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target);
   variant->constants = std::move(captured.constants);

@@ -52,7 +52,7 @@ void print_json(std::ostream& out, const Inspection& i) {
   std::vector<std::string> collectives, reports;
   for (const auto& [kind, sum] : i.plan.collectives)
     collectives.push_back(concat(json_quoted(kind), ": {\"count\": ", sum.count, ", \"bytes\": ", sum.bytes, "}"));
-  for (const passes::PassReport& report : i.variant.tuned.passes) reports.push_back(json_of(report));
+  for (const passes::PassReport& report : i.variant.passes) reports.push_back(json_of(report));
   out << "{\"model\": " << json_quoted(i.config.model.name) << ", \"flavor\": " << json_quoted(i.config.model.flavor)
       << ", \"mesh\": " << json_quoted(to_string(i.job.program->strategy().mesh))
       << ", \"target\": " << json_quoted(i.job.program->options().target.name)
@@ -62,14 +62,6 @@ void print_json(std::ostream& out, const Inspection& i) {
       << ", \"complete_seconds\": " << shortest(i.variant.complete_ms / 1e3) << ", \"ops\": " << i.plan.ops
       << ", \"parameter_bytes\": " << i.plan.parameter_bytes << ", \"state_bytes\": " << i.plan.state_bytes
       << ", \"collectives\": {" << join(collectives, ", ") << "}, \"passes\": [" << join(reports, ", ") << "]}\n";
-}
-
-// What the units that were chosen by cost are estimated at; "" for units by name.
-std::string estimate_line(const tune::Tuned& tuned) {
-  if (!tuned.estimate) return "";
-  return concat("units by cost: estimated step ", with_commas(tuned.estimate->seconds * 1e3, 2), " ms, exposed ",
-                with_commas(tuned.estimate->exposed * 1e3, 2), " ms, peak ",
-                train::bytes_text(tuned.estimate->peak_bytes), "\n");
 }
 
 }  // namespace
@@ -95,7 +87,7 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
     return 0;
   }
   if (request.has("passes")) {
-    out << passes::table(variant.tuned.passes) << estimate_line(variant.tuned) << tune::table(variant.remat.trials);
+    out << passes::table(variant.passes) << tune::table(variant.remat.trials);
     return 0;
   }
   const Inspection inspection{config, job, variant, train::summarise(graph)};

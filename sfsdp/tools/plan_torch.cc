@@ -8,19 +8,18 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/compile/complete_step.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/target.h"
-#include "sfsdp/passes/overlap/schedule.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/tools/plan_file.h"
 #include "sfsdp/tools/plan_search.h"
+#include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
-#include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/explain.h"
-#include "sfsdp/tune/search.h"
 #include "sfsdp/tune/tune.h"
 
 namespace sfsdp::tools {
@@ -44,34 +43,26 @@ tune::Schedule schedule_of(const ir::Graph& graph, const tune::StepProfile& prof
   return tune::read_units(profile, unit_of);
 }
 
-// The same step up to the choice of units, each parameter by itself.
-tune::StepProfile profile_of(const Request& request, const Program& program, const Program::Variant& variant,
-                             const cost::Machine& machine) {
-  train::JobConfig config = config_of(request);
-  if (config.activation_checkpoint.mode == "auto") {  // what it chose for this plan
-    config.activation_checkpoint.mode = passes::to_string(variant.remat.options.mode);
-    config.activation_checkpoint.memory_budget = variant.remat.options.memory_budget;
-  }
-  config.parallelism.fsdp_layout = "dim0";
-  config.parallelism.fsdp_wrap = "manual";
-  config.debug.disable_pass = passes::overlap_passes();
-  for (const char* pass : {"reshard", "copy_buckets", "fuse", "remat_in_kernels", "write_in_buckets"})
-    config.debug.disable_pass.emplace_back(pass);
-  train::CompiledJob single = train::make_job(config, request.world, {.target = cost::target_of(machine)});
-  const Held<const Program::Variant> first = single.program->first();
-  tune::StepProfile profile = tune::profile_step(first->graph, machine);
-  tune::read_options(profile, tune::options_with_units(program.options().pipeline, program.options().tune));
-  return profile;
-}
-
-void explain_units(std::ostream& out, const Request& request, const Program& program, const Program::Variant& variant,
+void explain_units(std::ostream& out, const Request& request, const Program::Variant& variant,
                    const cost::Machine& machine) {
-  const tune::StepProfile profile = profile_of(request, program, variant, machine);
-  const auto schedule = schedule_of(variant.graph, profile);
-  const auto estimated = tune::estimate(profile, schedule);
+  const train::JobConfig config = config_of(request);
+  train::StepSetup setup = train::step_setup(config, request.world);
+  setup.options.target = cost::target_of(machine);
+  setup.options.tune.machine = request.get("machine");
+  setup.options.pipeline.remat = variant.remat.options;  // what was chosen for this plan
+  // The same step up to the choice of its units.
+  train::CapturedJob capture = train::capture_job(config);
+  step::place_step(capture.graph, setup.strategy, setup.options, true, capture.half_precision);
+  const passes::PipelineOptions pipeline =
+      tune::on_machine(step::pipeline_of(setup.strategy, setup.options.pipeline, setup.options.target),
+                       setup.options.tune, capture.graph);
+  passes::run_before_units(capture.graph, pipeline);
+  const tune::UnitTrials trials(capture.graph, pipeline, setup.options.tune);
+  const tune::StepProfile& profile = trials.profile();
+  const tune::Schedule schedule = schedule_of(variant.graph, profile);
   const sim::Simulation step = sim::simulate(variant.graph, machine, {.edges = &variant.plan.edges});
   const std::string path = request.get("explain", "");
-  const auto units = tune::explain_units(profile, schedule, path);
+  const auto units = tune::explain_units(trials, schedule, path);
   if (units.empty()) {
     std::vector<std::string> names;
     for (const auto& p : profile.params) names.push_back(p.name);
@@ -79,9 +70,7 @@ void explain_units(std::ostream& out, const Request& request, const Program& pro
                            did_you_mean(path, names)));
   }
   out << "Step " << ms(step.step_seconds) << ", exposed communication " << ms(step.exposed()) << ", peak "
-      << train::bytes_text(variant.plan.memory.peak()) << ", simulated on " << machine.name << "\n"
-      << "Changes are estimated, from a step of " << ms(estimated.seconds)
-      << ": all gradients are copied into their buckets, no products are joined\n";
+      << train::bytes_text(variant.plan.memory.peak()) << ", simulated on " << machine.name << "\n";
   for (const tune::UnitExplanation& e : units) {
     out << "Unit of " << e.params << " parameters, " << e.first << " to " << e.last << "\n"
         << "  ends here: " << e.reason << "\n"
@@ -114,7 +103,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Held<const Program::Variant> first = job.program->first();
   const Program::Variant& variant = *first;
   if (request.has("explain")) {
-    if (machine) explain_units(out, request, *job.program, variant, *machine);
+    if (machine) explain_units(out, request, variant, *machine);
     explain_plan(variant.plan, request.get("explain"), out);
     return 0;
   }

@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/unit_cost.h"
 
 namespace sfsdp::tune {
@@ -17,8 +16,8 @@ bool is_under(const std::string& name, const std::string& path) {
 
 class Explainer {
  public:
-  Explainer(const StepProfile& profile, const Schedule& schedule)
-      : profile_(profile), schedule_(schedule), now_(estimate(profile, schedule)) {}
+  Explainer(const UnitTrials& trials, const Schedule& schedule)
+      : trials_(trials), profile_(trials.profile()), schedule_(schedule), now_(trials.simulate(schedule)) {}
 
   UnitExplanation explain(size_t u) {
     const UnitChoice& unit = schedule_[u];
@@ -38,7 +37,7 @@ class Explainer {
     const auto add = [&](const std::string& change, const std::function<void(Schedule&)>& apply) {
       Schedule changed = schedule_;
       apply(changed);
-      const Estimate p = estimate(profile_, changed);
+      const passes::StepFigures p = trials_.simulate(changed);
       e.alternatives.push_back({change, p.seconds - now_.seconds, p.peak_bytes - now_.peak_bytes});
     };
     const auto at = [u](Schedule& s) -> UnitChoice& { return s[u]; };
@@ -62,16 +61,18 @@ class Explainer {
   }
 
  private:
+  const UnitTrials& trials_;
   const StepProfile& profile_;
   const Schedule& schedule_;
-  Estimate now_;
+  const passes::StepFigures now_;
 };
 
 }  // namespace
 
-std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Schedule& schedule,
+std::vector<UnitExplanation> explain_units(const UnitTrials& trials, const Schedule& schedule,
                                            const std::string& path) {
-  Explainer explainer(profile, schedule);
+  const StepProfile& profile = trials.profile();
+  Explainer explainer(trials, schedule);
   std::vector<UnitExplanation> found;
   for (size_t u = 0; u < schedule.size(); ++u)
     for (size_t i = schedule[u].first; i < schedule[u].end; ++i)

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/tune/profile.h"
+#include "sfsdp/tune/tune.h"
 
 namespace sfsdp::tune {
 
 struct Alternative {
   std::string change;
-  double seconds = 0;  // of the step, against the schedule as it is: negative is faster
+  double seconds = 0;  // of the step, simulated, against the schedule as it is: negative is faster
   int64_t bytes = 0;   // of the peak, likewise
 };
 
@@ -26,7 +26,6 @@ struct UnitExplanation {
 };
 
 // Explains the units that hold a parameter whose name begins with `path`, a module path or "" for all.
-std::vector<UnitExplanation> explain_units(const StepProfile& profile, const Schedule& schedule,
-                                           const std::string& path);
+std::vector<UnitExplanation> explain_units(const UnitTrials& trials, const Schedule& schedule, const std::string& path);
 
 }  // namespace sfsdp::tune

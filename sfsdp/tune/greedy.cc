@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/tune/search.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "sfsdp/tune/unit_cost.h"
@@ -9,8 +10,8 @@ namespace sfsdp::tune {
 
 Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes) {
   Schedule schedule;
-  const auto last = static_cast<int64_t>(profile.live[0].size()) - 1;
-  const double headroom = static_cast<double>(budget_bytes - profile.state_bytes - profile.most_live(0, last));
+  const int64_t live = std::ranges::max(profile.live);
+  const auto headroom = static_cast<double>(budget_bytes - profile.state_bytes - live);
   const size_t n = profile.params.size();
   double cover_forward = 0, cover_backward = 0, bytes_before = 0, gather_before = 0, gather_open = 0;
   for (size_t first = 0; first < n;) {

@@ -43,9 +43,7 @@ StepProfile by_hand(size_t n, size_t blocks) {
     p.params.push_back(param);
   }
   share_out_backward(p);
-  p.live = {std::vector<int64_t>(static_cast<size_t>(2 * last + 3))};
-  for (size_t width = 1; 2 * width <= p.live[0].size(); width *= 2)
-    p.live.emplace_back(p.live[0].size() - 2 * width + 1);
+  p.live.resize(static_cast<size_t>(2 * last + 3));
   return p;
 }
 

@@ -2,17 +2,14 @@
 #include "sfsdp/tune/profile.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <map>
-#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
-#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_reads.h"
@@ -68,7 +65,6 @@ class Profiler {
     read_kinds();
     read_positions();
     read_clock();
-    read_cuts();
     read_live();
     share_out_backward(out_);
     std::ranges::stable_sort(out_.params, {}, [](const ParamProfile& p) {
@@ -116,14 +112,12 @@ class Profiler {
       if (const Op* flat = op.is("all_gather.start") ? flat_of(op.result()) : nullptr) {
         KindProfile& kind = out_.kinds[kind_of_.at(flat)];
         kind.gathered = static_cast<double>(ir::size_in_bytes(op.result()->type().dtype));
-        kind.casts = sent->producer()->is("cast");
         kind.gather_group = program_.groups[c.communicator];
       } else if (const auto reduced = gradient_kind_.find(&op); reduced != gradient_kind_.end()) {
         KindProfile& kind = out_.kinds[reduced->second];
         const auto element = static_cast<double>(ir::size_in_bytes(sent->type().dtype));
         if (c.part == sim::Part::Tail) {
           kind.replicas = true;
-          kind.replica_group = program_.groups[c.communicator];
           if (kind.reduced == 0) kind.reduced = element;
         } else {
           kind.reduction = c.kind;
@@ -151,7 +145,6 @@ class Profiler {
       const Op* from = op->operands[0]->producer();
       while (from->is("wait", "accumulate", "cast", "mul_scalar") || ir::is_collective(*from)) {
         gradient_kind_[from] = kind->second;
-        out_.kinds[kind->second].adds_up |= from->is("accumulate");
         from = from->operands[0]->producer();
       }
       gradient_kind_[from] = kind->second;
@@ -211,59 +204,17 @@ class Profiler {
     last = at;
   }
 
-  // The kind of bucket for each of which the kernel after backward runs once, such as their update; none: it runs once.
-  std::optional<size_t> kind_updated_by(const cost::Kernel& kernel) const {
-    for (const Op* op : kernel.ops) {
-      if (const auto gradient = gradient_kind_.find(op); gradient != gradient_kind_.end()) return gradient->second;
-      if (const auto param = ir::is_update(*op) ? kind_of_.find(op->operands[0]->producer()) : kind_of_.end();
-          param != kind_of_.end())
-        return param->second;
-    }
-    return std::nullopt;
-  }
-
   void read_clock() {
     std::vector<double> at(graph_.ops().size() + 1);
     for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
       const cost::Kernel& kernel = program_.kernels.kernels[k];
       if (packs(kernel)) continue;
-      if (sim::part_of(kernel.ops[0]->section) != sim::Part::Last) {
-        out_.tail_seconds += kernel.seconds;
-        if (const auto kind = kind_updated_by(kernel)) {
-          ++out_.kinds[*kind].tail_kernels;
-          out_.tail_seconds -= out_.machine.launch;
-        }
-      } else if (!std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); })) {
+      if (sim::part_of(kernel.ops[0]->section) == sim::Part::Last &&
+          !std::ranges::all_of(kernel.ops, [](const Op* op) { return belongs_to_bucket(*op); }))
         at[static_cast<size_t>(program_.kernel_position[k])] += kernel.seconds - seconds_of_buckets(kernel);
-      }
     }
     out_.clock.assign(at.size() + 1, 0);
     for (size_t i = 0; i < at.size(); ++i) out_.clock[i + 1] = out_.clock[i] + at[i];
-    for (const sim::Collective& c : program_.collectives)
-      if (c.part == sim::Part::Tail && !gradient_kind_.contains(c.op)) out_.tail_seconds += c.cost.seconds();
-  }
-
-  // Where a unit may begin or end.
-  void read_cuts() {
-    const cost::KernelCuts cuts(graph_, out_.machine);
-    const ir::Index index(graph_);
-    out_.cuts.assign(graph_.ops().size() + 1, 0);
-    std::vector<int> spans(graph_.ops().size() + 1, -1);  // the kernel whose ops stand on both sides of a position
-    for (size_t k = 0; k < program_.kernels.kernels.size(); ++k) {
-      const auto& ops = program_.kernels.kernels[k].ops;
-      if (packs(program_.kernels.kernels[k])) continue;  // runs where it stands
-      for (size_t p = index.position(ops.front()) + 1; p <= index.position(ops.back()); ++p)
-        spans[p] = static_cast<int>(k);
-    }
-    for (const ParamProfile& p : out_.params)
-      for (const int64_t at : {p.fwd_first, p.bwd_first, p.gradient + 1}) {
-        const int k = at < 0 ? -1 : spans[static_cast<size_t>(at)];
-        if (k < 0) continue;
-        const cost::Kernel& kernel = program_.kernels.kernels[static_cast<size_t>(k)];
-        const auto before =
-            std::ranges::count_if(kernel.ops, [&](const Op* op) { return std::cmp_less(index.position(op), at); });
-        out_.cuts[static_cast<size_t>(at)] = cuts.seconds(kernel, static_cast<size_t>(before));
-      }
   }
 
   // Casts of shards that a kernel of other ops does too: they share no bytes with these.
@@ -275,7 +226,8 @@ class Profiler {
   }
 
   void read_live() {
-    std::vector<int64_t> live(2 * graph_.ops().size() + 3);
+    std::vector<int64_t>& live = out_.live;
+    live.resize(2 * graph_.ops().size() + 3);
     for (const plan::Buffer& b : plan::find_buffers(graph_, kBytes).buffers) {
       if (belongs_to_bucket(*b.value->producer()) || gradient_kind_.contains(b.value->producer())) continue;
       if (raw_.contains(b.value)) continue;
@@ -283,13 +235,6 @@ class Profiler {
       live[2 * static_cast<size_t>(b.last) + 1] -= b.bytes;
     }
     for (size_t i = 1; i < live.size(); ++i) live[i] += live[i - 1];
-    out_.live.push_back(std::move(live));
-    for (size_t width = 1; 2 * width <= out_.live[0].size(); width *= 2) {
-      const auto& narrow = out_.live.back();
-      std::vector<int64_t> wide(narrow.size() - width);
-      for (size_t i = 0; i < wide.size(); ++i) wide[i] = std::max(narrow[i], narrow[i + width]);
-      out_.live.push_back(std::move(wide));
-    }
     for (const auto& op : graph_.ops())
       if (op->is("param", "state")) out_.state_bytes += op->result()->type().bytes();
   }
@@ -326,13 +271,6 @@ Reason parse_reason(std::string_view text) {
 
 double StepProfile::seconds_between(int64_t from, int64_t to) const {
   return clock[static_cast<size_t>(to)] - clock[static_cast<size_t>(from)];
-}
-
-int64_t StepProfile::most_live(int64_t first, int64_t last) const {
-  if (last < first) return 0;
-  const auto level = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(last - first + 1)) - 1);
-  const auto width = int64_t{1} << level;
-  return std::max(live[level][static_cast<size_t>(first)], live[level][static_cast<size_t>(last - width + 1)]);
 }
 
 void share_out_backward(StepProfile& profile) {

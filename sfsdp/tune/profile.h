@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A step boiled down to what the choice of units depends on: when each parameter is read and its gradient made, on a
-// clock of compute alone, and what is alive meanwhile. A schedule is then timed in microseconds instead of rewriting
-// and simulating the graph; the tests compare both.
+// A step boiled down to what the greedy rule and the memory of units depend on: when each parameter is read and its gradient
+// made, on a clock of compute alone, and what is alive meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +22,10 @@ struct KindProfile {
   int64_t alignment = 1;  // elements, of each parameter in its bucket and of each rank's shard
   double stored = 0;      // bytes an element, as stored, gathered (0: never gathered) and reduced (0: not trained)
   double gathered = 0, reduced = 0;
-  bool casts = false;  // shards are cast before they are sent
-  cost::GroupShape gather_group, reduce_group, replica_group;
-  std::string reduction;     // of backward: reduce_scatter, all_reduce; "": none
-  bool once = false;         // it reduces what all micro-batches have added up
-  bool adds_up = false;      // its gradients are added up, over micro-batches
-  int64_t tail_kernels = 0;  // after backward, for each bucket, such as its update
-  bool replicas = false;     // the last micro-batch reduces over replicas too
+  cost::GroupShape gather_group, reduce_group;
+  std::string reduction;  // of backward: reduce_scatter, all_reduce; "": none
+  bool once = false;      // it reduces what all micro-batches have added up
+  bool replicas = false;  // the last micro-batch reduces over replicas too
 };
 
 // Positions are those of ops in the graph with all parameters in one unit; -1: never.
@@ -47,13 +43,9 @@ struct StepProfile {
   std::vector<ParamProfile> params;  // in the order in which forward reads them first
   std::vector<KindProfile> kinds;
   std::vector<double> clock;  // by position: seconds of kernels before it, those of buckets left out
-  std::vector<double> cuts;   // by position: seconds that kernels take longer where a collective stands before it
   int64_t body_begin = 0, backward_begin = 0, body_end = 0;
-  double tail_seconds =
-      0;  // kernels, but for launches of those that each bucket has, and scalar collectives after backward
-  // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out: row k has the
-  // most of 2^k entries from each on.
-  std::vector<std::vector<int64_t>> live;
+  // Bytes alive at position p (entry 2 p) and between it and the next (2 p + 1), those of buckets left out.
+  std::vector<int64_t> live;
   int64_t state_bytes = 0;
   int64_t micro_batches = 1;
   int64_t max_gather_bytes = 0;  // of gathers in flight besides one (PrefetchGathersOptions::max_bytes); 0: no bound
@@ -62,7 +54,6 @@ struct StepProfile {
   cost::Machine machine;
 
   double seconds_between(int64_t from, int64_t to) const;  // of forward or backward, whichever a param's reads span
-  int64_t most_live(int64_t first, int64_t last) const;    // of entries [first, last]
 };
 
 // Why a unit ends where it ends.
@@ -76,13 +67,9 @@ struct UnitChoice {
   bool keep = false;  // gathered once for forward and backward
   passes::UnitSchedule order = {};
   Reason reason = Reason::Named;
+  bool operator==(const UnitChoice&) const = default;
 };
 using Schedule = std::vector<UnitChoice>;
-
-struct Estimate {
-  double seconds = 0, exposed = 0;  // of the step; of it, waiting for collectives
-  int64_t peak_bytes = 0;           // state included
-};
 
 // Fills in backward_seconds: the compute of backward, shared out over the gradients in the order in which they are made.
 void share_out_backward(StepProfile& profile);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which parameters form a unit, by cost: greedily as the paper has it, or by search on the profile.
+// Which parameters form a unit, by cost: greedily as the paper has it, or by search in the simulator.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/passes/pass_report.h"
 #include "sfsdp/tune/profile.h"
 
 namespace sfsdp::tune {
@@ -25,16 +26,20 @@ Schedule greedy_units(const StepProfile& profile, int64_t budget_bytes);
 //   unit_of: the unit of a parameter, by its name
 Schedule named_units(const StepProfile& profile, const std::function<std::string(const std::string&)>& unit_of);
 
+// The step that a schedule makes: time, and peak with addresses.
+using Simulate = std::function<passes::StepFigures(const Schedule&)>;
+
 struct SearchOptions {
-  int64_t budget_bytes = 0;
-  int64_t evaluations = 20000;  // at most
+  double memory = 0;         // bytes that a rank may use, state included
+  int64_t simulations = 20;  // at most
   // Whether each unit may be kept gathered between forward and backward.
   bool choose_reshard = true;
 };
 
-// The best schedule found by hill climbing from several starts: borders, prefetch and sink variants, and what stays
-// gathered, each per unit. Deterministic. Never worse on the profile than the starts that fit the budget; if none fits,
-// the one that needs least memory.
-Schedule search_units(const StepProfile& profile, const std::vector<Schedule>& starts, const SearchOptions& options);
+// The best schedule that hill climbing finds from several starts: borders, prefetch and sink variants, and what stays
+// gathered, of all units at once, then per unit as long as simulations are left. Deterministic. Never worse than the starts
+// that fit the memory; if none fits, the one that needs least.
+Schedule search_units(const StepProfile& profile, const std::vector<Schedule>& starts, const SearchOptions& options,
+                      const Simulate& simulate);
 
 }  // namespace sfsdp::tune

@@ -10,54 +10,15 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/device_memory.h"
 #include "sfsdp/cost/product_cost.h"
-#include "sfsdp/tune/estimate.h"
 #include "sfsdp/tune/search.h"
 #include "sfsdp/tune/simulated.h"
+#include "sfsdp/tune/unit_memory.h"
 
 namespace sfsdp::tune {
 namespace {
 
-constexpr double kMargin = 0.99;  // of a budget that was found by what addresses lose, which differs by schedule
-
-// The last unit is the first that backward reads: kept gathered, then those before it, as long as all fits.
-void keep_what_fits(const StepProfile& profile, Schedule& schedule, int64_t budget) {
-  for (size_t u = schedule.size(); u-- > 0;) {
-    schedule[u].keep = true;
-    if (estimate(profile, schedule).peak_bytes <= budget) continue;
-    schedule[u].keep = false;
-    break;
-  }
-}
-
-// What search finds on the profile, or one of its starts: the simulator has the last word.
-Schedule search(const StepProfile& profile, Schedule named, const Schedule& greedy, SearchOptions options,
-                double memory, const Simulate& simulate) {
-  named.back().keep = options.choose_reshard;  // as pass reshard does with units by name
-  const auto peak_of = [&](const Schedule& s) { return estimate(profile, s).peak_bytes; };
-  std::vector<Schedule> tried;
-  std::vector<passes::StepFigures> steps;
-  const auto attempt = [&](Schedule schedule) {
-    steps.push_back(simulate(schedule));
-    tried.push_back(std::move(schedule));
-    return static_cast<double>(steps.back().peak_bytes) <= memory;
-  };
-  const std::vector<Schedule> starts = {std::move(named), greedy};
-  // Where a start needs more and still fits, so may others: search is not to be slower for its caution.
-  for (const Schedule& start : starts)
-    if (attempt(start)) options.budget_bytes = std::max(options.budget_bytes, peak_of(start));
-  if (!attempt(search_units(profile, starts, options)) && static_cast<double>(peak_of(tried.back())) <= memory) {
-    // Units of all sizes, kept or not, leave holes between addresses: by as much less is to be alive.
-    const auto state = static_cast<double>(profile.state_bytes);
-    const double loose =
-        (static_cast<double>(steps.back().peak_bytes) - state) / (static_cast<double>(peak_of(tried.back())) - state);
-    options.budget_bytes = static_cast<int64_t>(state + kMargin * (memory - state) / loose);
-    options.evaluations /= 2;  // from what was found
-    attempt(search_units(profile, tried, options));
-  }
-  const auto best =
-      std::ranges::min_element(steps, [&](const auto& a, const auto& b) { return is_better(a, b, memory); });
-  return tried[static_cast<size_t>(best - steps.begin())];
-}
+// Operations of all graphs that search simulates: some seconds of one core for a large step, many schedules of a small one.
+constexpr int64_t kSimulatedOps = 200'000, kFewest = 12, kMost = 1000;
 
 void check_options(const passes::PipelineOptions& options, const TuneOptions& tune) {
   const auto refuse = [&](const char* why, const char* expected) {
@@ -76,7 +37,8 @@ void check_options(const passes::PipelineOptions& options, const TuneOptions& tu
            "a machine by name or its file in TuneOptions::machine, such as dgx_h100");
 }
 
-// With what passes need of the machine: they read none.
+}  // namespace
+
 passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOptions& tune, const ir::Graph& graph) {
   const auto product = std::ranges::find_if(graph.ops(), [](const auto& op) { return cost::flops_of(*op) > 0; });
   if (!tune.machine.empty() && options.remat.mode == passes::RematMode::MemoryBudget && product != graph.ops().end())
@@ -84,48 +46,47 @@ passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOp
   return options;
 }
 
-// The step that the rest of the pipeline makes of a schedule.
-passes::StepFigures simulate_with(const ir::Graph& graph, const StepProfile& profile, const Schedule& schedule,
-                                  const passes::PipelineOptions& rest, double memory) {
-  ir::Graph copy = graph.clone();
-  write_units(copy, profile, schedule);
-  passes::PipelineOptions quiet = rest;
-  quiet.observer = {};
-  quiet.measure = {};
-  std::optional<plan::StorageLayout> layout;
-  passes::run_with_units(copy, quiet, layout);
-  return simulated(copy, profile.machine, static_cast<int64_t>(memory));
-}
-
-}  // namespace
-
 double memory_of(const TuneOptions& tune, const cost::Machine& machine, const std::vector<ir::MeshAxis>& mesh) {
   if (tune.memory_gib > 0) return tune.memory_gib * (1 << 30);
   return machine.memory_bytes - static_cast<double>(cost::bytes_outside(machine, mesh));
 }
 
-passes::PipelineOptions options_with_units(passes::PipelineOptions options, const TuneOptions& tune) {
-  options.reshard.keep_last &= tune.wrap == Wrap::Manual || !tune.choose_reshard;
-  return options;
-}
-
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
-                      const Simulate& simulate) {
+                      const Simulate& simulate, int64_t simulations) {
   // A profile counts live bytes, to some per cent; addresses need a little more.
   const auto budget = static_cast<int64_t>(0.95 * memory);
   Schedule greedy = greedy_units(profile, budget);
+  if (tune.wrap == Wrap::Search) {
+    Schedule start = named;
+    start.back().keep = tune.choose_reshard;  // as pass reshard does with units by name
+    return search_units(profile, {std::move(start), std::move(greedy)}, {memory, simulations, tune.choose_reshard},
+                        simulate);
+  }
   if (tune.choose_reshard) keep_what_fits(profile, greedy, budget);
-  if (tune.wrap == Wrap::Auto) return greedy;
-  return search(profile, named, greedy, {.budget_bytes = budget, .choose_reshard = tune.choose_reshard}, memory,
-                simulate);
+  return greedy;
 }
 
-void read_options(StepProfile& profile, const passes::PipelineOptions& options) {
-  const auto& [depth, forward, backward, max_bytes] = options.prefetch;
-  profile.max_gather_bytes = max_bytes;
-  profile.order = {depth, depth, forward, backward, options.sink.depth, options.sink.next};
-  const auto last = std::ranges::max_element(profile.params, {}, &ParamProfile::fwd_last);
-  if (options.reshard.keep_last) profile.kept = last - profile.params.begin();
+UnitTrials::UnitTrials(const ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune)
+    : graph_(graph), options_(std::move(options)) {
+  options_.reshard.keep_last &= tune.wrap == Wrap::Manual || !tune.choose_reshard;
+  options_.observer = {};
+  options_.measure = {};
+  const cost::Machine machine = cost::load_machine(tune.machine, tune.attention);
+  memory_ = memory_of(tune, machine, graph.mesh);
+  profile_ = profile_step(graph, machine);
+  const auto& [depth, forward, backward, max_bytes] = options_.prefetch;
+  profile_.max_gather_bytes = max_bytes;
+  profile_.order = {depth, depth, forward, backward, options_.sink.depth, options_.sink.next};
+  const auto last = std::ranges::max_element(profile_.params, {}, &ParamProfile::fwd_last);
+  if (options_.reshard.keep_last) profile_.kept = last - profile_.params.begin();
+}
+
+passes::StepFigures UnitTrials::simulate(const Schedule& schedule) const {
+  ir::Graph copy = graph_.clone();
+  write_units(copy, profile_, schedule);
+  std::optional<plan::StorageLayout> layout;
+  passes::run_with_units(copy, options_, layout);
+  return simulated(copy, profile_.machine, static_cast<int64_t>(memory_));
 }
 
 void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule) {
@@ -155,31 +116,24 @@ Schedule read_units(const StepProfile& profile, const std::map<std::string, cons
   return schedule;
 }
 
-Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
-                   std::optional<plan::StorageLayout>& layout) {
+std::vector<passes::PassReport> run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
+                                             std::optional<plan::StorageLayout>& layout) {
   options = on_machine(std::move(options), tune, graph);
-  Tuned out;
-  if (tune.wrap == Wrap::Manual || layout) {
-    out.passes = passes::run_pipeline(graph, options, layout);
-    return out;
-  }
+  if (tune.wrap == Wrap::Manual || layout) return passes::run_pipeline(graph, options, layout);
   check_options(options, tune);
-  out.passes = passes::run_before_units(graph, options);
-  const cost::Machine machine = cost::load_machine(tune.machine, tune.attention);
-  const passes::PipelineOptions rest = options_with_units(options, tune);
-  StepProfile profile = profile_step(graph, machine);
-  read_options(profile, rest);
+  std::vector<passes::PassReport> reports = passes::run_before_units(graph, options);
+  const UnitTrials trials(graph, options, tune);
+  const StepProfile& profile = trials.profile();
   if (!profile.params.empty()) {
-    const double memory = memory_of(tune, machine, graph.mesh);
     const auto unit_of = passes::units_by_name(graph, options.wrap);
     const Schedule named = named_units(profile, [&](const std::string& name) { return unit_of.at(name); });
-    const auto simulate = [&](const Schedule& s) { return simulate_with(graph, profile, s, rest, memory); };
-    const Schedule schedule = choose_units(profile, named, tune, memory, simulate);
-    out.estimate = estimate(profile, schedule);
-    write_units(graph, profile, schedule);
+    const auto simulate = [&](const Schedule& schedule) { return trials.simulate(schedule); };
+    const auto simulations = std::clamp(kSimulatedOps / std::ssize(graph.ops()), kFewest, kMost);
+    write_units(graph, profile, choose_units(profile, named, tune, trials.memory(), simulate, simulations));
   }
-  std::ranges::move(passes::run_with_units(graph, rest, layout), std::back_inserter(out.passes));
-  return out;
+  options.reshard = trials.options().reshard;
+  std::ranges::move(passes::run_with_units(graph, options, layout), std::back_inserter(reports));
+  return reports;
 }
 
 }  // namespace sfsdp::tune

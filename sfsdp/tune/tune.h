@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Chooses by cost what passes then do: which parameters form a unit, their order, what stays gathered, how much of the
-// activations is kept. Stands above sim/: a choice is timed on a profile, and where memory is tight planned and simulated.
+// activations is kept. Stands above sim/: choices are simulated, but for the greedy rule's.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,14 @@
 
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/tune/profile.h"
+#include "sfsdp/tune/search.h"
 
 namespace sfsdp::tune {
 
 enum class Wrap : uint8_t {
   Manual,  // units by name
   Auto,    // by the paper's greedy rule (search.h)
-  Search,  // by search, in the simulator never slower than Manual and Auto
+  Search,  // by search in the simulator, never slower than Manual and Auto
 };
 
 struct TuneOptions {
@@ -32,30 +33,40 @@ struct TuneOptions {
 // Bytes that a rank may use: of a machine's without what lies outside of all plans (cost::bytes_outside).
 double memory_of(const TuneOptions& tune, const cost::Machine& machine, const std::vector<ir::MeshAxis>& mesh);
 
-struct Tuned {
-  std::vector<passes::PassReport> passes;  // what each did, in order
-  std::optional<Estimate> estimate;        // of the units that were chosen by cost
-};
+// With what passes need of the machine: they read none.
+passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOptions& tune, const ir::Graph& graph);
 
 // passes::run_pipeline with units chosen as `tune` says; choose_remat is not read. Deterministic: the same on every rank.
 //   layout: where it is given, units are its own
+//   returns: what each pass did, in order
 //   throws: UserError as run_pipeline does; without a machine where one is needed, and where parameters are not stored flat
-Tuned run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
-                   std::optional<plan::StorageLayout>& layout);
+std::vector<passes::PassReport> run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
+                                             std::optional<plan::StorageLayout>& layout);
 
 // The units of a profile as `tune.wrap` says.
 //   named: units by name
 //   memory: bytes that a rank may use
-//   simulate: the step that a schedule makes; asked by Search alone, whose last word it is
-using Simulate = std::function<passes::StepFigures(const Schedule&)>;
+//   simulate, simulations: of Search
 Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
-                      const Simulate& simulate);
+                      const Simulate& simulate, int64_t simulations);
 
-// Options of the passes that follow the choice: where it says what stays gathered, no pass keeps another unit.
-passes::PipelineOptions options_with_units(passes::PipelineOptions options, const TuneOptions& tune);
+// A step up to the choice of its units, and what the passes after it make of a schedule.
+class UnitTrials {
+ public:
+  //   graph: as passes::run_before_units leaves it; outlives this
+  UnitTrials(const ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune);
 
-// What the passes' options say beside the units: their order, what stays gathered, how much may be in flight.
-void read_options(StepProfile& profile, const passes::PipelineOptions& options);
+  const StepProfile& profile() const { return profile_; }
+  double memory() const { return memory_; }                            // bytes that a rank may use
+  const passes::PipelineOptions& options() const { return options_; }  // of the passes after the choice
+  passes::StepFigures simulate(const Schedule& schedule) const;
+
+ private:
+  const ir::Graph& graph_;
+  passes::PipelineOptions options_;
+  StepProfile profile_;
+  double memory_;
+};
 
 // Writes a schedule on the params: unit=, reason=, keep=, and what prefetch_gathers and sink_waits read.
 void write_units(ir::Graph& graph, const StepProfile& profile, const Schedule& schedule);

@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <new>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
-#include "sfsdp/train/data/tokenizer/unicode.h"
 #include "sfsdp/train/data/tokenizer/utf8.h"
 
 namespace sfsdp::train::tokenizer {
@@ -38,51 +36,6 @@ void initialise() {
     return onig_initialize(encodings, 1);
   }();
   SFSDP_CHECK(kDone == ONIG_NORMAL, message_of(kDone));
-}
-
-// The character at `at` as a pattern has it, \x{41} and \u0041 too; moves on to what follows.
-//   plain: cleared where it is written with a \ before it
-uint32_t take_char(std::string_view pattern, size_t& at, bool& plain) {
-  plain = pattern[at] != '\\' || at + 1 == pattern.size();
-  if (!plain) {
-    const std::string_view rest = pattern.substr(at + 1);
-    const size_t skipped = rest.starts_with("x{") ? 2 : rest.starts_with('x') || rest.starts_with('u') ? 1 : 0;
-    const size_t digits = std::min<size_t>(rest.size(), skipped + (rest[0] == 'u' ? 4 : skipped == 2 ? 8 : 2));
-    uint32_t c = 0;
-    const auto read = std::from_chars(rest.data() + skipped, rest.data() + digits, c, 16);
-    if (skipped > 0 && read.ec == std::errc()) {
-      at += 1 + static_cast<size_t>(read.ptr - rest.data());
-      if (skipped == 2 && at < pattern.size() && pattern[at] == '}') ++at;
-      return c;
-    }
-    ++at;
-  }
-  const uint32_t c = utf8_at(pattern, at);
-  at += utf8_length(pattern[at]);
-  return c;
-}
-
-// Oniguruma's tables are older than those of the library `tokenizers`: older characters stand for newer ones in the text
-// (unicode.h), so no character or range of a pattern may tell them apart.
-void check_characters(std::string_view pattern, const std::string& where) {
-  std::optional<uint32_t> first;  // of what may be a range
-  bool has_dash = false;
-  for (size_t at = 0; at < pattern.size();) {
-    const size_t begin = at;
-    bool plain = true;
-    const uint32_t c = take_char(pattern, at, plain);
-    if (plain && c == '-' && first && !has_dash) {
-      has_dash = true;
-      continue;
-    }
-    if (!keeps_new_characters_together(has_dash ? std::min(*first, c) : c, c))
-      throw UserError(
-          concat(where, ": pattern ", quote_safe(pattern), ": byte ", begin,
-                 ": a character or range that tells apart characters newer than Unicode 14\n  expected one that "
-                 "does not"));
-    first = c;
-    has_dash = false;
-  }
 }
 
 // In the library's Oniguruma, 6.9.10, [:punct:] has all symbols too, in 6.9.8 nine of them.
@@ -127,7 +80,6 @@ struct Pattern::State {
 Pattern Pattern::compile(std::string_view pattern, const std::string& where) {
   if (pattern.size() > kMostBytes)
     throw UserError(concat(where, ": a pattern of ", pattern.size(), " bytes\n  expected at most ", kMostBytes));
-  check_characters(pattern, where);
   initialise();
   auto state = std::make_shared<State>();
   state->where = where;
@@ -154,7 +106,6 @@ Pattern Pattern::literal(std::string_view text) {
 Matches::Matches(const Pattern& pattern, std::string_view text, MatchMemory& memory)
     : pattern_(*pattern.state_), memory_(*memory.state_), text_(text) {
   if (!pattern_.code) return;
-  if (replace_new_characters(text, replaced_)) text_ = replaced_;
   const size_t retries = std::max(kLeastRetries, kRetriesPerByte * text.size());
   onig_set_retry_limit_in_match_of_match_param(memory_.limits, retries);
   onig_set_retry_limit_in_search_of_match_param(memory_.limits, retries);

@@ -29,7 +29,7 @@ class Pattern {
  public:
   // Oniguruma's syntax, by Ruby's rules.
   //   where: for messages
-  //   throws: UserError for what is no pattern, is too long, or tells apart characters newer than Oniguruma's tables
+  //   throws: UserError for what is no pattern, or is too long
   static Pattern compile(std::string_view pattern, const std::string& where);
   // Matches `text` itself, which is not empty.
   static Pattern literal(std::string_view text);
@@ -58,7 +58,6 @@ class Matches {
 
   const Pattern::State& pattern_;
   MatchMemory::State& memory_;
-  std::string replaced_;  // `text` with stand-ins, where it needs them
   std::string_view text_;
   size_t from_ = 0;
   std::optional<size_t> last_end_;

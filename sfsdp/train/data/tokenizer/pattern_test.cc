@@ -34,7 +34,7 @@ std::string error_of(const std::string& pattern) {
   return "no error";
 }
 
-TEST_CASE("patterns match what Oniguruma matches: classes, case, anchors, intervals, look-around, new characters") {
+TEST_CASE("patterns match what Oniguruma matches: classes, case, anchors, intervals, look-around") {
   const std::string file = testing::source_dir() + "/tests/fixtures/tokenizers/patterns.json";
   const JsonValue json = parse_json(read_text_file(file, 16 << 20), file);
   const JsonArray& texts = *json.find("texts")->as<JsonArray>();
@@ -53,7 +53,7 @@ TEST_CASE("patterns match what Oniguruma matches: classes, case, anchors, interv
   }
 }
 
-TEST_CASE("what is no pattern, or tells apart what Oniguruma's tables do not know, is refused") {
+TEST_CASE("what is no pattern is refused") {
   const std::pair<const char*, const char*> bad[] = {{"\\p{Lx}", "invalid character property name"},
                                                      {"*a", "target of repeat operator is not specified"},
                                                      {"(?=a)+", "target of repeat operator is invalid"},
@@ -63,16 +63,13 @@ TEST_CASE("what is no pattern, or tells apart what Oniguruma's tables do not kno
                                                      {"(a", "unmatched parenthesis"},
                                                      {"a)", "unmatched close parenthesis"},
                                                      {"[a", "premature end"},
-                                                     {"\\", "end pattern at escape"},
-                                                     {"[\\x{20000}-\\x{2ffff}]", "byte 11: a character or range"},
-                                                     {"[\U00020000-\U0002ffff]", "newer than Unicode 14"},
-                                                     {"a|\\u1c89", "byte 2: a character or range"}};
+                                                     {"\\", "end pattern at escape"}};
   for (const auto& [pattern, message] : bad) {
     const std::string error = error_of(pattern);
     CHECK_MESSAGE(error.find("t.json: here: pattern ") == 0, error);
     CHECK_MESSAGE(error.find(message) != std::string::npos, pattern, ": ", error);
   }
-  for (const char* good : {"[\\x{4e00}-\\x{9fa5}]", "[a-z]|\\x41-\\x{e9}", "[\\-\\]]"})
+  for (const char* good : {"[\\x{4e00}-\\x{9fa5}]", "[\\x{20000}-\\x{2ffff}]", "[a-z]|\\x41-\\x{e9}", "[\\-\\]]"})
     CHECK_MESSAGE(error_of(good) == "no error", good);
   CHECK(error_of(std::string(5000, '(') + std::string(5000, ')')).find("parse depth limit") != std::string::npos);
   CHECK(error_of(std::string(70000, 'a')).find("expected at most 65536") != std::string::npos);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Unicode as the library `tokenizers` has it: categories of Unicode 16, normalisation of Unicode 9, white space of any.
+// Normal forms, lower case and white space, as utf8proc has them.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,5 @@ enum class NormalForm : uint8_t { NFC, NFD, NFKC, NFKD };
 void normalise(std::string& text, NormalForm form);
 // Character by character, without regard to what stands around it.
 void lower_case(std::string& text);
-
-// Oniguruma's tables may be older than Unicode 16. Where text holds a character that only the newer tables know, returns true
-// and a text of the same length, in which an older character of the same kind stands for it.
-bool replace_new_characters(std::string_view text, std::string& out);
-// Whether every new character is in [first, last] exactly if its stand-in is.
-bool keeps_new_characters_together(uint32_t first, uint32_t last);
 
 }  // namespace sfsdp::train::tokenizer
