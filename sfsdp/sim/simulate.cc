@@ -15,6 +15,7 @@
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/sim/links.h"
 #include "sfsdp/sim/program.h"
+#include "sfsdp/sim/reduction_buckets.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -328,6 +329,7 @@ Simulation simulate(const ir::Graph& graph, const cost::Machine& machine, const 
   RankProgram program =
       make_program(graph, machine, options.execution, options.system.value_or(cost::usual_system(options.execution)),
                    options.step_gathers, options.composites, options.edges, options.reductions);
+  if (options.reduce_bucket > 0) merge_reductions(program, options.reduce_bucket, machine);
   Simulation out = Simulator(program, DeviceMesh(graph.mesh), graph.micro_batches, options, Record::Events).run();
   for (const auto& op : graph.ops())
     out.flops += cost::flops_of(*op) * static_cast<double>(ir::is_repeated(*op) ? graph.micro_batches : 1);

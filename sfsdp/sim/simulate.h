@@ -33,6 +33,7 @@ struct SimulateOptions {
   Timelines timelines = Timelines::Collapsed;
   StepGathers step_gathers = StepGathers::Forward;
   Reductions reductions = Reductions::Overlap;
+  int64_t reduce_bucket = 0;  // elements that are reduced at once (sim/reduction_buckets.h); 0: a unit's
   cost::Composites composites = {};
   const std::vector<plan::Edge>* edges = nullptr;  // of a plan of this graph; nullptr: those that its order needs
 };

@@ -26,9 +26,13 @@ const std::vector<Option> kSimulated = {
      "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
      "kernel per op; reference: what train runs on this machine's CPU"},
     {"--simulate.system", "S",
-     "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; "
+     "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; deepspeed3, "
+     "DeepSpeed's ZeRO stage 3; "
      "traced, "
      "a graph of forward and backward in PyTorch's allocator"},
+    {"--simulate.prefetch_bucket", "N", "of deepspeed3: elements gathered ahead of their use [50000000]"},
+    {"--simulate.reduce_bucket", "N", "of deepspeed3: elements reduced at once [500000000]"},
+    {"--simulate.max_live_parameters", "N", "of deepspeed3: elements gathered at once [1000000000]"},
     {"--simulate.memory", "M", "of PyTorch's systems: reserved, what the allocator holds, or allocated to tensors"},
     {"--simulate.segments", "S", "of PyTorch's systems: expandable or fixed segments of the allocator"},
     {"--simulate.loss", "L",

@@ -37,6 +37,7 @@ cost::System system_of(const Request& request, cost::Execution execution) {
   static const std::vector<std::pair<std::string, cost::System>> kSystems = {{"sfsdp", cost::System::Own},
                                                                              {"fsdp2", cost::System::Fsdp2},
                                                                              {"fsdp1", cost::System::Fsdp1},
+                                                                             {"deepspeed3", cost::System::Fsdp2},
                                                                              {"traced", cost::System::Traced}};
   if (!request.has("simulate.system")) return cost::usual_system(execution);
   std::vector<std::string> names;
@@ -164,6 +165,11 @@ SimulateSetup simulate_setup(const Request& request, const train::JobConfig& con
     throw UserError(concat("--simulate.accumulation = product on ", setup.machine.name,
                            "\n  expected kernel: no library of this machine adds a product of bf16 to a sum of f32"));
   setup.pytorch = pytorch_of(request, config, setup.options);
+  if (request.get("simulate.system", "") == "deepspeed3") {
+    setup.deepspeed = deepspeed_of(request, config);
+    setup.options.reduce_bucket = setup.deepspeed->reduce_bucket;
+    setup.pytorch->reduce_bucket = setup.deepspeed->reduce_bucket;
+  }
   setup.notes = notes_of(request, config, setup.pytorch.has_value());
   const bool expandable = choice_of(request, "simulate.segments", {"expandable", "fixed"}) == "expandable";
   using Segments = plan::CachingAllocator::Segments;

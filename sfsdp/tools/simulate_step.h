@@ -14,6 +14,7 @@
 #include "sfsdp/sim/pytorch/lifetimes.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/deepspeed.h"
 #include "sfsdp/tools/simulate_report.h"
 #include "sfsdp/train/config/config.h"
 
@@ -22,7 +23,8 @@ namespace sfsdp::tools {
 // --machine and --simulate.*.
 struct SimulateSetup {
   cost::Machine machine;
-  std::string execution;  // as given
+  std::string execution;               // as given
+  std::optional<DeepSpeed> deepspeed;  // the system is its stage 3
   sim::SimulateOptions options;
   std::optional<sim::PyTorchOptions> pytorch;  // whose memory it is, where that is not our plan's
   plan::CachingAllocator::Segments segments = plan::CachingAllocator::Segments::Expandable;

@@ -9,10 +9,15 @@ namespace sfsdp::tools {
 
 int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
   if (request.has("sweep")) return run_sweep(request, train::capture_job, out, err);
-  const train::JobConfig config = config_of(request);
+  train::JobConfig config = config_of(request);
   const SimulateSetup setup = simulate_setup(request, config);
   if (!request.has("json"))
     for (const std::string& note : setup.notes) err << note << '\n';
+  if (setup.deepspeed) {  // its buckets follow from the parameters, which a step by the usual units names
+    const train::CompiledJob usual = train::make_job(config, request.world);
+    const Held<const Program::Variant> variant = usual.program->first();
+    config.parallelism.fsdp_units = deepspeed_units(variant->plan.graph, *setup.deepspeed);
+  }
   const train::CompiledJob job =
       train::make_job(config, request.world, {.fuse = setup.fuse_scope(), .target = cost::target_of(setup.machine)});
   const Held<const Program::Variant> first = job.program->first();

@@ -84,12 +84,22 @@ class Lines {
 
 }  // namespace
 
+// DeepSpeed's buckets follow from the parameters, which a step by the usual units names.
+static train::JobConfig with_buckets(const SimulateSetup& setup, train::JobConfig config, int64_t world,
+                                     Captures& captures) {
+  if (setup.deepspeed)
+    config.parallelism.fsdp_units =
+        deepspeed_units(captures.compile(config, train::step_setup(config, world)).plan.graph, *setup.deepspeed);
+  return config;
+}
+
 SimulatedConfig simulate_config(const Request& request, const train::JobConfig& config, Captures& captures) {
   SimulateSetup setup = simulate_setup(request, config);
-  train::StepSetup made = train::step_setup(config, request.world);
+  const train::JobConfig bucketed = with_buckets(setup, config, request.world, captures);
+  train::StepSetup made = train::step_setup(bucketed, request.world);
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   made.options.target = cost::target_of(setup.machine);
-  SimulatedConfig out{.step = captures.compile(config, made), .executed = {}, .report = {}};
+  SimulatedConfig out{.step = captures.compile(bucketed, made), .executed = {}, .report = {}};
   const plan::StepPlan& plan = out.step.plan;
   if (setup.options.execution == cost::Execution::Reference)
     out.executed = passes::decomposed(plan.graph);

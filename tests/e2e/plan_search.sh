@@ -38,7 +38,7 @@ for c in found["estimated"]:
     assert abs(c["step_seconds"] / exact["step_seconds"] - 1) < 0.01 and abs(c["peak_bytes"] / exact["peak_bytes"] - 1) < 0.05, (c, exact)
     assert 0.99 < c["step_seconds"] / saving["step_seconds"] < 1.03, (c, saving)
 PY
-# Of another system nothing is estimated: all are simulated, as `simulate` does with the same options.
+# Another system's steps are not estimated: all are simulated, as `simulate` does with the same options.
 small=(build/release/sfsdp plan --search "${base[@]}" --world 2 --training.global_batch_size 4)
 system=(--simulate.execution eager --simulate.rope fused)
 "${small[@]}" --json >"$dir/ours.json"

@@ -132,6 +132,28 @@ complex_, real, fused = seconds["compile"]
 assert real == fused < complex_, seconds
 assert len(set(seconds["fused"])) == 1, seconds
 PY
+# DeepSpeed's stage 3: its buckets follow from the parameters; alone and in a sweep it is the same step.
+deepspeed=(--world 64 --simulate.execution eager --simulate.system deepspeed3 --training.mixed_precision_reduce bfloat16)
+simulate "${deepspeed[@]}" --json >"$dir/deepspeed.json"
+simulate "${deepspeed[@]}" --json --simulate.reduce_bucket 1 >"$dir/deepspeed_units.json"
+simulate "${deepspeed[@]}" --json --simulate.prefetch_bucket 1 >"$dir/deepspeed_parameters.json"
+echo '{"simulate.prefetch_bucket": [50000000]}' >"$dir/cases.jsonl"
+simulate "${deepspeed[@]}" --sweep "$dir/cases.jsonl" >"$dir/deepspeed_sweep.json" 2>/dev/null
+python3 - "$dir" <<'PY'
+import json, sys
+usual, units, parameters, sweep = (json.load(open(f"{sys.argv[1]}/deepspeed{n}.json")) for n in ("", "_units", "_parameters", "_sweep"))
+assert {k: v for k, v in sweep.items() if k != "case"} == usual, (sweep, usual)
+count = lambda r, kind: r["op_classes"][kind]["count"]
+bytes_of = lambda r, kind: r["op_classes"][kind]["bytes"]
+for r in (units, parameters):
+    for kind in ("all_gather", "reduce_scatter"):
+        assert abs(bytes_of(r, kind) / bytes_of(usual, kind) - 1) < 1e-3, (kind, bytes_of(r, kind), bytes_of(usual, kind))
+assert count(parameters, "all_gather") > 9 * 32 < 3 * count(usual, "all_gather"), (count(parameters, "all_gather"), count(usual, "all_gather"))
+assert units["communication_seconds"]["reduce_scatter"] > usual["communication_seconds"]["reduce_scatter"]
+assert units["allocated_bytes"] < usual["allocated_bytes"] - 2**30, (units["allocated_bytes"], usual["allocated_bytes"])
+PY
+simulate "${deepspeed[@]}" --parallelism.zero_stage 2 >"$dir/text" 2>&1 && fail "stage 2 is accepted"
+grep -q 'expected 3; stages 1 and 2 are fsdp2' "$dir/text" || fail "$(cat "$dir/text")"
 # What inspect and --explain show is the program that is simulated: the one that is compiled for this machine.
 of_64=(--config configs/llama3_8b.toml --world 64 --machine dgx_h100)
 build/release/sfsdp simulate "${of_64[@]}" --json >"$dir/shown.json"

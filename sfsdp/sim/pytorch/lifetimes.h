@@ -35,6 +35,9 @@ struct PyTorchOptions {
   bool keeps_whole_gradients = false;
   // Products add their gradients to the sums over micro-batches (cost/product_sums.h): those have no memory of their own.
   bool product_sums = false;
+  // DeepSpeed's stage 3: elements of the buffer in which gradients lie until they are reduced; 0: PyTorch's own systems. Shards are kept
+  // in the dtype of gathers too, and reduced gradients in buffers that stay.
+  int64_t reduce_bucket = 0;
   PyTorchLoss loss = PyTorchLoss::Separate;
   int64_t loss_chunks = 1;  // Separate, Kept: of rows of the logits, one after the other
 };

@@ -90,6 +90,7 @@ class Run {
     allocate(kProductWorkspace, PyTorchStream::Compute);
     for (const auto& op : graph_.ops())
       if (op->is("param") || (op->is("state") && read_by_model_.contains(op->result()))) allocate_state(*op);
+    if (options_.reduce_bucket > 0) allocate_buckets();
     for (int step = 0; step < steps; ++step) {
       counted_ = step < kSteps ? 0 : 1.0 / kCountedSteps;
       run_step(step == 0);
@@ -127,6 +128,28 @@ class Run {
     const int64_t bytes = op.result()->type().bytes();
     out_.state_bytes += bytes;
     for (const int64_t member : members_of(op, bytes)) allocate(member, PyTorchStream::Compute);
+  }
+
+  // What DeepSpeed's stage 3 has from the start: shards as they are gathered, beside those that are updated; the bucket of gradients, and
+  // the copy of it that is reduced.
+  void allocate_buckets() {
+    int64_t elements = 0;
+    const Op* packs = nullptr;
+    for (const Value* sent : sent_) {
+      if (!sent->producer()->is("cast")) continue;
+      out_.state_bytes += sent->type().bytes();
+      allocate(sent->type().bytes(), PyTorchStream::Compute);
+    }
+    for (const auto& op : graph_.ops()) {
+      if (!op->is("pack") || op->section != Section::Bwd) continue;
+      packs = op.get();
+      elements += op->result()->type().numel();
+    }
+    if (!packs) return;
+    const auto width = static_cast<int64_t>(ir::size_in_bytes(packs->result()->type().dtype));
+    const int64_t bytes = std::min(elements, options_.reduce_bucket) * width;
+    allocate(bytes, PyTorchStream::Compute);
+    allocate(bytes, PyTorchStream::Reduce);
   }
 
   // Gradients stay until the next step begins. A sum over micro-batches is what the first has made.
@@ -344,6 +367,14 @@ class Run {
       if (!lifetimes_.is_stored(value)) continue;
       if (!first_turn_ && lifetimes_.is_added_in_place(value)) continue;
       if (product_sums_.contains(&op)) continue;
+      if (options_.reduce_bucket > 0) {
+        const bool in_bucket = op.is("pack") && op.section == Section::Bwd;
+        if (in_bucket || sent_.contains(value)) continue;
+        if (gradients_.contains(value)) {
+          if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Reduce);
+          continue;
+        }
+      }
       if (keeps_whole_gradients_ && op.is("pack") && op.section == Section::Bwd) {
         if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Compute);
         continue;
@@ -386,7 +417,7 @@ class Run {
   std::vector<Handles> dying_;  // by slot after which they are dropped
   bool keeps_whole_gradients_ = false;
   std::unordered_set<const Value*> whole_;            // parameters that are gathered into what stays
-  std::unordered_set<const Value*> whole_gradients_;  // with buffers that stay
+  std::unordered_set<const Value*> whole_gradients_;  // gradients with buffers that stay, whole or not
   Handles given_;                                     // what micro-batches read and none makes
   Handles kept_gradients_, parts_;                    // of this step; of this micro-batch
   std::unordered_set<const Value*> read_by_model_, sent_, copied_by_graph_;  // not by the update; by gathers; by unpack

@@ -98,6 +98,40 @@ TEST_CASE("a full room: the allocator gives back and asks again in each step and
   CHECK(seven.moved_bytes - three.moved_bytes == doctest::Approx(4 * (four.moved_bytes - three.moved_bytes)));
 }
 
+// A parameter of 4 Mi elements, gathered in bf16; its gradient is packed and reduced in bf16.
+constexpr const char* kStageThree = R"(
+graph mesh [dp_shard=2] view local
+  %w = param name=w : f32[2097152/dp_shard] at a
+  %x = input name=x : bf16[4194304] own(dp_shard)
+fwd:
+  %low = cast %w : bf16[2097152/dp_shard] at a
+  %w.start = all_gather.start %low axis=dp_shard dim=0 : async bf16[4194304] at a
+  %w.full = wait %w.start : bf16[4194304] at a
+  %y = aten.mul.Tensor %x, %w.full : bf16[4194304] at a
+bwd:
+  %g = aten.mul.Tensor %y, %x bwd_of=%y : bf16[4194304] at a
+  %p = pack [%g] offsets=[0] : bf16[4194304] at a
+  %rs.start = reduce_scatter.start %p axis=dp_shard dim=0 : async bf16[2097152] at a
+clip:
+  %rs = wait %rs.start : bf16[2097152] at a
+  %grad = gradient %rs param=w : bf16[2097152] at a
+  return %grad
+)";
+
+TEST_CASE("DeepSpeed's stage 3: a second shard in bf16, a bucket of gradients and its copy, from the start") {
+  const PyTorchMemory fsdp = memory_of(kStageThree);
+  CHECK(fsdp.state_bytes == 8 * kMiB);
+  const auto peak = [&](int64_t bucket) {
+    const PyTorchMemory got = memory_of(kStageThree, {.reduce_bucket = bucket});
+    CHECK(got.state_bytes == (8 + 4) * kMiB);
+    return mib(got.allocated_bytes);
+  };
+  // Shards 8 and 4, the reduced gradient 4 of the step before, x 8; the gather's buffer, the parameter and y 8 each. The bucket and its
+  // copy: 8 each.
+  CHECK(peak(1 << 30) == 8 + 4 + 4 + 8 + 3 * 8 + 2 * 8);
+  CHECK(peak(1 << 20) == 8 + 4 + 4 + 8 + 3 * 8 + 2 * 2);
+}
+
 // A parameter of 2 Mi elements; its gradient is summed over two micro-batches and reduced in the last.
 constexpr const char* kWhole = R"(
 graph mesh [dp_shard=2] view local
