@@ -169,7 +169,7 @@ void compare(const Facts& a, const Facts& b, std::string_view kind, Lines& lines
   lines.end(kind);
 }
 
-// Of the ops that both have, those that stand elsewhere among the others.
+// Adds the ops that both have, and that stand elsewhere among the others.
 void compare_order(const std::vector<std::string>& a, const std::vector<std::string>& b, Lines& lines) {
   const auto shared = [](const std::vector<std::string>& of, const std::vector<std::string>& with) {
     const std::set<std::string_view> names(with.begin(), with.end());

@@ -2,74 +2,23 @@
 // The plan machine with LibTorch's kernels: ops whose results a planner that took them for pointwise would write over what they read.
 #include "sfsdp/testing/machine/plan_machine.h"
 
-#include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <sstream>
+#include <string>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/strings.h"
-#include "sfsdp/capture/tensor_type.h"
-#include "sfsdp/exec/aten_call.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/testing/libtorch_kernels_torch.h"
+#include "sfsdp/testing/machine/reference.h"
 #include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::plan::machine {
 namespace {
 
-using ir::interp::Array;
-
-at::Tensor to_tensor(const Array& array) {
-  return at::tensor(array.data, at::kDouble).reshape(array.shape).to(capture::scalar_type_of(array.dtype));
-}
-
-Array to_array(const at::Tensor& tensor, const ir::Type& type) {
-  const at::Tensor flat = tensor.to(at::kDouble).contiguous();
-  return {
-      type.dtype, tensor.sizes().vec(), {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()}};
-}
-
-std::vector<Array> run_in_libtorch(const ir::Op& op, std::span<const Array* const> operands) {
-  std::vector<at::Tensor> in;
-  for (const Array* operand : operands) in.push_back(operand ? to_tensor(*operand) : at::Tensor());
-  std::vector<Array> out;
-  const std::vector<at::Tensor> results = exec::AtenCall(op).run(in);
-  for (size_t i = 0; i < results.size(); ++i)
-    out.push_back(to_array(results[i], op.result(static_cast<int>(i))->type()));
-  return out;
-}
-
-const ir::interp::RunOptions kInLibtorch = {.other = run_in_libtorch};
-
-bool is_same(const Array& a, const Array& b) {
-  return a.shape == b.shape && std::ranges::equal(a.data, b.data, [](double x, double y) {
-           return x == y || (std::isnan(x) && std::isnan(y));
-         });
-}
-
-// What the machine finds under 20 schedules; "": nothing, and it computes what the interpreter does, bit for bit.
 std::string faults_of(const StepPlan& plan) {
-  const StepPlan read = parse_plan(print(plan));
-  const std::vector<std::vector<Inputs>> batches = {ir::interp::seeded_inputs(read.graph, 3)};
-  const ir::interp::RunResult expected = ir::interp::run(read.graph, batches[0], kInLibtorch);
-  for (uint64_t schedule = 0; schedule < 20; ++schedule) {
-    const Outcome outcome = run(read, batches, {.schedule = schedule, .other = run_in_libtorch});
-    if (!outcome.faults.empty()) return concat("schedule ", schedule, ": ", join(outcome.faults, "\n"));
-    for (size_t rank = 0; rank < expected.ranks.size(); ++rank) {
-      const RankResult &got = outcome.steps[0][rank], &is = expected.ranks[rank];
-      const std::string where = concat("schedule ", schedule, ", rank ", rank, ": ");
-      for (size_t i = 0; i < is.outputs.size(); ++i)
-        if (!is_same(got.outputs[i], is.outputs[i]))
-          return concat(where, "output ", i, " is ", got.outputs[i], ", expected ", is.outputs[i]);
-      for (const auto& [name, array] : is.carried)
-        if (!is_same(got.carried.at(name), array))
-          return concat(where, name, " is ", got.carried.at(name), ", expected ", array);
-    }
-  }
-  return "";
+  return find_difference(plan, {.steps = 1, .other = testing::run_in_libtorch});
 }
 
 // The same where `result` is written over `operand`.

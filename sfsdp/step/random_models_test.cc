@@ -14,6 +14,7 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/plans_torch.h"
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
@@ -38,7 +39,7 @@ class Draw {
   std::mt19937_64 bits_;
 };
 
-enum class Kind : uint8_t { Mlp, Gated, Attention, Mixer, Shared };
+enum class Kind : uint8_t { Mlp, Gated, Attention, Mixer, Shared, GroupNorm, Pool, Scan };
 
 struct NetArgs {
   int64_t dim = 8;
@@ -46,12 +47,15 @@ struct NetArgs {
   bool tied = false, frozen = false;
 };
 
-NetArgs draw_net(Draw& draw) {
+// reads_others: also blocks whose ops read other places than their own, or have no row.
+NetArgs draw_net(Draw& draw, bool reads_others) {
   NetArgs args;
   args.dim = 6 + draw.below(9);
   const int64_t blocks = 1 + draw.below(4);
   for (int64_t i = 0; i < blocks; ++i)
-    args.blocks.push_back(draw.one_of({Kind::Mlp, Kind::Gated, Kind::Attention, Kind::Mixer, Kind::Shared}));
+    args.blocks.push_back(reads_others && draw.once_in(2)
+                              ? draw.one_of({Kind::GroupNorm, Kind::Pool, Kind::Scan})
+                              : draw.one_of({Kind::Mlp, Kind::Gated, Kind::Attention, Kind::Mixer, Kind::Shared}));
   args.tied = draw.once_in(4);
   args.frozen = draw.once_in(4);
   return args;
@@ -66,7 +70,9 @@ struct BlockImpl : torch::nn::Module {
       return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false)));
     };
     if (kind == Kind::Mixer) out = linear("out", kLength, kLength);
-    if (kind == Kind::Mixer || kind == Kind::Shared) return;
+    if (kind == Kind::GroupNorm)
+      groups = register_module("groups", torch::nn::GroupNorm(torch::nn::GroupNormOptions(3, kLength)));
+    if (kind == Kind::Mixer || kind == Kind::Shared || kind >= Kind::GroupNorm) return;
     out = linear("out", inner, dim);
     a = linear("a", dim, inner);
     if (kind != Kind::Mlp) b = linear("b", dim, inner);
@@ -82,12 +88,16 @@ struct BlockImpl : torch::nn::Module {
         return x + out(at::scaled_dot_product_attention(q, k, v, {}, 0.0, true).squeeze(1));
       }
       case Kind::Mixer: return x + out(h.transpose(1, 2)).transpose(1, 2);
+      case Kind::GroupNorm: return x + out(groups(h));  // positions as channels
+      case Kind::Pool: return x + out(at::avg_pool1d(h.transpose(1, 2), 3, 1, 1).transpose(1, 2));
+      case Kind::Scan: return x + out(at::cumprod(at::sigmoid(h) + 0.5, 2));
       case Kind::Shared: break;
     }
     return x + out(at::tanh(h));
   }
   Kind kind;
   torch::nn::LayerNorm norm;
+  torch::nn::GroupNorm groups = nullptr;
   torch::nn::Linear out, a = nullptr, b = nullptr, c = nullptr;
 };
 TORCH_MODULE(Block);
@@ -177,10 +187,10 @@ Case draw_case(Draw& draw) {
 }
 
 TEST_CASE("random models on random meshes with random options train as one eager process does") {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     CAPTURE(seed);
     Draw draw(seed);
-    const NetArgs args = draw_net(draw);
+    const NetArgs args = draw_net(draw, seed >= 60);
     const auto make = [&] { return Net(args); };
     const Case c = draw_case(draw);
     CAPTURE(to_string(c.mesh));
@@ -195,8 +205,12 @@ TEST_CASE("random models on random meshes with random options train as one eager
       options.micro_batches = c.micro_batches;
       options.pipeline = pipeline;
       options.tune = tune;
+      options.notify = [](const std::string&) {};
       const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, rows),
                                            data_parallel(c.mesh, c.options), options);
+      // A batch shape of one row runs in the plan machine, as a small one does.
+      CHECK(testing::run_on_machine(program->training(tokens(0, 0, 1)), {.first_schedule = seed, .schedules = 1}) ==
+            "");
       return testing::train_on_ranks(program, kSteps, [&](int64_t step, int64_t rank) {
         return testing::micro_batches_of(step, rank, ranks, c.micro_batches);
       });

@@ -184,6 +184,9 @@ class Verifier {
       for (const Buffer& b : *buffers) {
         int64_t& end = ends[static_cast<size_t>(b.region)];
         end = std::max(end, b.offset + b.bytes);
+        if (b.region == Region::Io && b.offset < kHostBytes)
+          note(concat('%', b.value->name(), " lies at io ", b.offset, "\n  expected it above the ", kHostBytes,
+                      " bytes of lr, step, seed and micro_batch"));
       }
     for (size_t r = 0; r < kRegions; ++r)
       compare(concat("region ", to_string(static_cast<Region>(r))), plan_.memory.region_bytes[r], ends[r]);

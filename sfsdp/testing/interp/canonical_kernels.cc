@@ -124,7 +124,7 @@ Arrays embedding(const KernelContext& c) {
   Array out = Array::zeros(w.dtype, c.op.result()->type().shape());
   for (size_t i = 0; i < ids.data.size(); ++i)
     for (size_t d = 0; d < width_of(w); ++d)
-      out.data[i * width_of(w) + d] = w.data[static_cast<size_t>(ids.data[i]) * width_of(w) + d];
+      out.data[i * width_of(w) + d] = w.data[index_in(c, ids.data[i], w.shape[0]) * width_of(w) + d];
   return {out};
 }
 
@@ -133,7 +133,7 @@ Arrays embedding_backward(const KernelContext& c) {
   Array out = Array::zeros(g.dtype, c.op.result()->type().shape());
   for (size_t i = 0; i < ids.data.size(); ++i)
     for (size_t d = 0; d < width_of(g); ++d)
-      out.data[static_cast<size_t>(ids.data[i]) * width_of(g) + d] += g.data[i * width_of(g) + d];
+      out.data[index_in(c, ids.data[i], out.shape[0]) * width_of(g) + d] += g.data[i * width_of(g) + d];
   return {out};
 }
 
@@ -306,7 +306,7 @@ Arrays cross_entropy(const KernelContext& c) {
   double sum = 0;
   for (size_t r = 0; r < targets.data.size(); ++r) {
     if (targets.data[r] == t.ignored) continue;
-    each.data[r] = softmax(row(logits, r)).log_sum - row(logits, r)[static_cast<size_t>(targets.data[r])];
+    each.data[r] = softmax(row(logits, r)).log_sum - row(logits, r)[index_in(c, targets.data[r], logits.shape.back())];
     sum += each.data[r];
   }
   Array lse = Array::zeros(logits.dtype, targets.shape);

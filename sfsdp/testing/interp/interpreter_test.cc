@@ -151,6 +151,30 @@ TEST_CASE("cross entropy and its gradient") {
   close(on_one_rank(backward), {(low - 1) / 2, high / 2, low / 2, (high - 1) / 2});
 }
 
+TEST_CASE("an index that is none is said with its op: ids of a table, targets of a loss") {
+  const Graph table = read("a=1", R"(
+    %w = param name=w : f32[2, 1]
+    %i = input name=i : i64[1]
+    fwd:
+      %y = embedding %w, %i : f32[1, 1]
+      return %y
+  )");
+  const Graph loss = read("a=1", R"(
+    %w = param name=w : f32[1, 2]
+    %i = input name=i : i64[1]
+    fwd:
+      %y, %n, %l = cross_entropy %w, %i : f32[], f32[], f32[1]
+      return %y
+  )");
+  for (const double index : {2.0, -1.0}) {
+    const Array ids{DType::i64, {1}, {index}};
+    CHECK_THROWS_WITH_AS(run(table, {{{"w", f32({2, 1}, {1, 2})}, {"i", ids}}}), doctest::Contains("expected 0 to 1"),
+                         UserError);
+    CHECK_THROWS_WITH_AS(run(loss, {{{"w", f32({1, 2}, {1, 2})}, {"i", ids}}}), doctest::Contains("expected 0 to 1"),
+                         UserError);
+  }
+}
+
 TEST_CASE("the first step of AdamW moves a parameter by lr against the sign of its gradient") {
   const Graph graph = read("", R"(
       %p = param name=p : f32[2]

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/testing/interp/canonical_kernels.h"
@@ -463,7 +464,7 @@ Arrays nll_loss(const KernelContext& c) {
   double sum = 0, count = 0;
   for (size_t t = 0; t < targets.data.size(); ++t) {
     if (targets.data[t] == ignored) continue;
-    sum -= log_p.data[t * static_cast<size_t>(log_p.shape[1]) + static_cast<size_t>(targets.data[t])];
+    sum -= log_p.data[t * static_cast<size_t>(log_p.shape[1]) + index_in(c, targets.data[t], log_p.shape[1])];
     ++count;
   }
   return {Array::scalar(log_p.dtype, is_mean(c.op) ? sum / count : sum), Array::scalar(log_p.dtype, count)};
@@ -477,7 +478,7 @@ Arrays nll_loss_backward(const KernelContext& c) {
   Array out = Array::zeros(log_p.dtype, log_p.shape);
   for (size_t t = 0; t < targets.data.size(); ++t)
     if (targets.data[t] != ignored)
-      out.data[t * static_cast<size_t>(log_p.shape[1]) + static_cast<size_t>(targets.data[t])] = each;
+      out.data[t * static_cast<size_t>(log_p.shape[1]) + index_in(c, targets.data[t], log_p.shape[1])] = each;
   return {out};
 }
 
@@ -553,6 +554,12 @@ constexpr Row kKernels[] = {
 };
 
 }  // namespace
+
+size_t index_in(const KernelContext& c, double index, int64_t count) {
+  if (!(index >= 0 && index < static_cast<double>(count)))
+    throw UserError(concat(c.op.opcode, " reads index ", index, "\n  expected 0 to ", count - 1));
+  return static_cast<size_t>(index);
+}
 
 Kernel find_kernel(std::string_view opcode) {
   const auto found = std::ranges::find(kKernels, opcode, &Row::opcode);

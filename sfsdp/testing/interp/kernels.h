@@ -2,6 +2,8 @@
 // What each opcode computes on one rank, written to be obviously right. Collectives are in collectives.h.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,9 @@ struct KernelContext {
   int64_t axis_rank;  // over attribute `axis`, 0 if there is none
   const Array& in(size_t index = 0) const { return *operands[index]; }
 };
+
+// An index that a tensor holds, as one into `count` elements.  throws: UserError naming the op where it is none
+size_t index_in(const KernelContext& c, double index, int64_t count);
 
 // Results in exact arithmetic (double); the interpreter rounds them to the dtypes of the op's results.
 using Kernel = std::vector<Array> (*)(const KernelContext&);

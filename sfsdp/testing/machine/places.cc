@@ -1,10 +1,35 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/testing/machine/places.h"
 
-#include "sfsdp/base/check.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::plan::machine {
+namespace {
+
+// By value: 1 where an op of the kernel that makes it reads it, and nothing else does. Such a value need not reach memory, though its op
+// was given some: another result of the kernel may lie there.
+ir::ValueTable<char> read_inside_alone(const ir::Graph& graph) {
+  const cost::Kernels kernels = cost::kernels_of(graph);
+  ir::ValueTable<int> maker(graph, -1);
+  ir::ValueTable<char> inside(graph, 0), outside(graph, 0);
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const ir::Op& op = *graph.ops()[i];
+    if (ir::aliased_operand(op) >= 0) continue;  // whoever reads the view reads its storage
+    for (const ir::Value* operand : op.operands)
+      if (const ir::Value* read = operand ? ir::storage_of(operand) : nullptr)
+        (kernels.of[i] >= 0 && maker[read] == kernels.of[i] ? inside : outside)[read] = 1;
+    for (const auto& result : op.results()) maker[result.get()] = kernels.of[i];
+  }
+  for (const ir::Value* output : graph.outputs) outside[ir::storage_of(output)] = 1;
+  for (const ir::Carry& carry : graph.carries) outside[ir::storage_of(carry.next)] = 1;
+  for (const auto& op : graph.ops())
+    for (const auto& result : op->results())
+      if (outside[result.get()] != 0) inside[result.get()] = 0;
+  return inside;
+}
+
+}  // namespace
 
 Places::Places(const StepPlan& plan) : places_(plan.graph) {
   const MemoryPlan& m = plan.memory;
@@ -21,6 +46,7 @@ Places::Places(const StepPlan& plan) : places_(plan.graph) {
     }
   }
   ir::ValueTable<int64_t> begins(plan.graph, 0);  // of views, bytes from their storage
+  const ir::ValueTable<char> stays = read_inside_alone(plan.graph);
   for (const View& v : m.views) begins[v.value] = v.offset;
   for (const auto& op : plan.graph.ops()) {
     if (ir::aliased_operand(*op) >= 0) {
@@ -32,8 +58,11 @@ Places::Places(const StepPlan& plan) : places_(plan.graph) {
       continue;
     }
     const auto donated = ir::donated_operands(*op);
-    for (size_t r = 0; r < donated.size() && r < op->results().size(); ++r)
-      places_[op->result(static_cast<int>(r))] = places_[op->operands[static_cast<size_t>(donated[r])]];
+    for (size_t r = 0; r < donated.size() && r < op->results().size(); ++r) {
+      const ir::Value* result = op->result(static_cast<int>(r));
+      if (!places_[result] && stays[result] == 0)
+        places_[result] = places_[op->operands[static_cast<size_t>(donated[r])]];
+    }
   }
 }
 

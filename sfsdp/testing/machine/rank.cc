@@ -5,7 +5,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/cost/op_shape.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/testing/interp/kernels.h"
@@ -113,15 +113,25 @@ Made Rank::evaluate(const TaskRun& run) const {
   return in_order;
 }
 
+bool Rank::meet(const Value& value, const Value& other) const {
+  if (!is_in_memory(value) || !is_in_memory(other)) return false;
+  const Bytes a = bytes_of(value), b = bytes_of(other);
+  return a.region == b.region && a.begin < b.end && b.begin < a.end;
+}
+
 bool Rank::reads_where_written(const TaskRun& run, const Value& written) const {
-  const Bytes w = bytes_of(written);
-  const auto meets = [&](const Value& value) {
-    if (!is_in_memory(value)) return false;
-    const Bytes r = bytes_of(value);
-    return r.region == w.region && r.begin < w.end && w.begin < r.end;
-  };
   return std::ranges::any_of(run.ops, [&](const Op* op) {
-    return std::ranges::any_of(op->operands, [&](const Value* operand) { return operand && meets(*operand); });
+    return std::ranges::any_of(op->operands, [&](const Value* operand) { return operand && meet(*operand, written); });
+  });
+}
+
+bool Rank::reads_at_its_place(const TaskRun& run, const Value& written) const {
+  return std::ranges::all_of(run.ops, [&](const Op* op) {
+    return std::ranges::all_of(op->operands, [&](const Value* operand) {
+      if (!operand || !meet(*operand, written)) return true;
+      return ir::OpAccess(*op).is_by_place() && bytes_of(*operand).begin == bytes_of(written).begin &&
+             offsets_of(operand->type()) == offsets_of(written.type());
+    });
   });
 }
 

@@ -40,6 +40,8 @@ class Rank {
 
   // Whether what `written` takes of memory is a part of what the kernel reads.
   bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
+  // Whether each op of the kernel that does so reads there what `written` puts there, element for element.
+  bool reads_at_its_place(const TaskRun& run, const ir::Value& written) const;
 
  private:
   struct Bytes {
@@ -47,6 +49,7 @@ class Rank {
     int64_t begin, end;
   };
   Bytes bytes_of(const ir::Value& value) const;
+  bool meet(const ir::Value& value, const ir::Value& other) const;
   std::byte* at(const ir::Value& value) const;
   Array get(const ir::Value& value, const std::map<const ir::Value*, Array>& made) const;
   std::vector<Array> run_op(const ir::Op& op, std::vector<Array> operands) const;

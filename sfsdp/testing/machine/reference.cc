@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/testing/machine/reference.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::plan::machine {
@@ -11,59 +13,97 @@ namespace {
 
 using ir::interp::Array;
 
+// Some steps by the interpreter, each from the state that the one before leaves.
+struct Reference {
+  std::vector<std::vector<Inputs>> batches;
+  std::vector<ir::interp::RunResult> steps;
+};
+
+Reference interpret(const ir::Graph& graph, const Comparison& comparison) {
+  Reference reference;
+  for (int64_t step = 0; step < comparison.steps; ++step) {
+    std::vector<Inputs> inputs = ir::interp::seeded_inputs(graph, 7 + static_cast<uint64_t>(step));
+    if (comparison.edit) comparison.edit(inputs);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) {
+      for (const auto& op : graph.ops()) {
+        if (!op->is("param", "state")) continue;
+        const auto& name = op->attr<std::string>("name");
+        Array& array = inputs[rank].at(name);
+        if (step > 0) array = reference.batches[0][rank].at(name);
+        if (op->is("state"))
+          for (double& x : array.data) x = std::abs(x);
+      }
+      if (step > 0)
+        for (const auto& [name, array] : reference.steps.back().ranks[rank].carried) inputs[rank][name] = array;
+    }
+    reference.batches.push_back(std::move(inputs));
+    reference.steps.push_back(
+        ir::interp::run(graph, reference.batches.back(),
+                        {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .other = comparison.other}));
+  }
+  return reference;
+}
+
 std::string difference(const Array& got, const Array& expected) {
+  if (got.data.size() != expected.data.size())
+    return concat(got.data.size(), " elements, expected ", expected.data.size());
   for (size_t i = 0; i < expected.data.size(); ++i)
-    if (got.data.size() != expected.data.size() || got.data[i] != expected.data[i])
-      if (!(std::isnan(got.data[i]) && std::isnan(expected.data[i])))
-        return concat("element ", i, " is ", got.data[i], ", expected ", expected.data[i]);
+    if (got.data[i] != expected.data[i] && !(std::isnan(got.data[i]) && std::isnan(expected.data[i])))
+      return concat("element ", i, " is ", got.data[i], ", expected ", expected.data[i]);
+  return "";
+}
+
+std::string difference(const RankResult& got, const RankResult& expected) {
+  for (size_t i = 0; i < expected.outputs.size(); ++i)
+    if (const std::string d = difference(got.outputs[i], expected.outputs[i]); !d.empty())
+      return concat("output ", i, ": ", d);
+  for (const auto& [name, array] : expected.carried)
+    if (const std::string d = difference(got.carried.at(name), array); !d.empty()) return concat(name, ": ", d);
+  return "";
+}
+
+// Where all is nan or infinite, everything is equal to it.
+void check_finite(const RankResult& result) {
+  const auto some = [](const Array& array) {
+    return array.data.empty() || std::ranges::any_of(array.data, [](double x) { return std::isfinite(x); });
+  };
+  for (size_t i = 0; i < result.outputs.size(); ++i)
+    if (!some(result.outputs[i])) throw UserError(concat("output ", i, " holds no finite number\n  expected some"));
+  for (const auto& [name, array] : result.carried)
+    if (!some(array)) throw UserError(concat(name, " holds no finite number after a step\n  expected some"));
+}
+
+std::string find_under(const StepPlan& plan, const Reference& reference, const Options& options) {
+  const Outcome outcome = run(plan, reference.batches, options);
+  if (!outcome.faults.empty()) return join(outcome.faults, "\n");
+  for (size_t step = 0; step < reference.steps.size(); ++step)
+    for (size_t rank = 0; rank < reference.steps[step].ranks.size(); ++rank) {
+      const RankResult& got = outcome.steps[step][rank];
+      if (got.outputs.empty() && got.carried.empty()) continue;  // lanes ran on
+      if (const std::string d = difference(got, reference.steps[step].ranks[rank]); !d.empty())
+        return concat("step ", step, ", rank ", rank, ", ", d);
+    }
   return "";
 }
 
 }  // namespace
 
-Reference interpret(const ir::Graph& graph, const Edit& edit) {
-  Reference reference;
-  for (int step = 0; step < 2; ++step) {
-    std::vector<Inputs> inputs = ir::interp::seeded_inputs(graph, 7 + static_cast<uint64_t>(step));
-    if (edit) edit(inputs);
-    for (size_t rank = 0; rank < inputs.size() && step > 0; ++rank) {
-      for (const auto& op : graph.ops())
-        if (op->is("param", "state")) {
-          const auto& name = op->attr<std::string>("name");
-          inputs[rank][name] = reference.batches[0][rank].at(name);
-        }
-      for (const auto& [name, array] : reference.steps[0].ranks[rank].carried) inputs[rank][name] = array;
+std::string find_difference(const StepPlan& plan, const Comparison& comparison) {
+  const std::string text = print(plan);
+  const StepPlan read = parse_plan(text);
+  if (print(read) != text) return "the plan's text reads back as another one";
+  const Reference reference = interpret(read.graph, comparison);
+  for (const RankResult& rank : reference.steps[0].ranks) check_finite(rank);
+  for (uint64_t i = 0; i < comparison.schedules; ++i) {
+    const uint64_t schedule = comparison.first_schedule + i;
+    std::string found;
+    try {
+      found = find_under(read, reference, {.schedule = schedule, .other = comparison.other});
+    } catch (const UserError& error) {  // a value without a place, or an index that is none
+      found = error.what();
     }
-    reference.batches.push_back(std::move(inputs));
-    reference.steps.push_back(ir::interp::run(graph, reference.batches.back(), {.lr = std::ldexp(0.125, -step)}));
+    if (!found.empty()) return concat("schedule ", schedule, ": ", found);
   }
-  return reference;
-}
-
-std::string faults_of(const StepPlan& plan, const Reference& reference, uint64_t schedule) {
-  const Outcome outcome = run(plan, reference.batches, {.schedule = schedule});
-  if (!outcome.faults.empty()) return join(outcome.faults, "\n");
-  for (size_t step = 0; step < reference.steps.size(); ++step)
-    for (size_t rank = 0; rank < reference.steps[step].ranks.size(); ++rank) {
-      const RankResult &got = outcome.steps[step][rank], &expected = reference.steps[step].ranks[rank];
-      if (got.outputs.empty() && got.carried.empty()) continue;  // lanes ran on
-      for (size_t i = 0; i < expected.outputs.size(); ++i)
-        if (const std::string d = difference(got.outputs[i], expected.outputs[i]); !d.empty())
-          return concat("step ", step, ", rank ", rank, ", output ", i, ": ", d);
-      for (const auto& [name, array] : expected.carried)
-        if (const std::string d = difference(got.carried.at(name), array); !d.empty())
-          return concat("step ", step, ", rank ", rank, ", ", name, ": ", d);
-    }
-  return "";
-}
-
-std::string faults_under(const StepPlan& plan, uint64_t schedules, const Edit& edit) {
-  const StepPlan read = parse_plan(print(plan));
-  if (print(read) != print(plan)) return concat("the text reads back as\n", print(read), "not as\n", print(plan));
-  const Reference reference = interpret(read.graph, edit);
-  for (uint64_t schedule = 0; schedule < schedules; ++schedule)
-    if (const std::string faults = faults_of(read, reference, schedule); !faults.empty())
-      return concat("schedule ", schedule, ": ", faults);
   return "";
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The plan machine held against the interpreter: what the tests of both ask.
+// The plan machine held against the interpreter, bit for bit: what the tests of both ask.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,19 @@ namespace sfsdp::plan::machine {
 // Sets what a step is given, by rank.
 using Edit = std::function<void(std::vector<Inputs>& by_rank)>;
 
-// What the plan's graph means.
-struct Reference {
-  std::vector<std::vector<Inputs>> batches;
-  std::vector<ir::interp::RunResult> steps;
+struct Comparison {
+  uint64_t first_schedule = 0, schedules = 20;
+  int64_t steps = 2;
+  ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
+  Edit edit = nullptr;
 };
-// Two steps on made-up numbers, the second from the state that the first one leaves.
-Reference interpret(const ir::Graph& graph, const Edit& edit = nullptr);
 
-// What the machine finds under one schedule; "" where it computes what the graph means, bit for bit.
-std::string faults_of(const StepPlan& plan, const Reference& reference, uint64_t schedule);
-
-// The plan's text, read back, under schedules 0, 1, ...: "" or the first fault; also where print and parse differ.
-std::string faults_under(const StepPlan& plan, uint64_t schedules, const Edit& edit = nullptr);
+// What the machine does otherwise under the first schedule that shows it: a fault, or the number of a result, in words; ""
+// where it computes what the graph means. Batches and state are made up: state not negative, as moments and variances are.
+//   throws: UserError for an opcode without a kernel, or where no number of a result is finite
+std::string find_difference(const StepPlan& plan, const Comparison& comparison = {});
+inline std::string faults_under(const StepPlan& plan, uint64_t schedules, const Edit& edit = nullptr) {
+  return find_difference(plan, {.schedules = schedules, .edit = edit});
+}
 
 }  // namespace sfsdp::plan::machine

@@ -21,6 +21,12 @@ int64_t block_width(const Op& op) {
   return access.is_by_place() ? std::max({access.rows().width, access.group(), int64_t{1}}) : 1;
 }
 
+bool is_over_rows(const Value& value) {
+  const Op& op = *value.producer();
+  return cost::class_of(op) == cost::Class::Reduction &&
+         ir::OpAccess(op).is_after_all_rows(static_cast<size_t>(value.result_index()));
+}
+
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
 }  // namespace
@@ -29,7 +35,11 @@ TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw)
     : run_(run), rank_(rank), draw_(std::move(draw)), made_(rank.evaluate(run)) {
   for (const Op* op : run.ops) width_ = std::max(width_, block_width(*op));
   for (size_t i = 0; i < made_.size(); ++i) {
+    const Value& value = *made_[i].first;
     written_.emplace_back(made_[i].second.data.size());
+    over_rows_.push_back(is_over_rows(value) || (value.producer()->is("cast") &&
+                                                 is_over_rows(*ir::storage_of(value.producer()->operands[0]))));
+    at_its_place_.push_back(rank_.is_in_memory(value) && rank_.reads_at_its_place(run_, value));
     if (!rank_.is_in_memory(*made_[i].first)) continue;
     reads_itself_ |= rank_.reads_where_written(run_, *made_[i].first);
     cut(i);
@@ -65,31 +75,36 @@ std::string TornKernel::step() {
   return is_over() || (!reads_itself_ && draw_(4) != 0) ? "" : compare();
 }
 
-// An element that is still to be written must come out as before, unless the block that computes it has written already: the
-// same place of another result, or the sum over rows that is a result of the op that has written rows.
+// Whether the block that computes an element of a result may have written already. It has the same place of another result, or the
+// row there. What is added up over all rows it has read before it writes its row, where the kernel reads what it writes over
+// row for row.
+bool TornKernel::is_of_block(size_t result, size_t element) const {
+  const size_t size = written_[result].size();
+  const auto width = static_cast<size_t>(width_);
+  for (size_t k = 0; k < made_.size(); ++k) {
+    if (!rank_.is_in_memory(*made_[k].first)) continue;
+    const std::vector<char>& written = written_[k];
+    if (over_rows_[result] != 0 && over_rows_[k] == 0 && at_its_place_[k] != 0 &&
+        std::ranges::find(written, char{1}) != written.end())
+      return true;
+    // element of this result -> row -> the row's elements of the other one
+    const size_t own = size * width == written.size() ? element * width : element;
+    if (size != written.size() && size * width != written.size()) continue;
+    const size_t row = own / width * width;
+    for (size_t e = row; e < row + width && e < written.size(); ++e)
+      if (written[e] != 0) return true;
+  }
+  return false;
+}
+
+// An element that is still to be written must come out as before.
 std::string TornKernel::compare() const {
   const Made again = rank_.evaluate(run_);
   for (size_t i = 0; i < made_.size(); ++i) {
     const Value& value = *made_[i].first;
     const std::vector<double>&before = made_[i].second.data, &now = again[i].second.data;
-    const auto is_of_block = [&](size_t element) {
-      for (size_t k = 0; k < made_.size(); ++k) {
-        if (!rank_.is_in_memory(*made_[k].first)) continue;
-        const std::vector<char>& written = written_[k];
-        const bool any = std::ranges::find(written, char{1}) != written.end();
-        if (any && made_[k].first->producer() == value.producer() && written.size() > before.size()) return true;
-        // element of this result -> row -> the row's elements of the other one
-        const auto width = static_cast<size_t>(width_);
-        const size_t own = before.size() * width == written.size() ? element * width : element;
-        if (before.size() != written.size() && before.size() * width != written.size()) continue;
-        const size_t row = own / width * width;
-        for (size_t e = row; e < row + width && e < written.size(); ++e)
-          if (written[e] != 0) return true;
-      }
-      return false;
-    };
     for (size_t e = 0; e < before.size(); ++e)
-      if (!is_same(before[e], now[e]) && !is_of_block(e))
+      if (!is_same(before[e], now[e]) && !is_of_block(i, e))
         return concat(ir::name_of(*value.producer()), " makes element ", e, " of %", value.name(), " as ", now[e],
                       " once other elements of %", made_[parts_[next_ - 1].result].first->name(),
                       " are written\n  expected ", before[e], ", as when its kernel began");

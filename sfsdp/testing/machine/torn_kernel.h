@@ -30,13 +30,16 @@ class TornKernel {
   };
   void cut(size_t result);
   std::string compare() const;
+  bool is_of_block(size_t result, size_t element) const;
 
   const TaskRun& run_;
   Rank& rank_;
   Draw draw_;
-  const Made made_;                         // what a kernel that is not torn would write
-  int64_t width_ = 1;                       // elements of a row, which its block reads whole before it writes
-  bool reads_itself_ = false;               // some result lies where the kernel reads
+  const Made made_;              // what a kernel that is not torn would write
+  int64_t width_ = 1;            // elements of a row, which its block reads whole before it writes
+  bool reads_itself_ = false;    // some result lies where the kernel reads
+  std::vector<char> over_rows_;  // by result: complete only after all rows, or the cast in which such a one is written
+  std::vector<char> at_its_place_;          // by result: reads of its memory are all of its own elements
   std::vector<Part> parts_;                 // in the order in which they are written
   std::vector<std::vector<char>> written_;  // by result and element
   size_t next_ = 0;

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The plans of small models, of every kind that the suite trains, executed by the plan machine: training with 1 and 3
+// micro-batches, evaluation and another batch shape, each under schedules of its own.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/target.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/plans_torch.h"
+#include "sfsdp/testing/source_dir.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+using plan::machine::Comparison, testing::kAdamW, testing::loss_of, testing::run_on_machine, testing::tokens;
+
+constexpr int64_t kLength = 4;  // of sequences
+
+models::Llama3Args llama_args() {
+  models::Llama3Args args;
+  args.dim = 8;
+  args.n_layers = 2;
+  args.n_heads = 2;
+  args.n_kv_heads = 1;
+  args.vocab_size = 29;
+  args.hidden_dim = 10;
+  return args;
+}
+
+models::GptArgs gpt_args() {
+  models::GptArgs args;
+  args.dim = 8;
+  args.n_layers = 2;
+  args.n_heads = 2;
+  args.vocab_size = 29;
+  args.max_positions = 8;
+  return args;
+}
+
+// Batch norm's running statistics go on from one micro-batch to the next; dropout draws.
+struct NormedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return down(drop(at::relu(norm(up(x))))); }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(4, 6));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(6));
+  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.25));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(6, 4));
+};
+TORCH_MODULE(Normed);
+
+struct Case {
+  std::string name;
+  std::vector<MeshAxis> mesh = {{"dp_shard", 2}};
+  DataParallelOptions parallel = {};
+  std::function<void(CompileOptions&)> change = [](CompileOptions&) {};
+  bool tied = false;
+};
+
+const auto remat = [](passes::RematMode mode) {
+  return [mode](CompileOptions& o) {
+    o.pipeline.remat.mode = mode;
+    o.pipeline.remat.memory_budget = 0.5;
+  };
+};
+const auto chunks = [](CompileOptions& o) { o.pipeline.loss_chunks = 2; };
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {.name = "one rank", .mesh = {{"dp_shard", 1}}},
+      {.name = "FSDP of 2"},
+      {.name = "FSDP of 3, padded", .mesh = {{"dp_shard", 3}}},
+      {.name = "DDP", .mesh = {{"dp_replicate", 2}}},
+      {.name = "HSDP 2 x 2", .mesh = {{"dp_replicate", 2}, {"dp_shard", 2}}},
+      {.name = "ZeRO 0", .parallel = {.zero_stage = 0}},
+      {.name = "ZeRO 1", .parallel = {.zero_stage = 1}},
+      {.name = "ZeRO 2 on 2 x 2", .mesh = {{"dp_replicate", 2}, {"dp_shard", 2}}, .parallel = {.zero_stage = 2}},
+      {.name = "Dim0", .parallel = {.layout = ParameterLayout::Dim0}},
+      {.name = "kept gathered, reduced once", .parallel = {.reshard_after_forward = false, .reduce_once = true}},
+      {.name = "small parameters whole", .parallel = {.min_shard_numel = 20}},
+      {.name = "bf16 with f32 reductions",
+       .parallel = {.mixed_precision = {.param_dtype = ir::DType::bf16, .reduce_dtype = ir::DType::f32}}},
+      {.name = "remat full", .change = remat(passes::RematMode::Full)},
+      {.name = "remat by op", .change = remat(passes::RematMode::Op)},
+      {.name = "remat by budget", .change = remat(passes::RematMode::MemoryBudget)},
+      {.name = "loss in chunks", .change = chunks},
+      {.name = "tied weights", .tied = true},
+      {.name = "tied weights, loss in chunks", .change = chunks, .tied = true},
+      {.name = "no overlap", .change = [](CompileOptions& o) { o.pipeline.disable = passes::overlap_passes(); }},
+      {.name = "order of graphtrainer, depth 3",
+       .change =
+           [](CompileOptions& o) {
+             passes::set_order(o.pipeline, "graphtrainer");
+             o.pipeline.prefetch.depth = 3;
+           }},
+      {.name = "a plan for GPUs",
+       .change =
+           [](CompileOptions& o) {
+             o.target = cost::target_of(cost::load_machine(testing::source_dir() + "/machines/dgx_h100.toml"));
+             o.pipeline.join_products = true;
+           }},
+  };
+  return all;
+}
+
+// Schedules from first to first + count, of training, evaluation and another batch shape. Two steps each.
+template <class Model, class Loss>
+void check_plans(Model model, Loss loss, const Case& c, int64_t micro_batches,
+                 const std::function<Batch(int64_t rows)>& batch, uint64_t first, uint64_t count) {
+  CAPTURE(c.name);
+  CAPTURE(micro_batches);
+  CompileOptions options;
+  options.max_norm = 1.0;
+  options.micro_batches = micro_batches;
+  options.notify = [](const std::string&) {};
+  c.change(options);
+  const auto program = compile_program(std::move(model), loss, kAdamW, batch(2),
+                                       data_parallel(init_device_mesh(c.mesh), c.parallel), options);
+  CHECK(run_on_machine(program->first(), {.first_schedule = first, .schedules = count}) == "");
+  CHECK(run_on_machine(program->evaluation(batch(2)), {.first_schedule = first, .schedules = count}) == "");
+  if (micro_batches == 1)
+    CHECK(run_on_machine(program->training(batch(3)), {.first_schedule = first + count, .schedules = count}) == "");
+}
+
+Batch ids(int64_t rows) { return tokens(0, 0, rows, kLength); }
+
+// Each case of Llama sees 20 schedules: four of each variant, and others than the case before.
+TEST_CASE("plan machine: Llama on every mesh and with every option is what the interpreter computes") {
+  uint64_t first = 0;
+  for (const Case& c : cases())
+    for (const int64_t micro_batches : {1, 3}) {
+      const auto make = [&] {
+        models::Llama3Args args = llama_args();
+        args.tied = c.tied;
+        return models::Llama3(args);
+      };
+      check_plans(meta_init(make), loss_of, c, micro_batches, ids, first, 4);
+      first += 4;
+    }
+}
+
+TEST_CASE("plan machine: GPT on every mesh and with every option is what the interpreter computes") {
+  uint64_t first = 1;
+  for (const Case& c : cases()) {
+    const auto make = [&] {
+      models::GptArgs args = gpt_args();
+      args.tied = c.tied;
+      return models::Gpt(args);
+    };
+    check_plans(meta_init(make), loss_of, c, first % 2 == 0 ? 1 : 3, ids, first, 3);
+    first += 3;
+  }
+}
+
+TEST_CASE("plan machine: batch norm and dropout, whose state goes on between micro-batches") {
+  const auto rows = [](int64_t n) -> Batch {
+    return {at::arange(n * 4, at::kFloat).sin().view({n, 4}), at::arange(n).remainder(4)};
+  };
+  const auto loss = [](Normed& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b[0]), b[1]); };
+  for (const Case& c : cases()) {
+    if (c.tied || c.name.starts_with("loss in") || c.name.starts_with("bf16")) continue;
+    for (const int64_t micro_batches : {1, 3})
+      check_plans(meta_init([] { return Normed(); }), loss, c, micro_batches, rows, 0, 4);
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp
