@@ -60,8 +60,7 @@ void add_token_file(OpenedTokens& all, const TokenFile& file, const DatasetOptio
   const int64_t begin = all.borders.back();
   for (int64_t d = 0; d < file.documents(); ++d) all.borders.push_back(begin + file.document(d).end);
   ++all.with_borders;
-  all.pieces.push_back({file.path(), file.file_bytes(), kTokenFileHeaderBytes, file.tokens(),
-                        header.width == 2 ? TokenDtype::UInt16 : TokenDtype::UInt32, file.blocks()});
+  all.pieces.push_back(file.piece());
 }
 
 OpenedTokens open_all(const DatasetOptions& options) {

@@ -164,31 +164,10 @@ TokenFile::Range TokenFile::document(int64_t index) const {
   return {static_cast<int64_t>(begin), static_cast<int64_t>(end)};
 }
 
-int64_t TokenFile::document_at(int64_t position) const {
-  SFSDP_CHECK(position >= 0 && position < tokens(), "id ", position, " of ", tokens());
-  int64_t low = 0, high = documents() - 1;  // the first document that ends after position
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (border(middle) > static_cast<uint64_t>(position))
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low;
-}
-
-void TokenFile::read(int64_t begin, std::span<int32_t> ids) const {
-  const auto count = static_cast<int64_t>(ids.size());
-  SFSDP_CHECK(begin >= 0 && begin <= tokens() && count <= tokens() - begin, "ids ", begin, " + ", count, " of ",
-              tokens());
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t id =
-        header_.width == 2 ? number_at<uint16_t>(ids_ + 2 * (begin + i)) : number_at<uint32_t>(ids_ + 4 * (begin + i));
-    if (id >= header_.vocab_size)
-      fail_to_read(path_, concat("id ", id, " at position ", begin + i),
-                   concat("ids below ", header_.vocab_size, ", its vocab_size; the file is damaged"));
-    ids[static_cast<size_t>(i)] = static_cast<int32_t>(id);
-  }
+TokenPiece TokenFile::piece() const {
+  const TokenDtype dtype = header_.width == 2 ? TokenDtype::UInt16 : TokenDtype::UInt32;
+  return {path_,   static_cast<int64_t>(file_bytes_), static_cast<int64_t>(kTokenFileHeaderBytes), tokens(), dtype,
+          blocks()};
 }
 
 HashedBlocks TokenFile::blocks() const {

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "sfsdp/train/data/hashed_blocks.h"
+#include "sfsdp/train/data/token_store.h"
 
 namespace sfsdp::train {
 
@@ -58,7 +59,6 @@ class TokenFile {
   const TokenFileHeader& header() const { return header_; }
   int64_t tokens() const { return static_cast<int64_t>(header_.tokens); }
   int64_t documents() const { return static_cast<int64_t>(header_.documents); }
-  int64_t file_bytes() const { return static_cast<int64_t>(file_bytes_); }
 
   struct Range {
     int64_t begin = 0, end = 0;  // of ids
@@ -66,18 +66,15 @@ class TokenFile {
   };
   // Where document `index` of 0 .. documents() - 1 lies.  throws: UserError naming a border that is out of order
   Range document(int64_t index) const;
-  // The document that holds id `position` of 0 .. tokens() - 1; O(log documents).
-  int64_t document_at(int64_t position) const;
-  // ids [begin, begin + ids.size()).  throws: UserError naming the position of an id that is not below vocab_size
-  void read(int64_t begin, std::span<int32_t> ids) const;
-  // The hashes of ids and borders, for who reads the file by itself.
-  HashedBlocks blocks() const;
+  // Where its ids lie, for a TokenStore.
+  TokenPiece piece() const;
   // Hashes all ids and borders.  throws: UserError naming the bytes that differ from what was written
   void verify() const;
 
  private:
   TokenFile() = default;
   uint64_t border(int64_t index) const;
+  HashedBlocks blocks() const;  // hashes of ids and borders
   void check_blocks(int64_t begin, int64_t end) const;
 
   std::string path_;

@@ -57,9 +57,10 @@ std::vector<std::string> documents_of(const std::string& folder) {
   for (size_t i = 0; i < all.shards.size(); ++i) {
     const TokenFile file = all.open(i);
     file.verify();
+    TokenStore store("all", {file.piece()});
     for (int64_t j = 0; j < file.documents(); ++j) {
       std::vector<int32_t> ids(static_cast<size_t>(file.document(j).size()));
-      file.read(file.document(j).begin, ids);
+      store.read(file.document(j).begin, ids, tokenizer().vocab_size());
       documents.push_back(tokenizer().decode(ids));
     }
   }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/report/run_files.h"
 
-#include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <optional>
 
@@ -33,52 +31,7 @@ std::optional<double> number_of(std::string_view text) {
   return std::nullopt;
 }
 
-using OnNumber = std::function<void(std::string_view key, double value)>;
-
-// The quick way through a line that json_line wrote: one object of plain keys, numbers and plain strings. False where it
-// is anything else, or not whole.
-class FlatObject {
- public:
-  explicit FlatObject(std::string_view line) : rest_(line) {}
-
-  bool read(const OnNumber& on_number) {
-    if (!take('{')) return false;
-    do {
-      std::string_view key, text;
-      if (!plain_string(key) || !take(':')) return false;
-      if (plain_string(text)) {
-        if (const auto number = number_of(text)) on_number(key, *number);
-        continue;
-      }
-      double value = 0;
-      const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-      if (error != std::errc() || end == rest_.data()) return false;
-      rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
-      on_number(key, value);
-    } while (take(','));
-    return take('}') && trim(rest_).empty();
-  }
-
- private:
-  void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r"), rest_.size())); }
-  bool take(char c) {
-    skip_blanks();
-    if (!rest_.starts_with(c)) return false;
-    rest_.remove_prefix(1);
-    skip_blanks();
-    return true;
-  }
-  bool plain_string(std::string_view& text) {
-    if (!rest_.starts_with('"')) return false;
-    const size_t end = rest_.find_first_of("\"\\", 1);
-    if (end == std::string_view::npos || rest_[end] != '"') return false;
-    text = rest_.substr(1, end - 1);
-    rest_.remove_prefix(end + 1);
-    return true;
-  }
-
-  std::string_view rest_;
-};
+using ReadLine = std::string (*)(const JsonObject& line, RunFiles& run);
 
 double as_number(const JsonValue& value) {
   if (const auto* number = value.as<double>()) return *number;
@@ -88,36 +41,24 @@ double as_number(const JsonValue& value) {
   return kNan;
 }
 
-// Any line of JSON: members of other types are passed over.  throws: UserError
-void read_any(std::string_view line, const std::string& place, const OnNumber& on_number) {
-  const JsonValue document = parse_json(line, place);
-  const auto* object = document.as<JsonObject>();
-  if (!object) throw UserError(place + ": expected an object");
-  for (const auto& [key, value] : *object) on_number(key, as_number(value));
-}
-
 bool is_step(double value) {
   return value >= 0 && value < 9e15 && value == static_cast<double>(static_cast<int64_t>(value));
 }
 
 // One line of metrics.jsonl into `run`; "" or what is wrong with it.
-std::string read_metrics_line(std::string_view line, const std::string& place, RunFiles& run) {
+std::string read_metrics_line(const JsonObject& line, RunFiles& run) {
   StepLine of_step;
   of_step.values.fill(kNan);
   double step = kNan, validation = 0;
   bool is_validation = false;
-  const OnNumber on_number = [&](std::string_view key, double value) {
+  for (const auto& [key, member] : line) {
+    const double value = as_number(member);
     if (key == "step") step = value;
     if (key == "validation_loss") is_validation = true, validation = value;
     for (size_t f = 0; f < kFields; ++f)
       if (key == kNames[f]) of_step.values[f] = value;
-  };
-  if (!FlatObject(line).read(on_number)) try {
-      read_any(line, place, on_number);
-    } catch (const UserError& error) {
-      return error.what();
-    }
-  if (!is_step(step)) return place + ": has no step";
+  }
+  if (!is_step(step)) return "has no step";
   of_step.step = static_cast<int64_t>(step);
   if (is_validation) {
     while (!run.validations.empty() && run.validations.back().step >= of_step.step) run.validations.pop_back();
@@ -129,9 +70,20 @@ std::string read_metrics_line(std::string_view line, const std::string& place, R
   return "";
 }
 
-// Calls `read` with each line that is not empty and where it stands, "metrics.jsonl:17"; keeps its first complaints.
-void read_lines(const std::string& path, RunFiles& run,
-                const std::function<std::string(const std::string& line, const std::string& place)>& read) {
+// What is wrong with a line of JSON; "": nothing.
+std::string read_line(const std::string& line, const std::string& place, RunFiles& run, ReadLine read) {
+  try {
+    const JsonValue document = parse_json(line, place);
+    const auto* object = document.as<JsonObject>();
+    const std::string complaint = object ? read(*object, run) : "expected an object";
+    return complaint.empty() ? "" : concat(place, ": ", complaint);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+// Calls `read` with each line that is not empty; keeps the first complaint, with its place, "metrics.jsonl:17".
+void read_lines(const std::string& path, RunFiles& run, ReadLine read) {
   std::ifstream file(path, std::ios::binary);
   const std::string name = std::filesystem::path(path).filename().string();
   std::string line, first;
@@ -139,7 +91,7 @@ void read_lines(const std::string& path, RunFiles& run,
   while (std::getline(file, line)) {
     ++number;
     if (trim(line).empty()) continue;
-    const std::string complaint = read(line, concat(name, ":", number));
+    const std::string complaint = read_line(line, concat(name, ":", number), run, read);
     if (complaint.empty()) continue;
     if (wrong++ == 0) first = split(complaint, '\n')[0];
   }
@@ -147,17 +99,9 @@ void read_lines(const std::string& path, RunFiles& run,
     run.problems.push_back(concat(wrong == 1 ? "One line" : concat(wrong, " lines"), " could not be read: ", first));
 }
 
-std::string read_start_line(const std::string& line, const std::string& place, RunFiles& run) {
-  JsonValue document;
-  try {
-    document = parse_json(line, place);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  const auto* object = document.as<JsonObject>();
-  if (!object) return place + ": expected an object";
+std::string read_start_line(const JsonObject& line, RunFiles& run) {
   RunStart start;
-  for (const auto& [key, value] : *object) {
+  for (const auto& [key, value] : line) {
     const double number = as_number(value);
     const auto* members = value.as<JsonObject>();
     if (key == "config" && value.as<std::string>()) {
@@ -209,14 +153,11 @@ RunFiles read_run(const std::string& path) {
                            ": is no file\n  expected the folder of a run, job.dump_folder, which holds metrics.jsonl "
                            "unless metrics.enable_jsonl is off"));
   if (!std::ifstream(metrics)) throw UserError(metrics + ": cannot be read\n  expected a file that this user may read");
-  read_lines(metrics, run,
-             [&](const std::string& line, const std::string& place) { return read_metrics_line(line, place, run); });
+  read_lines(metrics, run, read_metrics_line);
   std::string start_name = fs::path(metrics).filename().string();
   if (start_name.starts_with("metrics")) start_name.replace(0, std::string_view("metrics").size(), "run");
   const std::string starts = (fs::path(metrics).parent_path() / start_name).string();
-  if (starts != metrics && fs::is_regular_file(starts, error))
-    read_lines(starts, run,
-               [&](const std::string& line, const std::string& place) { return read_start_line(line, place, run); });
+  if (starts != metrics && fs::is_regular_file(starts, error)) read_lines(starts, run, read_start_line);
   return run;
 }
 

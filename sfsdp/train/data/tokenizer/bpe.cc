@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/train/data/tokenizer/utf8.h"
 
 namespace sfsdp::train::tokenizer {
@@ -39,22 +40,9 @@ std::string fallback_token(unsigned byte) {
 
 // --- cache ---
 
-size_t WordCache::hash(std::string_view word) {
-  uint64_t h = word.size();
-  size_t at = 0;
-  for (; at + 8 <= word.size(); at += 8) {
-    uint64_t piece;
-    std::memcpy(&piece, word.data() + at, 8);
-    h = mix(h ^ piece) + 0x9e3779b97f4a7c15;
-  }
-  uint64_t rest = 0;
-  std::memcpy(&rest, word.data() + at, word.size() - at);
-  return mix(h ^ rest);
-}
-
 std::optional<std::span<const int32_t>> WordCache::find(std::string_view word) const {
   if (slots_.empty()) return std::nullopt;
-  for (size_t at = hash(word) % kSlots; slots_[at].letters != 0; at = (at + 1) % kSlots) {
+  for (size_t at = xxh3(word) % kSlots; slots_[at].letters != 0; at = (at + 1) % kSlots) {
     const Slot& slot = slots_[at];
     if (slot.letters == word.size() && std::memcmp(letters_.data() + slot.word, word.data(), word.size()) == 0)
       return std::span(ids_).subspan(slot.ids, slot.count);
@@ -70,7 +58,7 @@ void WordCache::add(std::string_view word, std::span<const int32_t> ids) {
     ids_.clear();
     used_ = 0;
   }
-  size_t at = hash(word) % kSlots;
+  size_t at = xxh3(word) % kSlots;
   while (slots_[at].letters != 0) at = (at + 1) % kSlots;
   slots_[at] = {static_cast<uint32_t>(letters_.size()), static_cast<uint32_t>(ids_.size()),
                 static_cast<uint32_t>(word.size()), static_cast<uint32_t>(ids.size())};

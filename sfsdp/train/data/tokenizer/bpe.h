@@ -28,7 +28,6 @@ class WordCache {
     uint32_t letters = 0;        // 0: empty
     uint32_t count = 0;
   };
-  static size_t hash(std::string_view word);
 
   std::vector<Slot> slots_;
   std::string letters_;
