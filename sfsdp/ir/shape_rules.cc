@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -213,9 +214,19 @@ void rule_param(RuleContext& context) {
   check_rows(context);
   const auto* names = context.op.find_attr<std::vector<std::string>>("members");
   if (!names) return;
-  context.counts("offsets", names->size());
-  context.counts("numels", names->size());
-  context.integer("size");
+  const Shape offsets = context.counts("offsets", names->size()), numels = context.counts("numels", names->size());
+  const int64_t size = context.integer("size");
+  std::vector<size_t> order(names->size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::sort(order, {}, [&](size_t i) { return offsets[i]; });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int64_t end = i + 1 < order.size() ? offsets[order[i + 1]] : size;
+    if (offsets[order[i]] + numels[order[i]] > end)
+      context.report(
+          concat("has ", (*names)[order[i]], " from ", offsets[order[i]], " on, ", numels[order[i]], " elements of it"),
+          concat("expected its end at ", end, " at most, where ",
+                 i + 1 < order.size() ? (*names)[order[i + 1]] + " begins" : "size= ends"));
+  }
 }
 
 void rule_constant(RuleContext& context) { context.integer("index"); }

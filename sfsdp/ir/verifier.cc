@@ -13,10 +13,12 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/attribute_kinds.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/product_kernels.h"
 #include "sfsdp/ir/shape_rules.h"
 #include "sfsdp/ir/side_table.h"
 
@@ -84,6 +86,8 @@ class Verifier {
     check_all_waited();
     if (!diagnostics_.empty()) return std::move(diagnostics_);  // loops are followed through operands
     for (auto& [op, wrong] : check_loops(graph_))
+      diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
+    for (auto& [op, wrong] : check_counted(graph_))
       diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
     return std::move(diagnostics_);
   }
@@ -186,7 +190,7 @@ class Verifier {
       report_unknown(op);
       return false;
     }
-    const int operands = static_cast<int>(op.operands.size());
+    const int operands = static_cast<int>(op.operands.size()) - (is_counted_in_memory(op) ? 1 : 0);
     const bool few = operands < row->min_operands;
     if (few || (row->max_operands != kAny && operands > row->max_operands)) {
       report(concat(name_of(op), " has ", plural(op.operands.size(), "operand")),
@@ -220,10 +224,23 @@ class Verifier {
     for (const auto& [key, value] : op.attrs)
       if (!is_word(key) || key == "bwd_of" || key == "at")
         report(concat(name_of(op), " has an attribute ", quote(key)), "expected a word the text form can hold");
+    const auto* kernel = op.find_attr<std::string>("product_kernel");
+    if (!kernel) return;
+    const OpRow* row = op.opcode.row();
+    if (!row || row->cost != CostClass::Product)
+      report(concat(name_of(op), " has product_kernel=", *kernel),
+             "expected it on a product: linear, matmul, aten.mm, …");
+    if (std::ranges::find(kProductKernels, *kernel) == kProductKernels.end())
+      report(concat(name_of(op), " has product_kernel=", quote_if_needed(*kernel)),
+             concat("expected one of ", join({kProductKernels.begin(), kProductKernels.end()}, ", ")));
   }
 
   void check_rule(const Op& op) {
-    for (Diagnostic& diagnostic : check_rule_of(graph_, op))
+    std::vector<Diagnostic> kinds;  // which the forms by rank read
+    if (is_by_rank(op)) kinds = check_attribute_kinds(op);
+    for (const Diagnostic& diagnostic : kinds) report(diagnostic.message, diagnostic.detail);
+    if (!kinds.empty()) return;
+    for (Diagnostic& diagnostic : is_by_rank(op) ? check_by_rank(graph_, op) : check_rule_of(graph_, op))
       report(std::move(diagnostic.message), std::move(diagnostic.detail));
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir {
@@ -208,7 +209,7 @@ std::vector<int64_t> strides_of(const Type& type) {
 }
 
 std::optional<Geometry> view_geometry(const Op& view, int result, const Geometry& operand) {
-  if (aliased_operand(view) < 0) return std::nullopt;
+  if (aliased_operand(view) < 0 || !coordinate_axes(view).empty()) return std::nullopt;
   return ViewRule(view, result, operand).run();
 }
 

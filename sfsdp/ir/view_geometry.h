@@ -21,7 +21,8 @@ struct Geometry {
 std::vector<int64_t> strides_of(const Type& type);
 
 // What LibTorch gives result `result` of a view op whose operand 0 has this geometry and the strides of its type
-// (aten/src/ATen/native/TensorShape.cpp). nullopt: no view op, one that is not known, or a `view` that needs a copy.
+// (aten/src/ATen/native/TensorShape.cpp). nullopt: no view op, one that is not known, or whose begin differs by
+// rank, or a `view` that needs a copy.
 std::optional<Geometry> view_geometry(const Op& view, int result, const Geometry& operand);
 
 // The same through all views from the storage on, which begins at 0 with the strides of its type.

@@ -6,6 +6,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
@@ -47,6 +48,10 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   if (const auto loops = ir::loops_of(graph); !loops.empty())
     throw UserError(concat("no pass knows loops, and the graph has ", ir::name_of(*loops[0].begin),
                            "\n  expected a graph without loop and when; passes run before they are made"));
+  for (const auto& op : graph.ops())
+    if (ir::is_by_rank(*op))
+      throw UserError(concat("no pass knows ops that differ by rank, and the graph has ", ir::name_of(*op),
+                             "\n  expected a graph without counted=, row_counts= and affine offsets"));
   std::vector<PassReport> reports;
   std::string text;  // of the graph as it is, where that is known
   if (options.checks == Checks::EveryPass) ir::verify_or_throw(graph);

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/cost/target.h"
@@ -65,6 +66,8 @@ struct Inside {
 struct View {
   const ir::Value* value = nullptr;
   int64_t offset = 0;  // bytes from the begin of its storage
+  // By axis, what a step along it adds to that, where ranks see other parts.
+  std::vector<std::pair<std::string, int64_t>> steps = {};
   bool operator==(const View&) const = default;
 };
 

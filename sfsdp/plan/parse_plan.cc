@@ -8,6 +8,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/plan_text.h"
@@ -186,11 +187,17 @@ class SectionReader {
     return inside;
   }
 
-  // "  %a at +256"
+  // "  %a at +256", "  %a at +256 +64*dp_shard"
   View read_view() {
     const auto parts = words();
-    if (parts.size() != 3 || parts[1] != "at") fail("  %value at +BYTES");
-    const View view{value_of(parts[0]), number_of(parts[2], "+")};
+    if (parts.size() < 3 || parts[1] != "at") fail("  %value at +BYTES [+BYTES*AXIS ...]");
+    View view{value_of(parts[0]), number_of(parts[2], "+")};
+    for (size_t i = 3; i < parts.size(); ++i) {
+      const size_t star = parts[i].find('*');
+      if (star == std::string::npos || !ir::axis_size(graph_, std::vector{parts[i].substr(star + 1)}))
+        fail("  %value at +BYTES [+BYTES*AXIS ...], with axes of the mesh");
+      view.steps.emplace_back(parts[i].substr(star + 1), number_of(parts[i].substr(0, star), "+"));
+    }
     ++at_;
     return view;
   }

@@ -11,7 +11,8 @@
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
 //   buffers:    the same, " carried" after it where micro-batches add up
 //   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
-//   views:      "  %value at +BYTES", views that do not begin where their storage does
+//   views:      "  %value at +BYTES", views that do not begin where their storage does; " +BYTES*AXIS" after it for each axis of the
+//               mesh along which ranks see other parts
 #pragma once
 
 #include <array>

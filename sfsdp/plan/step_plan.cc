@@ -8,6 +8,7 @@
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/plan/plan_text.h"
+#include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
 
@@ -66,7 +67,7 @@ std::string print(const StepPlan& plan) {
   for (const Inside& i : m.inside)
     text += concat("  %", i.value->name(), " inside %", i.host->name(), " at +", i.offset, "\n");
   text += concat(kViews, "\n");
-  for (const View& v : m.views) text += concat("  %", v.value->name(), " at +", v.offset, "\n");
+  for (const View& v : m.views) text += concat("  ", text_of(v), "\n");
   return text;
 }
 

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/views.h"
 
+#include <map>
+#include <optional>
+#include <utility>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/attrs.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/side_table.h"
@@ -11,38 +16,56 @@
 namespace sfsdp::plan {
 namespace {
 
-using ir::Graph, ir::Value;
+using ir::Graph;
 using Geometries = ir::ValueTable<std::optional<ir::Geometry>>;
 
-// By storage and view; nullopt: no strides say where its elements lie.
-Geometries geometries_of(const Graph& graph) {
+// By storage and view, on the rank at these coordinates; nullopt: no strides say where its elements lie.
+Geometries geometries_of(const Graph& graph, const ir::Coordinates& at = {}) {
   Geometries known(graph);
-  for (const auto& op : graph.ops())
+  for (const auto& op : graph.ops()) {
+    const bool by_rank = ir::is_by_rank(*op) && ir::aliased_operand(*op) >= 0;
+    const std::optional<ir::RankOp> local =
+        by_rank ? std::optional<ir::RankOp>(std::in_place, graph, *op, at) : std::nullopt;
     for (const auto& result : op->results()) {
       if (ir::aliased_operand(*op) < 0)
         known[result.get()] = ir::Geometry{ir::strides_of(result->type()), 0};
       else if (const auto& below = known[op->operands[0]])
-        known[result.get()] = ir::view_geometry(*op, result->result_index(), *below);
+        known[result.get()] = ir::view_geometry(local ? local->op() : *op, result->result_index(), *below);
     }
+  }
   return known;
 }
 
-View begin_of(const Value& value, const ir::Geometry& geometry) {
-  return {&value, geometry.offset * ir::size_in_bytes(value.type().dtype)};
-}
-
 std::vector<View> begins(const Graph& graph, const Geometries& known) {
+  std::map<std::string, Geometries> beside;  // one step along each axis from the first rank; begins are affine
+  for (const auto& op : graph.ops())
+    if (ir::aliased_operand(*op) >= 0)
+      for (const std::string& axis : ir::coordinate_axes(*op))
+        if (!beside.contains(axis)) beside.emplace(axis, geometries_of(graph, {{axis, 1}}));
   std::vector<View> views;
   for (const auto& op : graph.ops()) {
     if (ir::aliased_operand(*op) < 0) continue;
-    for (const auto& result : op->results())
-      if (const auto& geometry = known[result.get()]; geometry && geometry->offset != 0)
-        views.push_back(begin_of(*result, *geometry));
+    for (const auto& result : op->results()) {
+      const auto& geometry = known[result.get()];
+      if (!geometry) continue;
+      const int64_t bytes = ir::size_in_bytes(result->type().dtype);
+      View view{result.get(), geometry->offset * bytes};
+      for (const auto& [axis, next] : beside)
+        if (const int64_t step = (next[result.get()]->offset - geometry->offset) * bytes; step != 0)
+          view.steps.emplace_back(axis, step);
+      if (view.offset != 0 || !view.steps.empty()) views.push_back(std::move(view));
+    }
   }
   return views;
 }
 
 }  // namespace
+
+std::string text_of(const View& view) {
+  std::string text = concat('%', view.value->name(), " at +", view.offset);
+  for (const auto& [axis, step] : view.steps) text += concat(" +", step, '*', axis);
+  return text;
+}
 
 std::vector<View> find_views(const Graph& graph) { return begins(graph, geometries_of(graph)); }
 
@@ -64,7 +87,7 @@ std::vector<std::string> check_views(const Graph& graph, const std::vector<View>
   if (const std::vector<View> expected = begins(graph, known); views != expected) {
     const size_t at = static_cast<size_t>(std::ranges::mismatch(views, expected).in1 - views.begin());
     const auto text = [&](const std::vector<View>& of) {
-      return at < of.size() ? concat('%', of[at].value->name(), " at +", of[at].offset) : std::string("no more");
+      return at < of.size() ? text_of(of[at]) : std::string("no more");
     };
     wrong.push_back(concat("line ", at + 1, " of the views says ", text(views), "\n  expected ", text(expected)));
   }

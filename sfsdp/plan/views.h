@@ -9,6 +9,9 @@
 
 namespace sfsdp::plan {
 
+// "%a at +256", "%a at +256 +64*dp_shard".
+std::string text_of(const View& view);
+
 // Views that do not begin where their storage does, in the graph's order.
 std::vector<View> find_views(const ir::Graph& graph);
 

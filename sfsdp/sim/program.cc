@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 
@@ -364,6 +365,10 @@ RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost:
   if (const auto loops = ir::loops_of(graph); !loops.empty())
     throw UserError(concat("the simulation cannot say how often ", ir::name_of(*loops[0].begin), " runs its body",
                            "\n  expected a graph without loop and when"));
+  for (const auto& op : graph.ops())
+    if (ir::is_by_rank(*op))
+      throw UserError(concat("the simulation runs one program on all ranks, and the graph has ", ir::name_of(*op),
+                             "\n  expected a graph without counted=, row_counts= and affine offsets"));
   return Maker(graph, machine, Rules(graph, execution, gathers, reductions),
                cost::price_kernels(graph, machine, execution, system, composites))
       .make(edges);

@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/access.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/placement.h"
@@ -91,7 +92,8 @@ class Checker {
     const bool here = over_this_axis(op);
     for (size_t r = 0; r < op.results().size(); ++r) {
       const Value* result = op.results()[r].get();
-      bool same = ir::is_pure(op) && !(here && !ir::is_collective(op)) && std::ranges::all_of(op.operands, agreed);
+      bool same = ir::is_pure(op) && !depends_on_place(op) && !(here && !ir::is_collective(op)) &&
+                  std::ranges::all_of(op.operands, agreed);
       if (ir::is_root(op)) same = leaf(op) == State::Replicate && !local_.contains(result);
       if (op.is("constant")) same = false;
       if (ir::is_collective(op) && here) same = ir::collective_kind(op) != "reduce_scatter";
@@ -184,8 +186,14 @@ class Checker {
     // What forward, loss and backward compute is a rank's own contribution, also where no batch is read: a count of
     // rows, a decay of weights, the share of the global loss's gradient that backward begins with.
     const bool begins_own = ir::is_repeated(op.section) && !any_shard && !ir::has_flag(op, ir::kMoves);
-    set(op, any_own || begins_own ? State::Own : any_shard ? State::Shard : State::Replicate);
+    // Where a view begins, or how many rows there are, may differ along the axis: a part of what all ranks have.
+    set(op, any_own || begins_own ? State::Own : any_shard || depends_on_place(op) ? State::Shard : State::Replicate);
     return "";
+  }
+
+  bool depends_on_place(const Op& op) const {
+    const auto axes = ir::coordinate_axes(op);
+    return std::ranges::find(axes, axis_) != axes.end();
   }
 
   bool over_this_axis(const Op& op) const {

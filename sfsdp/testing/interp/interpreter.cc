@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
@@ -152,13 +153,28 @@ class Interpreter {
     return found->second;
   }
 
+  // The op that the rank runs, on as many rows as it has.
+  std::vector<Array> run_by_rank(const Op& op, size_t rank) const {
+    std::vector<Array> operands;
+    for (const Value* operand : op.operands) operands.push_back(operand ? get(operand, rank) : Array());
+    const RankOp local = rank_op(graph_, op, static_cast<int64_t>(rank), operands);
+    std::vector<const Array*> in;
+    for (size_t k = 0; k < local.op().operands.size(); ++k) in.push_back(op.operands[k] ? &operands[k] : nullptr);
+    return run_kernel(local.op(), rank, in);
+  }
+
   std::vector<Array> run_kernel(const Op& op, size_t rank) const {
+    if (is_by_rank(op)) return run_by_rank(op, rank);
+    std::vector<const Array*> operands;
+    for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
+    return run_kernel(op, rank, operands);
+  }
+
+  std::vector<Array> run_kernel(const Op& op, size_t rank, const std::vector<const Array*>& operands) const {
     const Kernel kernel = find_kernel(op.opcode);
     if (!kernel && !options_.other)
       throw UserError(concat("the interpreter has no kernel for ", op.opcode, ", result %", op.result()->name(),
                              "\n  add one to sfsdp/testing/interp/kernels.cc, or use another op in this test"));
-    std::vector<const Array*> operands;
-    for (const Value* operand : op.operands) operands.push_back(operand ? &get(operand, rank) : nullptr);
     if (!kernel) return options_.other(op, operands);
     const auto axes = axes_of(op);
     const int64_t place = axes ? mesh_.group_rank(static_cast<int64_t>(rank), *axes) : 0;
@@ -167,8 +183,10 @@ class Interpreter {
 
   void store(const Value& value, Array array) {
     const Type& type = value.type();
-    if (array.shape != type.shape())
-      throw UserError(concat('%', value.name(), " holds ", array, "\n  expected ", type));
+    std::vector<int64_t> shape = type.shape();
+    if (is_by_rank(*value.producer()) && !array.shape.empty() && !shape.empty() && array.shape[0] < shape[0])
+      shape[0] = array.shape[0];  // as many rows as there are
+    if (array.shape != shape) throw UserError(concat('%', value.name(), " holds ", array, "\n  expected ", type));
     array.dtype = type.dtype;
     const bool rounds = options_.rounding == Rounding::PerOp || !is_floating(type.dtype);
     for (double& x : array.data) {
@@ -208,6 +226,29 @@ std::string input_key(const std::string& name, int64_t micro_batch) {
   return micro_batch == 0 ? name : concat(name, '@', micro_batch);
 }
 
+RankOp rank_op(const Graph& graph, const Op& op, int64_t rank, std::vector<Array>& operands) {
+  const DeviceMesh mesh(graph.mesh);
+  Coordinates at;
+  for (const std::string& axis : coordinate_axes(op)) at[axis] = mesh.axis_rank(rank, axis);
+  int64_t rows = 0;
+  if (is_counted_in_memory(op)) {
+    const double number = operands.back().data.at(0);
+    const auto& counted = op.attr<std::vector<int64_t>>("counted");
+    const int64_t most = op.operands[static_cast<size_t>(counted[0])]->type().dims[0].size;
+    if (!(number >= 0 && number <= static_cast<double>(most)))
+      throw UserError(concat(name_of(op), " has ", number, " rows on rank ", rank, "\n  expected 0 to ", most));
+    rows = static_cast<int64_t>(number);
+    operands.pop_back();
+  }
+  RankOp local(graph, op, at, rows);
+  for (size_t k = 0; k < operands.size(); ++k) {
+    if (!local.op().operands[k]) continue;
+    operands[k].shape = local.op().operands[k]->type().shape();
+    operands[k].data.resize(static_cast<size_t>(numel(operands[k].shape)));
+  }
+  return local;
+}
+
 RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options) {
   return Interpreter(graph, inputs, options).run();
 }
@@ -220,9 +261,12 @@ std::vector<Inputs> seeded_inputs(const Graph& graph, uint64_t seed) {
       if (!is_given(*op)) continue;
       const Type& type = op->result()->type();
       const std::string place = place_text(mesh, type, static_cast<int64_t>(rank));
+      std::vector<Array> none;
+      const Type own =
+          is_by_rank(*op) ? rank_op(graph, *op, static_cast<int64_t>(rank), none).op().result()->type() : type;
       for (int64_t m = 0; m < (op->is("input") ? graph.micro_batches : 1); ++m) {
         const std::string name = input_key(input_name(*op), m);
-        inputs[rank].emplace(name, seeded(type, seed ^ hash_path(name + place)));
+        inputs[rank].emplace(name, seeded(own, seed ^ hash_path(name + place)));
       }
     }
   return inputs;

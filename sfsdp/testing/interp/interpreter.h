@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/testing/interp/array.h"
 
@@ -48,6 +49,10 @@ struct RunResult {
 
 // One step. Outputs are those of the last micro-batch. throws: UserError for an opcode without a kernel, a missing input, a wrong shape
 RunResult run(const Graph& graph, const std::vector<Inputs>& inputs, const RunOptions& options = {});
+
+// The op as a rank runs it (ir/by_rank.h), and its operands with the rows that are there; a count of them, the last one, is taken
+// away. throws: UserError for a count beyond what the types have
+RankOp rank_op(const Graph& graph, const Op& op, int64_t rank, std::vector<Array>& operands);
 
 // Made-up inputs, others for each micro-batch: ranks hold the same values except along the axes that a type names (split,
 // own, partial).

@@ -3,6 +3,7 @@
 
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/device_mesh.h"
 
 namespace sfsdp::plan::machine {
 namespace {
@@ -31,7 +32,7 @@ ir::ValueTable<char> read_inside_alone(const ir::Graph& graph) {
 
 }  // namespace
 
-Places::Places(const StepPlan& plan) : places_(plan.graph) {
+Places::Places(const StepPlan& plan, int64_t rank) : places_(plan.graph) {
   const MemoryPlan& m = plan.memory;
   for (const auto* buffers : {&m.constants, &m.state, &m.buffers})
     for (const Buffer& b : *buffers) places_[b.value] = Place{b.region, b.offset};
@@ -47,7 +48,11 @@ Places::Places(const StepPlan& plan) : places_(plan.graph) {
   }
   ir::ValueTable<int64_t> begins(plan.graph, 0);  // of views, bytes from their storage
   const ir::ValueTable<char> stays = read_inside_alone(plan.graph);
-  for (const View& v : m.views) begins[v.value] = v.offset;
+  const DeviceMesh mesh(plan.graph.mesh);
+  for (const View& v : m.views) {
+    begins[v.value] = v.offset;
+    for (const auto& [axis, step] : v.steps) begins[v.value] += step * mesh.axis_rank(rank, axis);
+  }
   for (const auto& op : plan.graph.ops()) {
     if (ir::aliased_operand(*op) >= 0) {
       for (const auto& result : op->results())

@@ -19,7 +19,8 @@ struct Place {
 // nullopt: it has no memory, as only its own kernel reads it.
 class Places {
  public:
-  explicit Places(const StepPlan& plan);
+  // Those of one rank: some views begin elsewhere on each.
+  Places(const StepPlan& plan, int64_t rank);
   const std::optional<Place>& of(const ir::Value* value) const { return places_[value]; }
 
  private:

@@ -40,12 +40,12 @@ class Machine {
         batches_(batches),
         options_(options),
         mesh_(plan.graph.mesh),
-        places_(plan),
         program_(write_out(plan, std::ssize(batches), options.schedule % 2 == 0)),
         lanes_(plan.lanes.size() + 2),
         priority_(static_cast<size_t>(mesh_.world_size()) * lanes_) {
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
-      ranks_.emplace_back(plan, places_, rank, batches[0][static_cast<size_t>(rank)], options.other);
+      places_.emplace_back(plan, rank);
+      ranks_.emplace_back(plan, places_.back(), rank, batches[0][static_cast<size_t>(rank)], options.other);
       over_.emplace_back(program_.size());
       skipped_.emplace_back(program_.size());
       queue_.emplace_back(lanes_);
@@ -255,7 +255,7 @@ class Machine {
   const std::vector<std::vector<Inputs>>& batches_;
   const Options& options_;
   const DeviceMesh mesh_;
-  const Places places_;
+  std::deque<Places> places_;  // by rank
   const std::vector<TaskRun> program_;
   const size_t lanes_;
   std::deque<Rank> ranks_;

@@ -6,7 +6,9 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/access.h"
+#include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/view_geometry.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/testing/interp/kernels.h"
 #include "sfsdp/testing/machine/bytes.h"
@@ -57,10 +59,25 @@ std::byte* Rank::at(const Value& value) const {
   return memory_[static_cast<size_t>(bytes.region)].data() + bytes.begin;
 }
 
-Array Rank::load(const Value& value) const { return machine::load(value.type(), at(value)); }
+Array Rank::load(const Value& value) const {
+  const Op& op = *value.producer();
+  if (!op.has_attr("row_counts") || !ir::has_counted_rows(plan_.graph, value))
+    return machine::load(value.type(), at(value));
+  ir::Type own = value.type();
+  const auto& counts = op.attr<std::vector<int64_t>>("row_counts");
+  const int64_t place = DeviceMesh(plan_.graph.mesh).axis_rank(rank_, op.attr<std::string>("row_axis"));
+  own.dims[0].size = counts[static_cast<size_t>(place)];
+  return machine::load(own, at(value));
+}
 
+// Rows that the array does not have are left as they are.
 void Rank::store(const Value& value, const Array& array, std::span<const char> which) {
-  machine::store(value.type(), array, at(value), which);
+  ir::Type type = value.type();
+  if (type.shape() != array.shape && !type.dims.empty()) {
+    type.strides = ir::strides_of(type);
+    type.dims[0].size = array.shape.at(0);
+  }
+  machine::store(type, array, at(value), which);
 }
 
 // What another op of the kernel has made, a view of that, or what memory holds.
@@ -68,10 +85,25 @@ Array Rank::get(const Value& value, const std::map<const Value*, Array>& made) c
   if (const auto found = made.find(&value); found != made.end()) return found->second;
   if (!made.contains(ir::storage_of(&value))) return load(value);
   const Op& view = *value.producer();
-  return run_op(view, {get(*view.operands[0], made)})[static_cast<size_t>(value.result_index())];
+  std::vector<Array> operands;
+  for (const Value* operand : view.operands)
+    if (operand) operands.push_back(get(*operand, made));
+  return run_op(view, std::move(operands))[static_cast<size_t>(value.result_index())];
 }
 
 std::vector<Array> Rank::run_op(const Op& op, std::vector<Array> operands) const {
+  if (!ir::is_by_rank(op)) return run_whole(op, operands);
+  std::vector<Array> with_absent;
+  size_t given = 0;
+  for (const Value* operand : op.operands) with_absent.push_back(operand ? std::move(operands[given++]) : Array());
+  const ir::RankOp local = ir::interp::rank_op(plan_.graph, op, rank_, with_absent);
+  operands.clear();
+  for (size_t k = 0; k < with_absent.size(); ++k)
+    if (local.op().operands[k]) operands.push_back(std::move(with_absent[k]));
+  return run_whole(local.op(), operands);
+}
+
+std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& operands) const {
   const ir::interp::Kernel kernel = ir::interp::find_kernel(op.opcode);
   if (!kernel && !other_) throw UserError(concat("the plan machine has no kernel for ", op.opcode));
   std::vector<const Array*> in;

@@ -53,6 +53,8 @@ class Rank {
   std::byte* at(const ir::Value& value) const;
   Array get(const ir::Value& value, const std::map<const ir::Value*, Array>& made) const;
   std::vector<Array> run_op(const ir::Op& op, std::vector<Array> operands) const;
+  // An op that is the same on all ranks.
+  std::vector<Array> run_whole(const ir::Op& op, const std::vector<Array>& operands) const;
 
   const StepPlan& plan_;
   const Places& places_;
