@@ -102,16 +102,16 @@ with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as r
                     failures += 1
                 continue
             verbatim = page == README and "sfsdp calibrate" not in command
-            if command in ran and not shown and not verbatim: continue
-            ran.add(command)
+            where = readme_folder if page == README else folder  # what a command leaves in one is not in the other
+            if (command, where) in ran and not shown and not verbatim: continue
+            ran.add((command, where))
             line = command
             if not verbatim:
                 for word, other in INSTEAD.items():
                     line = line.replace(word, other)
                 for word, flags in SHORTER.items():
                     line += flags if word in line else ""
-            result = subprocess.run(["bash", "-c", line], cwd=readme_folder if page == README else folder,
-                                    env=environment, text=True, capture_output=True)
+            result = subprocess.run(["bash", "-c", line], cwd=where, env=environment, text=True, capture_output=True)
             missing = [text for text in shown if text not in result.stdout]
             if result.returncode or missing:
                 print(f"{page}: {command}: exit status {result.returncode}, not printed: {missing}\n"
