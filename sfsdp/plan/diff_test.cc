@@ -27,7 +27,7 @@ fwd:
 std::string plan_text() { return print(make_plan(ir::parse_or_throw(kText))); }
 
 // What a plan and itself with `from` replaced by `to`, everywhere, differ in.
-std::string diff(std::string from, const std::string& to, size_t most = 10) {
+std::string diff(const std::string& from, const std::string& to, size_t most = 10) {
   const std::string text = plan_text();
   std::string other = text;
   REQUIRE(other.find(from) != std::string::npos);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
@@ -374,7 +375,7 @@ struct Attention {
     for (size_t j = 0; j < keys; ++j) {
       for (size_t d = 0; d < width; ++d) scores[j] += q.data[r * width + d] * k.data[key_row(r, j) * width + d];
       scores[j] *= scale();
-      if (c.op.attr_or("is_causal", false) && j > r % queries) scores[j] = -INFINITY;
+      if (c.op.attr_or("is_causal", false) && j > r % queries) scores[j] = -std::numeric_limits<double>::infinity();
       if (mask) scores[j] += mask->data[(r % queries) * keys + j];
     }
     return softmax(std::move(scores));

@@ -36,8 +36,8 @@ void expect_sound(const StepPlan& plan) {
 
 void expect_caught(const StepPlan& plan, By by) {
   const Caught found = caught(plan);
-  CHECK(found.verifier != "");
-  CHECK_MESSAGE((found.machine != "") == (by == By::Both), found.machine);
+  CHECK_FALSE(found.verifier.empty());
+  CHECK_MESSAGE(found.machine.empty() == (by == By::Verifier), found.machine);
 }
 
 // ---- a kernel that reads what it has written: %y lies over a value that its op reads at other places than it writes

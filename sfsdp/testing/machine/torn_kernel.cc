@@ -37,9 +37,10 @@ TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw)
   for (size_t i = 0; i < made_.size(); ++i) {
     const Value& value = *made_[i].first;
     written_.emplace_back(made_[i].second.data.size());
-    over_rows_.push_back(is_over_rows(value) || (value.producer()->is("cast") &&
-                                                 is_over_rows(*ir::storage_of(value.producer()->operands[0]))));
-    at_its_place_.push_back(rank_.is_in_memory(value) && rank_.reads_at_its_place(run_, value));
+    const bool over_rows = is_over_rows(value) || (value.producer()->is("cast") &&
+                                                   is_over_rows(*ir::storage_of(value.producer()->operands[0])));
+    over_rows_.push_back(over_rows ? 1 : 0);
+    at_its_place_.push_back(rank_.is_in_memory(value) && rank_.reads_at_its_place(run_, value) ? 1 : 0);
     if (!rank_.is_in_memory(*made_[i].first)) continue;
     reads_itself_ |= rank_.reads_where_written(run_, *made_[i].first);
     cut(i);
