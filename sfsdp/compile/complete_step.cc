@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/compile/complete_step.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
 
@@ -46,10 +49,15 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   return {};
 }
 
-plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target) {
-  plan::StepPlan plan = plan::make_plan(std::move(graph), {.target = target});
-  if (const auto wrong = plan::verify_plan(plan); !wrong.empty())
-    throw InternalError("the compiled step is not sound: " + join(wrong, "\n"));
+plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,
+                         const plan::GlobalShapes& shapes) {
+  plan::StorageLayout extended = layout;
+  plan::StepPlan plan = plan::make_plan(std::move(graph), {.target = target}, extended, shapes);
+  std::vector<std::string> wrong = plan::verify_plan(plan);
+  if (const std::string error = plan::check_layout(extended); !error.empty()) wrong.push_back(error);
+  std::ranges::move(plan::check_state_addresses(plan, extended), std::back_inserter(wrong));
+  if (!wrong.empty()) throw InternalError("the compiled step is not sound: " + join(wrong, "\n"));
+  layout = std::move(extended);
   return plan;
 }
 
@@ -57,10 +65,12 @@ plan::StepPlan complete_step(ir::Graph graph, const Strategy& strategy, const St
                              bool half_precision) {
   place_step(graph, strategy, options, true, half_precision);
   passes::PipelineOptions pipeline = pipeline_of(strategy, options.pipeline, options.target);
-  std::optional<plan::StorageLayout> layout;
-  if (options.tune.choose_remat) pipeline.remat = tune::choose_remat(graph, pipeline, options.tune, layout).options;
-  tune::run_pipeline(graph, pipeline, options.tune, layout);
-  return plan_step(std::move(graph), options.target);
+  std::optional<plan::BucketLayouts> buckets;
+  const plan::GlobalShapes shapes = plan::global_shapes(graph);
+  if (options.tune.choose_remat) pipeline.remat = tune::choose_remat(graph, pipeline, options.tune, buckets).options;
+  tune::run_pipeline(graph, pipeline, options.tune, buckets);
+  plan::StorageLayout layout;
+  return plan_step(std::move(graph), options.target, layout, shapes);
 }
 
 }  // namespace sfsdp::step

@@ -40,8 +40,11 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
                                        bool training, bool half_precision);
 
 // The plan of a graph that has been through the pipeline, proved sound.
-//   throws: InternalError with all that plan::verify_plan finds
-plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target);
+//   layout: of the run's state; what the graph reads of it beyond is appended, an empty one is decided here
+//   shapes: plan::global_shapes of the graph before the pipeline
+//   throws: InternalError with all that plan::verify_plan and check_state_addresses find
+plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,
+                         const plan::GlobalShapes& shapes);
 
 // All of the above on one training graph.
 //   throws: UserError as the parts do

@@ -11,7 +11,7 @@
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/options.h"
-#include "sfsdp/plan/storage_layout.h"
+#include "sfsdp/plan/bucket_layout.h"
 
 namespace sfsdp::passes {
 
@@ -39,7 +39,7 @@ class Metrics {
 struct PassContext {
   Metrics metrics;
   // Storage that an earlier graph on the same state has decided; null: this graph decides.
-  const plan::StorageLayout* layout = nullptr;
+  const plan::BucketLayouts* layout = nullptr;
 };
 
 struct PassInfo {

@@ -23,7 +23,7 @@ enum class Checks {
 };
 
 struct RunOptions {
-  const plan::StorageLayout* layout = nullptr;  // PassContext::layout of each pass
+  const plan::BucketLayouts* layout = nullptr;  // PassContext::layout of each pass
   PassObserver observer = {};
   Measure measure = {};  // before the first pass and after each, for the reports; unset: they say nothing of it
   Checks checks = Checks::EveryPass;

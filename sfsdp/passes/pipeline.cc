@@ -128,13 +128,13 @@ Halves make_halves(const PipelineOptions& options, bool names_units, bool has_la
   return halves;
 }
 
-RunOptions run_options(const PipelineOptions& options, const plan::StorageLayout* layout) {
+RunOptions run_options(const PipelineOptions& options, const plan::BucketLayouts* layout) {
   return {.layout = layout, .observer = options.observer, .measure = options.measure, .checks = options.checks};
 }
 
 std::vector<PassReport> run_second_half(ir::Graph& graph, const PipelineOptions& options,
                                         const std::vector<PassCall>& calls,
-                                        std::optional<plan::StorageLayout>& layout) {
+                                        std::optional<plan::BucketLayouts>& layout) {
   RunOptions run = run_options(options, layout ? &*layout : nullptr);
   if (options.observer)
     run.observer = [&](const std::string& name, const ir::Graph& seen) {
@@ -142,7 +142,7 @@ std::vector<PassReport> run_second_half(ir::Graph& graph, const PipelineOptions&
     };
   auto reports = run_passes(graph, calls, run);
   const bool flat = std::ranges::any_of(calls, [](const PassCall& call) { return call.info->name == "bucket"; });
-  if (flat && !layout) layout = plan::storage_layout_of(graph);
+  if (flat && !layout) layout = plan::bucket_layouts_of(graph);
   return reports;
 }
 
@@ -169,7 +169,7 @@ std::vector<std::string> overlap_passes() {
 }
 
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options,
-                                      const std::optional<plan::StorageLayout>& layout) {
+                                      const std::optional<plan::BucketLayouts>& layout) {
   Halves halves = make_halves(options, !layout, layout.has_value());
   std::ranges::move(halves.with_units, std::back_inserter(halves.before));
   return std::move(halves.before);
@@ -187,13 +187,13 @@ std::vector<PassReport> run_before_units(ir::Graph& graph, const PipelineOptions
 }
 
 std::vector<PassReport> run_with_units(ir::Graph& graph, const PipelineOptions& options,
-                                       std::optional<plan::StorageLayout>& layout) {
+                                       std::optional<plan::BucketLayouts>& layout) {
   const std::vector<PassCall> calls = make_halves(options, false, layout.has_value()).with_units;
   return run_second_half(graph, options, calls, layout);
 }
 
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
-                                     std::optional<plan::StorageLayout>& layout) {
+                                     std::optional<plan::BucketLayouts>& layout) {
   auto reports = run_before_units(graph, options);
   if (layout) plan::write_unit_attrs(graph, *layout);
   const std::vector<PassCall> calls = make_halves(options, !layout, layout.has_value()).with_units;

@@ -15,7 +15,7 @@
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
 #include "sfsdp/passes/pass_manager.h"
-#include "sfsdp/plan/storage_layout.h"
+#include "sfsdp/plan/bucket_layout.h"
 
 namespace sfsdp::passes {
 
@@ -62,17 +62,17 @@ std::vector<std::string> overlap_passes();
 
 // The passes of a step in order.
 //   throws: UserError for an unknown pass, option or anchor, and a disabled pass that another one needs
-std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<plan::StorageLayout>& layout);
+std::vector<PassCall> pipeline_passes(const PipelineOptions& options, const std::optional<plan::BucketLayouts>& layout);
 
 // Rewrites the graph of one rank as data parallelism and the optimizer left it. Training, evaluation and other batch
 // shapes go through it one by one.
 //   layout: storage that an earlier graph on the same state has decided; decided here, and left here, if it has none
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
-                                     std::optional<plan::StorageLayout>& layout);
+                                     std::optional<plan::BucketLayouts>& layout);
 
 // The same in two halves, for who decides between them which parameters form a unit, and writes it on the params.
 std::vector<PassReport> run_before_units(ir::Graph& graph, const PipelineOptions& options);
 std::vector<PassReport> run_with_units(ir::Graph& graph, const PipelineOptions& options,
-                                       std::optional<plan::StorageLayout>& layout);
+                                       std::optional<plan::BucketLayouts>& layout);
 
 }  // namespace sfsdp::passes

@@ -16,7 +16,7 @@ namespace {
 
 using Place = ExtraPass::Place;
 
-std::string names_of(const PipelineOptions& options, const std::optional<plan::StorageLayout>& layout = std::nullopt) {
+std::string names_of(const PipelineOptions& options, const std::optional<plan::BucketLayouts>& layout = std::nullopt) {
   std::vector<std::string> names;
   for (const PassCall& call : pipeline_passes(options, layout)) names.push_back(call.info->name);
   return join(names, " ");
@@ -29,7 +29,7 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({}) ==
         kCleanUp + "remat wrap reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces " +
             kKernels);
-  CHECK(names_of({}, plan::StorageLayout()) ==
+  CHECK(names_of({}, plan::BucketLayouts()) ==
         kCleanUp + "remat reshard bucket split_collectives prefetch_gathers sink_waits early_all_reduces " + kKernels);
   CHECK(names_of({.flat = false}) ==
         kCleanUp + "remat wrap reshard copy_buckets split_collectives prefetch_gathers sink_waits early_all_reduces " +
@@ -126,7 +126,7 @@ ir::Graph step() {
 
 TEST_CASE("the pipeline reports every pass in order, and an observer sees the graph after each") {
   ir::Graph graph = step();
-  std::optional<plan::StorageLayout> layout;
+  std::optional<plan::BucketLayouts> layout;
   std::vector<std::string> seen;
   const auto observer = [&](const std::string& name, const ir::Graph& at) {
     seen.push_back(name + " " + std::to_string(at.ops().size()));
@@ -176,7 +176,7 @@ TEST_CASE("loss in chunks, then remat: what only backward reads is not left in f
         %gw0 = aten.mm %xt, %gh0 : f32[2, 2] at layers.0
         return %loss, %gw, %gw0
     )"));
-    std::optional<plan::StorageLayout> layout;
+    std::optional<plan::BucketLayouts> layout;
     run_pipeline(graph, {.loss_chunks = 2, .remat = {.mode = mode}, .gather_once = true}, layout);
     REQUIRE(layout);
     int64_t gathers = 0;

@@ -16,6 +16,7 @@
 #include "sfsdp/plan/in_place.h"
 #include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/offsets.h"
+#include "sfsdp/plan/storage_layout.h"
 #include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
@@ -94,6 +95,76 @@ std::vector<Span> spans_of(const cost::Kernels& kernels) {
 // Bytes from the begin of a pack's result to an operand.
 int64_t offset_in(const Op& pack, size_t operand) {
   return pack.attr<std::vector<int64_t>>("offsets")[operand] * size_in_bytes(pack.result()->type().dtype);
+}
+
+// State where the layout has it. What it has not: in the graph's order after that, in region state, as the window's other
+// addresses are in use by earlier plans. Without a layout, what collectives send begins the window. Then constants.
+void place_kept(const Graph& graph, const MemoryOptions& options, MemoryPlan& plan) {
+  const auto bytes_of = [&](Region region) -> int64_t& { return plan.region_bytes[static_cast<size_t>(region)]; };
+  std::map<std::string_view, const StateEntry*> entries;
+  const bool decided = options.layout && !options.layout->entries.empty();
+  if (decided) {
+    for (const StateEntry& entry : options.layout->entries) {
+      entries.emplace(entry.name, &entry);
+      bytes_of(entry.region) = std::max(bytes_of(entry.region), entry.offset + entry.bytes);
+    }
+  }
+  const auto sent = touched_by_collectives(graph);
+  for (const auto& op : graph.ops()) {
+    const bool is_state = op->is("param", "state");
+    if (!is_state && !op->is("constant", "scalar")) continue;
+    Buffer buffer{
+        .value = op->result(), .last = std::ssize(graph.ops()), .region = is_state ? Region::State : Region::Constant};
+    const auto known = is_state ? entries.find(op->attr<std::string>("name")) : entries.end();
+    if (known != entries.end())
+      buffer.region = known->second->region;
+    else if (sent.contains(buffer.value) && !options.blocking && !(is_state && decided))
+      buffer.region = Region::Window;
+    buffer.bytes =
+        round_up(std::max<int64_t>(op->result()->type().bytes(), 1),  // without elements: a place all the same
+                 alignment_of(buffer.region, options.target));
+    if (known != entries.end()) {
+      buffer.offset = known->second->offset;
+      entries.erase(known);
+    } else {
+      buffer.offset = bytes_of(buffer.region);
+      bytes_of(buffer.region) += buffer.bytes;
+    }
+    (is_state ? plan.state_bytes : plan.program_bytes) += buffer.bytes;
+    (is_state ? plan.state : plan.constants).push_back(buffer);
+  }
+  if (decided)
+    for (const StateEntry& entry : options.layout->entries)
+      if (entries.contains(entry.name)) {
+        plan.unread.push_back({entry.name, entry.region, entry.offset, entry.bytes});
+        plan.state_bytes += entry.bytes;
+      }
+}
+
+// Nothing lies over state that is not read, at any time.
+std::string check_unread(const MemoryPlan& plan) {
+  std::vector<const UnreadState*> unread;
+  for (const UnreadState& u : plan.unread) unread.push_back(&u);
+  const auto address = [](const auto* place) { return std::pair(place->region, place->offset); };
+  std::ranges::sort(unread, {}, address);
+  const auto clash = [](const std::string& name, const UnreadState& u) {
+    return concat(name, " overlaps ", u.name, ", state that is not read, at ", to_string(u.region), " +", u.offset,
+                  "\n  expected disjoint addresses");
+  };
+  for (size_t i = 1; i < unread.size(); ++i)
+    if (unread[i - 1]->region == unread[i]->region && unread[i - 1]->offset + unread[i - 1]->bytes > unread[i]->offset)
+      return clash(unread[i - 1]->name, *unread[i]);
+  for (const auto* buffers : {&plan.constants, &plan.state, &plan.buffers})
+    for (const Buffer& b : *buffers) {
+      auto after = std::ranges::upper_bound(unread, address(&b), {}, address);
+      const std::string name = concat('%', b.value->name());
+      if (after != unread.end() && (*after)->region == b.region && (*after)->offset < b.offset + b.bytes)
+        return clash(name, **after);
+      if (after == unread.begin()) continue;
+      const UnreadState& before = **--after;
+      if (before.region == b.region && before.offset + before.bytes > b.offset) return clash(name, before);
+    }
+  return "";
 }
 
 }  // namespace
@@ -177,22 +248,8 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   MemoryPlan plan;
   const auto bytes_of = [&](Region region) -> int64_t& { return plan.region_bytes[static_cast<size_t>(region)]; };
-  const auto sent = touched_by_collectives(graph);
   plan.program_bytes = bytes_of(Region::Io) = round_up(kHostBytes, options.target.alignment);
-  for (const auto& op : graph.ops()) {
-    const bool is_state = op->is("param", "state");
-    if (!is_state && !op->is("constant", "scalar")) continue;
-    Buffer buffer{
-        .value = op->result(), .last = std::ssize(graph.ops()), .region = is_state ? Region::State : Region::Constant};
-    if (sent.contains(buffer.value) && !options.blocking) buffer.region = Region::Window;
-    buffer.bytes =
-        round_up(std::max<int64_t>(op->result()->type().bytes(), 1),  // without elements: a place all the same
-                 alignment_of(buffer.region, options.target));
-    buffer.offset = bytes_of(buffer.region);
-    bytes_of(buffer.region) += buffer.bytes;
-    (is_state ? plan.state_bytes : plan.program_bytes) += buffer.bytes;
-    (is_state ? plan.state : plan.constants).push_back(buffer);
-  }
+  place_kept(graph, options, plan);
   Lifetimes lifetimes = find_buffers(graph, options);
   plan.buffers = std::move(lifetimes.buffers);
   plan.inside = std::move(lifetimes.inside);
@@ -271,7 +328,7 @@ std::string check_memory_plan(const MemoryPlan& plan, const cost::Target& target
     at_address.emplace(std::pair(b->region, b->offset), b);
     ends.emplace(b->last, b);
   }
-  return "";
+  return check_unread(plan);
 }
 
 }  // namespace sfsdp::plan

@@ -20,10 +20,11 @@ namespace sfsdp::plan {
 
 // What memory is for. Each region is one allocation.
 enum class Region : uint8_t {
-  State,     // parameters, moments, counters, from step to step
-  Window,    // what comes and goes, and all state that collectives touch: in whole pages, at equal offsets on all ranks
-  Io,        // what the host writes: kHostValues, then the batch of one micro-batch
-  Constant,  // tensors and numbers that the program holds
+  State,   // parameters, moments, counters, buffers, from step to step
+  Window,  // what comes and goes, and all state that collectives touch: in whole pages, at equal offsets on all ranks
+  Io,      // what the host writes: kHostValues, then the batch of one micro-batch
+  Constant,  // tensors and numbers that the program holds; those that collectives send lie in the window, written anew before a
+             // program that takes over from another one
 };
 inline constexpr size_t kRegions = 4;
 std::string_view to_string(Region region);
@@ -71,14 +72,25 @@ struct View {
   bool operator==(const View&) const = default;
 };
 
+// State of the run that the graph does not read: it lies there all the time.
+struct UnreadState {
+  std::string name;  // in the storage layout
+  Region region = Region::State;
+  int64_t offset = 0, bytes = 0;
+  bool operator==(const UnreadState&) const = default;
+};
+
+struct StorageLayout;  // storage_layout.h
+
 struct MemoryPlan {
   std::vector<Buffer> state;  // in the graph's order; what collectives send as it is stored lies at the window's begin
+  std::vector<UnreadState> unread;                  // in the layout's order
   std::vector<Buffer> constants;                    // in the graph's order, for the whole step
   std::vector<Buffer> buffers;                      // in order of `first`
   std::vector<Inside> inside;                       // in the graph's order
   std::vector<View> views;                          // in the graph's order; others begin where their storage does
   std::array<int64_t, kRegions> region_bytes = {};  // what the addresses need, State and Window with what is kept
-  int64_t state_bytes = 0;                          // parameters, moments, counters
+  int64_t state_bytes = 0;                          // parameters, moments, counters, buffers, also those not read
   int64_t program_bytes = 0;                        // constants, and the numbers that the host writes
   int64_t arena_bytes = 0;                          // what the addresses of `buffers` need, over all regions
   int64_t live_bytes = 0;     // most of `buffers` that is alive at once: no arenas can be smaller together
@@ -96,6 +108,8 @@ struct MemoryOptions {
   bool blocking = false;
   // A peak of so many bytes, state included, is not made smaller, nor one that cannot be as small; 0: as small as can be.
   int64_t enough_bytes = 0;
+  // Where the state of the run lies: what the layout has is placed there, other state after it. nullptr: decided here.
+  const StorageLayout* layout = nullptr;
 };
 
 // What is alive when, without addresses: MemoryPlan::buffers with all offsets 0. A kernel (cost/kernels.h) runs as one: what
@@ -118,7 +132,8 @@ struct Share {
 std::vector<Share> alive_at(const MemoryPlan& plan, int64_t position,
                             const std::function<std::string(const ir::Value&)>& name_of);
 
-// "" or what is wrong: two buffers of a region that are alive at once overlap, one leaves its region or is misaligned.
+// "" or what is wrong: two buffers of a region that are alive at once overlap, one lies over state that is not read, leaves its
+// region or is misaligned.
 std::string check_memory_plan(const MemoryPlan& plan, const cost::Target& target = cost::cpu_target());
 
 }  // namespace sfsdp::plan

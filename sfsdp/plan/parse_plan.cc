@@ -6,6 +6,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/opset.h"
@@ -21,7 +22,7 @@ using ir::Graph, ir::Value;
 
 constexpr std::string_view kHeader =
     "plan target=NAME product_bytes=N communicator_bytes=N blocks=N accumulates_in_memory=0|1 alignment=N "
-    "window_alignment=N live_bytes=N peak_position=N";
+    "window_alignment=N live_bytes=N peak_position=N layout=HASH/ENTRIES|none";
 
 // The most that a number of a plan may be, bytes or a position, and the bytes of all buffers together, though they do not live
 // together: far beyond any machine, and small enough for every sum to be a number.
@@ -53,6 +54,8 @@ class SectionReader {
     while (in_section()) plan.memory.constants.push_back(read_buffer());
     expect(kState);
     while (in_section()) plan.memory.state.push_back(read_buffer());
+    expect(kUnread);
+    while (in_section()) plan.memory.unread.push_back(read_unread());
     expect(kBuffers);
     while (in_section()) plan.memory.buffers.push_back(read_buffer());
     expect(kInside);
@@ -159,16 +162,27 @@ class SectionReader {
     ++at_;
     return tasks;
   }
+  Region region_of(const std::string& word) const {
+    size_t region = 0;
+    while (region < kRegions && word != to_string(static_cast<Region>(region))) ++region;
+    if (region == kRegions) fail("state, window, io or constant");
+    return static_cast<Region>(region);
+  }
+  // "  w.exp_avg state offset=0 bytes=256"
+  UnreadState read_unread() {
+    const auto parts = words();
+    if (parts.size() != 4) fail("  NAME REGION offset=N bytes=N");
+    UnreadState unread{parts[0], region_of(parts[1]), number_of(parts[2], "offset="), bytes_of(parts[3], "bytes=")};
+    ++at_;
+    return unread;
+  }
   // "  %a window offset=0 bytes=256 first=3 last=9", of a sum over micro-batches with " carried" after it
   Buffer read_buffer() {
     const auto parts = words();
     const bool carried = parts.size() == 7 && parts[6] == "carried";
     if (parts.size() != 6 && !carried) fail("  %value REGION offset=N bytes=N first=N last=N [carried]");
     Buffer buffer{.value = value_of(parts[0])};
-    size_t region = 0;
-    while (region < kRegions && parts[1] != to_string(static_cast<Region>(region))) ++region;
-    if (region == kRegions) fail("state, window, io or constant");
-    buffer.region = static_cast<Region>(region);
+    buffer.region = region_of(parts[1]);
     buffer.offset = number_of(parts[2], "offset=");
     buffer.bytes = bytes_of(parts[3], "bytes=");
     buffer.first = number_of(parts[4], "first=");
@@ -222,6 +236,18 @@ int64_t header_number(const std::vector<std::string>& words, std::string_view ke
   throw UserError(concat("plan, line 1: no ", key, "\n  expected ", kHeader));
 }
 
+// "layout=9beb10837c4d2a10/12"
+std::optional<LayoutStamp> read_stamp(const std::vector<std::string>& words) {
+  const std::string text = word_after(words, "layout=");
+  if (text == "none") return std::nullopt;
+  const size_t slash = text.find('/');
+  const auto hash = parse_hash(text.substr(0, slash));
+  const auto entries = slash == std::string::npos ? std::nullopt : number_in(std::string_view(text).substr(slash + 1));
+  if (!hash || !entries || *entries < 0)
+    throw UserError(concat("plan, line 1: layout=", text, "\n  expected ", kHeader));
+  return LayoutStamp{*hash, *entries};
+}
+
 // That name is known: this processor's, or a machine's of machines/.
 std::optional<cost::Target> find_target(const std::string& name) {
   if (name == cost::cpu_target().name) return cost::cpu_target();
@@ -271,9 +297,11 @@ StepPlan parse_plan(std::string_view text, const std::string& file_name) {
   MemoryPlan& m = plan.memory;
   m.live_bytes = header_number(words, "live_bytes=");
   m.peak_position = header_number(words, "peak_position=");
+  plan.layout = read_stamp(words);
   const auto line = static_cast<size_t>(std::ranges::count(text.substr(0, lanes + 1), '\n')) + 1;
   SectionReader(text.substr(lanes + 1), file_name, line, plan.graph).read(plan);
   for (const Buffer& b : m.state) m.state_bytes += b.bytes;
+  for (const UnreadState& u : m.unread) m.state_bytes += u.bytes;
   for (const int64_t bytes : m.region_bytes) m.arena_bytes += bytes;
   m.program_bytes = round_up(kHostBytes, plan.target.alignment);
   for (const Buffer& b : m.constants) m.program_bytes += b.bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Titles of the sections of a plan's text, which printer and parser share. A section is a title, then indented lines.
-//   plan target=NAME ... live_bytes=N peak_position=N, between them the numbers of the target, kTargetKeys
+//   plan target=NAME ... live_bytes=N peak_position=N layout=HASH/ENTRIES (or none), between them the numbers of the target, kTargetKeys
 //   (the graph)
 //   lanes:      "  compute workspace=N:", then "  AXES/CHANNEL workspace=N: %collective ..."
 //   edges:      "  LANE.NUMBER -> LANE.NUMBER"
@@ -9,7 +9,8 @@
 //               host waits for before it writes them and the batch, and "  batch before LANE.NUMBER ...", what waits for that
 //   constants:  as state
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
-//   buffers:    the same, " carried" after it where micro-batches add up
+//   unread:     "  NAME REGION offset=N bytes=N", state of the run that the graph does not read
+//   buffers:    as state, " carried" after it where micro-batches add up
 //   inside:     "  %value inside %other at +BYTES", what lies in the buffer of another value
 //   views:      "  %value at +BYTES", views that do not begin where their storage does; " +BYTES*AXIS" after it for each axis of the
 //               mesh along which ranks see other parts
@@ -47,7 +48,8 @@ inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
 }};
 
 inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kHost = "host:",
-                                  kLoadAfter = "batch after", kLoadBefore = "batch before", kConstants = "constants:",
-                                  kState = "state:", kBuffers = "buffers:", kInside = "inside:", kViews = "views:";
+                                  kLoadAfter = "batch after", kLoadBefore = "batch before",
+                                  kConstants = "constants:", kState = "state:", kUnread = "unread:",
+                                  kBuffers = "buffers:", kInside = "inside:", kViews = "views:";
 
 }  // namespace sfsdp::plan

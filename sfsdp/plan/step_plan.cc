@@ -5,6 +5,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/plan/plan_text.h"
@@ -25,12 +26,21 @@ StepPlan make_plan(ir::Graph graph, const MemoryOptions& options) {
   return plan;
 }
 
+StepPlan make_plan(ir::Graph graph, MemoryOptions options, StorageLayout& layout, const GlobalShapes& shapes) {
+  options.layout = &layout;
+  StepPlan plan = make_plan(std::move(graph), options);
+  append_state(layout, plan.graph, plan.memory, shapes);
+  plan.layout = {hash(layout), std::ssize(layout.entries)};
+  return plan;
+}
+
 std::string print(const StepPlan& plan) {
   const MemoryPlan& m = plan.memory;
   std::string text = concat("plan target=", plan.target.name);
   for (const TargetKey& key : kTargetKeys) text += concat(' ', key.name, key.get(plan.target));
-  text += concat(" live_bytes=", m.live_bytes, " peak_position=", m.peak_position, "\n", ir::print(plan.graph), kLanes,
-                 "\n");
+  text += concat(" live_bytes=", m.live_bytes, " peak_position=", m.peak_position,
+                 " layout=", plan.layout ? concat(hex(plan.layout->hash), '/', plan.layout->entries) : "none", "\n",
+                 ir::print(plan.graph), kLanes, "\n");
   std::vector<std::string> names = {"compute"};
   text += concat("  compute workspace=", m.workspaces[0], ":\n");
   for (size_t i = 0; i < plan.lanes.size(); ++i) {
@@ -61,6 +71,9 @@ std::string print(const StepPlan& plan) {
   for (const Buffer& b : m.constants) line(b);
   text += concat(kState, "\n");
   for (const Buffer& b : m.state) line(b);
+  text += concat(kUnread, "\n");
+  for (const UnreadState& u : m.unread)
+    text += concat("  ", u.name, ' ', to_string(u.region), " offset=", u.offset, " bytes=", u.bytes, "\n");
   text += concat(kBuffers, "\n");
   for (const Buffer& b : m.buffers) line(b);
   text += concat(kInside, "\n");

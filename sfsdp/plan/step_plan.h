@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,8 +12,16 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/plan/lanes.h"
 #include "sfsdp/plan/memory_plan.h"
+#include "sfsdp/plan/storage_layout.h"
 
 namespace sfsdp::plan {
+
+// The storage layout that a plan was made with, as far as it went then: plan::hash of its first `entries`.
+struct LayoutStamp {
+  uint64_t hash = 0;
+  int64_t entries = 0;
+  bool operator==(const LayoutStamp&) const = default;
+};
 
 struct StepPlan {
   ir::Graph graph;              // its ops in order; kernel=N says what runs as one
@@ -20,11 +29,15 @@ struct StepPlan {
   std::vector<Edge> edges;      // sorted
   HostLoad load;
   MemoryPlan memory;
-  cost::Target target;  // whose name and alignments are part of the plan
+  cost::Target target;                     // whose name and alignments are part of the plan
+  std::optional<LayoutStamp> layout = {};  // none: a graph by itself, which shares its state with no other
 };
 
 // The one place where lanes, edges and addresses are decided.
 StepPlan make_plan(ir::Graph graph, const MemoryOptions& options = {});
+// The same on the state of a run. What the graph reads and `layout` has not is appended to it; an empty layout is decided here.
+//   shapes: of the graph before its parameters went into flat buffers
+StepPlan make_plan(ir::Graph graph, MemoryOptions options, StorageLayout& layout, const GlobalShapes& shapes = {});
 
 // print(parse(text)) == text for text that print wrote; the same text for the same plan.
 std::string print(const StepPlan& plan);

@@ -192,6 +192,11 @@ uint64_t Program::hash_of(const Variant& variant) const {
   return *variant.plan_hash;
 }
 
+plan::StorageLayout Program::storage_layout() const {
+  const std::lock_guard lock(cache_->mutex);
+  return layout_;
+}
+
 void Program::say(const std::string& notice) const {
   if (options_.notify)
     options_.notify(notice);
@@ -252,6 +257,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
       step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);
   auto variant = std::make_unique<Variant>();
+  const plan::GlobalShapes shapes = plan::global_shapes(captured.graph);
   passes::PipelineOptions passes = pipeline();
   passes.observer = observer;
   if (!options_.tune.choose_remat) {
@@ -259,13 +265,13 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   } else if (training) {  // chosen once: captured again, the step is to be the same
     const std::string key = concat("training ", capture::shape_key(example));
     if (!cache_->remat.contains(key))
-      cache_->remat[key] = tune::choose_remat(captured.graph, passes, options_.tune, layout_);
+      cache_->remat[key] = tune::choose_remat(captured.graph, passes, options_.tune, buckets_);
     variant->remat = cache_->remat[key];
   }
   passes.remat = variant->remat.options;
-  variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, layout_);
+  variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
-  variant->plan = step::plan_step(std::move(captured.graph), options_.target);
+  variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
   variant->constants_text = describe_constants(variant->graph, variant->constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();

@@ -79,11 +79,10 @@ std::string initial_values(const Program& program) {
 //   shared: by all ranks, which then start from the same values
 void check_same_program(const Program& program, comm::CommWorld& world, bool shared) {
   const Held<const Program::Variant> first = program.first();
-  const auto& layout = program.storage_layout();
   std::vector<comm::RankText> texts = {
       {"options", concat("CompileOptions::seed = ", program.options().seed), kSameProgram},
       {"passes", program.pass_list(), kSameProgram},
-      {"storage layouts", layout ? plan::print(*layout) : "", kSameProgram}};
+      {"storage layouts", plan::print(program.storage_layout()), kSameProgram}};
   for (comm::RankText& text : texts_of(*first)) texts.push_back(std::move(text));
   texts.push_back({"initial values", shared ? "" : initial_values(program),
                    "expected the same on all ranks: torch::manual_seed before the module is made, or a module built by"

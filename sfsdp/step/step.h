@@ -24,6 +24,7 @@
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/bucket_layout.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/storage_layout.h"
 #include "sfsdp/tune/remat_share.h"
@@ -124,8 +125,8 @@ class Program {
   const CompileOptions& options() const { return options_; }
   const Optimizer& optimizer() const { return optimizer_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
-  // What lies where in which bucket, for all graphs of this program; unset with layout Dim0.
-  const std::optional<plan::StorageLayout>& storage_layout() const { return layout_; }
+  // Where all state lies, for all graphs of this program; state that only a later graph reads is at its end. Thread-safe.
+  plan::StorageLayout storage_layout() const;
   const std::vector<capture::StateTensor>& state() const { return state_; }
   int64_t num_parameters() const;  // elements, tied ones once
   // The passes that this program's graphs go through, with their options, a line each.
@@ -152,7 +153,8 @@ class Program {
   std::vector<ir::Type> example_;  // its tensors
   uint64_t id_;                    // random: ranks that have the same one share this program
   std::vector<capture::StateTensor> state_;
-  std::optional<plan::StorageLayout> layout_;  // of layout Flat, once the first graph has decided it
+  std::optional<plan::BucketLayouts> buckets_;  // of layout Flat, once the first graph has decided it
+  plan::StorageLayout layout_;                  // as the first graph has decided it, and what others appended
   std::vector<StoredTensor> tensors_;
   Held<const Variant> first_;
   std::shared_ptr<Cache> cache_;

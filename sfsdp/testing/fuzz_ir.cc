@@ -105,7 +105,7 @@ opt:
 
 std::string bucketed(const std::string& text, const passes::PipelineOptions& options) {
   ir::Graph graph = ir::parse_or_throw(text);
-  std::optional<plan::StorageLayout> layout;
+  std::optional<plan::BucketLayouts> layout;
   passes::run_pipeline(graph, options, layout);
   return ir::print(graph);
 }
@@ -334,7 +334,7 @@ void use(const ir::Graph& graph, Dice& dice) {
   bool done = false;
   allow_user_error([&] {
     if (dice.one_in(3)) {
-      std::optional<plan::StorageLayout> layout;
+      std::optional<plan::BucketLayouts> layout;
       passes::PipelineOptions options{.flat = dice.one_in(2), .checks = passes::Checks::EveryPass};
       options.remat.mode = dice.one_in(2) ? passes::RematMode::Full : passes::RematMode::None;
       options.loss_chunks = 1 + static_cast<int64_t>(dice.below(2));

@@ -82,8 +82,7 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
     return 0;
   }
   if (request.has("layout")) {
-    const auto& layout = job.program->storage_layout();
-    out << (layout ? plan::print(*layout) : "no buckets: each parameter is stored by itself\n");
+    out << plan::print(job.program->storage_layout());
     return 0;
   }
   if (request.has("passes")) {

@@ -28,7 +28,7 @@ passes::RematOptions of_share(int64_t share, const passes::RematOptions& fallbac
 class Trials {
  public:
   Trials(const ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
-         const std::optional<plan::StorageLayout>& layout)
+         const std::optional<plan::BucketLayouts>& layout)
       : graph_(graph),
         options_(std::move(options)),
         tune_(tune),
@@ -45,7 +45,7 @@ class Trials {
     TuneOptions tune = tune_;
     options.remat = remat;
     tune.wrap = wrap;
-    std::optional<plan::StorageLayout> layout = layout_;
+    std::optional<plan::BucketLayouts> layout = layout_;
     run_pipeline(graph, options, tune, layout);
     const auto step = simulated(graph, machine_, static_cast<int64_t>(memory_));
     RematTrial trial{remat, step.seconds, step.peak_bytes, false};
@@ -57,7 +57,7 @@ class Trials {
   const ir::Graph& graph_;
   passes::PipelineOptions options_;
   const TuneOptions& tune_;
-  const std::optional<plan::StorageLayout>& layout_;
+  const std::optional<plan::BucketLayouts>& layout_;
   const cost::Machine machine_;
   double memory_ = 0;
 };
@@ -70,7 +70,7 @@ bool better(const RematTrial& a, const RematTrial& b) {
 }  // namespace
 
 RematChoice choose_remat(const ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
-                         const std::optional<plan::StorageLayout>& layout) {
+                         const std::optional<plan::BucketLayouts>& layout) {
   if (tune.machine.empty())
     throw UserError(
         "TuneOptions::choose_remat has no machine to count costs on\n  expected a machine by name or its file in"

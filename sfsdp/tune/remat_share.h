@@ -36,7 +36,7 @@ struct RematChoice {
 // memory where none fits. Deterministic: the same on every rank.
 //   throws: UserError without tune.machine, and as run_pipeline does
 RematChoice choose_remat(const ir::Graph& graph, const passes::PipelineOptions& options, const TuneOptions& tune,
-                         const std::optional<plan::StorageLayout>& layout);
+                         const std::optional<plan::BucketLayouts>& layout);
 
 // A line per trial, in the order they were made; "" without trials.
 std::string table(std::span<const RematTrial> trials);

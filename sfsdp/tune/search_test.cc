@@ -210,7 +210,7 @@ TEST_CASE("search is never slower in the simulator than units by name and the gr
     options.reshard.keep_last = seed % 7 < 5;
     const auto made = [&](Wrap wrap, double memory_gib) {
       ir::Graph graph = ir::parse_or_throw(text);
-      std::optional<plan::StorageLayout> layout;
+      std::optional<plan::BucketLayouts> layout;
       const TuneOptions tune = {
           .wrap = wrap, .choose_reshard = seed % 4 == 0, .machine = file, .memory_gib = memory_gib};
       run_pipeline(graph, options, tune, layout);
@@ -302,7 +302,7 @@ TEST_CASE("search keeps fewer units gathered where addresses take what is alive 
 TEST_CASE("units by cost need a machine, and parameters that are stored flat") {
   const auto says = [](const passes::PipelineOptions& options, const char* part) {
     ir::Graph graph;
-    std::optional<plan::StorageLayout> layout;
+    std::optional<plan::BucketLayouts> layout;
     CHECK_THROWS_WITH_AS(run_pipeline(graph, options, {.wrap = Wrap::Auto}, layout), doctest::Contains(part),
                          UserError);
   };

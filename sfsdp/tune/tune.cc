@@ -84,7 +84,7 @@ UnitTrials::UnitTrials(const ir::Graph& graph, passes::PipelineOptions options, 
 passes::StepFigures UnitTrials::simulate(const Schedule& schedule) const {
   ir::Graph copy = graph_.clone();
   write_units(copy, profile_, schedule);
-  std::optional<plan::StorageLayout> layout;
+  std::optional<plan::BucketLayouts> layout;
   passes::run_with_units(copy, options_, layout);
   return simulated(copy, profile_.machine, static_cast<int64_t>(memory_));
 }
@@ -117,7 +117,7 @@ Schedule read_units(const StepProfile& profile, const std::map<std::string, cons
 }
 
 std::vector<passes::PassReport> run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
-                                             std::optional<plan::StorageLayout>& layout) {
+                                             std::optional<plan::BucketLayouts>& layout) {
   options = on_machine(std::move(options), tune, graph);
   if (tune.wrap == Wrap::Manual || layout) return passes::run_pipeline(graph, options, layout);
   check_options(options, tune);

@@ -41,7 +41,7 @@ passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOp
 //   returns: what each pass did, in order
 //   throws: UserError as run_pipeline does; without a machine where one is needed, and where parameters are not stored flat
 std::vector<passes::PassReport> run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
-                                             std::optional<plan::StorageLayout>& layout);
+                                             std::optional<plan::BucketLayouts>& layout);
 
 // The units of a profile as `tune.wrap` says.
 //   named: units by name

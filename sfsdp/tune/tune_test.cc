@@ -36,7 +36,7 @@ TEST_CASE("what a memory budget computes again follows the machine's flops over 
     passes::PipelineOptions options;
     options.flat = false;
     options.remat = {.mode = passes::RematMode::MemoryBudget, .memory_budget = 0.5};
-    std::optional<plan::StorageLayout> layout;
+    std::optional<plan::BucketLayouts> layout;
     const auto reports = run_pipeline(graph, options, {.machine = machine}, layout);
     const auto remat = std::ranges::find(reports, "remat", &passes::PassReport::name);
     REQUIRE(remat != reports.end());

@@ -335,7 +335,7 @@ std::vector<Bucket> form_buckets(const Graph& graph, const ParamReader& reader, 
 }
 
 std::vector<Bucket> buckets_of_layout(const Graph& graph, const ParamReader& reader,
-                                      const plan::StorageLayout& layout) {
+                                      const plan::BucketLayouts& layout) {
   std::map<std::string, Op*> params;
   for (const auto& op : graph.ops())
     if (op->is("param")) params[op->attr<std::string>("name")] = op.get();

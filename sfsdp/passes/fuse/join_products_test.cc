@@ -124,7 +124,7 @@ TEST_CASE("group_weights, bucket: weights of layers that read one activation lie
   const auto layout = [&](const char* unit) {
     ir::Graph graph = ir::parse_or_throw(testing::dedent(with(kStep, "OTHER", unit)), "test.ir");
     const auto reports = run_passes(graph, parse_passes("group_weights, bucket, join_products"));
-    return concat(plan::print(plan::storage_layout_of(graph)), "left_apart ", reports[0].metrics.get("left_apart"),
+    return concat(plan::print(plan::bucket_layouts_of(graph)), "left_apart ", reports[0].metrics.get("left_apart"),
                   " joined ", reports[2].metrics.get("joined_linear"));
   };
   // Each other parameter begins on a multiple of 64 elements, 256 bytes.

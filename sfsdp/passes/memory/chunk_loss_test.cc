@@ -169,7 +169,7 @@ TEST_CASE("chunk_loss: what it cannot chunk stays") {
 
 TEST_CASE("chunk_loss: a step that asks for chunks and has no loss to cut is refused, an evaluation is not") {
   const PipelineOptions options{.loss_chunks = 2, .flat = false};
-  std::optional<plan::StorageLayout> layout;
+  std::optional<plan::BucketLayouts> layout;
   ir::Graph step = ir::parse_or_throw(testing::dedent(R"(
     graph mesh [dp_shard=1] view local
       %x = input name=x : f32[4, 2]

@@ -188,6 +188,10 @@ class Verifier {
           note(concat('%', b.value->name(), " lies at io ", b.offset, "\n  expected it above the ", kHostBytes,
                       " bytes of lr, step, seed and micro_batch"));
       }
+    for (const UnreadState& u : plan_.memory.unread) {
+      int64_t& end = ends[static_cast<size_t>(u.region)];
+      end = std::max(end, u.offset + u.bytes);
+    }
     for (size_t r = 0; r < kRegions; ++r)
       compare(concat("region ", to_string(static_cast<Region>(r))), plan_.memory.region_bytes[r], ends[r]);
   }

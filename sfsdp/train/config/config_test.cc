@@ -553,7 +553,7 @@ std::string message(const std::function<void()>& body) {
 
 TEST_CASE("what the C++ API refuses is told in keys") {
   ir::Graph graph;
-  std::optional<plan::StorageLayout> layout;
+  std::optional<plan::BucketLayouts> layout;
   const auto run = [&](const passes::PipelineOptions& options, const tune::TuneOptions& tune) {
     return with_keys(message([&] { tune::run_pipeline(graph, options, tune, layout); }));
   };
