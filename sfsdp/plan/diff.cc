@@ -99,6 +99,7 @@ class Named {
     Facts facts;
     for (size_t r = 0; r < kRegions; ++r)
       facts[concat("region ", to_string(static_cast<Region>(r)))] = concat(plan_.memory.region_bytes[r], " bytes");
+    facts["storage layout"] = plan_.layout ? concat(hex(plan_.layout->hash), '/', plan_.layout->entries) : "none";
     facts["most alive at once"] = concat(plan_.memory.live_bytes, " bytes, at ", at(plan_.memory.peak_position));
     return facts;
   }
@@ -111,6 +112,9 @@ class Named {
         facts[concat("place of %", b.value->name())] =
             concat(to_string(b.region), " offset=", b.offset, " bytes=", b.bytes, " from ", at(b.first), " to ",
                    at(b.last), b.carried ? " carried" : "");
+    for (const UnreadState& u : m.unread)
+      facts[concat("place of ", u.name, ", which is not read")] =
+          concat(to_string(u.region), " offset=", u.offset, " bytes=", u.bytes);
     for (const Inside& i : m.inside)
       facts[concat("place of %", i.value->name())] = concat("inside %", i.host->name(), " at +", i.offset);
     for (const View& v : m.views) facts[concat("view %", v.value->name())] = concat("at +", v.offset);

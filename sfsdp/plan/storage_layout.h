@@ -17,7 +17,7 @@
 
 namespace sfsdp::plan {
 
-// Of the text. A layout of another version is refused: it is made anew with each start, checkpoints do not hold it.
+// The format of the text. A layout of another version is refused: each start makes its own, checkpoints do not hold it.
 inline constexpr int64_t kStorageLayoutVersion = 1;
 
 enum class StateKind : uint8_t {
@@ -39,8 +39,8 @@ struct Cut {
 struct FlatMember {
   std::string name;
   std::vector<int64_t> shape = {};  // global
-  std::vector<Cut> cuts = {};  // by dimension, over model axes; empty: none
-  int64_t offset = 0;          // of its first element in the whole buffer, the same on all ranks
+  std::vector<Cut> cuts = {};       // by dimension, over model axes; empty: none
+  int64_t offset = 0;               // of its first element in the whole buffer, the same on all ranks
   bool operator==(const FlatMember&) const = default;
 };
 
@@ -121,7 +121,7 @@ std::string print(const StorageLayout& layout);
 // throws: UserError naming line, expected and got: for another version, a hash that is not that of the lines, or what check_layout finds
 StorageLayout parse_storage_layout(std::string_view text, const std::string& file_name = "");
 
-// Of the lines below the first, with the first `entries` of them: a layout that has grown still says what it was.
+// FNV-1a over the lines below the first, with the first `entries` of them: a layout that has grown still says what it was.
 uint64_t hash(const StorageLayout& layout, size_t entries);
 inline uint64_t hash(const StorageLayout& layout) { return hash(layout, layout.entries.size()); }
 

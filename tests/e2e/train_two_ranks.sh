@@ -36,7 +36,7 @@ inspect() { $sfsdp inspect --config configs/llama3_debug.toml --world 2 --traini
   --training.local_batch_size 2 --debug.disable_pass prefetch_gathers,sink_waits "$@"; }
 inspect --passes | awk 'NR > 1 { printf "%02d-%s\n", NR - 1, $1 }' >"$dir/passes"
 (cd "$dir/diffs" && ls) | sed 's/[.]diff$//' | diff "$dir/passes" -
-inspect --layout | grep -Eq "^layout [0-9a-f]{16}: [0-9]+ buckets$" || { inspect --layout; exit 1; }
+inspect --layout | grep -Eq "^storage_layout version=1 hash=[0-9a-f]{16} entries=[0-9]+$" || { inspect --layout; exit 1; }
 inspect --json --machine machines/dgx_h100.toml | python3 -c '
 import json, sys
 r = json.load(sys.stdin)

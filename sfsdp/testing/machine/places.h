@@ -2,13 +2,19 @@
 // Where a plan's text puts each value.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/plan/step_plan.h"
 
 namespace sfsdp::plan::machine {
+
+// A rank's memory, by region.
+using Memory = std::array<std::vector<std::byte>, kRegions>;
 
 struct Place {
   Region region = Region::Window;

@@ -44,13 +44,14 @@ class Machine {
         lanes_(plan.lanes.size() + 2),
         priority_(static_cast<size_t>(mesh_.world_size()) * lanes_) {
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
+      const Memory* left = options.memory.empty() ? nullptr : &options.memory.at(static_cast<size_t>(rank));
       places_.emplace_back(plan, rank);
-      ranks_.emplace_back(plan, places_.back(), rank, batches[0][static_cast<size_t>(rank)], options.other);
+      ranks_.emplace_back(plan, places_.back(), rank, batches[0][static_cast<size_t>(rank)], options.other, left);
       over_.emplace_back(program_.size());
       skipped_.emplace_back(program_.size());
       queue_.emplace_back(lanes_);
       for (size_t i = 0; i < program_.size(); ++i) queue_.back()[program_[i].lane].push_back(i);
-      load_state(rank);
+      if (!left) load_state(rank);
     }
     std::iota(priority_.begin(), priority_.end(), size_t{0});
     outcome_.steps.resize(batches.size(), std::vector<RankResult>(ranks_.size()));
@@ -66,6 +67,7 @@ class Machine {
         if (!lane.empty() && outcome_.faults.empty())
           outcome_.faults.push_back(concat("no lane can go on: ", text_of(program_[lane.front()]),
                                            " waits for ever\n  expected edges that some order fulfils"));
+    for (const Rank& rank : ranks_) outcome_.memory.push_back(rank.memory());
     return std::move(outcome_);
   }
 

@@ -14,6 +14,7 @@
 
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/interp/interpreter.h"
+#include "sfsdp/testing/machine/places.h"
 
 namespace sfsdp::plan::machine {
 
@@ -23,11 +24,15 @@ struct Options {
   uint64_t schedule = 0;                     // what the order of tasks and the parts of results are drawn from
   double lr = 0.125;                         // of the first step; each one after it has half of the one before
   ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
+  // By rank, what another plan on the same state has left (Outcome::memory): state and window are that, and no batch gives state.
+  // Empty: memory that no program wrote.
+  std::vector<Memory> memory = {};
 };
 
 struct Outcome {
   std::vector<std::vector<RankResult>> steps;  // by step and rank: as interp::RunResult::ranks
   std::vector<std::string> faults;  // what no machine could run, or what a kernel read over itself; at most ten
+  std::vector<Memory> memory;       // by rank
 };
 
 // batches: by step, then rank; names as of interp::run. State and constants are those of the first step.

@@ -26,9 +26,14 @@ const HostValue& host_value(std::string_view name) { return *std::ranges::find(k
 }  // namespace
 
 Rank::Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
-           const ir::interp::OtherKernels& other)
+           const ir::interp::OtherKernels& other, const Memory* left)
     : plan_(plan), places_(places), rank_(rank), other_(other) {
-  for (size_t r = 0; r < kRegions; ++r) memory_[r].assign(static_cast<size_t>(plan.memory.region_bytes[r]), kUnwritten);
+  for (size_t r = 0; r < kRegions; ++r) {
+    const auto bytes = static_cast<size_t>(plan.memory.region_bytes[r]);
+    const bool kept = r == static_cast<size_t>(Region::State) || r == static_cast<size_t>(Region::Window);
+    if (left && kept) memory_[r] = (*left)[r];
+    memory_[r].resize(std::max(bytes, memory_[r].size()), kUnwritten);
+  }
   store_host_value("lr", 0);
   for (const auto& op : plan.graph.ops()) {
     if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
@@ -47,7 +52,7 @@ Rank::Bytes Rank::bytes_of(const Value& value) const {
   int64_t last = place->offset;
   for (const int64_t offset : offsets_of(value.type())) last = std::max(last, place->offset + offset);
   const int64_t end = value.type().numel() > 0 ? last + ir::size_in_bytes(value.type().dtype) : last;
-  const auto whole = std::ssize(memory_[static_cast<size_t>(place->region)]);
+  const int64_t whole = plan_.memory.region_bytes[static_cast<size_t>(place->region)];
   if (place->offset < 0 || end > whole)
     throw UserError(concat('%', value.name(), " lies at ", to_string(place->region), ' ', place->offset, " to ", end,
                            "\n  expected a place within the ", whole, " bytes of its region"));

@@ -20,19 +20,21 @@ using ir::interp::Array;
 // What the ops of a kernel make, in order, each result by itself.
 using Made = std::vector<std::pair<const ir::Value*, Array>>;
 
-// Memory begins as bytes that no program wrote, but for constants.
+// Memory begins as bytes that no program wrote, but for constants, or as another plan has left state and window.
 class Rank {
  public:
   //   given: what constants hold
+  //   left:  by another plan on the same state; nullptr: nothing
   //   other: must outlive the rank
   Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
-       const ir::interp::OtherKernels& other);
+       const ir::interp::OtherKernels& other, const Memory* left = nullptr);
 
   // throws: UserError where the value has no place in memory
   Array load(const ir::Value& value) const;
   void store(const ir::Value& value, const Array& array, std::span<const char> which = {});
   // One of kHostValues.
   void store_host_value(std::string_view name, double value);
+  const Memory& memory() const { return memory_; }
   bool is_in_memory(const ir::Value& value) const { return places_.of(&value).has_value(); }
 
   // Runs the ops of a kernel on what memory holds now, and writes nothing.
@@ -60,7 +62,7 @@ class Rank {
   const Places& places_;
   const int64_t rank_;
   const ir::interp::OtherKernels& other_;
-  mutable std::array<std::vector<std::byte>, kRegions> memory_;
+  mutable Memory memory_;
 };
 
 }  // namespace sfsdp::plan::machine

@@ -14,6 +14,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/memory_folder.h"
+#include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/tensor_bytes.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
@@ -102,6 +103,22 @@ TEST_CASE("what any mesh saved, any other loads, bit for bit, from just the byte
         CHECK(elements == mine);
       }
   }
+}
+
+// testdata/step-5 was written by save({2, 1}, folder, 3) before state had an address of its own (plan::StorageLayout).
+TEST_CASE("a checkpoint that was written before the storage layout of state had a version loads on any mesh") {
+  const std::string path = testing::source_dir() + "/sfsdp/train/checkpoint/testdata/step-5";
+  const Manifest manifest = open_checkpoint(path);
+  CHECK(manifest.sfsdp_version == "0.1.0");
+  CHECK(verify(manifest, path).empty());
+  for (const TestMesh to : {TestMesh{1, 1}, TestMesh{2, 1}, TestMesh{3, 2}})
+    for (int64_t rank = 0; rank < to.ranks(); ++rank) {
+      const TestState loaded(to, rank, -1);
+      load(manifest, path, loaded.pieces());
+      auto expected = TestState(to, rank, 3).bytes();
+      expected["stats"] = TestState(to, rank % 2, 3).bytes()["stats"];
+      CHECK(loaded.bytes() == expected);
+    }
 }
 
 TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts by their range") {
