@@ -303,6 +303,28 @@ fwd:
   if (std::string_view(part).empty()) CHECK(wrong == "");
 }
 
+TEST_CASE("fuse: a number of each row is read with its row alone, however many numbers and elements there are") {
+  const auto kernels = [](const std::string& reads) {
+    return fused(concat(R"(
+    graph mesh [] view local
+      %x = input name=x : f32[4, 6]
+      %w = input name=w : f32[6, 6]
+      %q = input name=q : f32[3, 4, 2]
+      %e = input name=e : f32[4, 2, 3]
+    fwd:
+      %h = aten.mm %x, %w : f32[4, 6]
+      %s = aten.amax %h dim=[-1] keepdim=true : f32[4, 1]
+)",
+                        reads, "\n      return %z\n"));
+  };
+  CHECK(kernels("      %z = aten.mul.Tensor %h, %s : f32[4, 6]") == "h:0 s:1 z:1");
+  CHECK(kernels("      %s.rows = aten.view %s size=[4, 1, 1] : f32[4, 1, 1]\n"
+                "      %z = aten.mul.Tensor %e, %s.rows : f32[4, 2, 3]") == "h:0 s:1 z:1");
+  // each of the four numbers is read in three of the rows of six
+  CHECK(kernels("      %z = aten.mul.Tensor %q, %s : f32[3, 4, 2]") == "h:0 s:1 z:2");
+  CHECK(kernels("      %z = aten.stack [%s, %s, %s, %s, %s, %s] dim=0 : f32[6, 4, 1]") == "h:0 s:1 z:2");
+}
+
 TEST_CASE("kernels that cannot exist are refused") {
   const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
   says(norm + "  %c = aten.sum.dim_IntList %n dim=[0] keepdim=true kernel=0 : f32[1, 4]\n",
@@ -453,6 +475,12 @@ TEST_CASE("kernels that cannot exist are refused: results that other rows or blo
       "f32[2, 4, 8, 16], f32[2, 4, 8]\n  %z = aten.neg %a kernel=0 : f32[2, 4, 8, 16]\n",
       "nothing joins what makes it");
   says("  %a = aten.neg %w kernel=0 : f32[4]\n  %b = aten.mul.Tensor %x, %a kernel=0 : f32[6, 4]\n",
+       "needs elements that other rows make");
+  const std::string largest = "  %s = aten.amax %x dim=[-1] keepdim=true kernel=0 : f32[6, 1]\n";
+  says(largest + "  %b = aten.mul.Tensor %x, %s kernel=0 : f32[6, 4]\n", "");
+  says(largest + "  %y = view %x : f32[2, 6, 2]\n  %b = aten.mul.Tensor %y, %s kernel=0 : f32[2, 6, 2]\n",
+       "needs elements that other rows make");
+  says(largest + "  %b = aten.stack [%s, %s, %s, %s] dim=0 kernel=0 : f32[4, 6, 1]\n",
        "needs elements that other rows make");
 }
 

@@ -39,10 +39,41 @@ constexpr std::array<std::string_view, kAparts> kReasons = {
     "it reads elements that other blocks make",
 };
 
-// As many elements as the kernel works on, or one for each row.
+// As many elements as the kernel works on, or one for each row, in the order of rows.
 bool fits(const ir::Type& type, int64_t numel, int64_t width) {
   return type.numel() == numel ||
          (width > 1 && type.numel() * width == numel && !type.dims.empty() && type.dims.back().size == 1);
+}
+
+// Whether broadcasting to `whole` gives all elements of a row the same one of `type`: it has the dimensions of `whole` up to
+// those of the row, and 1 for these. That there is one for each row is not enough: [3, 4, 2] * [4, 1] has rows of 6, and reads
+// each of the four numbers in three of them.
+bool is_one_per_row(const ir::Type& type, const ir::Type& whole, int64_t width) {
+  const size_t rank = whole.dims.size();
+  if (type.dims.size() > rank) return false;
+  const auto size = [&](size_t d) {
+    const size_t missing = rank - type.dims.size();
+    return d < missing ? 1 : type.dims[d - missing].size;
+  };
+  int64_t of_row = 1;
+  size_t d = rank;
+  for (; d > 0 && of_row < width; --d) {
+    if (size(d - 1) != 1) return false;
+    of_row *= whole.dims[d - 1].size;
+  }
+  for (; d > 0; --d)
+    if (size(d - 1) != whole.dims[d - 1].size) return false;
+  return of_row == width;
+}
+
+// What the op makes or reads as a whole, element by element of its kernel; nullptr: only numbers of rows.
+const ir::Type* whole_of(const Op& op, int64_t numel) {
+  const auto is_whole = [&](const ir::Type& type) { return type.numel() == numel; };
+  for (const auto& result : op.results())
+    if (is_whole(result->type())) return &result->type();
+  for (const Value* operand : op.operands)
+    if (operand && is_whole(operand->type())) return &operand->type();
+  return nullptr;
 }
 
 // Pairs are turned whole: those of a kernel lie in dimensions of one size, which rows hold whole.
@@ -123,20 +154,22 @@ Apart JoinRules::ask_reads(const Op& op, Class kind, const Kernel& kernel, int64
   for (size_t k = 0; k < op.operands.size(); ++k) {
     const Value* operand = op.operands[k];
     if (!operand || maker_of(operand) != &kernel) continue;
-    if (const Apart why = ask_place(*operand, numel, width); why != Apart::No) return why;
+    if (const Apart why = ask_place(op, *operand, numel, width); why != Apart::No) return why;
     if (!reads_own(accesses_.of(op).reads(k), kind)) return Apart::OtherElements;
   }
   return Apart::No;
 }
 
 // Element by element, or a row's number in the row.
-Apart JoinRules::ask_place(const Value& value, int64_t numel, int64_t width) {
+Apart JoinRules::ask_place(const Op& reader, const Value& value, int64_t numel, int64_t width) {
   const Value* made = ir::storage_of(&value);
   if (is_over_rows(*made)) return Apart::AfterAllRows;
   const Value* seen = &value;
   while (seen && seen != made) seen = ir::reshaped_operand(*seen);
   if (!seen || !made->type().strides.empty()) return Apart::OtherOrder;
-  return fits(value.type(), numel, width) ? Apart::No : Apart::OtherElements;
+  if (!fits(value.type(), numel, width)) return Apart::OtherElements;
+  const ir::Type* whole = value.type().numel() == numel ? nullptr : whole_of(reader, numel);
+  return !whole || is_one_per_row(value.type(), *whole, width) ? Apart::No : Apart::OtherElements;
 }
 
 // Results that are whole only once all rows have been: nothing in the kernel may read them.
@@ -175,7 +208,8 @@ const Value* JoinRules::part_of(const Value* value, const Kernel& kernel) const 
 bool JoinRules::scales_gradient(const Op& update, const Kernel& kernel) {
   const Value* gradient = update.operands[ir::gradient_operand(update)];
   return kernel.kind == Kernel::Pointwise && kernel.ops.size() == 1 && kernel.ops[0]->is("scale") &&
-         kernel.ops[0]->result() == ir::storage_of(gradient) && ask_place(*gradient, kernel.numel, 0) == Apart::No;
+         kernel.ops[0]->result() == ir::storage_of(gradient) &&
+         ask_place(update, *gradient, kernel.numel, 0) == Apart::No;
 }
 
 }  // namespace sfsdp::passes

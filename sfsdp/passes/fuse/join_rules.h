@@ -85,7 +85,7 @@ class JoinRules {
   int64_t numel_read(const ir::Op& op, const Kernel& kernel) const;
   const ir::Value* part_of(const ir::Value* value, const Kernel& kernel) const;
   bool scales_gradient(const ir::Op& update, const Kernel& kernel);
-  Apart ask_place(const ir::Value& value, int64_t numel, int64_t width);
+  Apart ask_place(const ir::Op& reader, const ir::Value& value, int64_t numel, int64_t width);
 
   const FuseScope scope_;
   ir::Accesses accesses_;

@@ -40,7 +40,7 @@ class Rewriter {
       for (const Value* operand : op.operands)
         if (operand) last_read_[ir::storage_of(operand)->id()] = i;
       for (const int64_t donated : ir::donated_operands(op))
-        donated_.insert(ir::storage_of(op.operands[static_cast<size_t>(donated)]));
+        donated_.try_emplace(ir::storage_of(op.operands[static_cast<size_t>(donated)]), i);
     }
     for (const Value* output : graph.outputs) returned_.insert(ir::storage_of(output));
     for (const ir::Carry& carry : graph.carries) returned_.insert(ir::storage_of(carry.next));
@@ -200,10 +200,14 @@ class Rewriter {
   }
 
   bool is_there(const Value* storage, int kernel) const {
+    const auto& ops = kernels_.ops[static_cast<size_t>(kernel)];
+    // Forward may write over what it was given: a buffer that the module changes holds the new numbers in backward.
+    const auto gone = donated_.find(storage);
+    const auto is_before = [&](const Op* op) { return position(*op) < gone->second; };
+    if (gone != donated_.end() && !std::ranges::all_of(ops, is_before)) return false;
     const Op& maker = *storage->producer();
     if (maker.is("param", "state", "constant", "scalar") || returned_.contains(storage)) return true;
-    const Op& first = *kernels_.ops[static_cast<size_t>(kernel)].front();
-    return kernel_of(maker) != kernel && last_read_[storage->id()] >= position(first) && !donated_.contains(storage);
+    return kernel_of(maker) != kernel && last_read_[storage->id()] >= position(*ops.front()) && gone == donated_.end();
   }
 
   bool is_read_by(const Value* storage, int kernel) const {
@@ -251,7 +255,8 @@ class Rewriter {
   std::vector<int> kernel_of_;    // by id of the op
   std::unordered_map<const Value*, std::vector<Op*>> changed_;  // readers that are not the index's any more
   std::vector<size_t> last_read_;                               // by id of the storage, as the graph was
-  std::unordered_set<const Value*> returned_, donated_;         // storages
+  std::unordered_set<const Value*> returned_;                   // storages
+  std::unordered_map<const Value*, size_t> donated_;            // storages; where they are first given away
   int64_t ops_repeated_ = 0, bytes_not_kept_ = 0;
 };
 

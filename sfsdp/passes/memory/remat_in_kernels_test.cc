@@ -249,6 +249,34 @@ TEST_CASE("remat_in_kernels: random steps mean the same, in sound kernels, of no
 }
 
 TEST_CASE(
+    "remat_in_kernels: what forward has written over by then is not read again; what backward writes over later is") {
+  const auto repeated = [](const char* section) {
+    ir::Graph graph = ir::parse_or_throw(testing::dedent(concat(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[4, 4]
+      %g = input name=g : f32[4, 4]
+      %s = state name=s : f32[4]
+    fwd:
+      %h = aten.mm %x, %x : f32[4, 4]
+      %y = aten.mul.Tensor %h, %s : f32[4, 4]
+      %l = aten.silu %y : f32[4, 4]
+)",
+                                                                section)));
+    run_passes(graph, parse_passes("keep_in_place,fuse,remat_in_kernels"));
+    CHECK(plan::check_kernels(graph) == "");
+    return std::ranges::any_of(graph.ops(), [](const auto& op) { return op->result()->name() == "y.again"; });
+  };
+  const std::string half = "      %s2 = aten.mul.Scalar %s other=0.5 : f32[4]\n";
+  const std::string backward =
+      "      %d = aten.mm %l, %g : f32[4, 4]\n"
+      "      %e = aten.silu_backward %d, %y : f32[4, 4]\n"
+      "      %f = aten.silu_backward %e, %h : f32[4, 4]\n";
+  const std::string end = "      return %f\n      carry %s = %s2\n";
+  CHECK_FALSE(repeated((half + "    bwd:\n" + backward + end).c_str()));
+  CHECK(repeated(("    bwd:\n" + backward + "    opt:\n" + half + end).c_str()));
+}
+
+TEST_CASE(
     "remat_in_kernels: what a product's kernel makes of memory alone is for the tiles of one result, and is read by "
     "them") {
   const auto wrong = [](const std::string& ops) {

@@ -162,8 +162,33 @@ class KernelChecker {
     const int64_t numel = operand.type().numel(), own = numel_of(op);
     const bool of_row =
         width_ > 0 && numel * width_ == own && !operand.type().dims.empty() && operand.type().dims.back().size == 1;
-    if (numel != own && !of_row) return refuse("needs elements that other rows make");
+    if (numel != own && (!of_row || !is_number_of_row(operand.type(), whole_of(op, own))))
+      return refuse("needs elements that other rows make");
     return "";
+  }
+
+  // What the op makes or reads with `numel` elements.
+  static const ir::Type& whole_of(const Op& op, int64_t numel) {
+    for (const auto& result : op.results())
+      if (result->type().numel() == numel) return result->type();
+    for (const Value* operand : op.operands)
+      if (operand && operand->type().numel() == numel) return operand->type();
+    return op.result()->type();
+  }
+
+  // Whether element i of `whole` reads element i / width of `read`, where dimensions line up from the right: one step in a
+  // dimension goes on by as many rows in both.
+  bool is_number_of_row(const ir::Type& read, const ir::Type& whole) const {
+    int64_t place = 1, row = 1;  // elements that one step goes on, in `whole` and in `read`
+    for (size_t d = 1; d <= whole.dims.size(); ++d) {
+      const int64_t size = whole.dims[whole.dims.size() - d].size;
+      const int64_t own = d <= read.dims.size() ? read.dims[read.dims.size() - d].size : 1;
+      const int64_t step = own == 1 ? 0 : row;
+      if ((own != 1 && own != size) || (size > 1 && step * width_ != (place >= width_ ? place : 0))) return false;
+      place *= size;
+      row *= own;
+    }
+    return place == row * width_;
   }
 
   // A cast that the kernel does not read: the dtype in which it writes what it makes.

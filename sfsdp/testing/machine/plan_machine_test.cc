@@ -103,6 +103,31 @@ TEST_CASE("plan machine: a result that is given the place of what never reaches 
   CHECK(find_difference(plan) == "");
 }
 
+TEST_CASE("plan machine: numbers of rows, read by other rows, or written over what the row alone reads") {
+  const auto planned = [](const std::string& ops) {
+    ir::Graph graph = ir::parse_or_throw(concat(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[4, 6]
+      %w = input name=w : f32[6, 6]
+      %v = input name=v : f32[6, 1]
+      %q = input name=q : f32[3, 4, 2]
+    fwd:
+      %h = aten.mm %x, %w : f32[4, 6]
+)",
+                                                ops));
+    const std::vector<passes::PassCall> calls = {passes::make_call("fuse")};
+    passes::run_passes(graph, calls, {});
+    return make_plan(std::move(graph));
+  };
+  const std::string sums = "      %s = aten.sum.dim_IntList %h dim=[-1] keepdim=true : f32[4, 1]\n";
+  CHECK(find_difference(planned(sums + "      %z = aten.mul.Tensor %q, %s : f32[3, 4, 2]\n  return %z")) == "");
+  const StepPlan over = planned(concat("      %b = aten.mm %x, %v : f32[4, 1]\n", sums,
+                                       "      %t = aten.sub.Tensor %s, %b : f32[4, 1]\n"
+                                       "      %z = aten.mul.Tensor %h, %t : f32[4, 6]\n  return %t, %z"));
+  CHECK(over.memory.inside.size() == 2);  // %t over %b, %z over %h
+  CHECK(find_difference(over) == "");
+}
+
 TEST_CASE("plan machine: a kernel that reads what it has written over makes other numbers") {
   const char* const kTorn[] = {
       // a sum over all of it, and one over all rows
@@ -114,6 +139,12 @@ TEST_CASE("plan machine: a kernel that reads what it has written over makes othe
       "      %n, %rstd = rms_norm %a, %w dims=1 eps=1e-05 kernel=1 : f32[6, 8], f32[6, 1]\n"
       "      %s = aten.sum %a kernel=1 : f32[]\n"
       "      %y = aten.add.Tensor %n, %s kernel=1 : f32[6, 8]",
+      // a number of each row, read by other rows than its own
+      "      %q = view %x : f32[4, 6, 2]\n"
+      "      %s = aten.sum.dim_IntList %a dim=[-1] keepdim=true kernel=1 : f32[6, 1]\n"
+      "      %m = aten.mul.Tensor %q, %s kernel=1 : f32[4, 6, 2]\n"
+      "      %v = view %m : f32[6, 8]\n"
+      "      %y = aten.neg %v kernel=1 : f32[6, 8]",
       // other places
       "      %t = view %a : f32[8, 6]\n"
       "      %u = aten.t %t : f32[6, 8]{1, 6}\n"

@@ -88,6 +88,8 @@ bool TornKernel::is_of_block(size_t result, size_t element) const {
     if (over_rows_[result] != 0 && over_rows_[k] == 0 && at_its_place_[k] != 0 &&
         std::ranges::find(written, char{1}) != written.end())
       return true;
+    // the row's number, over one that the row reads
+    if (width > 1 && over_rows_[k] == 0 && size == written.size() * width && written[element / width] != 0) return true;
     // element of this result -> row -> the row's elements of the other one
     const size_t own = size * width == written.size() ? element * width : element;
     if (size != written.size() && size * width != written.size()) continue;
