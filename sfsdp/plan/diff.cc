@@ -13,6 +13,7 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/plan/plan_text.h"
+#include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -117,7 +118,7 @@ class Named {
           concat(to_string(u.region), " offset=", u.offset, " bytes=", u.bytes);
     for (const Inside& i : m.inside)
       facts[concat("place of %", i.value->name())] = concat("inside %", i.host->name(), " at +", i.offset);
-    for (const View& v : m.views) facts[concat("view %", v.value->name())] = concat("at +", v.offset);
+    for (const View& v : m.views) facts[concat("view %", v.value->name())] = text_of(v);
     return facts;
   }
 

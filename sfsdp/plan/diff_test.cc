@@ -57,6 +57,7 @@ TEST_CASE("plan diff: each kind of difference in words") {
         "batch before kernel of %a is in A alone\nbatch before kernel of %b is in B alone");
   CHECK(diff("  %b inside %a at +0", "  %b inside %a at +4") ==
         "place of %b is in A inside %a at +0\n    in B inside %a at +4");
+  CHECK(diff("views:\n", "views:\n  %g at +4 +8*dp_shard\n") == "view %g is in B alone: %g at +4 +8*dp_shard");
   CHECK(diff("return %y", "return %b") == "the step is in A return %y\n    in B return %b");
 }
 
