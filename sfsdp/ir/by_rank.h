@@ -48,7 +48,7 @@ class RankOp {
   //   rows: where they are counted in memory, how many
   RankOp(const Graph& graph, const Op& op, const Coordinates& coordinates, int64_t rows = 0);
   const Op& op() const { return *op_; }
-  // Of the rank; nullopt where all are there.
+  // How many the rank has; nullopt where all are there.
   std::optional<int64_t> rows() const { return rows_; }
 
  private:
