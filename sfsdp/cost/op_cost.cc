@@ -287,17 +287,6 @@ KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execut
   return price_kernels(graph, machine, execution, usual_system(execution));
 }
 
-KernelCuts::KernelCuts(const ir::Graph& graph, const Machine& machine)
-    : machine_(machine), readers_(readers_of(graph)) {}
-
-double KernelCuts::seconds(const Kernel& kernel, size_t ops) const {
-  if (ops == 0 || ops >= kernel.ops.size()) return 0;
-  const auto middle = kernel.ops.begin() + static_cast<std::ptrdiff_t>(ops);
-  const double apart =
-      border_bytes({kernel.ops.begin(), middle}, readers_) + border_bytes({middle, kernel.ops.end()}, readers_);
-  return machine_.launch + (apart - kernel.bytes) / (machine_.memory_bandwidth * machine_.memory_efficiency);
-}
-
 double bytes_moved(const Op& op) {
   double bytes = 0;
   for (const Value* operand : op.operands)

@@ -62,20 +62,6 @@ KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execut
                           const Composites& composites = {});
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
 
-// What kernels of pointwise ops and reductions take longer where something stands between their ops: a collective's start
-// or its wait. The second part reads from memory what the first has written.
-class KernelCuts {
- public:
-  // Both must outlive this; execution as it is Fused.
-  KernelCuts(const ir::Graph& graph, const Machine& machine);
-  // Seconds; `ops`: that come before the cut, 0 or all of the kernel's: nothing is cut.
-  double seconds(const Kernel& kernel, size_t ops) const;
-
- private:
-  const Machine& machine_;
-  std::unordered_map<const ir::Value*, std::vector<const ir::Op*>> readers_;
-};
-
 // Bytes that an op reads and writes when it is a kernel of its own.
 double bytes_moved(const ir::Op& op);
 

@@ -62,28 +62,6 @@ fwd:
   CHECK(table.kernels[0].seconds == 2 * 16 * 16 * 16);
 }
 
-TEST_CASE(
-    "kernels: what is cut apart writes and reads what it had in registers, and reads twice what both parts read") {
-  const ir::Graph graph = ir::parse_or_throw(R"(
-graph mesh [dp_shard=1] view local
-  %x = input name=x : f32[10]
-fwd:
-  %a = aten.neg %x kernel=0 : f32[10]
-  %b = aten.mul.Tensor %a, %x kernel=0 : f32[10]
-  %c = aten.neg %b kernel=0 : f32[10]
-  return %c
-)");
-  Machine machine = unit_machine();
-  machine.launch = 1000;
-  const KernelTable table = price_kernels(graph, machine, Execution::Fused);
-  REQUIRE(table.kernels.size() == 1);
-  const KernelCuts cuts(graph, machine);
-  CHECK(cuts.seconds(table.kernels[0], 0) == 0);
-  CHECK(cuts.seconds(table.kernels[0], 1) == 1000 + 3 * 40);  // a is written and read, x read again
-  CHECK(cuts.seconds(table.kernels[0], 2) == 1000 + 2 * 40);  // b
-  CHECK(cuts.seconds(table.kernels[0], 3) == 0);
-}
-
 TEST_CASE("kernels: a pack casts on its way, and FSDP2 copies gathered units out") {
   const std::string text = R"(
 graph mesh [dp_shard=2] view local
