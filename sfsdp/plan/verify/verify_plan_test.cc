@@ -560,42 +560,4 @@ TEST_CASE("ranks with different programs: deadlocks and calls that do not meet")
   CHECK(crossed.find("rank 0 at %y") != std::string::npos);
 }
 
-TEST_CASE("plan texts that are cut or changed are named by line") {
-  const std::string text = print(sound_plan());
-  CHECK_THROWS_WITH_AS(parse_plan("hello\n"), doctest::Contains("line 1"), UserError);
-  CHECK_THROWS_WITH_AS(parse_plan(text.substr(0, text.find("lanes:"))), doctest::Contains("not followed by lanes:"),
-                       UserError);
-  std::string unknown = text;
-  unknown.replace(unknown.find("  %106 window"), 6, "  %999 ");
-  CHECK_THROWS_WITH_AS(parse_plan(unknown, "p.txt"), doctest::Contains("the name of a value"), UserError);
-  std::string number = text;
-  number.replace(number.find("bytes=", number.find("buffers:")), 6, "bytes=x");
-  CHECK_THROWS_WITH_AS(parse_plan(number, "p.txt"), doctest::Contains("bytes=a number"), UserError);
-}
-
-// The fuzzer's: sums of such numbers overflowed in verify_plan.
-TEST_CASE("plan texts with numbers beyond any machine are refused") {
-  const std::string text = print(sound_plan());
-  const size_t buffers = text.find("buffers:"), bytes = text.find("bytes=", buffers) + 6;
-  const std::string line =
-      text.substr(text.find('\n', buffers) + 1, text.find(" bytes=", buffers) - text.find('\n', buffers));
-  for (const char* number : {"-9223372036854775808", "9223372036854775552", "-256"}) {
-    std::string changed = text;
-    changed.replace(bytes, text.find(' ', bytes) - bytes, number);
-    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("expected bytes="), UserError);
-  }
-  std::string many = text.substr(0, text.find("inside:"));  // each of them could be, all together not
-  for (int i = 0; i < 2000; ++i) many += concat(line, "bytes=1125899906842624 first=0 last=0\n");
-  CHECK_THROWS_WITH_AS(parse_plan(many, "p.txt"), doctest::Contains("that a machine could hold"), UserError);
-  for (const char* alignment : {"0", "-256", "1125899906842624"}) {
-    const size_t begin = text.find(" alignment=") + 11;
-    std::string changed = text;
-    changed.replace(begin, text.find(' ', begin) - begin, alignment);
-    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("line 1: alignment="), UserError);
-  }
-  std::string header = text;
-  header.replace(header.find("live_bytes="), 11, "live_bytes=9223372036854775807");
-  CHECK_THROWS_WITH_AS(parse_plan(header, "p.txt"), doctest::Contains("no live_bytes="), UserError);
-}
-
 }  // namespace sfsdp::plan

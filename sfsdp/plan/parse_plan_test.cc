@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Texts of plans that no plan printed.
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/testing/source_dir.h"
+
+namespace sfsdp::plan {
+namespace {
+
+// The plan of a block of Llama under HSDP 2 x 2.
+const std::string& plan_text() {
+  static const std::string kText = [] {
+    std::ifstream file(testing::source_dir() + "/sfsdp/plan/testdata/llama_step.txt");
+    const std::string step{std::istreambuf_iterator<char>(file), {}};
+    return print(make_plan(ir::parse_or_throw(step)));
+  }();
+  return kText;
+}
+
+TEST_CASE("plan texts that are cut or changed are named by line") {
+  const std::string& text = plan_text();
+  CHECK_THROWS_WITH_AS(parse_plan("hello\n"), doctest::Contains("line 1"), UserError);
+  CHECK_THROWS_WITH_AS(parse_plan(text.substr(0, text.find("lanes:"))), doctest::Contains("not followed by lanes:"),
+                       UserError);
+  std::string unknown = text;
+  unknown.replace(unknown.find("  %106 window"), 6, "  %999 ");
+  CHECK_THROWS_WITH_AS(parse_plan(unknown, "p.txt"), doctest::Contains("the name of a value"), UserError);
+  std::string number = text;
+  number.replace(number.find("bytes=", number.find("buffers:")), 6, "bytes=x");
+  CHECK_THROWS_WITH_AS(parse_plan(number, "p.txt"), doctest::Contains("bytes=a number"), UserError);
+}
+
+// The fuzzer's: sums of such numbers overflowed in verify_plan.
+TEST_CASE("plan texts with numbers beyond any machine are refused") {
+  const std::string& text = plan_text();
+  const size_t buffers = text.find("buffers:"), bytes = text.find("bytes=", buffers) + 6;
+  const std::string line =
+      text.substr(text.find('\n', buffers) + 1, text.find(" bytes=", buffers) - text.find('\n', buffers));
+  for (const char* number : {"-9223372036854775808", "9223372036854775552", "-256"}) {
+    std::string changed = text;
+    changed.replace(bytes, text.find(' ', bytes) - bytes, number);
+    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("expected bytes="), UserError);
+  }
+  std::string many = text.substr(0, text.find("inside:"));  // each of them could be, all together not
+  for (int i = 0; i < 2000; ++i) many += concat(line, "bytes=1125899906842624 first=0 last=0\n");
+  CHECK_THROWS_WITH_AS(parse_plan(many, "p.txt"), doctest::Contains("that a machine could hold"), UserError);
+  for (const char* alignment : {"0", "-256", "1125899906842624"}) {
+    const size_t begin = text.find(" alignment=") + 11;
+    std::string changed = text;
+    changed.replace(begin, text.find(' ', begin) - begin, alignment);
+    CHECK_THROWS_WITH_AS(parse_plan(changed, "p.txt"), doctest::Contains("line 1: alignment="), UserError);
+  }
+  std::string header = text;
+  header.replace(header.find("live_bytes="), 11, "live_bytes=9223372036854775807");
+  CHECK_THROWS_WITH_AS(parse_plan(header, "p.txt"), doctest::Contains("no live_bytes="), UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp::plan
