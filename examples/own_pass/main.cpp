@@ -31,7 +31,7 @@ int main() {
   auto mesh = init_device_mesh({{"dp_shard", world->world_size()}});
   auto program = compile_program(net, loss, AdamW{.lr = 1e-2}, batch, data_parallel(mesh), options);
   const auto variant = program->training(batch);
-  std::cout << passes::table(variant->tuned.passes);
+  std::cout << passes::table(variant->passes);
   Step step(program, world.get());
   for (int k = 1; k <= 20; ++k) std::cout << "step " << k << " loss " << step(batch).loss << "\n";
 }
