@@ -31,6 +31,7 @@ set(SFSDP_TORCH_FREE_FOLDERS
     sfsdp/parallel
     sfsdp/optim
     sfsdp/compile
+    sfsdp/exported
     sfsdp/comm/thread
     sfsdp/comm/null
     sfsdp/comm/tcp

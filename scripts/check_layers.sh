@@ -40,10 +40,11 @@ BEGIN {
   allowed["comm"] = core
   allowed["exec"] = core " capture comm"
   allowed["step"] = core " capture comm exec"
-  allowed["models"] = "base" # single-device modules know no mesh, no graph
-  allowed["train"] = core " capture comm exec step models"
-  allowed["tools"] = core " capture comm exec step models train"
-  allowed["testing"] = core " capture comm exec step models train tools"
+  allowed["exported"] = "base ir" # of ir/ the dtypes
+  allowed["models"] = "base ir exported" # single-device modules know no mesh, no graph
+  allowed["train"] = core " capture comm exec step exported models"
+  allowed["tools"] = core " capture comm exec step exported models train"
+  allowed["testing"] = core " capture comm exec step exported models train tools"
   n = split(torch_units, torch, " ")
   for (i = 1; i <= n; ++i) {
     gsub(/\./, "\\.", torch[i]); gsub(/\*/, "[^/]*", torch[i])

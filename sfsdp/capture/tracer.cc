@@ -14,6 +14,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/module_scope.h"
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/functional_twin.h"
 #include "sfsdp/capture/meta_kernels.h"
@@ -581,9 +582,11 @@ void Tracer::note_position(ir::Op& op) {
     if (op.bwd_of) op.module_path = op.bwd_of->module_path;
     return;
   }
-  // The C++ frontend has no forward hooks: an op stands where the last parameter that was read lives.
+  // The C++ frontend has no forward hooks: unless the model says so, an op stands where the last parameter read lives.
+  const std::string* said = ModuleScope::current();
+  if (said) module_path_ = *said;
   for (const ir::Value* operand : op.operands)
-    if (operand && operand->producer()->is("param")) {
+    if (!said && operand && operand->producer()->is("param")) {
       module_path_ = operand->producer()->module_path;
       break;
     }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/exported/program.h"
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/train/captured_job.h"
@@ -18,15 +19,21 @@
 
 namespace sfsdp::train {
 
+// What one tensor of the batch is, [rows, seq_len] of i64.
+enum class BatchPart : uint8_t { Tokens, Targets };
+
 struct CompiledJob {
   models::LanguageModel model;
-  std::string model_name;  // of its family: "llama3"
+  capture::LossFunction loss;
+  std::vector<BatchPart> batch;  // its tensors in order, as `loss` takes them
+  std::string model_name;        // of its family: "llama3"
   std::shared_ptr<Program> program;
   Batch example;  // shapes only: one micro-batch of one rank
   BatchShares shares;
-  std::string hf_folder;              // weights to start from; "": as initialised
-  std::optional<HfConfig> hf_config;  // of that folder
-  std::vector<std::string> notices;   // of config.json, for the log
+  std::string hf_folder;                             // weights to start from; "": as initialised
+  std::optional<HfConfig> hf_config;                 // of that folder
+  std::shared_ptr<const exported::Program> archive;  // of model.name = exported, whose weights it starts from
+  std::vector<std::string> notices;                  // of config.json, for the log
 };
 
 struct JobOptions {
@@ -40,11 +47,11 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
 // The capture alone.  throws: UserError for a model that does not exist or cannot be captured
 CapturedJob capture_job(const JobConfig& config);
 
-// Copies the rows of this rank from job.hf_folder into the step. Returns lines for the log.
+// Copies this rank's part of the weights from job.hf_folder or job.archive into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);
 
-// Inputs and targets as two tensors [rows, seq_len], i64.
-Batch to_batch(const MicroBatch& rows, int64_t seq_len);
+// The job's tensors, each [rows, seq_len], i64.
+Batch to_batch(const CompiledJob& job, const MicroBatch& rows, int64_t seq_len);
 // All parameters, buffers and optimizer tensors of this rank, in the program's order. They alias the step's storage until
 // its next step. Once they have been written, call step.load_state_dict({}): copies of them are then made anew.
 //   rank: this rank's in the world

@@ -22,6 +22,7 @@
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/config/step_setup.h"
+#include "sfsdp/train/exported_job.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_parameters.h"
@@ -60,6 +61,7 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
 // The model on meta tensors and shapes of a batch; no program yet.
 CompiledJob uncompiled_job(const JobConfig& config) {
   CompiledJob job;
+  if (config.model.name == "exported") return exported_job(config);
   models::ModelSpec spec{config.model.name, config.model.flavor, {}};
   job.hf_folder = initial_hf_folder(config);
   if (!job.hf_folder.empty()) {
@@ -81,23 +83,24 @@ CompiledJob uncompiled_job(const JobConfig& config) {
     return job.model.module;
   });
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
-  const auto shape = std::vector<int64_t>{config.training.local_batch_size, config.training.seq_len};
-  // Only shapes and dtypes of the example are read.
-  const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
-  job.example = {at::empty(shape, meta), at::empty(shape, meta)};
+  job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
+    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
+  };
+  job.batch = {BatchPart::Tokens, BatchPart::Targets};
   return job;
 }
 
-capture::LossFunction loss_of(const models::LanguageModel& model) {
-  return [forward = model.forward](const Batch& batch) -> LossValue {
-    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
-  };
+// Only shapes and dtypes of the example are read.
+Batch example_of(const JobConfig& config, size_t tensors) {
+  const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
+  return Batch(tensors, at::empty({config.training.local_batch_size, config.training.seq_len}, meta));
 }
 
 }  // namespace
 
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
   CompiledJob job = uncompiled_job(config);
+  job.example = example_of(config, job.batch.size());
   StepSetup setup = step_setup(config, world_size);
   job.shares = setup.shares;
   CompileOptions options;
@@ -114,23 +117,24 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on, attention_of(config.model))](
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
-  job.program = std::make_shared<Program>(job.model.module, loss_of(job.model), setup.options.optimizer, job.example,
+  job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);
   return job;
 }
 
 CapturedJob capture_job(const JobConfig& config) {
   const CompiledJob job = uncompiled_job(config);
+  const Batch example = example_of(config, job.batch.size());
   capture::CaptureOptions options;
   options.param_dtype = mixed_precision_of(config.training).param_dtype;
   const auto state = capture::take_state(*job.model.module);
   const auto capture = [&](const Batch& batch) {
-    return capture::capture_step(*job.model.module, state, loss_of(job.model), batch, options).graph;
+    return capture::capture_step(*job.model.module, state, job.loss, batch, options).graph;
   };
   CapturedJob out;
-  out.graph = capture(job.example);
+  out.graph = capture(example);
   out.draws_wrong = exec::number_random_ops(
-      out.graph, [&](int64_t factor) { return capture(capture::with_more_rows(job.example, {}, factor)); });
+      out.graph, [&](int64_t factor) { return capture(capture::with_more_rows(example, {}, factor)); });
   const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
   out.half_precision = (options.param_dtype && is_half(capture::scalar_type_of(*options.param_dtype))) ||
                        std::ranges::any_of(state, is_half, &capture::StateTensor::dtype);
@@ -139,6 +143,7 @@ CapturedJob capture_job(const JobConfig& config) {
 }
 
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {
+  if (job.archive) return load_exported_weights(*job.archive, step);
   if (job.hf_folder.empty()) return {};
   const auto start = std::chrono::steady_clock::now();
   const auto checkpoint = SafetensorsCheckpoint::open(job.hf_folder);
@@ -270,11 +275,12 @@ std::string libtorch_include_dir() {
   return std::filesystem::is_directory(include, ignored) ? include.string() : "";
 }
 
-Batch to_batch(const MicroBatch& rows, int64_t seq_len) {
+Batch to_batch(const CompiledJob& job, const MicroBatch& rows, int64_t seq_len) {
   Batch batch;
-  for (const auto* ids : {&rows.inputs, &rows.targets}) {
-    batch.push_back(at::empty({static_cast<int64_t>(ids->size()) / seq_len, seq_len}, at::kLong));
-    std::ranges::copy(*ids, batch.back().mutable_data_ptr<int64_t>());
+  for (const BatchPart part : job.batch) {
+    const std::vector<int64_t>& ids = part == BatchPart::Tokens ? rows.inputs : rows.targets;
+    batch.push_back(at::empty({static_cast<int64_t>(ids.size()) / seq_len, seq_len}, at::kLong));
+    std::ranges::copy(ids, batch.back().mutable_data_ptr<int64_t>());
   }
   return batch;
 }

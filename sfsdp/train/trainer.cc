@@ -260,7 +260,7 @@ class Trainer {
     std::vector<Batch> batches;
     for (const MicroBatch& rows : loaded.micro_batches) {
       for (const int64_t id : rows.targets) ++id_counts_[static_cast<size_t>(id)];
-      batches.push_back(to_batch(rows, config_.training.seq_len));
+      batches.push_back(to_batch(job_, rows, config_.training.seq_len));
     }
     return batches;
   }
@@ -301,7 +301,7 @@ class Trainer {
     exec::restart_most_allocated();
     const ValidationResult result =
         validate(*validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
-                 [&](const MicroBatch& rows) { return step_->eval(to_batch(rows, v.seq_len)); });
+                 [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, v.seq_len)); });
     ValidationMetrics metrics;
     metrics.step = k;
     metrics.loss = result.loss;

@@ -208,6 +208,20 @@ void check_comm(const JobConfig& config, std::vector<std::string>& errors) {
         " checkpoint.enable = false with it");
 }
 
+void check_model(const Model& model, std::vector<std::string>& errors) {
+  const bool exported = model.name == "exported";
+  if (exported && model.path.empty())
+    errors.emplace_back(
+        "model.path is empty, but model.name = exported\n  expected an archive that torch.export.save wrote, such as"
+        " --model.path model.pt2");
+  if (exported && model.loss && model.logits)
+    errors.emplace_back(
+        "model.loss and model.logits are both set\n  expected one: the loss itself, or logits for ours");
+  if (!exported && (!model.path.empty() || !model.inputs.empty() || model.loss || model.logits))
+    errors.push_back(concat("model.path, inputs, loss and logits belong to model.name = exported, but it is ",
+                            model.name, "\n  expected --model.name exported, or none of them"));
+}
+
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   expect_path("training", config.training.dataset, config.training.dataset_path, errors);
   if (config.validation.enable)
@@ -216,6 +230,7 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
     errors.push_back(
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
+  check_model(config.model, errors);
   check_checkpoint(config, errors);
   check_comm(config, errors);
   const Profiling& p = config.profiling;

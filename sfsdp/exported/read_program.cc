@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/exported/program.h"
+#include "sfsdp/exported/read_graph.h"
+
+namespace sfsdp::exported {
+namespace {
+
+constexpr uint64_t kMaxJsonBytes = uint64_t{1} << 30;
+constexpr JsonLimits kJsonLimits = {.max_depth = 64, .max_values = 20'000'000};  // 405B has some 5 million
+constexpr int64_t kSchemaMajor = 8;
+
+[[noreturn]] void refuse(const std::string& where, const std::string& got, const std::string& expected) {
+  throw UserError(concat(where, ": ", got, "\n  expected ", expected));
+}
+
+// A tensor's bytes by its name: a row of model_weights_config.json or model_constants_config.json.
+struct Payload {
+  std::string entry;
+  TensorMeta meta;
+};
+using Payloads = std::unordered_map<std::string, Payload>;
+
+struct Text {
+  std::string file;  // "model.pt2: models/model.json"
+  JsonValue json;
+};
+
+Text read_json(const ZipArchive& archive, const ZipEntry& entry, size_t root) {
+  const std::string file = concat(archive.path(), ": ", entry.name.substr(root));
+  return {file, parse_json(archive.read_text(entry, kMaxJsonBytes), file, kJsonLimits)};
+}
+
+// The folder that all entries lie in, with its slash; an archive of torch.export.save has one.
+std::string root_of(const ZipArchive& archive) {
+  constexpr std::string_view kFormat = "archive_format";
+  for (const ZipEntry& entry : archive.entries()) {
+    const size_t slash = entry.name.find('/');
+    if (slash == std::string::npos || entry.name.substr(slash + 1) != kFormat) continue;
+    if (const std::string format = archive.read_text(entry, 64); format != "pt2")
+      refuse(archive.path(), concat("its format is ", quote_safe(format)), "pt2, as torch.export.save writes it");
+    return entry.name.substr(0, slash + 1);
+  }
+  for (const ZipEntry& entry : archive.entries())
+    if (entry.name.find("data.pkl") != std::string::npos || entry.name == "version" ||
+        entry.name == "serialized_exported_program.json")
+      refuse(archive.path(), "is a pickle, TorchScript or an old export, not an archive of today's torch.export",
+             "what torch.export.save(torch.export.export(model.train(), …), path) of torch 2.11 or newer writes");
+  refuse(archive.path(), "has no archive_format, so it is no archive of torch.export",
+         "what torch.export.save(torch.export.export(model.train(), …), path) writes");
+}
+
+const ZipEntry& find_model(const ZipArchive& archive, const std::string& root) {
+  std::vector<const ZipEntry*> models;
+  for (const ZipEntry& entry : archive.entries())
+    if (entry.name.starts_with(root + "models/") && entry.name.ends_with(".json")) models.push_back(&entry);
+  if (models.size() != 1)
+    refuse(archive.path(), concat("holds ", models.size(), " models"), "one, as torch.export.save writes it");
+  return *models.front();
+}
+
+// "model" of models/model.json; its tensors are listed in files of that name.
+Payloads read_payloads(const ZipArchive& archive, const std::string& root, const std::string& folder,
+                       const std::string& list) {
+  Payloads payloads;
+  const ZipEntry* entry = archive.find(root + folder + list);
+  if (!entry) return payloads;
+  const Text text = read_json(archive, *entry, root.size());
+  const JsonCursor document(text.json, text.file);
+  document.member("config").for_members([&](const std::string& name, const JsonCursor& at) {
+    if (at.member("use_pickle").boolean())
+      at.refuse("a pickle",
+                "plain tensors: pickles run code and are never read; export a model without custom objects"
+                " and tensor subclasses");
+    payloads.emplace(
+        name, Payload{root + folder + at.member("path_name").text(), read_tensor_meta(at.member("tensor_meta"))});
+  });
+  return payloads;
+}
+
+std::vector<int64_t> numbers_of(const std::vector<SymInt>& sizes, const JsonCursor& at, const std::string& name) {
+  std::vector<int64_t> numbers;
+  for (const SymInt& size : sizes) {
+    if (!size.expr.empty())
+      at.refuse(concat(quote_safe(name), " has a size that varies, ", quote_safe(size.expr)), "numbers");
+    numbers.push_back(size.value);
+  }
+  return numbers;
+}
+
+// From the first byte of the storage to after the tensor's last, or more than any file has.
+int64_t bytes_spanned(const StateTensor& t) {
+  int64_t last = t.offset;
+  for (size_t d = 0; d < t.sizes.size(); ++d) {
+    if (t.sizes[d] == 0) return 0;
+    const int64_t step = ir::saturating_product(t.sizes[d] - 1, t.strides[d]);
+    last = step > ir::kMaxBytes || last > ir::kMaxBytes ? ir::kMaxBytes : last + step;
+  }
+  return ir::saturating_product(last + 1, ir::size_in_bytes(t.dtype));
+}
+
+StateTensor read_state_tensor(const JsonCursor& at, const std::string& name, StateTensor::Kind kind, bool persistent,
+                              const TensorMeta& in_graph, const Payloads& payloads, const ZipArchive& archive) {
+  const auto found = payloads.find(name);
+  if (found == payloads.end())
+    at.refuse(concat(quote_safe(name), " has no values in the archive"), "a row of its config file");
+  const TensorMeta& meta = found->second.meta;
+  StateTensor t;
+  t.name = name;
+  t.kind = kind;
+  t.persistent = persistent;
+  t.dtype = meta.dtype;
+  t.sizes = numbers_of(meta.sizes, at, name);
+  t.strides = numbers_of(meta.strides, at, name);
+  t.offset = meta.offset.value;
+  t.requires_grad = meta.requires_grad;
+  if (numbers_of(in_graph.sizes, at, name) != t.sizes || in_graph.dtype != t.dtype)
+    at.refuse(concat(quote_safe(name), " has another type in the graph than among the weights"), "one type");
+  const ZipEntry* entry = archive.find(found->second.entry);
+  if (!entry)
+    at.refuse(concat(quote_safe(name), ": no entry ", quote_safe(found->second.entry)), "an entry of the archive");
+  t.entry = static_cast<size_t>(entry - archive.entries().data());
+  if (!ir::Type::tensor(t.dtype, t.sizes).fits() || t.offset < 0 || bytes_spanned(t) < 0 ||
+      static_cast<uint64_t>(bytes_spanned(t)) > entry->bytes)
+    at.refuse(concat(quote_safe(name), " reaches beyond the ", entry->bytes, " bytes of ", quote_safe(entry->name)),
+              "sizes, strides and an offset within them");
+  return t;
+}
+
+// Names of what a pytree of torch.utils._pytree holds, in the order of its leaves: "loss", "states.0".
+//   context: keys of a dict, or the fields of a class, as a JSON list in a text
+void leaf_names(const JsonCursor& at, const std::string& prefix, int depth, std::vector<std::string>& out) {
+  constexpr int kMaxDepth = 32;
+  if (depth > kMaxDepth) at.refuse("trees in trees", concat("at most ", kMaxDepth, " of them"));
+  const JsonCursor children = at.member("children_spec");
+  if (!at.optional("type")) {
+    out.push_back(prefix.empty() ? "output" : prefix);
+    return;
+  }
+  std::vector<std::string> keys(children.size());
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = std::to_string(i);
+  if (const auto context = at.optional("context")) {
+    const std::string& text = context->text();
+    if (text.starts_with("[")) {
+      const JsonValue names = parse_json(text, context->where(), kJsonLimits);
+      const auto* list = names.as<JsonArray>();
+      for (size_t i = 0; list && list->size() == keys.size() && i < keys.size(); ++i)
+        if (const auto* key = (*list)[i].as<std::string>()) keys[i] = *key;
+    }
+  }
+  for (size_t i = 0; i < keys.size(); ++i)
+    leaf_names(children.at(i), prefix.empty() ? keys[i] : concat(prefix, ".", keys[i]), depth + 1, out);
+}
+
+std::vector<std::string> output_names(const JsonCursor& module, size_t count) {
+  std::vector<std::string> names;
+  const JsonCursor calls = module.member("module_call_graph");
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const JsonCursor call = calls.at(i);
+    const auto signature = call.optional("signature");
+    if (!call.member("fqn").text().empty() || !signature) continue;
+    const std::string& text = signature->member("out_spec").text();
+    const std::string where = signature->where() + ".out_spec";
+    const JsonValue spec = parse_json(text, where, kJsonLimits);
+    const JsonCursor tree(spec, where);
+    if (tree.size() == 2) leaf_names(tree.at(1), "", 0, names);
+  }
+  while (names.size() < count) names.push_back(concat("output.", names.size()));
+  return names;
+}
+
+struct SignatureReader {
+  const ReadGraph& read;
+  const Payloads &weights, &constants;
+  Program& program;
+
+  Slot slot_of(const JsonCursor& spec) const {
+    const JsonCursor name = spec.member("arg").member("name");
+    const auto found = read.slots.find(name.text());
+    if (found == read.slots.end()) name.refuse(quote_safe(name.text()), "an input of the graph");
+    return found->second;
+  }
+  void add_state(const JsonCursor& spec, const std::string& name, StateTensor::Kind kind, bool persistent) {
+    const Slot slot = slot_of(spec);
+    const auto& meta = read.graph.values[static_cast<size_t>(slot)].tensor;
+    if (!meta) spec.refuse(concat(quote_safe(name), " is no tensor"), "one");
+    const bool in_weights = kind != StateTensor::Kind::Constant && persistent;
+    program.state_inputs.emplace_back(slot, program.state.size());
+    program.state.push_back(
+        read_state_tensor(spec, name, kind, persistent, *meta, in_weights ? weights : constants, program.archive));
+  }
+  void add_input(const JsonCursor& at) {
+    std::string kind;
+    const JsonCursor spec = at.variant(kind);
+    using Kind = StateTensor::Kind;
+    if (kind == "parameter") return add_state(spec, spec.member("parameter_name").text(), Kind::Parameter, true);
+    if (kind == "buffer")
+      return add_state(spec, spec.member("buffer_name").text(), Kind::Buffer, spec.member("persistent").boolean());
+    if (kind == "tensor_constant")
+      return add_state(spec, spec.member("tensor_constant_name").text(), Kind::Constant, true);
+    if (kind == "constant_input") return;  // None, or a number that the graph has by itself
+    if (kind != "user_input") at.refuse(quote_safe(kind), "parameters, buffers, constants and tensors of the batch");
+    const JsonCursor argument = spec.member("arg");
+    const Argument value = read_argument(argument, read);
+    const auto* tensor = std::get_if<ValueArgument>(&value);
+    if (!tensor) return;
+    const Value& named = read.graph.values[static_cast<size_t>(tensor->slot)];
+    if (!named.tensor)
+      argument.refuse(concat("input ", quote_safe(named.name), " is a number"),
+                      "tensors: export with the number given as a"
+                      " constant of the model");
+    program.inputs.push_back({named.name, tensor->slot});
+  }
+  void add_output(const JsonCursor& at, const std::vector<std::string>& names, size_t& users) {
+    std::string kind;
+    const JsonCursor spec = at.variant(kind);
+    OutputValue output;
+    if (kind == "user_output" || kind == "loss_output") {
+      output.name = names.at(users++);
+      if (kind == "user_output")
+        output.value = read_argument(spec.member("arg"), read);
+      else
+        output.value = ValueArgument{slot_of(spec)};
+    } else if (kind == "buffer_mutation" || kind == "user_input_mutation") {
+      output.kind = kind == "buffer_mutation" ? OutputValue::Kind::BufferMutation : OutputValue::Kind::InputMutation;
+      output.name = spec.member(kind == "buffer_mutation" ? "buffer_name" : "user_input_name").text();
+      output.value = ValueArgument{slot_of(spec)};
+    } else {
+      at.refuse(quote_safe(kind), "outputs of a forward pass and buffers that it writes");
+    }
+    program.outputs.push_back(std::move(output));
+  }
+};
+
+void read_ranges(const JsonCursor& document, Program& program) {
+  if (const auto ranges = document.optional("range_constraints"))
+    ranges->for_members([&](const std::string& symbol, const JsonCursor& at) {
+      Program::Range range = {symbol, std::nullopt, std::nullopt};
+      if (const auto least = at.optional("min_val")) range.min = least->integer();
+      if (const auto most = at.optional("max_val")) range.max = most->integer();
+      program.ranges.push_back(std::move(range));
+    });
+}
+
+void check_names(const Program& program) {
+  std::set<std::string> names;
+  for (const StateTensor& t : program.state)
+    if (!names.insert(t.name).second)
+      refuse(program.archive.path(), concat("two tensors are named ", quote_safe(t.name)),
+             "a name of its own for each");
+}
+
+}  // namespace
+
+Program read_program(const std::string& path) {
+  Program program{ZipArchive::open(path), {}, {}, {}, {}, {}, {}, {}};
+  const ZipArchive& archive = program.archive;
+  const std::string root = root_of(archive);
+  if (const ZipEntry* order = archive.find(root + "byteorder"); order && archive.read_text(*order, 16) != "little")
+    refuse(path, "its tensors are big-endian", "little-endian: export it on another machine");
+  const ZipEntry& model = find_model(archive, root);
+  const size_t begin = root.size() + std::string_view("models/").size();
+  const std::string name = model.name.substr(begin, model.name.size() - begin - std::string_view(".json").size());
+  const Text text = read_json(archive, model, root.size());
+  const JsonCursor document(text.json, text.file);
+  const JsonCursor version = document.member("schema_version");
+  if (version.member("major").integer() != kSchemaMajor)
+    version.refuse(
+        concat("schema ", version.member("major").integer(), ".", version.member("minor").integer()),
+        concat("schema ", kSchemaMajor, ", which torch 2.11 to 2.15 write; export the model again with one of them"));
+  if (const auto written = document.optional("torch_version")) program.torch_version = written->text();
+
+  const JsonCursor module = document.member("graph_module");
+  const JsonCursor graph = module.member("graph");
+  ReadGraph read = read_graph(graph);
+  const Payloads weights = read_payloads(archive, root, "data/weights/", name + "_weights_config.json");
+  const Payloads constants = read_payloads(archive, root, "data/constants/", name + "_constants_config.json");
+  SignatureReader reader{read, weights, constants, program};
+  const JsonCursor signature = module.member("signature");
+  const JsonCursor inputs = signature.member("input_specs");
+  for (size_t i = 0; i < inputs.size(); ++i) reader.add_input(inputs.at(i));
+  const JsonCursor outputs = signature.member("output_specs");
+  const std::vector<std::string> names = output_names(module, outputs.size());
+  size_t users = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) reader.add_output(outputs.at(i), names, users);
+  read_ranges(document, program);
+  check_names(program);
+  program.graph = std::move(read.graph);
+  return program;
+}
+
+}  // namespace sfsdp::exported

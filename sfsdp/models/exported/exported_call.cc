@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/models/exported/exported_call.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/models/exported/exported_graph.h"
+#include "sfsdp/models/exported/scalar_ops.h"
+#include "sfsdp/models/exported/scalar_types.h"
+
+namespace sfsdp::models {
+namespace {
+
+using exported::Argument;
+
+c10::MemoryFormat memory_format_of(exported::MemoryFormat format) {
+  switch (format) {
+    case exported::MemoryFormat::Contiguous: return c10::MemoryFormat::Contiguous;
+    case exported::MemoryFormat::ChannelsLast: return c10::MemoryFormat::ChannelsLast;
+    case exported::MemoryFormat::ChannelsLast3d: return c10::MemoryFormat::ChannelsLast3d;
+    case exported::MemoryFormat::Preserve: return c10::MemoryFormat::Preserve;
+  }
+  SFSDP_CHECK(false, "memory format ", static_cast<int>(format));
+}
+
+const c10::IValue& value_at(exported::Slot slot, const Values& values) {
+  static const c10::IValue none;
+  return slot == exported::kNone ? none : values.at(static_cast<size_t>(slot));
+}
+
+// As Python's bindings make a tensor of a number: it does not decide the dtype of a sum.
+at::Tensor wrapped_number(const c10::IValue& number) {
+  at::Tensor tensor = c10::scalar_to_tensor(number.toScalar());
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+bool is_number(const c10::IValue& value) {
+  return value.isInt() || value.isDouble() || value.isBool() || value.isComplexDouble();
+}
+
+// An argument by its kind alone.
+struct PlainValue {
+  const Values& values;
+  c10::IValue operator()(const exported::NoneArgument&) const { return {}; }
+  c10::IValue operator()(const exported::ValueArgument& v) const { return value_at(v.slot, values); }
+  c10::IValue operator()(const exported::ValuesArgument& v) const {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const exported::Slot slot : v.slots) list.emplace_back(value_at(slot, values));
+    return list;
+  }
+  c10::IValue operator()(const exported::SymIntsArgument& v) const {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const auto& item : v.items) {
+      const auto* number = std::get_if<int64_t>(&item);
+      list.emplace_back(number ? c10::IValue(*number) : value_at(std::get<exported::ValueArgument>(item).slot, values));
+    }
+    return list;
+  }
+  c10::IValue operator()(bool v) const { return v; }
+  c10::IValue operator()(int64_t v) const { return v; }
+  c10::IValue operator()(double v) const { return v; }
+  c10::IValue operator()(const std::string& v) const { return v; }
+  template <class Item>
+  c10::IValue operator()(const std::vector<Item>& v) const {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const Item& item : v) list.emplace_back(c10::IValue(item));
+    return list;
+  }
+  c10::IValue operator()(const std::vector<bool>& v) const {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const bool item : v) list.emplace_back(c10::IValue(item));
+    return list;
+  }
+  c10::IValue operator()(const exported::DTypeArgument& v) const {
+    return static_cast<int64_t>(scalar_type_of(v.dtype));
+  }
+  c10::IValue operator()(exported::MemoryFormat v) const { return static_cast<int64_t>(memory_format_of(v)); }
+  c10::IValue operator()(const exported::StridedLayout&) const { return static_cast<int64_t>(c10::Layout::Strided); }
+  c10::IValue operator()(const exported::DeviceArgument&) const { return {}; }  // wherever the step runs
+  c10::IValue operator()(const exported::ComplexArgument& v) const { return c10::complex<double>(v.real, v.imag); }
+  c10::IValue operator()(const std::shared_ptr<const exported::Graph>&) const { return {}; }
+};
+
+// Turns a plain value into what the schema's type asks for, as Python's bindings do.
+c10::IValue coerce(const c10::IValue& value, const c10::Type& type, std::optional<int32_t> copies) {
+  switch (type.kind()) {
+    case c10::TypeKind::OptionalType:
+      return value.isNone() ? value : coerce(value, *type.castRaw<c10::OptionalType>()->getElementType(), copies);
+    case c10::TypeKind::TensorType: return is_number(value) ? c10::IValue(wrapped_number(value)) : value;
+    case c10::TypeKind::FloatType: return value.isInt() ? c10::IValue(static_cast<double>(value.toInt())) : value;
+    case c10::TypeKind::ListType: break;
+    default: return value;
+  }
+  const c10::TypePtr element = type.castRaw<c10::ListType>()->getElementType();
+  std::vector<c10::IValue> items;
+  if (value.isList())
+    items.assign(value.toListRef().begin(), value.toListRef().end());
+  else if (is_number(value) && copies)  // int[2] of a pool, given as one number
+    items.assign(static_cast<size_t>(*copies), value);
+  else
+    return value;
+  c10::impl::GenericList list(element->kind() == c10::TypeKind::SymIntType ? c10::IntType::get() : element);
+  for (const c10::IValue& item : items) list.emplace_back(coerce(item, *element, std::nullopt));
+  return list;
+}
+
+[[noreturn]] void refuse(const exported::Node& node, const std::string& what, const std::string& expected) {
+  throw UserError(concat(describe(node), " ", what, "\n  expected ", expected));
+}
+
+// A graph that was exported in training mode says so in the arguments of its ops.
+void turn_off_training(const std::string& argument, c10::IValue& value) {
+  if ((argument == "train" || argument == "training") && value.isBool()) value = false;
+  if (argument == "dropout_p" && value.isDouble()) value = 0.0;
+}
+
+c10::Device device_of_first_tensor(const torch::jit::Stack& stack) {
+  for (const c10::IValue& value : stack)
+    if (value.isTensor() && value.toTensor().defined()) return value.toTensor().device();
+  return c10::kCPU;
+}
+
+// One op of LibTorch.
+class OpCall : public ExportedCall {
+ public:
+  OpCall(const exported::Node& node, c10::OperatorHandle op) : op_(std::move(op)) {
+    std::set<std::string> given;
+    for (const exported::NamedArgument& input : node.inputs)
+      if (!given.insert(input.name).second) refuse(node, concat("has two arguments ", input.name), "each once");
+    for (const c10::Argument& argument : op_.schema().arguments()) {
+      const auto found = std::ranges::find(node.inputs, argument.name(), &exported::NamedArgument::name);
+      inputs_.push_back(found == node.inputs.end() ? nullptr : &found->value);
+      if (!inputs_.back() && !argument.default_value() && argument.type()->kind() != c10::TypeKind::OptionalType)
+        refuse(node, concat("lacks the argument ", argument.name()), concat("all of ", op_.schema()));
+      given.erase(argument.name());
+    }
+    if (!given.empty())
+      refuse(node, concat("has an argument ", quote_safe(*given.begin()), ", which this LibTorch's op has not"),
+             concat(op_.schema(), "; build with the LibTorch that the model was exported with"));
+  }
+
+  Values run(const Values& values, bool training) const override {
+    const auto& arguments = op_.schema().arguments();
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const c10::Argument& argument = arguments[i];
+      c10::IValue value;
+      if (argument.type()->kind() == c10::TypeKind::DeviceObjType)  // a move to a device must name one
+        value = device_of_first_tensor(stack);
+      else if (inputs_[i])
+        value = coerce(plain_value(*inputs_[i], values), *argument.type(), argument.N());
+      else if (argument.default_value())
+        value = *argument.default_value();
+      if (!training) turn_off_training(argument.name(), value);
+      stack.push_back(std::move(value));
+    }
+    op_.callBoxed(stack);
+    return stack;
+  }
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<const Argument*> inputs_;  // by place in the schema; nullptr: its default
+};
+
+class ScalarCall : public ExportedCall {
+ public:
+  explicit ScalarCall(const exported::Node& node) : node_(node) {}
+  Values run(const Values& values, bool) const override {
+    Values arguments;
+    for (const exported::NamedArgument& input : node_.inputs) arguments.push_back(plain_value(input.value, values));
+    return {scalar_op(node_.target, arguments)};
+  }
+
+ private:
+  const exported::Node& node_;
+};
+
+// torch.export writes down what it took for granted of types; it holds as long as each op gives what the graph says.
+class MetadataAssertion : public ExportedCall {
+ public:
+  explicit MetadataAssertion(const exported::Node& node) : node_(node) {}
+  Values run(const Values& values, bool) const override {
+    const auto tensor = input("a", values);
+    const auto dtype = input("dtype", values);
+    if (tensor.isTensor() && dtype.isInt() &&
+        tensor.toTensor().scalar_type() != static_cast<c10::ScalarType>(dtype.toInt()))
+      refuse(node_, concat("finds ", tensor.toTensor().scalar_type()),
+             concat(static_cast<c10::ScalarType>(dtype.toInt()),
+                    ", as the model was exported with; cast it in the model"
+                    " and export it again"));
+    return {};
+  }
+
+ private:
+  c10::IValue input(const char* name, const Values& values) const {
+    const auto found = std::ranges::find(node_.inputs, name, &exported::NamedArgument::name);
+    return found == node_.inputs.end() ? c10::IValue() : plain_value(found->value, values);
+  }
+  const exported::Node& node_;
+};
+
+// Holds a condition on sizes of the batch; one on values of tensors is not looked at.
+class ScalarAssertion : public ExportedCall {
+ public:
+  explicit ScalarAssertion(const exported::Node& node) : node_(node) {}
+  Values run(const Values& values, bool) const override {
+    if (node_.inputs.empty()) return {};
+    const c10::IValue condition = plain_value(node_.inputs.front().value, values);
+    if (is_number(condition) && !condition.isComplexDouble() && condition.toScalar().toDouble() == 0)
+      refuse(node_, "fails", "a batch of sizes that the model was exported for");
+    return {};
+  }
+
+ private:
+  const exported::Node& node_;
+};
+
+// torch.set_grad_enabled around a part of the graph.
+class GradModeCall : public ExportedCall {
+ public:
+  explicit GradModeCall(const exported::Node& node) : node_(node) {
+    if (node.inputs.size() < 2 || !std::holds_alternative<bool>(node.inputs[0].value) ||
+        !std::holds_alternative<std::shared_ptr<const exported::Graph>>(node.inputs[1].value))
+      refuse(node, "has other arguments", "a flag, a graph and its inputs");
+    enabled_ = std::get<bool>(node.inputs[0].value);
+    const auto& graph = *std::get<std::shared_ptr<const exported::Graph>>(node.inputs[1].value);
+    if (graph.inputs.size() != node.inputs.size() - 2)
+      refuse(node, concat("has ", node.inputs.size() - 2, " inputs"),
+             concat(graph.inputs.size(), ", as its graph has"));
+    body_ = std::make_unique<const ExportedGraph>(graph);
+  }
+  Values run(const Values& values, bool training) const override {
+    const at::AutoGradMode mode(enabled_ && at::GradMode::is_enabled());
+    Values inputs;
+    for (size_t i = 2; i < node_.inputs.size(); ++i) inputs.push_back(plain_value(node_.inputs[i].value, values));
+    return body_->run(inputs, training);
+  }
+
+ private:
+  const exported::Node& node_;
+  bool enabled_ = true;
+  std::unique_ptr<const ExportedGraph> body_;
+};
+
+// Ops that read files or memory by address, or that nothing of a forward pass calls. The archive comes from anywhere.
+constexpr std::array kForbidden = {"aten::from_file", "aten::from_blob", "aten::set_data", "aten::_pin_memory"};
+
+std::unique_ptr<const ExportedCall> make_aten_call(const exported::Node& node, const std::string& op) {
+  const size_t dot = op.find('.');
+  const std::string name = "aten::" + op.substr(0, dot);
+  std::string overload = dot == std::string::npos ? "" : op.substr(dot + 1);
+  if (overload == "default") overload = "";
+  if (name == "aten::_assert_tensor_metadata") return std::make_unique<MetadataAssertion>(node);
+  if (name == "aten::_assert_scalar" || name == "aten::_assert_async" || name.starts_with("aten::sym_constrain_range"))
+    return std::make_unique<ScalarAssertion>(node);
+  if (std::ranges::find(kForbidden, name) != kForbidden.end())
+    refuse(node, "is not run", "ops that compute with tensors; compute it before the step and pass it in the batch");
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle)
+    refuse(node, "is no op of this LibTorch", "the LibTorch that the model was exported with, or a newer one");
+  return std::make_unique<OpCall>(node, *handle);
+}
+
+}  // namespace
+
+std::string describe(const exported::Node& node) {
+  return concat(quote_safe(node.target).substr(1, quote_safe(node.target).size() - 2),
+                node.module_path.empty() ? "" : " at " + node.module_path,
+                node.python.empty() ? "" : concat(" (", node.python, ")"));
+}
+
+c10::IValue plain_value(const Argument& argument, const Values& values) {
+  return std::visit(PlainValue{values}, argument);
+}
+
+std::unique_ptr<const ExportedCall> make_call(const exported::Node& node) {
+  constexpr std::string_view kAten = "torch.ops.aten.", kHigherOrder = "torch.ops.higher_order.";
+  if (node.target.starts_with(kAten)) return make_aten_call(node, node.target.substr(kAten.size()));
+  if (is_scalar_op(node.target)) return std::make_unique<ScalarCall>(node);
+  if (node.target.starts_with(kHigherOrder)) {
+    if (node.target.ends_with(".wrap_with_set_grad_enabled")) return std::make_unique<GradModeCall>(node);
+    refuse(node, "is control flow that is not trained",
+           "a forward without torch.cond, while_loop, scan and flex_attention; use torch.where, unrolled loops and"
+           " scaled_dot_product_attention, and export again");
+  }
+  refuse(node, "is an op of another library than LibTorch",
+         "aten ops alone; a model of transformers takes attn_implementation sdpa or eager, and experts as plain ops");
+}
+
+}  // namespace sfsdp::models

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/models/exported/exported_graph.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/module_scope.h"
+#include "sfsdp/models/exported/exported_call.h"
+
+namespace sfsdp::models {
+namespace {
+
+void store_result(const exported::Argument& output, const c10::IValue& value, Values& values,
+                  const exported::Node& node) {
+  if (const auto* one = std::get_if<exported::ValueArgument>(&output)) {
+    if (one->slot != exported::kNone) values[static_cast<size_t>(one->slot)] = value;
+  } else if (const auto* list = std::get_if<exported::ValuesArgument>(&output)) {
+    if (!value.isList() || value.toListRef().size() != list->slots.size())
+      throw UserError(concat(describe(node), " gives ", value.isList() ? value.toListRef().size() : 0,
+                             " tensors in a list\n  expected ", list->slots.size(), ", as the archive has it"));
+    for (size_t i = 0; i < list->slots.size(); ++i)
+      if (list->slots[i] != exported::kNone) values[static_cast<size_t>(list->slots[i])] = value.toListRef()[i];
+  }
+}
+
+}  // namespace
+
+ExportedGraph::ExportedGraph(const exported::Graph& graph) : graph_(graph) {
+  for (const exported::Node& node : graph.nodes) calls_.push_back(make_call(node));
+}
+ExportedGraph::~ExportedGraph() = default;
+ExportedGraph::ExportedGraph(ExportedGraph&&) noexcept = default;
+
+std::vector<c10::IValue> ExportedGraph::run(std::span<const c10::IValue> inputs, bool training) const {
+  SFSDP_CHECK(inputs.size() == graph_.inputs.size(), inputs.size(), " inputs for ", graph_.inputs.size());
+  Values values(graph_.values.size());
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (graph_.inputs[i] != exported::kNone) values[static_cast<size_t>(graph_.inputs[i])] = inputs[i];
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    const exported::Node& node = graph_.nodes[i];
+    const ModuleScope scope(node.module_path);
+    Values results;
+    try {
+      results = calls_[i]->run(values, training);
+    } catch (const UserError& error) {
+      if (node.python.empty() || std::string_view(error.what()).find(node.python) != std::string_view::npos) throw;
+      throw UserError(concat(error.what(), "\n  Python: ", node.python));
+    } catch (const c10::Error& error) {
+      throw UserError(concat(describe(node), ": ", error.what_without_backtrace(),
+                             "\n  expected a batch of the sizes that the model was exported for"));
+    }
+    if (results.size() != node.outputs.size())
+      throw UserError(concat(describe(node), " gives ", results.size(), " results\n  expected ", node.outputs.size(),
+                             ", as the archive has it"));
+    for (size_t r = 0; r < results.size(); ++r) store_result(node.outputs[r], results[r], values, node);
+  }
+  std::vector<c10::IValue> outputs;
+  for (const exported::Argument& output : graph_.outputs) outputs.push_back(plain_value(output, values));
+  return outputs;
+}
+
+}  // namespace sfsdp::models

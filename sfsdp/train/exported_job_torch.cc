@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/train/exported_job.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exported/read_values.h"
+#include "sfsdp/models/exported/exported_module.h"
+#include "sfsdp/models/loss.h"
+#include "sfsdp/train/config/config_resolve.h"
+#include "sfsdp/train/weights/float_convert.h"
+
+namespace sfsdp::train {
+namespace {
+
+using exported::OutputValue;
+using exported::Program;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& expected) {
+  throw UserError(concat(what, "\n  expected ", expected));
+}
+
+std::vector<std::string> input_names(const Program& program) {
+  std::vector<std::string> names;
+  for (const exported::InputTensor& input : program.inputs) names.push_back(input.name);
+  return names;
+}
+
+// "input_ids=tokens", for each input of the archive.
+std::vector<BatchPart> parts_of(const JobConfig& config, const Program& program) {
+  const std::vector<std::string> names = input_names(program);
+  std::map<std::string, BatchPart> given;
+  for (const std::string& text : config.model.inputs) {
+    const size_t equals = text.find('=');
+    const std::string name(trim(std::string_view(text).substr(0, equals)));
+    const std::string part(equals == std::string::npos ? "" : trim(std::string_view(text).substr(equals + 1)));
+    if (std::ranges::find(names, name) == names.end())
+      refuse(concat("model.inputs: ", config.model.path, " has no input ", quote_safe(name)),
+             concat(join(names, ", "), did_you_mean(name, names)));
+    if (part != "tokens" && part != "targets")
+      refuse(concat("model.inputs: ", name, " is given ", quote_safe(part)),
+             "tokens, or targets: the tokens one place on");
+    if (!given.emplace(name, part == "tokens" ? BatchPart::Tokens : BatchPart::Targets).second)
+      refuse(concat("model.inputs: ", name, " twice"), "each input once");
+  }
+  std::vector<BatchPart> parts;
+  for (const std::string& name : names) {
+    if (!given.contains(name))
+      refuse(concat("model.inputs: nothing is given to input ", quote_safe(name), " of ", config.model.path),
+             concat("all of ", join(names, ", "), ", such as --model.inputs ", join(names, "=tokens,"), "=tokens"));
+    parts.push_back(given.at(name));
+  }
+  return parts;
+}
+
+// A user's output by its name.
+size_t find_output(const std::vector<std::string>& names, const std::string& name, const char* key,
+                   const JobConfig& config) {
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end())
+    refuse(concat("model.", key, ": ", config.model.path, " has no output ", quote_safe(name)),
+           concat(join(names, ", "), did_you_mean(name, names)));
+  return static_cast<size_t>(found - names.begin());
+}
+
+// The outputs that are one floating number.
+std::vector<std::string> scalar_outputs(const Program& program) {
+  std::vector<std::string> names;
+  for (const OutputValue& output : program.outputs) {
+    const auto* value = std::get_if<exported::ValueArgument>(&output.value);
+    if (output.kind != OutputValue::Kind::User || !value || value->slot == exported::kNone) continue;
+    const auto& tensor = program.graph.values[static_cast<size_t>(value->slot)].tensor;
+    if (tensor && tensor->sizes.empty() && ir::is_floating(tensor->dtype)) names.push_back(output.name);
+  }
+  return names;
+}
+
+std::string loss_output(const JobConfig& config, const Program& program) {
+  if (config.model.loss) return *config.model.loss;
+  const std::vector<std::string> scalars = scalar_outputs(program);
+  if (std::ranges::find(scalars, "loss") != scalars.end()) return "loss";
+  if (scalars.size() == 1) return scalars.front();
+  refuse(concat(config.model.path, " has ", scalars.size(), " outputs that are a single number"),
+         "a loss: give model.loss its name, give model.logits that of the logits, or export the model with its labels");
+}
+
+// Rows of the first embedding that reads an input of the batch; 0: there is none.
+int64_t vocabulary_of(const Program& program) {
+  std::set<exported::Slot> ids;
+  for (const exported::InputTensor& input : program.inputs) ids.insert(input.slot);
+  for (const exported::Node& node : program.graph.nodes) {
+    if (node.target != "torch.ops.aten.embedding.default" || node.inputs.size() < 2) continue;
+    const auto* table = std::get_if<exported::ValueArgument>(&node.inputs[0].value);
+    const auto* indices = std::get_if<exported::ValueArgument>(&node.inputs[1].value);
+    if (!table || !indices || !ids.contains(indices->slot)) continue;
+    const auto& meta = program.graph.values[static_cast<size_t>(table->slot)].tensor;
+    if (meta && !meta->sizes.empty()) return meta->sizes[0].value;
+  }
+  return 0;
+}
+
+// A graph casts to the dtype that it was exported in wherever the model says so, and no flag changes that. A model in
+// bfloat16 is trained on parameters kept in float32, unless training.dtype asks for bfloat16 throughout.
+std::optional<ir::DType> stored_dtype(const JobConfig& config, const Program& program) {
+  std::set<std::string_view> dtypes;
+  for (const exported::StateTensor& t : program.state)
+    if (t.kind == exported::StateTensor::Kind::Parameter && ir::is_floating(t.dtype))
+      dtypes.insert(ir::to_string(t.dtype));
+  if (dtypes.size() > 1)
+    refuse(concat(config.model.path, " has parameters of ", dtypes.size(),
+                  " dtypes: ", join(std::vector<std::string>(dtypes.begin(), dtypes.end()), ", ")),
+           "one: export the model after model.to(torch.bfloat16) or model.float()");
+  const bool half = compute_dtype(config.training) == "bfloat16";
+  if (half && !dtypes.contains("bf16"))
+    refuse(concat("training.mixed_precision_param = ", config.training.mixed_precision_param, ", training.dtype = ",
+                  config.training.dtype, ", but ", config.model.path, " was not exported in bfloat16"),
+           "--training.mixed_precision_param float32; or export the model in bfloat16, model.to(torch.bfloat16), as the"
+           " casts inside of a graph stay what they were");
+  if (!half && dtypes.contains("bf16"))
+    refuse(concat(config.model.path, " was exported in bfloat16"), "--training.mixed_precision_param bfloat16");
+  if (half && config.training.dtype == "float32") return ir::DType::f32;
+  return std::nullopt;
+}
+
+// 6 per trained parameter and token; attention is not counted, as an archive does not say what is.
+std::function<double(int64_t)> flops_of(const Program& program) {
+  double parameters = 0;
+  for (const exported::StateTensor& t : program.state)
+    if (t.kind == exported::StateTensor::Kind::Parameter)
+      parameters += static_cast<double>(ir::Type::tensor(t.dtype, t.sizes).numel());
+  return [parameters](int64_t) { return 6 * parameters; };
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& t) {
+  SFSDP_CHECK(t.is_contiguous(), t.sizes());
+  return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
+}
+
+// Elements `range` of a tensor into this rank's part of it, which may be stored in another floating dtype.
+void read_part(const Program& program, const exported::StateTensor& tensor, Chunk range, const at::Tensor& mine) {
+  const ir::DType dtype = capture::dtype_of(mine.scalar_type());
+  if (dtype == tensor.dtype) return exported::read_values(program.archive, tensor, range.offset, bytes_of(mine));
+  constexpr int64_t kBlock = 1 << 17;  // elements
+  const int64_t from = ir::size_in_bytes(tensor.dtype), to = ir::size_in_bytes(dtype);
+  std::vector<std::byte> staging(static_cast<size_t>(std::min(kBlock, range.length) * from));
+  for (int64_t begin = 0; begin < range.length; begin += kBlock) {
+    const int64_t count = std::min(kBlock, range.length - begin);
+    const auto block = std::span(staging).first(static_cast<size_t>(count * from));
+    exported::read_values(program.archive, tensor, range.offset + begin, block);
+    convert_floats(block, tensor.dtype,
+                   bytes_of(mine).subspan(static_cast<size_t>(begin * to), static_cast<size_t>(count * to)), dtype);
+  }
+}
+
+void check_finite(const Program& program, const std::string& name, Chunk range, const at::Tensor& mine) {
+  if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
+    refuse(concat(program.archive.path(), ": ", name,
+                  " holds infinite values or no numbers, the first of them element ", range.offset + *first),
+           "finite numbers; the file is damaged, or the run that wrote it had diverged");
+}
+
+}  // namespace
+
+CompiledJob exported_job(const JobConfig& config) {
+  CompiledJob job;
+  job.archive = std::make_shared<const Program>(exported::read_program(config.model.path));
+  const std::optional<ir::DType> stored = stored_dtype(config, *job.archive);
+  job.model_name = "exported";
+  job.batch = parts_of(config, *job.archive);
+  models::ExportedModule module = meta_init([&] { return models::ExportedModule(job.archive, stored); });
+  const std::vector<std::string>& names = module->output_names();
+  const size_t inputs = job.batch.size();
+  if (config.model.logits) {
+    const size_t place = find_output(names, *config.model.logits, "logits", config);
+    job.batch.push_back(BatchPart::Targets);
+    job.loss = [module, place, inputs](const Batch& batch) mutable -> LossValue {
+      const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
+      return {models::cross_entropy(module->forward(given).at(place), batch.at(inputs)), {}};
+    };
+  } else {
+    const size_t place = find_output(names, loss_output(config, *job.archive), "loss", config);
+    job.loss = [module, place](const Batch& batch) mutable -> LossValue {
+      return {module->forward(batch).at(place), {}};
+    };
+  }
+  job.model.module = module.ptr();
+  job.model.vocab_size = vocabulary_of(*job.archive);
+  if (job.model.vocab_size <= 0)
+    refuse(concat(config.model.path, " has no embedding that reads an input"), "a model of token ids for this dataset");
+  job.model.flops_per_token = flops_of(*job.archive);
+  return job;
+}
+
+std::vector<std::string> load_exported_weights(const Program& program, Step& step) {
+  const auto start = std::chrono::steady_clock::now();
+  std::map<std::string, const exported::StateTensor*> by_name;
+  for (const exported::StateTensor& t : program.state) by_name.emplace(t.name, &t);
+  const auto state = step.state_dict();
+  size_t tensors = 0;
+  for (const StoredTensor& stored : step.program().tensors()) {
+    if (stored.source < 0) continue;  // the optimizer's
+    const auto found = by_name.find(stored.name);
+    SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
+    read_part(program, *found->second, step.range_of(stored.name), state.at(stored.name));
+    if (stored.trainable) check_finite(program, stored.name, step.range_of(stored.name), state.at(stored.name));
+    ++tensors;
+  }
+  step.load_state_dict({});  // whole copies are gathered anew from what was written
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {concat("Weights of ", program.archive.path(), ": ", tensors, " tensors, this rank's part in ",
+                 with_commas(seconds, 3), " s")};
+}
+
+}  // namespace sfsdp::train

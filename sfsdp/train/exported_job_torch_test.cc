@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Models that torch.export wrote, trained here and by PyTorch (tests/fixtures/make_exported.py).
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/models/exported/exported_module.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
+#include "sfsdp/testing/source_dir.h"
+#include "sfsdp/train/exported_job.h"
+
+namespace sfsdp::train {
+namespace {
+
+std::string fixture_path(const std::string& name) { return testing::source_dir() + "/tests/fixtures/exported/" + name; }
+
+double number(const JsonValue& value) {
+  if (const auto* real = value.as<double>()) return *real;
+  if (const auto* whole = value.as<uint64_t>()) return static_cast<double>(*whole);
+  return static_cast<double>(*value.as<int64_t>());
+}
+
+struct Found {
+  double evaluation = 0;
+  std::vector<StepResult> steps;
+  std::vector<Batch> batches;  // of all ranks, a step each
+  JsonValue json;
+};
+
+Found read_found(const std::string& name) {
+  const std::string path = fixture_path(name + ".json");
+  Found found;
+  found.json = parse_json(read_text_file(path, 1 << 24), path);
+  found.evaluation = number(*found.json.find("evaluation"));
+  for (const JsonValue& step : *found.json.find("steps")->as<JsonArray>())
+    found.steps.push_back({number(*step.find("loss")), number(*step.find("grad_norm"))});
+  for (const JsonValue& batch : *found.json.find("batches")->as<JsonArray>()) {
+    Batch tensors;
+    for (const auto& [input, tensor] : *batch.as<JsonObject>()) {
+      std::vector<int64_t> shape;
+      for (const JsonValue& size : *tensor.find("shape")->as<JsonArray>())
+        shape.push_back(static_cast<int64_t>(number(size)));
+      std::vector<double> values;
+      for (const JsonValue& value : *tensor.find("values")->as<JsonArray>()) values.push_back(number(value));
+      const bool integer = *tensor.find("integer")->as<bool>();
+      tensors.push_back(at::tensor(values, at::kDouble).view(shape).to(integer ? at::kLong : at::kFloat));
+    }
+    found.batches.push_back(tensors);
+  }
+  return found;
+}
+
+struct Setting {
+  int64_t ranks = 1, micro_batches = 1;
+  std::string output = "loss";
+  passes::RematMode remat = passes::RematMode::None;
+};
+
+Batch rows_of(const Batch& batch, int64_t part, int64_t parts) {
+  Batch rows;
+  for (const at::Tensor& t : batch) rows.push_back(t.chunk(parts)[static_cast<size_t>(part)]);
+  return rows;
+}
+
+std::shared_ptr<Program> compile_exported(const std::string& name, const Setting& setting, const Found& found) {
+  auto archive = std::make_shared<const exported::Program>(exported::read_program(fixture_path(name + ".pt2")));
+  auto module = meta_init([&] { return models::ExportedModule(archive); });
+  const auto& names = module->output_names();
+  const auto place = std::ranges::find(names, setting.output) - names.begin();
+  REQUIRE(place < static_cast<std::ptrdiff_t>(names.size()));
+  const auto loss = [place](models::ExportedModule& m, const Batch& b) {
+    return m->forward(b)[static_cast<size_t>(place)];
+  };
+  CompileOptions options;
+  options.max_norm = 1.0;
+  options.micro_batches = setting.micro_batches;
+  options.pipeline.remat.mode = setting.remat;
+  return compile_program(module, loss, AdamW{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+                         rows_of(found.batches[0], 0, setting.ranks * setting.micro_batches),
+                         data_parallel(init_device_mesh({{"dp_shard", setting.ranks}})), options);
+}
+
+// Each rank and micro-batch has an equal share of each step's rows.
+void train(Step& step, const Found& found, const Setting& setting, int64_t rank, std::vector<StepResult>& results) {
+  for (const Batch& batch : found.batches) {
+    std::vector<Batch> mine;
+    for (int64_t m = 0; m < setting.micro_batches; ++m)
+      mine.push_back(rows_of(batch, rank * setting.micro_batches + m, setting.ranks * setting.micro_batches));
+    const StepResult result = step(mine);
+    if (rank == 0) results.push_back(result);
+  }
+}
+
+void expect_parity(const std::string& name, const Setting& setting) {
+  CAPTURE(name);
+  CAPTURE(setting.ranks);
+  CAPTURE(setting.micro_batches);
+  const Found found = read_found(name);
+  const auto program = compile_exported(name, setting, found);
+  const exported::Program archive = exported::read_program(fixture_path(name + ".pt2"));
+  std::vector<StepResult> results;
+  double evaluation = 0;
+  testing::run_ranks(setting.ranks, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    load_exported_weights(archive, step);
+    const double loss = step.eval(rows_of(found.batches[0], world.rank(), setting.ranks));
+    if (world.rank() == 0) evaluation = loss;
+    train(step, found, setting, world.rank(), results);
+  });
+  CHECK(evaluation == doctest::Approx(found.evaluation).epsilon(1e-6));
+  REQUIRE(results.size() == found.steps.size());
+  for (size_t k = 0; k < results.size(); ++k) {
+    CHECK(std::abs(results[k].loss - found.steps[k].loss) <= 1e-6 * found.steps[k].loss);
+    CHECK(std::abs(results[k].grad_norm - found.steps[k].grad_norm) <= 5e-6 * found.steps[k].grad_norm);
+  }
+}
+
+TEST_CASE("exported models train as in PyTorch: a decoder with rotary positions, on any number of ranks") {
+  for (const int64_t ranks : {1, 2, 4}) expect_parity("decoder", {.ranks = ranks});
+  expect_parity("decoder", {.micro_batches = 2});
+  expect_parity("decoder", {.ranks = 2, .micro_batches = 2, .remat = passes::RematMode::Full});
+}
+
+TEST_CASE("exported models train as in PyTorch: tied, frozen, unused and transposed weights, a constant") {
+  expect_parity("shared", {});
+  expect_parity("shared", {.ranks = 2});
+  expect_parity("shared", {.micro_batches = 2});
+}
+
+TEST_CASE("exported models train as in PyTorch: convolutions, and batch norm's buffers, which forward writes") {
+  expect_parity("convolutions", {.output = "0"});
+  const Found found = read_found("convolutions");
+  const Setting setting = {.output = "0"};
+  Step step(compile_exported("convolutions", setting, found), nullptr);
+  load_exported_weights(exported::read_program(fixture_path("convolutions.pt2")), step);
+  std::vector<StepResult> results;
+  train(step, found, setting, 0, results);
+  const auto state = step.state_dict();
+  for (const auto& [name, values] : *found.json.find("buffers")->as<JsonObject>()) {
+    CAPTURE(name);
+    const at::Tensor got = state.at(name).to(at::kDouble).flatten();
+    const auto& expected = *values.as<JsonArray>();
+    REQUIRE(got.numel() == static_cast<int64_t>(expected.size()));
+    for (int64_t i = 0; i < got.numel(); ++i)
+      CHECK(got[i].item<double>() == doctest::Approx(number(expected[static_cast<size_t>(i)])).epsilon(1e-5));
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp::train

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# A model that torch.export wrote is trained by two processes, saved, resumed on one, planned and simulated; what is wrong is told. The
+# page docs/exported_models.md does what it says, where transformers is there to make the model.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export OMP_NUM_THREADS=1 TRANSFORMERS_OFFLINE=1 HF_HUB_OFFLINE=1
+sfsdp=$PWD/build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+flags=(--model.name exported --model.path "$PWD/tests/fixtures/exported/decoder.pt2" --model.inputs "input_ids=tokens,labels=tokens"
+  --training.dataset tokens --training.dataset_path "$PWD/tests/fixtures/tokens.bin" --training.seq_len 16
+  --training.local_batch_size 2 --training.mixed_precision_param float32 --job.dump_folder "$dir/run" --metrics.log_freq 1)
+
+# Six steps at once; four, and two more from the checkpoint on another mesh: the same losses.
+losses() { # run
+  sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$1/metrics.jsonl" | cut -c1-8
+}
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --training.steps 6 --job.dump_folder "$dir/whole" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --training.steps 4 --lr_scheduler.total_steps 6 --checkpoint.enable --checkpoint.interval 4 \
+  --checkpoint.no_last_save_model_only >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" train "${flags[@]}" --training.steps 6 --training.global_batch_size 4 --checkpoint.enable >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(losses "$dir/whole" | wc -l) == 6 ]] || fail "six steps: $(cat "$dir/whole/metrics.jsonl")"
+diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
+
+# Units are the modules of Python; the plan is one for any machine.
+"$sfsdp" inspect "${flags[@]}" --world 4 --graph >"$dir/graph"
+grep -q "^  %layers.1.flat = param members=\[.*layers.1.down_proj.weight" "$dir/graph" || fail "units: $(grep " = param " "$dir/graph")"
+grep -q ' at layers.0.gate_proj$' "$dir/graph" || fail "module paths: $(head -40 "$dir/graph")"
+"$sfsdp" simulate "${flags[@]}" --machine dgx_h100 --world 8 --json >"$dir/json"
+grep -q '"step_seconds"' "$dir/json" || fail "$(cat "$dir/json")"
+"$sfsdp" plan "${flags[@]}" --world 2 --out "$dir/plan" >/dev/null && "$sfsdp" plan --check "$dir/plan" >/dev/null || fail "plan"
+
+# What cannot be trained is told with what helps.
+told() { # words that the error must have; flags
+  local words=$1
+  shift
+  "$sfsdp" train "${flags[@]}" "$@" >"$dir/log" 2>&1 && fail "trained: $*"
+  grep -qF -- "$words" "$dir/log" || fail "expected \"$words\": $(cat "$dir/log")"
+}
+told "no input \"input_idz\"" --model.inputs input_idz=tokens
+told "nothing is given to input \"labels\"" --model.inputs input_ids=tokens
+told "no output \"los\"" --model.loss los
+told "was not exported in bfloat16" --training.mixed_precision_param bfloat16
+told "expected 10 in dimension 1, which was baked into the graph" --model.path "$PWD/tests/fixtures/exported/half.pt2" \
+  --training.mixed_precision_param bfloat16 --training.local_batch_size 4
+: >"$dir/empty"
+told "no zip file" --model.path "$dir/empty"
+told "model.path is empty" --model.path ""
+
+for candidate in .venv/bin/python3 python3; do
+  "$candidate" -c 'import torch, transformers' 2>/dev/null && python=$(realpath -s "$candidate") && break
+done
+[[ -n ${python:-} ]] || { echo "SKIP: transformers and torch are not here; ./setup.sh --tests installs them into .venv"; exit 77; }
+sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"
+grep -q 'torch.export.save' "$dir/export.py" || fail "docs/exported_models.md has no program that exports"
+sed -n 's/^    //p' docs/exported_models.md | sed -n '/^sfsdp /,$p' | tr -d '\\\n' >"$dir/train"
+(cd "$dir" && "$python" export.py >"$dir/log" 2>&1) || fail "$(cat "$dir/log")"
+(cd "$dir" && eval "${sfsdp%sfsdp}$(cat "$dir/train") --training.steps 3" >"$dir/log" 2>&1) || fail "$(cat "$dir/log")"
+[[ -e $dir/outputs/metrics.jsonl ]] || fail "the page's run left nothing: $(ls "$dir")"
