@@ -10,8 +10,8 @@
 
 namespace sfsdp::exported {
 
-// Copies elements [first, first + out.size() / size of one) of the tensor. Of a tensor that lies row by row no other byte is
-// read; of one with other strides each run of elements that lie side by side is read by itself, or the whole span at once.
+// Copies elements [first, first + out.size() / size of one) of the tensor. Where a tensor lies row by row no other byte is
+// read; where it does not, the span of the file that holds a block of 65,536 elements is.
 //   throws: UserError naming the tensor's entry if the file has become shorter
 void read_values(const ZipArchive& archive, const StateTensor& tensor, int64_t first, std::span<std::byte> out);
 

@@ -76,7 +76,7 @@ std::optional<Directory> read_end64(int file, const std::string& path, uint64_t 
   return Directory{number_at<uint64_t>(end, 32), number_at<uint64_t>(end, 40), number_at<uint64_t>(end, 48)};
 }
 
-// The end record is the last of the file: an archive with a comment, or with anything behind it, is none of torch's.
+// The end record is the last of the file: an archive with a comment, or with anything after it, is none of torch's.
 Directory read_end(int file, const std::string& path, uint64_t size) {
   if (size < kEndBytes) refuse(path, concat("has ", size, " bytes, which is no zip file"));
   const uint64_t at = size - kEndBytes;
@@ -139,8 +139,7 @@ ZipEntry locate(int file, const std::string& path, ZipEntry entry, uint64_t head
   read_at(file, path, what, header + kLocalBytes, std::as_writable_bytes(std::span(name)));
   if (name != entry.name) refuse(path, what + " is another one than the directory says");
   entry.offset = header + kLocalBytes + name_bytes + extra_bytes;
-  if (entry.offset > limit || entry.bytes > limit - entry.offset)
-    refuse(path, what + " ends behind the directory's start");
+  if (entry.offset > limit || entry.bytes > limit - entry.offset) refuse(path, what + " reaches into the directory");
   return entry;
 }
 
@@ -179,7 +178,7 @@ ZipArchive ZipArchive::open(const std::string& path) {
     at += kCentralBytes + name_bytes + extra_bytes + comment_bytes;
   }
 
-  // By place: each begins behind the end of the one before it.
+  // By place: each begins after the end of the one before it.
   std::vector<size_t> order(entries.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::sort(order, {}, [&](size_t i) { return headers[i]; });

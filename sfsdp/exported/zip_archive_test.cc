@@ -85,7 +85,7 @@ TEST_CASE("a zip archive that breaks a rule is refused by name") {
   expect_refused(edited(directory + 42, 1), "another one");
   expect_refused(edited(second + 42, 0), "another one");
   expect_refused(edited(30, 'n'), "another one");
-  expect_refused(edited(28, 0x7f), "ends behind");  // the extra field of the first
+  expect_refused(edited(28, 0x7f), "reaches into");  // the extra field of the first
   expect_refused(zip_of({{"m/a", "1"}, {"m/a", "2"}}), "two entries");
   for (const char* name : {"/etc/passwd", "m/../../x", "..", "m\\x", "\xff"})
     expect_refused(zip_of({{name, ""}}), "named");

@@ -36,10 +36,10 @@ std::vector<std::string> input_names(const Program& program) {
   return names;
 }
 
-// "input_ids=tokens", for each input of the archive.
-std::vector<BatchPart> parts_of(const JobConfig& config, const Program& program) {
+// Which tensor of a sample each input of the archive is given: "input_ids=tokens". With dataset = tensors, that of its name.
+std::vector<std::string> parts_of(const JobConfig& config, const Program& program) {
   const std::vector<std::string> names = input_names(program);
-  std::map<std::string, BatchPart> given;
+  std::map<std::string, std::string> given;
   for (const std::string& text : config.model.inputs) {
     const size_t equals = text.find('=');
     const std::string name(trim(std::string_view(text).substr(0, equals)));
@@ -47,14 +47,13 @@ std::vector<BatchPart> parts_of(const JobConfig& config, const Program& program)
     if (std::ranges::find(names, name) == names.end())
       refuse(concat("model.inputs: ", config.model.path, " has no input ", quote_safe(name)),
              concat(join(names, ", "), did_you_mean(name, names)));
-    if (part != "tokens" && part != "targets")
-      refuse(concat("model.inputs: ", name, " is given ", quote_safe(part)),
-             "tokens, or targets: the tokens one place on");
-    if (!given.emplace(name, part == "tokens" ? BatchPart::Tokens : BatchPart::Targets).second)
-      refuse(concat("model.inputs: ", name, " twice"), "each input once");
+    if (part.empty())
+      refuse(concat("model.inputs: ", name, " is given nothing"), concat(name, "=tokens, or another tensor"));
+    if (!given.emplace(name, part).second) refuse(concat("model.inputs: ", name, " twice"), "each input once");
   }
-  std::vector<BatchPart> parts;
+  std::vector<std::string> parts;
   for (const std::string& name : names) {
+    if (!given.contains(name) && config.training.dataset == "tensors") given[name] = name;
     if (!given.contains(name))
       refuse(concat("model.inputs: nothing is given to input ", quote_safe(name), " of ", config.model.path),
              concat("all of ", join(names, ", "), ", such as --model.inputs ", join(names, "=tokens,"), "=tokens"));
@@ -132,13 +131,27 @@ std::optional<ir::DType> stored_dtype(const JobConfig& config, const Program& pr
   return std::nullopt;
 }
 
-// 6 per trained parameter and token; attention is not counted, as an archive does not say what is.
-std::function<double(int64_t)> flops_of(const Program& program) {
+// Ids of a sample of the example that the model was exported with; 1 for a model without any.
+double tokens_of_sample(const Program& program) {
+  double most = 1;
+  for (const exported::InputTensor& input : program.inputs) {
+    const exported::TensorMeta& meta = *program.graph.values[static_cast<size_t>(input.slot)].tensor;
+    double ids = ir::is_floating(meta.dtype) ? 0 : 1;
+    for (size_t d = 1; d < meta.sizes.size(); ++d)
+      ids *= static_cast<double>(std::max<int64_t>(1, meta.sizes[d].value));
+    most = std::max(most, ids);
+  }
+  return most;
+}
+
+// 6 per parameter and token, or per parameter and ids of a sample; attention is not counted, as an archive does not say what is.
+std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& program) {
   double parameters = 0;
   for (const exported::StateTensor& t : program.state)
     if (t.kind == exported::StateTensor::Kind::Parameter)
       parameters += static_cast<double>(ir::Type::tensor(t.dtype, t.sizes).numel());
-  return [parameters](int64_t) { return 6 * parameters; };
+  const double tokens = config.training.dataset == "tensors" ? tokens_of_sample(program) : 1;
+  return [flops = 6 * parameters * tokens](int64_t) { return flops; };
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& t) {
@@ -182,7 +195,7 @@ CompiledJob exported_job(const JobConfig& config) {
   const size_t inputs = job.batch.size();
   if (config.model.logits) {
     const size_t place = find_output(names, *config.model.logits, "logits", config);
-    job.batch.push_back(BatchPart::Targets);
+    job.batch.push_back("targets");
     job.loss = [module, place, inputs](const Batch& batch) mutable -> LossValue {
       const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
       return {models::cross_entropy(module->forward(given).at(place), batch.at(inputs)), {}};
@@ -194,10 +207,10 @@ CompiledJob exported_job(const JobConfig& config) {
     };
   }
   job.model.module = module.ptr();
-  job.model.vocab_size = vocabulary_of(*job.archive);
-  if (job.model.vocab_size <= 0)
+  job.model.vocab_size = config.training.dataset == "tensors" ? 0 : vocabulary_of(*job.archive);
+  if (job.model.vocab_size <= 0 && config.training.dataset != "tensors")
     refuse(concat(config.model.path, " has no embedding that reads an input"), "a model of token ids for this dataset");
-  job.model.flops_per_token = flops_of(*job.archive);
+  job.model.flops_per_token = flops_of(config, *job.archive);
   return job;
 }
 

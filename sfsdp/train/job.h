@@ -19,14 +19,11 @@
 
 namespace sfsdp::train {
 
-// What one tensor of the batch is, [rows, seq_len] of i64.
-enum class BatchPart : uint8_t { Tokens, Targets };
-
 struct CompiledJob {
   models::LanguageModel model;
   capture::LossFunction loss;
-  std::vector<BatchPart> batch;  // its tensors in order, as `loss` takes them
-  std::string model_name;        // of its family: "llama3"
+  std::vector<std::string> batch;  // which tensor of a sample each tensor of `loss`'s batch is
+  std::string model_name;          // of its family: "llama3"
   std::shared_ptr<Program> program;
   Batch example;  // shapes only: one micro-batch of one rank
   BatchShares shares;
@@ -50,8 +47,9 @@ CapturedJob capture_job(const JobConfig& config);
 // Copies this rank's part of the weights from job.hf_folder or job.archive into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);
 
-// The job's tensors, each [rows, seq_len], i64.
-Batch to_batch(const CompiledJob& job, const MicroBatch& rows, int64_t seq_len);
+// The rows as job.loss takes them.
+//   layout: of the source that they are from
+Batch to_batch(const CompiledJob& job, const MicroBatch& rows, const std::vector<SampleTensor>& layout);
 // All parameters, buffers and optimizer tensors of this rank, in the program's order. They alias the step's storage until
 // its next step. Once they have been written, call step.load_state_dict({}): copies of them are then made anew.
 //   rank: this rank's in the world

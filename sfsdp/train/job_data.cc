@@ -13,6 +13,7 @@
 #include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/input_file.h"
+#include "sfsdp/train/data/tensor_source.h"
 #include "sfsdp/train/data/token_cache.h"
 #include "sfsdp/train/data/token_file.h"
 #include "sfsdp/train/data/tokenize.h"
@@ -96,6 +97,8 @@ std::string tokens_of_text(const JobConfig& config, const std::string& dataset, 
   });
 }
 
+uint64_t seed_of(const JobConfig& config) { return static_cast<uint64_t>(config.debug.seed.value_or(0)); }
+
 DatasetOptions options_of(const JobConfig& config, const std::string& dataset, const std::string& path,
                           const JobDataOptions& job) {
   DatasetOptions options;
@@ -110,7 +113,7 @@ DatasetOptions options_of(const JobConfig& config, const std::string& dataset, c
   options.vocab_size = job.vocab_size;
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
-  options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  options.seed = seed_of(config);
   options.frame = [&config](const std::string& name, uint64_t hash) { return frame_of(config, name, hash); };
   return options;
 }
@@ -137,22 +140,34 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobD
     entries.push_back({1, t.dataset, t.dataset_path.value_or("")});
   std::vector<WeightedSource> sources;
   for (const MixEntry& entry : entries) {
+    if (entry.dataset == "tensors") {
+      sources.emplace_back(TensorSource(entry.path, {t.shuffle != "never", seed_of(config)}), entry.weight);
+      continue;
+    }
     DatasetOptions options = options_of(config, entry.dataset, entry.path, job);
     options.seq_len = t.seq_len;
     options.shuffle = parse_shuffle(t.shuffle);
-    sources.push_back({open_dataset(options), entry.weight});
+    sources.emplace_back(open_dataset(options), entry.weight);
   }
   return sources;
 }
 
+std::vector<SampleTensor> sample_layout(const JobConfig& config) {
+  const auto& t = config.training;
+  if (t.dataset == "tensors") return TensorSource(t.dataset_path.value_or(""), {}).layout();
+  return {{"tokens", ir::DType::i64, {t.seq_len}}, {"targets", ir::DType::i64, {t.seq_len}}};
+}
+
 // What readers say of training's keys is here about those of validation, where it has its own.
-SampleSource open_validation_source(const JobConfig& config, const JobDataOptions& job) {
+std::shared_ptr<Samples> open_validation_source(const JobConfig& config, const JobDataOptions& job) {
   const auto& v = config.validation;
   try {
+    if (v.dataset == "tensors")
+      return std::make_shared<TensorSource>(v.dataset_path.value_or(""), TensorSourceOptions{false});
     DatasetOptions options = options_of(config, v.dataset, v.dataset_path.value_or(""), job);
     options.seq_len = v.seq_len;
     options.shuffle = Shuffle::Never;
-    return open_dataset(options);
+    return std::make_shared<SampleSource>(open_dataset(options));
   } catch (const UserError& error) {
     std::string text = error.what();
     for (const char* key : {"dataset_path", "seq_len"})
@@ -174,9 +189,7 @@ std::string describe(const Loader& loader) {
   for (const WeightedSource& s : loader.sources()) all += s.weight;
   std::string text;
   for (const auto& [source, weight] : loader.sources()) {
-    text += concat("Dataset ", source.name(), ": ", with_commas(source.num_tokens()), " tokens, ",
-                   with_commas(source.size()), " samples");
-    if (source.num_documents() > 0) text += concat(", ", with_commas(source.num_documents()), " documents");
+    text += concat("Dataset ", source->name(), ": ", source->describe());
     if (loader.sources().size() > 1) text += concat(", ", with_commas(100 * weight / all, 2), " % of the samples");
     text += "\n";
   }

@@ -20,6 +20,11 @@ std::string ids(int first, int count) {
   return bytes;
 }
 
+std::vector<int64_t> tokens_of(const LoadedStep& step) {
+  const std::span<const int64_t> ids = ids_of(step.micro_batches[0], 0);
+  return {ids.begin(), ids.end()};
+}
+
 }  // namespace
 
 TEST_CASE("an entry of training.sources is a weight, a dataset and a path") {
@@ -43,7 +48,7 @@ TEST_CASE("a mix has a source for each entry, and the log says their shares") {
   Loader loader(open_job_sources(config, {256, folder.path()}), {4, 1, 0, 1});
   CHECK(describe(loader) == "Dataset " + folder.path() + "/a.bin: 41 tokens, 10 samples, 75.00 % of the samples\n" +
                                 "Dataset " + folder.path() + ": 10 tokens, 2 samples, 25.00 % of the samples\n");
-  const auto inputs = loader.next().micro_batches[0].inputs;
+  const std::vector<int64_t> inputs = tokens_of(loader.next());
   CHECK(inputs.size() == 16);
   CHECK(std::vector<int64_t>(inputs.begin(), inputs.begin() + 8) == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7});
 }
@@ -57,7 +62,7 @@ TEST_CASE("one dataset is one source, with the config's order, width and seed") 
   const auto first_ids = [&] {
     Loader loader(open_job_sources(config, {256, ""}), {10, 1, 0, 1});
     std::vector<int64_t> firsts;
-    const auto inputs = loader.next().micro_batches[0].inputs;
+    const std::vector<int64_t> inputs = tokens_of(loader.next());
     for (size_t i = 0; i < inputs.size(); i += 4) firsts.push_back(inputs[i]);
     return firsts;
   };
@@ -108,8 +113,8 @@ TEST_CASE("documents get the BOS and EOS of the tokenizer that made their ids, a
   config.training.seq_len = 2;
   const auto row = [&] {
     Loader loader(open_job_sources(config, {tokenizer.vocab_size(), ""}), {1, 1, 0, 1});
-    std::vector<int64_t> ids = loader.next().micro_batches[0].inputs;
-    const auto more = loader.next().micro_batches[0].inputs;
+    std::vector<int64_t> ids = tokens_of(loader.next());
+    const std::vector<int64_t> more = tokens_of(loader.next());
     ids.insert(ids.end(), more.begin(), more.end());
     return ids;
   };
@@ -158,8 +163,8 @@ TEST_CASE("text and JSON lines are tokenized once, and what is read are the toke
     for (const size_t times : {1, 1}) {  // the second start finds the files
       Loader loader(open_job_sources(config, options), {1, 1, 0, 1});
       const LoadedStep step = loader.next();
-      std::vector<int64_t> row = step.micro_batches[0].inputs;
-      row.push_back(step.micro_batches[0].targets.back());
+      std::vector<int64_t> row = tokens_of(step);
+      row.push_back(ids_of(step.micro_batches[0], 1).back());
       CHECK(row == expected);
       CHECK(said.size() == (dataset == "c4" ? 0 : times));  // c4 is jsonl
     }
@@ -179,11 +184,12 @@ TEST_CASE("validation reads its own set in the files' order, at its own length")
   config.training.shuffle = "always";
   config.training.seq_len = 4;
   config.validation = {.dataset = "tokens", .dataset_path = folder.write("v.bin", ids(100, 21)), .seq_len = 5};
-  SampleSource source = open_validation_source(config, {256, ""});
-  CHECK(source.size() == 4);
-  std::vector<int32_t> sample(6);
-  source.read(1, sample);
-  CHECK(sample == std::vector<int32_t>{105, 106, 107, 108, 109, 110});
+  const auto source = open_validation_source(config, {256, ""});
+  CHECK(source->size() == 4);
+  MicroBatch batch(source->layout());
+  source->append(1, batch.tensors);
+  CHECK(std::ranges::equal(ids_of(batch, 0), std::vector<int64_t>{105, 106, 107, 108, 109}));
+  CHECK(std::ranges::equal(ids_of(batch, 1), std::vector<int64_t>{106, 107, 108, 109, 110}));
 }
 
 TEST_CASE("validation is due after step 1, then every freq steps or freq_tokens tokens") {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <set>
@@ -24,6 +25,7 @@
 #include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/exported_job.h"
 #include "sfsdp/train/job.h"
+#include "sfsdp/train/job_data.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_parameters.h"
 #include "sfsdp/train/weights/hf_weights.h"
@@ -86,21 +88,45 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
     return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
   };
-  job.batch = {BatchPart::Tokens, BatchPart::Targets};
+  job.batch = {"tokens", "targets"};
   return job;
 }
 
+size_t place_in(const std::vector<SampleTensor>& layout, const std::string& name) {
+  const auto found = std::ranges::find(layout, name, &SampleTensor::name);
+  if (found == layout.end()) {
+    std::vector<std::string> names;
+    for (const SampleTensor& tensor : layout) names.push_back(tensor.name);
+    throw UserError(concat("the data has no tensor ", json_quoted(name),
+                           "\n  expected one for each input of the model: ", join(names, ", "),
+                           did_you_mean(name, names)));
+  }
+  return static_cast<size_t>(found - layout.begin());
+}
+
+std::vector<int64_t> rows_of(const SampleTensor& tensor, int64_t rows) {
+  std::vector<int64_t> shape = {rows};
+  shape.insert(shape.end(), tensor.shape.begin(), tensor.shape.end());
+  return shape;
+}
+
 // Only shapes and dtypes of the example are read.
-Batch example_of(const JobConfig& config, size_t tensors) {
-  const auto meta = at::TensorOptions(at::kLong).device(at::kMeta);
-  return Batch(tensors, at::empty({config.training.local_batch_size, config.training.seq_len}, meta));
+Batch example_of(const JobConfig& config, const CompiledJob& job) {
+  const std::vector<SampleTensor> layout = sample_layout(config);
+  Batch batch;
+  for (const std::string& name : job.batch) {
+    const SampleTensor& tensor = layout[place_in(layout, name)];
+    batch.push_back(at::empty(rows_of(tensor, config.training.local_batch_size),
+                              at::TensorOptions(capture::scalar_type_of(tensor.dtype)).device(at::kMeta)));
+  }
+  return batch;
 }
 
 }  // namespace
 
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
   CompiledJob job = uncompiled_job(config);
-  job.example = example_of(config, job.batch.size());
+  job.example = example_of(config, job);
   StepSetup setup = step_setup(config, world_size);
   job.shares = setup.shares;
   CompileOptions options;
@@ -124,7 +150,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
 
 CapturedJob capture_job(const JobConfig& config) {
   const CompiledJob job = uncompiled_job(config);
-  const Batch example = example_of(config, job.batch.size());
+  const Batch example = example_of(config, job);
   capture::CaptureOptions options;
   options.param_dtype = mixed_precision_of(config.training).param_dtype;
   const auto state = capture::take_state(*job.model.module);
@@ -275,12 +301,15 @@ std::string libtorch_include_dir() {
   return std::filesystem::is_directory(include, ignored) ? include.string() : "";
 }
 
-Batch to_batch(const CompiledJob& job, const MicroBatch& rows, int64_t seq_len) {
+Batch to_batch(const CompiledJob& job, const MicroBatch& rows, const std::vector<SampleTensor>& layout) {
   Batch batch;
-  for (const BatchPart part : job.batch) {
-    const std::vector<int64_t>& ids = part == BatchPart::Tokens ? rows.inputs : rows.targets;
-    batch.push_back(at::empty({static_cast<int64_t>(ids.size()) / seq_len, seq_len}, at::kLong));
-    std::ranges::copy(ids, batch.back().mutable_data_ptr<int64_t>());
+  for (const std::string& name : job.batch) {
+    const size_t place = place_in(layout, name);
+    const SampleTensor& tensor = layout[place];
+    const std::vector<std::byte>& bytes = rows.tensors.at(place);
+    const int64_t count = tensor.bytes() == 0 ? 0 : static_cast<int64_t>(bytes.size() / tensor.bytes());
+    batch.push_back(at::empty(rows_of(tensor, count), at::TensorOptions(capture::scalar_type_of(tensor.dtype))));
+    std::memcpy(batch.back().mutable_data_ptr(), bytes.data(), bytes.size());
   }
   return batch;
 }

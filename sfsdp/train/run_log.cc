@@ -188,14 +188,16 @@ void RunLog::validation(ValidationMetrics metrics) {
   tensorboard_->write(metrics.step, scalars);
 }
 
-void RunLog::completed(double entropy) {
+void RunLog::completed(std::optional<double> entropy) {
   if (tps_.empty()) return notice(concat("Training completed before: step ", facts_.last_step, " is done"));
   double mean = 0;
   for (double loss : last_losses_) mean += loss / static_cast<double>(last_losses_.size());
   notice(concat("Training completed: ", tps_.size(), " steps in ", with_commas(options_.now() - started_, 1),
                 " s, median tps ", with_commas(tps_.empty() ? 0 : median(tps_), 0), "; mean loss of the last ",
-                last_losses_.size(), " steps ", with_commas(mean, 4), ", unigram entropy of this rank's targets ",
-                with_commas(entropy, 4), " (", with_commas(entropy - mean, 4), " below)"));
+                last_losses_.size(), " steps ", with_commas(mean, 4),
+                entropy ? concat(", unigram entropy of this rank's targets ", with_commas(*entropy, 4), " (",
+                                 with_commas(*entropy - mean, 4), " below)")
+                        : ""));
   if (const int64_t dropped = (file_ ? file_->dropped() : 0) + (tensorboard_ ? tensorboard_->dropped() : 0))
     notice(concat("The disk was full: ", dropped, " records of metrics are missing"));
 }

@@ -53,7 +53,7 @@ class RunLog {
   // After each validation, with what was measured; its time is not counted in the tps of steps.
   void validation(ValidationMetrics metrics);
   // After the last one; entropy: of this rank's targets, nats.
-  void completed(double entropy);
+  void completed(std::optional<double> entropy);
 
  private:
   void open_files();

@@ -121,7 +121,7 @@ class Trainer {
         schedule_(schedule_of(config_)),
         watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }),
         id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
-    if (config_.validation.enable) validation_.emplace(open_validation_source(config_, data_options()));
+    if (config_.validation.enable) validation_ = open_validation_source(config_, data_options());
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
     check_same_configuration(config_, world_);
     check_memory();
@@ -157,7 +157,7 @@ class Trainer {
     }
     checkpoints_->finish();
     if (!last_hf_folder(config_, step_->step).empty()) save_in_hf();
-    log_.completed(unigram_entropy(id_counts_));
+    log_.completed(id_counts_.empty() ? std::nullopt : std::optional(unigram_entropy(id_counts_)));
     return 0;
   }
 
@@ -253,14 +253,20 @@ class Trainer {
     return {config_.training.local_batch_size, job_.shares.accumulation, rank(), data_ranks()};
   }
 
+  // Ids that a model of the vocabulary is to predict; none where samples are other tensors.
+  std::span<const int64_t> targets_of(const MicroBatch& rows) const {
+    constexpr size_t kTargets = 1;
+    return id_counts_.empty() ? std::span<const int64_t>() : ids_of(rows, kTargets);
+  }
+
   // This rank's rows of step k.
   std::vector<Batch> read_batches(int64_t k) {
     const LoadedStep loaded = loader_.next();
-    for (const SampleSource* source : loaded.wrapped) log_.notice(wrap_notice(*source, k));
+    for (const Samples* source : loaded.wrapped) log_.notice(wrap_notice(*source, k));
     std::vector<Batch> batches;
     for (const MicroBatch& rows : loaded.micro_batches) {
-      for (const int64_t id : rows.targets) ++id_counts_[static_cast<size_t>(id)];
-      batches.push_back(to_batch(job_, rows, config_.training.seq_len));
+      for (const int64_t id : targets_of(rows)) ++id_counts_[static_cast<size_t>(id)];
+      batches.push_back(to_batch(job_, rows, loader_.layout()));
     }
     return batches;
   }
@@ -301,7 +307,7 @@ class Trainer {
     exec::restart_most_allocated();
     const ValidationResult result =
         validate(*validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
-                 [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, v.seq_len)); });
+                 [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); });
     ValidationMetrics metrics;
     metrics.step = k;
     metrics.loss = result.loss;
@@ -360,7 +366,7 @@ class Trainer {
   RunLog log_;
   CompiledJob job_;
   Loader loader_;
-  std::optional<SampleSource> validation_;
+  std::shared_ptr<Samples> validation_;
   LrSchedule schedule_;
   MachineMemory machine_;
   PlannedMemory planned_;

@@ -48,6 +48,29 @@ told "expected 10 in dimension 1, which was baked into the graph" --model.path "
 told "no zip file" --model.path "$dir/empty"
 told "model.path is empty" --model.path ""
 
+# Images and labels, a tensor for each input: samples of safetensors files, validated too, resumed with the same losses.
+python3 - "$dir/images.safetensors" <<'PY'
+import json, random, struct, sys
+random.seed(1)
+pixels = [random.gauss(0, 1) for _ in range(40 * 3 * 8 * 8)]
+label = [random.randrange(5) for _ in range(40)]
+data = struct.pack(f"<{len(pixels)}f", *pixels) + struct.pack(f"<{len(label)}q", *label)
+header = json.dumps({"pixels": dict(dtype="F32", shape=[40, 3, 8, 8], data_offsets=[0, 4 * len(pixels)]),
+                     "label": dict(dtype="I64", shape=[40], data_offsets=[4 * len(pixels), len(data)])}).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data)
+PY
+images=(--model.name exported --model.path "$PWD/tests/fixtures/exported/convolutions.pt2" --model.loss 0 --training.dataset tensors
+  --training.dataset_path "$dir/images.safetensors" --training.local_batch_size 4 --training.mixed_precision_param float32 --metrics.log_freq 1
+  --validation.enable --validation.dataset tensors --validation.dataset_path "$dir/images.safetensors" --validation.local_batch_size 4)
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${images[@]}" --training.steps 8 --job.dump_folder "$dir/images" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+grep -q '40 samples in 1 file: label i64\[\], pixels f32\[3, 8, 8\]' "$dir/log" || fail "the dataset: $(cat "$dir/log")"
+"$sfsdp" launch -n 2 -- train "${images[@]}" --training.steps 3 --lr_scheduler.total_steps 8 --job.dump_folder "$dir/again" --checkpoint.enable \
+  --checkpoint.interval 3 --checkpoint.no_last_save_model_only >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" launch -n 2 -- train "${images[@]}" --training.steps 8 --job.dump_folder "$dir/again" --checkpoint.enable >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(losses "$dir/images" | wc -l) == 8 ]] || fail "eight steps: $(cat "$dir/images/metrics.jsonl")"
+diff <(losses "$dir/images" | sort) <(losses "$dir/again" | sort -u) || fail "images: stopped and resumed, the losses differ"
+
 for candidate in .venv/bin/python3 python3; do
   "$candidate" -c 'import torch, transformers' 2>/dev/null && python=$(realpath -s "$candidate") && break
 done

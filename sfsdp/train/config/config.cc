@@ -217,9 +217,6 @@ void check_model(const Model& model, std::vector<std::string>& errors) {
   if (exported && model.loss && model.logits)
     errors.emplace_back(
         "model.loss and model.logits are both set\n  expected one: the loss itself, or logits for ours");
-  if (!exported && (!model.path.empty() || !model.inputs.empty() || model.loss || model.logits))
-    errors.push_back(concat("model.path, inputs, loss and logits belong to model.name = exported, but it is ",
-                            model.name, "\n  expected --model.name exported, or none of them"));
 }
 
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
@@ -231,6 +228,12 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
   check_model(config.model, errors);
+  if (config.training.dataset == "tensors" && config.model.name != "exported")
+    errors.push_back(concat("training.dataset = \"tensors\" with model.name = ", config.model.name,
+                            "\n  expected --model.name exported: other models read tokens alone"));
+  if (config.validation.enable && (config.training.dataset == "tensors") != (config.validation.dataset == "tensors"))
+    errors.push_back(concat("validation.dataset = \"", config.validation.dataset, "\" with training.dataset = \"",
+                            config.training.dataset, "\"\n  expected tensors for both, or for none"));
   check_checkpoint(config, errors);
   check_comm(config, errors);
   const Profiling& p = config.profiling;
@@ -248,6 +251,10 @@ std::vector<std::string> notes_of(const JobConfig& config) {
                            schedule_steps, " steps of the schedule"));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
+  const Model& m = config.model;
+  if (m.name != "exported" && (!m.path.empty() || !m.inputs.empty() || m.loss || m.logits))
+    notes.push_back(concat(
+        "model.path, inputs, loss and logits change nothing: they belong to model.name = exported, not ", m.name));
   if (config.optimizer.momentum != 0 && config.optimizer.name != "SGD")
     notes.push_back("optimizer.momentum changes nothing: it belongs to SGD");
   const ActivationCheckpoint& remat = config.activation_checkpoint;
@@ -273,6 +280,8 @@ JobConfig load(const std::optional<std::string>& file, std::span<const std::stri
   for (const GivenOption& flag : flags.options) collect(errors, [&] { apply_flag(flag, config); });
   if (config_file) config.job.config_file = *config_file;
   if (errors.empty()) check_together(config, errors);
+  if (config.training.dataset == "tensors")
+    config.training.seq_len = config.validation.seq_len = 1;  // metrics count samples
   if (!errors.empty()) throw UserError(join(errors, "\n"));
   for (const std::string& note : notes_of(config)) config.notes.push_back(note);
   return config;

@@ -42,4 +42,26 @@ TEST_CASE(
   CHECK(config.notes[0].starts_with("activation_checkpoint.save changes nothing"));
 }
 
+TEST_CASE(
+    "config_resolve: an archive is read by model.name = exported, which needs one, and its tensors by nothing else") {
+  const auto load = [](std::vector<std::string> flags) { return load_config(flags); };
+  const auto refused = [&](std::vector<std::string> flags, const char* with) {
+    CHECK_THROWS_WITH_AS(load(std::move(flags)), doctest::Contains(with), UserError);
+  };
+  refused({"--model.name=exported"}, "model.path is empty");
+  refused({"--model.name=exported", "--model.path=m.pt2", "--model.loss=a", "--model.logits=b"}, "expected one");
+  CHECK(load({"--model.path=m.pt2"}).notes ==
+        std::vector<std::string>{
+            "model.path, inputs, loss and logits change nothing: they belong to model.name = exported,"
+            " not llama3"});
+  refused({"--training.dataset=tensors", "--training.dataset_path=b"}, "expected --model.name exported");
+  const std::vector<std::string> tensors = {"--model.name=exported", "--model.path=m.pt2", "--training.dataset=tensors",
+                                            "--training.dataset_path=b"};
+  CHECK(load(tensors).training.seq_len == 1);
+  std::vector<std::string> mixed = tensors;
+  for (const char* flag : {"--validation.enable", "--validation.dataset=tokens", "--validation.dataset_path=v"})
+    mixed.emplace_back(flag);
+  refused(mixed, "expected tensors for both");
+}
+
 }  // namespace sfsdp::train

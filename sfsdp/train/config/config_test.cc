@@ -412,6 +412,7 @@ TEST_CASE("every key that is used changes the configuration") {
     if (field.key == "exclude_from_loading") flags[1] = "optimizer";
     if (field.key == "create_seed_checkpoint" || field.key == "last_save_in_hf" || field.key == "load_step")
       flags.push_back("--checkpoint.enable");
+    if (field.path() == "model.name") flags.insert(flags.end(), {"--model.path", "m.pt2"});
     if (field.key == "dataset") flags.insert(flags.end(), {"--training.dataset_path", "t.bin"});
     if (field.path() == "validation.enable") flags.insert(flags.end(), {"--validation.dataset_path", "t.bin"});
     CHECK_FALSE(from_flags(flags) == JobConfig());

@@ -27,7 +27,7 @@ double unigram_entropy(std::span<const int64_t> counts) {
   return entropy;
 }
 
-std::string wrap_notice(const SampleSource& source, int64_t step) {
+std::string wrap_notice(const Samples& source, int64_t step) {
   return concat("dataset ", source.name(), ": all ", source.size(), " samples are read at step ", step,
                 "; they are read again from sample 0");
 }

@@ -50,6 +50,6 @@ SampleSource open_dataset(const DatasetOptions& options);
 double unigram_entropy(std::span<const int64_t> counts);
 
 // What to log at the first step that reads a source's samples again.
-std::string wrap_notice(const SampleSource& source, int64_t step);
+std::string wrap_notice(const Samples& source, int64_t step);
 
 }  // namespace sfsdp::train

@@ -49,8 +49,7 @@ Loader::Loader(std::vector<WeightedSource> sources, const LoaderOptions& options
   SFSDP_CHECK(options.local_batch_size >= 1 && options.micro_batches >= 1, "an empty step");
   SFSDP_CHECK(options.data_rank >= 0 && options.data_rank < options.data_ranks, "rank ", options.data_rank, " of ",
               options.data_ranks);
-  for (const WeightedSource& s : sources_)
-    SFSDP_CHECK(s.source.seq_len() == sources_[0].source.seq_len(), "sources of different lengths");
+  for (const WeightedSource& s : sources_) SFSDP_CHECK(s.source->layout() == layout(), "sources of different samples");
 }
 
 Loader::~Loader() { stop(); }
@@ -104,39 +103,35 @@ void Loader::read_ahead(Position position) {
 
 // Draws a source for every row of the step, and reads those rows that are this rank's.
 LoadedStep Loader::read_step(Position& position) {
-  const int64_t length = sources_[0].source.seq_len(), local = options_.local_batch_size;
+  const int64_t local = options_.local_batch_size;
   LoadedStep step;
-  std::vector<int32_t> ids(static_cast<size_t>(length + 1));
   std::vector<int64_t> before = position.samples;
   for (int64_t m = 0; m < options_.micro_batches; ++m) {
-    MicroBatch batch;
-    batch.inputs.reserve(static_cast<size_t>(local * length));
-    batch.targets.reserve(static_cast<size_t>(local * length));
+    MicroBatch batch(layout());
+    for (size_t t = 0; t < batch.tensors.size(); ++t)
+      batch.tensors[t].reserve(static_cast<size_t>(local) * layout()[t].bytes());
     for (int64_t row = 0; row < local * options_.data_ranks; ++row) {
       const size_t source = position.mix.draw();
       const int64_t sample = position.samples[source]++;
-      if (row / local != options_.data_rank) continue;
-      sources_[source].source.read(sample, ids);
-      batch.inputs.insert(batch.inputs.end(), ids.begin(), ids.end() - 1);
-      batch.targets.insert(batch.targets.end(), ids.begin() + 1, ids.end());
+      if (row / local == options_.data_rank) sources_[source].source->append(sample, batch.tensors);
     }
     step.micro_batches.push_back(std::move(batch));
   }
   for (size_t i = 0; i < sources_.size(); ++i) {
-    const int64_t epoch = sources_[i].source.size();
-    if (before[i] <= epoch && position.samples[i] > epoch) step.wrapped.push_back(&sources_[i].source);
+    const int64_t epoch = sources_[i].source->size();
+    if (before[i] <= epoch && position.samples[i] > epoch) step.wrapped.push_back(sources_[i].source.get());
   }
   return step;
 }
 
 LoaderState Loader::state_of(const Position& position) const {
-  LoaderState state = {{"samples", 0}, {"seq_len", sources_.empty() ? 0 : sources_[0].source.seq_len()}};
+  LoaderState state = {{"samples", 0}, {"seq_len", sources_.empty() ? 0 : sources_[0].source->seq_len()}};
   for (size_t i = 0; i < sources_.size(); ++i) {
     state["samples"] += position.samples[i];
     state[key(i, "samples")] = position.samples[i];
     state[key(i, "credit")] = position.mix.credits()[i];
-    state[key(i, "size")] = sources_[i].source.size();
-    state[key(i, "content")] = sources_[i].source.content();
+    state[key(i, "size")] = sources_[i].source->size();
+    state[key(i, "content")] = sources_[i].source->content();
   }
   return state;
 }
@@ -144,10 +139,10 @@ LoaderState Loader::state_of(const Position& position) const {
 void Loader::restore(const LoaderState& state) {
   Position position{{}, Mix(weights_of(sources_))};
   std::vector<int64_t> credits;
-  expect_same(state, "seq_len", sources_[0].source.seq_len(), "training.seq_len");
+  expect_same(state, "seq_len", sources_[0].source->seq_len(), "training.seq_len");
   for (size_t i = 0; i < sources_.size(); ++i) {
-    expect_same(state, key(i, "size"), sources_[i].source.size(), sources_[i].source.name());
-    expect_same(state, key(i, "content"), sources_[i].source.content(), sources_[i].source.name());
+    expect_same(state, key(i, "size"), sources_[i].source->size(), sources_[i].source->name());
+    expect_same(state, key(i, "content"), sources_[i].source->content(), sources_[i].source->name());
     position.samples.push_back(number_in(state, key(i, "samples")));
     credits.push_back(number_in(state, key(i, "credit")));
     if (position.samples.back() < 0 || position.samples.back() > kMostSamples)

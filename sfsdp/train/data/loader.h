@@ -15,14 +15,9 @@
 #include <vector>
 
 #include "sfsdp/train/data/mix.h"
-#include "sfsdp/train/data/sample_source.h"
+#include "sfsdp/train/data/samples.h"
 
 namespace sfsdp::train {
-
-struct WeightedSource {
-  SampleSource source;
-  double weight = 1;  // above 0; its share of the samples is weight / the sum of all
-};
 
 struct LoaderOptions {
   int64_t local_batch_size = 1;  // rows of a rank's micro-batch
@@ -32,14 +27,10 @@ struct LoaderOptions {
   int64_t global_batch_size() const { return local_batch_size * micro_batches * data_ranks; }
 };
 
-// Row r of this rank's micro-batch m is row (m * data_ranks + data_rank) * local_batch_size + r of the step.
-struct MicroBatch {
-  std::vector<int64_t> inputs, targets;  // local_batch_size rows of seq_len ids
-};
-
 struct LoadedStep {
+  // Row r of this rank's micro-batch m is row (m * data_ranks + data_rank) * local_batch_size + r of the step.
   std::vector<MicroBatch> micro_batches;
-  std::vector<const SampleSource*> wrapped;  // sources of which this step holds the first sample of the second epoch
+  std::vector<const Samples*> wrapped;  // sources of which this step holds the first sample of the second epoch
 };
 
 // What decides the rows that follow: a few integers, the same on all ranks and on any number of them.
@@ -68,6 +59,7 @@ class Loader {
   void restore(const LoaderState& state);
 
   const std::vector<WeightedSource>& sources() const { return sources_; }
+  const std::vector<SampleTensor>& layout() const { return sources_.at(0).source->layout(); }
 
   static constexpr size_t kAhead = 2;  // steps: one while a step runs, one for a step that is slow to read
 

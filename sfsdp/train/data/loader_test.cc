@@ -13,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/sample_source.h"
 
 namespace sfsdp::train {
 
@@ -35,20 +36,27 @@ TokenStore store(const testing::TemporaryFolder& folder, const std::string& name
 // Three sources: documents, flat in file order, flat with shuffled samples; none a multiple of another.
 std::vector<WeightedSource> three_sources(const testing::TemporaryFolder& folder) {
   std::vector<WeightedSource> sources;
-  sources.push_back(
-      {{store(folder, "documents", 100, {3, 0, 7, 1, 12, 5, 2, 9}), {3, 20000, SampleOrder::Documents, 1, 1, 2}}, 0.5});
-  sources.push_back({{store(folder, "flat", 1000, {40}), {3, 20000, SampleOrder::File, 1}}, 0.3});
-  sources.push_back({{store(folder, "shuffled", 2000, {35}), {3, 20000, SampleOrder::Samples, 1}}, 0.2});
+  sources.emplace_back(SampleSource(store(folder, "documents", 100, {3, 0, 7, 1, 12, 5, 2, 9}),
+                                    {3, 20000, SampleOrder::Documents, 1, 1, 2}),
+                       0.5);
+  sources.emplace_back(SampleSource(store(folder, "flat", 1000, {40}), {3, 20000, SampleOrder::File, 1}), 0.3);
+  sources.emplace_back(SampleSource(store(folder, "shuffled", 2000, {35}), {3, 20000, SampleOrder::Samples, 1}), 0.2);
   return sources;
 }
 
 using Row = std::vector<int64_t>;  // seq_len + 1 ids
 
+Row ids(const MicroBatch& batch, size_t tensor) {
+  const std::span<const int64_t> of = ids_of(batch, tensor);
+  return {of.begin(), of.end()};
+}
+
 Row row_of(const MicroBatch& batch, int64_t r, int64_t length) {
-  Row row(batch.inputs.begin() + r * length, batch.inputs.begin() + (r + 1) * length);
+  const std::span<const int64_t> inputs = ids_of(batch, 0), targets = ids_of(batch, 1);
+  Row row(inputs.begin() + r * length, inputs.begin() + (r + 1) * length);
   for (int64_t i = 0; i + 1 < length; ++i)  // targets are the inputs one further
-    CHECK(batch.targets[static_cast<size_t>(r * length + i)] == row[static_cast<size_t>(i + 1)]);
-  row.push_back(batch.targets[static_cast<size_t>((r + 1) * length - 1)]);
+    CHECK(targets[static_cast<size_t>(r * length + i)] == row[static_cast<size_t>(i + 1)]);
+  row.push_back(targets[static_cast<size_t>((r + 1) * length - 1)]);
   return row;
 }
 
@@ -86,17 +94,17 @@ TEST_CASE("a rank reads rows (m * ranks + rank) * local .. of each step, and aft
   const testing::TemporaryFolder folder;
   const auto rank = [&](int64_t r) {
     std::vector<WeightedSource> sources;
-    sources.push_back({{store(folder, "t", 0, {10}), {3, 10}}, 1});
+    sources.emplace_back(SampleSource(store(folder, "t", 0, {10}), {3, 10}), 1);
     return std::make_unique<Loader>(std::move(sources), LoaderOptions{1, 2, r, 2});
   };
   auto first = rank(0), second = rank(1);
   const LoadedStep a = first->next(), b = second->next();
-  CHECK(a.micro_batches[0].inputs == Row{0, 1, 2});
-  CHECK(a.micro_batches[0].targets == Row{1, 2, 3});
-  CHECK(b.micro_batches[0].inputs == Row{3, 4, 5});
-  CHECK(a.micro_batches[1].inputs == Row{6, 7, 8});
-  CHECK(b.micro_batches[1].inputs == Row{0, 1, 2});  // sample 3 mod 3
-  CHECK(first->next().micro_batches[0].inputs == Row{3, 4, 5});
+  CHECK(ids(a.micro_batches[0], 0) == Row{0, 1, 2});
+  CHECK(ids(a.micro_batches[0], 1) == Row{1, 2, 3});
+  CHECK(ids(b.micro_batches[0], 0) == Row{3, 4, 5});
+  CHECK(ids(a.micro_batches[1], 0) == Row{6, 7, 8});
+  CHECK(ids(b.micro_batches[1], 0) == Row{0, 1, 2});  // sample 3 mod 3
+  CHECK(ids(first->next().micro_batches[0], 0) == Row{3, 4, 5});
 }
 
 // By hand: a's documents "10 11 12" and "20", in file order, with BOS 1 and EOS 2: 1 10 11 12 2 1 20 2, then an empty one.
@@ -224,7 +232,7 @@ TEST_CASE("a step says which sources begin again, once each") {
   auto ranks = loaders(folder, 1, 10, 1);  // N = 17, 13, 11; 5, 3 and 2 samples a step
   std::map<std::string, std::vector<int>> said;
   for (int k = 1; k <= 20; ++k)
-    for (const SampleSource* source : ranks[0]->next().wrapped) said[source->name()].push_back(k);
+    for (const Samples* source : ranks[0]->next().wrapped) said[source->name()].push_back(k);
   CHECK(said == std::map<std::string, std::vector<int>>{{"documents", {4}}, {"flat", {5}}, {"shuffled", {6}}});
 }
 
@@ -234,7 +242,7 @@ TEST_CASE("that a source begins again is said at exactly one step: the first tha
   for (int64_t batch = 1; batch <= 15; ++batch) {
     CAPTURE(batch);
     std::vector<WeightedSource> sources;
-    sources.push_back({{store(folder, "t", 0, {25}), {4, 100}}, 1});
+    sources.emplace_back(SampleSource(store(folder, "t", 0, {25}), {4, 100}), 1);
     Loader loader(std::move(sources), {batch, 1, 0, 1});
     std::vector<int64_t> said;
     for (int64_t step = 1; step <= 15; ++step)
@@ -247,25 +255,23 @@ TEST_CASE("what a sample is does not depend on what was read before it") {
   const testing::TemporaryFolder folder;
   auto sources = three_sources(folder), others = three_sources(folder);
   for (size_t s = 0; s < sources.size(); ++s) {
-    std::vector<std::vector<int32_t>> forwards;
-    std::vector<int32_t> ids(4);
-    for (int64_t i = 0; i < 40; ++i) {
-      sources[s].source.read(i, ids);
-      forwards.push_back(ids);
-    }
-    for (int64_t i = 39; i >= 0; --i) {
-      others[s].source.read(i, ids);
-      CHECK(ids == forwards[static_cast<size_t>(i)]);
-    }
+    const auto read = [&](const WeightedSource& from, int64_t sample) {
+      MicroBatch batch(from.source->layout());
+      from.source->append(sample, batch.tensors);
+      return batch.tensors;
+    };
+    std::vector<std::vector<std::vector<std::byte>>> forwards;
+    for (int64_t i = 0; i < 40; ++i) forwards.push_back(read(sources[s], i));
+    for (int64_t i = 39; i >= 0; --i) CHECK(read(others[s], i) == forwards[static_cast<size_t>(i)]);
   }
 }
 
 TEST_CASE("an error comes with the step that it belongs to, not before, and comes again") {
   const testing::TemporaryFolder folder;
   std::vector<WeightedSource> sources;
-  sources.push_back({{store(folder, "t", 0, {31}), {3, 20}}, 1});  // ids 20 .. 30 are none
+  sources.emplace_back(SampleSource(store(folder, "t", 0, {31}), {3, 20}), 1);  // ids 20 .. 30 are none
   Loader loader(std::move(sources), {2, 1, 0, 1});
-  for (int64_t step = 0; step < 3; ++step) CHECK(loader.next().micro_batches[0].inputs[0] == 6 * step);
+  for (int64_t step = 0; step < 3; ++step) CHECK(ids(loader.next().micro_batches[0], 0)[0] == 6 * step);
   const LoaderState state = loader.state();
   CHECK_THROWS_WITH_AS(loader.next(), doctest::Contains("token 20 at position 20"), UserError);
   CHECK_THROWS_WITH_AS(loader.next(), doctest::Contains("token 20 at position 20"), UserError);
@@ -300,7 +306,8 @@ TEST_CASE("a state of as much data, but with other ids or in another order, is r
   const testing::TemporaryFolder folder;
   const auto loader_of = [&](const char* name, int32_t first, SampleOrder order) {
     std::vector<WeightedSource> sources;
-    sources.push_back({{store(folder, name, first, {31}), {.seq_len = 3, .vocab_size = 100, .order = order}}, 1});
+    sources.emplace_back(
+        SampleSource(store(folder, name, first, {31}), {.seq_len = 3, .vocab_size = 100, .order = order}), 1);
     return std::make_unique<Loader>(std::move(sources), LoaderOptions{2, 1, 0, 1});
   };
   const LoaderState state = loader_of("a", 0, SampleOrder::File)->state();

@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/hash.h"
+#include "sfsdp/base/strings.h"
 
 namespace sfsdp::train {
 
@@ -44,6 +45,28 @@ SampleSource::SampleSource(TokenStore store, const SampleOptions& options)
                            options.seq_len + 1, " (seq_len + 1); use a larger file or a smaller --training.seq_len"));
   if (options.order == SampleOrder::Once) once_ = shuffled(samples_, options.seed);
   content_ = make_content();
+  layout_ = {{"tokens", ir::DType::i64, {options.seq_len}}, {"targets", ir::DType::i64, {options.seq_len}}};
+}
+
+std::string SampleSource::describe() const {
+  std::string text = concat(with_commas(num_tokens()), " tokens, ", with_commas(size()), " samples");
+  if (num_documents() > 0) text += concat(", ", with_commas(num_documents()), " documents");
+  return text;
+}
+
+void SampleSource::append(int64_t sample, std::span<std::vector<std::byte>> out) {
+  SFSDP_CHECK(out.size() == layout_.size(), out.size(), " tensors");
+  std::vector<int32_t> ids(static_cast<size_t>(seq_len() + 1));
+  read(sample, ids);
+  const std::vector<int64_t> wide(ids.begin(), ids.end());
+  const auto bytes = std::as_bytes(std::span(wide));
+  out[0].insert(out[0].end(), bytes.begin(), bytes.end() - sizeof(int64_t));
+  out[1].insert(out[1].end(), bytes.begin() + sizeof(int64_t), bytes.end());
+}
+
+std::span<const int64_t> ids_of(const MicroBatch& batch, size_t tensor) {
+  const std::vector<std::byte>& bytes = batch.tensors.at(tensor);
+  return {reinterpret_cast<const int64_t*>(bytes.data()), bytes.size() / sizeof(int64_t)};
 }
 
 int64_t SampleSource::make_content() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "sfsdp/train/data/permutation.h"
+#include "sfsdp/train/data/samples.h"
 #include "sfsdp/train/data/token_store.h"
 
 namespace sfsdp::train {
@@ -33,19 +34,22 @@ struct SampleOptions {
 
 // State over time: `at_` remembers where in an epoch's documents the last sample began, so that the next is near; what is
 // read depends on the sample's number alone. For one thread at a time.
-class SampleSource {
+class SampleSource : public Samples {
  public:
   //   throws: UserError if the store has fewer than seq_len + 1 tokens
   SampleSource(TokenStore store, const SampleOptions& options);
 
-  int64_t size() const { return samples_; }    // N, of an epoch
   int64_t num_tokens() const { return row_; }  // of an epoch's row, BOS and EOS too
   int64_t num_documents() const;               // 0: not known
-  int64_t seq_len() const { return options_.seq_len; }
-  const std::string& name() const { return store_.name(); }
-  // A fingerprint of what is read in which order: sizes, order, BOS, EOS, and 16 stretches of ids over all of the store.
-  // 0 or more, the same on every machine.
-  int64_t content() const { return content_; }
+  int64_t size() const override { return samples_; }
+  int64_t seq_len() const override { return options_.seq_len; }
+  const std::string& name() const override { return store_.name(); }
+  // Made of sizes, order, BOS, EOS, and 16 stretches of ids over all of the store.
+  int64_t content() const override { return content_; }
+  std::string describe() const override;
+  // The sample's first seq_len ids, its last seq_len ids: "tokens", "targets".
+  const std::vector<SampleTensor>& layout() const override { return layout_; }
+  void append(int64_t sample, std::span<std::vector<std::byte>> out) override;
 
   // Fills `ids`, which must hold seq_len + 1. `sample` counts on over the epochs: 0 .. N-1 are the first.
   //   throws: UserError as TokenStore::read does
@@ -68,6 +72,7 @@ class SampleSource {
   int64_t row_ = 0;
   int64_t samples_ = 0;
   int64_t content_ = 0;
+  std::vector<SampleTensor> layout_;
   std::vector<int64_t> once_;          // of order Once
   std::optional<Permutation> epochs_;  // of orders Samples and Documents: that of permutation_epoch_
   int64_t permutation_epoch_ = -1;

@@ -19,23 +19,20 @@ std::vector<int64_t> fill_batches(int64_t samples, int64_t rows) {
   return batches;
 }
 
-ValidationResult validate(SampleSource& source, const ValidationOptions& options,
+ValidationResult validate(Samples& source, const ValidationOptions& options,
                           const std::function<double(const MicroBatch&)>& evaluate) {
   const int64_t rows = options.local_batch_size * options.data_ranks;
   const int64_t all = source.size() / rows + 1;  // batches, or more
   const int64_t samples =
       options.steps < 0 ? source.size() : std::min(source.size(), std::min(options.steps, all) * rows);
   ValidationResult result;
-  std::vector<int32_t> ids(static_cast<size_t>(source.seq_len() + 1));
   int64_t first = 0;
   double sum = 0;
   for (const int64_t count : fill_batches(samples, rows)) {
-    MicroBatch batch;
+    MicroBatch batch(source.layout());
     for (int64_t r = 0; r < options.local_batch_size; ++r) {
       const int64_t row = options.data_rank * options.local_batch_size + r;
-      source.read(first + row / (rows / count), ids);
-      batch.inputs.insert(batch.inputs.end(), ids.begin(), ids.end() - 1);
-      batch.targets.insert(batch.targets.end(), ids.begin() + 1, ids.end());
+      source.append(first + row / (rows / count), batch.tensors);
     }
     sum += evaluate(batch) * static_cast<double>(count);
     first += count;

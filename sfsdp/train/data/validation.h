@@ -29,8 +29,8 @@ struct ValidationResult {
 std::vector<int64_t> fill_batches(int64_t samples, int64_t rows);
 
 //   evaluate: the mean loss of all ranks' rows of a batch; a collective call
-//   throws: what SampleSource::read and `evaluate` throw
-ValidationResult validate(SampleSource& source, const ValidationOptions& options,
+//   throws: what Samples::append and `evaluate` throw
+ValidationResult validate(Samples& source, const ValidationOptions& options,
                           const std::function<double(const MicroBatch&)>& evaluate);
 
 }  // namespace sfsdp::train

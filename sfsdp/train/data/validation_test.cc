@@ -8,6 +8,7 @@
 #include <set>
 
 #include "sfsdp/testing/temporary_folder.h"
+#include "sfsdp/train/data/sample_source.h"
 
 namespace sfsdp::train {
 
@@ -51,8 +52,8 @@ TEST_CASE(
           SampleSource source = counting(folder, samples);
           size_t batch = 0;
           return validate(source, {local, rank, ranks, -1}, [&](const MicroBatch& b) {
-            REQUIRE(static_cast<int64_t>(b.inputs.size()) == local);
-            for (const int64_t id : b.inputs)
+            REQUIRE(static_cast<int64_t>(ids_of(b, 0).size()) == local);
+            for (const int64_t id : ids_of(b, 0))
               if (adds) {
                 sums[batch] += static_cast<double>(id * id) / static_cast<double>(local * ranks);
                 rows[batch].insert(id);
@@ -81,7 +82,7 @@ TEST_CASE("steps bounds the batches, and one pass bounds the steps") {
   SampleSource source = counting(folder, 10);
   std::vector<int64_t> read;
   const auto note = [&](const MicroBatch& b) {
-    read.insert(read.end(), b.inputs.begin(), b.inputs.end());
+    read.insert(read.end(), ids_of(b, 0).begin(), ids_of(b, 0).end());
     return 1.0;
   };
   CHECK(validate(source, {2, 0, 1, 3}, note).batches == 3);
