@@ -54,7 +54,7 @@ check_behind() {
 check_of() {
   local found
   found=$(git ls-files -- '*.h' '*.cc' '*.cpp' '*.def' '*.md' '*.sh' '*.py' '*.cmake' '*.txt' '*.html' '*.toml' |
-    xargs grep -nE '(^|[^A-Za-z"])Of( +[a-z`]|$)' | grep -v '^docs/style.md.*| The plan shows' || true)
+    xargs grep -nE '(^|[^A-Za-z"])Of( +[A-Za-z0-9`]|$)' | grep -v '^docs/style.md.*| The plan shows' || true)
   [[ -z $found ]] || { echo "$found"; echo 'expected subject, verb, object; no sentence begins with "Of"'; return 1; }
 }
 

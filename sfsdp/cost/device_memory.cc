@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// Of PyTorch a context takes 300 MB with few kernels, which are loaded where they are first called, and 1 GB where all are loaded
+// PyTorch's context takes 300 MB with few kernels, which are loaded where they are first called, and 1 GB where all are loaded
 // (pytorch issue 107667). Estimated for the kernels of a training step.
 constexpr int64_t kContext = 512 * kMiB;
 // Measured on A100, of groups of more than two (nccl issue 964).

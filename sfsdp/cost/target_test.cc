@@ -79,7 +79,7 @@ TEST_CASE("workspaces: a page, a product's, and partial sums where rows are adde
   // A sum of columns: 40 outputs, as many; of rows, 300 outputs: 4 x 132 x 300 = 158,400 bytes, 39 pages.
   CHECK(bytes("  %s = aten.sum.dim_IntList %x dim=[0] : bf16[40]\n", h100) == 6 * 4096);
   CHECK(bytes("  %s = aten.sum.dim_IntList %x dim=[1] : bf16[300]\n", h100) == 39 * 4096);
-  // Of 70,000 rows, partial sums of 65,536: 4 x 132 x 65,536 bytes.
+  // Partial sums of 65,536 rows among the 70,000: 4 x 132 x 65,536 bytes.
   CHECK(bytes("  %f = full value=1.0 : f32[70000, 2]\n  %s = aten.sum.dim_IntList %f dim=[1] : f32[70000]\n", h100) ==
         33 * kMiB);
 }

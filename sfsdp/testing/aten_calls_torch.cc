@@ -173,6 +173,7 @@ const std::vector<Call>& shape_calls() {
         x.scatter_add(dim, c.tensor(x.sizes().vec(), at::kLong), x);
         x.scatter(dim, c.tensor(x.sizes().vec(), at::kLong), x),
             x.scatter(dim, c.tensor(x.sizes().vec(), at::kLong), 1);
+        x.scatter_reduce(dim, c.tensor(x.sizes().vec(), at::kLong), x, c.chance(50) ? "sum" : "amax");
         x.index_add(dim, c.tensor({size}, at::kLong), x);
         at::cat({x, c.tensor(x.sizes().vec(), x.scalar_type()), c.tensor({0}, x.scalar_type())}, dim);
       }),

@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
 # Each command of the pages in PAGES runs as it stands there, and prints what the page shows of it; those that another test
 # runs are listed below with its name. The README's run in a clone, in the page's order, without a flag more: each finds
-# what those before it have left, and nothing else. What makes them short is the clone's configuration.
+# what those before it have left, and nothing else. What makes them short is the clone's configuration. Not verbatim:
+#   - `sfsdp calibrate` measures for less time and with fewer bytes (SHORTER);
+#   - ELSEWHERE says who runs run_tests.sh, which runs this, the installation and what runs from it, `doctor --flight`, torchrun;
+#   - the clone is a copy of the working tree, committed or about to be, and its build folder is a link to this one's: cloning
+#     and the first build are not run;
+#   - commands of the other pages run with fewer steps, and with files that stand in for the reader's (SHORTER, INSTEAD).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 exec python3 - <<'PY'

@@ -66,7 +66,7 @@ env "${slurm[@]}" CONFIG="$dir/back.toml" RUN_FOLDER="$dir/slurm" timeout 200 ba
 grep -q "step-$saved" "$dir/out" || fail "queued again, it does not go on from step $saved"
 (($(grep -c "step: " "$dir/out") == 1)) || fail "queued again, it trains more than the step after $saved"
 
-env "${slurm[@]}" CONFIG="$dir/none.toml" RUN_FOLDER="$dir/none" timeout 60 bash examples/launch/slurm.sbatch >"$dir/out" 2>&1
+env "${slurm[@]}" CONFIG="$dir/none.toml" RUN_FOLDER="$dir/none" timeout 300 bash examples/launch/slurm.sbatch >"$dir/out" 2>&1
 [[ $? == 2 ]] || fail "slurm.sbatch goes on after a mistake that no restart mends"
 
 python3 -c 'import yaml' 2>/dev/null || { echo "SKIP: no yaml package here, so kubernetes.yaml is not tested"; exit 77; }

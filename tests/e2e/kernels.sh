@@ -38,6 +38,16 @@ expect("llama3_8b", "output", {"fwd cross_entropy": 1, "bwd cross_entropy_backwa
 # Biases are added after products; what has a bias is not joined.
 expect("gpt2_124m", "h.3", {"fwd linear add.Tensor add.Tensor": 2, "fwd linear add.Tensor gelu": 1,
                             "bwd linear_dx gelu_backward": 1, "bwd layer_norm_backward add.Tensor cast cast": 1})
+def counts(name):
+    """Kernels of several ops, and results that lie inside or over others."""
+    kernels, inside, section = {}, 0, ""
+    for line in open(f"{sys.argv[1]}/{name}"):
+        if title := re.fullmatch(r"([a-z]+):", line.strip()): section = title[1]
+        if kernel := re.search(r" kernel=(\d+)", line): kernels[kernel[1]] = kernels.get(kernel[1], 0) + 1
+        inside += section == "inside" and " inside " in line
+    return sum(ops > 1 for ops in kernels.values()), inside
+# Fewer are a loss that has to have a reason; more are written here and in docs/benchmarks.md, "Kernels in the graph".
+assert counts("llama3_8b") == (391, 452), counts("llama3_8b")
 expect("apart", "layers.3", {"fwd linear rope": 2, "fwd linear silu mul.Tensor": 1, "bwd linear_dx add.Tensor": 2})
 PY
 # What is joined is not slower.

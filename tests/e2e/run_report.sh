@@ -47,7 +47,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 [[ -n $chromium ]] || { echo "SKIP: no chromium here, so pages were made but not opened; apt-get install chromium"; exit 77; }
 # Prints the page as it is once its script has run; what the console got goes to $dir/console.
 open_page() {
-  timeout 100 "$chromium" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir="$dir/profile" \
+  timeout 300 "$chromium" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir="$dir/profile" \
     --window-size=1400,1200 --enable-logging=stderr --v=0 --dump-dom "file://$1" 2>"$dir/log" || fail "$chromium: $(tail "$dir/log")"
   grep 'CONSOLE' "$dir/log" >"$dir/console" || true
 }

@@ -33,7 +33,7 @@ gcc -O1 -shared -fPIC -o "$dir/disk.so" "$dir/disk.c" || fail "gcc"
 train() { # name, more arguments
   local run=$1
   shift
-  timeout 120 build/release/sfsdp launch -n 2 -- train --config configs/llama3_debug.toml --training.seq_len 16 \
+  timeout 300 build/release/sfsdp launch -n 2 -- train --config configs/llama3_debug.toml --training.seq_len 16 \
     --training.local_batch_size 1 --model.args.n_layers 1 --training.dataset_max_bytes 100000 --training.steps 3 \
     --job.dump_folder "$dir/$run" --checkpoint.enable --checkpoint.last_save_in_hf --model.hf_assets_path= \
     --comm.train_timeout_seconds 2 "$@" >"$dir/out" 2>&1

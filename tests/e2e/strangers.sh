@@ -9,12 +9,12 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 fail() { echo "$*"; tail -20 "$dir/out"; exit 1; }
 small=(--job.config_file configs/llama3_debug.toml --training.seq_len 16 --training.local_batch_size 1 --model.args.n_layers 1
-  --training.dataset_max_bytes 100000 --training.steps 40 --comm.init_timeout_seconds 120)
+  --training.dataset_max_bytes 100000 --training.steps 40 --comm.init_timeout_seconds 300)
 now() { date +%s.%N; }
 free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
 
 begin=$(now)
-timeout 120 $sfsdp launch -n 3 -- train "${small[@]}" --job.dump_folder "$dir/alone" >"$dir/out" 2>&1 || fail "undisturbed run"
+timeout 300 $sfsdp launch -n 3 -- train "${small[@]}" --job.dump_folder "$dir/alone" >"$dir/out" 2>&1 || fail "undisturbed run"
 alone=$(python3 -c "print($(now) - $begin)")
 
 cat >"$dir/strangers.py" <<'PY'
@@ -80,7 +80,7 @@ while True:
 print("ports", len(attacked), "attacks", sum(attacked.values()), "hosts", *hosts)
 PY
 begin=$(now)
-timeout 120 $sfsdp launch -n 3 -- train "${small[@]}" --job.dump_folder "$dir/attacked" >"$dir/out" 2>&1 &
+timeout 300 $sfsdp launch -n 3 -- train "${small[@]}" --job.dump_folder "$dir/attacked" >"$dir/out" 2>&1 &
 launcher=$!
 python3 "$dir/strangers.py" $launcher >"$dir/attacks" || fail "the strangers failed"
 wait $launcher || fail "run among strangers: exit code $?"
@@ -102,7 +102,7 @@ PY
 # A rank with another token, and one without: both are refused by name, and the run waits for the right one.
 port=$(free_port)
 token=$(python3 -c 'import secrets; print(secrets.token_hex(32))')
-rank() { MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=2 timeout 120 $sfsdp train "${small[@]}" --training.steps 2 --job.dump_folder "$dir/token"; }
+rank() { MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=2 timeout 300 $sfsdp train "${small[@]}" --training.steps 2 --job.dump_folder "$dir/token"; }
 RANK=0 SFSDP_JOB_TOKEN=$token rank >"$dir/out" 2>&1 &
 first=$!
 for wrong in "" "$(python3 -c 'import secrets; print(secrets.token_hex(32))')"; do
@@ -131,6 +131,6 @@ if ! "${in_network[@]}" true 2>/dev/null; then
 fi
 unset SFSDP_JOB_TOKEN
 RANK=0 MASTER_ADDR=$address MASTER_PORT=$port WORLD_SIZE=2 \
-  timeout 60 "${in_network[@]}" $sfsdp train "${small[@]}" >"$dir/out" 2>&1
+  timeout 300 "${in_network[@]}" $sfsdp train "${small[@]}" >"$dir/out" 2>&1
 [[ $? == 2 ]] && grep -q "listens at $address:.* without a job token" "$dir/out" || fail "listens to other hosts without a token"
 exit 0
