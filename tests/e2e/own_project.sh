@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A stranger's CMake project uses sfsdp: what is installed suffices to build and run examples/own_model, which is the
 # example of the README, examples/own_test and examples/own_pass; a project that adds sfsdp as a subfolder configures too; what is missing is named.
+# Takes 90 s alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
