@@ -102,6 +102,9 @@ struct StateTensor {
   size_t entry = 0;  // in archive.entries()
 };
 
+// Whether both are one tensor under two names: tied.
+bool is_tied(const StateTensor& a, const StateTensor& b);
+
 struct InputTensor {
   std::string name;  // of the argument: "input_ids"
   Slot slot = kNone;

@@ -248,6 +248,24 @@ void read_ranges(const JsonCursor& document, Program& program) {
     });
 }
 
+// Two tensors over some of the same bytes would be trained as two, and each written over the other.
+void check_own_memory(const Program& program) {
+  std::vector<const StateTensor*> order;
+  for (const StateTensor& t : program.state)
+    if (t.kind != StateTensor::Kind::Constant && bytes_spanned(t) > 0) order.push_back(&t);
+  const auto begin = [](const StateTensor& t) { return t.offset * ir::size_in_bytes(t.dtype); };
+  std::ranges::sort(order, [&](const StateTensor* a, const StateTensor* b) {
+    return std::pair(a->entry, begin(*a)) < std::pair(b->entry, begin(*b));
+  });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const StateTensor &one = *order[i - 1], &other = *order[i];
+    if (one.entry == other.entry && begin(other) < bytes_spanned(one) && !is_tied(one, other))
+      refuse(program.archive.path(),
+             concat(quote_safe(one.name), " and ", quote_safe(other.name), " share some memory"),
+             "tensors of their own, such as a clone(), or one tensor under both names");
+  }
+}
+
 void check_names(const Program& program) {
   std::set<std::string> names;
   for (const StateTensor& t : program.state)
@@ -257,6 +275,11 @@ void check_names(const Program& program) {
 }
 
 }  // namespace
+
+bool is_tied(const StateTensor& a, const StateTensor& b) {
+  return a.entry == b.entry && a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides &&
+         a.dtype == b.dtype && a.kind == b.kind;
+}
 
 Program read_program(const std::string& path) {
   Program program{ZipArchive::open(path), {}, {}, {}, {}, {}, {}, {}};
@@ -291,6 +314,7 @@ Program read_program(const std::string& path) {
   for (size_t i = 0; i < outputs.size(); ++i) reader.add_output(outputs.at(i), names, users);
   read_ranges(document, program);
   check_names(program);
+  check_own_memory(program);
   program.graph = std::move(read.graph);
   return program;
 }

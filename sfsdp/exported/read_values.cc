@@ -8,8 +8,6 @@
 #include "sfsdp/base/check.h"
 
 namespace sfsdp::exported {
-namespace {
-
 bool is_row_major(const StateTensor& t) {
   int64_t step = 1;
   for (size_t d = t.sizes.size(); d-- > 0;) {
@@ -25,8 +23,6 @@ int64_t place_of(const StateTensor& t, int64_t index) {
   for (size_t d = t.sizes.size(); d-- > 0; index /= t.sizes[d]) place += index % t.sizes[d] * t.strides[d];
   return place;
 }
-
-}  // namespace
 
 void read_values(const ZipArchive& archive, const StateTensor& tensor, int64_t first, std::span<std::byte> out) {
   const ZipEntry& entry = archive.entries()[tensor.entry];

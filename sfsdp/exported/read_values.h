@@ -15,4 +15,9 @@ namespace sfsdp::exported {
 //   throws: UserError naming the tensor's entry if the file has become shorter
 void read_values(const ZipArchive& archive, const StateTensor& tensor, int64_t first, std::span<std::byte> out);
 
+// Whether the elements lie in their row-major order, one after the other.
+bool is_row_major(const StateTensor& tensor);
+// Where element `index` of the row-major order lies in the entry, in elements.
+int64_t place_of(const StateTensor& tensor, int64_t index);
+
 }  // namespace sfsdp::exported

@@ -28,9 +28,9 @@ constexpr uint64_t kMaxEntries = 1'000'000;         // 671B parameters in single
 constexpr uint64_t kMaxDirectoryBytes = 256 << 20;  // some 256 bytes an entry
 constexpr size_t kMaxNameBytes = 4096;
 constexpr uint32_t kLocalHeader = 0x04034b50, kCentralHeader = 0x02014b50, kEnd = 0x06054b50;
-constexpr uint32_t kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50;
+constexpr uint32_t kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50, kDescriptor = 0x08074b50;
 constexpr size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocatorBytes = 20;
-constexpr uint16_t kEncrypted = 1, kZip64Extra = 1;
+constexpr uint16_t kEncrypted = 1, kDescribed = 8, kZip64Extra = 1;
 constexpr const char* kCure = "\n  expected an archive of torch.export.save; write it again";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what, const std::string& expected = "") {
@@ -140,6 +140,14 @@ ZipEntry locate(int file, const std::string& path, ZipEntry entry, uint64_t head
   if (name != entry.name) refuse(path, what + " is another one than the directory says");
   entry.offset = header + kLocalBytes + name_bytes + extra_bytes;
   if (entry.offset > limit || entry.bytes > limit - entry.offset) refuse(path, what + " reaches into the directory");
+  if (number_at<uint16_t>(local, 6) & kDescribed) {  // a record after the bytes has the CRC
+    std::array<std::byte, 8> record;
+    read_at(file, path, what, entry.offset + entry.bytes, record);
+    const bool signed_record = number_at<uint32_t>(record, 0) == kDescriptor;
+    entry.crc32_places.push_back(entry.offset + entry.bytes + (signed_record ? 4 : 0));
+  } else {
+    entry.crc32_places.push_back(header + 14);
+  }
   return entry;
 }
 
@@ -168,6 +176,7 @@ ZipArchive ZipArchive::open(const std::string& path) {
     entry.name.assign(reinterpret_cast<const char*>(row.data()) + kCentralBytes, name_bytes);
     check_name(entry.name, path);
     entry.crc32 = number_at<uint32_t>(row, 16);
+    entry.crc32_places.push_back(directory.offset + at + 16);
     entry.bytes = number_at<uint32_t>(row, 24);
     uint64_t packed = number_at<uint32_t>(row, 20), header = number_at<uint32_t>(row, 42);
     read_zip64(row.subspan(kCentralBytes + name_bytes, extra_bytes), entry.bytes, packed, header, path, entry.name);

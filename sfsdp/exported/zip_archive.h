@@ -22,6 +22,8 @@ struct ZipEntry {
   uint64_t offset = 0;  // of its first byte in the file
   uint64_t bytes = 0;
   uint32_t crc32 = 0;  // as the central directory has it
+  // Where the file says it, for whoever writes other bytes of the same length: offsets of four bytes each.
+  std::vector<uint64_t> crc32_places = {};
 };
 
 class ZipArchive {

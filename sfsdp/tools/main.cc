@@ -41,7 +41,8 @@ int print_config(std::vector<std::string> args) {
 int run(const std::string& name, const std::vector<std::string>& args) {
   static const std::map<std::string, Run> kRuns = {{"launch", run_launch},       {"opt", run_opt},
                                                    {"tokenizer", run_tokenizer}, {"tokenize", run_tokenize},
-                                                   {"report", run_report},       {"checkpoint", run_checkpoint}};
+                                                   {"report", run_report},       {"checkpoint", run_checkpoint},
+                                                   {"export", run_export}};
   const Command& command = find_command(name);
   const auto here = kRuns.find(name);
   if (here != kRuns.end()) return run_command(command, args, here->second, std::cout, std::cerr);

@@ -23,6 +23,15 @@ losses() { # run
 [[ $(losses "$dir/whole" | wc -l) == 6 ]] || fail "six steps: $(cat "$dir/whole/metrics.jsonl")"
 diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
 
+# What was trained goes back into an archive and a state dict; the archive trains on from where the run stood.
+"$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/trained.pt2" --archive tests/fixtures/exported/decoder.pt2 >"$dir/log" 2>&1 || fail "export: $(cat "$dir/log")"
+"$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/trained.safetensors" --archive tests/fixtures/exported/decoder.pt2 --format safetensors >"$dir/log" 2>&1 ||
+  fail "export: $(cat "$dir/log")"
+"$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/other.pt2" --archive tests/fixtures/exported/shared.pt2 >"$dir/log" 2>&1 && fail "exported another model"
+grep -q "expected a checkpoint of a run of tests/fixtures/exported/shared.pt2" "$dir/log" || fail "another model: $(cat "$dir/log")"
+[[ ! -e $dir/other.pt2 && ! -e $dir/other.pt2.tmp ]] || fail "a failed export left a file"
+"$sfsdp" train "${flags[@]}" --model.path "$dir/trained.pt2" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/on" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+
 # Units are the modules of Python; the plan is one for any machine.
 "$sfsdp" inspect "${flags[@]}" --world 4 --graph >"$dir/graph"
 grep -q "^  %layers.1.flat = param members=\[.*layers.1.down_proj.weight" "$dir/graph" || fail "units: $(grep " = param " "$dir/graph")"
@@ -75,6 +84,32 @@ for candidate in .venv/bin/python3 python3; do
   "$candidate" -c 'import torch, transformers' 2>/dev/null && python=$(realpath -s "$candidate") && break
 done
 [[ -n ${python:-} ]] || { echo "SKIP: transformers and torch are not here; ./setup.sh --tests installs them into .venv"; exit 77; }
+# Python opens what was exported, with the same loss, and takes the state dict strictly.
+"$python" - "$dir" <<'PY' || fail "what was exported is not what Python reads"
+import json, sys
+import numpy as np, torch
+folder = sys.argv[1]
+program = torch.export.load(folder + "/trained.pt2")
+tokens = np.fromfile("tests/fixtures/tokens.bin", dtype=np.uint16).astype(np.int64)
+batch = torch.tensor(np.stack([tokens[j * 16 : j * 16 + 16] for j in range(2)]))
+loss = program.module()(input_ids=batch, labels=batch.clone())["loss"].item()
+here = json.loads(open(folder + "/on/metrics.jsonl").readline())["loss"]
+assert abs(loss - here) <= 1e-6 * loss, (loss, here)
+header = open(folder + "/trained.safetensors", "rb").read()
+size = int.from_bytes(header[:8], "little")
+state = {}
+for name, row in json.loads(header[8 : 8 + size]).items():
+    if name == "__metadata__":
+        continue
+    begin, end = (8 + size + at for at in row["data_offsets"])
+    state[name] = torch.frombuffer(bytearray(header[begin:end]), dtype=torch.float32).view(row["shape"])
+program.module().load_state_dict(state, strict=True)
+was = torch.export.load("tests/fixtures/exported/decoder.pt2").state_dict
+for name, value in program.state_dict.items():
+    assert torch.equal(value, state[name]), name
+    assert not torch.equal(value, was[name]), name + " is as it was"
+PY
+
 sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"
 grep -q 'torch.export.save' "$dir/export.py" || fail "docs/exported_models.md has no program that exports"
 sed -n 's/^    //p' docs/exported_models.md | sed -n '/^sfsdp /,$p' | tr -d '\\\n' >"$dir/train"

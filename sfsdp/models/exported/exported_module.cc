@@ -35,11 +35,6 @@ at::Tensor read_constant(const exported::Program& program, const exported::State
   return at::as_strided(storage, t.sizes, t.strides, t.offset).clone();
 }
 
-bool same_memory(const exported::StateTensor& a, const exported::StateTensor& b) {
-  return a.entry == b.entry && a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides &&
-         a.dtype == b.dtype && a.kind == b.kind;
-}
-
 }  // namespace
 
 ExportedModuleImpl::ExportedModuleImpl(std::shared_ptr<const exported::Program> program,
@@ -77,7 +72,7 @@ void ExportedModuleImpl::register_state(const exported::StateTensor& tensor, siz
   if (name.empty()) refuse_name(*program_, tensor.name, "which ends in a dot");
   at::Tensor made;
   for (size_t i = 0; i < place && !made.defined(); ++i)
-    if (same_memory(program_->state[i], tensor)) made = state_[i];
+    if (exported::is_tied(program_->state[i], tensor)) made = state_[i];
   const bool casts = stored_ && tensor.kind == Kind::Parameter && ir::is_floating(tensor.dtype);
   if (!made.defined())
     made = at::zeros(tensor.sizes, at::TensorOptions(scalar_type_of(casts ? *stored_ : tensor.dtype)));

@@ -11,6 +11,7 @@
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
+#include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_folder.h"
@@ -18,40 +19,6 @@
 
 namespace sfsdp::train::checkpoint {
 namespace {
-
-// A tensor of a checkpoint as a piece that has no memory yet.
-Piece piece_of(const StoredTensor& t) {
-  Piece piece;
-  piece.name = t.name;
-  piece.kind = t.kind;
-  piece.dtype = t.dtype;
-  piece.shape = t.shape;
-  piece.rank = t.rank;
-  piece.end = t.numel();
-  return piece;
-}
-
-// Reads stretches of tensors, each checked against its hashes.
-class Source {
- public:
-  explicit Source(const std::string& path) : path_(path), manifest_(open_checkpoint(path)) {}
-  const Manifest& manifest() const { return manifest_; }
-
-  // Elements of the piece's tensor, in the piece's dtype, until the next call.
-  std::span<const std::byte> read(Piece piece, int64_t begin, int64_t end) {
-    piece.begin = begin;
-    piece.end = end;
-    memory_.resize(static_cast<size_t>((end - begin) * ir::size_in_bytes(piece.dtype)));
-    piece.data = memory_.data();
-    load(manifest_, path_, {piece});
-    return memory_;
-  }
-
- private:
-  std::string path_;
-  Manifest manifest_;
-  std::vector<std::byte> memory_;
-};
 
 // What file `rank` of `ranks` gets. A data rank's own buffers go to one file each, in turn.
 std::vector<Piece> share_of(const Manifest& manifest, const ConvertOptions& options, int64_t rank, int64_t ranks) {
@@ -77,7 +44,8 @@ double difference(double a, double b) {
   return a == b ? 0 : std::abs(a - b);
 }
 
-void compare(Source& first, Source& second, const StoredTensor& a, const StoredTensor& b, TensorDifference& found) {
+void compare(StretchReader& first, StretchReader& second, const StoredTensor& a, const StoredTensor& b,
+             TensorDifference& found) {
   const bool floats = is_weight_dtype(a.dtype) && is_weight_dtype(b.dtype);
   const auto width = static_cast<size_t>(ir::size_in_bytes(a.dtype));
   const int64_t at_once = kBlockBytes / 8;
@@ -103,7 +71,7 @@ void compare(Source& first, Source& second, const StoredTensor& a, const StoredT
 }  // namespace
 
 std::string convert(const std::string& from, const std::string& to, const ConvertOptions& options) {
-  Source source(from);
+  StretchReader source(from);
   const Manifest& manifest = source.manifest();
   const int64_t ranks = options.ranks > 0 ? options.ranks : static_cast<int64_t>(manifest.files.size());
   const int64_t step = manifest.run.step;
@@ -130,7 +98,7 @@ std::string convert(const std::string& from, const std::string& to, const Conver
 }
 
 void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype) {
-  Source source(from);
+  StretchReader source(from);
   std::vector<HfSource> parameters;
   for (const StoredTensor& t : source.manifest().tensors)
     if (t.kind == TensorKind::Parameter) parameters.push_back({t.name, t.shape});
@@ -159,7 +127,7 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
 }
 
 std::vector<TensorDifference> differences(const std::string& first, const std::string& second, int64_t* compared) {
-  Source one(first), other(second);
+  StretchReader one(first), other(second);
   std::vector<TensorDifference> found;
   *compared = 0;
   const auto name_of = [](const StoredTensor& t) { return t.rank < 0 ? t.name : concat(t.name, "@", t.rank); };
