@@ -439,6 +439,23 @@ Tensor meta_ctc_loss_backward(const Tensor&, const Tensor& log_probs, const Tens
   return at::empty(log_probs.sizes(), log_probs.options());
 }
 
+// Products of groups: offsets are where each group ends, in the rows of a, the columns of b, or what both are summed over.
+// Rows of the result begin at multiples of 16 bytes.
+Tensor meta_grouped_mm(const Tensor& a, const Tensor& b, const OptTensor& offsets, const OptTensor&,
+                       std::optional<at::ScalarType> dtype) {
+  const auto options = a.options().dtype(dtype.value_or(a.scalar_type()));
+  std::vector<int64_t> sizes = {a.size(-2), b.size(-1)};
+  if (a.dim() == b.dim()) sizes.insert(sizes.begin(), a.dim() == 3 ? a.size(0) : offsets->size(0));
+  const int64_t each = 16 / static_cast<int64_t>(options.dtype().itemsize());
+  const int64_t row = (sizes.back() + each - 1) / each * each;
+  if (sizes.size() == 2) return at::empty_strided(sizes, {row, 1}, options);
+  return at::empty_strided(sizes, {sizes[1] * row, row, 1}, options);
+}
+
+Tensor meta_histc(const Tensor& x, int64_t bins, const at::Scalar&, const at::Scalar&) {
+  return at::empty({bins}, x.options());
+}
+
 struct Registrar {
   torch::Library& meta;
   std::vector<std::string>* names;
@@ -495,6 +512,8 @@ void register_meta_kernels() {
   registrar.add("bucketize.Tensor", &meta_bucketize);
   registrar.add("searchsorted.Tensor", &meta_searchsorted);
   registrar.add("addbmm", &meta_addbmm);
+  registrar.add("_grouped_mm", &meta_grouped_mm);
+  registrar.add("histc", &meta_histc);
   registrar.add("polar", &meta_polar);
   registrar.add("cummax", &meta_cumulative_extreme);
   registrar.add("cummin", &meta_cumulative_extreme);

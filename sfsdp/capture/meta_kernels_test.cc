@@ -122,6 +122,29 @@ Stack addbmm(Random& r) {
   return stack_of(r.tensor(r.chance(50) ? Sizes{n, m} : Sizes{m}, dtype), r.tensor({b, n, k}, dtype),
                   r.tensor({b, k, m}, dtype), 1, 1);
 }
+// Inner sizes are multiples of 16 bytes, as the kernel asks; b may be stored column by column, which allows any of its own.
+Stack grouped_mm(Random& r) {
+  const auto dtype = r.pick({at::kFloat, at::kBFloat16, at::kHalf});
+  const int64_t groups = r.in(1, 3), m = 8 * r.in(1, 2), k = 8 * r.in(1, 2), n = 8 * r.in(1, 2);
+  const auto ends = [&](int64_t last) {
+    Tensor offsets = at::randint(last + 1, {groups}, at::kInt);
+    offsets[groups - 1] = last;
+    return std::get<0>(at::sort(offsets)).to(at::kInt);
+  };
+  const auto stack = [](const Tensor& a, const Tensor& b, const IValue& offsets) {
+    return stack_of(a, b, offsets, IValue(), IValue());
+  };
+  switch (r.in(0, 4)) {
+    case 0: return stack(at::randn({m, k}, dtype), at::randn({groups, k, n}, dtype), ends(m));
+    case 1: return stack(at::randn({m, k}, dtype), at::randn({groups, n - 3, k}, dtype).transpose(1, 2), ends(m));
+    case 2: return stack(at::randn({k, m}, dtype).t(), at::randn({k, n}, dtype), ends(k));
+    case 3: return stack(at::randn({groups, m, k}, dtype), at::randn({k, n}, dtype), ends(n));
+    default: return stack(at::randn({groups, m, k}, dtype), at::randn({groups, k, n}, dtype), IValue());
+  }
+}
+Stack histc(Random& r) {
+  return stack_of(r.tensor(r.sizes(0, 3), r.pick({at::kFloat, at::kDouble})), r.in(1, 5), 0, r.in(0, 2));
+}
 Stack polar(Random& r) {
   const auto dtype = r.pick({at::kFloat, at::kDouble});
   const Sizes sizes = r.sizes(0, 3);
@@ -334,6 +357,8 @@ std::map<std::string, MakeArguments> make_own_fuzzers() {
       {"bucketize.Tensor", bucketize},
       {"searchsorted.Tensor", searchsorted},
       {"addbmm", addbmm},
+      {"_grouped_mm", grouped_mm},
+      {"histc", histc},
       {"polar", polar},
       {"cummax", cumulative},
       {"cummin", cumulative},

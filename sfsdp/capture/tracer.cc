@@ -380,7 +380,7 @@ const Tracer::Signature& Tracer::signature_of(const c10::OperatorHandle& op) {
 }
 
 // What the call takes, as it stands before the op runs. Returns whether the op belongs to the step: it reads a tensor
-// of the step, or makes one without naming a device.
+// of the step, or makes one without naming a device, or where those of the step are: constant.to(x.device()).
 bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, Call& call) {
   const auto& parameters = signature_of(op).parameters;
   const size_t count = parameters.size();
@@ -399,14 +399,10 @@ bool Tracer::read_arguments(const c10::OperatorHandle& op, torch::jit::Stack& st
     has_tensor = true;
     (t.is_meta() ? tracked : has_real) = true;
   }
-  for (size_t i = 0; i < count && !has_tensor; ++i) {
+  for (size_t i = 0; i < count && !tracked; ++i) {
     c10::IValue& argument = stack[base + i];
-    if (parameters[i].device && argument.isNone()) {
-      argument = c10::Device(c10::DeviceType::Meta);
-      tracked = true;
-    } else if (argument.isDevice() && argument.toDevice().is_meta()) {
-      tracked = true;
-    }
+    if (!has_tensor && parameters[i].device && argument.isNone()) argument = c10::Device(c10::DeviceType::Meta);
+    tracked = argument.isDevice() && argument.toDevice().is_meta();
   }
   if (tracked) refuse_sparse(op, call.tensors, "takes");
   for (const at::Tensor& t : call.written)

@@ -216,6 +216,13 @@ TEST_CASE("inputs and constants that are written or sliced run as in eager") {
       return y + own * own.mul_(2) + in[0] * own;
     });
   }
+  SUBCASE("a constant that is moved to where the step's tensors are") {
+    const Tensor table = at::arange(6);
+    expect_runs_as_eager(one, [&](const Tensors& in) {
+      Tensor like = table.type_as(in[0]), there = table.to(in[0].device()), both = table.to(in[0].options());
+      return in[0] * like + there * both;
+    });
+  }
   SUBCASE("conjugates are values of their own") {
     expect_runs_as_eager(one, [](const Tensors& in) {
       Tensor z = at::view_as_complex(in[0].reshape({4, 3, 2}));

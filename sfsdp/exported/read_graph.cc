@@ -53,12 +53,21 @@ ir::DType read_dtype(const JsonCursor& at) {
   return *row->dtype;
 }
 
+// "Symbol('s0', positive=True, integer=True)" is s0, as range_constraints call it.
+std::string plain_expression(const std::string& text) {
+  constexpr std::string_view kBegin = "Symbol('";
+  const size_t end = text.find('\'', kBegin.size());
+  const bool symbol =
+      text.starts_with(kBegin) && end != std::string::npos && text.find("Symbol(", 1) == std::string::npos;
+  return symbol && text.find(')', end) == text.size() - 1 ? text.substr(kBegin.size(), end - kBegin.size()) : text;
+}
+
 SymInt read_sym_int(const JsonCursor& at) {
   std::string kind;
   const JsonCursor value = at.variant(kind);
   if (kind == "as_int") return {value.integer(), ""};
   if (kind != "as_expr") at.refuse(kind, "as_int or as_expr");
-  SymInt size = {-1, value.member("expr_str").text()};
+  SymInt size = {-1, plain_expression(value.member("expr_str").text())};
   if (size.expr.empty()) value.refuse("no expression", "one, such as s0");
   if (const auto hint = value.optional("hint")) {
     std::string of;

@@ -80,6 +80,12 @@ grep -q '40 samples in 1 file: label i64\[\], pixels f32\[3, 8, 8\]' "$dir/log" 
 [[ $(losses "$dir/images" | wc -l) == 8 ]] || fail "eight steps: $(cat "$dir/images/metrics.jsonl")"
 diff <(losses "$dir/images" | sort) <(losses "$dir/again" | sort -u) || fail "images: stopped and resumed, the losses differ"
 
+# The page's replacement of a custom op is the one that a test runs.
+sed -n '/^```cpp/,/^```$/p' docs/exported_models.md | grep -v '^```' | sed 's/^ *//' >"$dir/example"
+sed 's/^ *//' sfsdp/models/exported/exported_graph_test.cc >"$dir/lines"
+[[ $(wc -l <"$dir/example") == 4 ]] || fail "docs/exported_models.md has another example: $(cat "$dir/example")"
+grep -Fxvf "$dir/lines" "$dir/example" && fail "no test runs these lines of docs/exported_models.md"
+
 for candidate in .venv/bin/python3 python3; do
   "$candidate" -c 'import torch, transformers' 2>/dev/null && python=$(realpath -s "$candidate") && break
 done

@@ -4,19 +4,20 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
-#include "sfsdp/models/exported/exported_graph.h"
+#include "sfsdp/models/exported/exported_op.h"
+#include "sfsdp/models/exported/region_call.h"
 #include "sfsdp/models/exported/scalar_ops.h"
 #include "sfsdp/models/exported/scalar_types.h"
 
@@ -121,10 +122,17 @@ c10::IValue coerce(const c10::IValue& value, const c10::Type& type, std::optiona
   throw UserError(concat(describe(node), " ", what, "\n  expected ", expected));
 }
 
-// A graph that was exported in training mode says so in the arguments of its ops.
-void turn_off_training(const std::string& argument, c10::IValue& value) {
-  if ((argument == "train" || argument == "training") && value.isBool()) value = false;
-  if (argument == "dropout_p" && value.isDouble()) value = 0.0;
+// A graph that was exported in training mode says so in the arguments of its ops. A norm without running statistics takes
+// those of the batch in evaluation too.
+void turn_off_training(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
+  const auto mean = schema.argumentIndexWithName("running_mean");
+  const bool own_statistics = mean && stack[static_cast<size_t>(*mean)].isNone();
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    const bool says = name == "train" || name == "training" || name == "use_input_stats";
+    if (says && !own_statistics && stack[i].isBool()) stack[i] = false;
+    if (name == "dropout_p" && stack[i].isDouble()) stack[i] = 0.0;
+  }
 }
 
 c10::Device device_of_first_tensor(const torch::jit::Stack& stack) {
@@ -164,9 +172,9 @@ class OpCall : public ExportedCall {
         value = coerce(plain_value(*inputs_[i], values), *argument.type(), argument.N());
       else if (argument.default_value())
         value = *argument.default_value();
-      if (!training) turn_off_training(argument.name(), value);
       stack.push_back(std::move(value));
     }
+    if (!training) turn_off_training(op_.schema(), stack);
     op_.callBoxed(stack);
     return stack;
   }
@@ -229,31 +237,23 @@ class ScalarAssertion : public ExportedCall {
   const exported::Node& node_;
 };
 
-// torch.set_grad_enabled around a part of the graph.
-class GradModeCall : public ExportedCall {
+// An op of another library that has a replacement here.
+class ReplacedCall : public ExportedCall {
  public:
-  explicit GradModeCall(const exported::Node& node) : node_(node) {
-    if (node.inputs.size() < 2 || !std::holds_alternative<bool>(node.inputs[0].value) ||
-        !std::holds_alternative<std::shared_ptr<const exported::Graph>>(node.inputs[1].value))
-      refuse(node, "has other arguments", "a flag, a graph and its inputs");
-    enabled_ = std::get<bool>(node.inputs[0].value);
-    const auto& graph = *std::get<std::shared_ptr<const exported::Graph>>(node.inputs[1].value);
-    if (graph.inputs.size() != node.inputs.size() - 2)
-      refuse(node, concat("has ", node.inputs.size() - 2, " inputs"),
-             concat(graph.inputs.size(), ", as its graph has"));
-    body_ = std::make_unique<const ExportedGraph>(graph);
-  }
-  Values run(const Values& values, bool training) const override {
-    const at::AutoGradMode mode(enabled_ && at::GradMode::is_enabled());
-    Values inputs;
-    for (size_t i = 2; i < node_.inputs.size(); ++i) inputs.push_back(plain_value(node_.inputs[i].value, values));
-    return body_->run(inputs, training);
+  ReplacedCall(const exported::Node& node, ExportedOp function) : node_(node), function_(std::move(function)) {}
+  Values run(const Values& values, bool) const override {
+    OpArguments arguments;
+    for (const exported::NamedArgument& input : node_.inputs) arguments[input.name] = plain_value(input.value, values);
+    try {
+      return function_(arguments);
+    } catch (const std::out_of_range&) {
+      refuse(node_, "lacks an argument that its replacement reads", "all arguments of the op that was replaced");
+    }
   }
 
  private:
   const exported::Node& node_;
-  bool enabled_ = true;
-  std::unique_ptr<const ExportedGraph> body_;
+  ExportedOp function_;
 };
 
 // Ops that read files or memory by address, or that nothing of a forward pass calls. The archive comes from anywhere.
@@ -292,13 +292,16 @@ std::unique_ptr<const ExportedCall> make_call(const exported::Node& node) {
   if (node.target.starts_with(kAten)) return make_aten_call(node, node.target.substr(kAten.size()));
   if (is_scalar_op(node.target)) return std::make_unique<ScalarCall>(node);
   if (node.target.starts_with(kHigherOrder)) {
-    if (node.target.ends_with(".wrap_with_set_grad_enabled")) return std::make_unique<GradModeCall>(node);
+    if (auto region = make_region(node)) return region;
     refuse(node, "is control flow that is not trained",
            "a forward without torch.cond, while_loop, scan and flex_attention; use torch.where, unrolled loops and"
            " scaled_dot_product_attention, and export again");
   }
+  if (ExportedOp function = find_exported_op(node.target))
+    return std::make_unique<ReplacedCall>(node, std::move(function));
   refuse(node, "is an op of another library than LibTorch",
-         "aten ops alone; a model of transformers takes attn_implementation sdpa or eager, and experts as plain ops");
+         "aten ops alone, or a replacement by name: register_exported_op; a model of transformers takes"
+         " attn_implementation sdpa or eager");
 }
 
 }  // namespace sfsdp::models

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Exports a PyTorch model for sfsdp: its training graph, parameters and buffers, as an archive of torch.export.
+
+From Python, with torch alone:
+
+    import sfsdp_export
+    sfsdp_export.export(model, dict(input_ids=ids, labels=labels), "model.pt2")
+
+From a shell, with transformers: a local folder of Hugging Face, a config.json (random weights), or the name of an
+architecture (random weights, small sizes):
+
+    python3 python/sfsdp_export.py FOLDER --batch 2 --seq 1024 --dtype bf16 -o model.pt2
+
+docs/exported_models.md says what is done with the archive.
+"""
+import argparse, os, re, sys, traceback
+
+import torch
+
+
+class ExportError(Exception):
+    """What failed, where, and what to change."""
+
+
+def export(model, example, path, dynamic="auto"):
+    """Writes the training graph of `model` to `path`, and returns notes for a human: what was baked in, and why.
+
+    example: the inputs by name, the batch in dimension 0 of each tensor
+    dynamic: "auto": batch, and length of token ids, may vary where torch.export can do that; "none": sizes of the example
+             are baked in; else what torch.export.export takes as dynamic_shapes
+    raises:  ExportError
+    """
+    check_example(example)
+    model.train()
+    notes, failures = [], []
+    for shapes in candidates(example, dynamic, failures):
+        try:
+            program = torch.export.export(model, (), dict(example), dynamic_shapes=shapes, strict=False)
+            break
+        except Exception as error:  # whatever the model's own code raises too
+            failures.append(error)
+    else:
+        raise ExportError(explain(failures[-1]))
+    if shapes is None and failures:
+        notes.append(f"torch.export cannot let sizes vary: {first_line(failures[-1])}")
+    notes += fixed_sizes(program, example)
+    notes += unread(program, example)
+    torch.export.save(program, path)
+    check_loads(program, path)
+    return notes
+
+
+def check_example(example):
+    tensors = {name: value for name, value in example.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise ExportError("the example has no tensors; expected a dict of name -> tensor, as the model's forward takes them")
+    names = list(tensors)
+    for i, name in enumerate(names):
+        for other in names[:i]:
+            if tensors[name] is tensors[other]:
+                raise ExportError(f"{other} and {name} of the example are one tensor, so the graph would read one of them;"
+                                  f" give {name} a copy: {name}.clone()")
+
+
+def candidates(example, dynamic, failures):
+    """dynamic_shapes to try, best first. A named size is one for all inputs, and holds for a batch of 1 too; where torch.export
+    says which numbers it may have, those; where a model fixes it, each input's for itself."""
+    if dynamic != "auto":
+        yield None if dynamic == "none" else dynamic
+        return
+
+    def shapes(batch, length):
+        found = {}
+        for name, value in example.items():
+            found[name] = None
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                found[name] = {0: batch}
+                if has_length(value):
+                    found[name][1] = length
+        return found
+
+    Dim = torch.export.Dim
+    batch, length = Dim("batch", min=1), Dim("length", min=2)
+    yield shapes(batch, length)
+    suggested = {}
+    for name, least, most in re.findall(r"(batch|length) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", str(failures[-1])):
+        suggested[name] = Dim(name, min=int(least or (1 if name == "batch" else 2)), max=int(most) if most else None)
+    if suggested:
+        yield shapes(suggested.get("batch", batch), suggested.get("length", length))
+    yield shapes(Dim.AUTO, Dim.AUTO)
+    yield None
+
+
+def has_length(value):
+    return value.dim() == 2 and not value.is_floating_point()
+
+
+def inputs_of(program):
+    """The user's inputs by name, as the graph has them."""
+    by_name = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    return {name: by_name.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)}
+
+
+def fixed_sizes(program, example):
+    notes = []
+    for name, value in inputs_of(program).items():
+        given = example.get(name)
+        if not isinstance(given, torch.Tensor) or given.dim() == 0:
+            continue
+        kinds = ["batch"] + (["length"] if has_length(given) else [])
+        for d, kind in enumerate(kinds):
+            if str(value.shape[d]).isdigit():  # also a symbol that has become a number
+                notes.append(f"{kind} of {name} is baked in: {value.shape[d]}")
+    return notes
+
+
+def unread(program, example):
+    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    outputs = program.graph_signature.user_outputs
+    return [f"{name} is not read by the model" for name in inputs_of(program)
+            if name not in used and name not in outputs and isinstance(example.get(name), torch.Tensor)]
+
+
+def check_loads(program, path):
+    loaded = torch.export.load(path)
+    if len(loaded.graph.nodes) != len(program.graph.nodes):
+        raise ExportError(f"{path} was written, but torch.export.load reads another graph; is the disk full?")
+
+
+def first_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def model_line(error):
+    """The innermost line of the model's code that led to `error`: "modeling_x.py:12: if x.sum() > 0:"."""
+    root, here = os.path.dirname(torch.__file__), os.path.abspath(__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(root) and f.filename != here]
+    for frame in reversed(frames):
+        if os.sep + "contextlib" not in frame.filename and not frame.filename.startswith("<"):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+CURES = [  # words of torch's message or the error's type -> what happened, what to change
+    (r"data-dependent|GuardOnDataDependent|DataDependent|\.item\(\)|_local_scalar_dense|aten\.nonzero|aten\.equal",
+     "a branch or a shape depends on values of tensors",
+     "torch.where or masks instead of the branch; a flag of the config that chooses one branch; or compute the value before"
+     " and pass it in the batch. Experts of transformers: --experts batched_mm"),
+    (r"use_cache|Cache\b|pytree|unflatten|Unsupported.*(output|type)",
+     "an input or an output is an object that torch.export does not know",
+     "use_cache=False; a forward that takes and returns tensors, lists, tuples and dicts"),
+    (r"vmap|functorch", "the model calls torch.func inside of its forward",
+     "attn_implementation eager or sdpa, whose masks are plain ops"),
+    (r"ConstraintViolation|Constraints violated|specializ", "a size of the example is used as a constant",
+     'dynamic="none", or other sizes in dynamic_shapes'),
+    (r"unexpected keyword|missing .* argument", "the example's names are not those of forward",
+     "the names of forward's arguments"),
+]
+
+
+def explain(error):
+    text = f"{type(error).__name__}: {error}"
+    line = model_line(error)
+    where = f"\n  at {line}" if line else ""
+    for pattern, what, cure in CURES:
+        if re.search(pattern, text):
+            return f"torch.export failed: {what}{where}\n  torch says: {first_line(error)}\n  change: {cure}"
+    return f"torch.export failed{where}\n  torch says: {type(error).__name__}: {first_line(error)}"
+
+
+# ---- models of transformers ----
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+SMALL = dict(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128, n_embd=64, n_layer=2, n_head=4, n_positions=128, d_model=64,
+             d_ff=128, d_kv=16, num_layers=2, num_heads=4, head_dim=16, ffn_dim=128, encoder_layers=2, decoder_layers=2,
+             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+             num_local_experts=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, embedding_size=64)
+
+
+def prepare(model, attention=None, experts=None):
+    """Sets what the training graph of a transformers model needs: no cache, attention in ops of LibTorch, training mode."""
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if config is not None and hasattr(config, "use_cache"):
+            config.use_cache = False
+    for kind in [attention] if attention else ["sdpa", "eager"]:
+        try:
+            model.set_attn_implementation(kind)
+            break
+        except (ValueError, AttributeError, ImportError):
+            continue
+    if experts and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation(experts)
+    return model.train()
+
+
+def transformers_model(source, dtype, attention=None, experts=None):
+    import transformers
+    if os.path.isdir(source):
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+        model = class_of(config, source).from_pretrained(source, dtype=dtype, local_files_only=True)
+    else:
+        if os.path.isfile(source):
+            config = transformers.AutoConfig.from_pretrained(source)
+            made = class_of(config, source)
+        else:
+            made = getattr(transformers, source, None)
+            if made is None or getattr(made, "config_class", None) is None:
+                raise ExportError(f"{source} is no folder, no config.json and no architecture of transformers"
+                                  f" {transformers.__version__}; expected one, such as LlamaForCausalLM")
+            config = made.config_class()
+            for key, value in SMALL.items():
+                if isinstance(getattr(config, key, None), int):
+                    setattr(config, key, value)
+        torch.manual_seed(0)
+        model = made(config).to(dtype)
+    return prepare(model, attention, experts)
+
+
+def class_of(config, source):
+    import transformers
+    for name in config.architectures or []:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    raise ExportError(f"{source}: no architecture of transformers {transformers.__version__} is named in its config"
+                      f" ({config.architectures}); expected one in \"architectures\", such as LlamaForCausalLM")
+
+
+def token_example(model, batch, seq):
+    """input_ids and labels of their own: of one tensor given twice, the graph would read one."""
+    vocab = model.config.get_text_config().vocab_size if hasattr(model.config, "get_text_config") else model.config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randint(3, vocab, (batch, seq), generator=generator) for name in ("input_ids", "labels")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="folder, config.json or architecture")
+    parser.add_argument("--batch", type=int, default=2, help="samples of the example; at least 2, so that it is not taken for a constant")
+    parser.add_argument("--seq", type=int, default=64, help="tokens of a sample")
+    parser.add_argument("--dtype", choices=DTYPES, default="f32")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], help="default: sdpa where the model has it")
+    parser.add_argument("--experts", choices=["grouped_mm", "batched_mm"], help="how experts are computed")
+    parser.add_argument("--static", action="store_true", help="bake batch and length in")
+    parser.add_argument("-o", "--out", default="model.pt2")
+    flags = parser.parse_args()
+    try:
+        model = transformers_model(flags.source, DTYPES[flags.dtype], flags.attention, flags.experts)
+        example = token_example(model, flags.batch, flags.seq)
+        notes = export(model, example, flags.out, "none" if flags.static else "auto")
+    except ExportError as error:
+        sys.exit(f"error: {error}")
+    for note in notes:
+        print(f"note: {note}")
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{flags.out}: {type(model).__name__}, {size:,} parameters, inputs {', '.join(example)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# python/sfsdp_export.py: an architecture of transformers by name and by folder becomes an archive that trains here; batch and length may
+# vary; what torch.export cannot do is told in words, with the line of the model.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export OMP_NUM_THREADS=1 TRANSFORMERS_OFFLINE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error
+sfsdp=$PWD/build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+for candidate in .venv/bin/python3 python3; do
+  "$candidate" -c 'import torch, transformers' 2>/dev/null && python=$(realpath -s "$candidate") && break
+done
+[[ -n ${python:-} ]] || { echo "SKIP: transformers and torch are not here; ./setup.sh --tests installs them into .venv"; exit 77; }
+
+# Experts are a custom op of transformers, which has a replacement.
+"$python" python/sfsdp_export.py MixtralForCausalLM --batch 3 --seq 16 -o "$dir/named.pt2" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+grep -q "MixtralForCausalLM, .* parameters, inputs input_ids, labels" "$dir/log" || fail "$(cat "$dir/log")"
+"$python" python/sfsdp_export.py NoSuchModel -o "$dir/none.pt2" >"$dir/log" 2>&1 && fail "NoSuchModel was exported"
+grep -q "error: NoSuchModel is no folder, no config.json and no architecture" "$dir/log" || fail "$(cat "$dir/log")"
+
+cat >"$dir/check.py" <<'PY'
+import sys
+import sfsdp_export, torch, transformers
+
+folder = sys.argv[1]
+config = transformers.LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder + "/hf")
+model = sfsdp_export.transformers_model(folder + "/hf", torch.bfloat16)
+assert next(model.parameters()).dtype == torch.bfloat16 and model.training and not model.config.use_cache
+assert sfsdp_export.export(model, sfsdp_export.token_example(model, 2, 8), folder + "/folder.pt2") == []
+
+
+class Own(torch.nn.Module):
+    def __init__(self, branch=False, fixed=False):
+        super().__init__()
+        self.up, self.branch, self.fixed = torch.nn.Linear(4, 4), branch, fixed
+
+    def forward(self, x, y):
+        h = self.up(x)
+        if self.branch and h.sum() > 0:
+            h = -h
+        if self.fixed:
+            h = h.reshape(3, 2, 2).flatten(1)
+        return dict(loss=(h - y).square().mean())
+
+
+x = torch.randn(3, 4)
+example = dict(x=x, y=torch.randn(3, 4))
+assert sfsdp_export.export(Own(), example, folder + "/own.pt2") == []
+notes = sfsdp_export.export(Own(fixed=True), example, folder + "/fixed.pt2")
+assert notes == ["batch of x is baked in: 3", "batch of y is baked in: 3"], notes
+assert sfsdp_export.export(Own(), example, folder + "/own.pt2", "none") == notes
+
+
+def told(words, *arguments):
+    try:
+        sfsdp_export.export(*arguments, folder + "/never.pt2")
+    except sfsdp_export.ExportError as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"exported: {words}")
+
+
+told(["a branch or a shape depends on values", "check.py:", "if self.branch and h.sum() > 0:", "change: torch.where"], Own(branch=True), example)
+told(["x and y of the example are one tensor", "y.clone()"], Own(), dict(x=x, y=x))
+told(["the example's names are not those of forward"], Own(), dict(x=x, z=x.clone()))
+told(["the example has no tensors"], Own(), {})
+PY
+PYTHONPATH=python "$python" "$dir/check.py" "$dir" 2>"$dir/log" || fail "$(tail -5 "$dir/log")"
+
+flags=(--model.name exported --model.inputs "input_ids=tokens,labels=tokens" --training.dataset tokens --training.dataset_path tests/fixtures/tokens.bin
+  --training.steps 2 --metrics.log_freq 1)
+# A batch of 1 and another length than the example's.
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --model.path "$dir/named.pt2" --training.mixed_precision_param float32 \
+  --training.seq_len 24 --training.local_batch_size 1 --job.dump_folder "$dir/named" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" train "${flags[@]}" --model.path "$dir/folder.pt2" --training.seq_len 12 --training.local_batch_size 3 --job.dump_folder "$dir/folder" \
+  >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(cat "$dir"/{named,folder}/metrics.jsonl | grep -c '"loss"') == 4 ]] || fail "$(cat "$dir"/*/metrics.jsonl)"
