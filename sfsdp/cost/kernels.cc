@@ -50,6 +50,7 @@ std::unordered_set<const ir::Value*> values_inside(const ir::Graph& graph, const
     }
     if (kernel >= 0)
       for (const auto& result : op.results()) made_by[result.get()] = kernel;
+    if (op.is("accumulate") && graph.micro_batches > 1) read_outside[op.result()] = 1;  // by the next micro-batch
   }
   for (const ir::Value* output : graph.outputs) read_outside[ir::storage_of(output)] = 1;
   for (const ir::Carry& carry : graph.carries) read_outside[ir::storage_of(carry.next)] = 1;

@@ -22,8 +22,8 @@ Kernels kernels_of(const ir::Graph& graph);
 // The op that says what a kernel's arithmetic is: its product or attention; nullptr if it has none.
 const ir::Op* arithmetic_op(std::span<const ir::Op* const> kernel);
 
-// Storages that never reach memory: one kernel alone makes and reads them, through views too. The graph's results and what
-// is carried to the next step are not among them.
+// Storages that never reach memory: one kernel alone makes and reads them, through views too. The graph's results, what is
+// carried to the next step and sums over micro-batches are not among them.
 std::unordered_set<const ir::Value*> values_inside(const ir::Graph& graph, const Kernels& kernels);
 
 }  // namespace sfsdp::cost

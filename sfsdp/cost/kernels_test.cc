@@ -74,5 +74,20 @@ fwd:
             .empty());
 }
 
+TEST_CASE("kernels: a sum over micro-batches is read by the next one, though its own kernel alone reads it") {
+  ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=1] view local
+  %x = input name=x : f32[4]
+fwd:
+  %a = aten.neg %x kernel=0 : f32[4]
+  %s = accumulate %a kernel=0 : f32[4]
+  %b = aten.exp %s kernel=0 : f32[4]
+  return %b
+)");
+  CHECK(inside(graph) == "a s ");
+  graph.micro_batches = 3;
+  CHECK(inside(graph) == "a ");
+}
+
 }  // namespace
 }  // namespace sfsdp::cost

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/testing/any_ops.h"
 
+#include <algorithm>
+#include <functional>
 #include <random>
 
 #include "sfsdp/base/check.h"
@@ -38,26 +40,47 @@ const std::vector<std::string>& op_templates() {
   return all;
 }
 
-ir::Graph any_ops_program(uint64_t seed) {
+namespace {
+
+const char* const kGiven =
+    "graph mesh [one=1] view local\n  %vec = param name=vec : f32[4]\n  %x = input name=x : f32[4, 4]\n"
+    "  %y = input name=y : f32[4, 4]\n  %ids = input name=ids : i64[4]\n  %no = input name=no : b1[4, 4]\n";
+
+// The lines of a template, whose result is %name; operand() names what it reads.
+std::string lines_of(std::string lines, const std::string& name, const std::function<std::string()>& operand) {
+  for (const char* letter : {"%A", "%B", "%C"}) lines = replaced(lines, letter, operand());
+  lines = replaced(lines, "%$", concat('%', name, '.'));
+  lines = replaced(lines, concat('%', name, ". "), concat('%', name, ' '));
+  lines = replaced(lines, concat('%', name, ".,"), concat('%', name, ','));
+  return concat("  ", replaced(lines, "\n", "\n  "), '\n');
+}
+
+}  // namespace
+
+ir::Graph program_of(const std::vector<std::string>& lines) {
+  std::string text = concat(kGiven, "fwd:\n"), last = "%x";
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const char* const roots[] = {"%x", "%y", "%x"};
+    size_t letter = 0;
+    text += lines_of(lines[i], concat("v", i), [&] { return i == 0 ? std::string(roots[letter++]) : last; });
+    last = concat("%v", i);
+  }
+  return ir::parse_or_throw(concat(text, "  return ", last, '\n'), "program_of");
+}
+
+ir::Graph any_ops_program(uint64_t seed, const std::vector<std::string>& from) {
   std::mt19937_64 engine(seed);
   const auto below = [&](size_t end) { return static_cast<size_t>(engine() % end); };
   std::vector<std::string> values = {"x", "y"};
-  std::string text =
-      "graph mesh [one=1] view local\n  %vec = param name=vec : f32[4]\n  %x = input name=x : f32[4, 4]\n"
-      "  %y = input name=y : f32[4, 4]\n  %ids = input name=ids : i64[4]\n  %no = input name=no : b1[4, 4]\n";
+  std::string text = kGiven;
   for (const char* section : {"fwd", "bwd"}) {
     text += concat(section, ":\n");
     for (size_t left = 6 + below(12); left > 0; --left) {
       const std::string name = concat("v", values.size());
-      std::string lines = op_templates()[below(op_templates().size())];
       // The last values, so that what is made is read, and for the last time.
-      for (const char* operand : {"%A", "%B", "%C"})
-        lines = replaced(lines, operand,
-                         concat('%', values[values.size() - 1 - below(std::min<size_t>(3, values.size()))]));
-      lines = replaced(lines, "%$", concat('%', name, '.'));
-      lines = replaced(lines, concat('%', name, ". "), concat('%', name, ' '));
-      lines = replaced(lines, concat('%', name, ".,"), concat('%', name, ','));
-      text += concat("  ", replaced(lines, "\n", "\n  "), '\n');
+      text += lines_of(from[below(from.size())], name, [&] {
+        return concat('%', values[values.size() - 1 - below(std::min<size_t>(3, values.size()))]);
+      });
       values.push_back(name);
     }
   }

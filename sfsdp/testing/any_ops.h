@@ -11,10 +11,13 @@
 
 namespace sfsdp::testing {
 
-// Verifies. The same for the same seed on every machine.
-ir::Graph any_ops_program(uint64_t seed);
-
 // What any_ops_program draws from: lines of text, of which %A, %B and %C are values f32[4, 4], and %$ is the result.
 const std::vector<std::string>& op_templates();
+
+// Made of some templates. Verifies. The same for the same seed on every machine.
+ir::Graph any_ops_program(uint64_t seed, const std::vector<std::string>& from = op_templates());
+
+// Made of these templates, one after the other, each of which reads what the one before it makes.
+ir::Graph program_of(const std::vector<std::string>& templates);
 
 }  // namespace sfsdp::testing

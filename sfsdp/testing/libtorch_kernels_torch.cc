@@ -2,9 +2,16 @@
 #include "sfsdp/testing/libtorch_kernels_torch.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include "sfsdp/base/philox.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/aten_call.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::testing {
 namespace {
@@ -13,6 +20,24 @@ using ir::interp::Array;
 
 at::Tensor to_tensor(const Array& array) {
   return at::tensor(array.data, at::kDouble).reshape(array.shape).to(capture::scalar_type_of(array.dtype));
+}
+
+// The same numbers whenever and on whichever thread the op runs; LibTorch's generator is left as it was.
+std::vector<at::Tensor> draw(const ir::Op& op, const std::vector<at::Tensor>& in) {
+  static std::mutex one_at_a_time;
+  const std::scoped_lock lock(one_at_a_time);
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const at::Tensor state = generator.get_state();
+  generator.set_current_seed(hash_path(ir::name_of(op)));
+  const auto restore = [&] { generator.set_state(state); };
+  try {
+    auto results = exec::AtenCall(op).run(in);
+    restore();
+    return results;
+  } catch (...) {
+    restore();
+    throw;
+  }
 }
 
 }  // namespace
@@ -26,9 +51,11 @@ std::vector<Array> run_in_libtorch(const ir::Op& op, std::span<const Array* cons
   std::vector<at::Tensor> in;
   for (const Array* operand : operands) in.push_back(operand ? to_tensor(*operand) : at::Tensor());
   std::vector<Array> out;
-  const std::vector<at::Tensor> results = exec::AtenCall(op).run(in);
+  const std::vector<at::Tensor> results = ir::is_random(op) ? draw(op, in) : exec::AtenCall(op).run(in);
   for (size_t i = 0; i < results.size(); ++i)
     out.push_back(to_array(results[i], op.result(static_cast<int>(i))->type().dtype));
+  if (op.opcode.str().find("empty") != std::string::npos)  // what nobody has written is zero, whenever it runs
+    for (Array& array : out) std::ranges::fill(array.data, 0.0);
   return out;
 }
 

@@ -57,22 +57,26 @@ Array map(const Array& in, const std::function<double(double)>& f) {
   return out;
 }
 
-// NumPy's broadcasting: shapes are aligned at the end, a dimension of 1 repeats.
-double broadcast_element(const Array& in, const std::vector<int64_t>& index) {
-  std::vector<int64_t> own(in.shape.size());
-  for (size_t d = 0; d < own.size(); ++d) {
-    const int64_t position = index[index.size() - own.size() + d];
-    own[d] = in.shape[d] == 1 ? 0 : position;
+// NumPy's broadcasting: shapes are aligned at the end, a dimension of 1 repeats. By element of a result of `shape`: the one of
+// an operand of shape `of`.
+std::vector<size_t> broadcast_elements(const std::vector<int64_t>& of, const std::vector<int64_t>& shape) {
+  std::vector<size_t> elements = {0};
+  int64_t below = 1;  // elements of the operand in the dimensions that are done
+  for (size_t d = shape.size(); d-- > 0;) {
+    const size_t own = d + of.size() - shape.size();
+    const int64_t step = own < of.size() && of[own] != 1 ? below : 0, done = std::ssize(elements);
+    for (int64_t i = 1; i < shape[d]; ++i)
+      for (int64_t e = 0; e < done; ++e)
+        elements.push_back(elements[static_cast<size_t>(e)] + static_cast<size_t>(i * step));
+    if (own < of.size()) below *= of[own];
   }
-  return in.data[element_of(own, in.shape)];
+  return elements;
 }
 
 Arrays zip(const KernelContext& c, const std::function<double(double, double)>& f) {
   Array out = Array::zeros(c.in().dtype, result_shape(c));
-  for (size_t i = 0; i < out.data.size(); ++i) {
-    const auto index = index_of(i, out.shape);
-    out.data[i] = f(broadcast_element(c.in(0), index), broadcast_element(c.in(1), index));
-  }
+  const auto a = broadcast_elements(c.in(0).shape, out.shape), b = broadcast_elements(c.in(1).shape, out.shape);
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = f(c.in(0).data[a[i]], c.in(1).data[b[i]]);
   return {out};
 }
 
@@ -290,7 +294,8 @@ Arrays mm(const KernelContext& c) {
 Arrays addmm(const KernelContext& c) {
   const KernelContext of_product{c.op, c.operands.subspan(1), c.lr, c.axis_rank};
   Array out = mm(of_product)[0];
-  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] += broadcast_element(c.in(), index_of(i, out.shape));
+  const auto from = broadcast_elements(c.in().shape, out.shape);
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] += c.in().data[from[i]];
   return {out};
 }
 
@@ -349,7 +354,8 @@ Arrays mean_dims(const KernelContext& c) {
 
 Arrays expand(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, result_shape(c));
-  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = broadcast_element(c.in(), index_of(i, out.shape));
+  const auto from = broadcast_elements(c.in().shape, out.shape);
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = c.in().data[from[i]];
   return {out};
 }
 

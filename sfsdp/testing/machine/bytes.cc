@@ -98,10 +98,11 @@ void encode(DType dtype, double value, std::byte* to) {
 std::vector<int64_t> offsets_of(const Type& type) {
   const std::vector<int64_t> strides = ir::strides_of(type), shape = type.shape();
   const int64_t size = ir::size_in_bytes(type.dtype);
+  const int64_t count = type.numel();
   std::vector<int64_t> offsets, index(shape.size());
-  offsets.reserve(static_cast<size_t>(type.numel()));
+  offsets.reserve(static_cast<size_t>(count));
   int64_t offset = 0;
-  for (int64_t i = 0; i < type.numel(); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     offsets.push_back(offset * size);
     for (size_t d = shape.size(); d-- > 0;) {  // count up, the last dimension first
       offset += strides[d];
@@ -113,16 +114,17 @@ std::vector<int64_t> offsets_of(const Type& type) {
   return offsets;
 }
 
-ir::interp::Array load(const Type& type, const std::byte* memory) {
+ir::interp::Array load(const Type& type, std::span<const int64_t> offsets, const std::byte* memory) {
   ir::interp::Array array{type.dtype, type.shape(), {}};
-  for (const int64_t offset : offsets_of(type)) array.data.push_back(decode(type.dtype, memory + offset));
+  array.data.reserve(offsets.size());
+  for (const int64_t offset : offsets) array.data.push_back(decode(type.dtype, memory + offset));
   return array;
 }
 
-void store(const Type& type, const ir::interp::Array& array, std::byte* memory, std::span<const char> which) {
-  const std::vector<int64_t> offsets = offsets_of(type);
+void store(DType dtype, const ir::interp::Array& array, std::span<const int64_t> offsets, std::byte* memory,
+           std::span<const char> which) {
   for (size_t i = 0; i < offsets.size(); ++i)
-    if (which.empty() || which[i] != 0) encode(type.dtype, array.data[i], memory + offsets[i]);
+    if (which.empty() || which[i] != 0) encode(dtype, array.data[i], memory + offsets[i]);
 }
 
 }  // namespace sfsdp::plan::machine

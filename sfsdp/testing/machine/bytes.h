@@ -21,8 +21,10 @@ void encode(ir::DType dtype, double value, std::byte* to);
 std::vector<int64_t> offsets_of(const ir::Type& type);
 
 // A tensor whose first element begins at `memory`.
-ir::interp::Array load(const ir::Type& type, const std::byte* memory);
+//   offsets: offsets_of(type)
+ir::interp::Array load(const ir::Type& type, std::span<const int64_t> offsets, const std::byte* memory);
 // Writes the elements that `which` names, or all where it is empty.
-void store(const ir::Type& type, const ir::interp::Array& array, std::byte* memory, std::span<const char> which = {});
+void store(ir::DType dtype, const ir::interp::Array& array, std::span<const int64_t> offsets, std::byte* memory,
+           std::span<const char> which = {});
 
 }  // namespace sfsdp::plan::machine

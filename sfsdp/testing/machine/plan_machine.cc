@@ -35,18 +35,17 @@ struct Active {
 
 class Machine {
  public:
-  Machine(const StepPlan& plan, const std::vector<std::vector<Inputs>>& batches, const Options& options)
-      : plan_(plan),
+  Machine(const Prepared& prepared, const std::vector<std::vector<Inputs>>& batches, const Options& options)
+      : plan_(prepared.plan),
         batches_(batches),
         options_(options),
-        mesh_(plan.graph.mesh),
-        program_(write_out(plan, std::ssize(batches), options.schedule % 2 == 0)),
-        lanes_(plan.lanes.size() + 2),
+        mesh_(plan_.graph.mesh),
+        program_(options.schedule % 2 == 0 ? prepared.drained : prepared.running_on),
+        lanes_(plan_.lanes.size() + 2),
         priority_(static_cast<size_t>(mesh_.world_size()) * lanes_) {
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
       const Memory* left = options.memory.empty() ? nullptr : &options.memory.at(static_cast<size_t>(rank));
-      places_.emplace_back(plan, rank);
-      ranks_.emplace_back(plan, places_.back(), rank, batches[0][static_cast<size_t>(rank)], options.other, left);
+      ranks_.emplace_back(prepared, rank, batches[0][static_cast<size_t>(rank)], options.other, left);
       over_.emplace_back(program_.size());
       skipped_.emplace_back(program_.size());
       queue_.emplace_back(lanes_);
@@ -257,8 +256,7 @@ class Machine {
   const std::vector<std::vector<Inputs>>& batches_;
   const Options& options_;
   const DeviceMesh mesh_;
-  std::deque<Places> places_;  // by rank
-  const std::vector<TaskRun> program_;
+  const std::vector<TaskRun>& program_;
   const size_t lanes_;
   std::deque<Rank> ranks_;
   std::vector<std::vector<char>> over_, skipped_;       // by rank and run
@@ -272,7 +270,11 @@ class Machine {
 }  // namespace
 
 Outcome run(const StepPlan& plan, const std::vector<std::vector<Inputs>>& batches, const Options& options) {
-  return Machine(plan, batches, options).run();
+  return Machine(Prepared(plan, std::ssize(batches)), batches, options).run();
+}
+
+Outcome run(const Prepared& prepared, const std::vector<std::vector<Inputs>>& batches, const Options& options) {
+  return Machine(prepared, batches, options).run();
 }
 
 }  // namespace sfsdp::plan::machine

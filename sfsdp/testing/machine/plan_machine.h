@@ -15,6 +15,7 @@
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/machine/places.h"
+#include "sfsdp/testing/machine/prepared.h"
 
 namespace sfsdp::plan::machine {
 
@@ -38,5 +39,7 @@ struct Outcome {
 // batches: by step, then rank; names as of interp::run. State and constants are those of the first step.
 //   throws: UserError for an opcode without a kernel, a missing input
 Outcome run(const StepPlan& plan, const std::vector<std::vector<Inputs>>& batches, const Options& options = {});
+// The same of a plan that is prepared for as many steps.
+Outcome run(const Prepared& prepared, const std::vector<std::vector<Inputs>>& batches, const Options& options = {});
 
 }  // namespace sfsdp::plan::machine

@@ -25,17 +25,21 @@ const HostValue& host_value(std::string_view name) { return *std::ranges::find(k
 
 }  // namespace
 
-Rank::Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
+Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& given,
            const ir::interp::OtherKernels& other, const Memory* left)
-    : plan_(plan), places_(places), rank_(rank), other_(other) {
+    : prepared_(prepared),
+      plan_(prepared.plan),
+      places_(prepared.places.at(static_cast<size_t>(rank))),
+      rank_(rank),
+      other_(other) {
   for (size_t r = 0; r < kRegions; ++r) {
-    const auto bytes = static_cast<size_t>(plan.memory.region_bytes[r]);
+    const auto bytes = static_cast<size_t>(plan_.memory.region_bytes[r]);
     const bool kept = r == static_cast<size_t>(Region::State) || r == static_cast<size_t>(Region::Window);
     if (left && kept) memory_[r] = (*left)[r];
     memory_[r].resize(std::max(bytes, memory_[r].size()), kUnwritten);
   }
   store_host_value("lr", 0);
-  for (const auto& op : plan.graph.ops()) {
+  for (const auto& op : plan_.graph.ops()) {
     if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
     if (op->is("constant")) store(*op->result(), given.at(concat("constant.", op->attr<int64_t>("index"))));
   }
@@ -49,9 +53,7 @@ void Rank::store_host_value(std::string_view name, double value) {
 Rank::Bytes Rank::bytes_of(const Value& value) const {
   const auto& place = places_.of(&value);
   if (!place) throw UserError(concat('%', value.name(), " has no place in memory"));
-  int64_t last = place->offset;
-  for (const int64_t offset : offsets_of(value.type())) last = std::max(last, place->offset + offset);
-  const int64_t end = value.type().numel() > 0 ? last + ir::size_in_bytes(value.type().dtype) : last;
+  const int64_t end = place->offset + prepared_.end[&value];
   const int64_t whole = plan_.memory.region_bytes[static_cast<size_t>(place->region)];
   if (place->offset < 0 || end > whole)
     throw UserError(concat('%', value.name(), " lies at ", to_string(place->region), ' ', place->offset, " to ", end,
@@ -67,22 +69,22 @@ std::byte* Rank::at(const Value& value) const {
 Array Rank::load(const Value& value) const {
   const Op& op = *value.producer();
   if (!op.has_attr("row_counts") || !ir::has_counted_rows(plan_.graph, value))
-    return machine::load(value.type(), at(value));
+    return machine::load(value.type(), prepared_.begin[&value], at(value));
   ir::Type own = value.type();
   const auto& counts = op.attr<std::vector<int64_t>>("row_counts");
   const int64_t place = DeviceMesh(plan_.graph.mesh).axis_rank(rank_, op.attr<std::string>("row_axis"));
   own.dims[0].size = counts[static_cast<size_t>(place)];
-  return machine::load(own, at(value));
+  return machine::load(own, offsets_of(own), at(value));
 }
 
 // Rows that the array does not have are left as they are.
 void Rank::store(const Value& value, const Array& array, std::span<const char> which) {
+  const std::vector<int64_t>& whole = prepared_.begin[&value];
+  if (array.data.size() == whole.size()) return machine::store(value.type().dtype, array, whole, at(value), which);
   ir::Type type = value.type();
-  if (type.shape() != array.shape && !type.dims.empty()) {
-    type.strides = ir::strides_of(type);
-    type.dims[0].size = array.shape.at(0);
-  }
-  machine::store(type, array, at(value), which);
+  type.strides = ir::strides_of(type);
+  type.dims.at(0).size = array.shape.at(0);
+  machine::store(type.dtype, array, offsets_of(type), at(value), which);
 }
 
 // What another op of the kernel has made, a view of that, or what memory holds.
@@ -166,8 +168,8 @@ bool Rank::reads_at_its_place(const TaskRun& run, const Value& written) const {
   return std::ranges::all_of(run.ops, [&](const Op* op) {
     return std::ranges::all_of(op->operands, [&](const Value* operand) {
       if (!operand || !meet(*operand, written)) return true;
-      return ir::OpAccess(*op).is_by_place() && bytes_of(*operand).begin == bytes_of(written).begin &&
-             offsets_of(operand->type()) == offsets_of(written.type());
+      return prepared_.is_by_place[op] != 0 && bytes_of(*operand).begin == bytes_of(written).begin &&
+             prepared_.begin[operand] == prepared_.begin[&written];
     });
   });
 }

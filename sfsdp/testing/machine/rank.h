@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/ir/side_table.h"
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/machine/places.h"
+#include "sfsdp/testing/machine/prepared.h"
 #include "sfsdp/testing/machine/program.h"
 
 namespace sfsdp::plan::machine {
@@ -23,11 +23,11 @@ using Made = std::vector<std::pair<const ir::Value*, Array>>;
 // Memory begins as bytes that no program wrote, but for constants, or as another plan has left state and window.
 class Rank {
  public:
+  //   prepared, other: must outlive the rank
   //   given: what constants hold
   //   left:  by another plan on the same state; nullptr: nothing
-  //   other: must outlive the rank
-  Rank(const StepPlan& plan, const Places& places, int64_t rank, const ir::interp::Inputs& given,
-       const ir::interp::OtherKernels& other, const Memory* left = nullptr);
+  Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& given, const ir::interp::OtherKernels& other,
+       const Memory* left = nullptr);
 
   // throws: UserError where the value has no place in memory
   Array load(const ir::Value& value) const;
@@ -35,6 +35,7 @@ class Rank {
   // One of kHostValues.
   void store_host_value(std::string_view name, double value);
   const Memory& memory() const { return memory_; }
+  const Prepared& prepared() const { return prepared_; }
   bool is_in_memory(const ir::Value& value) const { return places_.of(&value).has_value(); }
 
   // Runs the ops of a kernel on what memory holds now, and writes nothing.
@@ -58,6 +59,7 @@ class Rank {
   // An op that is the same on all ranks.
   std::vector<Array> run_whole(const ir::Op& op, const std::vector<Array>& operands) const;
 
+  const Prepared& prepared_;
   const StepPlan& plan_;
   const Places& places_;
   const int64_t rank_;

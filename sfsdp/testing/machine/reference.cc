@@ -2,7 +2,10 @@
 #include "sfsdp/testing/machine/reference.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <exception>
+#include <future>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -73,7 +76,7 @@ void check_finite(const RankResult& result) {
     if (!some(array)) throw UserError(concat(name, " holds no finite number after a step\n  expected some"));
 }
 
-std::string find_under(const StepPlan& plan, const Reference& reference, const Options& options) {
+std::string find_under(const Prepared& plan, const Reference& reference, const Options& options) {
   const Outcome outcome = run(plan, reference.batches, options);
   if (!outcome.faults.empty()) return join(outcome.faults, "\n");
   for (size_t step = 0; step < reference.steps.size(); ++step)
@@ -86,6 +89,14 @@ std::string find_under(const StepPlan& plan, const Reference& reference, const O
   return "";
 }
 
+std::string fault_under(const Prepared& plan, const Reference& reference, const Options& options) {
+  try {
+    return find_under(plan, reference, options);
+  } catch (const std::exception& error) {  // a value without a place, or an index that is none
+    return error.what();
+  }
+}
+
 }  // namespace
 
 std::string find_difference(const StepPlan& plan, const Comparison& comparison) {
@@ -94,17 +105,20 @@ std::string find_difference(const StepPlan& plan, const Comparison& comparison) 
   if (print(read) != text) return "the plan's text reads back as another one";
   const Reference reference = interpret(read.graph, comparison);
   for (const RankResult& rank : reference.steps[0].ranks) check_finite(rank);
-  for (uint64_t i = 0; i < comparison.schedules; ++i) {
-    const uint64_t schedule = comparison.first_schedule + i;
-    std::string found;
-    try {
-      found = find_under(read, reference, {.schedule = schedule, .other = comparison.other});
-    } catch (const UserError& error) {  // a value without a place, or an index that is none
-      found = error.what();
-    }
-    if (!found.empty()) return concat("schedule ", schedule, ": ", found);
-  }
-  return "";
+  const Prepared prepared(read, comparison.steps);
+  std::vector<std::string> found(comparison.schedules);
+  std::atomic<uint64_t> next = 0;
+  const auto run_some = [&] {
+    for (uint64_t i = next++; i < comparison.schedules; i = next++)
+      found[i] =
+          fault_under(prepared, reference, {.schedule = comparison.first_schedule + i, .other = comparison.other});
+  };
+  const auto beside = std::async(std::launch::async, run_some);  // on the second core
+  run_some();
+  beside.wait();
+  const auto first = std::ranges::find_if(found, [](const std::string& fault) { return !fault.empty(); });
+  if (first == found.end()) return "";
+  return concat("schedule ", comparison.first_schedule + static_cast<uint64_t>(first - found.begin()), ": ", *first);
 }
 
 }  // namespace sfsdp::plan::machine

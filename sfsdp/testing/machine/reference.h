@@ -17,7 +17,7 @@ using Edit = std::function<void(std::vector<Inputs>& by_rank)>;
 struct Comparison {
   uint64_t first_schedule = 0, schedules = 20;
   int64_t steps = 2;
-  ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
+  ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for; from two threads
   Edit edit = nullptr;
 };
 

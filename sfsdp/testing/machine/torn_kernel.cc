@@ -6,7 +6,6 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/op_shape.h"
-#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::plan::machine {
@@ -15,31 +14,19 @@ using ir::Op, ir::Value;
 
 namespace {
 
-// Elements that one block reads whole before it writes them: those of a row that an op reduces, or turns pairs of.
-int64_t block_width(const Op& op) {
-  const ir::OpAccess access(op);
-  return access.is_by_place() ? std::max({access.rows().width, access.group(), int64_t{1}}) : 1;
-}
-
-bool is_over_rows(const Value& value) {
-  const Op& op = *value.producer();
-  return cost::class_of(op) == cost::Class::Reduction &&
-         ir::OpAccess(op).is_after_all_rows(static_cast<size_t>(value.result_index()));
-}
-
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
 }  // namespace
 
 TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw)
     : run_(run), rank_(rank), draw_(std::move(draw)), made_(rank.evaluate(run)) {
-  for (const Op* op : run.ops) width_ = std::max(width_, block_width(*op));
+  const Prepared& known = rank.prepared();
+  for (const Op* op : run.ops) width_ = std::max(width_, known.block_width[op]);
   for (size_t i = 0; i < made_.size(); ++i) {
     const Value& value = *made_[i].first;
     written_.emplace_back(made_[i].second.data.size());
-    const bool over_rows = is_over_rows(value) || (value.producer()->is("cast") &&
-                                                   is_over_rows(*ir::storage_of(value.producer()->operands[0])));
-    over_rows_.push_back(over_rows ? 1 : 0);
+    const bool is_cast = value.producer()->is("cast");
+    over_rows_.push_back(known.is_over_rows[is_cast ? ir::storage_of(value.producer()->operands[0]) : &value]);
     at_its_place_.push_back(rank_.is_in_memory(value) && rank_.reads_at_its_place(run_, value) ? 1 : 0);
     if (!rank_.is_in_memory(*made_[i].first)) continue;
     reads_itself_ |= rank_.reads_where_written(run_, *made_[i].first);
