@@ -142,6 +142,13 @@ void aten_float_of(RuleContext& context) {
 
 void aten_as_first(RuleContext& context) { context.expect_like(0, context.operand()); }
 
+// Dimensions that are none would count as untouched.
+void aten_flip(RuleContext& context) {
+  for (const int64_t dim : context.integers_if("dims").value_or(Shape()))
+    context.wrapped(dim, context.operand().dims.size());
+  context.expect_like(0, context.operand());
+}
+
 void aten_like(RuleContext& context) {
   context.expect(0, context.dtype(context.operand().dtype), context.operand().shape());
 }

@@ -32,6 +32,14 @@ void expect_right(const std::string& line) {
   CHECK(unchecked_opcodes(parsed.graph).empty());
 }
 
+TEST_CASE("aten ops: dimensions that are turned over are there") {
+  expect_right("%r = aten.roll %f dims=[-1, 0] shifts=[1, 2] : f32[4, 6]");
+  expect_right("%r = aten.roll %f shifts=[1] : f32[4, 6]");
+  expect_right("%r = aten.flip %f dims=[1] : f32[4, 6]");
+  testing::expect_diagnostic(graph_of("%r = aten.roll %f dims=[5] shifts=[1] : f32[4, 6]"), "dimension 5");
+  testing::expect_diagnostic(graph_of("%r = aten.flip %f dims=[0, -3] : f32[4, 6]"), "dimension -3");
+}
+
 TEST_CASE("aten ops: dtypes promote as LibTorch's do") {
   expect_right("%r = aten.add.Tensor %f, %b : f32[4, 6]");
   expect_right("%r = aten.mul.Tensor %b, %d : bf16[4, 6]");  // a number without dimensions: its category alone

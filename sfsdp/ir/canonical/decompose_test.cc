@@ -47,6 +47,8 @@ TEST_CASE("canonical ops mean what their decompositions mean") {
     check_decomposition(
         concat("%dx, %dw = rms_norm_backward %g, %x, %w, %r, ", residual, " dims=1 : f32[2, 3, 4], f32[4]"),
         input("g", "f32[2, 3, 4]") + x + w + input("r", "f32[2, 3, 1]"));
+  check_decomposition("%dx, %dw = rms_norm_backward %g, %x, %v, %r, none dims=3 : f32[2, 3, 4], f32[2, 3, 4]",
+                      input("g", "f32[2, 3, 4]") + x + input("v", "f32[2, 3, 4]") + input("r", "f32[1, 1, 1]"));
   check_decomposition("%dx, %none = rms_norm_backward %g, %x, none, %r, none dims=1 : f32[2, 3, 4], token",
                       input("g", "f32[2, 3, 4]") + x + input("r", "f32[2, 3, 1]"));
   const std::string angles = input("c", "f32[3, 2]") + input("s", "f32[3, 2]");

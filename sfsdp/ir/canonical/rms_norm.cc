@@ -36,8 +36,9 @@ std::vector<Term> decompose_rms_norm_backward(const CanonicalCall& call, Body& b
     Body::Sizes rows;
     for (int64_t d = 0; d < static_cast<int64_t>(shape.size()) - count; ++d) rows.push_back(d);
     const Term each = body.mul(g, body.cast(body.mul(wider, rstd), inner));
-    grad_weight =
-        body.cast(body.view(body.reduced("aten.sum.dim_IntList", each, rows), weight.type.shape()), weight.type.dtype);
+    // a norm over all dimensions has one row; a sum over no dimension is LibTorch's for all of them
+    const Term sum = rows.empty() ? each : body.reduced("aten.sum.dim_IntList", each, rows);
+    grad_weight = body.cast(body.view(sum, weight.type.shape()), weight.type.dtype);
   }
   if (!is_asked("x")) return {Term(), grad_weight};
   if (weight.base) g = body.mul(g, weight);

@@ -46,6 +46,10 @@ Op* place_of(const Carry& carry, const ir::Index& index, bool repeats) {
     throw UserError(concat(ir::name_of(*last), " reads %", carry.current->name(),
                            " after all micro-batches, each of which replaces it",
                            "\n  expected it read in forward, loss or backward alone; make the value a result of that"));
+  // the batch is read in a section, and what a graph is given stands above all of these
+  if (maker->is("input") && last->section == ir::Section::Init)
+    for (size_t next = index.position(last) + 1; next < index.size(); ++next)
+      if (index.at(next)->section == ir::Section::Init) last = index.at(next);
   return index.at(index.position(last));
 }
 
@@ -80,9 +84,11 @@ bool keep_in_place(Graph& graph, PassContext& ctx) {
     }
     check_not_needed(graph, carry);
     Op* last = place_of(carry, index, graph.micro_batches > 1);
-    carry.next = build.after(last).like(*last).at("").value("store", {carry.current, carry.next}, carry.current->type(),
-                                                            carry.current->name() + ".stored",
-                                                            {{"donates", std::vector<int64_t>{0}}});
+    const auto place = build.after(last).like(*last).at("");
+    const bool of_batch = carry.next->producer()->is("input") && last->section == ir::Section::Init;
+    carry.next = (of_batch ? place.in(ir::Section::Fwd) : place)
+                     .value("store", {carry.current, carry.next}, carry.current->type(),
+                            carry.current->name() + ".stored", {{"donates", std::vector<int64_t>{0}}});
     ctx.metrics.add("stores", 1);
   }
   build.apply();

@@ -103,5 +103,27 @@ TEST_CASE("keep_in_place: a transposed view of what it replaces cannot be left t
                        UserError);
 }
 
+TEST_CASE(
+    "keep_in_place: a part of the batch that is carried on is stored in forward, after all that the graph is given") {
+  expect_pass("keep_in_place", R"(
+    graph mesh [dp_shard=2] view local
+      %r0 = state name=r0 : f32[4, 4]
+      %x = input name=x : f32[4, 4] own(dp_shard)
+      %r1 = param name=r1 : f32[4, 4]
+      return %r1
+      carry %r0 = %x
+  )",
+              R"(
+    graph mesh [dp_shard=2] view local
+      %r0 = state name=r0 : f32[4, 4]
+      %x = input name=x : f32[4, 4] own(dp_shard)
+      %r1 = param name=r1 : f32[4, 4]
+    fwd:
+      %r0.stored = store %r0, %x donates=[0] : f32[4, 4] own(dp_shard)
+      return %r1
+      carry %r0 = %r0.stored
+  )");
+}
+
 }  // namespace
 }  // namespace sfsdp::passes

@@ -433,17 +433,33 @@ Arrays ne_scalar(const KernelContext& c) {
   return {map(c.in(), [other](double x) { return x != other ? 1 : 0; })};
 }
 
-// x: [tokens, classes], along the classes.
+// The elements of each row along attribute `dim`: their first place, and from each to the next.
+struct Rows {
+  std::vector<size_t> first;
+  size_t length = 1, step = 1;
+};
+Rows rows_along_dim(const KernelContext& c) {
+  const std::vector<int64_t>& shape = c.in().shape;
+  const auto rank = static_cast<int64_t>(shape.size());
+  const int64_t given = c.op.attr<int64_t>("dim"), dim = given < 0 ? given + rank : given;
+  Rows rows;
+  if (rank > 0) rows.length = static_cast<size_t>(shape[static_cast<size_t>(dim)]);
+  for (int64_t d = dim + 1; d < rank; ++d) rows.step *= static_cast<size_t>(shape[static_cast<size_t>(d)]);
+  for (size_t i = 0; i < c.in().data.size(); ++i)
+    if (i / rows.step % rows.length == 0) rows.first.push_back(i);
+  return rows;
+}
+
 Arrays log_softmax(const KernelContext& c) {
   const Array& x = c.in();
-  SFSDP_CHECK(x.shape.size() == 2, "aten._log_softmax of ", x);
-  const auto classes = static_cast<size_t>(x.shape[1]);
+  const Rows rows = rows_along_dim(c);
   Array out = x;
-  for (size_t first = 0; first < x.data.size(); first += classes) {
-    double largest = x.data[first], sum = 0;
-    for (size_t v = 0; v < classes; ++v) largest = std::max(largest, x.data[first + v]);
-    for (size_t v = 0; v < classes; ++v) sum += std::exp(x.data[first + v] - largest);
-    for (size_t v = 0; v < classes; ++v) out.data[first + v] -= largest + std::log(sum);
+  for (const size_t first : rows.first) {
+    const auto at = [&](size_t v) { return x.data[first + v * rows.step]; };
+    double largest = at(0), sum = 0;
+    for (size_t v = 0; v < rows.length; ++v) largest = std::max(largest, at(v));
+    for (size_t v = 0; v < rows.length; ++v) sum += std::exp(at(v) - largest);
+    for (size_t v = 0; v < rows.length; ++v) out.data[first + v * rows.step] -= largest + std::log(sum);
   }
   return {out};
 }
@@ -451,12 +467,13 @@ Arrays log_softmax(const KernelContext& c) {
 // %grad, %log_p
 Arrays log_softmax_backward(const KernelContext& c) {
   const Array &grad = c.in(0), &log_p = c.in(1);
-  const auto classes = static_cast<size_t>(grad.shape[1]);
+  const Rows rows = rows_along_dim(c);
   Array out = grad;
-  for (size_t first = 0; first < grad.data.size(); first += classes) {
+  for (const size_t first : rows.first) {
     double sum = 0;
-    for (size_t v = 0; v < classes; ++v) sum += grad.data[first + v];
-    for (size_t v = 0; v < classes; ++v) out.data[first + v] -= std::exp(log_p.data[first + v]) * sum;
+    for (size_t v = 0; v < rows.length; ++v) sum += grad.data[first + v * rows.step];
+    for (size_t v = 0; v < rows.length; ++v)
+      out.data[first + v * rows.step] -= std::exp(log_p.data[first + v * rows.step]) * sum;
   }
   return {out};
 }
