@@ -147,9 +147,10 @@ def part_of(batch, part, parts):
     return {name: value.chunk(parts)[part].contiguous() for name, value in batch.items()}
 
 
-def train_eagerly(name, batches, parts):
+def train_eagerly(name, batches, parts, dtype=torch.float32):
     """Losses, norms, and what the optimizer keeps of the first step's gradients."""
-    model = make_model(name)
+    model = make_model(name).to(dtype)
+    batches = [{n: t.to(dtype) if t.is_floating_point() else t for n, t in batch.items()} for batch in batches]
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(parameters.values(), **ADAMW)
     losses, norms, moments = [], [], {}
@@ -248,7 +249,15 @@ def run_setting(name, setting, archive, data, expected, folder, sfsdp):
     steps = [step for step in steps if "loss" in step]
     gradient, where = gradient_error(first_moments(os.path.join(run, "checkpoint", "step-1")), expected["moments"])
     return dict(setting=title, loss=relative([s["loss"] for s in steps], expected["losses"]),
-                norm=relative([s["grad_norm"] for s in steps], expected["norms"]), gradient=gradient, parameter=where)
+                norm=relative([s["grad_norm"] for s in steps], expected["norms"]), gradient=gradient, parameter=where,
+                norms=[s["grad_norm"] for s in steps])
+
+
+def against_float64(name, found, batches, expected, parts):
+    """Where a bar is missed: how far PyTorch in float32 is from itself in float64, and how far we are."""
+    exact = train_eagerly(name, batches, parts, torch.float64)["norms"]
+    return (f"{found['setting']}: norm is {relative(found['norms'], exact):.1e} from PyTorch's in float64,"
+            f" PyTorch's in float32 {relative(expected['norms'], exact):.1e}")
 
 
 def run_one(name, flags):
@@ -276,15 +285,21 @@ def run_one(name, flags):
         if "refused" in found:
             row["refused"] = found["refused"]
             break
+        if not within_bars(found):
+            row["notes"] = row["notes"] + [against_float64(name, found, batches, eager[parts], parts)]
     if not flags.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return dict(row, seconds=time.time() - began)
 
 
+def within_bars(setting):
+    return all(setting[bar] <= BARS[bar] for bar in BARS)
+
+
 def verdict(row):
     if "refused" in row:
         return "refused"
-    return "ok" if all(s[bar] <= BARS[bar] for s in row["settings"] for bar in BARS) else "MISSED"
+    return "ok" if all(map(within_bars, row["settings"])) else "MISSED"
 
 
 def line_of(row):
