@@ -98,6 +98,11 @@ int64_t vocabulary_of(const Program& program) {
   std::set<exported::Slot> ids;
   for (const exported::InputTensor& input : program.inputs) ids.insert(input.slot);
   for (const exported::Node& node : program.graph.nodes) {
+    const bool is_view =
+        node.target == "torch.ops.aten.view.default" || node.target == "torch.ops.aten.reshape.default";
+    const auto* same = node.inputs.empty() ? nullptr : std::get_if<exported::ValueArgument>(&node.inputs[0].value);
+    const auto* made = node.outputs.empty() ? nullptr : std::get_if<exported::ValueArgument>(&node.outputs[0]);
+    if (is_view && same && made && ids.contains(same->slot)) ids.insert(made->slot);  // GPT-2 and OPT fold ids first
     if (node.target != "torch.ops.aten.embedding.default" || node.inputs.size() < 2) continue;
     const auto* table = std::get_if<exported::ValueArgument>(&node.inputs[0].value);
     const auto* indices = std::get_if<exported::ValueArgument>(&node.inputs[1].value);

@@ -159,7 +159,7 @@ bool is_over_blocks(const std::vector<Array>& operands, const Links& links, size
   return true;
 }
 
-// Of results that may be numbers of blocks and sums over them alike, the first is taken.
+// Where a result may be numbers of blocks as well as a sum over them, the first is taken.
 bool try_width(const std::vector<Array>& operands, const std::vector<Array>& results, const Links& links, int64_t numel,
                MeasuredReads& reads) {
   Blocks blocks(numel, reads.width);

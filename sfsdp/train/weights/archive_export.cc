@@ -28,7 +28,7 @@ using exported::ZipEntry;
 
 constexpr int64_t kBlock = 1 << 20;  // elements, and bytes of what is copied
 
-// The tensor of the checkpoint that holds a tensor of the archive. Of tied tensors it has the first name.
+// The tensor of the checkpoint that holds a tensor of the archive, under the first name of those that are tied.
 struct Held {
   const StateTensor* tensor = nullptr;
   checkpoint::Piece piece;  // in the dtype of the archive
