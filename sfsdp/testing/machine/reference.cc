@@ -39,7 +39,8 @@ Reference interpret(const ir::Graph& graph, const Comparison& comparison) {
     reference.batches.push_back(std::move(inputs));
     reference.steps.push_back(
         ir::interp::run(graph, reference.batches.back(),
-                        {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .other = comparison.other}));
+                        {.host = {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .step = step + 1},
+                         .other = comparison.other}));
   }
   return reference;
 }
@@ -94,11 +95,12 @@ std::string find_difference(const StepPlan& plan, const Comparison& comparison) 
   if (print(read) != text) return "the plan's text reads back as another one";
   const Reference reference = interpret(read.graph, comparison);
   for (const RankResult& rank : reference.steps[0].ranks) check_finite(rank);
+  MeasuredOps measured;
   for (uint64_t i = 0; i < comparison.schedules; ++i) {
     const uint64_t schedule = comparison.first_schedule + i;
     std::string found;
     try {
-      found = find_under(read, reference, {.schedule = schedule, .other = comparison.other});
+      found = find_under(read, reference, {.schedule = schedule, .other = comparison.other, .measured = &measured});
     } catch (const UserError& error) {  // a value without a place, or an index that is none
       found = error.what();
     }
