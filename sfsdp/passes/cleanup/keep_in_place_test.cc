@@ -119,7 +119,7 @@ TEST_CASE(
       %x = input name=x : f32[4, 4] own(dp_shard)
       %r1 = param name=r1 : f32[4, 4]
     fwd:
-      %r0.stored = store %r0, %x donates=[0] : f32[4, 4] own(dp_shard)
+      %r0.stored = store %r0, %x donates=[0] : f32[4, 4]
       return %r1
       carry %r0 = %r0.stored
   )");
