@@ -135,8 +135,8 @@ core)
     check scripts/check_words.sh
     check scripts/check_compile_time.sh release
     check scripts/check_tidy.sh release "${tidy[@]}"
-    doctest 600 build/release/core_tests
-    doctest 600 build/release/torch_tests
+    doctest 900 build/release/core_tests
+    doctest 1500 build/release/torch_tests
   fi
   e2e "$word"
   ;;
