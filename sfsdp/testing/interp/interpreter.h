@@ -12,7 +12,6 @@
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/testing/interp/array.h"
-#include "sfsdp/testing/interp/kernels.h"
 
 namespace sfsdp::ir::interp {
 
@@ -33,7 +32,7 @@ using OtherKernels = std::function<std::vector<Array>(const Op&, std::span<const
 
 struct RunOptions {
   Rounding rounding = Rounding::PerOp;
-  HostNumbers host = {};  // whose micro_batch is set as the step goes on
+  double lr = 0.125;
   OtherKernels other = nullptr;
 };
 
