@@ -136,7 +136,7 @@ core)
     check scripts/check_compile_time.sh release
     check scripts/check_tidy.sh release "${tidy[@]}"
     doctest 900 build/release/core_tests
-    doctest 1500 build/release/torch_tests
+    doctest 900 build/release/torch_tests
   fi
   e2e "$word"
   ;;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Plans that are broken in one place, by name, and who sees it: the verifier, which trusts the ops' access maps, and the plan
-// machine, which trusts nothing but the text.
+// machine, which trusts the text and, for the size of blocks, these maps; capture/access_test.cc proves them.
 #include <doctest/doctest.h>
 
 #include <algorithm>

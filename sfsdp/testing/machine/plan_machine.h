@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Executes a plan as its text stands there, on all ranks of its mesh: bytes in regions at the plan's addresses and strides, lanes
 // that wait for each other by edges alone, in an order that a seed draws, tasks of several lanes and ranks interleaved. It
-// knows no lifetimes and analyses no graph, so that what the planner and its verifier believe together shows here.
+// knows no lifetimes, so that what the planner and its verifier believe of them together shows here. It asks the access maps how large a
+// block of a kernel is; capture/access_test.cc proves those by execution.
 //
 // A kernel's results reach memory in parts: some elements (rows, where the kernel reduces rows) of one result are written
 // first, then the kernel's ops are evaluated again from memory. What has not been written yet must come out as before; else the
