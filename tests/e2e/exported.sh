@@ -118,7 +118,7 @@ PY
 
 sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"
 grep -q 'torch.export.save' "$dir/export.py" || fail "docs/exported_models.md has no program that exports"
-sed -n 's/^    //p' docs/exported_models.md | sed -n '/^sfsdp /,$p' | tr -d '\\\n' >"$dir/train"
+sed -n 's/^    //p' docs/exported_models.md | awk '/^sfsdp launch /, !/\\$/' | tr -d '\\\n' >"$dir/train"
 (cd "$dir" && "$python" export.py >"$dir/log" 2>&1) || fail "$(cat "$dir/log")"
 (cd "$dir" && eval "${sfsdp%sfsdp}$(cat "$dir/train") --training.steps 3" >"$dir/log" 2>&1) || fail "$(cat "$dir/log")"
 [[ -e $dir/outputs/metrics.jsonl ]] || fail "the page's run left nothing: $(ls "$dir")"
