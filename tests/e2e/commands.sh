@@ -26,7 +26,7 @@ run --version
 run help
 [[ $status == 0 && ! -s $dir/err ]] || fail "help: $(cat "$dir/err")"
 commands=$(awk '/^  / { print $1 }' "$dir/out")
-[[ $(wc -w <<<"$commands") == 12 ]] || fail "help lists $commands"
+[[ $(wc -w <<<"$commands") == 13 ]] || fail "help lists $commands"
 for command in $commands; do
   run "$command" --help
   [[ $status == 0 && ! -s $dir/err ]] || fail "$command --help: status $status, $(cat "$dir/err")"
@@ -36,6 +36,8 @@ for command in $commands; do
   cmp "$dir/out" "$dir/help" || fail "help $command differs from $command --help"
 done
 refuses 2 'did you mean simulate?' simulat
+refuses 2 'expected CHECKPOINT and OUT' export
+refuses 2 'expected --archive' export a b
 refuses 2 'or -- before what the ranks run' launch train
 grep -q 'did you mean' "$dir/err" && fail "launch train: suggests something: $(cat "$dir/err")"
 for command in inspect plan simulate calibrate; do
