@@ -191,7 +191,8 @@ void TokenFile::check_blocks(int64_t begin, int64_t end) const {
 }
 
 void TokenFile::verify() const {
-  check_blocks(kTokenFileHeaderBytes, kTokenFileHeaderBytes + static_cast<int64_t>(content_bytes_of(header_)));
+  constexpr auto kBegin = static_cast<int64_t>(kTokenFileHeaderBytes);
+  check_blocks(kBegin, kBegin + static_cast<int64_t>(content_bytes_of(header_)));
 }
 
 // --- a folder ---

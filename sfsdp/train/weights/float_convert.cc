@@ -83,7 +83,7 @@ std::optional<int64_t> first_not_finite_of(std::span<const std::byte> in) {
     typename In::Stored x[kBlock] = {};
     std::memcpy(x, in.data() + begin * kSize, std::min(kBlock, count - begin) * kSize);
     int32_t wrong = 0;
-    for (size_t i = 0; i < kBlock; ++i) wrong += static_cast<int32_t>(!(std::abs(In::widen(x[i])) <= In::kLargest));
+    for (const auto& value : x) wrong += static_cast<int32_t>(!(std::abs(In::widen(value)) <= In::kLargest));
     for (size_t i = 0; i < kBlock && wrong > 0; ++i)
       if (!(std::abs(In::widen(x[i])) <= In::kLargest)) return static_cast<int64_t>(begin + i);
   }
