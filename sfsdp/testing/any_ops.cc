@@ -57,12 +57,12 @@ std::string lines_of(std::string lines, const std::string& name, const std::func
 
 }  // namespace
 
-ir::Graph program_of(const std::vector<std::string>& lines) {
+ir::Graph program_of(const std::vector<std::string>& templates) {
   std::string text = concat(kGiven, "fwd:\n"), last = "%x";
-  for (size_t i = 0; i < lines.size(); ++i) {
+  for (size_t i = 0; i < templates.size(); ++i) {
     const char* const roots[] = {"%x", "%y", "%x"};
     size_t letter = 0;
-    text += lines_of(lines[i], concat("v", i), [&] { return i == 0 ? std::string(roots[letter++]) : last; });
+    text += lines_of(templates[i], concat("v", i), [&] { return i == 0 ? std::string(roots[letter++]) : last; });
     last = concat("%v", i);
   }
   return ir::parse_or_throw(concat(text, "  return ", last, '\n'), "program_of");

@@ -52,8 +52,10 @@ std::vector<Array> run_in_libtorch(const ir::Op& op, std::span<const Array* cons
   for (const Array* operand : operands) in.push_back(operand ? to_tensor(*operand) : at::Tensor());
   std::vector<Array> out;
   const std::vector<at::Tensor> results = ir::is_random(op) ? draw(op, in) : exec::AtenCall(op).run(in);
-  for (size_t i = 0; i < results.size(); ++i)
-    out.push_back(to_array(results[i], op.result(static_cast<int>(i))->type().dtype));
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ir::Type& type = op.result(static_cast<int>(i))->type();
+    out.push_back(results[i].defined() ? to_array(results[i], type.dtype) : Array::zeros(type.dtype, type.shape()));
+  }
   if (op.opcode.str().find("empty") != std::string::npos)  // what nobody has written is zero, whenever it runs
     for (Array& array : out) std::ranges::fill(array.data, 0.0);
   return out;

@@ -3,6 +3,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/testing/libtorch_kernels_torch.h"
+#include "sfsdp/testing/plans_of_suite_torch.h"
 
 namespace sfsdp::testing {
 
@@ -16,6 +17,7 @@ std::string run_on_machine(const Held<const Program::Variant>& variant, plan::ma
       for (auto& inputs : by_rank) inputs[concat("constant.", index)] = array;
     }
   };
+  if (comparison.schedules >= plan::machine::Comparison{}.schedules) note_run(variant->plan);
   return find_difference(variant->plan, comparison);
 }
 

@@ -124,6 +124,11 @@ TEST_CASE("kernels on one rank") {
         Data{round_to(DType::f32, std::sqrt(60.0))});
   CHECK(on_one_rank("%n = scalar value=4.0 : f64[]\n  %z = clip_coefficient %n max_norm=8.0 : f32[]") == Data{1});
   CHECK(on_one_rank("%n = scalar value=inf : f64[]\n  %z = non_finite %n : f32[]") == Data{1});
+  CHECK(on_one_rank("%z = aten.select_backward %y dim=0 index=-1 input_sizes=[2, 2] : f32[2, 2]") ==
+        Data{0, 0, 10, 20});
+  CHECK(on_one_rank("%z = aten.slice.Tensor %x dim=1 end=9 start=-1 : f32[2, 1]{2, 1}") == Data{2, 4});
+  CHECK(on_one_rank("%z = aten.slice_backward %y dim=0 end=9 input_sizes=[3] start=-2 step=1 : f32[3]") ==
+        Data{0, 10, 20});
   const std::string drawn = "%z = aten.rand size=[2] stream=1 : f32[2]";
   CHECK(on_one_rank(drawn) == on_one_rank(drawn));
   CHECK(on_one_rank(drawn) != on_one_rank("%z = aten.rand size=[2] stream=2 : f32[2]"));

@@ -372,9 +372,10 @@ Arrays select(const KernelContext& c) {
 Arrays select_backward(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, result_shape(c));
   const size_t dim = wrap_dim(c.op.attr<int64_t>("dim"), out.shape.size());
+  const size_t index = wrap_dim(c.op.attr_or<int64_t>("index", 0), static_cast<size_t>(out.shape[dim]));
   for (size_t i = 0; i < c.in().data.size(); ++i) {
     auto at = index_of(i, c.in().shape);
-    at.insert(at.begin() + static_cast<std::ptrdiff_t>(dim), c.op.attr_or<int64_t>("index", 0));
+    at.insert(at.begin() + static_cast<std::ptrdiff_t>(dim), static_cast<int64_t>(index));
     out.data[element_of(at, out.shape)] = c.in().data[i];
   }
   return {out};

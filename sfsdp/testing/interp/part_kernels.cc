@@ -42,11 +42,16 @@ Array part_of(const Array& whole, const Type& type, size_t dim, size_t start, si
   return part;
 }
 
-size_t start_of(const Op& op) { return static_cast<size_t>(op.attr_or<int64_t>("start", 0)); }
+// A start below 0 counts from the end; one beyond either end is that end.
+size_t start_of(const Op& op, int64_t size) {
+  const auto start = op.attr_or<int64_t>("start", 0);
+  return static_cast<size_t>(std::clamp(start < 0 ? start + size : start, int64_t{0}, size));
+}
 size_t step_of(const Op& op) { return static_cast<size_t>(op.attr_or<int64_t>("step", 1)); }
 
 Arrays slice(const KernelContext& c) {
-  return {part_of(c.in(), c.op.result()->type(), dim_of(c.op, c.in().shape.size()), start_of(c.op), step_of(c.op))};
+  const size_t dim = dim_of(c.op, c.in().shape.size());
+  return {part_of(c.in(), c.op.result()->type(), dim, start_of(c.op, c.in().shape[dim]), step_of(c.op))};
 }
 
 Arrays split(const KernelContext& c) {
@@ -60,7 +65,8 @@ Arrays split(const KernelContext& c) {
 
 Arrays slice_backward(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
-  walk(c.in(), out, dim_of(c.op, out.shape.size()), start_of(c.op), step_of(c.op),
+  const size_t dim = dim_of(c.op, out.shape.size());
+  walk(c.in(), out, dim, start_of(c.op, out.shape[dim]), step_of(c.op),
        [&](size_t from, size_t to) { out.data[to] = c.in().data[from]; });
   return {out};
 }

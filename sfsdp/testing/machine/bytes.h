@@ -12,7 +12,8 @@
 
 namespace sfsdp::plan::machine {
 
-// The number that starts at `from`. c64: its real part. throws: InternalError for an i64 that a double cannot hold.
+// The number that starts at `from`. c64: its real part. i64: the nearest double; what a program makes is one, but a kernel that is
+// evaluated again may meet the bytes of another dtype, which it has written over its operand.
 double decode(ir::DType dtype, const std::byte* from);
 // A number that dtype holds exactly (interp::round_to).
 void encode(ir::DType dtype, double value, std::byte* to);

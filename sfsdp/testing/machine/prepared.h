@@ -13,7 +13,7 @@ namespace sfsdp::plan::machine {
 
 // Borrows the plan. Never changes.
 struct Prepared {
-  Prepared(const StepPlan& plan, int64_t steps);
+  Prepared(const StepPlan& of, int64_t steps);
 
   const StepPlan& plan;
   std::vector<Places> places;                  // by rank

@@ -79,6 +79,7 @@ Array Rank::load(const Value& value) const {
 
 // Rows that the array does not have are left as they are.
 void Rank::store(const Value& value, const Array& array, std::span<const char> which) {
+  if (value.type().kind == ir::Type::Kind::Token) return;  // it holds nothing
   const std::vector<int64_t>& whole = prepared_.begin[&value];
   if (array.data.size() == whole.size()) return machine::store(value.type().dtype, array, whole, at(value), which);
   ir::Type type = value.type();

@@ -29,8 +29,9 @@ Reference interpret(const ir::Graph& graph, const Comparison& comparison) {
     if (comparison.edit) comparison.edit(inputs);
     for (size_t rank = 0; rank < inputs.size(); ++rank) {
       for (const auto& op : graph.ops()) {
-        if (!op->is("param", "state")) continue;
-        const auto& name = op->attr<std::string>("name");
+        if (!op->is("param", "state", "constant")) continue;
+        const std::string name =
+            op->is("constant") ? concat("constant.", op->attr<int64_t>("index")) : op->attr<std::string>("name");
         Array& array = inputs[rank].at(name);
         if (step > 0) array = reference.batches[0][rank].at(name);
         if (op->is("state"))
