@@ -29,7 +29,7 @@ HEAD = """# Ablation: what buckets and reordering are worth
 `vanilla`: a collective per parameter, where it is needed; `reorder`: started early, waited for late; `bucket`: one per
 layer, stored flat; `both`: what a step gets by default; `copies`: the same of parameters that are stored one by one, copied into
 and out of buckets as FSDP2 does. `auto`: units by the paper's greedy rule, `search`: by search; both may keep units
-gathered until backward, so they use memory up to 95 % of the device's. Written by `benchmarks/ablation.py`.
+gathered until backward. `auto` plans what it makes of 95 % of the memory, and takes less where that plan does not fit. Written by `benchmarks/ablation.py`.
 """
 SIMULATED = "\n## Simulated\n"
 MEASURED = "\n## Measured\n"

@@ -351,9 +351,26 @@ bool is_read(const ClauseOfOp& clause, const Op& op, size_t operand, size_t resu
 
 }  // namespace
 
+// Whether each element is made of those at its place, at first sight: most ops of a step, of which resolving takes most time.
+static bool is_plainly_elementwise(const Op& op, const AccessMap& map) {
+  if (!map.elementwise || op.results().size() != 1 || !is_tensor(op.result())) return false;
+  if (op.operands.size() != map.choices[0].clauses[0].operands.size()) return false;
+  return std::ranges::all_of(op.operands, [&](const Value* value) {
+    if (!is_tensor(value)) return false;
+    const std::vector<Dim>& dims = value->type().dims;
+    return dims.empty() || std::ranges::equal(dims, op.result()->type().dims, {}, &Dim::size, &Dim::size);
+  });
+}
+
 OpAccess::OpAccess(const Op& op) : operands_(op.operands.size()), after_all_rows_(op.results().size(), true) {
   reads_.assign(op.operands.size() * op.results().size(), {});
   const AccessMap* map = map_of(op.opcode.row());
+  if (map && is_plainly_elementwise(op, *map)) {
+    reads_.assign(reads_.size(), {Reads::Element});
+    after_all_rows_.assign(after_all_rows_.size(), false);
+    by_place_ = true;
+    return;
+  }
   const std::vector<ClauseOfOp> clauses = resolve(op, map);
   for (const ClauseOfOp& clause : clauses)
     for (size_t i = 0; i < clause.results.size(); ++i) {

@@ -188,11 +188,24 @@ constexpr Text kTexts[] = {
 #undef SFSDP_UPDATE
 #undef SFSDP_OP
 
+bool is_elementwise(const AccessMap& map) {
+  if (map.choices.size() != 1 || !map.choices[0].flag.empty() || map.choices[0].clauses.size() != 1) return false;
+  const AccessMap::Clause& clause = map.choices[0].clauses[0];
+  const auto is_plain = [&](const AccessMap::Pattern& pattern) {
+    if (!pattern.read || pattern.list || pattern.dims.size() != 1 || pattern.dims[0].size() != 1) return false;
+    const AccessMap::Use& use = pattern.dims[0][0];
+    return use.mark == ' ' && use.factor != AccessMap::kOnes &&
+           map.factors[static_cast<size_t>(use.factor)].length == AccessMap::Length::Dots;
+  };
+  return clause.results.size() == 1 && std::ranges::all_of(clause.operands, is_plain) && is_plain(clause.results[0]);
+}
+
 // By row of opset(), which has one for each name.
 std::vector<std::optional<AccessMap>> read_all() {
   std::vector<std::optional<AccessMap>> maps;
   for (const Text& text : kTexts) {
-    const auto map = text.map.empty() ? std::nullopt : std::optional(parse_access_map(text.map));
+    auto map = text.map.empty() ? std::nullopt : std::optional(parse_access_map(text.map));
+    if (map) map->elementwise = is_elementwise(*map);
     maps.insert(maps.end(), static_cast<size_t>(1 + std::ranges::count(text.names, ' ')), map);
   }
   SFSDP_CHECK(maps.size() == opset().size(), maps.size(), " maps of ", opset().size(), " rows");

@@ -43,6 +43,7 @@ struct AccessMap {
   };
   std::vector<Factor> factors;
   std::vector<Choice> choices;
+  bool elementwise = false;  // "..., ... -> ...": one choice, one result, no marks, nothing else
 };
 
 // Throws InternalError that says what is wrong with the text.

@@ -34,14 +34,15 @@ bool shows_whole(const Value& seen, const Value& memory) {
   return value && memory.type().strides.empty();
 }
 
-bool is_by_place(const Op& op, const ir::OpAccess& access) {
+bool is_by_place(const Op& op, ir::Accesses& accesses) {
   const Class kind = cost::class_of(op);
-  return access.is_by_place() && (kind == Class::Pointwise || kind == Class::Reduction);
+  return (kind == Class::Pointwise || kind == Class::Reduction) && accesses.of(op).is_by_place();
 }
 
 // Whether `op` reads no element of `memory` but that at whose place it writes, or those of its row.
-bool reads_in_place(const Op& op, const ir::OpAccess& access, const Value& memory) {
-  if (!is_by_place(op, access)) return false;
+bool reads_in_place(const Op& op, ir::Accesses& accesses, const Value& memory) {
+  if (!is_by_place(op, accesses)) return false;
+  const ir::OpAccess& access = accesses.of(op);
   for (size_t k = 0; k < op.operands.size(); ++k) {
     if (!op.operands[k] || ir::storage_of(op.operands[k]) != &memory) continue;
     if (!shows_whole(*op.operands[k], memory)) return false;
@@ -70,9 +71,9 @@ class Taker {
 
   //   first, last: positions of the kernel's ops
   void visit(const std::vector<const Op*>& ops, int64_t first, int64_t last) {
-    const bool by_place = std::ranges::all_of(ops, [&](const Op* op) {
-      return cost::class_of(*op) == Class::Product || is_by_place(*op, accesses_.of(*op));
-    });
+    if (!own_ && !may_take(ops, first, last)) return;
+    const bool by_place = std::ranges::all_of(
+        ops, [&](const Op* op) { return cost::class_of(*op) == Class::Product || is_by_place(*op, accesses_); });
     if (!by_place && !own_) return;
     taken_.clear();
     for (const Op* op : ops)
@@ -105,6 +106,23 @@ class Taker {
            accesses_.of(op).is_after_all_rows(static_cast<size_t>(result.result_index()));
   }
 
+  // Whether an operand is read for the last time that is as large as a result: of most kernels none is, and no map is asked.
+  bool may_take(const std::vector<const Op*>& ops, int64_t first, int64_t last) {
+    std::vector<int64_t> sizes;  // of results, in bytes
+    for (const Op* op : ops)
+      for (const auto& result : op->results())
+        if (const int64_t bytes = result->type().bytes(); std::ranges::find(sizes, bytes) == sizes.end())
+          sizes.push_back(bytes);
+    const auto is_free = [&](const Value* operand) {
+      const auto found = operand ? index_.find(ir::storage_of(operand)) : index_.end();
+      if (found == index_.end()) return false;
+      const Buffer& host = buffers_[host_of(found->second)];
+      return host.first < first && host.last == last &&
+             std::ranges::find(sizes, found->first->type().bytes()) != sizes.end();
+    };
+    return std::ranges::any_of(ops, [&](const Op* op) { return std::ranges::any_of(op->operands, is_free); });
+  }
+
   // The operand of the kernel that `result` may be written over; else the one that comes nearest, and what it lacks.
   OwnMemory lost_operand(const std::vector<const Op*>& ops, const Value& result, int64_t first, int64_t last) {
     OwnMemory nearest{.result = &result, .why = NotOver::NothingToTake};
@@ -133,7 +151,7 @@ class Taker {
     const bool only_in_place = std::ranges::all_of(ops, [&](const Op* reader) {
       const bool reads =
           std::ranges::any_of(reader->operands, [&](const Value* v) { return v && ir::storage_of(v) == &memory; });
-      return !reads || reads_in_place(*reader, accesses_.of(*reader), memory);
+      return !reads || reads_in_place(*reader, accesses_, memory);
     });
     return only_in_place ? NotOver::No : NotOver::ReadElsewhere;
   }

@@ -27,15 +27,17 @@ struct Order {
 
 // Each is the best of them for some model, batch and remat in docs/benchmarks.md; the first is optimal for
 // nested lifetimes.
-constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.01}, {1, 2, 0}, {2, 1, 0}}};
+constexpr std::array<Order, 5> kOrders = {{{1, 0, 0}, {1, 1, 0}, {1, 0, 0.003}, {1, 2, 0}, {2, 1, 0}}};
 
 // Those that LowestFit begins with, tried in turn until the arena is tight.
 constexpr std::array<Order, 5> kFitOrders = {{{1, 2, 0}, {2, 3, 0}, {1, 1, 0}, {0, 1, 0}, {1, 3, 0}}};
+// What each of these, and kNearPeak, kLargeShare and kBesideShare, changes stands in docs/benchmarks.md, "Constants of addresses".
 constexpr int kTriesInVain = 25, kRoundsInVain = 8;
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
-constexpr size_t kFew =
-    1000;  // buffers, of which all may be tried in other orders; of more than that, those near the peak
-constexpr double kNearPeak = 0.9;  // what is alive with less than this share of the peak finds room at the end
+constexpr int64_t kLargeShare =
+    500;                             // a buffer above this part of the peak is large: smaller ones find room at the end
+constexpr double kNearPeak = 0.9;    // so does what is alive with less than this share of the peak
+constexpr int64_t kBesideShare = 4;  // what is above this part of a buffer may go before it in its stead
 bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.001 * static_cast<double>(peak); }
 
 // By products, which are rounded alike everywhere; std::pow is not.
@@ -186,9 +188,8 @@ class LowestFit {
     for (const Buffer& b : buffers) end_ = std::max(end_, b.last + 1);
     const std::vector<int64_t> pressure = pressures(buffers);
     for (size_t i = 0; i < buffers.size(); ++i) {
-      const bool large = buffers[i].bytes > peak / 500;
-      const bool hot =
-          buffers.size() < kFew || static_cast<double>(pressure[i]) >= kNearPeak * static_cast<double>(peak);
+      const bool large = buffers[i].bytes > peak / kLargeShare;
+      const bool hot = static_cast<double>(pressure[i]) >= kNearPeak * static_cast<double>(peak);
       (!large ? small_ : hot ? hot_ : cold_).push_back(i);
     }
   }
@@ -269,7 +270,8 @@ class LowestFit {
       const Buffer& top = buffers_[hot_[on_top]];
       std::vector<size_t> places;
       for (size_t k = 0; k < hot_.size(); ++k)
-        if (const Buffer& b = buffers_[hot_[k]]; b.first <= top.last && top.first <= b.last && b.bytes > top.bytes / 8)
+        if (const Buffer& b = buffers_[hot_[k]];
+            b.first <= top.last && top.first <= b.last && b.bytes > top.bytes / kBesideShare)
           places.push_back(k);
       return places[random(places.size())];
     };

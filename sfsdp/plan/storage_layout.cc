@@ -156,7 +156,7 @@ std::string check_entry(const StorageLayout& layout, const StateEntry& entry, co
       entry.bytes > ir::kMaxBytes - entry.offset)
     return concat(entry.name, " has ", entry.bytes, " bytes at ", entry.offset, "\n  expected room for ", needed,
                   " within a region");
-  const StateEntry* whose = find(layout, entry.of);
+  const StateEntry* whose = entry.of.empty() ? nullptr : find(layout, entry.of);
   if (entry.kind != StateKind::Moment) {
     if (!entry.of.empty()) return concat(entry.name, " is no moment\n  expected no of=", entry.of);
   } else if (!whose || whose->kind != StateKind::Parameter || !entry.name.starts_with(entry.of) ||

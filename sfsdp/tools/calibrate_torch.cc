@@ -38,7 +38,7 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
-#include "sfsdp/tools/sweeps.h"
+#include "sfsdp/tools/timed_tasks.h"
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::tools {

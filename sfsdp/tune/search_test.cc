@@ -41,13 +41,15 @@ struct Case {
 };
 
 //   step, micro_batches: bf16 is chosen by chance
-Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_t micro_batches = 1) {
+//   most: rows, and columns, of a parameter
+Case random_case(uint64_t seed, size_t n, testing::ShardedStep step = {}, int64_t micro_batches = 1,
+                 int64_t most = 400) {
   std::mt19937_64 random(seed);
   const auto pick = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
   };
   std::vector<testing::Param> params;
-  for (size_t i = 0; i < n; ++i) params.push_back({concat("p", i), pick(1, 400), pick(1, 400)});
+  for (size_t i = 0; i < n; ++i) params.push_back({concat("p", i), pick(1, most), pick(1, most)});
   step.bf16 = pick(0, 1) == 1;
   Case c{ir::parse_or_throw(testing::sharded_step_text(4, params, step)), {}, {}};
   c.graph.micro_batches = micro_batches;
@@ -290,13 +292,32 @@ TEST_CASE("search keeps fewer units gathered where addresses take what is alive 
     figures.peak_bytes += (figures.peak_bytes - c.profile.state_bytes) / 5;
     return figures;
   };
-  const TuneOptions search = {.wrap = Wrap::Search, .choose_reshard = true};
-  const Schedule best = choose_units(c.profile, all, search, 1e12, loose, 500);
+  const Schedule best = search_units(c.profile, {all}, {1e12, 500}, loose);
   CHECK(any_kept(best));
   const double tight = static_cast<double>(loose(best).peak_bytes) - 1;
-  const Schedule second = choose_units(c.profile, all, search, tight, loose, 500);
+  const Schedule second = search_units(c.profile, {all}, {tight, 500}, loose);
   CHECK(static_cast<double>(loose(second).peak_bytes) <= tight);
   CHECK(loose(second).seconds <= loose(all).seconds);
+}
+
+TEST_CASE("auto runs out of memory nowhere where units by name fit") {
+  const cost::Target target = cost::target_of(cost::load_machine("dgx_h100"));
+  for (const char* units : {"[p0, p1, p2], [p3, p4], [p5, p6, p7, p8], p9, p10, p11", "p0,p1,p2,p3,p4,p5,p6,p7,p8,p9"})
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      CAPTURE(seed);
+      const int64_t tokens = seed % 2 == 0 ? 4096 : 65536;
+      const Case c = random_case(seed, 12, {.tokens = tokens}, 1, 40'000);
+      const auto peak = [&](const TuneOptions& tune) {
+        ir::Graph graph = c.graph.clone();
+        std::optional<plan::BucketLayouts> layout;
+        run_pipeline(graph, {.wrap = {.units = units}}, tune, layout);
+        return plan::plan_memory(graph, {.target = target}).peak();
+      };
+      TuneOptions tune = {.wrap = Wrap::Auto, .choose_reshard = seed % 3 == 0, .machine = "dgx_h100"};
+      const int64_t by_name = peak({});
+      tune.memory_gib = static_cast<double>(by_name) / (1 << 30);
+      CHECK(peak(tune) <= by_name);
+    }
 }
 
 TEST_CASE("units by cost need a machine, and parameters that are stored flat") {

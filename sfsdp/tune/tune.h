@@ -17,7 +17,7 @@ namespace sfsdp::tune {
 
 enum class Wrap : uint8_t {
   Manual,  // units by name
-  Auto,    // by the paper's greedy rule (search.h)
+  Auto,    // by the paper's greedy rule (search.h); where its plan misses the memory, with less of it, then by name
   Search,  // by search in the simulator, never slower than Manual and Auto
 };
 
@@ -42,13 +42,6 @@ passes::PipelineOptions on_machine(passes::PipelineOptions options, const TuneOp
 //   throws: UserError as run_pipeline does; without a machine where one is needed, and where parameters are not stored flat
 std::vector<passes::PassReport> run_pipeline(ir::Graph& graph, passes::PipelineOptions options, const TuneOptions& tune,
                                              std::optional<plan::BucketLayouts>& layout);
-
-// The units of a profile as `tune.wrap` says.
-//   named: units by name
-//   memory: bytes that a rank may use
-//   simulate, simulations: of Search
-Schedule choose_units(const StepProfile& profile, const Schedule& named, const TuneOptions& tune, double memory,
-                      const Simulate& simulate, int64_t simulations);
 
 // A step up to the choice of its units, and what the passes after it make of a schedule.
 class UnitTrials {

@@ -79,9 +79,9 @@ done
 python3 - "$dir" <<'PY'
 import json, sys
 manual, auto, search = (json.load(open(f"{sys.argv[1]}/wrap_{n}.json")) for n in ("manual", "auto", "search"))
-# The greedy rule counts what is alive, not the holes between addresses: here it misses the room by some per cent.
-assert search["fits"] and manual["fits"] and auto["peak_bytes"] < 1.05 * auto["room_bytes"], [r["peak_bytes"] for r in (search, auto, manual)]
-assert search["step_seconds"] <= min(r["step_seconds"] for r in (manual, auto) if r["fits"]), (search, auto, manual)
+# What the greedy rule makes of 0.95 of the memory misses it here: `auto` plans it, and takes less.
+assert all(r["fits"] for r in (manual, auto, search)), [r["peak_bytes"] for r in (search, auto, manual)]
+assert search["step_seconds"] <= min(manual["step_seconds"], auto["step_seconds"]), (search, auto, manual)
 PY
 # Which loss PyTorch's systems compute follows [compile], and is said; an option wins.
 compiled=(--world 8 --json --simulate.execution compile)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/tools/sweeps.h"
+#include "sfsdp/tools/timed_tasks.h"
 
 #include <doctest/doctest.h>
 
