@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Executes a plan as its text stands there, on all ranks of its mesh: bytes in regions at the plan's addresses and strides, lanes
 // that wait for each other by edges alone, in an order that a seed draws, tasks of several lanes and ranks interleaved. It
-// knows no lifetimes, so that what the planner and its verifier believe of them together shows here. It asks the access maps how large a
-// block of a kernel is; capture/access_test.cc proves those by execution.
+// knows no lifetimes and asks no access map, so that what the planner and its verifier believe together shows here. From the graph
+// it takes which ops are one kernel, and which values that kernel alone reads, so that they need not reach memory.
 //
-// A kernel's results reach memory in parts: some elements (rows, where the kernel reduces rows) of one result are written
-// first, then the kernel's ops are evaluated again from memory. What has not been written yet must come out as before; else the
-// kernel reads what it has written over. A collective reads and writes part by part too.
+// A kernel's results reach memory in parts (torn_kernel.h), and what it reads meanwhile must be what it read when it began. A
+// collective reads and writes part by part too.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,6 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/view_geometry.h"
@@ -131,13 +130,14 @@ std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& opera
   return results;
 }
 
-Made Rank::evaluate(const TaskRun& run) const {
+Made Rank::evaluate(const TaskRun& run, const Observer& observe) const {
   std::map<const Value*, Array> made;
   Made in_order;
   for (const Op* op : run.ops) {
     std::vector<Array> operands;
     for (const Value* operand : op->operands)
       if (operand) operands.push_back(get(*operand, made));
+    if (observe) observe(*op, operands);
     std::vector<Array> results = run_op(*op, std::move(operands));
     if (op->is("accumulate") && run.adds) {
       const Array sum = load(*op->result());
@@ -161,6 +161,7 @@ bool Rank::meet(const Value& value, const Value& other) const {
 
 bool Rank::reads_where_written(const TaskRun& run, const Value& written) const {
   return std::ranges::any_of(run.ops, [&](const Op* op) {
+    if (op->is("accumulate") && run.adds && meet(*op->result(), written)) return true;
     return std::ranges::any_of(op->operands, [&](const Value* operand) { return operand && meet(*operand, written); });
   });
 }
@@ -169,10 +170,34 @@ bool Rank::reads_at_its_place(const TaskRun& run, const Value& written) const {
   return std::ranges::all_of(run.ops, [&](const Op* op) {
     return std::ranges::all_of(op->operands, [&](const Value* operand) {
       if (!operand || !meet(*operand, written)) return true;
-      return prepared_.is_by_place[op] != 0 && bytes_of(*operand).begin == bytes_of(written).begin &&
+      return bytes_of(*operand).begin == bytes_of(written).begin &&
              prepared_.begin[operand] == prepared_.begin[&written];
     });
   });
+}
+
+std::vector<MeasuredReads> Rank::measure(const TaskRun& run) {
+  evaluate(run, [&](const Op& op, const std::vector<Array>& operands) {
+    if (!measured_.contains(&op))
+      measured_[&op] = measure_reads(operands, [&](std::vector<Array> in) { return run_op(op, std::move(in)); });
+  });
+  std::vector<MeasuredReads> all;
+  for (const Op* op : run.ops) all.push_back(measured_.at(op));
+  return all;
+}
+
+std::vector<std::byte> Rank::save(const Value& value) const {
+  const Bytes bytes = bytes_of(value);
+  const std::byte* begin = at(value);
+  return {begin, begin + (bytes.end - bytes.begin)};
+}
+
+void Rank::put_back(const Value& value, std::span<const std::byte> saved, std::span<const char> which) {
+  const std::vector<int64_t> offsets = offsets_of(value.type());
+  std::byte* begin = at(value);
+  for (size_t e = 0; e < std::min(offsets.size(), which.size()); ++e)  // rows that are counted may be fewer
+    if (which[e] != 0)
+      std::copy_n(saved.begin() + offsets[e], ir::size_in_bytes(value.type().dtype), begin + offsets[e]);
 }
 
 }  // namespace sfsdp::plan::machine

@@ -4,11 +4,14 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "sfsdp/testing/interp/interpreter.h"
+#include "sfsdp/testing/machine/measured_reads.h"
 #include "sfsdp/testing/machine/places.h"
 #include "sfsdp/testing/machine/prepared.h"
 #include "sfsdp/testing/machine/program.h"
@@ -39,12 +42,21 @@ class Rank {
   bool is_in_memory(const ir::Value& value) const { return places_.of(&value).has_value(); }
 
   // Runs the ops of a kernel on what memory holds now, and writes nothing.
-  Made evaluate(const TaskRun& run) const;
+  Made evaluate(const TaskRun& run) const { return evaluate(run, nullptr); }
 
+  // Whether what the two take of memory has bytes in common.
+  bool meet(const ir::Value& value, const ir::Value& other) const;
   // Whether what `written` takes of memory is a part of what the kernel reads.
   bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
-  // Whether each op of the kernel that does so reads there what `written` puts there, element for element.
+  // Whether each op of the kernel that does so finds there, element for element, the places of `written`.
   bool reads_at_its_place(const TaskRun& run, const ir::Value& written) const;
+  // By op of the kernel. Each op is measured when first asked for, on what memory holds then.
+  std::vector<MeasuredReads> measure(const TaskRun& run);
+
+  // The bytes of a value, from its first element on.
+  std::vector<std::byte> save(const ir::Value& value) const;
+  // Puts the elements that `which` names back to what save() has found.
+  void put_back(const ir::Value& value, std::span<const std::byte> saved, std::span<const char> which);
 
  private:
   struct Bytes {
@@ -52,8 +64,10 @@ class Rank {
     int64_t begin, end;
   };
   Bytes bytes_of(const ir::Value& value) const;
-  bool meet(const ir::Value& value, const ir::Value& other) const;
   std::byte* at(const ir::Value& value) const;
+  // Tells `observe`, if there is one, what each op is given.
+  using Observer = std::function<void(const ir::Op&, const std::vector<Array>& operands)>;
+  Made evaluate(const TaskRun& run, const Observer& observe) const;
   Array get(const ir::Value& value, const std::map<const ir::Value*, Array>& made) const;
   std::vector<Array> run_op(const ir::Op& op, std::vector<Array> operands) const;
   // An op that is the same on all ranks.
@@ -65,6 +79,7 @@ class Rank {
   const int64_t rank_;
   const ir::interp::OtherKernels& other_;
   mutable Memory memory_;
+  std::map<const ir::Op*, MeasuredReads> measured_;
 };
 
 }  // namespace sfsdp::plan::machine
