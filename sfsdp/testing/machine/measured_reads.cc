@@ -4,202 +4,213 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
+#include <iterator>
 #include <limits>
-#include <numeric>
+#include <optional>
 #include <utility>
+
+#include "sfsdp/base/philox.h"
 
 namespace sfsdp::plan::machine {
 namespace {
 
 using ir::interp::Array;
 
-// An element of an operand, and one of a result that changes with it.
-struct Link {
-  int64_t from = 0, to = 0;
-};
-// By operand, then result: sorted by `to`, without repetitions.
-using Links = std::vector<std::vector<std::vector<Link>>>;
-
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
-// What an element is changed to: of indexes others of the same tensor, which are in range.
-std::vector<double> others_for(const Array& operand, size_t element) {
-  const double x = operand.data[element];
-  switch (operand.dtype) {
-    case ir::DType::b1: return {1 - x};
-    case ir::DType::i64:
-    case ir::DType::i32:
-    case ir::DType::i16:
-    case ir::DType::i8:
-    case ir::DType::u8: return {std::ranges::min(operand.data), std::ranges::max(operand.data)};
-    default: return {std::numeric_limits<double>::quiet_NaN(), x + 96, 3 - 2 * x};
-  }
-}
+constexpr uint64_t kRounds = 24;  // a read across blocks is missed with probability (3/4)^24, for each of two changes
+constexpr int64_t kMostElements = 24;  // that are changed one by one, of an operand
 
-Links find_links(const std::vector<Array>& operands, const std::vector<Array>& before, const RunOp& run) {
-  Links links(operands.size(), std::vector<std::vector<Link>>(before.size()));
-  for (size_t k = 0; k < operands.size(); ++k)
-    for (size_t e = 0; e < operands[k].data.size(); ++e) {
-      std::vector<std::vector<char>> moved;
-      for (const Array& result : before) moved.emplace_back(result.data.size());
-      for (const double other : others_for(operands[k], e)) {
-        if (is_same(other, operands[k].data[e])) continue;
-        std::vector<Array> changed = operands, after;
-        changed[k].data[e] = other;
-        try {
-          after = run(std::move(changed));
-        } catch (const std::exception&) {  // the op refuses the value
-          continue;
-        }
-        for (size_t r = 0; r < before.size(); ++r)
-          for (size_t i = 0; i < moved[r].size(); ++i)
-            if (after[r].shape != before[r].shape || !is_same(after[r].data[i], before[r].data[i])) moved[r][i] = 1;
-      }
-      for (size_t r = 0; r < moved.size(); ++r)
-        for (size_t i = 0; i < moved[r].size(); ++i)
-          if (moved[r][i] != 0) links[k][r].push_back({static_cast<int64_t>(e), static_cast<int64_t>(i)});
-    }
-  for (auto& of_operand : links)
-    for (auto& of_result : of_operand) std::ranges::stable_sort(of_result, {}, &Link::to);
-  return links;
-}
+// By result and element, whether it changes.
+using Moved = std::vector<std::vector<char>>;
 
-// Places that are made of each other, by number: each belongs to a class.
-class Classes {
+class Probe {
  public:
-  explicit Classes(int64_t numel) : next_(static_cast<size_t>(numel)) {
-    std::iota(next_.begin(), next_.end(), int64_t{0});
+  Probe(const std::vector<Array>& given, const RunOp& run) : operands(given), results(run(given)), run_(run) {
+    for (const auto* arrays : {&results, &operands})
+      for (const Array& array : *arrays)
+        if (!largest || array.numel() > largest->numel()) largest = &array;
   }
-  int64_t of(int64_t place) const {
-    while (next_[static_cast<size_t>(place)] != place) place = next_[static_cast<size_t>(place)];
-    return place;
+
+  // What changes with the elements of an operand for which `is_changed` says so, or of all that are as large as the largest.
+  template <class Is>
+  Moved change(std::optional<size_t> operand, Is is_changed) const {
+    Moved moved;
+    for (const Array& result : results) moved.emplace_back(result.data.size());
+    for (size_t kind = 0; kind < 3; ++kind) {
+      std::vector<Array> changed = operands, after;
+      for (size_t k = 0; k < operands.size(); ++k)
+        for (size_t e = 0; e < changed[k].data.size(); ++e)
+          if ((operand ? k == *operand : changed[k].numel() == largest->numel()) && is_changed(e))
+            changed[k].data[e] = other_for(operands[k], e, kind);
+      try {
+        after = run_(std::move(changed));
+      } catch (const std::exception&) {  // the op refuses the value
+        continue;
+      }
+      for (size_t r = 0; r < results.size(); ++r)
+        for (size_t i = 0; i < moved[r].size(); ++i)
+          if (after[r].shape != results[r].shape || !is_same(after[r].data[i], results[r].data[i])) moved[r][i] = 1;
+    }
+    return moved;
   }
-  void join(int64_t a, int64_t b) { next_[static_cast<size_t>(of(a))] = of(b); }
-  std::vector<int64_t> sizes() const {  // of those that have members, the others 0
-    std::vector<int64_t> sizes(next_.size());
-    for (int64_t place = 0; place < std::ssize(next_); ++place) ++sizes[static_cast<size_t>(of(place))];
-    return sizes;
-  }
+
+  const std::vector<Array>& operands;
+  const std::vector<Array> results;
+  const Array* largest = nullptr;  // of both
 
  private:
-  std::vector<int64_t> next_;  // another one of its class, or itself
+  // An index becomes another of the same tensor, which is in range.
+  static double other_for(const Array& operand, size_t element, size_t kind) {
+    const double x = operand.data[element];
+    switch (operand.dtype) {
+      case ir::DType::b1: return 1 - x;
+      case ir::DType::i64:
+      case ir::DType::i32:
+      case ir::DType::i16:
+      case ir::DType::i8:
+      case ir::DType::u8: return kind == 0 ? std::ranges::min(operand.data) : std::ranges::max(operand.data);
+      default: return kind == 0 ? std::numeric_limits<double>::quiet_NaN() : kind == 1 ? x + 96 : 3 - 2 * x;
+    }
+  }
+
+  const RunOp& run_;
 };
+
+std::vector<int64_t> places_of(const std::vector<char>& moved) {
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < moved.size(); ++i)
+    if (moved[i] != 0) places.push_back(static_cast<int64_t>(i));
+  return places;
+}
+
+// Some elements: the first ones, and of the first, the middle and the last one its neighbours along each dimension.
+std::vector<size_t> elements_of(const Array& array) {
+  const int64_t numel = array.numel();
+  std::vector<size_t> elements;
+  for (int64_t e = 0; e < std::min(numel, kMostElements); ++e) elements.push_back(static_cast<size_t>(e));
+  for (const int64_t base : {int64_t{0}, numel / 2, numel - 1}) {
+    int64_t stride = 1;
+    for (size_t d = array.shape.size(); d-- > 0; stride *= array.shape[d])
+      for (const int64_t other : {base, base + stride, base - stride})
+        if (other >= 0 && other < numel) elements.push_back(static_cast<size_t>(other));
+  }
+  std::ranges::sort(elements);
+  elements.erase(std::unique(elements.begin(), elements.end()), elements.end());
+  return elements;
+}
 
 // Whether one width of blocks is enough for all that an op reads.
 class Blocks {
  public:
-  Blocks(int64_t numel, int64_t width) : numel_(numel), width_(width), pairs_(numel) {}
+  Blocks(const Probe& probe, const std::vector<std::vector<Moved>>& single, int64_t width)
+      : probe_(probe), single_(single), width_(width), numel_(probe.largest->numel()) {}
 
-  // Tensors as large as the largest: each place that reads any reads its own. All that it reads is one element, two that read
-  // each other, or the whole block; an op that reads pairs of one operand reads no block of another, as attention would.
-  bool add_large(const std::vector<Link>& links) {
-    Classes classes(numel_);
-    std::vector<char> any(static_cast<size_t>(numel_)), own = any;
-    for (const auto& [from, to] : links) {
-      if (from / width_ != to / width_) return false;
-      any[static_cast<size_t>(to)] = 1;
-      if (from == to) own[static_cast<size_t>(to)] = 1;
-      classes.join(from, to);
+  std::optional<MeasuredReads> find() {
+    MeasuredReads reads{.by_blocks = true, .width = width_, .over_blocks = std::vector<char>(probe_.results.size())};
+    std::vector<char> across = find_across();
+    for (size_t r = 0; r < probe_.results.size(); ++r) {
+      const int64_t size = probe_.results[r].numel();
+      if ((size == numel_ || has_number(size)) && across[r] == 0) continue;
+      if (size == numel_ || !is_over_blocks(r)) return std::nullopt;
+      reads.over_blocks[r] = 1;
     }
-    const std::vector<int64_t> sizes = classes.sizes();
-    const int64_t most = sizes.empty() ? 0 : std::ranges::max(sizes);
-    if (any != own || !std::ranges::all_of(sizes, [&](int64_t n) { return n <= 1 || n == most; })) return false;
-    if (most == width_ && most > 1) reads_whole_ = true;
-    if (most == 2 && width_ > 2) {
-      reads_pairs_ = true;
-      for (const auto& [from, to] : links) pairs_.join(from, to);
-    }
-    return (most <= 2 || most == width_) && !(reads_whole_ && reads_pairs_);
+    for (size_t k = 0; k < probe_.operands.size(); ++k)
+      for (size_t r = 0; r < probe_.results.size(); ++r)
+        if (probe_.operands[k].numel() == numel_ && probe_.results[r].numel() == numel_ && !note_large(k, r))
+          return std::nullopt;
+    if (most_ > 2 && (most_ != width_ || has_pairs_)) return std::nullopt;
+    for (size_t k = 0; k < probe_.operands.size(); ++k)
+      for (size_t r = 0; r < probe_.results.size(); ++r)
+        if (probe_.operands[k].numel() < numel_ && reads.over_blocks[r] == 0 && !can_read_small(k, r))
+          return std::nullopt;
+    return reads;
   }
-  // An operand of `size` elements, fewer than the largest, that a result reads which has blocks or a number for each.
-  bool can_read_small(const std::vector<Link>& links, int64_t size, int64_t result_size) {
-    if (has_number(size) && std::ranges::all_of(links, [&](const Link& link) {
-          return link.from == (result_size == numel_ ? link.to / width_ : link.to);
-        }))
-      return true;
-    for (auto at = links.begin(); at != links.end();) {
-      const auto end = std::find_if(at, links.end(), [&](const Link& link) { return link.to != at->to; });
-      const bool one_or_all = end - at == 1 || end - at == size;
-      const bool pair =
-          result_size == numel_ && std::all_of(at, end, [&](const Link& link) {
-            return std::ranges::any_of(partners(link.to), [&](int64_t place) { return place % size == link.from; });
-          });
-      if (!one_or_all && !pair) return false;
-      at = end;
+
+ private:
+  bool has_number(int64_t size) const { return size * width_ == numel_; }
+  static bool is_drawn(uint64_t round, int64_t block) {
+    return (philox4x32(17, round, static_cast<uint64_t>(block))[0] & 1) != 0;
+  }
+
+  // By result: whether something changes in a block though nothing of the block has been changed, in what is as large as the
+  // largest or has a number for each block.
+  std::vector<char> find_across() const {
+    std::vector<char> across(probe_.results.size());
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      const Moved moved =
+          probe_.change({}, [&](size_t e) { return is_drawn(round, static_cast<int64_t>(e) / width_); });
+      for (size_t r = 0; r < moved.size(); ++r)
+        for (const int64_t i : places_of(moved[r]))
+          if (!is_drawn(round, probe_.results[r].numel() == numel_ ? i / width_ : i)) across[r] = 1;
+    }
+    return across;
+  }
+  // Whether a smaller result is made of elements at its own places in each part of the largest that is as large as it.
+  bool is_over_blocks(size_t r) const {
+    const int64_t size = probe_.results[r].numel();
+    for (uint64_t round = 0; round < (size > 1 ? kRounds : 0); ++round) {
+      const Moved moved = probe_.change({}, [&](size_t e) { return is_drawn(round, static_cast<int64_t>(e) % size); });
+      for (const int64_t i : places_of(moved[r]))
+        if (!is_drawn(round, i)) return false;
     }
     return true;
   }
-  // A result with a number for each block, of an operand as large as the largest.
-  bool is_number_of(const std::vector<Link>& links) const {
-    return std::ranges::all_of(links, [&](const Link& link) { return link.from / width_ == link.to; });
+  // What each element is read for: its own place, that and another one, or its block. An op that reads pairs of one operand
+  // reads no block of another, as attention would.
+  bool note_large(size_t k, size_t r) {
+    size_t most = 0;
+    for (const Moved& moved : single_[k]) most = std::max(most, places_of(moved[r]).size());
+    const std::vector<size_t> elements = elements_of(probe_.operands[k]);
+    for (size_t i = 0; i < elements.size(); ++i) {
+      const std::vector<char>& moved = single_[k][i][r];
+      if (std::ranges::find(moved, char{1}) != moved.end() && moved[elements[i]] == 0) return false;
+    }
+    if (most == 2 && width_ > 2) has_pairs_ = true;
+    if (most > 2 && static_cast<int64_t>(most) != width_) return false;
+    most_ = std::max(most_, static_cast<int64_t>(most));
+    return true;
   }
-  bool has_number(int64_t size) const { return size * width_ == numel_; }
-
- private:
-  // The place itself, and the other one of its pair.
-  std::vector<int64_t> partners(int64_t place) const {
-    std::vector<int64_t> found;
-    const int64_t begin = place / width_ * width_;
-    for (int64_t other = begin; other < begin + width_; ++other)
-      if (pairs_.of(other) == pairs_.of(place)) found.push_back(other);
-    return found;
+  // Each element of the result is made of one of the operand, of all of them, or of those of a pair.
+  bool can_read_small(size_t k, size_t r) const {
+    std::vector<std::vector<int64_t>> read;
+    for (const Moved& moved : single_[k])
+      if (auto places = places_of(moved[r]); !places.empty()) read.push_back(std::move(places));
+    const bool all =
+        std::ranges::all_of(read, [&](const auto& places) { return std::ssize(places) == probe_.results[r].numel(); });
+    for (size_t a = 0; !all && a < read.size(); ++a)
+      for (size_t b = 0; b < a; ++b) {
+        std::vector<int64_t> both;
+        std::ranges::set_intersection(read[a], read[b], std::back_inserter(both));
+        if (!both.empty() && !(has_pairs_ && read[a] == read[b])) return false;
+      }
+    return true;
   }
 
-  const int64_t numel_, width_;
-  Classes pairs_;
-  bool reads_whole_ = false, reads_pairs_ = false;
+  const Probe& probe_;
+  const std::vector<std::vector<Moved>>& single_;  // by operand and one of elements_of()
+  const int64_t width_, numel_;
+  int64_t most_ = 0;        // places that one element is read for
+  bool has_pairs_ = false;  // it reads pairs of an operand
 };
-
-// A result that is smaller than the largest, and has no number for each block.
-bool is_over_blocks(const std::vector<Array>& operands, const Links& links, size_t r, int64_t numel, int64_t size) {
-  for (size_t k = 0; k < operands.size(); ++k)
-    if (operands[k].numel() == numel)
-      for (const auto& [from, to] : links[k][r])
-        if (from % size != to) return false;
-  return true;
-}
-
-// Where a result may be numbers of blocks as well as a sum over them, the first is taken.
-bool try_width(const std::vector<Array>& operands, const std::vector<Array>& results, const Links& links, int64_t numel,
-               MeasuredReads& reads) {
-  Blocks blocks(numel, reads.width);
-  reads.over_blocks.assign(results.size(), 0);
-  for (size_t r = 0; r < results.size(); ++r)
-    for (size_t k = 0; k < operands.size(); ++k)
-      if (results[r].numel() == numel && operands[k].numel() == numel && !blocks.add_large(links[k][r])) return false;
-  for (size_t r = 0; r < results.size(); ++r) {
-    const int64_t size = results[r].numel();
-    bool in_blocks = size == numel || blocks.has_number(size);
-    for (size_t k = 0; in_blocks && k < operands.size(); ++k)
-      in_blocks = operands[k].numel() == numel ? size == numel || blocks.is_number_of(links[k][r])
-                                               : blocks.can_read_small(links[k][r], operands[k].numel(), size);
-    if (in_blocks) continue;
-    if (size == numel || !is_over_blocks(operands, links, r, numel, size)) return false;
-    reads.over_blocks[r] = 1;
-  }
-  return true;
-}
 
 }  // namespace
 
 // From one element to all, by the last dimensions of the largest tensor.
 MeasuredReads measure_reads(const std::vector<Array>& operands, const RunOp& run) {
-  const std::vector<Array> results = run(operands);
-  const Links links = find_links(operands, results, run);
-  const Array* largest = nullptr;
-  for (const auto* arrays : {&results, &operands})
-    for (const Array& array : *arrays)
-      if (!largest || array.numel() > largest->numel()) largest = &array;
-  MeasuredReads reads;
-  if (!largest) return reads;
+  const Probe probe(operands, run);
+  MeasuredReads none{.by_blocks = false, .width = 1, .over_blocks = std::vector<char>(probe.results.size())};
+  if (!probe.largest || probe.largest->numel() == 0) return none;
+  std::vector<std::vector<Moved>> single(operands.size());
+  for (size_t k = 0; k < operands.size(); ++k)
+    for (const size_t element : elements_of(operands[k]))
+      single[k].push_back(probe.change(k, [=](size_t e) { return e == element; }));
   std::vector<int64_t> widths = {1};
-  for (size_t d = largest->shape.size(); d-- > 0;) widths.push_back(widths.back() * largest->shape[d]);
-  for (const int64_t width : widths) {
-    reads.width = width;
-    reads.by_blocks = width > 0 && try_width(operands, results, links, largest->numel(), reads);
-    if (reads.by_blocks) return reads;
-  }
-  return {.by_blocks = false, .width = 1, .over_blocks = std::vector<char>(results.size())};
+  for (size_t d = probe.largest->shape.size(); d-- > 0;)
+    if (probe.largest->shape[d] > 1) widths.push_back(widths.back() * probe.largest->shape[d]);
+  for (const int64_t width : widths)
+    if (auto reads = Blocks(probe, single, width).find()) return *reads;
+  return none;
 }
 
 }  // namespace sfsdp::plan::machine

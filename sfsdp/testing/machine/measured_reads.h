@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the results of an op are made of, as its runs show it: each element of each operand is changed, and what changes with it
-// is noted. No access map, class or attribute of the op is asked.
+// What the results of an op are made of, as its runs show it: elements of its operands are changed, one by one and many at once,
+// and what changes with them is noted. No access map, class or attribute of the op is asked.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct MeasuredReads {
 
 using RunOp = std::function<std::vector<ir::interp::Array>(std::vector<ir::interp::Array> operands)>;
 
-// Each block of what is as large as the largest tensor, or has a number for each block, may be made of
-//   that block of such tensors: an element of its own one, a pair of both, or all elements of the block of all;
-//   one element of a smaller operand, all of them, or the two at the pair's places, counted from the last dimension.
-// The numbers of a result over blocks that is smaller are made of each block's elements at the same place in it.
+// Nothing of one block may change with what is changed in others alone, in results as large as the largest tensor, or with a number
+// for each block. An element of an operand as large is read for its own place, for that and another one (then pairs are read), or for
+// all of its block. In a smaller operand each element of a result is made of one element, of all, or of those of a pair. A
+// result over blocks is made of elements at its own places, in each part of the largest that is as large as it.
 MeasuredReads measure_reads(const std::vector<ir::interp::Array>& operands, const RunOp& run);
 
 }  // namespace sfsdp::plan::machine

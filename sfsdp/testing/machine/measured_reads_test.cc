@@ -50,7 +50,7 @@ std::string measured(const std::string& op_text) {
     std::vector<const Array*> in;
     size_t next = 0;
     for (const ir::Value* operand : op.operands) in.push_back(operand ? &given[next++] : nullptr);
-    return kernel({.op = op, .operands = in, .lr = 0.125, .axis_rank = 0});
+    return kernel({.op = op, .operands = in, .host = {}, .axis_rank = 0});
   });
   if (!reads.by_blocks) return "none";
   std::string text = concat("blocks of ", reads.width);

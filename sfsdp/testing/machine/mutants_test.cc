@@ -292,5 +292,62 @@ TEST_CASE("mutants: what breaks a step's text is seen by the verifier, and by th
   }
 }
 
+// ---- numbers of the host: a step that draws in each micro-batch, and again in its update
+
+constexpr const char* kDraws = R"(
+    graph mesh [dp_shard=1] view local
+      %w = param name=w : f32[8, 8]
+      %x = input name=x : f32[8, 8]
+    fwd:
+      %h = aten.mul.Tensor %x, %w kernel=0 : f32[8, 8] at drop
+      %d, %s = dropout %h keep=0.5 kernel=1 stream=1 : f32[8, 8], i64[2] at drop
+      %l = aten.sum %d kernel=2 : f32[] at drop
+    bwd:
+      %g = dropout_backward %x, %s keep=0.5 kernel=3 : f32[8, 8] at drop
+      %acc = accumulate %g kernel=4 : f32[8, 8]
+    opt:
+      %sum = aten.sum %acc kernel=5 : f32[]
+      %nf = non_finite %sum kernel=6 : f32[]
+      %m = aten.bernoulli.p %acc kernel=7 p=0.5 stream=2 : f32[8, 8] at drop
+      %gm = aten.mul.Tensor %acc, %m kernel=8 : f32[8, 8]
+      %w.new = sgd %w, none, %gm, %nf donates=[0] kernel=9 momentum=0.0 weight_decay=0.125 : f32[8, 8]
+      return %l
+      carry %w = %w.new
+)";
+
+StepPlan drawing_plan() {
+  ir::Graph graph = ir::parse_or_throw(kDraws);
+  graph.micro_batches = 3;
+  return make_plan(std::move(graph));
+}
+
+std::vector<Mutant> mutants_of_host() {
+  const char* const kOthers = "the tasks that the host waits for, or that wait for the batch, are others";
+  return {
+      {"the seed lies where the batch does", By::Both, "%x lies at io 16",
+       [](StepPlan& plan) { buffer_of(plan, "x").offset = 16; }},
+      {"the number of the micro-batch lies where the batch does", By::Both, "%x lies at io 24",
+       [](StepPlan& plan) { buffer_of(plan, "x").offset = 24; }},
+      {"the next micro-batch's number is written while this one draws", By::Both, kOthers,
+       [](StepPlan& plan) {
+         plan.load.after = {{0, 0}};
+       }},
+      {"a step's number is written while the one before it draws in its update", By::Both, kOthers,
+       [](StepPlan& plan) {
+         REQUIRE(std::erase_if(plan.load.after, [](const Task& task) { return task.number >= 5; }) > 0);
+       }},
+  };
+}
+
+TEST_CASE("mutants: numbers of the host that a kernel reads at the wrong time or place") {
+  expect_sound(drawing_plan());
+  for (const Mutant& m : mutants_of_host()) {
+    CAPTURE(std::string(m.name));
+    StepPlan plan = drawing_plan();
+    m.apply(plan);
+    expect_caught(plan, m.by, m.says);
+  }
+}
+
 }  // namespace
 }  // namespace sfsdp::plan::machine

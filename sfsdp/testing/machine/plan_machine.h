@@ -16,18 +16,22 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/machine/places.h"
 #include "sfsdp/testing/machine/prepared.h"
+#include "sfsdp/testing/machine/rank.h"
 
 namespace sfsdp::plan::machine {
 
 using ir::interp::Inputs, ir::interp::RankResult;
 
 struct Options {
-  uint64_t schedule = 0;                     // what the order of tasks and the parts of results are drawn from
-  double lr = 0.125;                         // of the first step; each one after it has half of the one before
+  uint64_t schedule = 0;  // what the order of tasks and the parts of results are drawn from
+  double lr = 0.125;      // of the first step; each one after it has half of the one before
+  uint64_t seed = ir::interp::HostNumbers().seed;
   ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
   // By rank, what another plan on the same state has left (Outcome::memory): state and window are that, and no batch gives state.
   // Empty: memory that no program wrote.
   std::vector<Memory> memory = {};
+  // Keeps what was measured of the plan's ops for further runs of the same plan; nullptr: it is measured in each.
+  MeasuredOps* measured = nullptr;
 };
 
 struct Outcome {

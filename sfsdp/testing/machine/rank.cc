@@ -2,6 +2,7 @@
 #include "sfsdp/testing/machine/rank.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -20,12 +21,29 @@ namespace {
 
 constexpr std::byte kUnwritten{0xff};  // nan in every floating dtype, -1 in every integer
 
-const HostValue& host_value(std::string_view name) { return *std::ranges::find(kHostValues, name, &HostValue::name); }
+// Where the host writes one of kHostValues.
+std::byte* host_place(Memory& memory, std::string_view name) {
+  return memory[static_cast<size_t>(Region::Io)].data() +
+         std::ranges::find(kHostValues, name, &HostValue::name)->offset;
+}
+// All have 64 bits.
+template <class T>
+void write_number(Memory& memory, std::string_view name, T value) {
+  static_assert(sizeof value == 8);
+  std::memcpy(host_place(memory, name), &value, sizeof value);
+}
+template <class T>
+T read_number(Memory& memory, std::string_view name) {
+  static_assert(sizeof(T) == 8);
+  T value;
+  std::memcpy(&value, host_place(memory, name), sizeof value);
+  return value;
+}
 
 }  // namespace
 
 Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& given,
-           const ir::interp::OtherKernels& other, const Memory* left)
+           const ir::interp::OtherKernels& other, uint64_t seed, const Memory* left)
     : prepared_(prepared),
       plan_(prepared.plan),
       places_(prepared.places.at(static_cast<size_t>(rank))),
@@ -37,16 +55,24 @@ Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& giv
     if (left && kept) memory_[r] = (*left)[r];
     memory_[r].resize(std::max(bytes, memory_[r].size()), kUnwritten);
   }
-  store_host_value("lr", 0);
+  write_number(memory_, "seed", seed);
   for (const auto& op : plan_.graph.ops()) {
     if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
     if (op->is("constant")) store(*op->result(), given.at(concat("constant.", op->attr<int64_t>("index"))));
   }
 }
 
-void Rank::store_host_value(std::string_view name, double value) {
-  const HostValue& host = host_value(name);
-  encode(host.dtype, value, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
+void Rank::store_step(double lr, int64_t step) {
+  write_number(memory_, "lr", lr);
+  write_number(memory_, "step", step);
+}
+void Rank::store_micro_batch(int64_t micro_batch) { write_number(memory_, "micro_batch", micro_batch); }
+
+ir::interp::HostNumbers Rank::host_numbers() const {
+  return {.lr = read_number<double>(memory_, "lr"),
+          .step = read_number<int64_t>(memory_, "step"),
+          .seed = read_number<uint64_t>(memory_, "seed"),
+          .micro_batch = read_number<int64_t>(memory_, "micro_batch")};
 }
 
 Rank::Bytes Rank::bytes_of(const Value& value) const {
@@ -117,10 +143,9 @@ std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& opera
   size_t next = 0;
   for (const Value* operand : op.operands) in.push_back(operand ? &operands[next++] : nullptr);
   const auto axes = ir::axes_of(op);
-  const HostValue& host = host_value("lr");
-  const double lr = decode(host.dtype, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
   const int64_t place = axes ? DeviceMesh(plan_.graph.mesh).group_rank(rank_, *axes) : 0;
-  auto results = kernel ? kernel({.op = op, .operands = in, .lr = lr, .axis_rank = place}) : other_(op, in);
+  auto results =
+      kernel ? kernel({.op = op, .operands = in, .host = host_numbers(), .axis_rank = place}) : other_(op, in);
   for (size_t i = 0; i < results.size(); ++i) {
     const ir::Type& type = op.result(static_cast<int>(i))->type();
     SFSDP_CHECK(results[i].shape == type.shape(), op.opcode, " gave ", results[i], " for ", type);
@@ -176,14 +201,12 @@ bool Rank::reads_at_its_place(const TaskRun& run, const Value& written) const {
   });
 }
 
-std::vector<MeasuredReads> Rank::measure(const TaskRun& run) {
+void Rank::measure(const TaskRun& run, const std::set<const Op*>& ops, MeasuredOps& measured) const {
+  if (std::ranges::all_of(ops, [&](const Op* op) { return measured.contains(op); })) return;
   evaluate(run, [&](const Op& op, const std::vector<Array>& operands) {
-    if (!measured_.contains(&op))
-      measured_[&op] = measure_reads(operands, [&](std::vector<Array> in) { return run_op(op, std::move(in)); });
+    if (ops.contains(&op) && !measured.contains(&op))
+      measured[&op] = measure_reads(operands, [&](std::vector<Array> in) { return run_op(op, std::move(in)); });
   });
-  std::vector<MeasuredReads> all;
-  for (const Op* op : run.ops) all.push_back(measured_.at(op));
-  return all;
 }
 
 std::vector<std::byte> Rank::save(const Value& value) const {

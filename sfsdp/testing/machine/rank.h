@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,9 @@ using ir::interp::Array;
 // What the ops of a kernel make, in order, each result by itself.
 using Made = std::vector<std::pair<const ir::Value*, Array>>;
 
+// What has been measured of a plan's ops, for all ranks and runs.
+using MeasuredOps = std::map<const ir::Op*, MeasuredReads>;
+
 // Memory begins as bytes that no program wrote, but for constants, or as another plan has left state and window.
 class Rank {
  public:
@@ -30,13 +34,14 @@ class Rank {
   //   given: what constants hold
   //   left:  by another plan on the same state; nullptr: nothing
   Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& given, const ir::interp::OtherKernels& other,
-       const Memory* left = nullptr);
+       uint64_t seed, const Memory* left = nullptr);
 
   // throws: UserError where the value has no place in memory
   Array load(const ir::Value& value) const;
   void store(const ir::Value& value, const Array& array, std::span<const char> which = {});
-  // One of kHostValues.
-  void store_host_value(std::string_view name, double value);
+  // What the host writes before a step, and before a micro-batch. The seed is there from the begin.
+  void store_step(double lr, int64_t step);
+  void store_micro_batch(int64_t micro_batch);
   const Memory& memory() const { return memory_; }
   const Prepared& prepared() const { return prepared_; }
   bool is_in_memory(const ir::Value& value) const { return places_.of(&value).has_value(); }
@@ -50,8 +55,8 @@ class Rank {
   bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
   // Whether each op of the kernel that does so finds there, element for element, the places of `written`.
   bool reads_at_its_place(const TaskRun& run, const ir::Value& written) const;
-  // By op of the kernel. Each op is measured when first asked for, on what memory holds then.
-  std::vector<MeasuredReads> measure(const TaskRun& run);
+  // Measures these ops of the kernel, each when first asked for, on what memory holds then, and `measured` keeps it.
+  void measure(const TaskRun& run, const std::set<const ir::Op*>& ops, MeasuredOps& measured) const;
 
   // The bytes of a value, from its first element on.
   std::vector<std::byte> save(const ir::Value& value) const;
@@ -65,6 +70,7 @@ class Rank {
   };
   Bytes bytes_of(const ir::Value& value) const;
   std::byte* at(const ir::Value& value) const;
+  ir::interp::HostNumbers host_numbers() const;
   // Tells `observe`, if there is one, what each op is given.
   using Observer = std::function<void(const ir::Op&, const std::vector<Array>& operands)>;
   Made evaluate(const TaskRun& run, const Observer& observe) const;
@@ -79,7 +85,6 @@ class Rank {
   const int64_t rank_;
   const ir::interp::OtherKernels& other_;
   mutable Memory memory_;
-  std::map<const ir::Op*, MeasuredReads> measured_;
 };
 
 }  // namespace sfsdp::plan::machine

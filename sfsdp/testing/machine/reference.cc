@@ -43,7 +43,8 @@ Reference interpret(const ir::Graph& graph, const Comparison& comparison) {
     reference.batches.push_back(std::move(inputs));
     reference.steps.push_back(
         ir::interp::run(graph, reference.batches.back(),
-                        {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .other = comparison.other}));
+                        {.host = {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .step = step + 1},
+                         .other = comparison.other}));
   }
   return reference;
 }
@@ -110,9 +111,11 @@ std::string find_difference(const StepPlan& plan, const Comparison& comparison) 
   std::vector<std::string> found(comparison.schedules);
   std::atomic<uint64_t> next = 0;
   const auto run_some = [&] {
+    MeasuredOps measured;  // of this thread
     for (uint64_t i = next++; i < comparison.schedules; i = next++)
       found[i] =
-          fault_under(prepared, reference, {.schedule = comparison.first_schedule + i, .other = comparison.other});
+          fault_under(prepared, reference,
+                      {.schedule = comparison.first_schedule + i, .other = comparison.other, .measured = &measured});
   };
   const auto beside = std::async(std::launch::async, run_some);  // on the second core
   run_some();

@@ -32,8 +32,8 @@ bool is_in_order(const Value& value) {
 
 }  // namespace
 
-TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw)
-    : run_(run), rank_(rank), draw_(std::move(draw)), made_(rank.evaluate(run)) {
+TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured)
+    : run_(run), rank_(rank), draw_(std::move(draw)), measured_(measured), made_(rank.evaluate(run)) {
   for (const auto& [value, array] : made_) {
     written_.emplace_back(array.data.size());
     in_memory_.push_back(rank_.is_in_memory(*value) ? 1 : 0);
@@ -83,11 +83,11 @@ std::string TornKernel::step() {
 void TornKernel::measure() {
   is_measured_ = true;
   over_blocks_.assign(made_.size(), 0);
-  const std::vector<MeasuredReads> reads = rank_.measure(run_);
   bool by_blocks = true, in_order = true;
   std::set<const Value*> touched;  // registers that are made of what may be written over
-  for (size_t i = 0; i < run_.ops.size(); ++i) {
-    const Op& op = *run_.ops[i];
+  std::set<const Op*> touching;
+  for (const Op* each : run_.ops) {
+    const Op& op = *each;
     bool touches = false;
     for (const Value* operand : op.operands) {
       if (!operand) continue;
@@ -97,19 +97,21 @@ void TornKernel::measure() {
                  });
       in_order &= !from_register || is_in_order(*operand);
     }
-    for (const auto& result : op.results())
-      if (touches) touched.insert(result.get());
     if (!touches) continue;
-    by_blocks &= reads[i].by_blocks;
-    width_ = std::max(width_, reads[i].width);
+    touching.insert(&op);
+    for (const auto& result : op.results()) touched.insert(result.get());
+  }
+  rank_.measure(run_, touching, measured_);
+  for (const Op* op : touching) {
+    by_blocks &= measured_.at(op).by_blocks;
+    width_ = std::max(width_, measured_.at(op).width);
   }
   if (!by_blocks) width_ = 1;
   for (size_t i = 0; by_blocks && in_order && i < made_.size(); ++i) {
     const Value& value = *made_[i].first;
     const Op& op = *value.producer();
-    const auto at = std::ranges::find(run_.ops, &op) - run_.ops.begin();
-    const auto result = static_cast<size_t>(value.result_index());
-    over_blocks_[i] = reads[static_cast<size_t>(at)].over_blocks.at(result);
+    if (!touching.contains(&op)) continue;
+    over_blocks_[i] = measured_.at(&op).over_blocks.at(static_cast<size_t>(value.result_index()));
     for (size_t k = 0; k < i; ++k)  // a cast of such a sum
       if (over_blocks_[k] != 0 && op.operands.size() == 1 && ir::storage_of(op.operands[0]) == made_[k].first &&
           made_[k].second.numel() == made_[i].second.numel())

@@ -20,7 +20,7 @@ using Draw = std::function<size_t(size_t n)>;
 // is put back. How large blocks are is measured (measured_reads.h).
 class TornKernel {
  public:
-  TornKernel(const TaskRun& run, Rank& rank, Draw draw);
+  TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured);
 
   // Writes the next part. Returns what is wrong: what the kernel reads is not what it read when it began, though it has not
   // written there yet; "" where nothing is.
@@ -44,6 +44,7 @@ class TornKernel {
   const TaskRun& run_;
   Rank& rank_;
   Draw draw_;
+  MeasuredOps& measured_;
   const Made made_;                             // what a kernel that is not torn would write
   std::vector<char> in_memory_;                 // by result
   bool reads_itself_ = false;                   // some result lies where the kernel reads

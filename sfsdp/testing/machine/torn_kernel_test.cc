@@ -26,8 +26,9 @@ std::string fault_of(const std::string& ops) {
   std::erase_if(plan.memory.inside, [&](const Inside& i) { return i.value == y || i.host == a; });
   std::erase_if(plan.memory.buffers, [&](const Buffer& b) { return b.value == y; });
   plan.memory.inside.push_back({y, a, 0});
-  const Places places(plan, 0);
-  Rank rank(plan, places, 0, {}, nullptr);
+  const Prepared prepared(plan, 1);
+  const ir::interp::OtherKernels none;
+  Rank rank(prepared, 0, {}, none, 1);
   rank.store(*a, ir::interp::seeded(a->type(), 5));
   const std::vector<TaskRun> program = write_out(plan, 1, true);
   const auto run = std::ranges::find_if(program, [&](const TaskRun& task) {
@@ -41,7 +42,8 @@ std::string fault_of(const std::string& ops) {
     if (number < 2 + 2 * 36) return number == 1 + 36 ? 0 : number % 2;  // %y by elements
     return n - 1;                                                       // in this order
   };
-  TornKernel kernel(*run, rank, draw);
+  MeasuredOps measured;
+  TornKernel kernel(*run, rank, draw, measured);
   std::string fault;
   while (!kernel.is_over() && fault.empty()) fault = kernel.step();
   return fault;
