@@ -67,6 +67,8 @@ class Rank {
     Region region;
     int64_t begin, end;
   };
+  // throws: UserError where a constant is given other bits than the plan's text says
+  void check_bits(size_t entry, const ir::interp::Inputs& given) const;
   Bytes bytes_of(const ir::Value& value) const;
   std::byte* at(const ir::Value& value) const;
   ir::interp::HostNumbers host_numbers() const;
