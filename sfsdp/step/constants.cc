@@ -33,7 +33,7 @@ void check_constants(const plan::StepPlan& plan, const std::vector<at::Tensor>& 
   for (size_t i = 0; i < now.size(); ++i)
     if (const auto expected = plan::bits_of_constant(plan, i); expected && expected != now[i]) {
       const ir::Op& op = *plan.memory.constants[i].value->producer();
-      throw UserError(concat("step: the tensor that ", readers_of(op, plan.graph), " reads has bits ", hex(*now[i]),
+      throw UserError(concat("step: the tensor read by ", readers_of(op, plan.graph), " has bits ", hex(*now[i]),
                              "\n  expected ", hex(*expected),
                              ", as when the step was compiled; make it a buffer, or a part of the batch"));
     }

@@ -54,7 +54,7 @@ class Rank {
   bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
   // Whether each op of the kernel that does so finds there, element for element, the places of `written`.
   bool reads_at_its_place(const TaskRun& run, const ir::Value& written) const;
-  // Measures these ops of the kernel, each when first asked for, on what memory holds then, and `measured` keeps it.
+  // Measures these ops of the kernel, each when first asked for, and `measured` keeps it.
   void measure(const TaskRun& run, const std::set<const ir::Op*>& ops, MeasuredOps& measured) const;
 
   // The bytes of a value, from its first element on.
