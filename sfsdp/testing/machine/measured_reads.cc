@@ -21,6 +21,16 @@ bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit
 constexpr uint64_t kRounds = 24;  // a read across blocks is missed with probability (3/4)^24, for each of two changes
 constexpr int64_t kMostElements = 24;  // that are changed one by one, of an operand
 
+// Integers as they are, as they may be indexes; floating numbers in (0, 1), where logarithms, roots and quotients are numbers.
+std::vector<Array> made_up(std::vector<Array> operands) {
+  uint64_t number = 0;
+  for (Array& operand : operands)
+    if (ir::is_floating(operand.dtype))
+      for (double& x : operand.data)
+        x = ir::interp::round_to(operand.dtype, 0.25 + philox4x32(5, 0, number++)[0] * 0x1p-33);
+  return operands;
+}
+
 // By result and element, whether it changes.
 using Moved = std::vector<std::vector<char>>;
 
@@ -171,8 +181,10 @@ class Blocks {
     most_ = std::max(most_, static_cast<int64_t>(most));
     return true;
   }
-  // Each element of the result is made of one of the operand, of all of them, or of those of a pair.
+  // Each element of the result is made of one of the operand, of all of them, or of those of a pair. Integers choose what is read, or
+  // say what is drawn: a product has none.
   bool can_read_small(size_t k, size_t r) const {
+    if (!ir::is_floating(probe_.operands[k].dtype)) return true;
     std::vector<std::vector<int64_t>> read;
     for (const Moved& moved : single_[k])
       if (auto places = places_of(moved[r]); !places.empty()) read.push_back(std::move(places));
@@ -197,7 +209,8 @@ class Blocks {
 }  // namespace
 
 // From one element to all, by the last dimensions of the largest tensor.
-MeasuredReads measure_reads(const std::vector<Array>& operands, const RunOp& run) {
+MeasuredReads measure_reads(const std::vector<Array>& like, const RunOp& run) {
+  const std::vector<Array> operands = made_up(like);
   const Probe probe(operands, run);
   MeasuredReads none{.by_blocks = false, .width = 1, .over_blocks = std::vector<char>(probe.results.size())};
   if (!probe.largest || probe.largest->numel() == 0) return none;

@@ -23,8 +23,9 @@ using RunOp = std::function<std::vector<ir::interp::Array>(std::vector<ir::inter
 
 // Nothing of one block may change with what is changed in others alone, in results as large as the largest tensor, or with a number
 // for each block. An element of an operand as large is read for its own place, for that and another one (then pairs are read), or for
-// all of its block. In a smaller operand each element of a result is made of one element, of all, or of those of a pair. A
+// all of its block. In a smaller operand of no integers each element of a result is made of one element, of all, or of those of a pair. A
 // result over blocks is made of elements at its own places, in each part of the largest that is as large as it.
-MeasuredReads measure_reads(const std::vector<ir::interp::Array>& operands, const RunOp& run);
+//   like: shapes, dtypes and integers of the operands; their floating numbers are made up, as what is infinite or nan hides changes
+MeasuredReads measure_reads(const std::vector<ir::interp::Array>& like, const RunOp& run);
 
 }  // namespace sfsdp::plan::machine

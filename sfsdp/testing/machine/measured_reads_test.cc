@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "sfsdp/base/check.h"
@@ -34,18 +35,24 @@ constexpr const char* kOperands = R"(
       %h4 = input name=h4 : f32[3, 4]
       %q = input name=q : f32[1, 2, 3, 4]
       %ids = input name=ids : i64[4]
+      %counter = input name=counter : i64[2]
     fwd:
 )";
 
 // "blocks of 4", with the results that are complete after the last, or "none".
-std::string measured(const std::string& op_text) {
+//   nan: what all its floating operands hold is no number
+std::string measured(const std::string& op_text, bool nan = false) {
   const ir::Graph graph = ir::parse_or_throw(concat(kOperands, "      ", op_text, "\n"));
   const ir::Op& op = *graph.ops().back();
   const ir::interp::Kernel kernel = ir::interp::find_kernel(op.opcode);
   REQUIRE((kernel != nullptr));
   std::vector<Array> operands;
   for (const ir::Value* operand : op.operands)
-    if (operand) operands.push_back(ir::interp::seeded(operand->type(), 3 + operands.size()));
+    if (operand) {
+      operands.push_back(ir::interp::seeded(operand->type(), 3 + operands.size()));
+      if (nan && ir::is_floating(operand->type().dtype))
+        std::ranges::fill(operands.back().data, std::numeric_limits<double>::quiet_NaN());
+    }
   const MeasuredReads reads = measure_reads(operands, [&](const std::vector<Array>& given) {
     std::vector<const Array*> in;
     size_t next = 0;
@@ -63,6 +70,7 @@ TEST_CASE("measured reads: elements, pairs and rows are blocks; products, attent
   CHECK(measured("%o = aten.relu %x : f32[6, 4]") == "blocks of 1");
   CHECK(measured("%o = aten.add.Tensor %x, %w : f32[6, 4]") == "blocks of 1");
   CHECK(measured("%o = aten.mul.Tensor %x, %s : f32[6, 4]") == "blocks of 1");
+  CHECK(measured("%o = dropout_backward %x, %counter keep=0.5 : f32[6, 4]") == "blocks of 1");
   CHECK(measured("%o = aten.cat [%sq, %sq2] dim=0 : f32[8, 4]") == "blocks of 1");
   CHECK(measured("%o = aten.sum.dim_IntList %x dim=[0] keepdim=true : f32[1, 4]") == "blocks of 1, over them 0");
   CHECK(measured("%o = aten.sum %x : f32[]") == "blocks of 1, over them 0");
@@ -71,6 +79,8 @@ TEST_CASE("measured reads: elements, pairs and rows are blocks; products, attent
   CHECK(measured("%o, %p = rms_norm %z, %w dims=1 eps=0.5 : f32[2, 3, 4], f32[2, 3, 1]") == "blocks of 4");
   CHECK(measured("%o, %p = rms_norm %z, none dims=2 eps=0.5 : f32[2, 3, 4], f32[2, 1, 1]") == "blocks of 12");
   CHECK(measured("%o, %p = rms_norm_backward %x, %x, %w, %r, none dims=1 : f32[6, 4], f32[4]") ==
+        "blocks of 4, over them 1");
+  CHECK(measured("%o, %p = rms_norm_backward %x, %x, %w, %r, none dims=1 : f32[6, 4], f32[4]", true) ==
         "blocks of 4, over them 1");
   // as many rows as columns: a number of a row is none of a column
   CHECK(measured("%o, %p = rms_norm_backward %sq, %sq2, %w, %r4, none dims=1 : f32[4, 4], f32[4]") ==

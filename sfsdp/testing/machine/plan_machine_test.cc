@@ -3,8 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <span>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
@@ -193,6 +196,30 @@ TEST_CASE("plan machine: what is drawn depends on seed, step and micro-batch, ea
   };
   CHECK(of_micro_batch(1) == drawn(seed)[0]);  // outputs are those of the last one
   CHECK(of_micro_batch(0) != of_micro_batch(1));
+}
+
+TEST_CASE("plan machine: a constant whose bits are others than the plan's text says is refused") {
+  StepPlan plan = make_plan(ir::parse_or_throw(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[3]
+      %c = constant index=0 : f32[3]
+    fwd:
+      %y = aten.mul.Tensor %x, %c kernel=0 : f32[3]
+      return %y
+  )"));
+  using ir::interp::Array;
+  const std::vector<float> floats = {1, 2, 0.5};
+  const Array x{ir::DType::f32, {3}, {1, 1, 1}}, c{ir::DType::f32, {3}, {1, 2, 0.5}};
+  const auto outcome_of = [&](const Array& constant) {
+    const std::vector<Inputs> batch = {{{"x", x}, {"constant.0", constant}}};
+    return run(plan, {batch}).steps[0][0].outputs[0];
+  };
+  Array other = c;
+  other.data[2] = 0.25;
+  CHECK(outcome_of(other) == other);  // bits=none
+  plan.constant_bits = {xxh3(std::as_bytes(std::span(floats)))};
+  CHECK(outcome_of(c) == c);
+  CHECK_THROWS_WITH_AS(outcome_of(other), doctest::Contains("as the plan's text says"), UserError);
 }
 
 }  // namespace sfsdp::plan::machine

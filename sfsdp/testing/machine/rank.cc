@@ -6,6 +6,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/view_geometry.h"
@@ -60,6 +62,7 @@ Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& giv
     if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
     if (op->is("constant")) store(*op->result(), given.at(concat("constant.", op->attr<int64_t>("index"))));
   }
+  for (size_t i = 0; i < plan_.memory.constants.size(); ++i) check_bits(i, given);
 }
 
 void Rank::store_step(double lr, int64_t step) {
@@ -84,6 +87,19 @@ Rank::Bytes Rank::bytes_of(const Value& value) const {
     throw UserError(concat('%', value.name(), " lies at ", to_string(place->region), ' ', place->offset, " to ", end,
                            "\n  expected a place within the ", whole, " bytes of its region"));
   return {place->region, place->offset, end};
+}
+
+void Rank::check_bits(size_t entry, const ir::interp::Inputs& given) const {
+  const Op& op = *plan_.memory.constants[entry].value->producer();
+  const auto expected = bits_of_constant(plan_, entry);
+  if (!expected) return;
+  const Array& array = given.at(concat("constant.", op.attr<int64_t>("index")));
+  const ir::Type& type = op.result()->type();
+  std::vector<std::byte> bytes(array.data.size() * static_cast<size_t>(ir::size_in_bytes(type.dtype)));
+  machine::store(type.dtype, array, offsets_of(ir::Type::tensor(type.dtype, array.shape)), bytes.data());
+  if (const uint64_t bits = xxh3(bytes); bits != *expected)
+    throw UserError(concat(ir::name_of(op), " is given bits ", hex(bits), "\n  expected ", hex(*expected),
+                           ", as the plan's text says"));
 }
 
 std::byte* Rank::at(const Value& value) const {

@@ -55,7 +55,7 @@ class Rank {
   bool reads_where_written(const TaskRun& run, const ir::Value& written) const;
   // Whether each op of the kernel that does so finds there, element for element, the places of `written`.
   bool reads_at_its_place(const TaskRun& run, const ir::Value& written) const;
-  // Measures these ops of the kernel, each when first asked for, on what memory holds then, and `measured` keeps it.
+  // Measures these ops of the kernel, each when first asked for, and `measured` keeps it.
   void measure(const TaskRun& run, const std::set<const ir::Op*>& ops, MeasuredOps& measured) const;
 
   // The bytes of a value, from its first element on.
@@ -68,6 +68,8 @@ class Rank {
     Region region;
     int64_t begin, end;
   };
+  // throws: UserError where a constant is given other bits than the plan's text says
+  void check_bits(size_t entry, const ir::interp::Inputs& given) const;
   Bytes bytes_of(const ir::Value& value) const;
   std::byte* at(const ir::Value& value) const;
   ir::interp::HostNumbers host_numbers() const;

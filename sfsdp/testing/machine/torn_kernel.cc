@@ -20,8 +20,6 @@ constexpr int kMostBlocks = 2;  // that are looked at after each part
 
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
-bool has_any(const std::vector<char>& which) { return std::ranges::find(which, char{1}) != which.end(); }
-
 // Whether its elements lie one after the other, as its storage has them.
 bool is_in_order(const Value& value) {
   const std::vector<int64_t> offsets = offsets_of(value.type());
@@ -120,23 +118,33 @@ void TornKernel::measure() {
 }
 
 // A block has the elements at its place of all results as large, and the number for it of results that have one for each block.
-std::vector<std::vector<char>> TornKernel::block_of(size_t result, size_t element) const {
+template <class Use>
+void TornKernel::for_block(size_t result, size_t element, Use use) const {
   const auto width = static_cast<size_t>(width_);
   const size_t size = written_[result].size();
-  std::vector<std::vector<char>> block;
   for (size_t k = 0; k < made_.size(); ++k) {
     const size_t other = written_[k].size();
-    std::vector<char>& which = block.emplace_back(other);
+    size_t begin = 0, end = 0;
+    if (size == other) {
+      begin = element / width * width;
+      end = std::min(begin + width, other);
+    } else if (size == other * width) {
+      begin = element / width;
+      end = begin + 1;
+    } else if (size * width == other) {
+      begin = element * width;
+      end = begin + width;
+    }
     if (in_memory_[k] == 0 || over_blocks_[k] != 0) continue;
-    if (size == other)
-      std::fill_n(which.begin() + static_cast<std::ptrdiff_t>(element / width * width),
-                  std::min(width, other - element / width * width), char{1});
-    else if (size == other * width)
-      which[element / width] = 1;
-    else if (size * width == other)
-      std::fill_n(which.begin() + static_cast<std::ptrdiff_t>(element * width), width, char{1});
-    for (size_t e = 0; e < other; ++e) which[e] = which[e] != 0 && written_[k][e] != 0 ? 1 : 0;
+    for (size_t e = begin; e < end; ++e)
+      if (written_[k][e] != 0) use(k, e);
   }
+}
+
+std::vector<std::vector<char>> TornKernel::written_by_block(size_t result, size_t element) const {
+  std::vector<std::vector<char>> block;
+  for (const std::vector<char>& written : written_) block.emplace_back(written.size());
+  for_block(result, element, [&](size_t k, size_t e) { block[k][e] = 1; });
   return block;
 }
 
@@ -179,12 +187,13 @@ std::string TornKernel::compare() {
       return fault(i, e, now_of(at));
   }
   for (const auto& [i, e] : in_blocks) {
-    const auto block = block_of(i, e);
-    if (std::ranges::none_of(block, has_any)) return fault(i, e, again[i].second.data[e]);
+    bool any = false;
+    for_block(i, e, [&](size_t, size_t) { any = true; });
+    if (!any) return fault(i, e, again[i].second.data[e]);
   }
   for (int k = 0; k < kMostBlocks && !in_blocks.empty(); ++k) {
     const auto [i, e] = in_blocks[draw_(in_blocks.size())];
-    const double now = evaluate_without(block_of(i, e))[i].second.data[e];
+    const double now = evaluate_without(written_by_block(i, e))[i].second.data[e];
     if (!is_same(now, made_[i].second.data[e])) return fault(i, e, now);
   }
   return "";

@@ -35,8 +35,10 @@ class TornKernel {
   void cut(size_t result);
   void measure();
   std::string compare();
-  // By result, the elements of the block that makes an element of one of them.
-  std::vector<std::vector<char>> block_of(size_t result, size_t element) const;
+  // Calls use(result, element) for what has been written by the block that makes an element of a result.
+  template <class Use>
+  void for_block(size_t result, size_t element, Use use) const;
+  std::vector<std::vector<char>> written_by_block(size_t result, size_t element) const;
   // What the kernel makes where what `which` names of its results is as before it began.
   Made evaluate_without(std::span<const std::vector<char>> which);
   std::string fault(size_t result, size_t element, double now) const;
