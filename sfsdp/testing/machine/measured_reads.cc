@@ -21,16 +21,6 @@ bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit
 constexpr uint64_t kRounds = 24;  // a read across blocks is missed with probability (3/4)^24, for each of two changes
 constexpr int64_t kMostElements = 24;  // that are changed one by one, of an operand
 
-// Integers as they are, as they may be indexes; floating numbers in (0, 1), where logarithms, roots and quotients are numbers.
-std::vector<Array> made_up(std::vector<Array> operands) {
-  uint64_t number = 0;
-  for (Array& operand : operands)
-    if (ir::is_floating(operand.dtype))
-      for (double& x : operand.data)
-        x = ir::interp::round_to(operand.dtype, 0.25 + philox4x32(5, 0, number++)[0] * 0x1p-33);
-  return operands;
-}
-
 // By result and element, whether it changes.
 using Moved = std::vector<std::vector<char>>;
 
@@ -130,6 +120,8 @@ class Blocks {
         if (probe_.operands[k].numel() == numel_ && probe_.results[r].numel() == numel_ && !note_large(k, r))
           return std::nullopt;
     if (most_ > 2 && (most_ != width_ || has_pairs_)) return std::nullopt;
+    if (has_pairs_ && width_ != last_dimension()) return std::nullopt;
+    if (width_ > 1 && most_ <= 1 && !any_numbers()) return std::nullopt;
     for (size_t k = 0; k < probe_.operands.size(); ++k)
       for (size_t r = 0; r < probe_.results.size(); ++r)
         if (probe_.operands[k].numel() < numel_ && reads.over_blocks[r] == 0 && !can_read_small(k, r))
@@ -139,6 +131,14 @@ class Blocks {
 
  private:
   bool has_number(int64_t size) const { return size * width_ == numel_; }
+  bool any_numbers() const {
+    return std::ranges::any_of(probe_.results, [&](const Array& result) { return has_number(result.numel()); });
+  }
+  int64_t last_dimension() const {
+    const auto& shape = probe_.largest->shape;
+    const auto last = std::find_if(shape.rbegin(), shape.rend(), [](int64_t size) { return size > 1; });
+    return last == shape.rend() ? 1 : *last;
+  }
   static bool is_drawn(uint64_t round, int64_t block) {
     return (philox4x32(17, round, static_cast<uint64_t>(block))[0] & 1) != 0;
   }
@@ -207,6 +207,15 @@ class Blocks {
 };
 
 }  // namespace
+
+std::vector<Array> made_up(std::vector<Array> operands) {
+  uint64_t number = 0;
+  for (Array& operand : operands)
+    if (ir::is_floating(operand.dtype))
+      for (double& x : operand.data)
+        x = ir::interp::round_to(operand.dtype, 0.25 + philox4x32(5, 0, number++)[0] * 0x1p-33);
+  return operands;
+}
 
 // From one element to all, by the last dimensions of the largest tensor.
 MeasuredReads measure_reads(const std::vector<Array>& like, const RunOp& run) {

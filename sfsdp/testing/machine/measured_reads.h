@@ -19,6 +19,9 @@ struct MeasuredReads {
   std::vector<char> over_blocks = {};  // by result: added up over all blocks, complete after the last
 };
 
+// Integers as they are, as they may be indexes; floating numbers in (0, 1), where logarithms, roots and quotients are numbers.
+std::vector<ir::interp::Array> made_up(std::vector<ir::interp::Array> operands);
+
 using RunOp = std::function<std::vector<ir::interp::Array>(std::vector<ir::interp::Array> operands)>;
 
 // Nothing of one block may change with what is changed in others alone, in results as large as the largest tensor, or with a number

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -120,6 +121,44 @@ Array added_over_rows(const Array& x) {
   return y;
 }
 
+// The greatest so far of a column: written over itself, it comes out as before.
+Array greatest_over_rows(const Array& x) {
+  Array y = x;
+  for (size_t e = 8; e < y.data.size(); ++e) y.data[e] = std::max(y.data[e], y.data[e - 8]);
+  return y;
+}
+Array greater_of_mirrored(const Array& x) {
+  Array y = x;
+  for (size_t e = 0; e < y.data.size(); ++e) y.data[e] = std::max(x.data[e], x.data[47 - e]);
+  return y;
+}
+// What is read of the other row is its sign alone.
+Array masked_by_next_row(const Array& x) {
+  Array y = x;
+  for (size_t e = 0; e < y.data.size(); ++e) y.data[e] = x.data[(e + 8) % 48] > 0 ? std::abs(x.data[e]) : 0;
+  return y;
+}
+Array mirrored_added(const Array& x) {
+  Array y = x;
+  for (size_t e = 0; e < y.data.size(); ++e) y.data[e] += x.data[47 - e];
+  return y;
+}
+Array last_reads_first(const Array& x) {
+  Array y = x;
+  y.data[47] += x.data[0];
+  return y;
+}
+Array one_reads_another(const Array& x) {
+  Array y = x;
+  y.data[40] += x.data[30];
+  return y;
+}
+Array first_added(const Array& x) {
+  Array y = x;
+  for (double& v : y.data) v += x.data[0];
+  return y;
+}
+
 // %y over %a, as the planner has it by the op's map.
 StepPlan plan_of(const std::string& op) {
   StepPlan plan = make_plan(ir::parse_or_throw(concat(R"(
@@ -157,6 +196,36 @@ TEST_CASE(
   CHECK(seen(kByRow, &added_in_rows) == "");
   CHECK(seen(kByRow, &mirrored_in_rows).find("aten.cumsum %y makes element") != std::string::npos);
   CHECK(seen(kByRow, &added_over_rows).find("aten.cumsum %y makes element") != std::string::npos);
+  for (const char* op : {kByElement, kByRow})
+    for (Kernel kernel : {&greatest_over_rows, &greater_of_mirrored, &masked_by_next_row, &mirrored_added,
+                          &last_reads_first, &one_reads_another, &first_added})
+      CHECK(seen(op, kernel) != "");
+  CHECK(seen(kByElement, &added_in_rows) != "");
+}
+
+TEST_CASE("what a kernel reads is seen where all that it makes is nan") {
+  const StepPlan plan = make_plan(ir::parse_or_throw(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[6, 8]
+    fwd:
+      %a = aten.log %x kernel=0 : f32[6, 8]
+      %y = aten.erf %a kernel=1 : f32[6, 8]
+      %end = aten.nan_to_num %y kernel=2 : f32[6, 8]
+      return %end
+  )"));
+  REQUIRE(print(plan).find("  %y inside %a at +0") != std::string::npos);
+  const auto seen = [&](Kernel erf) {
+    return seen_by_machine(plan, [=](const ir::Op& op, std::span<const Array* const> in) {
+      Array y = op.is("aten.erf") ? erf(*in[0]) : *in[0];
+      if (op.is("aten.log")) std::ranges::fill(y.data, std::numeric_limits<double>::quiet_NaN());
+      if (op.is("aten.nan_to_num"))
+        for (double& v : y.data) v = std::isnan(v) ? 0.5 : v;
+      return std::vector<Array>{y};
+    });
+  };
+  CHECK(seen(&doubled) == "");
+  CHECK(seen(&mirrored_in_rows).find("aten.erf %y makes element") != std::string::npos);
+  CHECK(seen(&added_over_rows).find("aten.erf %y makes element") != std::string::npos);
 }
 
 // A norm's gradients: that of its input over what comes in, row by row, and those of weight and bias, added up over all rows.

@@ -194,6 +194,19 @@ Made Rank::evaluate(const TaskRun& run, const Observer& observe) const {
   return in_order;
 }
 
+void Rank::make_up(const TaskRun& run) {
+  std::vector<const Value*> read;
+  std::vector<Array> arrays;
+  for (const Op* op : run.ops)
+    for (const Value* operand : op->operands)
+      if (operand && is_in_memory(*operand) && std::ranges::find(read, operand) == read.end()) {
+        read.push_back(operand);
+        arrays.push_back(load(*operand));
+      }
+  arrays = made_up(std::move(arrays));
+  for (size_t i = 0; i < read.size(); ++i) store(*read[i], arrays[i]);
+}
+
 bool Rank::meet(const Value& value, const Value& other) const {
   if (!is_in_memory(value) || !is_in_memory(other)) return false;
   const Bytes a = bytes_of(value), b = bytes_of(other);

@@ -49,6 +49,9 @@ class Rank {
   // Runs the ops of a kernel on what memory holds now, and writes nothing.
   Made evaluate(const TaskRun& run) const { return evaluate(run, nullptr); }
 
+  // Puts made-up numbers where the kernel reads floating ones.
+  void make_up(const TaskRun& run);
+
   // Whether what the two take of memory has bytes in common.
   bool meet(const ir::Value& value, const ir::Value& other) const;
   // Whether what `written` takes of memory is a part of what the kernel reads.

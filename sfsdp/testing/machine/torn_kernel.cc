@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <exception>
+#include <limits>
 #include <set>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/op_shape.h"
@@ -20,6 +24,17 @@ constexpr int kMostBlocks = 2;  // that are looked at after each part
 
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
+constexpr size_t kOtherNumbers = 2;  // nan, and numbers of the other sign
+
+// An integer becomes another one of the same tensor, as it may be an index.
+double other_number(const Array& made, size_t element, size_t kind) {
+  const double x = made.data[element];
+  if (made.dtype == ir::DType::b1) return 1 - x;
+  if (!ir::is_floating(made.dtype)) return made.data[made.data.size() - 1 - element];
+  if (kind == 1 || !std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
+  return ir::interp::round_to(made.dtype, x > 0 ? -1 - x : 1 - x);
+}
+
 // Whether its elements lie one after the other, as its storage has them.
 bool is_in_order(const Value& value) {
   const std::vector<int64_t> offsets = offsets_of(value.type());
@@ -30,7 +45,7 @@ bool is_in_order(const Value& value) {
 
 }  // namespace
 
-TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured)
+TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured, bool may_rehearse)
     : run_(run), rank_(rank), draw_(std::move(draw)), measured_(measured), made_(rank.evaluate(run)) {
   for (const auto& [value, array] : made_) {
     written_.emplace_back(array.data.size());
@@ -42,6 +57,30 @@ TornKernel::TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& m
   for (size_t i = 0; reads_itself_ && i < made_.size(); ++i)
     before_.push_back(in_memory_[i] != 0 ? rank_.save(*made_[i].first) : std::vector<std::byte>());
   for (size_t i = parts_.size(); i > 1; --i) std::swap(parts_[i - 1], parts_[draw_(i)]);
+  if (may_rehearse && reads_itself_ && is_without_number()) fault_on_made_up_ = rehearse();
+}
+
+// Whether one of its results in memory should hold numbers and holds none.
+bool TornKernel::is_without_number() const {
+  for (size_t i = 0; i < made_.size(); ++i) {
+    const Array& array = made_[i].second;
+    if (in_memory_[i] != 0 && !array.data.empty() && ir::is_floating(array.dtype) &&
+        std::ranges::none_of(array.data, [](double x) { return std::isfinite(x); }))
+      return true;
+  }
+  return false;
+}
+
+std::string TornKernel::rehearse() const {
+  Rank copy = rank_;
+  copy.make_up(run_);
+  std::string fault;
+  try {
+    TornKernel kernel(run_, copy, draw_, measured_, false);
+    while (!kernel.is_over() && fault.empty()) fault = kernel.step();
+  } catch (const std::exception&) {  // an op refuses the numbers
+  }
+  return fault;
 }
 
 // Into two parts, each of random elements or of what some last dimensions hold; what a pack finds in its place is in neither.
@@ -72,7 +111,36 @@ std::string TornKernel::step() {
   rank_.store(*made_[part.result].first, made_[part.result].second, part.which);
   for (size_t e = 0; e < part.which.size(); ++e)
     if (part.which[e] != 0) written_[part.result][e] = 1;
-  return is_over() || (!reads_itself_ && draw_(4) != 0) ? "" : compare();
+  if (!fault_on_made_up_.empty()) return std::exchange(fault_on_made_up_, "");
+  if (is_over()) return "";
+  if (!reads_itself_) return draw_(4) != 0 ? "" : compare();
+  const size_t kind = draw_(1 + kOtherNumbers);
+  if (kind == 0) return compare();
+  try {
+    return with_other_numbers(kind, [&] { return compare(); });
+  } catch (const std::exception&) {  // an op refuses them
+    return compare();
+  }
+}
+
+std::string TornKernel::with_other_numbers(size_t kind, const std::function<std::string()>& find) {
+  const auto store = [&](bool others) {
+    for (size_t k = 0; k < made_.size(); ++k) {
+      if (in_memory_[k] == 0) continue;
+      Array array = made_[k].second;
+      for (size_t e = 0; others && e < array.data.size(); ++e) array.data[e] = other_number(made_[k].second, e, kind);
+      rank_.store(*made_[k].first, array, written_[k]);
+    }
+  };
+  store(true);
+  try {
+    std::string found = find();
+    store(false);
+    return found;
+  } catch (...) {
+    store(false);
+    throw;
+  }
 }
 
 // The width of blocks, and what is added up over them. An op that reads across blocks anything that may be written over leaves

@@ -18,9 +18,13 @@ using Draw = std::function<size_t(size_t n)>;
 // from memory: what has not been written yet must come out as before. Where it does not, one thing excuses it: the kernel
 // computes block by block, and the block of that element finds what it reads as it was, once what this block alone has written
 // is put back. How large blocks are is measured (measured_reads.h).
+//
+// Where the kernel reads what it writes, other numbers lie there for some of these evaluations, nan among them: the greater of two
+// elements, written over one of them, comes out as before. Where all that such a kernel makes is infinite or nan, it runs on made-up
+// numbers too, in a copy of memory.
 class TornKernel {
  public:
-  TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured);
+  TornKernel(const TaskRun& run, Rank& rank, Draw draw, MeasuredOps& measured, bool may_rehearse = true);
 
   // Writes the next part. Returns what is wrong: what the kernel reads is not what it read when it began, though it has not
   // written there yet; "" where nothing is.
@@ -33,8 +37,12 @@ class TornKernel {
     std::vector<char> which;  // by element
   };
   void cut(size_t result);
+  bool is_without_number() const;
+  std::string rehearse() const;
   void measure();
   std::string compare();
+  // What has been written is there while `find` runs, or something else.
+  std::string with_other_numbers(size_t kind, const std::function<std::string()>& find);
   // Calls use(result, element) for what has been written by the block that makes an element of a result.
   template <class Use>
   void for_block(size_t result, size_t element, Use use) const;
@@ -57,6 +65,7 @@ class TornKernel {
   std::vector<Part> parts_;                     // in the order in which they are written
   std::vector<std::vector<char>> written_;      // by result and element
   size_t next_ = 0;
+  std::string fault_on_made_up_;  // what is wrong with other numbers than those in memory
 };
 
 }  // namespace sfsdp::plan::machine
