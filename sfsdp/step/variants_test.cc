@@ -156,8 +156,7 @@ TEST_CASE("a plan says the bits of what the module holds and has not registered;
   CHECK(text.find(" bits=") != std::string::npos);
   variant->constants.at(0).mul_(2);
   Step step(program, nullptr);
-  CHECK_THROWS_WITH_AS(step(batch), doctest::Contains("the tensor read by aten.mul.Tensor at inner"),
-                       UserError);
+  CHECK_THROWS_WITH_AS(step(batch), doctest::Contains("the tensor read by aten.mul.Tensor at inner"), UserError);
 }
 
 struct LookUpImpl : torch::nn::Module {
