@@ -20,7 +20,7 @@ using ir::Op, ir::Value;
 
 namespace {
 
-constexpr int kMostBlocks = 2;  // that are looked at after each part
+constexpr int kMostBlocks = 1;  // that are looked at after each part
 
 bool is_same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
