@@ -113,6 +113,11 @@ class Named {
         facts[concat("place of %", b.value->name())] =
             concat(to_string(b.region), " offset=", b.offset, " bytes=", b.bytes, " from ", at(b.first), " to ",
                    at(b.last), b.carried ? " carried" : "");
+    for (size_t i = 0; i < m.constants.size(); ++i)
+      if (!m.constants[i].value->producer()->is("scalar")) {
+        const auto bits = bits_of_constant(plan_, i);
+        facts[concat("bits of %", m.constants[i].value->name())] = bits ? hex(*bits) : std::string(kNoBits);
+      }
     for (const UnreadState& u : m.unread)
       facts[concat("place of ", u.name, ", which is not read")] =
           concat(to_string(u.region), " offset=", u.offset, " bytes=", u.bytes);

@@ -93,6 +93,21 @@ opt:
   CHECK(errors.find("%b is carried from one micro-batch to the next") != std::string::npos);
 }
 
+TEST_CASE("host: whoever draws reads the step's number and the micro-batch's, and is waited for before they change") {
+  ir::Graph graph = ir::parse_or_throw(concat(kHead, R"(
+fwd:
+  %a = aten.neg %x kernel=0 : f32[4]
+  %d, %s = dropout %a keep=0.5 kernel=1 stream=0 : f32[4], i64[2]
+  %e = aten.neg %d kernel=2 : f32[4]
+bwd:
+  %g = dropout_backward %e, %s keep=0.5 kernel=3 : f32[4]
+  return %g
+)"));
+  const HostLoad load = host_load(graph, communicators(graph));
+  CHECK(load.before == std::vector<Task>{{0, 0}});
+  CHECK(load.after == std::vector<Task>{{0, 1}});
+}
+
 TEST_CASE("edges: programs of random graphs have no hazards, and have some without their edges") {
   size_t needed = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {

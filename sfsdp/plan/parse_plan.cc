@@ -51,7 +51,7 @@ class SectionReader {
     plan.load.after = read_load(kLoadAfter);
     plan.load.before = read_load(kLoadBefore);
     expect(kConstants);
-    while (in_section()) plan.memory.constants.push_back(read_buffer());
+    while (in_section()) read_constant(plan);
     expect(kState);
     while (in_section()) plan.memory.state.push_back(read_buffer());
     expect(kUnread);
@@ -176,9 +176,24 @@ class SectionReader {
     ++at_;
     return unread;
   }
+  // "  %v window offset=0 bytes=256 first=0 last=9 bits=0123456789abcdef", " bits=none", or of a scalar neither
+  void read_constant(StepPlan& plan) {
+    std::optional<uint64_t> bits;
+    std::vector<std::string> parts = words();
+    const bool is_scalar = !parts.empty() && value_of(parts[0])->producer()->is("scalar");
+    if (!is_scalar) {
+      const std::string last = parts.empty() ? "" : parts.back();
+      if (!last.starts_with(kBits)) fail("  %value REGION offset=N bytes=N first=N last=N bits=HASH, or bits=none");
+      bits = parse_hash(std::string_view(last).substr(kBits.size()));
+      if (!bits && last.substr(kBits.size()) != kNoBits) fail("16 digits after bits=, or none");
+      parts.pop_back();
+    }
+    plan.memory.constants.push_back(read_buffer(parts));
+    plan.constant_bits.push_back(bits);
+  }
   // "  %a window offset=0 bytes=256 first=3 last=9", of a sum over micro-batches with " carried" after it
-  Buffer read_buffer() {
-    const auto parts = words();
+  Buffer read_buffer() { return read_buffer(words()); }
+  Buffer read_buffer(const std::vector<std::string>& parts) {
     const bool carried = parts.size() == 7 && parts[6] == "carried";
     if (parts.size() != 6 && !carried) fail("  %value REGION offset=N bytes=N first=N last=N [carried]");
     Buffer buffer{.value = value_of(parts[0])};

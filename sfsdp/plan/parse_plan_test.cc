@@ -38,6 +38,36 @@ TEST_CASE("plan texts that are cut or changed are named by line") {
   CHECK_THROWS_WITH_AS(parse_plan(number, "p.txt"), doctest::Contains("bytes=a number"), UserError);
 }
 
+TEST_CASE("plan texts say the bits of constants, or that they are not known, and are hashed with them") {
+  StepPlan plan = make_plan(ir::parse_or_throw(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[4]
+      %two = scalar value=2.0 : f32[]
+      %c = constant index=0 : f32[4]
+    fwd:
+      %y = aten.mul.Tensor %x, %c kernel=0 : f32[4]
+      %z = aten.mul.Tensor %y, %two kernel=1 : f32[4]
+      return %z
+  )"));
+  const std::string without = print(plan);
+  CHECK(without.find(" bits=none\nstate:") != std::string::npos);
+  CHECK(print(parse_plan(without)) == without);
+  plan.constant_bits = {std::nullopt, 0x0123456789abcdefull};
+  const std::string with = print(plan);
+  const size_t at = with.find(" bits=0123456789abcdef\n");
+  REQUIRE(at != std::string::npos);
+  CHECK(print(parse_plan(with)) == with);
+  CHECK(bits_of_constant(parse_plan(with), 1) == 0x0123456789abcdefull);
+  const uint64_t before = hash(plan);
+  plan.constant_bits[1] = 1;
+  CHECK(hash(plan) != before);
+  for (const char* wrong : {" bits=12", " bits=0123456789ABCDEF", " bits=", ""}) {
+    std::string changed = with;
+    changed.replace(at, std::string(" bits=0123456789abcdef").size(), wrong);
+    CHECK_THROWS_WITH_AS(parse_plan(changed), doctest::Contains("bits="), UserError);
+  }
+}
+
 // The fuzzer's: sums of such numbers overflowed in verify_plan.
 TEST_CASE("plan texts with numbers beyond any machine are refused") {
   const std::string& text = plan_text();

@@ -7,7 +7,7 @@
 //   regions:    "  REGION bytes=N", all of them
 //   host:       "  NAME DTYPE io offset=N", the numbers that the host writes for kernels; then "  batch after LANE.NUMBER ...", what the
 //               host waits for before it writes them and the batch, and "  batch before LANE.NUMBER ...", what waits for that
-//   constants:  as state
+//   constants:  as state, " bits=HASH" after it, or " bits=none" where the plan was made without values; neither for a scalar
 //   state:      "  %value REGION offset=N bytes=N first=N last=N"
 //   unread:     "  NAME REGION offset=N bytes=N", state of the run that the graph does not read
 //   buffers:    as state, " carried" after it where micro-batches add up
@@ -49,7 +49,7 @@ inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
 
 inline constexpr std::string_view kLanes = "lanes:", kEdges = "edges:", kRegionsTitle = "regions:", kHost = "host:",
                                   kLoadAfter = "batch after", kLoadBefore = "batch before",
-                                  kConstants = "constants:", kState = "state:", kUnread = "unread:",
-                                  kBuffers = "buffers:", kInside = "inside:", kViews = "views:";
+                                  kBits = "bits=", kNoBits = "none", kConstants = "constants:", kState = "state:",
+                                  kUnread = "unread:", kBuffers = "buffers:", kInside = "inside:", kViews = "views:";
 
 }  // namespace sfsdp::plan

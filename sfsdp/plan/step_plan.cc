@@ -55,9 +55,9 @@ std::string print(const StepPlan& plan) {
   text += concat(kRegionsTitle, "\n");
   for (size_t r = 0; r < kRegions; ++r)
     text += concat("  ", to_string(static_cast<Region>(r)), " bytes=", m.region_bytes[r], "\n");
-  const auto line = [&](const Buffer& b) {
+  const auto line = [&](const Buffer& b, const std::string& more = "") {
     text += concat("  %", b.value->name(), ' ', to_string(b.region), " offset=", b.offset, " bytes=", b.bytes,
-                   " first=", b.first, " last=", b.last, b.carried ? " carried\n" : "\n");
+                   " first=", b.first, " last=", b.last, b.carried ? " carried" : "", more, "\n");
   };
   text += concat(kHost, "\n");
   for (const HostValue& h : kHostValues)
@@ -68,7 +68,11 @@ std::string print(const StepPlan& plan) {
     text += "\n";
   }
   text += concat(kConstants, "\n");
-  for (const Buffer& b : m.constants) line(b);
+  for (size_t i = 0; i < m.constants.size(); ++i) {
+    const auto bits = bits_of_constant(plan, i);
+    const bool is_scalar = m.constants[i].value->producer()->is("scalar");
+    line(m.constants[i], is_scalar ? "" : concat(' ', kBits, bits ? hex(*bits) : std::string(kNoBits)));
+  }
   text += concat(kState, "\n");
   for (const Buffer& b : m.state) line(b);
   text += concat(kUnread, "\n");
@@ -82,6 +86,10 @@ std::string print(const StepPlan& plan) {
   text += concat(kViews, "\n");
   for (const View& v : m.views) text += concat("  ", text_of(v), "\n");
   return text;
+}
+
+std::optional<uint64_t> bits_of_constant(const StepPlan& plan, size_t entry) {
+  return entry < plan.constant_bits.size() ? plan.constant_bits[entry] : std::nullopt;
 }
 
 uint64_t hash(const StepPlan& plan) { return hash_path(print(plan)); }

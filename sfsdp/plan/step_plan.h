@@ -29,7 +29,10 @@ struct StepPlan {
   std::vector<Edge> edges;      // sorted
   HostLoad load;
   MemoryPlan memory;
-  cost::Target target;                     // whose name and alignments are part of the plan
+  cost::Target target;  // whose name and alignments are part of the plan
+  // By entry of memory.constants: xxh3 of its elements' bytes in row-major order. None of a scalar, whose value stands in the graph,
+  // and of all where the plan was made without values: then there are no entries, or none that has bits.
+  std::vector<std::optional<uint64_t>> constant_bits = {};
   std::optional<LayoutStamp> layout = {};  // none: a graph by itself, which shares its state with no other
 };
 
@@ -38,6 +41,9 @@ StepPlan make_plan(ir::Graph graph, const MemoryOptions& options = {});
 // The same on the state of a run. What the graph reads and `layout` has not is appended to it; an empty layout is decided here.
 //   shapes: of the graph before its parameters went into flat buffers
 StepPlan make_plan(ir::Graph graph, MemoryOptions options, StorageLayout& layout, const GlobalShapes& shapes = {});
+
+// What stands there for an entry of memory.constants; nullopt: not known.
+std::optional<uint64_t> bits_of_constant(const StepPlan& plan, size_t entry);
 
 // print(parse(text)) == text for text that print wrote; the same text for the same plan.
 std::string print(const StepPlan& plan);

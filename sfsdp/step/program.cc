@@ -11,11 +11,9 @@
 #include <iostream>
 #include <mutex>
 #include <random>
-#include <span>
 #include <utility>
 
 #include "sfsdp/base/error.h"
-#include "sfsdp/base/hash.h"
 #include "sfsdp/base/least_recent.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
@@ -24,34 +22,13 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// "aten.mul.Tensor at blocks.gate, ...": at most three.
-std::string readers_of(const ir::Op& op, const ir::Graph& graph) {
-  std::string text;
-  int count = 0;
-  for (const auto& reader : graph.ops())
-    if (std::ranges::find(reader->operands, op.result()) != reader->operands.end() && ++count <= 3)
-      text += concat(count > 1 ? ", " : "", ir::opcode_at(*reader));
-  return count > 3 ? text + ", ..." : text;
-}
-
-// Variant::constants_text.
-std::string describe_constants(const ir::Graph& graph, const std::vector<at::Tensor>& constants) {
-  std::string text;
-  for (const auto& op : graph.ops()) {
-    if (!op->is("constant")) continue;
-    const at::Tensor values = constants[static_cast<size_t>(op->attr<int64_t>("index"))].contiguous();
-    const uint64_t bits = xxh3(std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()));
-    text += concat(op->result()->type(), " of bits ", hex(bits), ", read by ", readers_of(*op, graph), "\n");
-  }
-  return text;
-}
 
 // "element 1 was 0.5, now 0.25"; empty: the same bits. Takes two dense tensors of one type.
 std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
@@ -225,7 +202,7 @@ void Program::check_recapture(const Batch& example) {
     const auto index = static_cast<size_t>(op->attr<int64_t>("index"));
     const std::string differs = first_difference(before->constants[index], now->constants[index]);
     if (!differs.empty())
-      throw UserError(concat("the captured step has changed: the tensor that ", readers_of(*op, before->graph),
+      throw UserError(concat("the captured step has changed: the tensor that ", step::readers_of(*op, before->graph),
                              " read, a constant of the graph, has other values\n  ", differs, advice));
   }
 }
@@ -273,7 +250,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
-  variant->constants_text = describe_constants(variant->graph, variant->constants);
+  variant->plan.constant_bits = step::bits_of_constants(variant->plan, variant->constants);
   variant->capture_ms = std::chrono::duration<double, std::milli>(captured_at - start).count();
   variant->complete_ms = std::chrono::duration<double, std::milli>(Clock::now() - captured_at).count();
   return variant;

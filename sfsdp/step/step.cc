@@ -21,6 +21,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/optim/own_loss.h"
+#include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
 
 namespace sfsdp {
@@ -54,8 +55,8 @@ constexpr const char* kSameProgram = "expected the same model, batch shapes, opt
 // What a variant runs, and on what.
 std::vector<comm::RankText> texts_of(const Program::Variant& variant) {
   return {
-      {"programs", plan::print(variant.plan), kSameProgram, meaning_of_difference},
-      {"constants", variant.constants_text,
+      {"programs", step::print_without_bits(variant.plan), kSameProgram, meaning_of_difference},
+      {"constants", step::describe_constants(variant.plan),
        "expected the same on all ranks: they are no parameters, buffers or parts of the batch, but drawn by the model"
        " itself, say; make them buffers, or call torch::manual_seed before the module is made"}};
 }
@@ -177,14 +178,14 @@ struct Step::Impl {
     }
     const auto begin = std::chrono::steady_clock::now();
     comm::expect_same_hash(
-        *world, step.program().hash_of(*variant) ^ xxh3(variant->constants_text), [&] { return texts_of(*variant); },
-        numbers);
+        *world, step.program().hash_of(*variant), [&] { return texts_of(*variant); }, numbers);
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return variant;
   }
   Running& running(const Held<const Program::Variant>& variant, exec::Rng rng) {
     if (const auto found = executors.find(variant.get()); found != executors.end()) return found->second;
     std::erase_if(executors, [](const auto& entry) { return entry.second.variant->let_go.load(); });
+    step::check_constants(variant->plan, variant->constants);
     Running made = {variant, nullptr, step::own_loss(variant->graph, position.size)};
     std::vector<const ir::Value*> more = {made.own_loss.sum};
     if (made.own_loss.count) more.push_back(made.own_loss.count);

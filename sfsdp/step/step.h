@@ -97,9 +97,8 @@ class Program {
     plan::StepPlan plan;  // what runs, and what ranks compare
     const ir::Graph& graph = plan.graph;
     std::vector<at::Tensor> constants;
-    std::string constants_text;  // a line for each that the graph reads: type, bits, readers; ranks compare it too
-    double capture_ms = 0;       // running the model on meta tensors
-    double complete_ms = 0;      // data parallelism, optimizer, passes, verification
+    double capture_ms = 0;                     // running the model on meta tensors
+    double complete_ms = 0;                    // data parallelism, optimizer, passes, verification
     std::vector<passes::PassReport> passes;    // what each did, in order
     tune::RematChoice remat;                   // as asked for, or what was chosen by cost, and the trials
     mutable std::atomic<bool> let_go = false;  // by the program, for another batch shape

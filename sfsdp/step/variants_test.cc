@@ -145,6 +145,20 @@ TEST_CASE("ranks whose modules hold other tensors that are not registered are to
   });
 }
 
+TEST_CASE("a plan says the bits of what the module holds and has not registered; a Step refuses others") {
+  const auto loss = [](AroundGated& m, const Batch& b) { return m->forward(b[0]); };
+  const Batch batch = {at::ones({3, 4})};
+  const auto program = compile_program(AroundGated(1), loss, SGD{.lr = 0.125}, batch,
+                                       data_parallel(init_device_mesh({{"dp_shard", 1}})));
+  const auto variant = program->first();
+  const std::string text = plan::print(variant->plan);
+  CHECK(text.find(" bits=none") == std::string::npos);
+  CHECK(text.find(" bits=") != std::string::npos);
+  variant->constants.at(0).mul_(2);
+  Step step(program, nullptr);
+  CHECK_THROWS_WITH_AS(step(batch), doctest::Contains("the tensor read by aten.mul.Tensor at inner"), UserError);
+}
+
 struct LookUpImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids) { return table->forward(ids).sum(); }
   torch::nn::Embedding table = register_module("table", torch::nn::Embedding(5, 4));

@@ -332,7 +332,7 @@ Arrays cross_entropy_backward(const KernelContext& c) {
   return {out};
 }
 
-// The mask depends on where the op stands and on the stream, as that of aten.bernoulli.p does; the state says both.
+// The mask is that of aten.bernoulli.p: what it depends on stands in the state.
 Array dropped(const Array& x, double keep, const std::vector<double>& state) {
   const Array mask = bernoulli(x, keep, state);
   Array out = x;
@@ -340,7 +340,7 @@ Array dropped(const Array& x, double keep, const std::vector<double>& state) {
   return out;
 }
 Arrays dropout(const KernelContext& c) {
-  const Array state = {DType::i64, {2}, draw_state(c.op)};
+  const Array state = {DType::i64, {2}, draw_state(c)};
   return {dropped(c.in(), number_of(c.op, "keep"), state.data), state};
 }
 Arrays dropout_backward(const KernelContext& c) { return {dropped(c.in(0), number_of(c.op, "keep"), c.in(1).data)}; }

@@ -178,7 +178,9 @@ class Interpreter {
     if (!kernel) return options_.other(op, operands);
     const auto axes = axes_of(op);
     const int64_t place = axes ? mesh_.group_rank(static_cast<int64_t>(rank), *axes) : 0;
-    return kernel({.op = op, .operands = operands, .lr = options_.lr, .axis_rank = place});
+    HostNumbers host = options_.host;
+    host.micro_batch = std::min(micro_batch_, graph_.micro_batches - 1);
+    return kernel({.op = op, .operands = operands, .host = host, .axis_rank = place});
   }
 
   void store(const Value& value, Array array) {

@@ -12,6 +12,7 @@
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/testing/interp/array.h"
+#include "sfsdp/testing/interp/kernels.h"
 
 namespace sfsdp::ir::interp {
 
@@ -32,7 +33,7 @@ using OtherKernels = std::function<std::vector<Array>(const Op&, std::span<const
 
 struct RunOptions {
   Rounding rounding = Rounding::PerOp;
-  double lr = 0.125;
+  HostNumbers host = {};  // whose micro_batch is set as the step goes on
   OtherKernels other = nullptr;
 };
 

@@ -209,7 +209,7 @@ double update_number(const KernelContext& c, const char* key, double fallback, s
   return (*list)[static_cast<size_t>(before) - 1];
 }
 double decay_of(const KernelContext& c, size_t i) { return update_number(c, "weight_decay", 0, i); }
-double lr_of(const KernelContext& c, size_t i) { return c.lr * update_number(c, "lr_factor", 1, i); }
+double lr_of(const KernelContext& c, size_t i) { return c.host.lr * update_number(c, "lr_factor", 1, i); }
 
 // Kingma and Ba, arXiv:1412.6980, algorithm 1, in PyTorch's form. Decoupled: Loshchilov and Hutter, arXiv:1711.05101,
 // algorithm 2; else the decay is a part of the gradient.
@@ -292,7 +292,7 @@ Arrays mm(const KernelContext& c) {
 
 // %c + %a · %b, of which c broadcasts
 Arrays addmm(const KernelContext& c) {
-  const KernelContext of_product{c.op, c.operands.subspan(1), c.lr, c.axis_rank};
+  const KernelContext of_product{c.op, c.operands.subspan(1), c.host, c.axis_rank};
   Array out = mm(of_product)[0];
   const auto from = broadcast_elements(c.in().shape, out.shape);
   for (size_t i = 0; i < out.data.size(); ++i) out.data[i] += c.in().data[from[i]];

@@ -13,10 +13,18 @@
 
 namespace sfsdp::ir::interp {
 
+// What the host writes for a step and a micro-batch (plan::kHostValues).
+struct HostNumbers {
+  double lr = 0.125;
+  int64_t step = 1;                    // the first is 1
+  uint64_t seed = 0x9e3779b97f4a7c15;  // no double holds it
+  int64_t micro_batch = 0;
+};
+
 struct KernelContext {
   const Op& op;
   std::span<const Array* const> operands;  // nullptr: absent
-  double lr;
+  HostNumbers host;
   int64_t axis_rank;  // over attribute `axis`, 0 if there is none
   const Array& in(size_t index = 0) const { return *operands[index]; }
 };

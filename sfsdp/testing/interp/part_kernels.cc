@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/ir/opset.h"
 
@@ -93,7 +94,7 @@ Arrays bmm(const KernelContext& c) {
   return {out};
 }
 
-Arrays bernoulli_p(const KernelContext& c) { return {bernoulli(c.in(), number_of(c.op, "p", 0.5), draw_state(c.op))}; }
+Arrays bernoulli_p(const KernelContext& c) { return {bernoulli(c.in(), number_of(c.op, "p", 0.5), draw_state(c))}; }
 Arrays empty_like(const KernelContext& c) { return {Array::zeros(c.in().dtype, c.in().shape)}; }
 
 struct Row {
@@ -112,16 +113,28 @@ constexpr std::array kKernels = {
 
 }  // namespace
 
-std::vector<double> draw_state(const Op& op) {
-  constexpr uint64_t kExact = uint64_t{1} << 52;
-  return {static_cast<double>(hash_path(op.module_path) % kExact),
-          static_cast<double>(op.attr_or<int64_t>("stream", 0))};
+namespace {
+constexpr uint64_t kExact = uint64_t{1} << 52, kStreams = uint64_t{1} << 20;
+}  // namespace
+
+// Key and micro-batch are mixed as exec::ReferenceExecutor does it, in 64 bits; the key is then cut to what i64 holds exactly here.
+std::vector<double> draw_state(const KernelContext& c) {
+  uint64_t key = hash_path(c.op.module_path) ^ (c.host.seed * 0x9E3779B97F4A7C15ull) ^
+                 (static_cast<uint64_t>(c.host.step) * 0xC2B2AE3D27D4EB4Full);
+  key ^= key >> 52;
+  const auto micro_batch =  // whatever memory holds there
+      c.op.has_attr("replicated") ? 0 : static_cast<uint64_t>(c.host.micro_batch) % (kExact / kStreams);
+  const auto stream = static_cast<uint64_t>(c.op.attr_or<int64_t>("stream", 0));
+  SFSDP_CHECK(stream < kStreams, c.op.opcode, " draws stream ", stream);
+  return {static_cast<double>(key % kExact), static_cast<double>(micro_batch * kStreams + stream)};
 }
 
 Array bernoulli(const Array& like, double p, const std::vector<double>& state) {
   Array out = Array::zeros(like.dtype, like.shape);
-  const auto key = static_cast<uint64_t>(state[0]), stream = static_cast<uint64_t>(state[1]);
-  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] = philox4x32(key, stream, i)[0] * 0x1p-32 < p ? 1 : 0;
+  const auto key = static_cast<uint64_t>(state[0]), second = static_cast<uint64_t>(state[1]);
+  const uint64_t first_element = second / kStreams * out.data.size();
+  for (size_t i = 0; i < out.data.size(); ++i)
+    out.data[i] = philox4x32(key, second % kStreams, first_element + i)[0] * 0x1p-32 < p ? 1 : 0;
   return out;
 }
 

@@ -45,7 +45,7 @@ class Machine {
         priority_(static_cast<size_t>(mesh_.world_size()) * lanes_) {
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
       const Memory* left = options.memory.empty() ? nullptr : &options.memory.at(static_cast<size_t>(rank));
-      ranks_.emplace_back(prepared, rank, batches[0][static_cast<size_t>(rank)], options.other, left);
+      ranks_.emplace_back(prepared, rank, batches[0][static_cast<size_t>(rank)], options.other, options.seed, left);
       over_.emplace_back(program_.size());
       skipped_.emplace_back(program_.size());
       queue_.emplace_back(lanes_);
@@ -155,8 +155,9 @@ class Machine {
     if (run.kind == TaskRun::LoadBatch) load_batch(rank, run);
     if (run.kind == TaskRun::EndStep) end_step(rank, run);
     if (run.kind == TaskRun::Kernel)
-      active.kernel =
-          std::make_unique<TornKernel>(run, ranks_[static_cast<size_t>(rank)], [this](size_t n) { return draw(n); });
+      active.kernel = std::make_unique<TornKernel>(
+          run, ranks_[static_cast<size_t>(rank)], [this](size_t n) { return draw(n); },
+          options_.measured ? *options_.measured : measured_);
     if (run.kind == TaskRun::Collective) active.parts_left = kPartsOfCollective * active.ranks.size();
     active_.push_back(std::move(active));
     if (is_over(active_.back())) finish(active_.size() - 1);
@@ -235,9 +236,8 @@ class Machine {
   }
   void load_batch(int64_t rank, const TaskRun& run) {
     Rank& own = ranks_[static_cast<size_t>(rank)];
-    own.store_host_value("lr", std::ldexp(options_.lr, -static_cast<int>(run.step)));
-    own.store_host_value("step", static_cast<double>(run.step + 1));
-    own.store_host_value("micro_batch", static_cast<double>(run.micro_batch));
+    if (run.micro_batch == 0) own.store_step(std::ldexp(options_.lr, -static_cast<int>(run.step)), run.step + 1);
+    own.store_micro_batch(run.micro_batch);
     for (const auto& op : plan_.graph.ops())
       if (op->is("input")) {
         const std::string name = ir::interp::input_key(op->attr<std::string>("name"), run.micro_batch);
@@ -263,6 +263,7 @@ class Machine {
   std::vector<std::vector<std::deque<size_t>>> queue_;  // by rank and lane: runs that are not over
   std::vector<size_t> priority_;                        // by rank and lane
   std::vector<Active> active_;
+  MeasuredOps measured_;
   uint64_t drawn_ = 0;
   Outcome outcome_;
 };

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Executes a plan as its text stands there, on all ranks of its mesh: bytes in regions at the plan's addresses and strides, lanes
 // that wait for each other by edges alone, in an order that a seed draws, tasks of several lanes and ranks interleaved. It
-// knows no lifetimes, so that what the planner and its verifier believe of them together shows here. It asks the access maps how large a
-// block of a kernel is; capture/access_test.cc proves those by execution.
+// knows no lifetimes and asks no access map, so that what the planner and its verifier believe together shows here. From the graph
+// it takes which ops are one kernel, and which values that kernel alone reads, so that they need not reach memory.
 //
-// A kernel's results reach memory in parts: some elements (rows, where the kernel reduces rows) of one result are written
-// first, then the kernel's ops are evaluated again from memory. What has not been written yet must come out as before; else the
-// kernel reads what it has written over. A collective reads and writes part by part too.
+// A kernel's results reach memory in parts (torn_kernel.h), and what it reads meanwhile must be what it read when it began. A
+// collective reads and writes part by part too.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +16,22 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/machine/places.h"
 #include "sfsdp/testing/machine/prepared.h"
+#include "sfsdp/testing/machine/rank.h"
 
 namespace sfsdp::plan::machine {
 
 using ir::interp::Inputs, ir::interp::RankResult;
 
 struct Options {
-  uint64_t schedule = 0;                     // what the order of tasks and the parts of results are drawn from
-  double lr = 0.125;                         // of the first step; each one after it has half of the one before
+  uint64_t schedule = 0;  // what the order of tasks and the parts of results are drawn from
+  double lr = 0.125;      // of the first step; each one after it has half of the one before
+  uint64_t seed = ir::interp::HostNumbers().seed;
   ir::interp::OtherKernels other = nullptr;  // of ops that testing/interp has no kernel for
   // By rank, what another plan on the same state has left (Outcome::memory): state and window are that, and no batch gives state.
   // Empty: memory that no program wrote.
   std::vector<Memory> memory = {};
+  // Keeps what was measured of the plan's ops for further runs of the same plan; nullptr: it is measured in each.
+  MeasuredOps* measured = nullptr;
 };
 
 struct Outcome {

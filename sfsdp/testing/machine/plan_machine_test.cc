@@ -3,14 +3,18 @@
 
 #include <doctest/doctest.h>
 
+#include <span>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/views.h"
+#include "sfsdp/testing/interp/kernels.h"
 #include "sfsdp/testing/machine/reference.h"
 #include "sfsdp/testing/random_graph.h"
 
@@ -158,6 +162,64 @@ TEST_CASE("plan machine: a kernel that reads what it has written over makes othe
     CAPTURE(ops);
     CHECK(find_difference(written_over(graph_with(ops), "y", "a")) != "");
   }
+}
+
+TEST_CASE("plan machine: what is drawn depends on seed, step and micro-batch, each to its last bit") {
+  ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[8, 8]
+    fwd:
+      %y, %s = dropout %x keep=0.5 kernel=0 stream=1 : f32[8, 8], i64[2] at drop
+      return %y
+  )");
+  graph.micro_batches = 2;
+  const StepPlan plan = make_plan(std::move(graph));
+  using ir::interp::Array;
+  const Array ones{ir::DType::f32, {8, 8}, std::vector<double>(64, 1)};
+  const std::vector<Inputs> batch = {{{"x", ones}, {"x@1", ones}}};
+  const std::vector<std::vector<Inputs>> batches = {batch, batch};
+  const auto drawn = [&](uint64_t seed) {
+    const Outcome outcome = run(plan, batches, {.seed = seed});
+    REQUIRE(outcome.faults.empty());
+    return std::vector<Array>{outcome.steps[0][0].outputs[0], outcome.steps[1][0].outputs[0]};
+  };
+  const uint64_t seed = (uint64_t{1} << 63) + 2;
+  CHECK(drawn(seed) == drawn(seed));
+  CHECK(drawn(seed)[0] != drawn(seed + 1)[0]);
+  CHECK(drawn(seed)[0] != drawn(seed)[1]);
+  const auto of_micro_batch = [&](int64_t micro_batch) {
+    const std::vector<const Array*> in = {&ones};
+    return ir::interp::find_kernel("dropout")({.op = *plan.graph.find_value("y")->producer(),
+                                               .operands = in,
+                                               .host = {.seed = seed, .micro_batch = micro_batch},
+                                               .axis_rank = 0})[0];
+  };
+  CHECK(of_micro_batch(1) == drawn(seed)[0]);  // outputs are those of the last one
+  CHECK(of_micro_batch(0) != of_micro_batch(1));
+}
+
+TEST_CASE("plan machine: a constant whose bits are others than the plan's text says is refused") {
+  StepPlan plan = make_plan(ir::parse_or_throw(R"(
+    graph mesh [dp_shard=1] view local
+      %x = input name=x : f32[3]
+      %c = constant index=0 : f32[3]
+    fwd:
+      %y = aten.mul.Tensor %x, %c kernel=0 : f32[3]
+      return %y
+  )"));
+  using ir::interp::Array;
+  const std::vector<float> floats = {1, 2, 0.5};
+  const Array x{ir::DType::f32, {3}, {1, 1, 1}}, c{ir::DType::f32, {3}, {1, 2, 0.5}};
+  const auto outcome_of = [&](const Array& constant) {
+    const std::vector<Inputs> batch = {{{"x", x}, {"constant.0", constant}}};
+    return run(plan, {batch}).steps[0][0].outputs[0];
+  };
+  Array other = c;
+  other.data[2] = 0.25;
+  CHECK(outcome_of(other) == other);  // bits=none
+  plan.constant_bits = {xxh3(std::as_bytes(std::span(floats)))};
+  CHECK(outcome_of(c) == c);
+  CHECK_THROWS_WITH_AS(outcome_of(other), doctest::Contains("as the plan's text says"), UserError);
 }
 
 }  // namespace sfsdp::plan::machine

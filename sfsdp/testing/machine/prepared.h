@@ -20,9 +20,6 @@ struct Prepared {
   std::vector<TaskRun> drained, running_on;    // write_out's
   ir::ValueTable<std::vector<int64_t>> begin;  // of each element, bytes from the first one's
   ir::ValueTable<int64_t> end;                 // of the last element, likewise; 0: there are none
-  ir::OpTable<int64_t> block_width;            // elements that one block reads whole before it writes them
-  ir::OpTable<char> is_by_place;               // as ir::OpAccess has it
-  ir::ValueTable<char> is_over_rows;           // nothing of it is complete before all rows have been read
 };
 
 }  // namespace sfsdp::plan::machine

@@ -2,10 +2,12 @@
 #include "sfsdp/testing/machine/rank.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/ir/access.h"
+#include "sfsdp/base/hash.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/view_geometry.h"
@@ -21,12 +23,29 @@ namespace {
 
 constexpr std::byte kUnwritten{0xff};  // nan in every floating dtype, -1 in every integer
 
-const HostValue& host_value(std::string_view name) { return *std::ranges::find(kHostValues, name, &HostValue::name); }
+// Where the host writes one of kHostValues.
+std::byte* host_place(Memory& memory, std::string_view name) {
+  return memory[static_cast<size_t>(Region::Io)].data() +
+         std::ranges::find(kHostValues, name, &HostValue::name)->offset;
+}
+// All have 64 bits.
+template <class T>
+void write_number(Memory& memory, std::string_view name, T value) {
+  static_assert(sizeof value == 8);
+  std::memcpy(host_place(memory, name), &value, sizeof value);
+}
+template <class T>
+T read_number(Memory& memory, std::string_view name) {
+  static_assert(sizeof(T) == 8);
+  T value;
+  std::memcpy(&value, host_place(memory, name), sizeof value);
+  return value;
+}
 
 }  // namespace
 
 Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& given,
-           const ir::interp::OtherKernels& other, const Memory* left)
+           const ir::interp::OtherKernels& other, uint64_t seed, const Memory* left)
     : prepared_(prepared),
       plan_(prepared.plan),
       places_(prepared.places.at(static_cast<size_t>(rank))),
@@ -38,16 +57,25 @@ Rank::Rank(const Prepared& prepared, int64_t rank, const ir::interp::Inputs& giv
     if (left && kept) memory_[r] = (*left)[r];
     memory_[r].resize(std::max(bytes, memory_[r].size()), kUnwritten);
   }
-  store_host_value("lr", 0);
+  write_number(memory_, "seed", seed);
   for (const auto& op : plan_.graph.ops()) {
     if (op->is("scalar")) store(*op->result(), run_op(*op, {})[0]);
     if (op->is("constant")) store(*op->result(), given.at(concat("constant.", op->attr<int64_t>("index"))));
   }
+  for (size_t i = 0; i < plan_.memory.constants.size(); ++i) check_bits(i, given);
 }
 
-void Rank::store_host_value(std::string_view name, double value) {
-  const HostValue& host = host_value(name);
-  encode(host.dtype, value, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
+void Rank::store_step(double lr, int64_t step) {
+  write_number(memory_, "lr", lr);
+  write_number(memory_, "step", step);
+}
+void Rank::store_micro_batch(int64_t micro_batch) { write_number(memory_, "micro_batch", micro_batch); }
+
+ir::interp::HostNumbers Rank::host_numbers() const {
+  return {.lr = read_number<double>(memory_, "lr"),
+          .step = read_number<int64_t>(memory_, "step"),
+          .seed = read_number<uint64_t>(memory_, "seed"),
+          .micro_batch = read_number<int64_t>(memory_, "micro_batch")};
 }
 
 Rank::Bytes Rank::bytes_of(const Value& value) const {
@@ -59,6 +87,19 @@ Rank::Bytes Rank::bytes_of(const Value& value) const {
     throw UserError(concat('%', value.name(), " lies at ", to_string(place->region), ' ', place->offset, " to ", end,
                            "\n  expected a place within the ", whole, " bytes of its region"));
   return {place->region, place->offset, end};
+}
+
+void Rank::check_bits(size_t entry, const ir::interp::Inputs& given) const {
+  const Op& op = *plan_.memory.constants[entry].value->producer();
+  const auto expected = bits_of_constant(plan_, entry);
+  if (!expected) return;
+  const Array& array = given.at(concat("constant.", op.attr<int64_t>("index")));
+  const ir::Type& type = op.result()->type();
+  std::vector<std::byte> bytes(array.data.size() * static_cast<size_t>(ir::size_in_bytes(type.dtype)));
+  machine::store(type.dtype, array, offsets_of(ir::Type::tensor(type.dtype, array.shape)), bytes.data());
+  if (const uint64_t bits = xxh3(bytes); bits != *expected)
+    throw UserError(concat(ir::name_of(op), " is given bits ", hex(bits), "\n  expected ", hex(*expected),
+                           ", as the plan's text says"));
 }
 
 std::byte* Rank::at(const Value& value) const {
@@ -118,10 +159,9 @@ std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& opera
   size_t next = 0;
   for (const Value* operand : op.operands) in.push_back(operand ? &operands[next++] : nullptr);
   const auto axes = ir::axes_of(op);
-  const HostValue& host = host_value("lr");
-  const double lr = decode(host.dtype, memory_[static_cast<size_t>(Region::Io)].data() + host.offset);
   const int64_t place = axes ? DeviceMesh(plan_.graph.mesh).group_rank(rank_, *axes) : 0;
-  auto results = kernel ? kernel({.op = op, .operands = in, .lr = lr, .axis_rank = place}) : other_(op, in);
+  auto results =
+      kernel ? kernel({.op = op, .operands = in, .host = host_numbers(), .axis_rank = place}) : other_(op, in);
   for (size_t i = 0; i < results.size(); ++i) {
     const ir::Type& type = op.result(static_cast<int>(i))->type();
     SFSDP_CHECK(results[i].shape == type.shape(), op.opcode, " gave ", results[i], " for ", type);
@@ -131,13 +171,14 @@ std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& opera
   return results;
 }
 
-Made Rank::evaluate(const TaskRun& run) const {
+Made Rank::evaluate(const TaskRun& run, const Observer& observe) const {
   std::map<const Value*, Array> made;
   Made in_order;
   for (const Op* op : run.ops) {
     std::vector<Array> operands;
     for (const Value* operand : op->operands)
       if (operand) operands.push_back(get(*operand, made));
+    if (observe) observe(*op, operands);
     std::vector<Array> results = run_op(*op, std::move(operands));
     if (op->is("accumulate") && run.adds) {
       const Array sum = load(*op->result());
@@ -153,6 +194,19 @@ Made Rank::evaluate(const TaskRun& run) const {
   return in_order;
 }
 
+void Rank::make_up(const TaskRun& run) {
+  std::vector<const Value*> read;
+  std::vector<Array> arrays;
+  for (const Op* op : run.ops)
+    for (const Value* operand : op->operands)
+      if (operand && is_in_memory(*operand) && std::ranges::find(read, operand) == read.end()) {
+        read.push_back(operand);
+        arrays.push_back(load(*operand));
+      }
+  arrays = made_up(std::move(arrays));
+  for (size_t i = 0; i < read.size(); ++i) store(*read[i], arrays[i]);
+}
+
 bool Rank::meet(const Value& value, const Value& other) const {
   if (!is_in_memory(value) || !is_in_memory(other)) return false;
   const Bytes a = bytes_of(value), b = bytes_of(other);
@@ -161,6 +215,7 @@ bool Rank::meet(const Value& value, const Value& other) const {
 
 bool Rank::reads_where_written(const TaskRun& run, const Value& written) const {
   return std::ranges::any_of(run.ops, [&](const Op* op) {
+    if (op->is("accumulate") && run.adds && meet(*op->result(), written)) return true;
     return std::ranges::any_of(op->operands, [&](const Value* operand) { return operand && meet(*operand, written); });
   });
 }
@@ -169,10 +224,32 @@ bool Rank::reads_at_its_place(const TaskRun& run, const Value& written) const {
   return std::ranges::all_of(run.ops, [&](const Op* op) {
     return std::ranges::all_of(op->operands, [&](const Value* operand) {
       if (!operand || !meet(*operand, written)) return true;
-      return prepared_.is_by_place[op] != 0 && bytes_of(*operand).begin == bytes_of(written).begin &&
+      return bytes_of(*operand).begin == bytes_of(written).begin &&
              prepared_.begin[operand] == prepared_.begin[&written];
     });
   });
+}
+
+void Rank::measure(const TaskRun& run, const std::set<const Op*>& ops, MeasuredOps& measured) const {
+  if (std::ranges::all_of(ops, [&](const Op* op) { return measured.contains(op); })) return;
+  evaluate(run, [&](const Op& op, const std::vector<Array>& operands) {
+    if (ops.contains(&op) && !measured.contains(&op))
+      measured[&op] = measure_reads(operands, [&](std::vector<Array> in) { return run_op(op, std::move(in)); });
+  });
+}
+
+std::vector<std::byte> Rank::save(const Value& value) const {
+  const Bytes bytes = bytes_of(value);
+  const std::byte* begin = at(value);
+  return {begin, begin + (bytes.end - bytes.begin)};
+}
+
+void Rank::put_back(const Value& value, std::span<const std::byte> saved, std::span<const char> which) {
+  const std::vector<int64_t> offsets = offsets_of(value.type());
+  std::byte* begin = at(value);
+  for (size_t e = 0; e < std::min(offsets.size(), which.size()); ++e)  // rows that are counted may be fewer
+    if (which[e] != 0)
+      std::copy_n(saved.begin() + offsets[e], ir::size_in_bytes(value.type().dtype), begin + offsets[e]);
 }
 
 }  // namespace sfsdp::plan::machine

@@ -5,11 +5,13 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <future>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/access.h"
 
 namespace sfsdp::plan::machine {
 namespace {
@@ -43,7 +45,8 @@ Reference interpret(const ir::Graph& graph, const Comparison& comparison) {
     reference.batches.push_back(std::move(inputs));
     reference.steps.push_back(
         ir::interp::run(graph, reference.batches.back(),
-                        {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .other = comparison.other}));
+                        {.host = {.lr = std::ldexp(Options{}.lr, -static_cast<int>(step)), .step = step + 1},
+                         .other = comparison.other}));
   }
   return reference;
 }
@@ -98,6 +101,19 @@ std::string fault_under(const Prepared& plan, const Reference& reference, const 
   }
 }
 
+// Kernels are written by the access maps, so an op that was measured to read more than its own element, pair or row is one whose map
+// is wrong; the machine itself goes by what it has measured, and would take such a kernel for one of larger blocks.
+std::string beyond_map(const MeasuredOps& measured) {
+  for (const auto& [op, reads] : measured) {
+    const ir::OpAccess access(*op);
+    const int64_t width = std::max({access.rows().width, access.group(), int64_t{1}});
+    if (access.is_by_place() && reads.by_blocks && reads.width > width)
+      return concat(ir::name_of(*op), " reads blocks of ", reads.width, " elements\n  expected ", width,
+                    ", as its access map says");
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string find_difference(const StepPlan& plan, const Comparison& comparison) {
@@ -109,16 +125,18 @@ std::string find_difference(const StepPlan& plan, const Comparison& comparison) 
   const Prepared prepared(read, comparison.steps);
   std::vector<std::string> found(comparison.schedules);
   std::atomic<uint64_t> next = 0;
-  const auto run_some = [&] {
+  MeasuredOps measured_by[2];
+  const auto run_some = [&](MeasuredOps& measured) {
     for (uint64_t i = next++; i < comparison.schedules; i = next++)
       found[i] =
-          fault_under(prepared, reference, {.schedule = comparison.first_schedule + i, .other = comparison.other});
+          fault_under(prepared, reference,
+                      {.schedule = comparison.first_schedule + i, .other = comparison.other, .measured = &measured});
   };
-  const auto beside = std::async(std::launch::async, run_some);  // on the second core
-  run_some();
+  const auto beside = std::async(std::launch::async, run_some, std::ref(measured_by[1]));  // on the second core
+  run_some(measured_by[0]);
   beside.wait();
   const auto first = std::ranges::find_if(found, [](const std::string& fault) { return !fault.empty(); });
-  if (first == found.end()) return "";
+  if (first == found.end()) return concat(beyond_map(measured_by[0]), beyond_map(measured_by[1]));
   return concat("schedule ", comparison.first_schedule + static_cast<uint64_t>(first - found.begin()), ": ", *first);
 }
 
