@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/dispatch_key.h"
+#include "sfsdp/capture/lora.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/capture/tracer.h"
 #include "sfsdp/ir/builder.h"
@@ -298,6 +299,8 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
       for (at::Tensor& t : batch)
         if (t.is_floating_point()) t = t.to(scalar_type_of(*options.param_dtype));
     value = loss(batch);
+    if (options.training && value.value.defined() && !value.value.requires_grad())
+      for (const at::Tensor& leaf : leaves) expect_no_adapter(leaf);
     check_loss(value, options.training);
     tracer.graph.outputs.push_back(tracer.value_of(value.value));
     if (value.count) tracer.graph.outputs.push_back(tracer.value_of(wide_count(*value.count)));
@@ -317,7 +320,10 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
   });
   check_members_kept(state, tensors, handles);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;  // unused in this step: not updated, as in eager
+    if (!gradients[i].defined()) {  // unused in this step: not updated, as in eager
+      expect_no_adapter(tensors[trained[i]]);
+      continue;
+    }
     const StateTensor& s = state[trained[i]];
     ir::Value* gradient = tracer.value_of(gradients[i]);
     ir::Builder(tracer.graph)

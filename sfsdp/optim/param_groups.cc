@@ -92,16 +92,20 @@ void check_groups(std::span<const ParamGroup> groups) {
   }
 }
 
+void expect_match(std::string_view key, const std::string& pattern, std::span<const std::string> paths,
+                  std::string_view what) {
+  if (std::ranges::any_of(paths, [&](const std::string& path) { return matches(pattern, path); })) return;
+  throw UserError(concat(key, " = ", pattern, " matches no ", what, "\n  expected the path of a ", what,
+                         ", where * stands for any text, such as ", paths.empty() ? "*" : paths[0],
+                         meant_by(pattern, paths)));
+}
+
 void check_matches(std::span<const ParamGroup> groups, std::span<const std::string> paths) {
   for (const ParamGroup& group : groups) {
     std::vector<std::string> fitting;
     std::ranges::copy_if(paths, std::back_inserter(fitting),
                          [&](const std::string& path) { return matches(group.pattern, path); });
-    if (fitting.empty())
-      throw UserError(concat("compile: ParamGroup::pattern = ", group.pattern,
-                             " matches no parameter\n  expected the path",
-                             " of a parameter, where * stands for any text, such as ", paths.empty() ? "*" : paths[0],
-                             meant_by(group.pattern, paths)));
+    expect_match("compile: ParamGroup::pattern", group.pattern, paths);
     expect_number_is_used(groups, fitting, group, &ParamGroup::weight_decay, "ParamGroup::weight_decay");
     expect_number_is_used(groups, fitting, group, &ParamGroup::lr_factor, "ParamGroup::lr_factor");
   }

@@ -20,6 +20,11 @@ struct ParamGroup {
 };
 
 bool matches(std::string_view pattern, std::string_view path);
+// Throws UserError where `pattern` matches none of `paths`, naming what was probably meant.
+//   key: of which it is the value: "ParamGroup::pattern"
+//   what: the paths are of: "parameter"
+void expect_match(std::string_view key, const std::string& pattern, std::span<const std::string> paths,
+                  std::string_view what = "parameter");
 
 struct ParamNumbers {
   double weight_decay = 0;

@@ -156,7 +156,8 @@ int convert(const Request& request, const std::string& from, const std::string& 
   std::optional<ir::DType> dtype;
   if (request.has("dtype")) dtype = train::checkpoint::parse_export_dtype(request.get("dtype"));
   if (request.has("hf-assets")) {
-    train::checkpoint::convert_to_hf(from, to, request.get("hf-assets"), dtype.value_or(ir::DType::f32));
+    train::checkpoint::convert_to_hf(from, to, request.get("hf-assets"), dtype.value_or(ir::DType::f32),
+                                     request.has("merge"));
     out << "wrote " << to << "\n";
     return 0;
   }

@@ -70,8 +70,8 @@ std::vector<Option> joined(std::vector<Option> options, const std::vector<Option
 Command inspect_command() {
   return {
       .name = "inspect",
-      .usage = "--config F --world N [--graph | --passes | --layout | --json]",
-      .summary = "what a config would run, without running it",
+      .usage = "--config F --world N [--graph | --passes | --layout | --json] | --model.path model.pt2",
+      .summary = "what a config would run, without running it; what an archive of torch.export holds",
       .options = {kWorld,
                   kMesh,
                   {"--machine", "M", "with --passes or --json: what the step takes after each pass on this machine"},
@@ -217,7 +217,8 @@ Command checkpoint_command() {
                       {"--model-only", "", "convert: without the optimizer's state"},
                       {"--dtype", "D", "convert: parameters in float32, bfloat16 or float16"},
                       {"--hf-assets", "FOLDER",
-                       "convert: TO becomes a Hugging Face folder with this folder's config.json and tokenizer"}},
+                       "convert: TO becomes a Hugging Face folder with this folder's config.json and tokenizer"},
+                      {"--merge", "", "convert with --hf-assets: adds the adapters of [lora] to the weights"}},
           .operand = "ls FOLDER | verify PATH | diff A B | convert FROM TO",
           .most_operands = 3};
 }
@@ -244,10 +245,15 @@ const std::vector<Command>& commands() {
       tokenizer_command(),
       checkpoint_command(),
       {.name = "export",
-       .usage = "CHECKPOINT OUT --archive model.pt2 [--format pt2 | safetensors]",
-       .summary = "trained weights for Python: the archive of torch.export with them, or a state dict",
+       .usage = "CHECKPOINT OUT [--archive model.pt2] [--format pt2 | safetensors | peft] [--merge]",
+       .summary = "trained weights for Python: the archive of torch.export with them, a state dict, or adapters",
        .options = {{"--archive", "FILE", "the archive that the run trained (model.path)"},
-                   {"--format", "F", "pt2: a copy of the archive; safetensors: parameters and buffers by name [pt2]"}},
+                   {"--format", "F",
+                    "pt2: a copy of the archive; safetensors: parameters and buffers by name; peft: a folder with the "
+                    "adapters of [lora] [pt2]"},
+                   {"--merge", "", "adds the adapters of [lora] to the weights"},
+                   {"--hf-assets", "FOLDER",
+                    "peft: of a llama3 or gpt model, a folder with its config.json, whose names the adapters get"}},
        .operand = "CHECKPOINT OUT",
        .most_operands = 2},
       {.name = "doctor",

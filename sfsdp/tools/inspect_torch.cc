@@ -8,7 +8,9 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/target.h"
+#include "sfsdp/exported/describe.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/models/exported/exported_graph.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
@@ -64,10 +66,24 @@ void print_json(std::ostream& out, const Inspection& i) {
       << ", \"collectives\": {" << join(collectives, ", ") << "}, \"passes\": [" << join(reports, ", ") << "]}\n";
 }
 
+// What an archive holds, for who is to write the flags that train it.
+int print_archive(std::ostream& out, const std::string& path) {
+  const exported::Program program = exported::read_program(path);
+  out << exported::describe(program);
+  const std::vector<std::string> reasons = models::reasons_against(program.graph);
+  if (reasons.empty()) {
+    out << "All ops can be trained\n";
+    return 0;
+  }
+  for (const std::string& reason : reasons) out << "Not trained: " << reason << "\n";
+  return 1;
+}
+
 }  // namespace
 
 int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
   const train::JobConfig config = config_of(request);
+  if (!config.model.path.empty() && config.model.name != "exported") return print_archive(out, config.model.path);
   const bool shows_passes = request.has("passes") || request.has("json");
   const std::string machine = request.get("machine");
   train::JobOptions options{.measured_on = shows_passes ? machine : ""};

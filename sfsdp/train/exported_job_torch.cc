@@ -18,6 +18,8 @@
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/train/config/config_resolve.h"
+#include "sfsdp/train/trained_parameters_torch.h"
+#include "sfsdp/train/weights/adapter_names.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train {
@@ -62,14 +64,18 @@ std::vector<std::string> parts_of(const JobConfig& config, const Program& progra
   return parts;
 }
 
-// A user's output by its name.
-size_t find_output(const std::vector<std::string>& names, const std::string& name, const char* key,
-                   const JobConfig& config) {
-  const auto found = std::ranges::find(names, name);
-  if (found == names.end())
-    refuse(concat("model.", key, ": ", config.model.path, " has no output ", quote_safe(name)),
+std::vector<std::string> output_names(const Program& program) {
+  std::vector<std::string> names;
+  for (const OutputValue& output : program.outputs)
+    if (output.kind == OutputValue::Kind::User) names.push_back(output.name);
+  return names;
+}
+
+void expect_output(const Program& program, const std::string& name, const char* key) {
+  const std::vector<std::string> names = output_names(program);
+  if (std::ranges::find(names, name) == names.end())
+    refuse(concat("model.", key, ": ", program.archive.path(), " has no output ", quote_safe(name)),
            concat(join(names, ", "), did_you_mean(name, names)));
-  return static_cast<size_t>(found - names.begin());
 }
 
 // The outputs that are one floating number.
@@ -91,6 +97,28 @@ std::string loss_output(const JobConfig& config, const Program& program) {
   if (scalars.size() == 1) return scalars.front();
   refuse(concat(config.model.path, " has ", scalars.size(), " outputs that are a single number"),
          "a loss: give model.loss its name, give model.logits that of the logits, or export the model with its labels");
+}
+
+// Mean over all elements, in float32 or what is wider.
+at::Tensor mean_squared_error(const at::Tensor& prediction, const at::Tensor& targets) {
+  if (!prediction.defined() || prediction.sizes() != targets.sizes())
+    refuse(concat("model.prediction is ", prediction.defined() ? concat(prediction.sizes()) : "no tensor",
+                  ", and the tensor targets of the batch ", targets.sizes()),
+           "the same sizes");
+  const auto dtype = at::promote_types(prediction.scalar_type(), at::kFloat);
+  return at::mse_loss(prediction.to(dtype), targets.to(dtype));
+}
+
+struct Objective {
+  std::string output;                                                                       // of the archive
+  const char* key;                                                                          // of [model], that names it
+  std::function<at::Tensor(const at::Tensor& output, const at::Tensor& targets)> compares;  // empty: it is the loss
+};
+
+Objective objective_of(const JobConfig& config, const Program& program) {
+  if (config.model.logits) return {*config.model.logits, "logits", models::cross_entropy};
+  if (config.model.prediction) return {*config.model.prediction, "prediction", mean_squared_error};
+  return {loss_output(config, program), "loss", {}};
 }
 
 // Rows of the first embedding that reads an input of the batch; 0: there is none.
@@ -149,14 +177,13 @@ double tokens_of_sample(const Program& program) {
   return most;
 }
 
-// 6 per parameter and token, or per parameter and ids of a sample; attention is not counted, as an archive does not say what is.
-std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& program) {
-  double parameters = 0;
-  for (const exported::StateTensor& t : program.state)
-    if (t.kind == exported::StateTensor::Kind::Parameter)
-      parameters += static_cast<double>(ir::Type::tensor(t.dtype, t.sizes).numel());
+// 6 per parameter and token, or per parameter and ids of a sample, 4 if it is frozen; attention is not counted, as an archive
+// does not say what is.
+std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& program,
+                                        const torch::nn::Module& module) {
+  const MatrixElements matrices = matrix_elements(module);
   const double tokens = config.training.dataset == "tensors" ? tokens_of_sample(program) : 1;
-  return [flops = 6 * parameters * tokens](int64_t) { return flops; };
+  return [flops = (6 * matrices.trained + 4 * matrices.frozen) * tokens](int64_t) { return flops; };
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& t) {
@@ -192,30 +219,34 @@ void check_finite(const Program& program, const std::string& name, Chunk range, 
 CompiledJob exported_job(const JobConfig& config) {
   CompiledJob job;
   job.archive = std::make_shared<const Program>(exported::read_program(config.model.path));
+  std::shared_ptr<const Program> evaluation;
+  if (config.model.eval_path)
+    evaluation = std::make_shared<const Program>(exported::read_program(*config.model.eval_path));
   const std::optional<ir::DType> stored = stored_dtype(config, *job.archive);
   job.model_name = "exported";
   job.batch = parts_of(config, *job.archive);
-  models::ExportedModule module = meta_init([&] { return models::ExportedModule(job.archive, stored); });
-  const std::vector<std::string>& names = module->output_names();
+  models::ExportedModule module = meta_init([&] {
+    models::ExportedModule built(job.archive, stored, evaluation);
+    choose_trained(*built, config);
+    return built;
+  });
+  const Objective objective = objective_of(config, *job.archive);
+  for (const Program* program : {job.archive.get(), evaluation.get()})
+    if (program) expect_output(*program, objective.output, objective.key);
   const size_t inputs = job.batch.size();
-  if (config.model.logits) {
-    const size_t place = find_output(names, *config.model.logits, "logits", config);
-    job.batch.push_back("targets");
-    job.loss = [module, place, inputs](const Batch& batch) mutable -> LossValue {
-      const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
-      return {models::cross_entropy(module->forward(given).at(place), batch.at(inputs)), {}};
-    };
-  } else {
-    const size_t place = find_output(names, loss_output(config, *job.archive), "loss", config);
-    job.loss = [module, place](const Batch& batch) mutable -> LossValue {
-      return {module->forward(batch).at(place), {}};
-    };
-  }
+  if (objective.compares) job.batch.push_back("targets");
+  job.loss = [module, objective, inputs](const Batch& batch) mutable -> LossValue {
+    const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
+    const std::vector<std::string>& names = module->output_names();
+    const auto place = std::ranges::find(names, objective.output) - names.begin();
+    const at::Tensor output = module->forward(given).at(static_cast<size_t>(place));
+    return {objective.compares ? objective.compares(output, batch.at(inputs)) : output, {}};
+  };
   job.model.module = module.ptr();
   job.model.vocab_size = config.training.dataset == "tensors" ? 0 : vocabulary_of(*job.archive);
   if (job.model.vocab_size <= 0 && config.training.dataset != "tensors")
     refuse(concat(config.model.path, " has no embedding that reads an input"), "a model of token ids for this dataset");
-  job.model.flops_per_token = flops_of(config, *job.archive);
+  job.model.flops_per_token = flops_of(config, *job.archive, *module);
   return job;
 }
 
@@ -226,7 +257,7 @@ std::vector<std::string> load_exported_weights(const Program& program, Step& ste
   const auto state = step.state_dict();
   size_t tensors = 0;
   for (const StoredTensor& stored : step.program().tensors()) {
-    if (stored.source < 0) continue;  // the optimizer's
+    if (stored.source < 0 || is_adapter(stored.name)) continue;  // the optimizer's, or initialised here
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     read_part(program, *found->second, step.range_of(stored.name), state.at(stored.name));

@@ -4,12 +4,16 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/capture/lora.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
@@ -41,6 +45,7 @@ Found read_found(const std::string& name) {
   found.evaluation = number(*found.json.find("evaluation"));
   for (const JsonValue& step : *found.json.find("steps")->as<JsonArray>())
     found.steps.push_back({number(*step.find("loss")), number(*step.find("grad_norm"))});
+  if (!found.json.find("batches")) return found;
   for (const JsonValue& batch : *found.json.find("batches")->as<JsonArray>()) {
     Batch tensors;
     for (const auto& [input, tensor] : *batch.as<JsonObject>()) {
@@ -60,6 +65,7 @@ Found read_found(const std::string& name) {
 struct Setting {
   int64_t ranks = 1, micro_batches = 1;
   std::string output = "loss";
+  LoraOptions lora = {};  // without targets: the model is trained
   passes::RematMode remat = passes::RematMode::None;
 };
 
@@ -71,7 +77,11 @@ Batch rows_of(const Batch& batch, int64_t part, int64_t parts) {
 
 std::shared_ptr<Program> compile_exported(const std::string& name, const Setting& setting, const Found& found) {
   auto archive = std::make_shared<const exported::Program>(exported::read_program(fixture_path(name + ".pt2")));
-  auto module = meta_init([&] { return models::ExportedModule(archive); });
+  auto module = meta_init([&] {
+    models::ExportedModule built(archive);
+    if (!setting.lora.targets.empty()) add_lora(*built, setting.lora);
+    return built;
+  });
   const auto& names = module->output_names();
   const auto place = std::ranges::find(names, setting.output) - names.begin();
   REQUIRE(place < static_cast<std::ptrdiff_t>(names.size()));
@@ -151,6 +161,94 @@ TEST_CASE("exported models train as in PyTorch: convolutions, and batch norm's b
     for (int64_t i = 0; i < got.numel(); ++i)
       CHECK(got[i].item<double>() == doctest::Approx(number(expected[static_cast<size_t>(i)])).epsilon(1e-5));
   }
+}
+
+const LoraOptions kLora = {{"*.q_proj", "*.v_proj", "*.down_proj"}, 4, 8};
+
+// By name, as PEFT had them before or after training.
+std::map<std::string, at::Tensor> adapters_of(const Found& found, const char* when) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, tensor] : *found.json.find(when)->as<JsonObject>()) {
+    std::vector<int64_t> shape;
+    for (const JsonValue& size : *tensor.find("shape")->as<JsonArray>())
+      shape.push_back(static_cast<int64_t>(number(size)));
+    std::vector<double> values;
+    for (const JsonValue& value : *tensor.find("values")->as<JsonArray>()) values.push_back(number(value));
+    tensors[name] = at::tensor(values, at::kDouble).view(shape).to(at::kFloat);
+  }
+  return tensors;
+}
+
+void expect_peft_parity(Setting setting) {
+  setting.lora = kLora;
+  CAPTURE(setting.ranks);
+  CAPTURE(setting.micro_batches);
+  const Found expected = read_found("lora");
+  Found found = read_found("decoder");
+  const auto program = compile_exported("decoder", setting, found);
+  const exported::Program archive = exported::read_program(fixture_path("decoder.pt2"));
+  const auto last = adapters_of(expected, "last");
+  std::vector<StepResult> results;
+  double evaluation = 0;
+  testing::run_ranks(setting.ranks, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    load_exported_weights(archive, step);
+    const at::Tensor base = step.gather("layers.0.q_proj.weight");
+    step.load_state_dict(adapters_of(expected, "first"));
+    const double loss = step.eval(rows_of(found.batches[0], world.rank(), setting.ranks));
+    if (world.rank() == 0) evaluation = loss;
+    train(step, found, setting, world.rank(), results);
+    for (const auto& [name, values] : last) {
+      const at::Tensor got = step.gather(name);
+      if (world.rank() == 0)
+        CHECK_MESSAGE((got - values).abs().max().item<float>() <= 2e-6 * values.abs().max().item<float>(), name);
+    }
+    const at::Tensor after = step.gather("layers.0.q_proj.weight");
+    if (world.rank() == 0) CHECK(at::equal(base, after));
+  });
+  CHECK(std::abs(evaluation - expected.evaluation) <= 1e-6 * expected.evaluation);
+  REQUIRE(results.size() == expected.steps.size());
+  for (size_t k = 0; k < results.size(); ++k) {
+    CHECK(std::abs(results[k].loss - expected.steps[k].loss) <= 1e-6 * expected.steps[k].loss);
+    CHECK(std::abs(results[k].grad_norm - expected.steps[k].grad_norm) <= 1e-6 * expected.steps[k].grad_norm);
+  }
+}
+
+TEST_CASE("adapters train as in PEFT, on any number of ranks") {
+  for (const int64_t ranks : {1, 2, 4}) expect_peft_parity({.ranks = ranks});
+  expect_peft_parity({.micro_batches = 2});
+  expect_peft_parity({.ranks = 2, .micro_batches = 2, .remat = passes::RematMode::Full});
+}
+
+TEST_CASE("adapters alone have gradients, collectives of them and moments") {
+  const Found found = read_found("decoder");
+  const auto program = compile_exported("decoder", {.ranks = 2, .lora = kLora}, found);
+  std::set<std::string> moments;
+  for (const StoredTensor& t : program->tensors())
+    if (t.source < 0 && t.name.ends_with(".exp_avg")) moments.insert(t.name.substr(0, t.name.size() - 8));
+  std::set<std::string> adapters;
+  for (const auto& [name, values] : adapters_of(read_found("lora"), "first")) adapters.insert(name);
+  CHECK(moments == adapters);
+  int64_t reduced = 0, expected = 0;
+  const auto first = program->first();
+  for (const auto& op : first->graph.ops())
+    if (ir::is_collective(*op) && ir::collective_kind(*op) == "reduce_scatter")
+      for (const ir::Value* operand : op->operands) reduced += operand->type().numel();
+  for (const auto& t : program->state())
+    if (adapters.contains(t.name)) expected += t.shape[0] * t.shape[1];
+  CHECK(reduced >= expected);
+  CHECK(reduced < 2 * expected);  // buckets are padded; the frozen weights are 5 times as many
+}
+
+TEST_CASE("adapters: what is refused") {
+  const Found found = read_found("decoder");
+  const auto refused = [&](const LoraOptions& lora, const char* with) {
+    CHECK_THROWS_WITH_AS(compile_exported("decoder", {.lora = lora}, found), doctest::Contains(with), UserError);
+  };
+  refused({{"*.q_porj"}, 4, 8}, "matches no module with a weight of two dimensions");
+  refused({{"*.q_proj"}, 0, 8}, "LoraOptions::rank = 0");
+  refused({{"embed_tokens"}, 4, 8}, "matches embed_tokens, but no torch::linear reads its weight");
+  refused({{"embed_tokens", "*.q_proj"}, 4, 8}, "matches embed_tokens, but no torch::linear reads its weight");
 }
 
 }  // namespace

@@ -26,6 +26,8 @@
 #include "sfsdp/train/exported_job.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/job_data.h"
+#include "sfsdp/train/trained_parameters_torch.h"
+#include "sfsdp/train/weights/adapter_values.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_parameters.h"
 #include "sfsdp/train/weights/hf_weights.h"
@@ -82,8 +84,12 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   capture::run_meta_init([&] {
     job.model = models::make_language_model(spec);
     if (config.training.dtype == "bfloat16") job.model.module->to(at::kBFloat16);
+    choose_trained(*job.model.module, config);
     return job.model.module;
   });
+  const MatrixElements matrices = matrix_elements(*job.model.module);
+  job.model.flops_per_token = [whole = job.model.flops_per_token, other = 6 * matrices.adapters - 2 * matrices.frozen](
+                                  int64_t seq_len) { return whole(seq_len) + other; };
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
   job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
     return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
@@ -254,6 +260,7 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);
+  if (!config.lora.target.empty()) options.about.model_args[kLoraAlpha] = shortest(config.lora.alpha);
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();
   options.about.mesh = to_string(strategy.mesh);

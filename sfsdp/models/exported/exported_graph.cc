@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <map>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -60,6 +61,20 @@ std::vector<c10::IValue> ExportedGraph::run(std::span<const c10::IValue> inputs,
   std::vector<c10::IValue> outputs;
   for (const exported::Argument& output : graph_.outputs) outputs.push_back(plain_value(output, values));
   return outputs;
+}
+
+std::vector<std::string> reasons_against(const exported::Graph& graph) {
+  std::map<std::string, std::string> by_op;  // its first node
+  for (const exported::Node& node : graph.nodes) {
+    try {
+      (void)make_call(node);
+    } catch (const UserError& error) {
+      by_op.emplace(node.target, error.what());
+    }
+  }
+  std::vector<std::string> reasons;
+  for (const auto& [target, reason] : by_op) reasons.push_back(reason);
+  return reasons;
 }
 
 }  // namespace sfsdp::models

@@ -34,4 +34,7 @@ class ExportedGraph {
   std::vector<std::unique_ptr<const ExportedCall>> calls_;
 };
 
+// Why each node that cannot be run here cannot, a text for each kind of op; none: all can.
+std::vector<std::string> reasons_against(const exported::Graph& graph);
+
 }  // namespace sfsdp::models

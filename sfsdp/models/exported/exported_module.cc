@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <utility>
@@ -35,66 +36,16 @@ at::Tensor read_constant(const exported::Program& program, const exported::State
   return at::as_strided(storage, t.sizes, t.strides, t.offset).clone();
 }
 
-}  // namespace
-
-ExportedModuleImpl::ExportedModuleImpl(std::shared_ptr<const exported::Program> program,
-                                       std::optional<ir::DType> stored)
-    : torch::nn::Module("ExportedModule"), program_(std::move(program)), stored_(stored), graph_(program_->graph) {
-  state_.resize(program_->state.size());
-  for (size_t i = 0; i < state_.size(); ++i) register_state(program_->state[i], i);
-  for (const exported::OutputValue& output : program_->outputs)
-    if (output.kind == exported::OutputValue::Kind::User) output_names_.push_back(output.name);
-}
-
-torch::nn::Module& ExportedModuleImpl::module_of(const std::string& path) {
-  torch::nn::Module* module = this;
-  if (path.empty()) return *module;
-  for (const std::string& step : split(path, '.')) {
-    if (step.empty()) refuse_name(*program_, path, "with an empty part");
-    std::shared_ptr<torch::nn::Module> next;
-    for (const auto& child : module->named_children())
-      if (child.key() == step) next = child.value();
-    if (!next) next = module->register_module(step, std::make_shared<ExportedPart>());
-    module = next.get();
-  }
-  return *module;
-}
-
-void ExportedModuleImpl::register_state(const exported::StateTensor& tensor, size_t place) {
-  using Kind = exported::StateTensor::Kind;
-  if (tensor.kind == Kind::Constant) {
-    state_[place] = read_constant(*program_, tensor);
-    return;
-  }
-  const size_t dot = tensor.name.rfind('.');
-  torch::nn::Module& owner = module_of(dot == std::string::npos ? "" : tensor.name.substr(0, dot));
-  const std::string name = dot == std::string::npos ? tensor.name : tensor.name.substr(dot + 1);
-  if (name.empty()) refuse_name(*program_, tensor.name, "which ends in a dot");
-  at::Tensor made;
-  for (size_t i = 0; i < place && !made.defined(); ++i)
-    if (exported::is_tied(program_->state[i], tensor)) made = state_[i];
-  const bool casts = stored_ && tensor.kind == Kind::Parameter && ir::is_floating(tensor.dtype);
-  if (!made.defined())
-    made = at::zeros(tensor.sizes, at::TensorOptions(scalar_type_of(casts ? *stored_ : tensor.dtype)));
-  try {
-    if (tensor.kind == Kind::Parameter)
-      state_[place] = owner.register_parameter(name, made, tensor.requires_grad && made.is_floating_point());
-    else
-      state_[place] = owner.register_buffer(name, made);
-  } catch (const c10::Error& error) {
-    refuse_name(*program_, tensor.name, error.what_without_backtrace());
-  }
-}
-
-void ExportedModuleImpl::check_inputs(const std::vector<at::Tensor>& inputs) const {
-  SFSDP_CHECK(inputs.size() == program_->inputs.size(), inputs.size(), " inputs for ", program_->inputs.size());
+// Sizes and dtypes that the graph was exported for.
+void check_inputs(const exported::Program& program, const std::vector<at::Tensor>& inputs) {
+  SFSDP_CHECK(inputs.size() == program.inputs.size(), inputs.size(), " inputs for ", program.inputs.size());
   std::map<std::string, int64_t> symbols;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const exported::InputTensor& input = program_->inputs[i];
-    const exported::TensorMeta& meta = *program_->graph.values[static_cast<size_t>(input.slot)].tensor;
+    const exported::InputTensor& input = program.inputs[i];
+    const exported::TensorMeta& meta = *program.graph.values[static_cast<size_t>(input.slot)].tensor;
     const auto refuse = [&](const std::string& expected) {
-      throw UserError(concat("input ", input.name, " of ", program_->archive.path(), " is ", inputs[i].scalar_type(),
-                             " ", inputs[i].sizes(), "\n  expected ", expected));
+      throw UserError(concat("input ", input.name, " of ", program.archive.path(), " is ", inputs[i].scalar_type(), " ",
+                             inputs[i].sizes(), "\n  expected ", expected));
     };
     if (inputs[i].scalar_type() != scalar_type_of(meta.dtype))
       refuse(concat(scalar_type_of(meta.dtype), ", as the model was exported with"));
@@ -114,29 +65,125 @@ void ExportedModuleImpl::check_inputs(const std::vector<at::Tensor>& inputs) con
                       " for it and for another"));
     }
   }
-  for (const exported::Program::Range& range : program_->ranges) {
+  for (const exported::Program::Range& range : program.ranges) {
     const auto found = symbols.find(range.symbol);
     if (found == symbols.end()) continue;
     if ((range.min && found->second < *range.min) || (range.max && found->second > *range.max))
       throw UserError(concat("a size of the batch is ", found->second, "\n  expected ",
                              range.min ? std::to_string(*range.min) : "0", " to ",
-                             range.max ? std::to_string(*range.max) : "any", ", as ", program_->archive.path(),
+                             range.max ? std::to_string(*range.max) : "any", ", as ", program.archive.path(),
                              " was exported for ", range.symbol));
   }
 }
 
-std::vector<at::Tensor> ExportedModuleImpl::forward(const std::vector<at::Tensor>& inputs) {
-  check_inputs(inputs);
-  std::vector<c10::IValue> values(program_->graph.values.size());
-  for (const auto& [slot, place] : program_->state_inputs) values[static_cast<size_t>(slot)] = state_[place];
-  for (size_t i = 0; i < inputs.size(); ++i) values[static_cast<size_t>(program_->inputs[i].slot)] = inputs[i];
+}  // namespace
+
+ExportedModuleImpl::Side ExportedModuleImpl::side_of(std::shared_ptr<const exported::Program> program) {
+  const exported::Program& read = *program;
+  Side side{std::move(program), ExportedGraph(read.graph)};
+  side.state.resize(read.state.size());
+  for (size_t i = 0; i < read.inputs.size(); ++i) side.inputs.push_back(i);
+  for (const exported::OutputValue& output : read.outputs)
+    if (output.kind == exported::OutputValue::Kind::User) side.output_names.push_back(output.name);
+  return side;
+}
+
+ExportedModuleImpl::ExportedModuleImpl(std::shared_ptr<const exported::Program> program,
+                                       std::optional<ir::DType> stored,
+                                       std::shared_ptr<const exported::Program> evaluation)
+    : torch::nn::Module("ExportedModule"), stored_(stored), training_(side_of(std::move(program))) {
+  for (size_t i = 0; i < training_.state.size(); ++i) register_state(training_.program->state[i], i);
+  if (!evaluation) return;
+  evaluation_.emplace(side_of(std::move(evaluation)));
+  share_state();
+}
+
+// Evaluation reads what training writes, by name.
+void ExportedModuleImpl::share_state() {
+  const exported::Program &training = *training_.program, &evaluation = *evaluation_->program;
+  const auto refuse = [&](const std::string& what) {
+    throw UserError(concat(evaluation.archive.path(), " ", what, "\n  expected the model of ", training.archive.path(),
+                           ", exported after eval()"));
+  };
+  for (size_t i = 0; i < evaluation.state.size(); ++i) {
+    const exported::StateTensor& tensor = evaluation.state[i];
+    if (tensor.kind == exported::StateTensor::Kind::Constant) {
+      evaluation_->state[i] = read_constant(evaluation, tensor);
+      continue;
+    }
+    const auto same = std::ranges::find(training.state, tensor.name, &exported::StateTensor::name);
+    if (same == training.state.end() || same->kind != tensor.kind)
+      refuse(concat("reads ", quote_safe(tensor.name), ", which ", training.archive.path(), " does not have"));
+    if (same->sizes != tensor.sizes || same->dtype != tensor.dtype)
+      refuse(concat("has ", tensor.name, " as ", ir::Type::tensor(tensor.dtype, tensor.sizes), ", not ",
+                    ir::Type::tensor(same->dtype, same->sizes)));
+    evaluation_->state[i] = training_.state[static_cast<size_t>(same - training.state.begin())];
+  }
+  for (size_t i = 0; i < evaluation.inputs.size(); ++i) {
+    const auto same = std::ranges::find(training.inputs, evaluation.inputs[i].name, &exported::InputTensor::name);
+    if (same == training.inputs.end()) refuse(concat("has an input ", quote_safe(evaluation.inputs[i].name)));
+    evaluation_->inputs[i] = static_cast<size_t>(same - training.inputs.begin());
+  }
+}
+
+torch::nn::Module& ExportedModuleImpl::module_of(const std::string& path) {
+  torch::nn::Module* module = this;
+  if (path.empty()) return *module;
+  for (const std::string& step : split(path, '.')) {
+    if (step.empty()) refuse_name(*training_.program, path, "with an empty part");
+    std::shared_ptr<torch::nn::Module> next;
+    for (const auto& child : module->named_children())
+      if (child.key() == step) next = child.value();
+    if (!next) next = module->register_module(step, std::make_shared<ExportedPart>());
+    module = next.get();
+  }
+  return *module;
+}
+
+void ExportedModuleImpl::register_state(const exported::StateTensor& tensor, size_t place) {
+  using Kind = exported::StateTensor::Kind;
+  if (tensor.kind == Kind::Constant) {
+    training_.state[place] = read_constant(*training_.program, tensor);
+    return;
+  }
+  const size_t dot = tensor.name.rfind('.');
+  torch::nn::Module& owner = module_of(dot == std::string::npos ? "" : tensor.name.substr(0, dot));
+  const std::string name = dot == std::string::npos ? tensor.name : tensor.name.substr(dot + 1);
+  if (name.empty()) refuse_name(*training_.program, tensor.name, "which ends in a dot");
+  at::Tensor made;
+  for (size_t i = 0; i < place && !made.defined(); ++i)
+    if (exported::is_tied(training_.program->state[i], tensor)) made = training_.state[i];
+  const bool casts = stored_ && tensor.kind == Kind::Parameter && ir::is_floating(tensor.dtype);
+  if (!made.defined())
+    made = at::zeros(tensor.sizes, at::TensorOptions(scalar_type_of(casts ? *stored_ : tensor.dtype)));
+  try {
+    if (tensor.kind == Kind::Parameter)
+      training_.state[place] = owner.register_parameter(name, made, tensor.requires_grad && made.is_floating_point());
+    else
+      training_.state[place] = owner.register_buffer(name, made);
+  } catch (const c10::Error& error) {
+    refuse_name(*training_.program, tensor.name, error.what_without_backtrace());
+  }
+}
+
+std::vector<at::Tensor> ExportedModuleImpl::forward(const std::vector<at::Tensor>& given) {
+  const Side& side = running();
+  const exported::Program& program = *side.program;
+  SFSDP_CHECK(given.size() == training_.program->inputs.size(), given.size(), " inputs for ",
+              training_.program->inputs.size());
+  std::vector<at::Tensor> inputs;
+  for (const size_t place : side.inputs) inputs.push_back(given[place]);
+  check_inputs(program, inputs);
+  std::vector<c10::IValue> values(program.graph.values.size());
+  for (const auto& [slot, place] : program.state_inputs) values[static_cast<size_t>(slot)] = side.state[place];
+  for (size_t i = 0; i < inputs.size(); ++i) values[static_cast<size_t>(program.inputs[i].slot)] = inputs[i];
   std::vector<c10::IValue> arguments;
-  for (const exported::Slot slot : program_->graph.inputs)
+  for (const exported::Slot slot : program.graph.inputs)
     arguments.push_back(slot == exported::kNone ? c10::IValue() : values[static_cast<size_t>(slot)]);
-  const std::vector<c10::IValue> results = graph_.run(arguments, is_training());
+  const std::vector<c10::IValue> results = side.graph.run(arguments, is_training());
   std::vector<at::Tensor> outputs;
-  for (size_t i = 0; i < results.size() && i < program_->outputs.size(); ++i)
-    if (program_->outputs[i].kind == exported::OutputValue::Kind::User)
+  for (size_t i = 0; i < results.size() && i < program.outputs.size(); ++i)
+    if (program.outputs[i].kind == exported::OutputValue::Kind::User)
       outputs.push_back(results[i].isTensor() ? results[i].toTensor() : at::Tensor());
   return outputs;
 }

@@ -128,6 +128,7 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
     throw UserError(concat(from.path, ": its run had debug.seed = ", run.seed, ", this one has ", options_.seed,
                            "\n  expected the same, which data order and random ops follow; set --debug.seed ", run.seed,
                            ", or checkpoint.exclude_from_loading = dataloader to go on with another"));
+  if (!excludes("model")) compare_model(manifest, from.path, goes_on);
   std::vector<Piece> pieces = state_();
   std::erase_if(pieces, [&](const Piece& p) {
     const bool moments = p.kind == TensorKind::Optimizer;
@@ -150,6 +151,25 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
   if (excludes("dataloader")) run.data.clear();
   loaded.run = std::move(run);
   return loaded;
+}
+
+// What shapes do not show: heads, rotary bases, the alpha of adapters. Other values make another function of the weights.
+void Checkpointer::compare_model(const Manifest& saved, const std::string& path, bool goes_on) const {
+  std::vector<std::string> changes, flags;
+  for (const auto& [name, value] : options_.about.model_args) {
+    const auto before = saved.model_args.find(name);
+    if (before == saved.model_args.end() || before->second == value) continue;
+    const std::string key = name.find('.') == std::string::npos ? "model.args." + name : name;
+    changes.push_back(concat(key, " = ", value, ", was ", before->second));
+    flags.push_back(concat("--", key, " ", before->second));
+  }
+  if (changes.empty()) return;
+  if (goes_on)
+    throw UserError(concat(path, " was saved by another model: ", join(changes, "; "), "\n  expected the same; set ",
+                           join(flags, " "),
+                           ", or begin a run from it with checkpoint.initial_load_path and"
+                           " initial_load_model_only"));
+  if (is_first()) say_(concat(path, " was saved by another model: ", join(changes, "; ")));
 }
 
 // The rate of a step follows the config's schedule, not the saved one; a run that is prolonged may not expect that.

@@ -82,6 +82,7 @@ class Checkpointer {
   std::vector<Candidate> candidates();
   std::optional<Loaded> load_initial();
   Loaded read(const Candidate& from, bool goes_on);
+  void compare_model(const Manifest& saved, const std::string& path, bool goes_on) const;
   void compare_schedule(const RunState& saved) const;
   void report(const SaveResult& result);
   std::string of_first_rank(const std::function<std::string()>& work, const char* what);

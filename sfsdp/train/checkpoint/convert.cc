@@ -12,6 +12,8 @@
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
+#include "sfsdp/train/weights/adapter_names.h"
+#include "sfsdp/train/weights/adapter_values.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_folder.h"
@@ -97,11 +99,13 @@ std::string convert(const std::string& from, const std::string& to, const Conver
   return store.path_of(step);
 }
 
-void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype) {
+void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype,
+                   bool merge) {
   StretchReader source(from);
+  MergedReader merged(source, merge);
   std::vector<HfSource> parameters;
   for (const StoredTensor& t : source.manifest().tensors)
-    if (t.kind == TensorKind::Parameter) parameters.push_back({t.name, t.shape});
+    if (t.kind == TensorKind::Parameter && !is_adapter(t.name)) parameters.push_back({t.name, t.shape});
   const HfConfig config = read_hf_config(assets);
   const std::string file = assets + "/config.json";
   expect_parameters_of(config, parameters, from, file);
@@ -115,7 +119,7 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
       const int64_t at_once = kBlockBytes / ir::size_in_bytes(t.dtype);
       for (int64_t begin = 0; begin < t.numel(); begin += at_once) {
         const int64_t end = std::min(t.numel(), begin + at_once);
-        writer.write(placed, {begin, end - begin}, source.read(piece_of(t), begin, end), t.dtype);
+        writer.write(placed, {begin, end - begin}, merged.read(piece_of(t), begin, end), t.dtype);
       }
     }
     writer.flush();

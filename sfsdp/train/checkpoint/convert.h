@@ -24,9 +24,11 @@ std::string convert(const std::string& from, const std::string& to, const Conver
 
 // Writes the parameters of the checkpoint `from` as a Hugging Face folder, which must not exist.
 //   assets: a folder with the model's config.json, which is taken along with its tokenizer
+//   merge:  low-rank adapters are added to the weights; without it there must be none
 //   throws: UserError, before anything is written where names and shapes of the parameters, or what the manifest says of
 //           the model, are not those of that config
-void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype);
+void convert_to_hf(const std::string& from, const std::string& folder, const std::string& assets, ir::DType dtype,
+                   bool merge = false);
 
 struct TensorDifference {
   std::string name;

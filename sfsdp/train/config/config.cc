@@ -208,15 +208,24 @@ void check_comm(const JobConfig& config, std::vector<std::string>& errors) {
         " checkpoint.enable = false with it");
 }
 
+void check_lora(const JobConfig& config, std::vector<std::string>& errors) {
+  if (config.lora.target.empty()) return;
+  if (config.checkpoint.last_save_in_hf)
+    errors.emplace_back(
+        "checkpoint.last_save_in_hf = true with lora.target: a folder of Hugging Face holds a model, not adapters\n "
+        " expected false; sfsdp export --format peft writes the adapters of a checkpoint");
+}
+
 void check_model(const Model& model, std::vector<std::string>& errors) {
   const bool exported = model.name == "exported";
   if (exported && model.path.empty())
     errors.emplace_back(
         "model.path is empty, but model.name = exported\n  expected an archive that torch.export.save wrote, such as"
         " --model.path model.pt2");
-  if (exported && model.loss && model.logits)
+  if (exported && (model.loss ? 1 : 0) + (model.logits ? 1 : 0) + (model.prediction ? 1 : 0) > 1)
     errors.emplace_back(
-        "model.loss and model.logits are both set\n  expected one: the loss itself, or logits for ours");
+        "more than one of model.loss, logits and prediction is set\n  expected one: the loss itself, logits for our"
+        " cross entropy, or what our mean squared error compares");
 }
 
 void check_together(const JobConfig& config, std::vector<std::string>& errors) {
@@ -228,6 +237,7 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
         "training.sources: empty, but training.dataset = \"mix\"\n"
         "  expected what to mix, such as sources = [\"0.7 tokens data/web\", \"0.3 tokens data/code\"]");
   check_model(config.model, errors);
+  check_lora(config, errors);
   if (config.training.dataset == "tensors" && config.model.name != "exported")
     errors.push_back(concat("training.dataset = \"tensors\" with model.name = ", config.model.name,
                             "\n  expected --model.name exported: other models read tokens alone"));
@@ -252,9 +262,12 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
   const Model& m = config.model;
-  if (m.name != "exported" && (!m.path.empty() || !m.inputs.empty() || m.loss || m.logits))
-    notes.push_back(concat(
-        "model.path, inputs, loss and logits change nothing: they belong to model.name = exported, not ", m.name));
+  if (m.name != "exported" &&
+      (!m.path.empty() || !m.inputs.empty() || m.loss || m.logits || m.prediction || m.eval_path))
+    notes.push_back(
+        concat("model.path, inputs, loss, logits, prediction and eval_path change nothing: they belong to"
+               " model.name = exported, not ",
+               m.name));
   if (config.optimizer.momentum != 0 && config.optimizer.name != "SGD")
     notes.push_back("optimizer.momentum changes nothing: it belongs to SGD");
   const ActivationCheckpoint& remat = config.activation_checkpoint;

@@ -50,10 +50,11 @@ TEST_CASE(
   };
   refused({"--model.name=exported"}, "model.path is empty");
   refused({"--model.name=exported", "--model.path=m.pt2", "--model.loss=a", "--model.logits=b"}, "expected one");
+  refused({"--model.name=exported", "--model.path=m.pt2", "--model.prediction=a", "--model.logits=b"}, "expected one");
   CHECK(load({"--model.path=m.pt2"}).notes ==
         std::vector<std::string>{
-            "model.path, inputs, loss and logits change nothing: they belong to model.name = exported,"
-            " not llama3"});
+            "model.path, inputs, loss, logits, prediction and eval_path change nothing: they belong to"
+            " model.name = exported, not llama3"});
   refused({"--training.dataset=tensors", "--training.dataset_path=b"}, "expected --model.name exported");
   const std::vector<std::string> tensors = {"--model.name=exported", "--model.path=m.pt2", "--training.dataset=tensors",
                                             "--training.dataset_path=b"};

@@ -17,6 +17,7 @@
 #include "sfsdp/exported/program.h"
 #include "sfsdp/exported/read_values.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
+#include "sfsdp/train/weights/adapter_values.h"
 #include "sfsdp/train/weights/safetensors.h"
 
 namespace sfsdp::train {
@@ -70,7 +71,7 @@ void write_new(const std::string& out, const std::function<void(int file, const 
 }
 
 // The values in the order of the archive.
-void write_values(const Held& held, StretchReader& reader, const exported::ZipArchive& written, int file) {
+void write_values(const Held& held, MergedReader& reader, const exported::ZipArchive& written, int file) {
   const StateTensor& t = *held.tensor;
   const ZipEntry& entry = written.entries()[t.entry];
   const std::string& path = written.path();
@@ -110,10 +111,11 @@ void write_crc(const exported::ZipArchive& written, const ZipEntry& entry, int f
 
 }  // namespace
 
-void export_archive(const std::string& checkpoint, const std::string& archive, const std::string& out) {
+void export_archive(const std::string& checkpoint, const std::string& archive, const std::string& out, bool merge) {
   const exported::Program program = exported::read_program(archive);
-  StretchReader reader(checkpoint);
-  const std::vector<Held> all = held_by(program, reader, checkpoint);
+  StretchReader stored(checkpoint);
+  MergedReader reader(stored, merge);
+  const std::vector<Held> all = held_by(program, stored, checkpoint);
   write_new(out, [&](int file, const std::string& path) {
     std::error_code error;
     std::filesystem::copy_file(archive, path, std::filesystem::copy_options::overwrite_existing, error);
@@ -128,10 +130,11 @@ void export_archive(const std::string& checkpoint, const std::string& archive, c
   });
 }
 
-void export_safetensors(const std::string& checkpoint, const std::string& archive, const std::string& out) {
+void export_safetensors(const std::string& checkpoint, const std::string& archive, const std::string& out, bool merge) {
   const exported::Program program = exported::read_program(archive);
-  StretchReader reader(checkpoint);
-  std::vector<Held> all = held_by(program, reader, checkpoint);
+  StretchReader stored(checkpoint);
+  MergedReader reader(stored, merge);
+  std::vector<Held> all = held_by(program, stored, checkpoint);
   std::erase_if(all, [](const Held& held) { return !held.tensor->persistent; });
   std::string header = R"({"__metadata__":{"format":"pt"})";
   int64_t bytes = 0;

@@ -15,6 +15,7 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/work_beside.h"
+#include "sfsdp/train/weights/adapter_names.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_copy.h"
@@ -109,7 +110,7 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
   std::set<std::string> read;
   const auto state = step.state_dict();
   for (const StoredTensor& t : step.program().tensors()) {
-    if (!is_parameter(step.program(), t)) continue;
+    if (!is_parameter(step.program(), t) || is_adapter(t.name)) continue;
     const auto place = hf_tensor_of(config.model, t.name, config);
     SFSDP_CHECK(place, "parameter ", t.name, " of model ", config.model, " has no place in its checkpoints");
     const TensorView& view = find_view(checkpoint, *place);

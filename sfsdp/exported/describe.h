@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// An exported program for people who want to train it.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/exported/program.h"
+
+namespace sfsdp::exported {
+
+// Lines on inputs with dtypes, sizes and ranges, outputs and which could be the loss, parameters and buffers by path with like
+// ones of several blocks on one line, and how many nodes of which ops.
+std::string describe(const Program& program);
+
+}  // namespace sfsdp::exported

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Adapters are trained by two processes, saved, resumed on one, written for PEFT and merged into the weights; what does not fit is told.
+# Takes 30 s alone.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export OMP_NUM_THREADS=1
+sfsdp=$PWD/build/release/sfsdp
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "$*"; exit 1; }
+run() { "$sfsdp" "$@" >"$dir/log" 2>&1 || fail "sfsdp $*: $(cat "$dir/log")"; }
+refused() { # words that the error must have; a command
+  local words=$1
+  shift
+  "$sfsdp" "$@" >"$dir/log" 2>&1 && fail "not refused: $*"
+  grep -qF -- "$words" "$dir/log" || fail "expected \"$words\": $(cat "$dir/log")"
+}
+losses() { # run
+  sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$1/metrics.jsonl" | cut -c1-8
+}
+lora=(--lora.target "*.q_proj|*.down_proj" --lora.rank 4 --lora.alpha 8)
+flags=(--model.name exported --model.path "$PWD/tests/fixtures/exported/decoder.pt2" --model.inputs "input_ids=tokens,labels=tokens"
+  --training.dataset tokens --training.dataset_path "$PWD/tests/fixtures/tokens.bin" --training.seq_len 16 --optimizer.lr 1e-2
+  --training.local_batch_size 2 --training.mixed_precision_param float32 --job.dump_folder "$dir/run" --metrics.log_freq 1)
+
+run launch -n 2 -- train "${flags[@]}" "${lora[@]}" --training.steps 6 --job.dump_folder "$dir/whole"
+run launch -n 2 -- train "${flags[@]}" "${lora[@]}" --training.steps 4 --lr_scheduler.total_steps 6 --checkpoint.enable --checkpoint.interval 4 \
+  --checkpoint.no_last_save_model_only
+refused "lora.alpha" train "${flags[@]}" "${lora[@]}" --lora.alpha 9 --training.steps 6 --training.global_batch_size 4 --checkpoint.enable
+run train "${flags[@]}" "${lora[@]}" --training.steps 6 --training.global_batch_size 4 --checkpoint.enable
+diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
+saved=$dir/run/checkpoint/step-6
+archive=(--archive tests/fixtures/exported/decoder.pt2)
+
+refused "expected --merge" export "$saved" "$dir/no.pt2" "${archive[@]}"
+run export "$saved" "$dir/adapter" --format peft
+run export "$saved" "$dir/merged.pt2" "${archive[@]}" --merge
+run export "$saved" "$dir/merged.safetensors" "${archive[@]}" --merge --format safetensors
+refused "is there already" export "$saved" "$dir/adapter" --format peft
+# The merged model, trained on with a learning rate of 0, has the loss that the adapters have there.
+run train "${flags[@]}" --model.path "$dir/merged.pt2" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/merged"
+run train "${flags[@]}" "${lora[@]}" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/beside" --checkpoint.enable \
+  --checkpoint.initial_load_path "$saved" --checkpoint.initial_load_model_only
+[[ $(losses "$dir/merged") == "$(losses "$dir/beside")" ]] || fail "merged: $(losses "$dir/merged"), beside: $(losses "$dir/beside")"
+[[ $(losses "$dir/merged") != "$(losses "$dir/whole" | head -1)" ]] || fail "merged: the adapters changed nothing"
+
+# A Llama of ours: adapters have Hugging Face's names, and rows of B its order.
+llama=(--job.config_file configs/llama3_debug.toml --training.seq_len 32 --training.local_batch_size 1 --training.dataset_max_bytes 100000
+  --model.args.n_layers 1 --model.args.dim 64 --training.steps 2 --job.dump_folder "$dir/llama" --checkpoint.enable --checkpoint.interval 2)
+run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4
+refused "expected --hf-assets" export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft
+refused "lora.target = *.wqq matches no module" train "${llama[@]}" --lora.target "*.wqq"
+refused "matches tok_embeddings, but no torch::linear reads its weight" train "${llama[@]}" --lora.target tok_embeddings
+run simulate --config configs/llama3_8b.toml --lora.target "*.wq|*.wk|*.wv|*.wo" --machine dgx_h100 --world 8 --json
+lora_bytes=$(sed -n 's/.*"state_bytes": \([0-9]*\).*/\1/p' "$dir/log")
+grep -q '"step_seconds"' "$dir/log" || fail "$(cat "$dir/log")"
+echo "8B with adapters: state ${lora_bytes:-?} bytes"
+
+for candidate in .venv/bin/python3 python3; do
+  "$candidate" -c 'import torch' 2>/dev/null && python=$(realpath -s "$candidate") && break
+done
+[[ -n ${python:-} ]] || { echo "SKIP: torch is not here; ./setup.sh --tests installs it into .venv"; exit 77; }
+"$python" - "$dir" <<'PY' || fail "what was written is not what Python reads"
+import json, sys
+import torch
+folder = sys.argv[1]
+
+
+def read(path):
+    data = open(path, "rb").read()
+    size = int.from_bytes(data[:8], "little")
+    return {name: torch.frombuffer(bytearray(data[8 + size + row["data_offsets"][0] : 8 + size + row["data_offsets"][1]]),
+                                   dtype=torch.float32).view(row["shape"])
+            for name, row in json.loads(data[8 : 8 + size]).items() if name != "__metadata__"}
+
+
+adapter, merged = read(folder + "/adapter/adapter_model.safetensors"), read(folder + "/merged.safetensors")
+config = json.load(open(folder + "/adapter/adapter_config.json"))
+assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8), config
+targets = [f"layers.{i}.{name}" for i in range(2) for name in ("down_proj", "q_proj")]
+assert config["target_modules"] == targets, config["target_modules"]
+base = torch.export.load("tests/fixtures/exported/decoder.pt2").state_dict
+written = torch.export.load(folder + "/merged.pt2").state_dict
+for name, value in base.items():
+    expected = value
+    path = name.removesuffix(".weight")
+    if path in targets:
+        a, b = (adapter[f"base_model.model.{path}.lora_{x}.weight"] for x in "AB")
+        assert b.abs().max() > 1e-3, path
+        expected = value + (b @ a) * (8 / 4)
+    assert (merged[name] - expected).abs().max() <= 1e-6, name
+    assert torch.equal(merged[name], written[name]), name
+PY
