@@ -493,7 +493,8 @@ class Verifier {
       if (op->is("gradient")) {
         const auto& name = op->attr<std::string>("param");
         if (!params.contains(name))
-          report(concat(name_of(*op), " has param=", quote_if_needed(name)), "expected the name of a param of the graph");
+          report(concat(name_of(*op), " has param=", quote_if_needed(name)),
+                 "expected the name of a param of the graph");
         else if (!marked.insert(name).second)
           report(concat(name_of(*op), " is the second with param=", quote_if_needed(name)),
                  "expected one gradient of a param");

@@ -211,7 +211,8 @@ TEST_CASE("launch: a rank that was killed is the cause, not one that waited for 
   REQUIRE(waitpid(launcher, &status, WUNTRACED) == launcher);
   kill(pids.get(1), SIGKILL);
   kill(pids.get(0), SIGTERM);
-  const bool both_ended = within(std::chrono::seconds(10), [&] { return is_gone(pids.get(0)) && is_gone(pids.get(1)); });
+  const bool both_ended =
+      within(std::chrono::seconds(10), [&] { return is_gone(pids.get(0)) && is_gone(pids.get(1)); });
   kill(launcher, SIGCONT);
   REQUIRE(waitpid(launcher, &status, 0) == launcher);
   REQUIRE(both_ended);
