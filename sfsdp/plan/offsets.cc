@@ -36,7 +36,8 @@ constexpr int kTriesInVain = 25, kRoundsInVain = 8;
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargeShare =
     500;                             // a buffer above this part of the peak is large: smaller ones find room at the end
-constexpr double kNearPeak = 0.9;    // so does what is alive with less than this share of the peak
+constexpr size_t kFew = 1000;        // buffers, of which all may be tried in other orders
+constexpr double kNearPeak = 0.9;    // of more than that, so does what is alive with less than this share of the peak
 constexpr int64_t kBesideShare = 4;  // what is above this part of a buffer may go before it in its stead
 bool is_tight(int64_t arena, int64_t peak) { return static_cast<double>(arena) <= 1.001 * static_cast<double>(peak); }
 
@@ -189,7 +190,8 @@ class LowestFit {
     const std::vector<int64_t> pressure = pressures(buffers);
     for (size_t i = 0; i < buffers.size(); ++i) {
       const bool large = buffers[i].bytes > peak / kLargeShare;
-      const bool hot = static_cast<double>(pressure[i]) >= kNearPeak * static_cast<double>(peak);
+      const bool hot =
+          buffers.size() < kFew || static_cast<double>(pressure[i]) >= kNearPeak * static_cast<double>(peak);
       (!large ? small_ : hot ? hot_ : cold_).push_back(i);
     }
   }
