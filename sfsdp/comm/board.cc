@@ -337,23 +337,23 @@ void Board::fail_if_gone(const CallSite& site, uint64_t sequence, int64_t waited
   }
 }
 
-void Board::look(const CallSite& site, const Call& call, uint64_t sequence) {
+void Board::look(const CallSite& site, const Call& call, uint64_t sequence, int64_t waited_ms) {
   if (memory_->failure == Failure::None) {
     const Lock lock(*memory_, site, call, sequence);
-    fail_if_gone(site, sequence, kLookMs);
+    fail_if_gone(site, sequence, waited_ms);
   }
   if (memory_->failure != Failure::None) throw_failed(site, call, sequence);
 }
 
 void Board::throw_failure(const CallSite& site, const Call& call, uint64_t sequence, const std::string& transfer_error,
-                          int64_t grace_ms) {
+                          int64_t waited_ms, int64_t grace_ms) {
   const auto begin = Clock::now();
   // The kernel closes a dying process's connections some time before it counts as dead.
   while (memory_->failure == Failure::None) {
     const uint32_t seen = memory_->wakes;
     {
       const Lock lock(*memory_, site, call, sequence);
-      fail_if_gone(site, sequence, elapsed_ms(begin));
+      fail_if_gone(site, sequence, waited_ms + elapsed_ms(begin));
       if (elapsed_ms(begin) >= grace_ms) fail(transfer_error);
     }
     const timespec duration = {.tv_sec = 0, .tv_nsec = 10'000'000};

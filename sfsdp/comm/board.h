@@ -45,13 +45,13 @@ class Board {
   // Blocks until every rank gets here, between enter and finish: they read each other's memory.
   void meet(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms);
 
-  // While a transfer that the board does not see takes long: throws as enter does if a rank that has not finished call
-  // `sequence` is dead, stopped or has left, or if the group has failed.
-  void look(const CallSite& site, const Call& call, uint64_t sequence);
-  // A transfer that the board does not see has failed on this rank: finds out why, tells all ranks, throws. If the peer whose
-  // connection broke is known, it has `grace_ms` to be seen dead.
+  // While a transfer that the board does not see takes long, `waited_ms` so far: throws as enter does if a rank that has not
+  // finished call `sequence` is dead, stopped or has left, or if the group has failed.
+  void look(const CallSite& site, const Call& call, uint64_t sequence, int64_t waited_ms);
+  // A transfer that the board does not see has failed on this rank, after `waited_ms`: finds out why, tells all ranks, throws.
+  // If the peer whose connection broke is known, it has `grace_ms` to be seen dead.
   [[noreturn]] void throw_failure(const CallSite& site, const Call& call, uint64_t sequence,
-                                  const std::string& transfer_error, int64_t grace_ms);
+                                  const std::string& transfer_error, int64_t waited_ms, int64_t grace_ms);
 
   // This and all later calls on the board end with AbortedError that carries the reason. First abort or failure wins.
   void abort(int global_rank, const std::string& reason);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -92,6 +93,40 @@ TEST_CASE("board: a stopped process is named, one that goes on in time is waited
   waitpid(peer, nullptr, 0);
 }
 
+// The transfer runs for longer than the look at the peers.
+TEST_CASE("board: who finds a peer stopped or gone during a transfer says for how long it has waited") {
+  for (const int signal : {SIGSTOP, SIGKILL}) {
+    const std::string path = board_path();
+    const auto board = Board::create_file(path, 2);
+    board->claim(0);
+    const Call call = barrier_call({"%b", ""});
+    const pid_t peer = fork();
+    if (peer == 0) {
+      const auto own = Board::open_file(path, 2);
+      own->claim(1);
+      own->enter({"dp_shard", {0, 1}, 1, 2}, call, 1, 60000);
+      raise(signal);  // in no call, so that it does not hold the mutex
+      _exit(0);
+    }
+    const CallSite site{"dp_shard", {0, 1}, 0, 2};
+    board->enter(site, call, 1, 60000);
+    std::filesystem::remove(path);
+    const std::string error = comm_error_of([&] {
+      if (signal == SIGKILL) board->throw_failure(site, call, 2, "the connection broke", 700, 5000);
+      for (;; usleep(20'000)) board->look(site, call, 2, 2345);
+    });
+    CAPTURE(error);
+    const std::string begin = "no answer from rank 1 in ";
+    const size_t at = error.find(begin);
+    REQUIRE(at != std::string::npos);
+    CHECK(error.find(signal == SIGKILL ? " is gone;" : " is stopped,") != std::string::npos);
+    const int waited_ms = std::atoi(error.c_str() + at + begin.size());
+    CHECK((signal == SIGKILL ? waited_ms >= 700 : waited_ms == 2345));
+    kill(peer, SIGKILL);
+    waitpid(peer, nullptr, 0);
+  }
+}
+
 // Somewhere in its calls, so in some of the rounds while it holds the mutex.
 TEST_CASE("board: a process that is stopped at any point is named") {
   for (int round = 0; round < 3; ++round) {
@@ -129,6 +164,8 @@ TEST_CASE("board: a process that is stopped while it holds the mutex is named, w
   const std::string path = board_path();
   const auto board = Board::create_file(path, 2);
   board->claim(0);
+  int finished[2];  // by this rank, so that it needs the mutex no more for call 1
+  REQUIRE(pipe(finished) == 0);
   const pid_t peer = fork();
   if (peer == 0) {
     const auto own = Board::open_file(path, 2);
@@ -136,6 +173,8 @@ TEST_CASE("board: a process that is stopped while it holds the mutex is named, w
     const CallSite site{"dp_shard", {0, 1}, 1, 2};
     own->enter(site, barrier_call({"%b", ""}), 1, 60000);
     own->finish(site, barrier_call({"%b", ""}), 1);
+    char byte = 0;
+    if (read(finished[0], &byte, 1) != 1) _exit(1);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     auto* mutex = static_cast<pthread_mutex_t*>(
         mmap(nullptr, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -146,13 +185,15 @@ TEST_CASE("board: a process that is stopped while it holds the mutex is named, w
   const CallSite site{"dp_shard", {0, 1}, 0, 2};
   board->enter(site, barrier_call({"%b", ""}), 1, 60000);
   board->finish(site, barrier_call({"%b", ""}), 1);
+  REQUIRE(write(finished[1], "", 1) == 1);
   waitpid(peer, nullptr, WUNTRACED);
+  for (const int end : finished) close(end);
   std::filesystem::remove(path);
   for (int call = 0; call < 3; ++call) {
     const std::string error = comm_error_of([&] {
       if (call == 0) board->enter(site, barrier_call({"%c", "layers.3"}), 2, 60000);
       if (call == 1) board->finish(site, barrier_call({"%c", "layers.3"}), 2);
-      if (call == 2) board->look(site, barrier_call({"%c", "layers.3"}), 2);
+      if (call == 2) board->look(site, barrier_call({"%c", "layers.3"}), 2, 0);
     });
     CAPTURE(error);
     CHECK(

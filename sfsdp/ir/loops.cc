@@ -80,8 +80,7 @@ class Checker {
       refuse("stands in another part of the step", "expected the whole body in one section, with the same once=");
     if (op.is("accumulate"))
       refuse("adds up over micro-batches, once a trip", "expected the sum after the loop, or add_into");
-    if (is_random(op) || op.is("dropout"))
-      refuse("would draw the same numbers in each trip", "expected it before the loop");
+    if (draws(op)) refuse("would draw the same numbers in each trip", "expected it before the loop");
     if (is_wait(op) && !loop.has(position_[op.operands[0]->producer()]))
       refuse(concat("waits in each trip for ", name_of(*op.operands[0]->producer()), ", which starts outside"),
              "expected start and wait on the same side of the loop's borders");

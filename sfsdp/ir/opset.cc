@@ -37,7 +37,7 @@ constexpr OpRow kAtenRows[] = {
 // The others are pure. Names are without "aten."; capture/tracer_test.cc compares with LibTorch's schemas and tags.
 
 // Read a generator, in every overload.
-constexpr std::string_view kDraws =
+constexpr std::string_view kDrawing =
     "_cudnn_attention_forward_no_dropout_inplace _cudnn_init_dropout_state _cudnn_rnn _fill_mem_eff_dropout_mask_ "
     "_fused_dropout _lstm_mps _nested_tensor_softmax_with_shape _sample_dirichlet _standard_gamma alpha_dropout "
     "alpha_dropout_ bernoulli bernoulli_ binomial cauchy cauchy_ dropout dropout_ exponential exponential_ "
@@ -99,7 +99,7 @@ AtenName split_aten(std::string_view opcode) {
 }
 
 bool is_random_aten(const Op& op) {
-  static const Names draws = names_in(kDraws), drops_out = names_in(kDropsOut);
+  static const Names draws = names_in(kDrawing), drops_out = names_in(kDropsOut);
   const AtenName name = split_aten(op.opcode);
   const auto* p = op.find_attr<double>("dropout_p");
   return draws.contains(name.base) || (p && *p > 0 && drops_out.contains(name.base));
@@ -195,6 +195,8 @@ bool is_once(const Op& op) {
 bool is_repeated(const Op& op) { return is_repeated(op.section) && !is_once(op); }
 
 bool is_random(const Op& op) { return is_aten(op.opcode) && is_random_aten(op); }
+
+bool draws(const Op& op) { return is_random(op) || has_flag(op, kDraws); }
 
 int aliased_operand(const Op& op) {
   if (op.operands.empty() || !op.operands[0]) return -1;

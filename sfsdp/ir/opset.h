@@ -27,6 +27,7 @@ enum OpFlags : uint32_t {
   kPermute = 128,   // the result has the operand's dimensions in another order
   kPicks = 256,     // reads of the first operand as much as the second, of indexes, picks
   kMoves = 512,     // computes nothing: the result has the operands' elements, elsewhere or in another dtype, and zeros
+  kDraws = 1024,    // draws random numbers: the host's seed, step and micro-batch say which
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing
@@ -63,7 +64,8 @@ bool is_start(const Op& op);
 bool is_wait(const Op& op);
 bool is_update(const Op& op);               // an optimizer's, of a parameter or a bucket
 size_t gradient_operand(const Op& update);  // after the parameter and its moments, of which some may be absent
-bool is_random(const Op& op);
+bool is_random(const Op& op);  // one of LibTorch's that draws
+bool draws(const Op& op);      // is_random, or kDraws
 // Attribute once=true, in a section that micro-batches repeat: the last one alone runs it.
 bool is_once(const Op& op);
 // Whether every micro-batch runs it.

@@ -84,7 +84,8 @@ class Verifier {
     check_outputs();
     check_carries();
     check_all_waited();
-    if (!diagnostics_.empty()) return std::move(diagnostics_);  // loops are followed through operands
+    if (!diagnostics_.empty()) return std::move(diagnostics_);  // what follows goes through operands
+    check_gradients();
     for (auto& [op, wrong] : check_loops(graph_))
       diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
     for (auto& [op, wrong] : check_counted(graph_))
@@ -480,6 +481,44 @@ class Verifier {
       report(concat("carry %", current.name(), " = %", next.name(), " changes the type"),
              concat("expected ", a, ", got ", b));
     if (&current != &next) check_not_donated(next, [] { return std::string("carry"); });
+  }
+
+  // param= of a gradient says in words what the operands of its update say.
+  void check_gradients() {
+    std::set<std::string> params, marked;
+    for (const auto& op : graph_.ops())
+      if (op->is("param")) params.insert(op->attr<std::string>("name"));
+    for (const auto& op : graph_.ops()) {
+      op_ = op.get();
+      if (op->is("gradient")) {
+        const auto& name = op->attr<std::string>("param");
+        if (!params.contains(name))
+          report(concat(name_of(*op), " has param=", quote_if_needed(name)),
+                 "expected the name of a param of the graph");
+        else if (!marked.insert(name).second)
+          report(concat(name_of(*op), " is the second with param=", quote_if_needed(name)),
+                 "expected one gradient of a param");
+      }
+      const Op* gradient = is_update(*op) ? marked_gradient(*op) : nullptr;
+      if (!gradient) continue;
+      const Op& updated = *op->operands[0]->producer();
+      if (updated.is("param") && gradient->attr<std::string>("param") != updated.attr<std::string>("name"))
+        report(concat(name_of(*op), " updates ", quote_if_needed(updated.attr<std::string>("name")), " by ",
+                      name_of(*gradient), " param=", quote_if_needed(gradient->attr<std::string>("param"))),
+               "expected its own gradient");
+    }
+    op_ = nullptr;
+  }
+
+  // Before it is scaled, as what clips it does; nullptr: there is none.
+  static const Op* marked_gradient(const Op& update) {
+    const Value* value = update.operands[gradient_operand(update)];
+    while (value) {
+      const Op& op = *value->producer();
+      if (op.is("gradient")) return &op;
+      value = op.is("scale", "mul_scalar", "cast") || aliased_operand(op) == 0 ? op.operands[0] : nullptr;
+    }
+    return nullptr;
   }
 
   const Graph& graph_;

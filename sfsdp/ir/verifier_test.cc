@@ -154,6 +154,35 @@ TEST_CASE("each way to break the step is caught") {
   }
 }
 
+TEST_CASE("a gradient names the parameter that is updated by it, through what clips it") {
+  const std::string text = dedent(R"(
+    graph mesh [] view local
+      %a = param name=a : f32[4]
+      %b = param name="b c" : f32[4]
+      %x = input name=x : f32[4]
+      %coef = input name=coef : f32[]
+      %bad = input name=bad : f32[]
+    clip:
+      %a.grad = gradient %x param=a : f32[4]
+      %b.grad = gradient %x param="b c" : f32[4]
+      %b.double = cast %b.grad : f64[4]
+      %b.clipped = scale %b.double, %coef : f64[4]
+    opt:
+      %a.new = sgd %a, none, %a.grad, %bad weight_decay=0.0 : f32[4]
+      %b.new = sgd %b, none, %b.clipped, %bad weight_decay=0.0 : f32[4]
+      return %a.new, %b.new
+  )");
+  const ParseResult parsed = parse(text, "step.ir");
+  REQUIRE_MESSAGE(parsed.ok(), to_string(parsed.diagnostics));
+  CHECK(to_string(verify(parsed.graph, &parsed.locations)) == "");
+  const std::string swapped = mutate(mutate(mutate(text, {"param=a", "param=z", ""}), {"param=\"b c\"", "param=a", ""}),
+                                     {"param=z", "param=\"b c\"", ""});
+  expect_diagnostic(swapped, "sgd %a.new updates a by gradient %a.grad param=\"b c\"");
+  expect_diagnostic(swapped, "sgd %b.new updates \"b c\" by gradient %b.grad param=a");
+  expect_diagnostic(mutate(text, {"param=a", "param=\"b c\"", ""}), "is the second with param=\"b c\"");
+  expect_diagnostic(mutate(text, {"param=a", "param=w", ""}), "expected the name of a param of the graph");
+}
+
 TEST_CASE("an in-place update may not overtake a gather that still reads its operand") {
   expect_diagnostic(R"(
     graph mesh [a=2] view local

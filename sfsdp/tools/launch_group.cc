@@ -161,7 +161,7 @@ GroupEnd RankGroup::run() {
       children_[rank].out.read_some(to_out(rank), to_live(rank));
       children_[rank].err.read_some(to_err(rank));
     }
-    for (size_t rank = 0; rank < children_.size(); ++rank) reap(rank);
+    for (const size_t rank : ended()) reap(rank);
     for (size_t rank = 0; rank < children_.size(); ++rank) fail_if_stopped(rank);
     for (std::ostream* stream : {&out_, &err_}) {
       stream->flush();
@@ -263,12 +263,23 @@ OnLine RankGroup::to_err(size_t rank) {
   };
 }
 
+// Naive idea: in the order of ranks. What breaks it: on a busy host this comes late. One that was killed and one that waited
+// for it and exited with an error have both ended by then, and the latter is no cause.
+std::vector<size_t> RankGroup::ended() const {
+  std::vector<size_t> killed, exited;
+  for (size_t rank = 0; rank < children_.size(); ++rank) {
+    const pid_t pid = children_[rank].pid;
+    siginfo_t info{};
+    if (pid < 0 || waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+      continue;
+    (info.si_code == CLD_EXITED ? exited : killed).push_back(rank);
+  }
+  killed.insert(killed.end(), exited.begin(), exited.end());
+  return killed;
+}
+
 void RankGroup::reap(size_t rank) {
   Child& child = children_[rank];
-  siginfo_t info{};
-  if (child.pid < 0 || waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-      info.si_pid == 0)
-    return;
   kill(-child.pid, SIGKILL);  // what it has started; before waitpid, while nobody else can have this id
   child.out.read_rest(to_out(rank));
   child.err.read_rest(to_err(rank));

@@ -120,6 +120,7 @@ class RankGroup {
   [[noreturn]] void become_rank(pid_t launcher, int out, int err, char* const* argv, char* const* envp,
                                 const sigset_t& mask);
   void wait_for_events();
+  std::vector<size_t> ended() const;  // ranks, not reaped yet; those that a signal has ended come first
   void reap(size_t rank);
   void tell_failure(size_t rank, pid_t pid, int status);
   void fail_if_stopped(size_t rank);

@@ -200,6 +200,25 @@ TEST_CASE("launch: a rank that a signal ends is named with the signal") {
   CHECK(contains(result.err, "was ended by SIGSEGV (Segmentation fault, signal 11); it wrote no errors"));
 }
 
+// On a busy host the launcher looks when both have ended.
+TEST_CASE("launch: a rank that was killed is the cause, not one that waited for it and exited with an error") {
+  const PidFiles pids;
+  const pid_t launcher = fork_launcher(
+      shell("trap 'exit 1' TERM; " + pids.write_command("$$") + "while true; do sleep 0.05; done", {"-n", "2"}));
+  REQUIRE(within(std::chrono::seconds(10), [&] { return pids.get(0) > 0 && pids.get(1) > 0; }));
+  kill(launcher, SIGSTOP);
+  int status = 0;
+  REQUIRE(waitpid(launcher, &status, WUNTRACED) == launcher);
+  kill(pids.get(1), SIGKILL);
+  kill(pids.get(0), SIGTERM);
+  const bool both_ended =
+      within(std::chrono::seconds(10), [&] { return is_gone(pids.get(0)) && is_gone(pids.get(1)); });
+  kill(launcher, SIGCONT);
+  REQUIRE(waitpid(launcher, &status, 0) == launcher);
+  REQUIRE(both_ended);
+  CHECK(WEXITSTATUS(status) == 128 + SIGKILL);
+}
+
 // Before ranks meet nobody else knows of them.
 TEST_CASE("launch: a rank that is stopped is named and ends the group, one that goes on in time does not") {
   const auto stopped = launch(shell("[ $RANK = 1 ] && kill -STOP $$; sleep 60", {"-n", "3"}));

@@ -145,7 +145,7 @@ class Search {
 
   void simulate(Found& f) {
     const SimulatedConfig simulated = simulate_config(request_, config_of(base_, f.candidate), captures_);
-    const SimulateReport& report = simulated.report;
+    const SimulateReport& report = simulated.simulated.report;
     const sim::Simulation& s = report.simulation;
     f.step = {s.step_seconds, s.compute_seconds, s.exposed_seconds, report.peak_bytes()};
     f.fits = report.fits();

@@ -4,6 +4,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/config/config_fields.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -66,14 +67,12 @@ train::JobConfig config_of(const train::JobConfig& base, const Candidate& c) {
 
 std::string json_of(const train::JobConfig& base, const Candidate& c) {
   const train::JobConfig config = config_of(base, c);
-  return concat(
-      "{\"mesh\": ", json_quoted(mesh_of(c)), ", \"parallelism.zero_stage\": ", c.stage,
-      ", \"parallelism.fsdp_reshard_after_forward\": ", json_quoted(config.parallelism.fsdp_reshard_after_forward),
-      ", \"parallelism.fsdp_wrap\": \"manual\", \"training.local_batch_size\": ", c.local,
-      ", \"training.global_batch_size\": ", config.training.global_batch_size,
-      ", \"activation_checkpoint.mode\": ", json_quoted(config.activation_checkpoint.mode),
-      ", \"activation_checkpoint.selective_ac_option\": ",
-      json_quoted(config.activation_checkpoint.selective_ac_option), "}");
+  std::string text = concat("{\"mesh\": ", json_quoted(mesh_of(c)));
+  for (const char* key : {"parallelism.zero_stage", "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_wrap",
+                          "training.local_batch_size", "training.global_batch_size", "activation_checkpoint.mode",
+                          "activation_checkpoint.selective_ac_option"})
+    text += concat(", ", json_quoted(key), ": ", train::literal(*train::find_field(key), config));
+  return text + "}";
 }
 
 std::string structure_of(const Candidate& c) {

@@ -14,7 +14,6 @@
 #include "sfsdp/cost/target.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/passes/bucket/wrap.h"
-#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/sim/report/bucket_table.h"
 #include "sfsdp/sim/report/html_report.h"
 #include "sfsdp/sim/report/memory_timeline.h"
@@ -83,13 +82,9 @@ void print_peak(std::ostream& out, const SimulateReport& report, size_t depth) {
 
 void show_simulation(const Request& request, const SimulateSetup& setup, const plan::StepPlan& plan,
                      const StepFacts& facts, const std::string& units, std::ostream& out) {
-  std::optional<ir::Graph> executed;
-  if (setup.options.execution == cost::Execution::Reference) executed = passes::decomposed(plan.graph);
-  const ir::Graph& graph = executed ? *executed : plan.graph;
   const auto start = std::chrono::steady_clock::now();
-  SimulateSetup planned = setup;
-  if (!executed) planned.options.edges = &plan.edges;
-  const SimulateReport report = simulate_step(graph, executed ? reference_memory(graph) : plan.memory, planned, facts);
+  const auto [executed, report] = simulate_step(plan, setup, facts);
+  const ir::Graph& graph = executed ? *executed : plan.graph;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   if (request.has("trace")) {

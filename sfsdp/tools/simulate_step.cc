@@ -12,6 +12,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/device_memory.h"
 #include "sfsdp/cost/target.h"
+#include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/pytorch/memory.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -188,12 +189,6 @@ passes::FuseScope SimulateSetup::fuse_scope() const {
   return passes::FuseScope::All;
 }
 
-plan::MemoryPlan reference_memory(const ir::Graph& decomposed) {
-  plan::MemoryPlan plan = plan::plan_memory(decomposed, {.blocking = true});
-  plan.arena_bytes = plan.live_bytes;
-  return plan;
-}
-
 SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, const SimulateSetup& setup,
                              const StepFacts& facts) {
   SimulateReport report;
@@ -219,6 +214,18 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
   report.tokens_per_second = static_cast<double>(facts.tokens) / report.simulation.step_seconds;
   report.mfu = report.tokens_per_second * facts.flops_per_token / report.machine.peak_bf16;
   return report;
+}
+
+SimulatedPlan simulate_step(const plan::StepPlan& plan, SimulateSetup setup, const StepFacts& facts) {
+  if (setup.options.execution != cost::Execution::Reference) {
+    setup.options.edges = &plan.edges;
+    return {std::nullopt, simulate_step(plan.graph, plan.memory, setup, facts)};
+  }
+  SimulatedPlan out{passes::decomposed(plan.graph), {}};
+  plan::MemoryPlan memory = plan::plan_memory(*out.executed, {.blocking = true});
+  memory.arena_bytes = memory.live_bytes;
+  out.report = simulate_step(*out.executed, std::move(memory), setup, facts);
+  return out;
 }
 
 }  // namespace sfsdp::tools

@@ -11,6 +11,7 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/plan/caching_allocator.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/sim/pytorch/lifetimes.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
@@ -43,13 +44,16 @@ struct StepFacts {
   int64_t tokens = 0;  // of a rank and step; 0: not known
   double flops_per_token = 0;
 };
-//   graph: as it is executed: of a plan, or decomposed for the reference executor
-//   memory: of the plan, or reference_memory
+//   graph: as it is executed
 SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, const SimulateSetup& setup,
                              const StepFacts& facts);
 
-// The reference executor allocates value by value: no arena, nothing lost between buffers.
-plan::MemoryPlan reference_memory(const ir::Graph& decomposed);
+struct SimulatedPlan {
+  std::optional<ir::Graph> executed;  // where that is not the plan's graph
+  SimulateReport report;              // points into the graph
+};
+// A plan as setup.execution runs it. The reference executor allocates value by value: no arena, nothing lost between buffers.
+SimulatedPlan simulate_step(const plan::StepPlan& plan, SimulateSetup setup, const StepFacts& facts);
 
 // An option that is a whole number of at least 0.
 int64_t whole_option(const Request& request, const std::string& name, const std::string& fallback);

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <optional>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -16,10 +15,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/passes/canonical/decompose.h"
-#include "sfsdp/tools/captures.h"
 #include "sfsdp/tools/simulate_report.h"
-#include "sfsdp/tools/simulate_step.h"
 #include "sfsdp/tools/sweep_cases.h"
 #include "sfsdp/tools/workers.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -36,8 +32,7 @@ std::string simulate_case(const std::vector<std::string>& args, Captures& captur
     if (request.has(option))
       throw UserError(concat("--", option, " in a case of a sweep\n  expected it without --sweep, for one step"));
   std::ostringstream text;
-  const SimulatedConfig simulated = simulate_config(request, config_of(request), captures);
-  print_report_json(text, simulated.report);
+  print_report_json(text, simulate_config(request, config_of(request), captures).simulated.report);
   return text.str();
 }
 
@@ -94,24 +89,18 @@ static train::JobConfig with_buckets(const SimulateSetup& setup, train::JobConfi
 }
 
 SimulatedConfig simulate_config(const Request& request, const train::JobConfig& config, Captures& captures) {
-  SimulateSetup setup = simulate_setup(request, config);
+  const SimulateSetup setup = simulate_setup(request, config);
   const train::JobConfig bucketed = with_buckets(setup, config, request.world, captures);
   train::StepSetup made = train::step_setup(bucketed, request.world);
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   made.options.target = cost::target_of(setup.machine);
-  SimulatedConfig out{.step = captures.compile(bucketed, made), .executed = {}, .report = {}};
-  const plan::StepPlan& plan = out.step.plan;
-  if (setup.options.execution == cost::Execution::Reference)
-    out.executed = passes::decomposed(plan.graph);
-  else
-    setup.options.edges = &plan.edges;
-  out.report = simulate_step(out.executed ? *out.executed : plan.graph,
-                             out.executed ? reference_memory(*out.executed) : plan.memory, setup,
-                             {.model = config.model.name + " " + config.model.flavor,
-                              .mesh = to_string(made.strategy.mesh),
-                              .world = request.world,
-                              .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
-                              .flops_per_token = out.step.flops_per_token});
+  SimulatedConfig out{captures.compile(bucketed, made), {}};
+  out.simulated = simulate_step(out.step.plan, setup,
+                                {.model = config.model.name + " " + config.model.flavor,
+                                 .mesh = to_string(made.strategy.mesh),
+                                 .world = request.world,
+                                 .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
+                                 .flops_per_token = out.step.flops_per_token});
   return out;
 }
 

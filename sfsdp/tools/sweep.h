@@ -3,18 +3,16 @@
 #pragma once
 
 #include <iosfwd>
-#include <optional>
 
 #include "sfsdp/tools/captures.h"
 #include "sfsdp/tools/commands.h"
-#include "sfsdp/tools/simulate_report.h"
+#include "sfsdp/tools/simulate_step.h"
 
 namespace sfsdp::tools {
 
 struct SimulatedConfig {
   CompiledStep step;
-  std::optional<ir::Graph> executed;  // where that is not the plan's graph
-  SimulateReport report;              // points into the graph
+  SimulatedPlan simulated;  // points into the step
 };
 
 // One configuration on the machine and the system that the options of `request` name.

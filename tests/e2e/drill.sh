@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Thirty kills in 200 steps, of one rank or of all at once, at random moments while they start, train and save asynchronously;
-# beside them ranks are stopped and asked to end. `launch --max-restarts` brings the run back each time, and its losses are
-# those of a run that nothing happened to, bit for bit. A kill counts when the launcher has restarted the ranks for it.
+# Thirty kills, of one rank or of all at once, at random moments while they start, train and save asynchronously; beside them
+# ranks are stopped and asked to end. `launch --max-restarts` brings a run of 200 steps back each time, and its losses are
+# those of a run that nothing happened to, bit for bit. A kill counts when the launcher has restarted the ranks for it. How
+# many steps are done until one strikes is up to the machine: the next run takes what is left when one gets to its end.
 # Takes 90 s alone.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-exec python3 - "$dir" <<'PY'
+python3 - "$dir" <<'PY'
 import json, os, random, re, signal, subprocess, sys, time
 
 folder, sfsdp, ranks, steps, kills = sys.argv[1], "build/release/sfsdp", 2, 200, 30
@@ -34,27 +35,24 @@ def rows(name):
     return found
 
 
-def furthest(): return max((row["step"] for row in rows("drilled")), default=0)
+def furthest(name): return max((row["step"] for row in rows(name)), default=0)
 
 
-def printed():
-    """Step and loss of each line that the drilled run has printed; also of steps that were taken again later."""
-    return re.findall(r"step: +(\d+)  loss: +(\S+)", open(f"{folder}/log").read())
+def told(begin=0):
+    """What launchers and ranks have printed, from a byte on."""
+    return open(f"{folder}/log", "rb").read()[begin:].decode()
+
+
+def restarts(): return len(re.findall(r"launch: restart \d+ of", told()))
 
 
 def kills_told():
     """As the launcher has counted them: by restarts, the killed rank is the first that failed."""
-    return len(re.findall(r"launch: restart \d+ of \d+, as rank \d+ was ended by SIGKILL", open(f"{folder}/log").read()))
-
-
-def ranks_of(launcher):
-    try: return [int(pid) for pid in open(f"/proc/{launcher}/task/{launcher}/children").read().split()]
-    except FileNotFoundError: return []
+    return len(re.findall(r"launch: restart \d+ of \d+, as rank \d+ was ended by SIGKILL", told()))
 
 
 def fail(why):
-    print(why)
-    print("".join(open(f"{folder}/log").readlines()[-40:]))
+    print(why, *told().splitlines()[-40:], sep="\n")
     sys.exit(1)
 
 
@@ -65,54 +63,88 @@ def wait_until(holds, what):
         time.sleep(0.002)
 
 
-def start():
-    return subprocess.Popen(command("drilled"), stdout=log, stderr=log, env=environment)
+def start(name): return subprocess.Popen(command(name), stdout=log, stderr=log, env=environment)
+
+
+def end_of(launcher):
+    wait_until(lambda: launcher.poll() is not None, "the launcher does not end")
+    return launcher.returncode
+
+
+def children(launcher):
+    try: return [int(pid) for pid in open(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read().split()]
+    except FileNotFoundError: return []
+
+
+def ranks_of(launcher, but=()):
+    """Waits for as many as there should be, none of `but`; none if the launcher has ended."""
+    pids = []
+    def started():
+        pids[:] = children(launcher)
+        return len(pids) == ranks and not set(pids) & set(but)
+    wait_until(lambda: launcher.poll() is not None or started(), "no ranks start")
+    return pids if launcher.returncode is None else []
+
+
+def wait_for_a_moment(launcher, name, best):
+    """Between two saves, in one, or right after: a few steps further than ever before, and some milliseconds."""
+    goal = best + random.randint(1, 6)
+    wait_until(lambda: furthest(name) >= goal or launcher.poll() is not None, f"step {goal} is not reached")
+    time.sleep(random.random() * 0.02)
+
+
+def drill(name, faults):
+    """A run to its end. Takes the faults off the list that have come to pass; how often was a clean stop asked for and made?"""
+    launcher, best, stops, number, while_starting = start(name), 0, 0, 0, False
+    while faults and (victims := ranks_of(launcher)):
+        kind, restarts_before, kills_before = faults[-1], restarts(), kills_told()
+        while_starting = kind == signal.SIGKILL and number % 5 == 4 and not while_starting
+        best = max(best, furthest(name))
+        if while_starting: time.sleep(random.random())
+        else: wait_for_a_moment(launcher, name, best)
+        if restarts() != restarts_before: fail("ranks were restarted, and no fault had struck")
+        number += 1
+        group = kind == signal.SIGKILL and number % 6 == 0
+        try:
+            for pid in victims if group else [random.choice(victims)]: os.kill(pid, kind)
+        except ProcessLookupError: pass  # the run is at its end
+        if kind == signal.SIGTERM:
+            if end_of(launcher) == 75:
+                faults.pop()
+                stops += 1
+                launcher = start(name)  # as Slurm would
+        elif ranks_of(launcher, but=victims):
+            if restarts() != restarts_before + 1: fail(f"{restarts() - restarts_before} restarts for one fault")
+            # If a rank that waited for the killed one has ended before it, the fault is to come once more.
+            if kind == signal.SIGSTOP or kills_told() == kills_before + 1: faults.pop()
+    if end_of(launcher) != 0: fail(f"the drilled run ends with {launcher.returncode}")
+    return stops
+
+
+def compare(name, begin):
+    """How many steps were taken again."""
+    expected, got = ({row["step"]: [row[key] for key in ("loss", "grad_norm", "lr", "tokens")] for row in rows(of)}
+                     for of in ("undisturbed", name))
+    printed = re.findall(r"step: +(\d+)  loss: +(\S+)", told(begin))  # also of steps that were taken again later
+    for step, loss in printed:
+        if f"{expected[int(step)][0]:.5f}" != loss: fail(f"step {step}: {loss}, expected {expected[int(step)][0]}")
+    if len(expected) != steps or got != expected:
+        fail(f"{len(expected)} and {len(got)} steps, {sum(got.get(k) != v for k, v in expected.items())} differ")
+    return len(printed) - steps
 
 
 with open(f"{folder}/log", "a") as log:
     if subprocess.run(command("undisturbed"), stdout=log, stderr=log, env=environment).returncode != 0:
         fail("the undisturbed run has failed")
-
     others = [signal.SIGTERM] * 4 + [signal.SIGSTOP] * 4
-    kinds = [signal.SIGKILL] * kills + others
-    random.shuffle(kinds)
+    faults = [signal.SIGKILL] * kills + others
+    random.shuffle(faults)
     log.truncate(0)
-    launcher, stops, best, number, while_starting = start(), 0, 0, 0, False
-    while kinds:
-        kind, told = kinds[-1], kills_told()
-        wait_until(lambda: len(ranks_of(launcher.pid)) == ranks or launcher.poll() is not None, "no ranks start")
-        if launcher.poll() is not None: fail(f"the launcher has ended with {launcher.returncode} before fault {number}")
-        victims = ranks_of(launcher.pid)
-        while_starting = kind == signal.SIGKILL and number % 5 == 4 and not while_starting
-        if while_starting:
-            time.sleep(random.random())
-        else:
-            # Between two saves, in one, or right after: a few steps further than ever before, and some milliseconds.
-            best = max(best, furthest())
-            goal = min(best + random.randint(1, 6), steps - len(kinds))
-            wait_until(lambda: furthest() >= goal or launcher.poll() is not None, f"step {goal} is not reached")
-            time.sleep(random.random() * 0.02)
-        number += 1
-        group = kind == signal.SIGKILL and number % 6 == 0
-        try:
-            for pid in victims if group else [random.choice(victims)]: os.kill(pid, kind)
-        except ProcessLookupError: continue  # once more, at the ranks that come next
-        if kind == signal.SIGTERM:
-            if launcher.wait(120) not in (75, 143): fail(f"SIGTERM to a rank ends with {launcher.returncode}")
-            stops += launcher.returncode == 75
-            launcher = start()  # as Slurm would
-        else:
-            wait_until(lambda: not set(victims) & set(ranks_of(launcher.pid)), "the ranks are not restarted")
-        if kind != signal.SIGKILL or kills_told() == told + 1: kinds.pop()
-    if launcher.wait(300) != 0: fail(f"the drilled run ends with {launcher.returncode}")
-
-expected = {row["step"]: (row["loss"], row["grad_norm"], row["lr"], row["tokens"]) for row in rows("undisturbed")}
-got = {row["step"]: (row["loss"], row["grad_norm"], row["lr"], row["tokens"]) for row in rows("drilled")}
-for step, loss in printed():
-    if f"{expected[int(step)][0]:.5f}" != loss: fail(f"step {step}: {loss}, expected {expected[int(step)][0]}")
-if len(expected) != steps or got != expected:
-    fail(f"{len(expected)} and {len(got)} steps, {sum(got.get(k) != v for k, v in expected.items())} differ")
-again = len(printed()) - steps
-print(f"{kills_told()} kills, {len(others)} other faults, {stops} clean stops, {again} steps taken again")
-if kills_told() < kills or stops == 0 or again == 0: fail("the drill has drilled too little")
+    runs = stops = again = 0
+    while faults and runs < 20:
+        runs, begin = runs + 1, os.path.getsize(f"{folder}/log")
+        stops += drill(f"drilled{runs}", faults)
+        again += compare(f"drilled{runs}", begin)
+print(f"{kills_told()} kills, {len(others)} other faults, {stops} clean stops, {again} steps taken again in {runs} runs")
+if faults or stops == 0 or again == 0: fail(f"the drill has drilled too little: {len(faults)} faults are left")
 PY

@@ -158,7 +158,7 @@ void TcpCommunicator::wait() {
 
 // The transfer takes long: throws if it is in vain.
 void TcpCommunicator::look(int peer) {
-  if (observer_.board) return observer_.board->look(site_, *call_, sequence_);
+  if (observer_.board) return observer_.board->look(site_, *call_, sequence_, waited_ms());
   const Wait wait = {site_, observer_.key, sequence_, waited_ms()};
   const FoundCause found = look_at_peer(store_->store(), wait, site_.ranks[static_cast<size_t>(peer)]);
   if (found.kind == FoundCause::Kind::None) return;
@@ -239,7 +239,7 @@ void TcpCommunicator::throw_failure(const Call& call, const TransferError& error
   const std::string cause = concat("the connection to rank ", peer, error.timed_out ? " timed out" : " broke",
                                    " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
   fail(kEarlier + cause);
-  if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, kGraceMs);
+  if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, waited_ms(), kGraceMs);
   throw_found(call,
               find_cause(store_->store(), {site_, observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
 }

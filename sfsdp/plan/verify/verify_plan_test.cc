@@ -474,6 +474,8 @@ TEST_CASE("broken programs are caught: waits, reductions, shards") {
       {"a gradient is reduced over the wrong axis", "over dp_replicate: a gradient that is not reduced",
        replaced("all_reduce %norm_output.flat.grad.acc axis=dp_replicate",
                 "all_reduce %norm_output.flat.grad.acc axis=dp_shard")},
+      {"a gradient names another parameter", "is the second with param=layers.0.flat",
+       replaced("param=norm_output.flat", "param=layers.0.flat")},
       {"the loss is one rank's", "the step returns",
        replaced("all_reduce %loss.share axis=[dp_replicate, dp_shard]", "mul_scalar %loss.share value=1.0")},
       {"the loss is reduced over one axis of two", "the step returns",
