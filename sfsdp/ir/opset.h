@@ -64,8 +64,8 @@ bool is_start(const Op& op);
 bool is_wait(const Op& op);
 bool is_update(const Op& op);               // an optimizer's, of a parameter or a bucket
 size_t gradient_operand(const Op& update);  // after the parameter and its moments, of which some may be absent
-bool is_random(const Op& op);  // one of LibTorch's that draws
-bool draws(const Op& op);      // is_random, or kDraws
+bool is_random(const Op& op);               // one of LibTorch's that draws
+bool draws(const Op& op);                   // is_random, or kDraws
 // Attribute once=true, in a section that micro-batches repeat: the last one alone runs it.
 bool is_once(const Op& op);
 // Whether every micro-batch runs it.

@@ -165,8 +165,7 @@ std::vector<int64_t> trips_to_check(const Graph& graph) {
 
 HostLoad host_load(const Graph& graph, const std::vector<CommLane>& lanes) {
   const auto reads_io_itself = [](const Op* op) {
-    if (ir::is_update(*op) || ir::draws(*op))
-      return true;  // lr and step; seed, step and micro-batch
+    if (ir::is_update(*op) || ir::draws(*op)) return true;  // lr and step; seed, step and micro-batch
     return std::ranges::any_of(op->operands, [](const ir::Value* operand) {
       return operand && ir::storage_of(operand)->producer()->is("input");
     });
