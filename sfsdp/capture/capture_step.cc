@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "sfsdp/base/check.h"
@@ -296,8 +297,9 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
     at::AutoGradMode grad_mode(options.training);
     tracer.section = ir::Section::Fwd;
     if (options.param_dtype)  // mixed precision casts floating inputs at the root, inside the trace
-      for (at::Tensor& t : batch)
-        if (t.is_floating_point()) t = t.to(scalar_type_of(*options.param_dtype));
+      for (size_t i = 0; i < batch.size(); ++i)
+        if (batch[i].is_floating_point() && std::ranges::find(options.uncast, i) == options.uncast.end())
+          batch[i] = batch[i].to(scalar_type_of(*options.param_dtype));
     value = loss(batch);
     if (options.training && value.value.defined() && !value.value.requires_grad())
       for (const at::Tensor& leaf : leaves) expect_no_adapter(leaf);

@@ -51,6 +51,7 @@ Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dim
 
 struct CaptureOptions {
   std::optional<ir::DType> param_dtype;  // dtype in which floating parameters and inputs enter the trace
+  std::vector<size_t> uncast = {};       // tensors of the batch that keep their dtype then, such as targets
   bool training = true;                  // false: no backward; the module is in eval mode while traced
 };
 

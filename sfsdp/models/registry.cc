@@ -93,8 +93,11 @@ LanguageModel make_llama3(const ModelSpec& spec) {
   assign_all(slots, spec);
   args.rope_scaling = scaled ? std::optional(scaling) : std::nullopt;
   Llama3 model(args);
-  return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
-          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }, values_of(slots)};
+  const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
+    return model->forward(tokens, positions);
+  };
+  return {model.ptr(), forward, args.vocab_size, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+          values_of(slots)};
 }
 
 LanguageModel make_gpt(const ModelSpec& spec) {
@@ -111,8 +114,11 @@ LanguageModel make_gpt(const ModelSpec& spec) {
                                    {"rope_theta", &args.rope_theta}};
   assign_all(slots, spec);
   Gpt model(args);
-  return {model.ptr(), [model](const at::Tensor& tokens) mutable { return model->forward(tokens); }, args.vocab_size,
-          [args](int64_t seq_len) { return args.flops_per_token(seq_len); }, values_of(slots)};
+  const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
+    return model->forward(tokens, positions);
+  };
+  return {model.ptr(), forward, args.vocab_size, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+          values_of(slots)};
 }
 
 }  // namespace

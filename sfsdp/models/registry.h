@@ -24,10 +24,10 @@ struct ModelSpec {
   std::map<std::string, Arg> args;    // override the flavor's: dim, n_layers, …
 };
 
-// A language model: tokens [B, S] int64 -> logits [B, S, V].
+// A language model: tokens [B, S] int64, and positions [B, S] int64 in their documents or undefined -> logits [B, S, V].
 struct LanguageModel {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor(const at::Tensor&)> forward;
+  std::function<at::Tensor(const at::Tensor& tokens, const at::Tensor& positions)> forward;
   int64_t vocab_size = 0;
   std::function<double(int64_t)> flops_per_token;  // by sequence length, forward and backward
   std::map<std::string, Arg> args;                 // all of the family's, as built

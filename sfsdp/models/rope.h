@@ -21,11 +21,13 @@ inline std::pair<at::Tensor, at::Tensor> rotations(int64_t seq_len, const at::Te
   return {angles.cos(), angles.sin()};
 }
 
-// Turns neighbours (2j, 2j + 1) by the position's angle, in float32. x: [B, S, H, E]; the result has x's dtype.
+// Turns neighbours (2j, 2j + 1) by the position's angle, in float32. x: [B, S, H, E]; cos, sin: [S, E/2], or [B, S, E/2] of
+// each row; the result has x's dtype.
 inline at::Tensor rotate(const at::Tensor& x_BSHE, const at::Tensor& cos, const at::Tensor& sin) {
   const at::Tensor pairs = x_BSHE.to(at::kFloat).unflatten(-1, {-1, 2});
   const at::Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
-  const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);  // [S, 1, E/2]
+  const int64_t heads = cos.dim() - 1;
+  const at::Tensor c = cos.unsqueeze(heads), s = sin.unsqueeze(heads);  // [S, 1, E/2] or [B, S, 1, E/2]
   return at::stack({even * c - odd * s, even * s + odd * c}, -1).flatten(-2).to(x_BSHE.scalar_type());
 }
 

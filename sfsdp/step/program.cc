@@ -211,6 +211,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
                                                  const passes::PassObserver& observer) {
   capture::CaptureOptions capture_options;
   capture_options.param_dtype = strategy_.options.mixed_precision.param_dtype;
+  capture_options.uncast = options_.uncast;
   capture_options.training = training;
   const auto start = Clock::now();
   auto captured = capture::capture_step(*module_, state_, loss_, example, capture_options);

@@ -234,7 +234,10 @@ CompiledJob exported_job(const JobConfig& config) {
   for (const Program* program : {job.archive.get(), evaluation.get()})
     if (program) expect_output(*program, objective.output, objective.key);
   const size_t inputs = job.batch.size();
-  if (objective.compares) job.batch.push_back("targets");
+  if (objective.compares) {
+    job.uncast.push_back(inputs);
+    job.batch.emplace_back("targets");
+  }
   job.loss = [module, objective, inputs](const Batch& batch) mutable -> LossValue {
     const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
     const std::vector<std::string>& names = module->output_names();

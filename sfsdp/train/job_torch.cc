@@ -92,7 +92,7 @@ CompiledJob uncompiled_job(const JobConfig& config) {
                                   int64_t seq_len) { return whole(seq_len) + other; };
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
   job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
-    return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
+    return {models::cross_entropy(forward(batch[0], {}), batch[1]), {}};
   };
   job.batch = {"tokens", "targets"};
   return job;
@@ -137,6 +137,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   job.shares = setup.shares;
   CompileOptions options;
   options.max_norm = setup.options.max_norm;
+  options.uncast = job.uncast;
   options.micro_batches = setup.options.micro_batches;
   options.tune = setup.options.tune;
   options.pipeline = setup.options.pipeline;
@@ -159,6 +160,7 @@ CapturedJob capture_job(const JobConfig& config) {
   const Batch example = example_of(config, job);
   capture::CaptureOptions options;
   options.param_dtype = mixed_precision_of(config.training).param_dtype;
+  options.uncast = job.uncast;
   const auto state = capture::take_state(*job.model.module);
   const auto capture = [&](const Batch& batch) {
     return capture::capture_step(*job.model.module, state, job.loss, batch, options).graph;

@@ -155,7 +155,7 @@ TEST_CASE("training.dtype = bfloat16 equals an eager bfloat16 Llama 3, bit for b
   for (int64_t k = 0; k < 4; ++k)
     expected.results.push_back(trainer.step([&] {
       const Batch batch = rows_of(k, 0, 4);
-      return models::cross_entropy(eager.forward(batch[0]), batch[1]);
+      return models::cross_entropy(eager.forward(batch[0], {}), batch[1]);
     }));
   for (const auto& [name, value] : trainer.state()) {
     CAPTURE(name);

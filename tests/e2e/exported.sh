@@ -63,22 +63,35 @@ import json, random, struct, sys
 random.seed(1)
 pixels = [random.gauss(0, 1) for _ in range(40 * 3 * 8 * 8)]
 label = [random.randrange(5) for _ in range(40)]
-data = struct.pack(f"<{len(pixels)}f", *pixels) + struct.pack(f"<{len(label)}q", *label)
+targets = [random.gauss(0, 1) for _ in range(40 * 5)]
+data = struct.pack(f"<{len(pixels)}f", *pixels) + struct.pack(f"<{len(label)}q", *label) + struct.pack(f"<{len(targets)}f", *targets)
 header = json.dumps({"pixels": dict(dtype="F32", shape=[40, 3, 8, 8], data_offsets=[0, 4 * len(pixels)]),
-                     "label": dict(dtype="I64", shape=[40], data_offsets=[4 * len(pixels), len(data)])}).encode()
+                     "label": dict(dtype="I64", shape=[40], data_offsets=[4 * len(pixels), 4 * len(pixels) + 320]),
+                     "targets": dict(dtype="F32", shape=[40, 5], data_offsets=[4 * len(pixels) + 320, len(data)])}).encode()
 header += b" " * (-len(header) % 8)
 open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + data)
 PY
-images=(--model.name exported --model.path "$PWD/tests/fixtures/exported/convolutions.pt2" --model.loss 0 --training.dataset tensors
+tensors=(--model.name exported --model.path "$PWD/tests/fixtures/exported/convolutions.pt2" --training.dataset tensors
   --training.dataset_path "$dir/images.safetensors" --training.local_batch_size 4 --training.mixed_precision_param float32 --metrics.log_freq 1
   --validation.enable --validation.dataset tensors --validation.dataset_path "$dir/images.safetensors" --validation.local_batch_size 4)
+images=("${tensors[@]}" --model.loss 0)
 "$sfsdp" launch -n 2 --log-rank 0 -- train "${images[@]}" --training.steps 8 --job.dump_folder "$dir/images" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
-grep -q '40 samples in 1 file: label i64\[\], pixels f32\[3, 8, 8\]' "$dir/log" || fail "the dataset: $(cat "$dir/log")"
+grep -q '40 samples in 1 file: label i64\[\], pixels f32\[3, 8, 8\], targets f32\[5\]' "$dir/log" || fail "the dataset: $(cat "$dir/log")"
 "$sfsdp" launch -n 2 -- train "${images[@]}" --training.steps 3 --lr_scheduler.total_steps 8 --job.dump_folder "$dir/again" --checkpoint.enable \
   --checkpoint.interval 3 --checkpoint.no_last_save_model_only >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 "$sfsdp" launch -n 2 -- train "${images[@]}" --training.steps 8 --job.dump_folder "$dir/again" --checkpoint.enable >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 [[ $(losses "$dir/images" | wc -l) == 8 ]] || fail "eight steps: $(cat "$dir/images/metrics.jsonl")"
 diff <(losses "$dir/images" | sort) <(losses "$dir/again" | sort -u) || fail "images: stopped and resumed, the losses differ"
+
+# What an archive holds, and what of it cannot be trained.
+"$sfsdp" inspect --model.path tests/fixtures/exported/decoder.pt2 >"$dir/log" 2>&1 || fail "inspect: $(cat "$dir/log")"
+for line in '  input_ids  i64\[s[0-9]* of 1 to 64, s[0-9]* of 2 to 64\]' '  loss  f32\[\]  could be model.loss' \
+  '  layers\.\*\.q_proj\.weight  f32\[16, 16\]  × 2' 'All ops can be trained'; do
+  grep -qx -- "$line" "$dir/log" || fail "inspect lacks \"$line\": $(cat "$dir/log")"
+done
+sed 's/aten.conv2d.default/libx.conv2d.default/g' tests/fixtures/exported/convolutions.pt2 >"$dir/libx.pt2"
+"$sfsdp" inspect --model.path "$dir/libx.pt2" >"$dir/log" 2>&1 && fail "an op of libx can be trained"
+grep -q '^Not trained: torch.ops.libx.conv2d.default at ' "$dir/log" || fail "inspect: $(cat "$dir/log")"
 
 # The page's replacement of a custom op is the one that a test runs.
 sed -n '/^```cpp/,/^```$/p' docs/exported_models.md | grep -v '^```' | sed 's/^ *//' >"$dir/example"
@@ -114,6 +127,55 @@ was = torch.export.load("tests/fixtures/exported/decoder.pt2").state_dict
 for name, value in program.state_dict.items():
     assert torch.equal(value, state[name]), name
     assert not torch.equal(value, was[name]), name + " is as it was"
+PY
+
+# Evaluation runs another archive, here one whose loss is twice as large; a mean squared error is PyTorch's.
+"$python" - "$dir" <<'PY' || fail "no archive for evaluation"
+import sys
+import torch
+sys.path.insert(0, "tests/fixtures")
+sys.dont_write_bytecode = True
+import make_exported
+
+
+class Twice(make_exported.Convolutions):
+    def forward(self, pixels, label):
+        loss, logits = super().forward(pixels, label)
+        return loss * 2, logits
+
+
+model = Twice().eval()
+example = dict(pixels=torch.randn(4, 3, 8, 8), label=torch.zeros(4, dtype=torch.int64))
+torch.export.save(torch.export.export(model, (), example, strict=False), sys.argv[1] + "/eval.pt2")
+PY
+once=("${images[@]}" --training.steps 1 --optimizer.lr 0 --training.shuffle never --metrics.log_freq 1)
+validated() { sed -n 's/.*"validation_loss": \([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | head -1; }
+"$sfsdp" train "${once[@]}" --job.dump_folder "$dir/one" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" train "${once[@]}" --model.eval_path "$dir/eval.pt2" --job.dump_folder "$dir/two" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" train "${once[@]}" --model.eval_path tests/fixtures/exported/shared.pt2 --job.dump_folder "$dir/none" >"$dir/log" 2>&1 && fail "evaluated another model"
+grep -q 'shared.pt2 reads "frozen", which .* does not have' "$dir/log" || fail "another model: $(cat "$dir/log")"
+"$sfsdp" train "${tensors[@]}" --model.prediction 1 --training.steps 1 --optimizer.lr 0 --training.shuffle never --job.dump_folder "$dir/error" \
+  >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$python" - "$dir" "$(validated "$dir/one")" "$(validated "$dir/two")" <<'PY' || fail "evaluation, or the mean squared error"
+import json, sys
+import torch
+folder, one, two = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+assert abs(two - 2 * one) <= 1e-6 * two, (one, two)
+data = open(folder + "/images.safetensors", "rb").read()
+size = int.from_bytes(data[:8], "little")
+rows = json.loads(data[8 : 8 + size])
+
+
+def first(name, dtype):
+    row = rows[name]
+    begin, end = (8 + size + at for at in row["data_offsets"])
+    return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).view(row["shape"])[:4]
+
+
+logits = torch.export.load("tests/fixtures/exported/convolutions.pt2").module()(first("pixels", torch.float32), first("label", torch.int64))[1]
+expected = torch.nn.functional.mse_loss(logits, first("targets", torch.float32)).item()
+got = json.loads(open(folder + "/error/metrics.jsonl").readline())["loss"]
+assert abs(got - expected) <= 1e-6 * expected, (got, expected)
 PY
 
 sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"

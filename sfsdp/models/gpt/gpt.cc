@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/models/documents.h"
 #include "sfsdp/models/rope.h"
 
 namespace sfsdp::models {
@@ -103,14 +104,16 @@ GptBlockImpl::GptBlockImpl(const GptArgs& args) : heads_(args.n_heads) {
   init_linear(mlp_proj_, output_std);
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
+at::Tensor GptBlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin,
+                                 const at::Tensor& mask) {
   const int64_t B = x_BSD.size(0), S = x_BSD.size(1), D = x_BSD.size(2);
   const auto qkv = c_attn_(ln_1_(x_BSD)).split(D, -1);
   const auto split_heads = [&](const at::Tensor& t) { return t.view({B, S, heads_, D / heads_}); };
-  const auto turned = [&](const at::Tensor& t) { return cos_SE.defined() ? rotate(t, cos_SE, sin_SE) : t; };
+  const auto turned = [&](const at::Tensor& t) { return cos.defined() ? rotate(t, cos, sin) : t; };
   const at::Tensor q = turned(split_heads(qkv[0])).transpose(1, 2), k = turned(split_heads(qkv[1])).transpose(1, 2);
   const at::Tensor v = split_heads(qkv[2]).transpose(1, 2);
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
+  const at::Tensor out = mask.defined() ? at::scaled_dot_product_attention(q, k, v, mask)
+                                        : at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
   const at::Tensor h = x_BSD + attn_proj_(out.transpose(1, 2).reshape({B, S, D}));
   return h + mlp_proj_(at::gelu(c_fc_(ln_2_(h)), "tanh"));
 }
@@ -134,19 +137,22 @@ GptImpl::GptImpl(const GptArgs& args) : args_(args) {
   init_linear(lm_head_, 0.02);
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens_BS) {
+at::Tensor GptImpl::forward(const at::Tensor& tokens_BS, const at::Tensor& positions_BS) {
   const int64_t S = tokens_BS.size(1);
-  at::Tensor h = wte_(tokens_BS), cos_SE, sin_SE;
+  const bool packed = positions_BS.defined();
+  at::Tensor h = wte_(tokens_BS), cos, sin, mask;
+  if (packed) mask = document_mask(positions_BS, h);
   if (args_.rope) {
-    std::tie(cos_SE, sin_SE) = rotations(S, rope_frequencies(args_.dim / args_.n_heads, args_.rope_theta));
+    std::tie(cos, sin) = rotations(S, rope_frequencies(args_.dim / args_.n_heads, args_.rope_theta));
+    if (packed) cos = at_positions(cos, positions_BS), sin = at_positions(sin, positions_BS);
   } else {
     if (S > args_.max_positions)
       throw UserError(
           concat("a sequence of ", S, " tokens\n  expected at most ", args_.max_positions,
                  ", the positions that are learned; lower the sequence length or raise GptArgs::max_positions"));
-    h = h + wpe_(at::arange(S, at::TensorOptions(at::kLong)));
+    h = h + wpe_(packed ? positions_BS : at::arange(S, at::TensorOptions(at::kLong)));
   }
-  for (GptBlock& block : blocks_) h = block(h, cos_SE, sin_SE);
+  for (GptBlock& block : blocks_) h = block(h, cos, sin, mask);
   return at::linear(ln_f_(h), args_.tied ? wte_->weight : lm_head_->weight);
 }
 

@@ -53,8 +53,8 @@ TORCH_MODULE(GptNorm);
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptArgs& args);
-  // cos, sin: [S, E/2], undefined without rope
-  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE);
+  // cos, sin: [S, E/2] or [B, S, E/2], undefined without rope; mask: [B, 1, S, S], undefined: all tokens before attend
+  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& mask);
 
  private:
   int64_t heads_;
@@ -67,7 +67,8 @@ class GptImpl : public torch::nn::Module {
  public:
   explicit GptImpl(const GptArgs& args);
   // tokens: [B, S] int64; logits: [B, S, V]. throws: UserError if S is more than the positions that are learned
-  at::Tensor forward(const at::Tensor& tokens_BS);
+  //   positions: [B, S] int64 of each token in its document, of which a row has several; undefined: a row is one
+  at::Tensor forward(const at::Tensor& tokens_BS, const at::Tensor& positions_BS = {});
 
  private:
   GptArgs args_;

@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/models/documents.h"
 #include "sfsdp/models/init.h"
 #include "sfsdp/models/rope.h"
 
@@ -147,15 +148,18 @@ AttentionImpl::AttentionImpl(const Llama3Args& args, double output_std)
   k_norm_ = register_module("k_norm", RMSNorm(width_, args.norm_eps));
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
+at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin,
+                                  const at::Tensor& mask) {
   const int64_t B = x_BSD.size(0), S = x_BSD.size(1);
   at::Tensor q = wq_(x_BSD).view({B, S, heads_, width_}), k = wk_(x_BSD).view({B, S, kv_heads_, width_});
   if (q_norm_) q = q_norm_(q), k = k_norm_(k);
-  q = rotate(q, cos_SE, sin_SE).transpose(1, 2);
-  k = rotate(k, cos_SE, sin_SE).transpose(1, 2);
+  q = rotate(q, cos, sin).transpose(1, 2);
+  k = rotate(k, cos, sin).transpose(1, 2);
   const at::Tensor v = wv_(x_BSD).view({B, S, kv_heads_, width_}).transpose(1, 2);
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, std::nullopt,
-                                                          /*enable_gqa=*/heads_ != kv_heads_);
+  const bool gqa = heads_ != kv_heads_;
+  const at::Tensor out =
+      mask.defined() ? at::scaled_dot_product_attention(q, k, v, mask, 0.0, /*is_causal=*/false, std::nullopt, gqa)
+                     : at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, std::nullopt, gqa);
   return wo_(out.transpose(1, 2).reshape({B, S, heads_ * width_}));
 }
 
@@ -178,8 +182,9 @@ Llama3BlockImpl::Llama3BlockImpl(const Llama3Args& args, int64_t layer) {
   ffn_norm_ = register_module("ffn_norm", RMSNorm(args.dim, args.norm_eps));
 }
 
-at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE) {
-  const at::Tensor h = x_BSD + attention_(attention_norm_(x_BSD), cos_SE, sin_SE);
+at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin,
+                                    const at::Tensor& mask) {
+  const at::Tensor h = x_BSD + attention_(attention_norm_(x_BSD), cos, sin, mask);
   return h + feed_forward_(ffn_norm_(h));
 }
 
@@ -210,10 +215,15 @@ std::pair<at::Tensor, at::Tensor> Llama3Impl::rotations(int64_t seq_len) const {
   return models::rotations(seq_len, frequency);
 }
 
-at::Tensor Llama3Impl::forward(const at::Tensor& tokens_BS) {
-  at::Tensor h = at::embedding(tok_embeddings_->weight, tokens_BS);
-  const auto [cos_SE, sin_SE] = rotations(tokens_BS.size(1));
-  for (Llama3Block& layer : layers_) h = layer(h, cos_SE, sin_SE);
+at::Tensor Llama3Impl::forward(const at::Tensor& tokens_BS, const at::Tensor& positions_BS) {
+  at::Tensor h = at::embedding(tok_embeddings_->weight, tokens_BS), mask;
+  auto [cos, sin] = rotations(tokens_BS.size(1));
+  if (positions_BS.defined()) {
+    cos = at_positions(cos, positions_BS);
+    sin = at_positions(sin, positions_BS);
+    mask = document_mask(positions_BS, h);
+  }
+  for (Llama3Block& layer : layers_) h = layer(h, cos, sin, mask);
   h = norm_(h);
   return at::linear(h, args_.tied ? tok_embeddings_->weight : output_->weight);
 }

@@ -79,7 +79,8 @@ TORCH_MODULE(LinearMap);
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const Llama3Args& args, double output_std);
-  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE);
+  // mask: [B, 1, S, S], as models/documents.h makes it; undefined: all tokens before attend
+  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& mask);
 
  private:
   int64_t heads_, kv_heads_, width_;
@@ -101,7 +102,8 @@ TORCH_MODULE(FeedForward);
 class Llama3BlockImpl : public torch::nn::Module {
  public:
   Llama3BlockImpl(const Llama3Args& args, int64_t layer);
-  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos_SE, const at::Tensor& sin_SE);
+  // cos, sin: [S, E/2] or [B, S, E/2]
+  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& mask);
 
  private:
   RMSNorm attention_norm_{nullptr};
@@ -115,7 +117,8 @@ class Llama3Impl : public torch::nn::Module {
  public:
   explicit Llama3Impl(const Llama3Args& args);  // throws: UserError for sizes that do not fit together
   // tokens: [B, S] int64; logits: [B, S, V] in the parameters' dtype.
-  at::Tensor forward(const at::Tensor& tokens_BS);
+  //   positions: [B, S] int64 of each token in its document, of which a row has several; undefined: a row is one
+  at::Tensor forward(const at::Tensor& tokens_BS, const at::Tensor& positions_BS = {});
   const Llama3Args& args() const { return args_; }
 
  private:

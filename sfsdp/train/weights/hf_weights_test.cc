@@ -440,7 +440,7 @@ TEST_CASE("hf_weights: logits of every architecture are PyTorch's") {
     torch::NoGradGuard no_grad;
     for (const auto& parameter : eager.module->named_parameters())
       parameter.value().copy_(step.gather(parameter.key()));
-    const at::Tensor logits = eager.forward(batch_of(fixture, 1, 0, fixture.training.global_batch_size)[0]);
+    const at::Tensor logits = eager.forward(batch_of(fixture, 1, 0, fixture.training.global_batch_size)[0], {});
     CHECK(testing::difference(testing::fingerprint("logits", numbers(logits)), fixture.logits) < 1e-5);
   }
 }
