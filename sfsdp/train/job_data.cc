@@ -78,7 +78,9 @@ std::string tokens_of_text(const JobConfig& config, const std::string& dataset, 
       path, accepts,
       concat("a file, a pattern, or a folder with *", join(ends, ", *"), ", also with .gz or .zst after it"));
   const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
-  const std::string recipe = concat(hex(tokenizer.hash()), is_json(dataset) ? " jsonl " : " text ", kTokenFileVersion);
+  tokenize.documents.masks = config.training.loss_mask && is_json(dataset);
+  const std::string recipe = concat(hex(tokenizer.hash()), is_json(dataset) ? " jsonl " : " text ",
+                                    tokenize.documents.masks ? kMaskedTokenFileVersion : kTokenFileVersion);
   return cached_tokens({config.job.dump_folder + "/tokens", tokenize.inputs, recipe}, [&](const std::string& folder) {
     tokenize.out = folder;
     auto last = std::chrono::steady_clock::now();
@@ -114,6 +116,7 @@ DatasetOptions options_of(const JobConfig& config, const std::string& dataset, c
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
   options.seed = seed_of(config);
+  options.masked = config.training.loss_mask;
   options.frame = [&config](const std::string& name, uint64_t hash) { return frame_of(config, name, hash); };
   return options;
 }
@@ -155,7 +158,7 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobD
 std::vector<SampleTensor> sample_layout(const JobConfig& config) {
   const auto& t = config.training;
   if (t.dataset == "tensors") return TensorSource(t.dataset_path.value_or(""), {}).layout();
-  return {{"tokens", ir::DType::i64, {t.seq_len}}, {"targets", ir::DType::i64, {t.seq_len}}};
+  return token_layout(t.seq_len, t.loss_mask);
 }
 
 // What readers say of training's keys is here about those of validation, where it has its own.

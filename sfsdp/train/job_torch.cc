@@ -62,6 +62,8 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
   }
 }
 
+LossValue as_loss(const models::CountedLoss& loss) { return {loss.sum, loss.count}; }
+
 // The model on meta tensors and shapes of a batch; no program yet.
 CompiledJob uncompiled_job(const JobConfig& config) {
   CompiledJob job;
@@ -91,7 +93,8 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   job.model.flops_per_token = [whole = job.model.flops_per_token, other = 6 * matrices.adapters - 2 * matrices.frozen](
                                   int64_t seq_len) { return whole(seq_len) + other; };
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
-  job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
+  job.loss = [forward = job.model.forward, masked = config.training.loss_mask](const Batch& batch) -> LossValue {
+    if (masked) return as_loss(models::counted_cross_entropy(forward(batch[0]), batch[1]));
     return {models::cross_entropy(forward(batch[0]), batch[1]), {}};
   };
   job.batch = {"tokens", "targets"};

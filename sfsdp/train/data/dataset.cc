@@ -57,6 +57,11 @@ void add_token_file(OpenedTokens& all, const TokenFile& file, const DatasetOptio
     throw UserError(concat(file.path(), ": made by another tokenizer than ", all.pieces.back().file,
                            "\n  expected one tokenizer for all files; run sfsdp tokenize again"));
   all.tokenizer_hash = header.tokenizer_hash;
+  if (header.masked && !options.masked)
+    throw UserError(
+        concat(file.path(), ": says which of its ids the loss counts",
+               "\n  expected --training.loss_mask with it; to train on prompts too, make token files of the whole"
+               " texts"));
   const int64_t begin = all.borders.back();
   for (int64_t d = 0; d < file.documents(); ++d) all.borders.push_back(begin + file.document(d).end);
   ++all.with_borders;
@@ -88,6 +93,7 @@ OpenedTokens open_all(const DatasetOptions& options) {
 SampleSource open_tokens(const DatasetOptions& options) {
   OpenedTokens all = open_all(options);
   SampleOptions samples = {options.seq_len, options.vocab_size, SampleOrder::File, options.seed};
+  samples.masked = options.masked;
   if (all.with_borders == 0) {
     all.borders.clear();
     if (options.shuffle == Shuffle::Always) samples.order = SampleOrder::Samples;
@@ -145,7 +151,7 @@ SampleSource open_headers(const DatasetOptions& options) {
                             : options.shuffle == Shuffle::Always ? SampleOrder::Samples
                                                                  : SampleOrder::Once;
   return {TokenStore(options.path, read_headers(options.path, options.max_bytes)),
-          {options.seq_len, options.vocab_size, order, options.seed}};
+          {options.seq_len, options.vocab_size, order, options.seed, {}, {}, options.masked}};
 }
 
 }  // namespace
