@@ -13,6 +13,7 @@ set(SFSDP_TORCH_FOLDERS
 # Single files of folders that otherwise are torch-free.
 set(SFSDP_TORCH_FILES
     sfsdp/train/*_torch.cc
+    sfsdp/train/*_torch_test.cc
     sfsdp/train/trainer.cc
     sfsdp/train/weights/hf_weights.cc
     sfsdp/tools/*_torch.cc

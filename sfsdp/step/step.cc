@@ -275,7 +275,7 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   ++step;
   StepResult result = {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
   result.own_loss = outputs[3].item<double>() * own_loss.factor;
-  if (own_loss.count) result.own_loss /= outputs[4].item<double>();
+  if (const double count = own_loss.count ? outputs[4].item<double>() : 0; count != 0) result.own_loss /= count;
   result.seconds = executor->seconds();
   result.seconds.communication += impl_->agree_seconds;
   return result;

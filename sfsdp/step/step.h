@@ -67,7 +67,7 @@ struct StepResult {
   double loss = 0;                // mean of the global batch, with the weights before the update
   double grad_norm = 0;           // before clipping
   bool skipped = false;           // the norm was not finite: nothing was updated, unless skip_non_finite is off
-  double own_loss = 0;            // mean of this rank's samples
+  double own_loss = 0;            // mean of this rank's samples; 0 where the loss counts none of their targets
   exec::RunSeconds seconds = {};  // of this rank; what ranks compare before the step counts as communication
 };
 

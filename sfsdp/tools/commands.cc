@@ -182,6 +182,8 @@ Command tokenize_command() {
                       {"--out", "DIR", "written to; a run that was interrupted goes on from what is there"},
                       {"--format", "F", "auto: JSON lines by name, *.jsonl, *.ndjson, *.json; text; jsonl [auto]"},
                       {"--field", "NAME", "of a JSON line: holds the text [text]"},
+                      {"--loss-mask", "",
+                       "JSON lines may hold prompt and completion, or tokens and mask; kept with the ids"},
                       {"--split-on", "S", "where a text file is cut into documents: file, lines, blank-lines [file]"},
                       {"--threads", "N", "that encode [one per core]"},
                       {"--shard-tokens", "N", "a shard ends with the document that reaches so many [100000000]"}},

@@ -93,6 +93,7 @@ train::TokenizeOptions options_of(const Request& request) {
                             : split == "blank-lines" ? train::SplitOn::BlankLines
                                                      : train::SplitOn::File;
   options.documents.field = request.get("field", options.documents.field);
+  options.documents.masks = request.has("loss-mask");
   options.threads = static_cast<int>(number_of("--threads", request.get("threads", "0"), 0, 1024));
   options.shard_tokens = number_of("--shard-tokens", request.get("shard-tokens", std::to_string(options.shard_tokens)),
                                    1, int64_t{1} << 40);

@@ -18,6 +18,7 @@
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/train/config/config_resolve.h"
+#include "sfsdp/train/data/sample_source.h"
 #include "sfsdp/train/trained_parameters_torch.h"
 #include "sfsdp/train/weights/adapter_names.h"
 #include "sfsdp/train/weights/float_convert.h"
@@ -119,6 +120,44 @@ Objective objective_of(const JobConfig& config, const Program& program) {
   if (config.model.logits) return {*config.model.logits, "logits", models::cross_entropy};
   if (config.model.prediction) return {*config.model.prediction, "prediction", mean_squared_error};
   return {loss_output(config, program), "loss", {}};
+}
+
+// A loss that counts some targets alone: our cross entropy of logits, or a loss that the graph computes of its labels.
+struct Mask {
+  size_t targets = 0;         // their place in the batch, kIgnoredTarget where none counts
+  bool in_graph = false;      // the output is the mean over the targets that count, NaN where none does
+  bool shifted_there = true;  // the graph takes the first of each row for no target, as models of transformers do
+
+  LossValue loss(const at::Tensor& output, const Batch& batch) const {
+    const at::Tensor& all = batch.at(targets);
+    if (!in_graph) {
+      const models::CountedLoss loss = models::counted_cross_entropy(output, all);
+      return {loss.sum, loss.count};
+    }
+    const at::Tensor read = shifted_there ? all.narrow(1, 1, all.size(1) - 1) : all;
+    const at::Tensor count = read.ne(kIgnoredTarget).sum();
+    const at::Tensor mean = output.reshape({}).to(at::promote_types(output.scalar_type(), at::kFloat));
+    return {at::where(count.gt(0), mean, at::zeros_like(mean)) * count, count};
+  }
+};
+
+std::optional<Mask> mask_of(const JobConfig& config, const Objective& objective,
+                            const std::vector<std::string>& batch) {
+  if (!counts_targets(config.training)) return std::nullopt;
+  const char* key = config.training.loss_mask ? "training.loss_mask" : "training.document_mask";
+  if (config.model.prediction)
+    refuse(concat(key, " = true with model.prediction"), "model.logits, or a model.loss of an input given labels");
+  const auto place = [&](const char* part) {
+    return static_cast<size_t>(std::ranges::find(batch, part) - batch.begin());
+  };
+  if (config.model.logits) return Mask{place("targets"), false, false};
+  if (place("labels") < batch.size()) return Mask{place("labels"), true, true};
+  if (place("targets") < batch.size()) return Mask{place("targets"), true, false};
+  refuse(
+      concat(key, " = true, but no input of ", config.model.path, " is given the mask, and its output ",
+             objective.output, " is the loss"),
+      "--model.inputs with labels=labels, which are the tokens, or targets, the tokens after them, -100 where the loss"
+      " counts none; or model.logits");
 }
 
 // Rows of the first embedding that reads an input of the batch; 0: there is none.
@@ -238,11 +277,13 @@ CompiledJob exported_job(const JobConfig& config) {
     job.uncast.push_back(inputs);
     job.batch.emplace_back("targets");
   }
-  job.loss = [module, objective, inputs](const Batch& batch) mutable -> LossValue {
+  const std::optional<Mask> mask = mask_of(config, objective, job.batch);
+  job.loss = [module, objective, inputs, mask](const Batch& batch) mutable -> LossValue {
     const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
     const std::vector<std::string>& names = module->output_names();
     const auto place = std::ranges::find(names, objective.output) - names.begin();
     const at::Tensor output = module->forward(given).at(static_cast<size_t>(place));
+    if (mask) return mask->loss(output, batch);
     return {objective.compares ? objective.compares(output, batch.at(inputs)) : output, {}};
   };
   job.model.module = module.ptr();

@@ -10,6 +10,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/config/config_fields.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/input_file.h"
@@ -78,7 +79,9 @@ std::string tokens_of_text(const JobConfig& config, const std::string& dataset, 
       path, accepts,
       concat("a file, a pattern, or a folder with *", join(ends, ", *"), ", also with .gz or .zst after it"));
   const Tokenizer tokenizer = Tokenizer::load(config.model.hf_assets_path);
-  const std::string recipe = concat(hex(tokenizer.hash()), is_json(dataset) ? " jsonl " : " text ", kTokenFileVersion);
+  tokenize.documents.masks = config.training.loss_mask && is_json(dataset);
+  const std::string recipe = concat(hex(tokenizer.hash()), is_json(dataset) ? " jsonl " : " text ",
+                                    tokenize.documents.masks ? kMaskedTokenFileVersion : kTokenFileVersion);
   return cached_tokens({config.job.dump_folder + "/tokens", tokenize.inputs, recipe}, [&](const std::string& folder) {
     tokenize.out = folder;
     auto last = std::chrono::steady_clock::now();
@@ -114,6 +117,8 @@ DatasetOptions options_of(const JobConfig& config, const std::string& dataset, c
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
   options.seed = seed_of(config);
+  options.masked = config.training.loss_mask;
+  options.apart = config.training.document_mask;
   options.frame = [&config](const std::string& name, uint64_t hash) { return frame_of(config, name, hash); };
   return options;
 }
@@ -155,7 +160,7 @@ std::vector<WeightedSource> open_job_sources(const JobConfig& config, const JobD
 std::vector<SampleTensor> sample_layout(const JobConfig& config) {
   const auto& t = config.training;
   if (t.dataset == "tensors") return TensorSource(t.dataset_path.value_or(""), {}).layout();
-  return {{"tokens", ir::DType::i64, {t.seq_len}}, {"targets", ir::DType::i64, {t.seq_len}}};
+  return token_layout(t.seq_len, counts_targets(t), t.document_mask);
 }
 
 // What readers say of training's keys is here about those of validation, where it has its own.

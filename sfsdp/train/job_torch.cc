@@ -22,6 +22,7 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/exported_job.h"
 #include "sfsdp/train/job.h"
@@ -62,6 +63,8 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
   }
 }
 
+LossValue as_loss(const models::CountedLoss& loss) { return {loss.sum, loss.count}; }
+
 // The model on meta tensors and shapes of a batch; no program yet.
 CompiledJob uncompiled_job(const JobConfig& config) {
   CompiledJob job;
@@ -91,10 +94,15 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   job.model.flops_per_token = [whole = job.model.flops_per_token, other = 6 * matrices.adapters - 2 * matrices.frozen](
                                   int64_t seq_len) { return whole(seq_len) + other; };
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
-  job.loss = [forward = job.model.forward](const Batch& batch) -> LossValue {
-    return {models::cross_entropy(forward(batch[0], {}), batch[1]), {}};
+  const bool packed = config.training.document_mask;
+  job.loss = [forward = job.model.forward, counted = counts_targets(config.training),
+              packed](const Batch& batch) -> LossValue {
+    const at::Tensor logits = forward(batch[0], packed ? batch[2] : at::Tensor());
+    if (counted) return as_loss(models::counted_cross_entropy(logits, batch[1]));
+    return {models::cross_entropy(logits, batch[1]), {}};
   };
   job.batch = {"tokens", "targets"};
+  if (packed) job.batch.emplace_back("positions");
   return job;
 }
 

@@ -95,6 +95,7 @@ std::string json_line(const StepMetrics& metrics) {
   add("grad_norm", metrics.grad_norm);
   add("lr", metrics.lr);
   text += concat(", \"tokens\": ", metrics.tokens);
+  if (metrics.targets) text += concat(", \"targets\": ", *metrics.targets);
   add("step_time_s", metrics.step_time_s);
   add("tps", metrics.tps);
   add("memory_gib", metrics.memory_gib);

@@ -13,9 +13,10 @@ struct StepMetrics {
   double loss = 0;  // mean over the global batch
   // The largest of the ranks' own means; ranks ask each other in the steps that are reported, unset in the others.
   std::optional<double> max_loss = std::nullopt;
-  double grad_norm = 0;  // before clipping
-  double lr = 0;         // of this very step
-  int64_t tokens = 0;    // trained on so far, over all ranks
+  double grad_norm = 0;                           // before clipping
+  double lr = 0;                                  // of this very step
+  int64_t tokens = 0;                             // trained on so far, over all ranks
+  std::optional<int64_t> targets = std::nullopt;  // with training.loss_mask: of the step, those that the loss counts
   double step_time_s = 0;
   // Where step_time_s went on this rank; the rest went into none of these.
   double data_s = 0;              // reading the batch

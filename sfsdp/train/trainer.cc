@@ -28,6 +28,7 @@
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
 #include "sfsdp/train/imagined_ranks.h"
@@ -259,13 +260,42 @@ class Trainer {
     return id_counts_.empty() ? std::span<const int64_t>() : ids_of(rows, kTargets);
   }
 
+  // Those of this rank's rows that the loss counts.
+  static int64_t counted_targets(const MicroBatch& rows) {
+    constexpr size_t kTargets = 1;
+    return count_targets(ids_of(rows, kTargets));
+  }
+
+  // A collective call.
+  int64_t sum_of_ranks(int64_t value, const char* what) {
+    if (!world_) return value;
+    int64_t sum = 0;
+    for (const uint64_t number : comm::gather_numbers(*world_, {static_cast<uint64_t>(value)}, what))
+      sum += static_cast<int64_t>(number);
+    return sum;
+  }
+
+  // Targets of step k that the loss counts, over all ranks: a mean over none would be no number. A collective call.
+  int64_t expect_targets(int64_t k) {
+    const int64_t targets = sum_of_ranks(own_targets_, "targets that the loss counts");
+    if (targets == 0)
+      throw UserError(concat("the loss counts none of the ", global_batch() * config_.training.seq_len,
+                             " targets of step ", k,
+                             "\n  expected a completion in each global batch; raise training.global_batch_size or"
+                             " training.seq_len, or leave out documents without one"));
+    return targets;
+  }
+
   // This rank's rows of step k.
   std::vector<Batch> read_batches(int64_t k) {
     const LoadedStep loaded = loader_.next();
     for (const Samples* source : loaded.wrapped) log_.notice(wrap_notice(*source, k));
     std::vector<Batch> batches;
+    own_targets_ = 0;
     for (const MicroBatch& rows : loaded.micro_batches) {
-      for (const int64_t id : targets_of(rows)) ++id_counts_[static_cast<size_t>(id)];
+      if (counts_targets(config_.training)) own_targets_ += counted_targets(rows);
+      for (const int64_t id : targets_of(rows))
+        if (id != kIgnoredTarget) ++id_counts_[static_cast<size_t>(id)];
       batches.push_back(to_batch(job_, rows, loader_.layout()));
     }
     return batches;
@@ -278,6 +308,8 @@ class Trainer {
     const std::vector<Batch> batches = read_batches(k);
     StepMetrics metrics;
     metrics.data_s = seconds_since(start);
+    if (counts_targets(config_.training)) metrics.targets = expect_targets(k);
+    const double counting_s = seconds_since(start) - metrics.data_s;
     step_->lr = schedule_.lr(k - lr_offset_);
     const StepResult result = watched_.run(*step_, batches);
     if (const std::string line = skipped_.note(k, result.skipped); !line.empty()) log_.notice(line);
@@ -288,7 +320,7 @@ class Trainer {
     metrics.tokens = tokens_ += global_batch() * config_.training.seq_len;
     metrics.forward_backward_s = result.seconds.forward_backward;
     metrics.optimizer_s = result.seconds.update;
-    metrics.comm_exposed_s = result.seconds.communication;
+    metrics.comm_exposed_s = result.seconds.communication + counting_s;
     if (log_.reports(k)) {
       const auto asked = Clock::now();
       metrics.max_loss = largest_of_ranks(result.own_loss);
@@ -305,9 +337,12 @@ class Trainer {
     const auto& v = config_.validation;
     const auto start = Clock::now();
     exec::restart_most_allocated();
-    const ValidationResult result =
-        validate(*validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
-                 [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); });
+    std::function<int64_t(const MicroBatch&)> count;
+    if (counts_targets(config_.training))
+      count = [&](const MicroBatch& rows) { return sum_of_ranks(counted_targets(rows), "targets of validation"); };
+    const ValidationResult result = validate(
+        *validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
+        [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); }, count);
     ValidationMetrics metrics;
     metrics.step = k;
     metrics.loss = result.loss;
@@ -377,6 +412,7 @@ class Trainer {
   int64_t last_step_ = 0;           // done before this start
   int64_t tokens_ = 0;              // trained on
   int64_t lr_offset_ = 0;           // steps before the schedule began
+  int64_t own_targets_ = 0;         // those of this rank's rows of the step that the loss counts
   std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
   SkippedSteps skipped_;
 };

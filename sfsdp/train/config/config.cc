@@ -244,6 +244,12 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   if (config.validation.enable && (config.training.dataset == "tensors") != (config.validation.dataset == "tensors"))
     errors.push_back(concat("validation.dataset = \"", config.validation.dataset, "\" with training.dataset = \"",
                             config.training.dataset, "\"\n  expected tensors for both, or for none"));
+  if (config.training.dataset == "tensors" && (config.training.loss_mask || config.training.document_mask))
+    errors.emplace_back(
+        "training.loss_mask or document_mask = true with training.dataset = \"tensors\"\n  expected token data: "
+        "tensors of a file are "
+        "given"
+        " to the model as they are, and a loss in its graph may read a mask among them");
   check_checkpoint(config, errors);
   check_comm(config, errors);
   const Profiling& p = config.profiling;

@@ -55,6 +55,8 @@ std::optional<ir::DType> grad_dtype(const JobConfig& config);
 std::optional<ir::DType> state_dtype(const JobConfig& config);
 // Throws UserError for what only plan and simulate take: gradients and moments of another dtype than the parameters.
 void check_trained(const JobConfig& config);
+// Whether the loss leaves out targets of a sample, and so has a count: what masks say, and first ids of documents that are apart.
+inline bool counts_targets(const Training& training) { return training.loss_mask || training.document_mask; }
 // What matrix products of forward and backward compute in: "float32" or "bfloat16".
 const std::string& compute_dtype(const Training& training);
 // What backward computes again.

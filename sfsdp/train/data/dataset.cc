@@ -57,6 +57,11 @@ void add_token_file(OpenedTokens& all, const TokenFile& file, const DatasetOptio
     throw UserError(concat(file.path(), ": made by another tokenizer than ", all.pieces.back().file,
                            "\n  expected one tokenizer for all files; run sfsdp tokenize again"));
   all.tokenizer_hash = header.tokenizer_hash;
+  if (header.masked && !options.masked)
+    throw UserError(
+        concat(file.path(), ": says which of its ids the loss counts",
+               "\n  expected --training.loss_mask with it; to train on prompts too, make token files of the whole"
+               " texts"));
   const int64_t begin = all.borders.back();
   for (int64_t d = 0; d < file.documents(); ++d) all.borders.push_back(begin + file.document(d).end);
   ++all.with_borders;
@@ -85,9 +90,17 @@ OpenedTokens open_all(const DatasetOptions& options) {
   return all;
 }
 
+[[noreturn]] void refuse_apart(const std::string& path) {
+  throw UserError(concat("training.document_mask = true, but ", path, " does not say where documents end",
+                         "\n  expected texts, JSON lines, or token files of sfsdp tokenize"));
+}
+
 SampleSource open_tokens(const DatasetOptions& options) {
   OpenedTokens all = open_all(options);
   SampleOptions samples = {options.seq_len, options.vocab_size, SampleOrder::File, options.seed};
+  samples.masked = options.masked || options.apart;
+  samples.apart = options.apart;
+  if (options.apart && all.with_borders == 0) refuse_apart(options.path);
   if (all.with_borders == 0) {
     all.borders.clear();
     if (options.shuffle == Shuffle::Always) samples.order = SampleOrder::Samples;
@@ -140,12 +153,13 @@ SampleSource open_headers(const DatasetOptions& options) {
     throw UserError(concat("dataset libtorch_headers has ids up to ", kByteVocab - 1, ", the model a vocabulary of ",
                            options.vocab_size, "\n  expected a vocabulary of at least ", kByteVocab,
                            "; set --model.args.vocab_size ", kByteVocab));
+  if (options.apart) refuse_apart(options.path);
   // A folder's neighbouring samples are much alike (thousands of generated headers), so file order trains badly.
   const SampleOrder order = options.shuffle == Shuffle::Never    ? SampleOrder::File
                             : options.shuffle == Shuffle::Always ? SampleOrder::Samples
                                                                  : SampleOrder::Once;
   return {TokenStore(options.path, read_headers(options.path, options.max_bytes)),
-          {options.seq_len, options.vocab_size, order, options.seed}};
+          {options.seq_len, options.vocab_size, order, options.seed, {}, {}, options.masked}};
 }
 
 }  // namespace

@@ -31,7 +31,9 @@ struct DatasetOptions {
   TokenDtype token_dtype = TokenDtype::UInt16;  // of files without a header
   int64_t max_bytes = 8 << 20;                  // libtorch_headers only; 0: no limit
   Shuffle shuffle = Shuffle::Default;
-  uint64_t seed = 0;  // of the order
+  uint64_t seed = 0;    // of the order
+  bool masked = false;  // samples say which targets the loss counts; files with masks ask for it
+  bool apart = false;   // documents of a sample are apart, see SampleOptions
   // Asked for where documents are known, with the dataset's name and the hash of the tokenizer that made its ids.
   std::function<DocumentFrame(const std::string& name, uint64_t tokenizer_hash)> frame = {};
 };

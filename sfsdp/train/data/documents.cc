@@ -184,23 +184,12 @@ void DocumentReader::check_unchanged() const {
     require_unchanged(state_->inputs[i], state_->stamps[i], stamp_of(state_->inputs[i]));
 }
 
-std::string DocumentReader::text(RawDocument document) const {
+std::vector<DocumentPart> DocumentReader::parts(RawDocument document, int64_t vocab_size) const {
   replace_invalid_utf8(document.bytes, document.bytes);
-  if (!document.is_json) return std::move(document.bytes);
+  if (!document.is_json) return {{std::move(document.bytes)}};
   const std::string where = concat(state_->inputs[document.file], ":", document.line);
-  JsonValue json = parse_json(document.bytes, where);
-  auto* object = std::get_if<JsonObject>(&json.value);
-  const std::string& field = state_->options.field;
-  const auto member =
-      object ? std::ranges::find(*object, field, &JsonObject::value_type::first) : JsonObject::iterator();
-  auto* text = object && member != object->end() ? std::get_if<std::string>(&member->second.value) : nullptr;
-  if (!text)
-    throw UserError(
-        concat(where, ": ",
-               object && member != object->end() ? concat(quote_safe(field), " is ", describe(member->second))
-                                                 : concat("no member ", quote_safe(field)),
-               "\n  expected {", quote_safe(field), ": \"...\"} on each line; --field names another member"));
-  return std::move(*text);
+  return parts_of_line(parse_json(document.bytes, where), {state_->options.field, state_->options.masks, vocab_size},
+                       where);
 }
 
 }  // namespace sfsdp::train

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/train/data/document_parts.h"
 #include "sfsdp/train/data/input_file.h"
 
 namespace sfsdp::train {
@@ -24,6 +25,7 @@ struct DocumentOptions {
   DocumentFormat format = DocumentFormat::ByName;
   std::string field = "text";     // of a JSON line
   SplitOn split = SplitOn::File;  // of text
+  bool masks = false;             // JSON lines may say which ids the loss counts; token files then hold it
 };
 
 inline constexpr size_t kMostDocumentBytes = size_t{1} << 30;
@@ -61,9 +63,10 @@ class DocumentReader {
   //   throws: InputChanged, naming the first input that no longer is as the constructor saw it
   void check_unchanged() const;
 
-  // The text of a document: of a JSON line its field. May be called by any thread.
-  //   throws: UserError naming file and line of one that is no JSON or lacks the field
-  std::string text(RawDocument document) const;
+  // What a document is made of: a text, or what a JSON line says. May be called by any thread.
+  //   vocab_size: the tokenizer's, whose ids a line may hold
+  //   throws: UserError naming file and line of one that is no JSON, or as parts_of_line
+  std::vector<DocumentPart> parts(RawDocument document, int64_t vocab_size) const;
 
  private:
   struct State;

@@ -50,7 +50,7 @@ using HeaderBytes = std::array<uint8_t, kTokenFileHeaderBytes>;
 HeaderBytes bytes_of(const TokenFileHeader& header) {
   HeaderBytes bytes{};
   std::memcpy(bytes.data(), kTokenFileMagic.data(), kTokenFileMagic.size());
-  put(bytes.data() + 8, kTokenFileVersion);
+  put(bytes.data() + 8, header.version());
   put(bytes.data() + 12, header.width);
   put(bytes.data() + 16, header.tokens);
   put(bytes.data() + 24, header.documents);
@@ -89,14 +89,17 @@ TokenFileHeader header_of(const std::string& path, const uint8_t* bytes, uint64_
                  concat("a token file, which has at least ", kTokenFileHeaderBytes));
   if (std::memcmp(bytes, kTokenFileMagic.data(), kTokenFileMagic.size()) != 0)
     fail_to_read(path, "does not begin with SFSDPTOK", "a token file, as sfsdp tokenize writes it");
-  if (const auto version = number_at<uint32_t>(bytes + 8); version != kTokenFileVersion)
+  const auto version = number_at<uint32_t>(bytes + 8);
+  if (version != kTokenFileVersion && version != kMaskedTokenFileVersion)
     fail_to_read(path, concat("version ", version),
-                 concat("version ", kTokenFileVersion, "; run sfsdp tokenize again"));
+                 concat("version ", kTokenFileVersion, ", or ", kMaskedTokenFileVersion,
+                        " with masks; run sfsdp tokenize again"));
   const TokenFileHeader header = {number_at<uint32_t>(bytes + 12), number_at<uint64_t>(bytes + 16),
                                   number_at<uint64_t>(bytes + 24), number_at<uint64_t>(bytes + 32),
                                   number_at<uint64_t>(bytes + 40), number_at<uint64_t>(bytes + 48),
-                                  number_at<uint64_t>(bytes + 56)};
-  if (header.width != 2 && header.width != 4) fail_to_read(path, concat(header.width, " bytes per id"), "2 or 4");
+                                  number_at<uint64_t>(bytes + 56), version == kMaskedTokenFileVersion};
+  if (header.width != 4 && (header.width != 2 || header.masked))
+    fail_to_read(path, concat(header.width, " bytes per id"), header.masked ? "4, as it has masks" : "2 or 4");
   if (header.vocab_size == 0 || header.vocab_size > (uint64_t{1} << 31) ||
       (header.width == 2 && header.vocab_size > (1U << 16)))
     fail_to_read(path, concat("vocab_size ", header.vocab_size),
@@ -166,8 +169,13 @@ TokenFile::Range TokenFile::document(int64_t index) const {
 
 TokenPiece TokenFile::piece() const {
   const TokenDtype dtype = header_.width == 2 ? TokenDtype::UInt16 : TokenDtype::UInt32;
-  return {path_,   static_cast<int64_t>(file_bytes_), static_cast<int64_t>(kTokenFileHeaderBytes), tokens(), dtype,
-          blocks()};
+  return {path_,
+          static_cast<int64_t>(file_bytes_),
+          static_cast<int64_t>(kTokenFileHeaderBytes),
+          tokens(),
+          dtype,
+          blocks(),
+          header_.masked};
 }
 
 HashedBlocks TokenFile::blocks() const {
@@ -235,10 +243,13 @@ TokenFolder TokenFolder::load(const std::string& folder) {
   if (!is_token_folder(folder))
     fail_to_read(folder, "no dataset.json", "a folder that sfsdp tokenize has finished; start the same command again");
   const JsonValue json = parse_json(read_text_file(file, kMostManifestBytes), file);
-  if (whole_number(json, "version", file) != kTokenFileVersion)
-    fail_to_read(file, concat("version ", whole_number(json, "version", file)), concat("version ", kTokenFileVersion));
+  const uint64_t version = whole_number(json, "version", file);
+  if (version != kTokenFileVersion && version != kMaskedTokenFileVersion)
+    fail_to_read(file, concat("version ", version),
+                 concat("version ", kTokenFileVersion, ", or ", kMaskedTokenFileVersion, " with masks"));
   TokenFolder result;
   result.path = folder;
+  result.masked = version == kMaskedTokenFileVersion;
   result.tokens = static_cast<int64_t>(whole_number(json, "tokens", file));
   result.documents = static_cast<int64_t>(whole_number(json, "documents", file));
   result.vocab_size = static_cast<int64_t>(whole_number(json, "vocab_size", file));
@@ -272,7 +283,7 @@ TokenFile TokenFolder::open(size_t index) const {
   const TokenFileHeader& header = file.header();
   if (file.tokens() != shard.tokens || file.documents() != shard.documents ||
       header.content_hash != shard.content_hash || static_cast<int64_t>(header.vocab_size) != vocab_size ||
-      header.tokenizer_hash != tokenizer_hash)
+      header.tokenizer_hash != tokenizer_hash || header.masked != masked)
     fail_to_read(file.path(), "another header than dataset.json says", "the shard that was written with dataset.json");
   return file;
 }
@@ -308,12 +319,13 @@ struct TokenFileWriter::State {
 };
 
 TokenFileWriter::TokenFileWriter(std::string path, uint64_t vocab_size, uint64_t tokenizer_hash,
-                                 uint64_t first_document)
+                                 uint64_t first_document, bool masked)
     : state_(std::make_unique<State>()) {
   SFSDP_CHECK(vocab_size >= 1 && vocab_size <= (uint64_t{1} << 31), "vocab_size ", vocab_size);
   state_->path = std::move(path);
   state_->temporary = state_->path + ".tmp";
-  state_->header.width = vocab_size <= (1U << 16) ? 2 : 4;
+  state_->header.width = vocab_size <= (1U << 16) && !masked ? 2 : 4;
+  state_->header.masked = masked;
   state_->header.vocab_size = vocab_size;
   state_->header.tokenizer_hash = tokenizer_hash;
   state_->header.first_document = first_document;
@@ -327,7 +339,10 @@ TokenFileWriter::~TokenFileWriter() {
 void TokenFileWriter::add(std::span<const int32_t> ids) {
   constexpr size_t kBuffer = 4 << 20;
   State& state = *state_;
-  for (const int32_t id : ids) SFSDP_CHECK(id >= 0 && static_cast<uint64_t>(id) < state.header.vocab_size, "id ", id);
+  for (const int32_t token : ids) {
+    const int32_t id = state.header.masked ? id_of(token) : token;
+    SFSDP_CHECK(id >= 0 && static_cast<uint64_t>(id) < state.header.vocab_size, "id ", id);
+  }
   if (state.header.width == 2)
     state.append<uint16_t>(ids);
   else

@@ -6,7 +6,7 @@
 //
 // A shard, all numbers little-endian:
 //   byte 0    "SFSDPTOK"
-//        8    u32 version, 2          12  u32 bytes per id, 2 or 4
+//        8    u32 version, 2 or 3     12  u32 bytes per id, 2 or 4
 //       16    u64 ids                 24  u64 documents
 //       32    u64 vocab_size          40  u64 Tokenizer::hash()
 //       48    u64 XXH3 of this header without these 8 bytes, and of the hashes at the end
@@ -15,6 +15,8 @@
 //             per 65,536 bytes from 64 on (the last ones may be fewer) their u64 XXH3
 //
 // So a run that reads a few ids here and there checks each block once, when it first reads of it: no start hashes a terabyte.
+//
+// In version 3, which has masks, an id has 4 bytes, the top bit set where the loss does not count it (kNoTarget).
 //
 // Neither BOS nor EOS is stored: a document's ids are those of its text alone, and packing adds what a run asks for. An
 // empty document has no ids, but a border.
@@ -34,6 +36,7 @@ namespace sfsdp::train {
 
 inline constexpr std::string_view kTokenFileMagic = "SFSDPTOK";
 inline constexpr uint32_t kTokenFileVersion = 2;
+inline constexpr uint32_t kMaskedTokenFileVersion = 3;
 inline constexpr size_t kTokenFileHeaderBytes = 64;
 
 struct TokenFileHeader {
@@ -44,6 +47,8 @@ struct TokenFileHeader {
   uint64_t tokenizer_hash = 0;
   uint64_t content_hash = 0;
   uint64_t first_document = 0;
+  bool masked = false;
+  uint32_t version() const { return masked ? kMaskedTokenFileVersion : kTokenFileVersion; }
 };
 
 // One shard, mapped. Read-only: may be read from several threads.
@@ -97,6 +102,7 @@ struct TokenFolder {
   int64_t tokens = 0, documents = 0;
   int64_t vocab_size = 0;
   uint64_t tokenizer_hash = 0;
+  bool masked = false;
   std::vector<Shard> shards;
 
   // Reads dataset.json; the shards are not opened.
@@ -110,13 +116,14 @@ struct TokenFolder {
 // Writes one shard under a temporary name; finish() makes it visible by one rename.
 class TokenFileWriter {
  public:
-  // width: 2 for vocabularies of at most 65,536, else 4
-  TokenFileWriter(std::string path, uint64_t vocab_size, uint64_t tokenizer_hash, uint64_t first_document);
+  // width: 2 for vocabularies of at most 65,536, else 4, as with masks
+  TokenFileWriter(std::string path, uint64_t vocab_size, uint64_t tokenizer_hash, uint64_t first_document,
+                  bool masked = false);
   ~TokenFileWriter();  // removes what is not finished
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  // One document.  throws: UserError naming the file and what the system said
+  // One document; with masks, ids may have kNoTarget.  throws: UserError naming the file and what the system said
   void add(std::span<const int32_t> ids);
   int64_t tokens() const;
   int64_t documents() const;

@@ -121,6 +121,8 @@ TokenStore::TokenStore(std::string name, std::vector<uint8_t> bytes)
 
 TokenStore::~TokenStore() { close_files(); }
 
+bool TokenStore::masked() const { return std::ranges::any_of(pieces_, &TokenPiece::masked); }
+
 void TokenStore::close_files() {
   for (const size_t piece : open_) ::close(std::exchange(fds_[piece], -1));
   open_.clear();
@@ -154,12 +156,14 @@ void TokenStore::read_piece(size_t piece, int64_t first, std::span<int32_t> ids,
   const auto width = static_cast<size_t>(pieces_[piece].dtype);
   const auto bytes = bytes_of(piece, first * static_cast<int64_t>(width), static_cast<int64_t>(ids.size() * width));
   for (size_t i = 0; i < ids.size(); ++i) {
-    const uint32_t id = little_endian(bytes.data() + i * width, width);
+    const uint32_t token = little_endian(bytes.data() + i * width, width);
+    const uint32_t no_target = pieces_[piece].masked ? token & static_cast<uint32_t>(kNoTarget) : 0;
+    const uint32_t id = token ^ no_target;
     if (int64_t{id} >= vocab_size)
       throw UserError(concat(pieces_[piece].file.empty() ? name_ : pieces_[piece].file, ": token ", id, " at position ",
                              first + static_cast<int64_t>(i), "\n  expected ids below ", vocab_size,
                              ", the model's vocab_size; check training.token_dtype, the file and the model"));
-    ids[i] = static_cast<int32_t>(id);
+    ids[i] = static_cast<int32_t>(token);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,11 @@ enum class TokenDtype : uint8_t { UInt8 = 1, UInt16 = 2, UInt32 = 4 };  // the v
 // "uint16", "uint32"; throws UserError.
 TokenDtype parse_token_dtype(std::string_view text);
 
+// The top bit of an id that the loss does not count as a target; no vocabulary has ids with it.
+inline constexpr int32_t kNoTarget = std::numeric_limits<int32_t>::min();
+inline int32_t id_of(int32_t token) { return token & ~kNoTarget; }
+inline bool is_target(int32_t token) { return token >= 0; }
+
 // Ids that lie side by side in one file, little-endian.
 struct TokenPiece {
   std::string file;
@@ -26,6 +32,7 @@ struct TokenPiece {
   int64_t tokens = 0;
   TokenDtype dtype = TokenDtype::UInt16;
   HashedBlocks blocks = {};  // of files that have hashes: each block is checked when it is first read of
+  bool masked = false;       // ids are of 4 bytes, and may have kNoTarget
 };
 
 // State over time: at most kMaxOpen files are open, the ones opened last. For one thread at a time.
@@ -44,8 +51,9 @@ class TokenStore {
   const std::string& name() const { return name_; }  // file or folder, for messages
   int64_t size() const { return begins_.back(); }    // in tokens
   std::span<const int64_t> borders() const { return borders_; }
+  bool masked() const;  // whether any piece is
 
-  // Fills `ids` with tokens first .. first + ids.size() - 1 of the row.
+  // Fills `ids` with tokens first .. first + ids.size() - 1 of the row, of masked pieces with kNoTarget where it stands.
   //   throws: UserError naming file and position of an id that is not below vocab_size, a damaged block, or a file that
   //           changed
   void read(int64_t first, std::span<int32_t> ids, int64_t vocab_size);

@@ -92,11 +92,20 @@ class EncoderPool {
   }
 
  private:
+  void add_part(const DocumentPart& part, std::vector<int32_t>& ids) const {
+    const size_t begin = ids.size();
+    tokenizer_.encode_to(part.text, SpecialTokens::Leave, ids);
+    ids.insert(ids.end(), part.ids.begin(), part.ids.end());
+    if (part.counts) return;
+    for (int32_t& id : std::span(ids).subspan(begin)) id |= kNoTarget;
+  }
+
   Encoded encode(Batch& batch) const {
     Encoded encoded;
     encoded.bytes_read = batch.bytes_read;
     for (RawDocument& document : batch.documents) {
-      tokenizer_.encode_to(reader_.text(std::move(document)), SpecialTokens::Leave, encoded.ids);
+      for (const DocumentPart& part : reader_.parts(std::move(document), tokenizer_.vocab_size()))
+        add_part(part, encoded.ids);
       encoded.ends.push_back(encoded.ids.size());
     }
     return encoded;
@@ -155,8 +164,9 @@ std::string describe_run(const Tokenizer& tokenizer, const TokenizeOptions& opti
   return concat("{\n  \"tokenizer_hash\": \"", hex(tokenizer.hash()), "\",\n  \"format\": \"",
                 kFormats[static_cast<size_t>(options.documents.format)],
                 "\",\n  \"field\": ", json_quoted(options.documents.field), ",\n  \"split_on\": \"",
-                kSplits[static_cast<size_t>(options.documents.split)],
-                "\",\n  \"shard_tokens\": ", options.shard_tokens, ",\n  \"inputs\": [", inputs, "\n  ]\n}\n");
+                kSplits[static_cast<size_t>(options.documents.split)], "\",\n",
+                options.documents.masks ? "  \"loss_mask\": true,\n" : "", "  \"shard_tokens\": ", options.shard_tokens,
+                ",\n  \"inputs\": [", inputs, "\n  ]\n}\n");
 }
 
 // The first line in which two texts differ, of each.
@@ -257,7 +267,8 @@ class Run {
       const TokenFileHeader& header = file.header();
       if (header.first_document != static_cast<uint64_t>(progress_.documents) ||
           header.tokenizer_hash != tokenizer_.hash() ||
-          header.vocab_size != static_cast<uint64_t>(tokenizer_.vocab_size()))
+          header.vocab_size != static_cast<uint64_t>(tokenizer_.vocab_size()) ||
+          header.masked != options_.documents.masks)
         throw UserError(concat(file.path(), ": not the shard of this run\n  expected document ", progress_.documents,
                                " first, of this tokenizer; remove the folder ", options_.out));
       file.verify();
@@ -313,7 +324,7 @@ class Run {
     for (const size_t end : encoded.ends) {
       if (!writer_)
         writer_.emplace(path_of(shard_name(shards_.size())), static_cast<uint64_t>(tokenizer_.vocab_size()),
-                        tokenizer_.hash(), static_cast<uint64_t>(progress_.documents));
+                        tokenizer_.hash(), static_cast<uint64_t>(progress_.documents), options_.documents.masks);
       writer_->add(std::span(encoded.ids).subspan(begin, end - begin));
       ++progress_.documents;
       progress_.tokens += static_cast<int64_t>(end - begin);
@@ -335,10 +346,11 @@ class Run {
           concat(options_.inputs.front(), ": no documents in the inputs\n  expected at least one line or text"));
     const auto id = [](std::optional<int32_t> token) { return token ? std::to_string(*token) : "null"; };
     std::string text =
-        concat("{\n  \"version\": ", kTokenFileVersion, ",\n  \"tokens\": ", progress_.tokens,
-               ",\n  \"documents\": ", progress_.documents, ",\n  \"vocab_size\": ", tokenizer_.vocab_size(),
-               ",\n  \"bos\": ", id(tokenizer_.bos()), ",\n  \"eos\": ", id(tokenizer_.eos()),
-               ",\n  \"tokenizer_hash\": \"", hex(tokenizer_.hash()), "\",\n  \"shards\": [");
+        concat("{\n  \"version\": ", options_.documents.masks ? kMaskedTokenFileVersion : kTokenFileVersion,
+               ",\n  \"tokens\": ", progress_.tokens, ",\n  \"documents\": ", progress_.documents,
+               ",\n  \"vocab_size\": ", tokenizer_.vocab_size(), ",\n  \"bos\": ", id(tokenizer_.bos()),
+               ",\n  \"eos\": ", id(tokenizer_.eos()), ",\n  \"tokenizer_hash\": \"", hex(tokenizer_.hash()),
+               "\",\n  \"shards\": [");
     for (size_t i = 0; i < shards_.size(); ++i)
       text += concat(i == 0 ? "" : ",", "\n    {\"file\": \"", shards_[i].file, "\", \"tokens\": ", shards_[i].tokens,
                      ", \"documents\": ", shards_[i].documents, ", \"content_hash\": \"", hex(shards_[i].content_hash),

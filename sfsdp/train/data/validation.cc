@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 
 namespace sfsdp::train {
 
@@ -20,26 +21,33 @@ std::vector<int64_t> fill_batches(int64_t samples, int64_t rows) {
 }
 
 ValidationResult validate(Samples& source, const ValidationOptions& options,
-                          const std::function<double(const MicroBatch&)>& evaluate) {
+                          const std::function<double(const MicroBatch&)>& evaluate,
+                          const std::function<int64_t(const MicroBatch&)>& count_targets) {
   const int64_t rows = options.local_batch_size * options.data_ranks;
   const int64_t all = source.size() / rows + 1;  // batches, or more
   const int64_t samples =
       options.steps < 0 ? source.size() : std::min(source.size(), std::min(options.steps, all) * rows);
   ValidationResult result;
   int64_t first = 0;
-  double sum = 0;
+  double sum = 0, all_weights = 0;
   for (const int64_t count : fill_batches(samples, rows)) {
     MicroBatch batch(source.layout());
     for (int64_t r = 0; r < options.local_batch_size; ++r) {
       const int64_t row = options.data_rank * options.local_batch_size + r;
       source.append(first + row / (rows / count), batch.tensors);
     }
-    sum += evaluate(batch) * static_cast<double>(count);
+    // A target of a repeated sample stands there as often as the sample.
+    const int64_t weight = count_targets ? count_targets(batch) / (rows / count) : count;
+    if (weight > 0) sum += evaluate(batch) * static_cast<double>(weight);
+    all_weights += static_cast<double>(weight);
     first += count;
     ++result.batches;
   }
-  result.loss = sum / static_cast<double>(samples);
-  result.tokens = samples * source.seq_len();
+  if (all_weights == 0)
+    throw UserError(concat(source.name(), ": the loss counts no target of ", samples, " samples",
+                           "\n  expected some, such as completions; raise validation.seq_len or validation.steps"));
+  result.loss = sum / all_weights;
+  result.tokens = count_targets ? static_cast<int64_t>(all_weights) : samples * source.seq_len();
   return result;
 }
 

@@ -19,7 +19,7 @@ struct ValidationOptions {
 
 struct ValidationResult {
   double loss = 0;      // mean over all targets
-  int64_t tokens = 0;   // targets, over all ranks
+  int64_t tokens = 0;   // targets, over all ranks; those that the loss counts
   int64_t batches = 0;  // calls of `evaluate`, the same on all ranks
 };
 
@@ -29,8 +29,10 @@ struct ValidationResult {
 std::vector<int64_t> fill_batches(int64_t samples, int64_t rows);
 
 //   evaluate: the mean loss of all ranks' rows of a batch; a collective call
-//   throws: what Samples::append and `evaluate` throw
+//   count:    where the loss does not count all: how many targets of all ranks' rows it counts; a collective call
+//   throws:   UserError if it counts none; what Samples::append, `evaluate` and `count` throw
 ValidationResult validate(Samples& source, const ValidationOptions& options,
-                          const std::function<double(const MicroBatch&)>& evaluate);
+                          const std::function<double(const MicroBatch&)>& evaluate,
+                          const std::function<int64_t(const MicroBatch&)>& count = {});
 
 }  // namespace sfsdp::train
