@@ -200,6 +200,7 @@ TEST_CASE("the mask of an archive: targets beside its logits, or labels of the l
             if (rank != 0) return;
             at::NoGradGuard no_grad;
             for (auto& p : eager->named_parameters()) p.value().copy_(values.at(p.key()));
+            for (auto& b : eager->named_buffers()) b.value().copy_(values.at(b.key()));
           });
       const std::vector<StepResult> expected = eager_steps(eager.ptr(), forward, targets, 64);
       for (size_t k = 0; k < expected.size(); ++k) {
