@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kRows = 12, kLength = 7, kSteps = 3;
 
-// Of the whole batch. Rows count more and more targets, from none on: no two ranks count as many.
+// The whole batch. Rows count more and more targets, from none on: no two ranks count as many.
 struct Rows {
   at::Tensor tokens, targets, labels;
 };
