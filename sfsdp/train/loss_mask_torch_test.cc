@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kRows = 12, kLength = 7, kSteps = 3;
 
-// Of the whole batch. Rows count more and more targets, from none on: no two ranks count as many.
+// The whole batch. Rows count more and more targets, from none on: no two ranks count as many.
 struct Rows {
   at::Tensor tokens, targets, labels;
 };
@@ -200,6 +200,7 @@ TEST_CASE("the mask of an archive: targets beside its logits, or labels of the l
             if (rank != 0) return;
             at::NoGradGuard no_grad;
             for (auto& p : eager->named_parameters()) p.value().copy_(values.at(p.key()));
+            for (auto& b : eager->named_buffers()) b.value().copy_(values.at(b.key()));
           });
       const std::vector<StepResult> expected = eager_steps(eager.ptr(), forward, targets, 64);
       for (size_t k = 0; k < expected.size(); ++k) {
