@@ -3,9 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/plan/step_plan.h"
@@ -47,10 +49,18 @@ void note(const plan::StepPlan& plan) {
   const auto* running = doctest::getContextOptions()->currentTest;
   const std::scoped_lock lock(seen().mutex);
   if (!seen().place.emplace(plan::hash(plan), seen().plans.size()).second) return;
-  seen().plans.push_back({work <= kLargestWork ? plan::print(plan) : "", running ? running->m_name : "no test", work});
+  seen().plans.push_back(
+      {work <= largest_work() ? plan::print(plan) : "", running ? running->m_name : "no test", work});
 }
 
 }  // namespace
+
+bool runs_all() { return std::getenv("SFSDP_LARGEST_PLAN") != nullptr; }
+
+int64_t largest_work() {
+  static const int64_t bound = runs_all() ? parse_int(std::getenv("SFSDP_LARGEST_PLAN")).value() : 200'000;
+  return bound;
+}
 
 std::vector<SeenPlan> plans_of_suite() {
   const std::scoped_lock lock(seen().mutex);
