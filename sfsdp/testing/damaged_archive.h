@@ -10,7 +10,7 @@ namespace sfsdp::testing {
 
 // A path in the folder for temporary files, of this process alone.
 std::string temporary_archive(const std::string& name);
-// Of tests/fixtures/exported: "shared".
+// A file of tests/fixtures/exported: "shared".
 std::string exported_fixture(const std::string& name);
 ZipParts exported_parts(const std::string& name);
 

@@ -285,8 +285,9 @@ uint64_t run(const Target& target, const Limits& limits) {
             << findings << " findings";
   if (kCounts) std::cout << ", at most " << (most + (1 << 20) - 1) / (1 << 20) << " MiB for one";
   std::cout << std::endl;
-  if (done >= limits.at_least) return findings;
-  std::cout << target.name << ": expected at least " << limits.at_least << " inputs" << std::endl;
+  const uint64_t at_least = limits.at_least / target.counts;
+  if (done >= at_least) return findings;
+  std::cout << target.name << ": expected at least " << at_least << " inputs" << std::endl;
   return findings + 1;
 }
 

@@ -299,7 +299,7 @@ std::string change(const std::string& seed, uint64_t number) {
   return testing::zip_of(parts);
 }
 
-SFSDP_FUZZ_TARGET(exported, read, seeds, change)
+SFSDP_FUZZ_TARGET(exported, read, seeds, change, 20)  // of 30 to 240 KB
 
 }  // namespace
 }  // namespace sfsdp::fuzz

@@ -17,6 +17,7 @@ struct Target {
   // For three of four inputs, in place of the driver's own changes: what gets past the outer layers of a format. The same for
   // the same seed and number.
   std::string (*change)(const std::string& seed, uint64_t number) = nullptr;
+  uint64_t counts = 1;  // how many of another target's inputs one of this one's is, by its time
 };
 
 // All targets that are linked in.
