@@ -5,16 +5,17 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/exported/printable.h"
 
 namespace sfsdp::exported {
 
-JsonCursor JsonCursor::member(std::string_view key) const {
+JsonCursor JsonCursor::member(std::string_view key) const& {
   for (const auto& [name, value] : object())
     if (name == key) return {value, this, name, -1};
   refuse(concat("no member ", key), "an object that has it");
 }
 
-std::optional<JsonCursor> JsonCursor::optional(std::string_view key) const {
+std::optional<JsonCursor> JsonCursor::optional(std::string_view key) const& {
   for (const auto& [name, value] : object())
     if (name == key && !value.as<JsonNull>()) return JsonCursor(value, this, name, -1);
   return std::nullopt;
@@ -22,7 +23,7 @@ std::optional<JsonCursor> JsonCursor::optional(std::string_view key) const {
 
 size_t JsonCursor::size() const { return items().size(); }
 
-JsonCursor JsonCursor::variant(std::string& key) const {
+JsonCursor JsonCursor::variant(std::string& key) const& {
   const JsonObject& members = object();
   if (members.size() != 1) refuse(concat(members.size(), " members"), "one, which says what it is");
   key = members.front().first;
@@ -45,6 +46,15 @@ const std::string& JsonCursor::text() const {
   const auto* text = value_->as<std::string>();
   if (!text) refuse(describe(*value_), "a text");
   return *text;
+}
+
+const std::string& JsonCursor::name() const {
+  constexpr size_t kMaxNameBytes = 1000;
+  const std::string& name = text();
+  if (name.empty() || name.size() > kMaxNameBytes || !is_printable(name))
+    refuse(concat(quote_safe(name), " of ", name.size(), " bytes"),
+           concat("a name of 1 to ", kMaxNameBytes, " bytes without control characters"));
+  return name;
 }
 
 int64_t JsonCursor::integer() const {

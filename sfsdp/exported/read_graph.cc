@@ -5,14 +5,17 @@
 #include <array>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/exported/printable.h"
 
 namespace sfsdp::exported {
 namespace {
 
 constexpr int kMaxDepth = 8;  // of graphs in graphs
 constexpr size_t kMaxRank = 64;
-constexpr size_t kMaxTextBytes = 200;  // of a Python line in messages
+constexpr size_t kMaxTextBytes = 200;   // of a Python line in messages
+constexpr size_t kMaxPathBytes = 1000;  // of a module's path
 
 struct DTypeRow {
   int64_t number;
@@ -66,8 +69,8 @@ SymInt read_sym_int(const JsonCursor& at) {
   std::string kind;
   const JsonCursor value = at.variant(kind);
   if (kind == "as_int") return {value.integer(), ""};
-  if (kind != "as_expr") at.refuse(kind, "as_int or as_expr");
-  SymInt size = {-1, plain_expression(value.member("expr_str").text())};
+  if (kind != "as_expr") at.refuse(quote_safe(kind), "as_int or as_expr");
+  SymInt size = {-1, plain_expression(value.member("expr_str").name())};
   if (size.expr.empty()) value.refuse("no expression", "one, such as s0");
   if (const auto hint = value.optional("hint")) {
     std::string of;
@@ -100,7 +103,7 @@ Slot optional_slot(const JsonCursor& at, const ReadGraph& in) {
   std::string kind;
   const JsonCursor value = at.variant(kind);
   if (kind == "as_none") return kNone;
-  if (kind != "as_tensor") at.refuse(kind, "as_tensor or as_none");
+  if (kind != "as_tensor") at.refuse(quote_safe(kind), "as_tensor or as_none");
   return tensor_slot(value, in);
 }
 
@@ -119,7 +122,7 @@ Argument read_symbolic(const JsonCursor& at, const ReadGraph& in) {
   if (kind == "as_int") return value.integer();
   if (kind == "as_float") return value.number();
   if (kind == "as_bool") return value.boolean();
-  at.refuse(kind, "as_name or a number");
+  at.refuse(quote_safe(kind), "as_name or a number");
 }
 
 Argument read_symbolic_ints(const JsonCursor& at, const ReadGraph& in) {
@@ -198,7 +201,7 @@ Argument define_argument(const JsonCursor& at, const Metas& metas, ReadGraph& ou
   std::string kind;
   const JsonCursor value = at.variant(kind);
   const auto tensor = [&](const JsonCursor& item) {
-    const std::string& name = item.member("name").text();
+    const std::string& name = item.member("name").name();
     return define(item, name, find_meta(item, name, metas), out);
   };
   if (kind == "as_tensor") return ValueArgument{tensor(value)};
@@ -215,23 +218,24 @@ Argument define_argument(const JsonCursor& at, const Metas& metas, ReadGraph& ou
   if (kind == "as_sym_int" || kind == "as_sym_bool" || kind == "as_sym_float") {
     std::string of;
     const JsonCursor name = value.variant(of);
-    if (of == "as_name") return ValueArgument{define(name, name.text(), std::nullopt, out)};
+    if (of == "as_name") return ValueArgument{define(name, name.name(), std::nullopt, out)};
     return NoneArgument{};
   }
   if (const auto constant = read_plain(kind, value)) return NoneArgument{};  // a constant that nobody reads by name
-  at.refuse(kind, "a tensor, a list of tensors or a number");
+  at.refuse(quote_safe(kind), "a tensor, a list of tensors or a number");
 }
 
 Node read_node(const JsonCursor& at, const Metas& metas, ReadGraph& out, int depth) {
   Node node;
-  node.target = at.member("target").text();
+  node.target = at.member("target").name();
   const JsonCursor metadata = at.member("metadata");
   if (const auto stack = metadata.optional("nn_module_stack")) node.module_path = module_path_of(stack->text());
   if (const auto trace = metadata.optional("stack_trace")) node.python = python_line_of(trace->text());
   const JsonCursor inputs = at.member("inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
     const JsonCursor input = inputs.at(i);
-    node.inputs.push_back({input.member("name").text(), read_argument(input.member("arg"), out, depth)});
+    const JsonCursor name = input.member("name");
+    node.inputs.push_back({name.text().empty() ? "" : name.name(), read_argument(input.member("arg"), out, depth)});
   }
   const JsonCursor outputs = at.member("outputs");
   for (size_t i = 0; i < outputs.size(); ++i) node.outputs.push_back(define_argument(outputs.at(i), metas, out));
@@ -299,7 +303,7 @@ std::string module_path_of(const std::string& stack) {
   const std::vector<std::string> parts =
       split(std::string_view(stack).substr(last == std::string::npos ? 0 : last + 1), ',');
   if (parts.size() < 2) return "";
-  return parts[1].substr(0, parts[1].find('@'));
+  return printable(std::string_view(parts[1]).substr(0, parts[1].find('@')), kMaxPathBytes);
 }
 
 std::string python_line_of(const std::string& stack_trace) {
@@ -318,7 +322,7 @@ std::string python_line_of(const std::string& stack_trace) {
     found =
         concat(slash == std::string_view::npos ? path : path.substr(slash + 1), ":", number, ": ", trim(lines[i + 1]));
   }
-  return found.size() <= kMaxTextBytes ? found : found.substr(0, kMaxTextBytes) + "…";
+  return printable(found, kMaxTextBytes);
 }
 
 }  // namespace sfsdp::exported

@@ -17,6 +17,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/exported/printable.h"
 
 namespace sfsdp::exported {
 
@@ -30,6 +31,7 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr uint32_t kLocalHeader = 0x04034b50, kCentralHeader = 0x02014b50, kEnd = 0x06054b50;
 constexpr uint32_t kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50, kDescriptor = 0x08074b50;
 constexpr size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocatorBytes = 20;
+constexpr uint64_t kWide = 0xffffffff;  // instead of a number that does not fit 32 bits
 constexpr uint16_t kEncrypted = 1, kDescribed = 8, kZip64Extra = 1;
 constexpr const char* kCure = "\n  expected an archive of torch.export.save; write it again";
 
@@ -53,6 +55,10 @@ void read_at(int file, const std::string& path, const std::string& what, uint64_
     if (got == 0) refuse(path, concat("ends within ", what), "the whole file; copy it again");
     done += static_cast<size_t>(got);
   }
+}
+
+FileState state_of(const struct stat& status) {
+  return {status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
 struct Directory {
@@ -98,7 +104,6 @@ Directory read_end(int file, const std::string& path, uint64_t size) {
 // Sizes and offset that do not fit 32 bits stand in an extra field, those alone, in this order.
 void read_zip64(std::span<const std::byte> extra, uint64_t& bytes, uint64_t& packed, uint64_t& offset,
                 const std::string& path, const std::string& name) {
-  constexpr uint64_t kWide = 0xffffffff;
   if (bytes != kWide && packed != kWide && offset != kWide) return;
   for (size_t at = 0; at + 4 <= extra.size();) {
     const size_t length = number_at<uint16_t>(extra, at + 2);
@@ -116,12 +121,38 @@ void read_zip64(std::span<const std::byte> extra, uint64_t& bytes, uint64_t& pac
     }
     at += 4 + length;
   }
+  refuse(path, concat("entry ", quote_safe(name), " has no ZIP64 field"));
 }
 
 void check_name(const std::string& name, const std::string& path) {
-  if (name.empty() || name.size() > kMaxNameBytes || name.find('\0') != std::string::npos || name.front() == '/' ||
-      name.find('\\') != std::string::npos || ("/" + name + "/").find("/../") != std::string::npos || !is_utf8(name))
-    refuse(path, concat("has an entry named ", quote_safe(name)));
+  if (name.empty() || name.size() > kMaxNameBytes || name.front() == '/' || name.find('\\') != std::string::npos ||
+      ("/" + name + "/").find("/../") != std::string::npos || !is_printable(name))
+    refuse(path, concat("has an entry named ", quote_safe(name)),
+           "names such as model/data/weights/weight_0, as torch.export.save writes them");
+}
+
+// Where sizes or CRC stand after the bytes: 16 bytes, 24 where sizes do not fit 32 bits, and 4 less without a signature.
+// Returns the place of the CRC.
+uint64_t find_record(int file, const std::string& path, const ZipEntry& entry, uint64_t limit) {
+  const std::string what = "entry " + quote_safe(entry.name);
+  const uint64_t end = entry.offset + entry.bytes;
+  std::array<std::byte, 8> record;
+  if (limit - end < record.size() + 4) refuse(path, what + " has a record that reaches into the directory");
+  read_at(file, path, what, end, record);
+  const bool is_signed = number_at<uint32_t>(record, 0) == kDescriptor;
+  if (number_at<uint32_t>(record, is_signed ? 4 : 0) != entry.crc32)
+    refuse(path, what + " has another CRC in the record after it than in the directory");
+  return end + (is_signed ? 4 : 0);
+}
+
+// What a local header without a record after its bytes repeats of the directory. 2^32 - 1: in an extra field of its own.
+void check_repeated(std::span<const std::byte> local, const ZipEntry& entry, const std::string& path) {
+  for (const size_t at : {size_t{18}, size_t{22}})
+    if (const uint64_t bytes = number_at<uint32_t>(local, at); bytes != entry.bytes && bytes != kWide)
+      refuse(path, concat("entry ", quote_safe(entry.name), " has ", bytes, " bytes by its header, ", entry.bytes,
+                          " by the directory"));
+  if (number_at<uint32_t>(local, 14) != entry.crc32)
+    refuse(path, concat("entry ", quote_safe(entry.name), " has another CRC in its header than in the directory"));
 }
 
 // From an entry of the directory to its bytes: the local header has a name and an extra field of its own.
@@ -141,11 +172,9 @@ ZipEntry locate(int file, const std::string& path, ZipEntry entry, uint64_t head
   entry.offset = header + kLocalBytes + name_bytes + extra_bytes;
   if (entry.offset > limit || entry.bytes > limit - entry.offset) refuse(path, what + " reaches into the directory");
   if (number_at<uint16_t>(local, 6) & kDescribed) {  // a record after the bytes has the CRC
-    std::array<std::byte, 8> record;
-    read_at(file, path, what, entry.offset + entry.bytes, record);
-    const bool signed_record = number_at<uint32_t>(record, 0) == kDescriptor;
-    entry.crc32_places.push_back(entry.offset + entry.bytes + (signed_record ? 4 : 0));
+    entry.crc32_places.push_back(find_record(file, path, entry, limit));
   } else {
+    check_repeated(local, entry, path);
     entry.crc32_places.push_back(header + 14);
   }
   return entry;
@@ -153,7 +182,7 @@ ZipEntry locate(int file, const std::string& path, ZipEntry entry, uint64_t head
 
 }  // namespace
 
-ZipArchive ZipArchive::open(const std::string& path) {
+ZipArchive ZipArchive::open(const std::string& path, Writes writes) {
   Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) refuse(path, concat("cannot be opened: ", std::strerror(errno)), "a file written by torch.export.save");
   struct stat status = {};
@@ -185,18 +214,20 @@ ZipArchive ZipArchive::open(const std::string& path) {
     entries.push_back(locate(file.get(), path, std::move(entry), header, directory.offset));
     headers.push_back(header);
     at += kCentralBytes + name_bytes + extra_bytes + comment_bytes;
+    if (entries.size() == directory.entries && at != bytes.size())
+      refuse(path, concat("its directory has ", bytes.size() - at, " bytes after its last entry"));
   }
 
   // By place: each begins after the end of the one before it.
   std::vector<size_t> order(entries.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::sort(order, {}, [&](size_t i) { return headers[i]; });
-  ZipArchive archive(path, std::move(file));
+  ZipArchive archive(path, std::move(file), writes == Writes::Refused ? std::optional(state_of(status)) : std::nullopt);
   uint64_t end = 0;
   for (const size_t i : order) {
     ZipEntry& entry = entries[i];
     if (headers[i] < end) refuse(path, concat("entry ", quote_safe(entry.name), " overlaps another"));
-    end = entry.offset + entry.bytes;
+    end = entry.crc32_places.back() > headers[i] + 14 ? entry.crc32_places.back() + 4 : entry.offset + entry.bytes;
     if (!archive.index_.emplace(entry.name, archive.entries_.size()).second)
       refuse(path, concat("has two entries named ", quote_safe(entry.name)));
     archive.entries_.push_back(std::move(entry));
@@ -211,7 +242,11 @@ const ZipEntry* ZipArchive::find(std::string_view name) const {
 
 void ZipArchive::read(const ZipEntry& entry, uint64_t first, std::span<std::byte> out) const {
   SFSDP_CHECK(first <= entry.bytes && out.size() <= entry.bytes - first, entry.name, " has ", entry.bytes, " bytes");
-  read_at(file_.get(), path_, "entry " + quote_safe(entry.name), entry.offset + first, out);
+  const std::string what = "entry " + quote_safe(entry.name);
+  read_at(file_.get(), path_, what, entry.offset + first, out);
+  struct stat status = {};
+  if (opened_ && (fstat(file_.get(), &status) != 0 || state_of(status) != *opened_))
+    refuse(path_, concat("was written to before ", what, " was read"), "one file from start to end; start again");
 }
 
 std::string ZipArchive::read_text(const ZipEntry& entry, uint64_t max_bytes) const {

@@ -14,7 +14,7 @@ namespace sfsdp::testing {
 using ZipParts = std::vector<std::pair<std::string, std::string>>;  // name, bytes
 
 inline void append_number(std::string& out, uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(i < 8 ? value >> (8 * i) & 0xff : 0);
+  for (int i = 0; i < bytes; ++i) out += i < 8 ? static_cast<char>(value >> (8 * i) & 0xff) : '\0';
 }
 
 // Local headers with their bytes, the directory, the end record; no ZIP64.

@@ -271,7 +271,8 @@ uint64_t run(const Target& target, const Limits& limits) {
   for (; done < limits.inputs; ++done) {
     if (seconds_since(start) >= limits.seconds || findings >= 10) break;
     const uint64_t seed = limits.first + done;
-    current_input = Mutator(seeds, seed).input();
+    current_input = target.change && seed % 4 != 0 ? target.change(seeds[seed / 4 % seeds.size()], seed)
+                                                   : Mutator(seeds, seed).input();
     current_name = concat("fuzz-", target.name, "-", seed);
     const Called called = call(target, current_input);
     most = std::max(most, called.used);
@@ -284,8 +285,9 @@ uint64_t run(const Target& target, const Limits& limits) {
             << findings << " findings";
   if (kCounts) std::cout << ", at most " << (most + (1 << 20) - 1) / (1 << 20) << " MiB for one";
   std::cout << std::endl;
-  if (done >= limits.at_least) return findings;
-  std::cout << target.name << ": expected at least " << limits.at_least << " inputs" << std::endl;
+  const uint64_t at_least = limits.at_least / target.counts;
+  if (done >= at_least) return findings;
+  std::cout << target.name << ": expected at least " << at_least << " inputs" << std::endl;
   return findings + 1;
 }
 

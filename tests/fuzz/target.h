@@ -14,6 +14,10 @@ struct Target {
   std::string name;
   void (*read)(std::string_view bytes) = nullptr;  // throws UserError for what it refuses; any other end is a finding
   std::vector<std::string> (*seeds)() = nullptr;   // inputs that `read` takes
+  // For three of four inputs, in place of the driver's own changes: what gets past the outer layers of a format. The same for
+  // the same seed and number.
+  std::string (*change)(const std::string& seed, uint64_t number) = nullptr;
+  uint64_t counts = 1;  // how many of another target's inputs one of this one's is, by its time
 };
 
 // All targets that are linked in.
@@ -33,5 +37,5 @@ std::string source_file(const std::string& path);
 
 // Defines the entry point that libFuzzer calls too (libfuzzer.cc), and lists the target for driver.cc. UserError is caught
 // by whoever calls `read`.
-#define SFSDP_FUZZ_TARGET(name, read, seeds) \
-  static const ::sfsdp::fuzz::Register registered_##name({#name, read, seeds});
+#define SFSDP_FUZZ_TARGET(name, read, seeds, ...) \
+  static const ::sfsdp::fuzz::Register registered_##name({#name, read, seeds __VA_OPT__(, ) __VA_ARGS__});

@@ -122,6 +122,47 @@ c10::IValue coerce(const c10::IValue& value, const c10::Type& type, std::optiona
   throw UserError(concat(describe(node), " ", what, "\n  expected ", expected));
 }
 
+// Whether a value is what the schema's type asks for. Kernels take that for granted: what unpacks their arguments looks at
+// lists as a whole.
+bool matches(const c10::IValue& value, const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::OptionalType:
+      return value.isNone() || (value.isTensor() && !value.toTensor().defined()) ||
+             matches(value, *type.castRaw<c10::OptionalType>()->getElementType());
+    case c10::TypeKind::TensorType: return value.isTensor() && value.toTensor().defined();
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType: return value.isInt();
+    case c10::TypeKind::FloatType: return value.isDouble();
+    case c10::TypeKind::BoolType: return value.isBool();
+    case c10::TypeKind::NumberType: return is_number(value);
+    case c10::TypeKind::StringType: return value.isString();
+    case c10::TypeKind::DeviceObjType: return value.isDevice();
+    case c10::TypeKind::GeneratorType: return value.isNone();
+    case c10::TypeKind::ListType: {
+      const c10::Type& element = *type.castRaw<c10::ListType>()->getElementType();
+      return value.isList() &&
+             std::ranges::all_of(value.toListRef(), [&](const c10::IValue& item) { return matches(item, element); });
+    }
+    default: return false;
+  }
+}
+
+// dtype, layout and memory format are numbers to a kernel, which takes one that stands for none as an index.
+void check_enum(const exported::Node& node, const c10::Argument& argument, const Argument& given) {
+  const c10::Type* type = argument.real_type().get();
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
+  const auto expect = [&](bool right, const char* expected) {
+    if (!right && !std::holds_alternative<exported::NoneArgument>(given))
+      refuse(node, concat("has an argument ", argument.name(), " of another kind"), expected);
+  };
+  if (type->kind() == c10::TypeKind::ScalarTypeType)
+    expect(std::holds_alternative<exported::DTypeArgument>(given), "a dtype, as_scalar_type");
+  if (type->kind() == c10::TypeKind::LayoutType)
+    expect(std::holds_alternative<exported::StridedLayout>(given), "a layout, as_layout");
+  if (type->kind() == c10::TypeKind::MemoryFormatType)
+    expect(std::holds_alternative<exported::MemoryFormat>(given), "a memory format, as_memory_format");
+}
+
 // A graph that was exported in training mode says so in the arguments of its ops. A norm without running statistics takes
 // those of the batch in evaluation too.
 void turn_off_training(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
@@ -144,15 +185,17 @@ c10::Device device_of_first_tensor(const torch::jit::Stack& stack) {
 // One op of LibTorch.
 class OpCall : public ExportedCall {
  public:
-  OpCall(const exported::Node& node, c10::OperatorHandle op) : op_(std::move(op)) {
+  OpCall(const exported::Node& node, c10::OperatorHandle op) : node_(node), op_(std::move(op)) {
     std::set<std::string> given;
     for (const exported::NamedArgument& input : node.inputs)
-      if (!given.insert(input.name).second) refuse(node, concat("has two arguments ", input.name), "each once");
+      if (!given.insert(input.name).second)
+        refuse(node, concat("has two arguments ", quote_safe(input.name)), "each once");
     for (const c10::Argument& argument : op_.schema().arguments()) {
       const auto found = std::ranges::find(node.inputs, argument.name(), &exported::NamedArgument::name);
       inputs_.push_back(found == node.inputs.end() ? nullptr : &found->value);
       if (!inputs_.back() && !argument.default_value() && argument.type()->kind() != c10::TypeKind::OptionalType)
         refuse(node, concat("lacks the argument ", argument.name()), concat("all of ", op_.schema()));
+      if (inputs_.back()) check_enum(node, argument, *inputs_.back());
       given.erase(argument.name());
     }
     if (!given.empty())
@@ -172,6 +215,9 @@ class OpCall : public ExportedCall {
         value = coerce(plain_value(*inputs_[i], values), *argument.type(), argument.N());
       else if (argument.default_value())
         value = *argument.default_value();
+      if (!matches(value, *argument.type()))
+        refuse(node_, concat("is given ", value.tagKind(), " as ", argument.name()),
+               concat(argument.type()->str(), ", as in ", op_.schema()));
       stack.push_back(std::move(value));
     }
     if (!training) turn_off_training(op_.schema(), stack);
@@ -180,6 +226,7 @@ class OpCall : public ExportedCall {
   }
 
  private:
+  const exported::Node& node_;
   c10::OperatorHandle op_;
   std::vector<const Argument*> inputs_;  // by place in the schema; nullptr: its default
 };
@@ -256,8 +303,20 @@ class ReplacedCall : public ExportedCall {
   ExportedOp function_;
 };
 
-// Ops that read files or memory by address, or that nothing of a forward pass calls. The archive comes from anywhere.
-constexpr std::array kForbidden = {"aten::from_file", "aten::from_blob", "aten::set_data", "aten::_pin_memory"};
+// Ops that read files, or memory by address or without looking at its bounds, that write to the terminal or set what is the
+// process's, or that nothing of a forward pass calls. The archive comes from anywhere.
+constexpr std::array kForbidden = {"aten::from_file",
+                                   "aten::from_blob",
+                                   "aten::set_data",
+                                   "aten::_pin_memory",
+                                   "aten::_reshape_alias",
+                                   "aten::_resize_output",
+                                   "aten::_resize_output_",
+                                   "aten::_print",
+                                   "aten::get_gradients",
+                                   "aten::record_stream",
+                                   "aten::_cufft_clear_plan_cache",
+                                   "aten::_cufft_set_plan_cache_max_size"};
 
 std::unique_ptr<const ExportedCall> make_aten_call(const exported::Node& node, const std::string& op) {
   const size_t dot = op.find('.');

@@ -9,10 +9,20 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/module_scope.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/exported/printable.h"
 #include "sfsdp/models/exported/exported_call.h"
 
 namespace sfsdp::models {
 namespace {
+
+// What an op says may quote texts of the archive.
+std::string in_lines(const char* text) {
+  constexpr size_t kMaxLineBytes = 500;
+  std::vector<std::string> lines = split(text, '\n');
+  for (std::string& line : lines) line = exported::printable(line, kMaxLineBytes);
+  return join(lines, "\n");
+}
 
 void store_result(const exported::Argument& output, const c10::IValue& value, Values& values,
                   const exported::Node& node) {
@@ -50,7 +60,7 @@ std::vector<c10::IValue> ExportedGraph::run(std::span<const c10::IValue> inputs,
       if (node.python.empty() || std::string_view(error.what()).find(node.python) != std::string_view::npos) throw;
       throw UserError(concat(error.what(), "\n  Python: ", node.python));
     } catch (const c10::Error& error) {
-      throw UserError(concat(describe(node), ": ", error.what_without_backtrace(),
+      throw UserError(concat(describe(node), ": ", in_lines(error.what_without_backtrace()),
                              "\n  expected a batch of the sizes that the model was exported for"));
     }
     if (results.size() != node.outputs.size())

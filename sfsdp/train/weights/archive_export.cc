@@ -70,6 +70,17 @@ void write_new(const std::string& out, const std::function<void(int file, const 
   rename_file(temporary, out);
 }
 
+// That the copy is one of the file whose entries `program` names by their places.
+void check_same(const exported::ZipArchive& archive, const exported::ZipArchive& copy) {
+  const auto same = [](const ZipEntry& a, const ZipEntry& b) {
+    return a.name == b.name && a.offset == b.offset && a.bytes == b.bytes && a.crc32_places == b.crc32_places;
+  };
+  if (!std::ranges::equal(archive.entries(), copy.entries(), same))
+    throw UserError(concat(archive.path(),
+                           ": was written to while it was copied\n  expected one file from start to end;"
+                           " start again"));
+}
+
 // The values in the order of the archive.
 void write_values(const Held& held, MergedReader& reader, const exported::ZipArchive& written, int file) {
   const StateTensor& t = *held.tensor;
@@ -120,7 +131,8 @@ void export_archive(const std::string& checkpoint, const std::string& archive, c
     std::error_code error;
     std::filesystem::copy_file(archive, path, std::filesystem::copy_options::overwrite_existing, error);
     if (error) fail_on_file(path, "cannot be written", error.value());
-    const exported::ZipArchive written = exported::ZipArchive::open(path);
+    const auto written = exported::ZipArchive::open(path, exported::ZipArchive::Writes::Expected);
+    check_same(program.archive, written);
     std::set<size_t> entries;
     for (const Held& held : all) {
       write_values(held, reader, written, file);
