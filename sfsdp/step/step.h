@@ -50,7 +50,7 @@ struct CompileOptions {
   // follows its own reduction, without waiting for the others.
   bool skip_non_finite = true;
   std::vector<size_t> uncast = {};  // tensors of a batch that mixed precision does not cast, by place, such as targets
-  uint64_t seed = 0;  // of initialisation and of random ops
+  uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
