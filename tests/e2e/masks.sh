@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prompts and completions: the same losses on one rank, on two, after a stop on three, and from token files with masks. A step
+# Prompts and completions, and documents that are apart: the same losses on one rank, on two, after a stop on three, and from token files with masks. A step
 # that counts no target, masks that no key asks for and lines without a completion are said with their place.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -69,6 +69,10 @@ runs launch -n 3 -- "${train[@]}" --job.dump_folder "$dir/rest" --training.local
 runs "${train[@]}" --job.dump_folder "$dir/micro" --training.local_batch_size 2 --training.global_batch_size 6
 runs tokenize "$dir/chat.jsonl" --tokenizer "$dir/tokenizer" --out "$dir/chat" --loss-mask
 runs "${train[@]}" --job.dump_folder "$dir/files" --training.dataset tokens --training.dataset_path "$dir/chat" --training.loss_chunks 3
+# Documents that are apart are so on any number of ranks, and with recomputation; the losses are others than those of joined ones.
+runs "${train[@]}" --job.dump_folder "$dir/apart" --training.document_mask
+runs launch -n 2 -- "${train[@]}" --job.dump_folder "$dir/apart-two" --training.document_mask --training.local_batch_size 3 \
+  --activation_checkpoint.mode full
 python3 - "$dir" <<'PY'
 import json, sys
 def rows(name, key):
@@ -83,6 +87,11 @@ for name, steps, validations in (("two", 6, 3), ("rest", 3, 1), ("micro", 6, 3),
         mine, theirs = rows("one", key), rows(name, key)
         assert len(theirs) == count, (name, key, theirs)
         for step, value in theirs.items(): assert abs(value - mine[step]) <= 2e-6 * mine[step], (name, key, step, value, mine[step])
+for key in ("loss", "grad_norm", "validation_loss"):
+    mine, theirs = rows("apart", key), rows("apart-two", key)
+    assert mine.keys() == theirs.keys() and len(mine) >= 3, (key, mine, theirs)
+    for step, value in theirs.items(): assert abs(value - mine[step]) <= 2e-6 * mine[step], (key, step, value, mine[step])
+    assert all(abs(value - rows("one", key)[step]) > 1e-4 for step, value in mine.items()), key
 PY
 
 # What is refused, with the cure.

@@ -178,6 +178,38 @@ Sample sample_of(Samples& source, int64_t index) {
   return {part(0), part(1), part(2)};
 }
 
+TEST_CASE("documents that are apart: positions begin anew with each and with the sample, and no target begins one") {
+  const TemporaryFolder folder;
+  const std::string path = write_documents(folder, {{10, 11, 12}, {13}, {}, {14, 15}}, /*masked=*/false);
+  const Ids row = {1, 10, 11, 12, 2, 1, 13, 2, 1, 14, 15, 2};
+  const Wide whole = {0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3};  // positions in documents, BOS and EOS too
+  for (size_t seq_len = 1; seq_len < row.size(); ++seq_len) {
+    CAPTURE(seq_len);
+    DatasetOptions options = dataset_of(path, static_cast<int64_t>(seq_len));
+    options.masked = false;
+    options.apart = true;
+    SampleSource source = open_dataset(options);
+    REQUIRE(source.layout().size() == 4);
+    CHECK(source.layout()[3].name == "positions");
+    for (int64_t s = 0; s < source.size(); ++s) {
+      const size_t first = static_cast<size_t>(s) * seq_len;
+      MicroBatch batch(source.layout());
+      source.append(s, batch.tensors);
+      for (size_t i = 0; i < seq_len; ++i) {
+        const size_t at = first + i;
+        const auto position = static_cast<size_t>(whole[at]);
+        CHECK(ids_of(batch, 0)[i] == row[at]);
+        CHECK(ids_of(batch, 1)[i] == (whole[at + 1] == 0 ? kIgnoredTarget : row[at + 1]));
+        CHECK(ids_of(batch, 3)[i] == static_cast<int64_t>(std::min(position, i)));
+      }
+    }
+  }
+  const std::string flat = folder.write("flat.bin", std::string(64, '\1'));
+  DatasetOptions options = dataset_of(flat, 4);
+  options.apart = true;
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("does not say where documents end"), UserError);
+}
+
 TEST_CASE(
     "masks are packed with their ids over borders of documents and samples; BOS never counts, EOS as the id before") {
   const TemporaryFolder folder;
