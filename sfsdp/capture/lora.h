@@ -8,8 +8,12 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "sfsdp/ir/graph.h"
 
 namespace sfsdp {
 
@@ -21,17 +25,20 @@ struct LoraOptions {
 
 // Gives each module that a target matches, and that has a matrix `weight` [out, in], the parameters lora_A.weight [rank, in],
 // uniform below 1 / sqrt(in), and lora_B.weight [out, rank], zeros, in the weight's dtype; all other parameters are frozen.
-// Returns the paths of those modules, in the module's order. The compiled step adds the adapters wherever torch::linear reads
-// such a weight; a forward outside of it does not. Within meta_init the module keeps no memory.
-//   throws: UserError for a target that matches no module with such a weight, or a module that has adapters already; a rank
-//   or alpha that is not positive
+// Returns the paths of those modules, in the module's order. The compiled step adds the adapters wherever torch::linear or
+// torch::nn::Linear reads such a weight; a forward outside of it does not. Within meta_init the module keeps no memory.
+//   throws: UserError for a target that matches no module with such a weight, or one whose weight is tied, or that has adapters
+//   already; a rank or alpha that is not positive
 std::vector<std::string> add_lora(torch::nn::Module& module, const LoraOptions& options);
 
 namespace capture {
 
-// For a parameter that got no gradient.
-//   throws: UserError if it is of an adapter: no torch::linear has read the weight beside it
-void expect_no_adapter(const at::Tensor& parameter);
+// What has read weights with adapters in a trace. One trace at a time.
+void forget_reads_of_adapted();
+// A weight that something else reads too would be another function once the adapter is merged, or written for PEFT.
+//   weights: of the module, and the values of the graph that they are
+//   throws: UserError naming the module, and the op that reads its weight without an adapter, if there is one
+void check_reads_of_adapted(const ir::Graph& graph, std::span<const std::pair<at::Tensor, const ir::Value*>> weights);
 
 }  // namespace capture
 }  // namespace sfsdp

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/read_values.h"
 
@@ -84,6 +85,66 @@ void count_ops(const Graph& graph, std::map<std::string, int>& count) {
 }
 
 }  // namespace
+
+namespace {
+
+// An argument as text, values by the order in which they are made.
+struct ArgumentText {
+  template <class T>
+  std::string operator()(const std::vector<T>& list) const {
+    std::string text = "[";
+    for (const auto& item : list) text += concat(item, ",");
+    return text + "]";
+  }
+  std::string operator()(NoneArgument) const { return "none"; }
+  std::string operator()(const ValueArgument& value) const { return concat("%", value.slot); }
+  std::string operator()(const ValuesArgument& values) const { return "%" + (*this)(values.slots); }
+  std::string operator()(const SymIntsArgument& list) const {
+    std::string text = "(";
+    for (const auto& item : list.items)
+      text += std::holds_alternative<int64_t>(item) ? concat(std::get<int64_t>(item), ",")
+                                                    : concat("%", std::get<ValueArgument>(item).slot, ",");
+    return text + ")";
+  }
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  std::string operator()(int64_t value) const { return std::to_string(value); }
+  std::string operator()(double value) const { return shortest(value) + "f"; }
+  std::string operator()(const std::string& value) const { return json_quoted(value); }
+  std::string operator()(const DTypeArgument& value) const { return std::string(ir::to_string(value.dtype)); }
+  std::string operator()(MemoryFormat value) const { return concat("format", static_cast<int>(value)); }
+  std::string operator()(StridedLayout) const { return "strided"; }
+  std::string operator()(DeviceArgument) const { return "device"; }
+  std::string operator()(const ComplexArgument& value) const {
+    return concat(shortest(value.real), "+", shortest(value.imag), "i");
+  }
+  std::string operator()(const std::shared_ptr<const Graph>& graph) const {
+    return graph ? concat("{", graph_text(*graph), "}") : "none";
+  }
+
+  static std::string graph_text(const Graph& graph) {
+    std::string text;
+    for (const Slot slot : graph.inputs) text += concat("%", slot, " ");
+    for (const Node& node : graph.nodes) {
+      text += concat("\n", node.target);
+      for (const NamedArgument& input : node.inputs)
+        text += concat(" ", input.name, "=", std::visit(ArgumentText(), input.value));
+      text += " ->";
+      for (const Argument& output : node.outputs) text += concat(" ", std::visit(ArgumentText(), output));
+    }
+    text += "\nreturn";
+    for (const Argument& output : graph.outputs) text += concat(" ", std::visit(ArgumentText(), output));
+    return text;
+  }
+};
+
+}  // namespace
+
+uint64_t graph_hash(const Program& program) {
+  std::string text = ArgumentText::graph_text(program.graph);
+  for (const auto& [slot, place] : program.state_inputs) text += concat("\n%", slot, " ", program.state[place].name);
+  for (const InputTensor& input : program.inputs) text += concat("\n%", input.slot, " ", input.name);
+  return xxh3(text);
+}
 
 std::string describe(const Program& program) {
   std::string text =

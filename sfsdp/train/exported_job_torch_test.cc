@@ -247,8 +247,8 @@ TEST_CASE("adapters: what is refused") {
   };
   refused({{"*.q_porj"}, 4, 8}, "matches no module with a weight of two dimensions");
   refused({{"*.q_proj"}, 0, 8}, "LoraOptions::rank = 0");
-  refused({{"embed_tokens"}, 4, 8}, "matches embed_tokens, but no torch::linear reads its weight");
-  refused({{"embed_tokens", "*.q_proj"}, 4, 8}, "matches embed_tokens, but no torch::linear reads its weight");
+  refused({{"embed_tokens"}, 4, 8}, "matches embed_tokens, whose weight is read by aten.embedding");
+  refused({{"embed_tokens", "*.q_proj"}, 4, 8}, "matches embed_tokens, whose weight is read by aten.embedding");
 }
 
 }  // namespace

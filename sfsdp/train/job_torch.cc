@@ -20,6 +20,7 @@
 #include "sfsdp/base/version.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/random_ops.h"
+#include "sfsdp/exported/describe.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/config/config_resolve.h"
@@ -270,6 +271,7 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);
+  if (job.archive) options.about.model_args[checkpoint::kGraphOfModel] = hex(exported::graph_hash(*job.archive));
   if (!config.lora.target.empty()) options.about.model_args[kLoraAlpha] = shortest(config.lora.alpha);
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();

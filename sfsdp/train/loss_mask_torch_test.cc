@@ -102,7 +102,7 @@ TEST_CASE("the mean is over all targets that count, however unevenly ranks and m
     config.training.loss_chunks = setting.loss_chunks;
     const CompiledJob job = make_job(config, setting.ranks);
     const auto eager = models::make_language_model({"llama3", "debugmodel", config.model_args});
-    const auto forward = [&](const at::Tensor& tokens) { return eager.forward(tokens); };
+    const auto forward = [&](const at::Tensor& tokens) { return eager.forward(tokens, {}); };
     const auto targets = [](const Rows& rows) { return rows.targets; };
     double evaluation = 0, first_own = -1;
     const auto trained = testing::train_on_ranks(
@@ -135,11 +135,11 @@ TEST_CASE("a mean of the rows' own means, or one over all targets, is another nu
   const auto model = models::make_language_model({"llama3", "debugmodel", config_of(1, 1).model_args});
   const Rows rows = rows_of(0, 40);
   const at::NoGradGuard no_grad;
-  const double right = losses_of(model.forward(rows.tokens), rows.targets).mean().item<double>();
+  const double right = losses_of(model.forward(rows.tokens, {}), rows.targets).mean().item<double>();
   double by_parts = 0;
   for (int64_t part = 0; part < 2; ++part) {
     const auto half = [&](const at::Tensor& t) { return t.narrow(0, part * kRows / 2, kRows / 2); };
-    by_parts += losses_of(model.forward(half(rows.tokens)), half(rows.targets)).mean().item<double>() / 2;
+    by_parts += losses_of(model.forward(half(rows.tokens), {}), half(rows.targets)).mean().item<double>() / 2;
   }
   CHECK(std::abs(by_parts - right) > 1e-5 * right);
 }

@@ -23,6 +23,20 @@ losses() { # run
 [[ $(losses "$dir/whole" | wc -l) == 6 ]] || fail "six steps: $(cat "$dir/whole/metrics.jsonl")"
 diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
 
+# An archive with the same tensors that computes something else is no way to go on.
+python3 - tests/fixtures/exported/decoder.pt2 "$dir/other.pt2" <<'PY'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
+    for name in was.namelist():
+        data = was.read(name)
+        if name.endswith("model.json"): data = data.replace(b"aten.silu.default", b"aten.tanh.default")
+        out.writestr(name, data)
+PY
+"$sfsdp" train "${flags[@]}" --model.path "$dir/other.pt2" --training.steps 7 --training.global_batch_size 4 --checkpoint.enable >"$dir/log" 2>&1 &&
+  fail "went on with another function"
+grep -q "was saved by another model: model.graph = .*, was .*" "$dir/log" || fail "another function: $(cat "$dir/log")"
+rm "$dir/other.pt2"
+
 # What was trained goes back into an archive and a state dict; the archive trains on from where the run stood.
 "$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/trained.pt2" --archive tests/fixtures/exported/decoder.pt2 >"$dir/log" 2>&1 || fail "export: $(cat "$dir/log")"
 "$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/trained.safetensors" --archive tests/fixtures/exported/decoder.pt2 --format safetensors >"$dir/log" 2>&1 ||
@@ -89,7 +103,14 @@ for line in '  input_ids  i64\[s[0-9]* of 1 to 64, s[0-9]* of 2 to 64\]' '  loss
   '  layers\.\*\.q_proj\.weight  f32\[16, 16\]  × 2' 'All ops can be trained'; do
   grep -qx -- "$line" "$dir/log" || fail "inspect lacks \"$line\": $(cat "$dir/log")"
 done
-sed 's/aten.conv2d.default/libx.conv2d.default/g' tests/fixtures/exported/convolutions.pt2 >"$dir/libx.pt2"
+python3 - tests/fixtures/exported/convolutions.pt2 "$dir/libx.pt2" <<'PY'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
+    for name in was.namelist():
+        data = was.read(name)
+        if name.endswith("model.json"): data = data.replace(b"aten.conv2d.default", b"libx.conv2d.default")
+        out.writestr(name, data)
+PY
 "$sfsdp" inspect --model.path "$dir/libx.pt2" >"$dir/log" 2>&1 && fail "an op of libx can be trained"
 grep -q '^Not trained: torch.ops.libx.conv2d.default at ' "$dir/log" || fail "inspect: $(cat "$dir/log")"
 
@@ -172,7 +193,7 @@ def first(name, dtype):
     return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).view(row["shape"])[:4]
 
 
-logits = torch.export.load("tests/fixtures/exported/convolutions.pt2").module()(first("pixels", torch.float32), first("label", torch.int64))[1]
+logits = torch.export.load("tests/fixtures/exported/convolutions.pt2").module()(pixels=first("pixels", torch.float32), label=first("label", torch.int64))[1]
 expected = torch.nn.functional.mse_loss(logits, first("targets", torch.float32)).item()
 got = json.loads(open(folder + "/error/metrics.jsonl").readline())["loss"]
 assert abs(got - expected) <= 1e-6 * expected, (got, expected)

@@ -50,7 +50,16 @@ llama=(--job.config_file configs/llama3_debug.toml --training.seq_len 32 --train
 run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4
 refused "expected --hf-assets" export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft
 refused "lora.target = *.wqq matches no module" train "${llama[@]}" --lora.target "*.wqq"
-refused "matches tok_embeddings, but no torch::linear reads its weight" train "${llama[@]}" --lora.target tok_embeddings
+refused "matches tok_embeddings, whose weight is read by aten.embedding" train "${llama[@]}" --lora.target tok_embeddings
+refused "matches tok_embeddings, whose weight is read by aten.embedding" train "${llama[@]}" --model.args.tied true --lora.target tok_embeddings
+refused "matches table, whose weight is tied to out.weight" train "${flags[@]}" --model.path tests/fixtures/exported/shared.pt2 \
+  --model.inputs ids=tokens,target=tokens --lora.target table
+# torch::nn::Linear multiplies by a transposed weight itself.
+gpt=(--model.name gpt --model.flavor "" --model.args.dim 32 --model.args.n_layers 1 --model.args.n_heads 2 --model.args.vocab_size 2048
+  --model.args.max_positions 32 --training.seq_len 32 --training.local_batch_size 1 --training.dataset_max_bytes 100000 --optimizer.lr 1e-2
+  --training.mixed_precision_param float32 --checkpoint.enable --checkpoint.interval 3)
+run train "${gpt[@]}" --training.steps 3 --job.dump_folder "$dir/gpt" --lora.target "*.c_attn|*.c_proj" --lora.rank 2 --metrics.log_freq 1
+[[ $(losses "$dir/gpt" | sort -u | wc -l) == 3 ]] || fail "gpt: $(losses "$dir/gpt")"
 run simulate --config configs/llama3_8b.toml --lora.target "*.wq|*.wk|*.wv|*.wo" --machine dgx_h100 --world 8 --json
 lora_bytes=$(sed -n 's/.*"state_bytes": \([0-9]*\).*/\1/p' "$dir/log")
 grep -q '"step_seconds"' "$dir/log" || fail "$(cat "$dir/log")"

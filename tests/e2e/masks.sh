@@ -91,7 +91,8 @@ for key in ("loss", "grad_norm", "validation_loss"):
     mine, theirs = rows("apart", key), rows("apart-two", key)
     assert mine.keys() == theirs.keys() and len(mine) >= 3, (key, mine, theirs)
     for step, value in theirs.items(): assert abs(value - mine[step]) <= 2e-6 * mine[step], (key, step, value, mine[step])
-    assert all(abs(value - rows("one", key)[step]) > 1e-4 for step, value in mine.items()), key
+    # a step differs where a row has a document after another, and a target of it counts
+    assert key == "validation_loss" or any(abs(value - rows("one", key)[step]) > 1e-4 for step, value in mine.items()), key
 PY
 
 # What is refused, with the cure.

@@ -462,6 +462,21 @@ bwd:
   CHECK(wrong(" once=true", "").find("%b runs in each micro-batch, its kernel once a step") != std::string::npos);
 }
 
+TEST_CASE("kernels that cannot exist are refused: one that micro-batches run in part") {
+  const auto wrong = [](const char* section) {
+    return plan::check_kernels(ir::parse_or_throw(concat(R"(graph mesh [] view local micro_batches=3
+  %x = input name=x : f32[4]
+bwd:
+  %sum = accumulate %x kernel=0 : f32[4]
+)",
+                                                         section, "  %b = aten.neg %x kernel=0 : f32[4]\n"),
+                                                  "test.ir"));
+  };
+  CHECK(wrong("") == "");
+  for (const char* section : {"clip:\n", "opt:\n"})
+    CHECK(wrong(section).find("%b runs in another part of the step than accumulate %sum") != std::string::npos);
+}
+
 TEST_CASE("kernels that cannot exist are refused: results that other rows or blocks make") {
   const std::string norm = "  %n, %r = rms_norm %x, %w dims=1 eps=0.5 kernel=0 : f32[6, 4], f32[6, 1]\n";
   says(

@@ -11,6 +11,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::plan {
@@ -63,6 +64,10 @@ class KernelChecker {
     if (group_ > 0 && width_ % group_ != 0)
       return error(*ops_.back(), concat("has rows of ", width_), concat("whole pairs of ", group_));
     if (alone > 1) return error(*ops_.back(), "is in a kernel with another product, attention or library call", "one");
+    for (const Op* op : ops_)
+      if (ir::part_of(op->section) != ir::part_of(ops_[0]->section))
+        return error(*op, concat("runs in another part of the step than ", ir::name_of(*ops_[0]), " of its kernel"),
+                     "kernels of their own, as a kernel runs whole in each micro-batch or once a step");
     for (const Op* op : ops_)
       if (ir::is_once(*op) != ir::is_once(*ops_[0]))
         return error(*op,

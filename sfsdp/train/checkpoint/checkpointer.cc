@@ -161,7 +161,8 @@ void Checkpointer::compare_model(const Manifest& saved, const std::string& path,
     if (before == saved.model_args.end() || before->second == value) continue;
     const std::string key = name.find('.') == std::string::npos ? "model.args." + name : name;
     changes.push_back(concat(key, " = ", value, ", was ", before->second));
-    flags.push_back(concat("--", key, " ", before->second));
+    flags.push_back(name == kGraphOfModel ? "--model.path to the archive of that run"
+                                          : concat("--", key, " ", before->second));
   }
   if (changes.empty()) return;
   if (goes_on)

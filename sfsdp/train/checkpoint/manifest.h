@@ -69,6 +69,9 @@ struct RunState {
   bool operator==(const RunState&) const = default;
 };
 
+// Among model_args: a hash of what an archive of torch.export computes.
+inline constexpr const char* kGraphOfModel = "model.graph";
+
 struct Manifest {
   RunState run;
   bool model_only = false;  // a run cannot go on from it

@@ -72,7 +72,7 @@ Model make_model(const Fixture& fixture, const Strategy& strategy, int64_t micro
   out.program = std::make_shared<Program>(
       out.model.module,
       [forward](const Batch& b) -> LossValue {
-        return {models::cross_entropy(forward(b[0]), b[1]), {}};
+        return {models::cross_entropy(forward(b[0], {}), b[1]), {}};
       },
       adamw, batch_of(fixture, 1, 0, rows), strategy, options);
   return out;
