@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -102,17 +103,23 @@ TEST_CASE("board: who finds a peer stopped or gone during a transfer says for ho
     const Call call = barrier_call({"%b", ""});
     const pid_t peer = fork();
     if (peer == 0) {
-      const auto own = Board::open_file(path, 2);
-      own->claim(1);
-      own->enter({"dp_shard", {0, 1}, 1, 2}, call, 1, 60000);
-      for (;;) raise(signal);  // in no call, so that it does not hold the mutex; again if a shell that ends wakes it
+      try {
+        const auto own = Board::open_file(path, 2);
+        own->claim(1);
+        own->enter({"dp_shard", {0, 1}, 1, 2}, call, 1, 60000);
+        for (;;) raise(signal);  // in no call, so that it does not hold the mutex; again if a shell that ends wakes it
+      } catch (const std::exception& failure) {
+        std::fprintf(stderr, "the peer fails: %s\n", failure.what());
+      }
+      _exit(3);
     }
     const CallSite site{"dp_shard", {0, 1}, 0, 2};
     board->enter(site, call, 1, 60000);
     std::filesystem::remove(path);
     const std::string error = comm_error_of([&] {
       if (signal == SIGKILL) board->throw_failure(site, call, 2, "the connection broke", 700, 5000);
-      for (;; usleep(20'000)) board->look(site, call, 2, 2345);
+      const auto begin = Clock::now();
+      for (; seconds_since(begin) < 60; usleep(20'000)) board->look(site, call, 2, 2345);
     });
     CAPTURE(error);
     const std::string begin = "no answer from rank 1 in ";
