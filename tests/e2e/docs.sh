@@ -93,9 +93,13 @@ with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as r
     for name, text in {"data/a.jsonl.gz": b'{"text": "Hello"}\n', "books/a.txt.gz": b"world"}.items():
         os.makedirs(os.path.join(folder, os.path.dirname(name)))
         with gzip.open(os.path.join(folder, name), "wb") as file: file.write(text)
+    with open(os.path.join(folder, "chat.jsonl"), "w") as file:
+        file.write('{"prompt": "What is two plus two?", "completion": " It is four, as ever."}\n' * 2000)
     os.symlink(f"{repo}/tests/fixtures/tokens.bin", f"{folder}/data/web_0.bin")
-    os.makedirs(f"{folder}/path")
-    os.symlink(f"{repo}/tests/fixtures/tokenizers/llama3", f"{folder}/path/to")
+    os.makedirs(f"{folder}/path/to")
+    os.symlink(f"{repo}/tests/fixtures/tokenizers/llama3/tokenizer.json", f"{folder}/path/to/tokenizer.json")
+    with open(f"{folder}/path/to/tokenizer_config.json", "w") as file:
+        file.write('{"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}')
     environment = dict(os.environ, PATH=f"{repo}/build/release:{os.environ['PATH']}", OMP_NUM_THREADS="1",
                        LIBTORCH=open(f"{repo}/build/torch_dir").read().strip())  # where setup.sh has found it here
     for page in PAGES:
