@@ -157,4 +157,11 @@ std::string hex(uint64_t value) {
   return text;
 }
 
+std::string with_stars(const std::string& path) {
+  std::vector<std::string> parts = split(path, '.');
+  for (std::string& part : parts)
+    if (parse_int(part)) part = "*";
+  return join(parts, ".");
+}
+
 }  // namespace sfsdp

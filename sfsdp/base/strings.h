@@ -29,6 +29,8 @@ std::string with_commas(double value, int decimals);
 // In double quotes as JSON writes a string; TOML reads it too. Escapes quotes, backslashes and control characters; all
 // else passes through, so the result is UTF-8 where `text` is.
 std::string json_quoted(std::string_view text);
+// "layers.*.wq.weight" of "layers.3.wq.weight": one text for all like layers.
+std::string with_stars(const std::string& path);
 
 // The candidate that `name` is a misspelling of, the first of equally close ones; "" where none is near: beyond a third of
 // the letters a suggestion misleads. "" for a name above 128 letters: time and memory grow with the product of both.

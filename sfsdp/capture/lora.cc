@@ -44,7 +44,8 @@ class Adapters {
     by_weight_.insert_or_assign(weight.unsafeGetTensorImpl(), std::move(adapter));
   }
 
-  // The adapter of the weight that a product reads. A graph of Python says which module runs: another one's product has no adapter in PEFT.
+  // The adapter of the weight that a product reads. A graph of Python says which module runs: the product of another one has no
+  // adapter in PEFT.
   std::optional<Adapter> take(const at::Tensor& weight) {
     const std::scoped_lock lock(mutex_);
     const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
@@ -81,7 +82,6 @@ class WithinLinear {
 
 at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& x, const Adapter& adapter) {
   const ModuleScope scope(adapter.path);
-  const WithinLinear within;
   return y + at::native::linear(at::native::linear(x, adapter.a, {}), adapter.b, {}) * adapter.scale;
 }
 
@@ -89,12 +89,8 @@ at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& x, const Adapter&
 at::Tensor linear_with_adapters(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const std::optional<Adapter> adapter = within_linear ? std::nullopt : Adapters::all().take(weight);
   if (!adapter) return at::native::linear(x, weight, bias);
-  at::Tensor y;
-  {
-    const WithinLinear within;
-    y = at::native::linear(x, weight, bias);
-  }
-  return with_adapter(y, x, *adapter);
+  const WithinLinear within;
+  return with_adapter(at::native::linear(x, weight, bias), x, *adapter);
 }
 
 bool is_transposed(const at::Tensor& view, const at::Tensor& of) {
@@ -130,7 +126,7 @@ struct Target {
   at::Tensor weight;
 };
 
-// Modules with a matrix that torch::linear could read. Embeddings have one too, but no target is meant for them.
+// Modules with a matrix that torch::linear could read. Embeddings have one too: check_reads_of_adapted refuses those.
 std::vector<Target> targets_of(torch::nn::Module& module) {
   std::vector<Target> targets;
   for (const auto& child : module.named_modules("", /*include_self=*/false))

@@ -2,7 +2,6 @@
 #include "sfsdp/exported/describe.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <set>
 
@@ -40,14 +39,6 @@ std::string output_text(const Program& program, const OutputValue& output) {
   const bool scalar = meta && meta->sizes.empty() && ir::is_floating(meta->dtype);
   return concat("  ", output.name, "  ", meta ? type_text(program, *meta) : "no tensor",
                 scalar ? "  could be model.loss" : "", "\n");
-}
-
-// "layers.3.q_proj.weight" -> "layers.*.q_proj.weight"
-std::string with_stars(const std::string& path) {
-  std::vector<std::string> parts = split(path, '.');
-  for (std::string& part : parts)
-    if (!part.empty() && std::ranges::all_of(part, [](unsigned char c) { return std::isdigit(c) != 0; })) part = "*";
-  return join(parts, ".");
 }
 
 // What a line says of a tensor besides its path.

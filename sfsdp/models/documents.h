@@ -19,9 +19,4 @@ inline at::Tensor document_mask(const at::Tensor& positions_BS, const at::Tensor
                    at::scalar_tensor(-std::numeric_limits<double>::infinity(), like.options()));
 }
 
-// Rows of a table of positions [S, E], for each token: [B, S, E].
-inline at::Tensor at_positions(const at::Tensor& table_SE, const at::Tensor& positions_BS) {
-  return at::embedding(table_SE, positions_BS);
-}
-
 }  // namespace sfsdp::models

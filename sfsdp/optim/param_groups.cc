@@ -13,14 +13,6 @@
 namespace sfsdp {
 namespace {
 
-// "layers.*.wq.weight" of "layers.3.wq.weight": one text for all like layers.
-std::string with_stars(const std::string& path) {
-  std::vector<std::string> parts = split(path, '.');
-  for (std::string& part : parts)
-    if (parse_int(part)) part = "*";
-  return join(parts, ".");
-}
-
 // What a pattern may have meant: whole paths, and names of modules for one like "*norm*".
 std::string meant_by(const std::string& pattern, std::span<const std::string> paths) {
   std::set<std::string> wholes, names;

@@ -254,17 +254,15 @@ class Trainer {
     return {config_.training.local_batch_size, job_.shares.accumulation, rank(), data_ranks()};
   }
 
+  static constexpr size_t kTargets = 1;  // in token_layout
+
   // Ids that a model of the vocabulary is to predict; none where samples are other tensors.
   std::span<const int64_t> targets_of(const MicroBatch& rows) const {
-    constexpr size_t kTargets = 1;
     return id_counts_.empty() ? std::span<const int64_t>() : ids_of(rows, kTargets);
   }
 
   // Those of this rank's rows that the loss counts.
-  static int64_t counted_targets(const MicroBatch& rows) {
-    constexpr size_t kTargets = 1;
-    return count_targets(ids_of(rows, kTargets));
-  }
+  static int64_t counted_targets(const MicroBatch& rows) { return count_targets(ids_of(rows, kTargets)); }
 
   // A collective call.
   int64_t sum_of_ranks(int64_t value, const char* what) {

@@ -8,6 +8,17 @@ sfsdp=$PWD/build/release/sfsdp
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 fail() { echo "$*"; exit 1; }
+# A fixture whose graph calls another op, sound in all else.
+other_op() { # fixture, op, the other, file
+  python3 - "tests/fixtures/exported/$1.pt2" "$4" "$2" "$3" <<'PY'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
+    for name in was.namelist():
+        data = was.read(name)
+        if name.endswith("model.json"): data = data.replace(sys.argv[3].encode(), sys.argv[4].encode())
+        out.writestr(name, data)
+PY
+}
 flags=(--model.name exported --model.path "$PWD/tests/fixtures/exported/decoder.pt2" --model.inputs "input_ids=tokens,labels=tokens"
   --training.dataset tokens --training.dataset_path "$PWD/tests/fixtures/tokens.bin" --training.seq_len 16
   --training.local_batch_size 2 --training.mixed_precision_param float32 --job.dump_folder "$dir/run" --metrics.log_freq 1)
@@ -24,14 +35,7 @@ losses() { # run
 diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
 
 # An archive with the same tensors that computes something else is no way to go on.
-python3 - tests/fixtures/exported/decoder.pt2 "$dir/other.pt2" <<'PY'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
-    for name in was.namelist():
-        data = was.read(name)
-        if name.endswith("model.json"): data = data.replace(b"aten.silu.default", b"aten.tanh.default")
-        out.writestr(name, data)
-PY
+other_op decoder aten.silu.default aten.tanh.default "$dir/other.pt2"
 "$sfsdp" train "${flags[@]}" --model.path "$dir/other.pt2" --training.steps 7 --training.global_batch_size 4 --checkpoint.enable >"$dir/log" 2>&1 &&
   fail "went on with another function"
 grep -q "was saved by another model: model.graph = .*, was .*" "$dir/log" || fail "another function: $(cat "$dir/log")"
@@ -103,14 +107,7 @@ for line in '  input_ids  i64\[s[0-9]* of 1 to 64, s[0-9]* of 2 to 64\]' '  loss
   '  layers\.\*\.q_proj\.weight  f32\[16, 16\]  × 2' 'All ops can be trained'; do
   grep -qx -- "$line" "$dir/log" || fail "inspect lacks \"$line\": $(cat "$dir/log")"
 done
-python3 - tests/fixtures/exported/convolutions.pt2 "$dir/libx.pt2" <<'PY'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
-    for name in was.namelist():
-        data = was.read(name)
-        if name.endswith("model.json"): data = data.replace(b"aten.conv2d.default", b"libx.conv2d.default")
-        out.writestr(name, data)
-PY
+other_op convolutions aten.conv2d.default libx.conv2d.default "$dir/libx.pt2"
 "$sfsdp" inspect --model.path "$dir/libx.pt2" >"$dir/log" 2>&1 && fail "an op of libx can be trained"
 grep -q '^Not trained: torch.ops.libx.conv2d.default at ' "$dir/log" || fail "inspect: $(cat "$dir/log")"
 

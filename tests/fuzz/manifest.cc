@@ -6,6 +6,7 @@
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "target.h"
 
 namespace sfsdp::fuzz {
@@ -20,15 +21,8 @@ void read(std::string_view bytes) {
   const Manifest manifest = parse_manifest(first + std::string(rest), "manifest.json");
   SFSDP_CHECK(parse_manifest(print(manifest), "manifest.json") == manifest, "another manifest is printed");
   for (const StoredTensor& t : manifest.tensors) {
-    Piece piece;
-    piece.name = t.name;
-    piece.kind = t.kind;
-    piece.dtype = t.dtype;
-    piece.shape = t.shape;
-    piece.rank = t.rank;
-    piece.end = t.numel();
     int64_t elements = 0;
-    for (const PlannedRead& planned : plan_reads(manifest, {piece}, "checkpoint")) {
+    for (const PlannedRead& planned : plan_reads(manifest, {piece_of(t)}, "checkpoint")) {
       const StoredFile& file = manifest.files.at(static_cast<size_t>(planned.file));
       const int64_t count = planned.end - planned.begin;
       SFSDP_CHECK(count > 0 && planned.offset + count * ir::size_in_bytes(t.dtype) <= file.bytes, "past the end");

@@ -144,7 +144,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BS, const at::Tensor& posit
   if (packed) mask = document_mask(positions_BS, h);
   if (args_.rope) {
     std::tie(cos, sin) = rotations(S, rope_frequencies(args_.dim / args_.n_heads, args_.rope_theta));
-    if (packed) cos = at_positions(cos, positions_BS), sin = at_positions(sin, positions_BS);
+    if (packed) cos = at::embedding(cos, positions_BS), sin = at::embedding(sin, positions_BS);
   } else {
     if (S > args_.max_positions)
       throw UserError(

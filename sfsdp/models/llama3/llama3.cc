@@ -219,8 +219,8 @@ at::Tensor Llama3Impl::forward(const at::Tensor& tokens_BS, const at::Tensor& po
   at::Tensor h = at::embedding(tok_embeddings_->weight, tokens_BS), mask;
   auto [cos, sin] = rotations(tokens_BS.size(1));
   if (positions_BS.defined()) {
-    cos = at_positions(cos, positions_BS);
-    sin = at_positions(sin, positions_BS);
+    cos = at::embedding(cos, positions_BS);
+    sin = at::embedding(sin, positions_BS);
     mask = document_mask(positions_BS, h);
   }
   for (Llama3Block& layer : layers_) h = layer(h, cos, sin, mask);

@@ -10,7 +10,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/train/checkpoint/files.h"
-#include "sfsdp/train/weights/safetensors.h"
+#include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -20,25 +20,12 @@ bool is_whole(const Piece& piece) { return piece.begin == 0 && piece.end == piec
 }  // namespace
 
 std::string shard_header(const std::vector<Piece>& pieces) {
-  std::string text = R"({"__metadata__":{"format":"pt"})";
-  int64_t at = 0;
+  SafetensorsHeader header;
   for (const Piece& p : pieces) {
-    const int64_t end = at + static_cast<int64_t>(p.bytes().size());
-    std::string shape;
-    if (is_whole(p))
-      for (int64_t size : p.shape) shape += concat(shape.empty() ? "" : ",", size);
-    else
-      shape = std::to_string(p.end - p.begin);
-    text += concat(",", json_quoted(name_in_file(p)), R"(:{"dtype":")", safetensors_name(p.dtype), R"(","shape":[)",
-                   shape, R"(],"data_offsets":[)", at, ",", end, "]}");
-    at = end;
+    const std::vector<int64_t> part = {p.end - p.begin};
+    header.add(name_in_file(p), p.dtype, is_whole(p) ? p.shape : part, p.bytes().size());
   }
-  text += "}";
-  text.append(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()) + 8, 64)) - text.size() - 8, ' ');
-  const uint64_t length = text.size();
-  std::string header(8, '\0');
-  std::memcpy(header.data(), &length, 8);
-  return header + text;
+  return header.bytes(64);
 }
 
 std::string name_in_file(const Piece& piece) {

@@ -18,7 +18,7 @@
 #include "sfsdp/exported/read_values.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "sfsdp/train/weights/adapter_values.h"
-#include "sfsdp/train/weights/safetensors.h"
+#include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train {
 namespace {
@@ -148,24 +148,15 @@ void export_safetensors(const std::string& checkpoint, const std::string& archiv
   MergedReader reader(stored, merge);
   std::vector<Held> all = held_by(program, stored, checkpoint);
   std::erase_if(all, [](const Held& held) { return !held.tensor->persistent; });
-  std::string header = R"({"__metadata__":{"format":"pt"})";
-  int64_t bytes = 0;
+  SafetensorsHeader header;
   for (const Held& held : all) {
     const StateTensor& t = *held.tensor;
-    std::vector<std::string> sizes;
-    for (const int64_t size : t.sizes) sizes.push_back(std::to_string(size));
-    const int64_t end = bytes + ir::Type::tensor(t.dtype, t.sizes).bytes();
-    header += concat(",", json_quoted(t.name), R"(:{"dtype":")", safetensors_name(t.dtype), R"(","shape":[)",
-                     join(sizes, ","), R"(],"data_offsets":[)", bytes, ",", end, "]}");
-    bytes = end;
+    header.add(t.name, t.dtype, t.sizes, static_cast<uint64_t>(ir::Type::tensor(t.dtype, t.sizes).bytes()));
   }
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
   write_new(out, [&](int file, const std::string& path) {
-    const uint64_t length = header.size();
-    write_file(file, std::as_bytes(std::span(&length, 1)), 0, path);
-    write_file(file, std::as_bytes(std::span(header)), sizeof length, path);
-    auto at = static_cast<int64_t>(sizeof length + header.size());
+    const std::string first = header.bytes();
+    write_file(file, std::as_bytes(std::span(first)), 0, path);
+    auto at = static_cast<int64_t>(first.size());
     for (const Held& held : all) {
       const int64_t numel = ir::Type::tensor(held.tensor->dtype, held.tensor->sizes).numel();
       for (int64_t begin = 0; begin < numel; begin += kBlock) {

@@ -2,14 +2,13 @@
 #include "sfsdp/train/weights/hf_layout.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/weights/hf_copy.h"
-#include "sfsdp/train/weights/safetensors.h"
+#include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train {
 namespace {
@@ -38,25 +37,14 @@ void fill_files(HfLayout& layout, uint64_t max_file_bytes) {
   }
 }
 
-std::string header_entry(const HfPlaced& tensor, ir::DType dtype) {
-  std::vector<std::string> sizes;
-  for (const int64_t size : tensor.shape) sizes.push_back(std::to_string(size));
-  return concat(",", json_quoted(tensor.tensor.hf_name), ":{\"dtype\":\"", safetensors_name(dtype), "\",\"shape\":[",
-                join(sizes, ","), "],\"data_offsets\":[", tensor.begin, ",", tensor.begin + tensor.bytes, "]}");
-}
-
 // The format wants tensors packed and sees to their alignment by the header's length.
 void write_headers(HfLayout& layout) {
-  for (HfFile& file : layout.files) file.header = R"({"__metadata__":{"format":"pt"})";  // transformers asks for it
-  for (const HfPlaced& tensor : layout.tensors) layout.files[tensor.file].header += header_entry(tensor, layout.dtype);
-  for (HfFile& file : layout.files) {
-    std::string text = file.header + "}";
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    const uint64_t length = text.size();
-    file.header.assign(sizeof length, '\0');
-    std::memcpy(file.header.data(), &length, sizeof length);
-    file.header += text;
-    file.bytes += file.header.size();
+  std::vector<SafetensorsHeader> headers(layout.files.size());
+  for (const HfPlaced& tensor : layout.tensors)
+    headers[tensor.file].add(tensor.tensor.hf_name, layout.dtype, tensor.shape, tensor.bytes);
+  for (size_t i = 0; i < headers.size(); ++i) {
+    layout.files[i].header = headers[i].bytes();
+    layout.files[i].bytes += layout.files[i].header.size();
   }
   for (HfPlaced& tensor : layout.tensors) tensor.begin += layout.files[tensor.file].header.size();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Source: PEFT's utils/save_and_load.py and tuners/lora/config.py.
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "sfsdp/train/weights/hf_config.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/hf_parameters.h"
+#include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train {
 namespace {
@@ -68,14 +70,10 @@ std::string config_json(const std::vector<Named>& all, double alpha) {
 }
 
 void write_safetensors(const std::vector<Named>& all, const std::string& path) {
-  std::string header = R"({"__metadata__":{"format":"pt"})";
+  SafetensorsHeader header;
   std::vector<std::vector<float>> values;
-  size_t bytes = 0;
   const auto add = [&](const std::string& name, int64_t rows, int64_t columns, std::vector<float> elements) {
-    const size_t end = bytes + elements.size() * sizeof(float);
-    header += concat(",", json_quoted(name), R"(:{"dtype":"F32","shape":[)", rows, ",", columns,
-                     R"(],"data_offsets":[)", bytes, ",", end, "]}");
-    bytes = end;
+    header.add(name, ir::DType::f32, std::array{rows, columns}, elements.size() * sizeof(float));
     values.push_back(std::move(elements));
   };
   for (const Named& named : all) {
@@ -83,13 +81,10 @@ void write_safetensors(const std::vector<Named>& all, const std::string& path) {
     add(concat(prefix, kLoraA), named.values->rank, named.values->in, named.values->a);
     add(concat(prefix, kLoraB), named.values->out, named.values->rank, rows_there(named));
   }
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
   const Fd file = create_file(path);
-  const uint64_t length = header.size();
-  write_file(file.get(), std::as_bytes(std::span(&length, 1)), 0, path);
-  write_file(file.get(), std::as_bytes(std::span(header)), sizeof length, path);
-  auto at = static_cast<int64_t>(sizeof length + header.size());
+  const std::string first = header.bytes();
+  write_file(file.get(), std::as_bytes(std::span(first)), 0, path);
+  auto at = static_cast<int64_t>(first.size());
   for (const std::vector<float>& elements : values) {
     write_file(file.get(), std::as_bytes(std::span(elements)), at, path);
     at += static_cast<int64_t>(elements.size() * sizeof(float));
@@ -125,10 +120,7 @@ void export_peft(const std::string& checkpoint, const std::string& folder, const
     if (!std::filesystem::create_directories(temporary, error))
       fail_on_file(temporary, "cannot be made", error.value());
     write_safetensors(all, temporary + "/adapter_model.safetensors");
-    const std::string text = config_json(all, adapters.alpha()), path = temporary + "/adapter_config.json";
-    const Fd file = create_file(path);
-    write_file(file.get(), std::as_bytes(std::span(text)), 0, path);
-    sync_file(file.get(), path);
+    write_atomically(temporary + "/adapter_config.json", config_json(all, adapters.alpha()));
   } catch (...) {
     std::filesystem::remove_all(temporary, error);
     throw;
