@@ -2,8 +2,13 @@
 #include "sfsdp/cost/op_shape.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/access.h"
 
 namespace sfsdp::cost {
 namespace {
@@ -13,18 +18,41 @@ using ir::Op;
 bool is_backward(const Op& op) { return op.opcode.ends_with("_backward"); }
 bool is_convolution(const Op& op) { return op.is("aten.convolution", "aten.convolution_backward"); }
 
-// The shape of products side by side: as wide, or in their sum as deep, as all of them.
-ProductShape joined_shape(const Op& op) {
-  const auto width = [](const ir::Value* value) { return static_cast<double>(value->type().dims.back().size); };
-  const auto numel = [](const ir::Value* value) { return static_cast<double>(value->type().numel()); };
-  const ir::Value *first = op.operands[0], *last = op.operands.back();
-  const double rows = numel(first) / std::max(width(first), 1.0);
-  if (op.is("joined_linear"))
-    return {.m = rows, .n = static_cast<double>(last->type().dims[0].size), .k = width(first)};
-  double joined = 0;
-  for (size_t i = 0; i + 1 < op.operands.size(); ++i) joined += width(op.operands[i]);
-  if (op.is("joined_linear_dx")) return {.m = rows, .n = width(last), .k = joined};
-  return {.m = joined, .n = width(last), .k = rows};
+// An operand that is multiplied, by its access map: the sizes of its factors, those that are summed over too.
+struct Multiplied {
+  size_t index = 0;
+  std::vector<ir::FactorUse> uses = {};
+
+  bool has(const std::string& factor) const {
+    return std::ranges::any_of(uses, [&](const ir::FactorUse& use) { return use.factor == factor; });
+  }
+  double summed() const {
+    double size = 1;
+    for (const ir::FactorUse& use : uses)
+      if (use.mark == '+') size *= static_cast<double>(use.size);
+    return size;
+  }
+  // What stays in the result, of the factors that the other operand has as well, or has not.
+  double kept(const Multiplied& other, bool in_both) const {
+    double size = 1;
+    for (const ir::FactorUse& use : uses)
+      if (use.mark != '+' && other.has(use.factor) == in_both) size *= static_cast<double>(use.size);
+    return size;
+  }
+};
+
+// First and last of those that a result is a sum of products of.
+std::pair<Multiplied, Multiplied> multiplied_for(const Op& op, const ir::AccessMap& map, size_t result) {
+  std::pair<Multiplied, Multiplied> found;
+  for (size_t i = 0; i < op.operands.size(); ++i) {
+    if (!op.operands[i]) continue;
+    Multiplied operand{i, ir::factors_of(op, map, i, result)};
+    if (std::ranges::none_of(operand.uses, [](const ir::FactorUse& use) { return use.mark == '+'; })) continue;
+    (found.first.uses.empty() ? found.first : found.second) = std::move(operand);
+  }
+  if (found.second.uses.empty())  // over no dimension
+    found = {{0, ir::factors_of(op, map, 0, result)}, {1, ir::factors_of(op, map, 1, result)}};
+  return found;
 }
 
 }  // namespace
@@ -50,35 +78,30 @@ int64_t packed_bytes(const Op& pack) {
 
 ProductShape product_shape(const Op& op) {
   ProductShape s;
-  if (is_convolution(op)) {  // as one product: output elements × weight elements of one output channel
-    const size_t first = is_backward(op) ? 2 : 1;
-    const auto weight = op.operands[first]->type().shape();
-    s.m = static_cast<double>((is_backward(op) ? op.operands[0] : op.result())->type().numel());
-    if (is_backward(op)) s.batch = 2;  // of the input and of the weight
+  if (is_convolution(op)) {  // as one product: output elements × weight elements of one output channel; transposed: of inputs
+    const bool backward = is_backward(op), transposed = op.attr_or("transposed", false);
+    const auto weight = op.operands[backward ? 2 : 1]->type().shape();
+    const ir::Value* output = backward ? op.operands[0] : op.result();
+    const ir::Value* input = op.operands[backward ? 1 : 0];
+    s.m = static_cast<double>((transposed ? input : output)->type().numel());
+    if (backward) s.batch = 2;  // of the input and of the weight
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
   }
-  if (op.is("linear", "linear_dx", "linear_dw")) {
-    const ir::Type &a = op.operands[0]->type(), &b = op.operands[1]->type();
-    const auto width = [](const ir::Type& type) { return static_cast<double>(type.dims.back().size); };
-    const double rows = static_cast<double>(a.numel()) / std::max(width(a), 1.0);
-    if (op.is("linear_dw")) return {.m = width(a), .n = width(b), .k = rows};
-    return {.m = rows, .n = width(op.result()->type()), .k = width(a)};
+  // Products side by side (joined_*) are as wide, or in their sum as deep, as all of them: the last operand says so, or as many
+  // first ones do.
+  const ir::AccessMap& map = *ir::map_of(op.opcode.row());
+  std::optional<size_t> before;
+  s.m = 0;
+  for (size_t result = 0; result < op.results().size(); ++result) {
+    const auto [left, right] = multiplied_for(op, map, result);
+    if (before == left.index) continue;
+    before = left.index;
+    s.batch = right.kept(left, true);
+    s.m += left.kept(right, false);
+    s.n = right.kept(left, false);
+    s.k = right.summed();
   }
-  if (op.is("joined_linear", "joined_linear_dx", "joined_linear_dw")) return joined_shape(op);
-  if (op.is("matmul")) {
-    const ir::Type &left = op.operands[0]->type(), &right = op.operands[1]->type();
-    const auto k = static_cast<double>(left.dims.back().size), n = static_cast<double>(right.dims.back().size);
-    const double batch = right.dims.size() == 3 ? static_cast<double>(right.dims[0].size) : 1;
-    return {.batch = batch, .m = static_cast<double>(left.numel()) / std::max(k, 1.0) / batch, .n = n, .k = k};
-  }
-  const size_t first = op.is("aten.addmm", "aten.baddbmm") ? 1 : 0;
-  const auto a = op.operands[first]->type().shape(), b = op.operands[first + 1]->type().shape();
-  const size_t rank = a.size();
-  if (rank == 3) s.batch = static_cast<double>(a[0]);
-  s.m = static_cast<double>(a[rank - 2]);
-  s.k = static_cast<double>(a[rank - 1]);
-  s.n = static_cast<double>(b[rank - 1]);
   return s;
 }
 

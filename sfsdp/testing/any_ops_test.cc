@@ -7,6 +7,7 @@
 #include <set>
 
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -46,6 +47,36 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
     if (row.cost == ir::CostClass::Free || row.cost == ir::CostClass::Communication) continue;
     CHECK_MESSAGE((drawn.contains(&row) || apart.contains(row.name)), row.name, " is never drawn");
   }
+}
+
+// Whether a result is a sum over what the op reads of two operands at least.
+bool sums_products(const ir::Op& op) {
+  std::set<size_t> summed;
+  for (size_t r = 0; r < op.results().size(); ++r)
+    for (size_t i = 0; i < op.operands.size(); ++i)
+      if (op.operands[i])
+        for (const ir::FactorUse& use : ir::factors_of(op, *ir::map_of(op.opcode.row()), i, r))
+          if (use.mark == '+') summed.insert(i);
+  return summed.size() >= 2;
+}
+
+TEST_CASE("any ops: the class in an op's row agrees with its access map") {
+  std::set<const ir::OpRow*> products, sums;
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    const ir::Graph graph = any_ops_program(seed);
+    for (const auto& op : graph.ops()) {
+      const ir::OpRow* row = op->opcode.row();
+      if (!row || !ir::map_of(row)) continue;
+      const ir::OpAccess access(*op);
+      if (row->cost == ir::CostClass::Pointwise) CHECK_MESSAGE(access.rows().width == 0, row->name, " reads rows");
+      if (row->cost == ir::CostClass::Reduction)
+        CHECK_MESSAGE((access.rows().width > 0 || !access.is_by_place()), row->name, " is element by element");
+      if (row->cost == ir::CostClass::Product || row->cost == ir::CostClass::Attention) products.insert(row);
+      if (sums_products(*op)) sums.insert(row);  // not where what is summed has no dimension
+    }
+  }
+  CHECK(products.size() >= 15);
+  for (const ir::OpRow* row : products) CHECK_MESSAGE(sums.contains(row), row->name, " sums no products");
 }
 
 TEST_CASE("any ops: kernels can exist, and plans are sound, in place too") {
