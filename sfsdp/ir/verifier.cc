@@ -50,6 +50,21 @@ std::vector<Diagnostic> check_rule_of(const Graph& graph, const Op& op) {
 
 namespace {
 
+// What an op draws depends on its module path and stream=, besides what is the same for all ops of a step.
+std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
+  std::vector<std::pair<const Op*, Diagnostic>> wrong;
+  std::map<std::pair<std::string, int64_t>, const Op*> drawn;
+  for (const auto& op : graph.ops()) {
+    const auto* stream = op->find_attr<int64_t>("stream");
+    if (!stream) continue;
+    const auto [first, is_new] = drawn.emplace(std::pair(op->module_path, *stream), op.get());
+    if (!is_new)
+      wrong.push_back({op.get(), {{}, concat(name_of(*op), " draws the numbers of ", name_of(*first->second)),
+                                  concat("expected another stream= in each op of a module, got ", *stream, " in both")}});
+  }
+  return wrong;
+}
+
 class Verifier {
  public:
   Verifier(const Graph& graph, const SourceMap* locations) : graph_(graph), locations_(locations), storage_(graph) {
@@ -86,10 +101,9 @@ class Verifier {
     check_all_waited();
     if (!diagnostics_.empty()) return std::move(diagnostics_);  // what follows goes through operands
     check_gradients();
-    for (auto& [op, wrong] : check_loops(graph_))
-      diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
-    for (auto& [op, wrong] : check_counted(graph_))
-      diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
+    for (const auto check : {check_draws, check_loops, check_counted})
+      for (auto& [op, wrong] : check(graph_))
+        diagnostics_.push_back({location(op), std::move(wrong.message), std::move(wrong.detail)});
     return std::move(diagnostics_);
   }
 

@@ -213,6 +213,18 @@ TEST_CASE("a donation reaches the buffer through views") {
                     "reads %view, whose buffer was given to scale %b");
 }
 
+TEST_CASE("two ops of a module that draw are numbered") {
+  const auto verified = [](const char* first, const char* second) {
+    Graph graph = parse_or_throw(concat("graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[4]\nfwd:\n  %a = ",
+                                        first, " : f32[4] at m\n  %b = ", second, " : f32[4] at m\n  return %b\n"));
+    return to_string(verify(graph));
+  };
+  CHECK(verified("aten.rand_like %x stream=0", "aten.rand_like %a stream=1") == "");
+  const std::string wrong = verified("aten.rand_like %x stream=0", "aten.randn_like %a stream=0");
+  CHECK(wrong.find("draws the numbers of") != std::string::npos);
+  CHECK(wrong.find("expected another stream=") != std::string::npos);
+}
+
 TEST_CASE("nothing stays in flight over the step boundary") {
   expect_diagnostic(R"(
     graph mesh [a=2] view local

@@ -46,10 +46,11 @@ const char* const kGiven =
     "graph mesh [one=1] view local\n  %vec = param name=vec : f32[4]\n  %x = input name=x : f32[4, 4]\n"
     "  %y = input name=y : f32[4, 4]\n  %ids = input name=ids : i64[4]\n  %no = input name=no : b1[4, 4]\n";
 
-// The lines of a template, whose result is %name; operand() names what it reads.
+// The lines of a template, whose result is %name, "v" and a number; operand() names what it reads.
 std::string lines_of(std::string lines, const std::string& name, const std::function<std::string()>& operand) {
   for (const char* letter : {"%A", "%B", "%C"}) lines = replaced(lines, letter, operand());
   lines = replaced(lines, "%$", concat('%', name, '.'));
+  lines = replaced(lines, "=$", concat('=', name.substr(1)));
   lines = replaced(lines, concat('%', name, ". "), concat('%', name, ' '));
   lines = replaced(lines, concat('%', name, ".,"), concat('%', name, ','));
   return concat("  ", replaced(lines, "\n", "\n  "), '\n');

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/half.h"
 #include "sfsdp/ir/view_geometry.h"
 
@@ -71,6 +72,8 @@ double decode(DType dtype, const std::byte* from) {
   return 0;
 }
 
+constexpr double kExact = 9'007'199'254'740'992;  // 2^53: beyond it a double is no longer each integer
+
 void encode(DType dtype, double value, std::byte* to) {
   switch (dtype) {
     case DType::f64: return write(value, to);
@@ -80,7 +83,10 @@ void encode(DType dtype, double value, std::byte* to) {
     case DType::f16: return write(to_f16(static_cast<float>(value)), to);
     case DType::f8e4m3: return write(encode_f8(value, &decode_e4m3), to);
     case DType::f8e5m2: return write(encode_f8(value, &decode_e5m2), to);
-    case DType::i64: return write(static_cast<int64_t>(value), to);
+    case DType::i64:
+      if (!(std::abs(value) <= kExact))
+        throw UserError(concat("a kernel makes the i64 ", value, "\n  expected at most 2^53: numbers are doubles here"));
+      return write(static_cast<int64_t>(value), to);
     case DType::i32: return write(static_cast<int32_t>(value), to);
     case DType::i16: return write(static_cast<int16_t>(value), to);
     case DType::i8: return write(static_cast<int8_t>(value), to);

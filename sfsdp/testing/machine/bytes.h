@@ -16,6 +16,7 @@ namespace sfsdp::plan::machine {
 // evaluated again may meet the bytes of another dtype, which it has written over its operand.
 double decode(ir::DType dtype, const std::byte* from);
 // A number that dtype holds exactly (interp::round_to).
+//   throws: UserError for an i64 beyond 2^53, where doubles are no longer each integer
 void encode(ir::DType dtype, double value, std::byte* to);
 
 // By element in row-major order, where it begins: bytes from the first one's.

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+#include <limits>
 #include <span>
 
 #include "sfsdp/base/check.h"
@@ -15,6 +17,7 @@
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/views.h"
 #include "sfsdp/testing/interp/kernels.h"
+#include "sfsdp/testing/machine/bytes.h"
 #include "sfsdp/testing/machine/reference.h"
 #include "sfsdp/testing/random_graph.h"
 
@@ -46,6 +49,15 @@ std::string graph_with(const std::string& ops, int last_kernel = 2) {
                 last_kernel, R"( : f32[6, 8]
       return %end
   )");
+}
+
+TEST_CASE("plan machine: integers that a double does not hold are refused, not rounded") {
+  std::array<std::byte, 8> memory{};
+  encode(ir::DType::i64, -9007199254740992.0, memory.data());
+  CHECK(decode(ir::DType::i64, memory.data()) == -9007199254740992.0);
+  for (const double wrong : {9007199254740994.0, std::numeric_limits<double>::quiet_NaN()})
+    CHECK_THROWS_WITH_AS(encode(ir::DType::i64, wrong, memory.data()), doctest::Contains("expected at most 2^53"),
+                         UserError);
 }
 
 }  // namespace
