@@ -25,17 +25,19 @@ const char* cure_of(int error) {
     case EPERM: return "permission to write there";
     case EEXIST:
     case ENOTEMPTY: return "nothing of that name, or an empty folder";
+    case ENOENT: return "it, or its folder, to be there; with several hosts all ranks must see one";
     case EIO: return "a disk without errors; look at the system's log";
-    default: return "a folder that can be written";
+    default: return "a folder that can be read and written";
   }
 }
 
 }  // namespace
 
-void fail_on_file(const std::string& path, std::string_view what, int error) {
-  const std::string text = concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error));
+void fail_on_file(const std::string& path, std::string_view what, int error, const char* cure) {
+  const std::string text =
+      concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure ? cure : cure_of(error));
   if (may_pass(error)) throw PassingError(text);
-  throw UserError(text);
+  throw FileError(text);
 }
 
 Fd create_file(const std::string& path) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Files that are on the disk when a call returns. Every failure is a UserError that names the file, what could not be done
-// with it, the system's words, and what helps against this error; a PassingError where a later try may find it gone.
+// Files that are on the disk when a call returns. Every failure names the file, what could not be done with it, the
+// system's words, and a cure, as fail_on_file does.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,22 @@
 #include <string>
 #include <string_view>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
 
 namespace sfsdp {
 
-// "FILE: cannot be written: No space left on device", and a cure.  error: errno.  throws: always
-[[noreturn]] void fail_on_file(const std::string& path, std::string_view what, int error);
+// The system refused, and a later try would find it so again.
+class FileError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+// "FILE: cannot be written: No space left on device", and a cure.
+//   error: errno
+//   cure:  what is expected; nullptr: what helps against this error wherever the file is
+//   throws: always; PassingError where a later try may find the fault gone, else FileError
+[[noreturn]] void fail_on_file(const std::string& path, std::string_view what, int error, const char* cure = nullptr);
 
 // For writing: a new or emptied file. Links are not followed.
 Fd create_file(const std::string& path);

@@ -36,7 +36,7 @@ TEST_CASE("durable_file: what cannot be written says file, reason and cure, and 
   write_atomically(folder / "a", "old");
   CHECK_THROWS_WITH_AS(write_atomically(folder / "none/a", "x"),
                        (folder / "none/a.tmp: cannot be made: No such file or directory\n"
-                                 "  expected a folder that can be written")
+                                 "  expected it, or its folder, to be there; with several hosts all ranks must see one")
                            .c_str(),
                        UserError);
   fs::create_symlink("a", folder / "a.tmp");  // would be written through

@@ -78,7 +78,8 @@ int64_t packed_bytes(const Op& pack) {
 
 ProductShape product_shape(const Op& op) {
   ProductShape s;
-  if (is_convolution(op)) {  // as one product: output elements × weight elements of one output channel; transposed: of inputs
+  if (is_convolution(
+          op)) {  // as one product: output elements × weight elements of one output channel; transposed: of inputs
     const bool backward = is_backward(op), transposed = op.attr_or("transposed", false);
     const auto weight = op.operands[backward ? 2 : 1]->type().shape();
     const ir::Value* output = backward ? op.operands[0] : op.result();

@@ -58,7 +58,8 @@ TEST_CASE("product shapes: products side by side are as wide, or as deep, as all
   CHECK(sizes(shape_of(one, "%y, %z = joined_linear_dw %g, %g, %x : f32[7, 5], f32[7, 5]")) == Sizes{1, 14, 5, 6});
 }
 
-TEST_CASE("product shapes: a convolution multiplies by each weight of a channel as often as it writes it, or reads it") {
+TEST_CASE(
+    "product shapes: a convolution multiplies by each weight of a channel as often as it writes it, or reads it") {
   const std::string attrs = " stride=[2, 2] padding=[0, 0] dilation=[1, 1] output_padding=[0, 0] ";
   const auto flops = [&](const std::string& inputs, const std::string& text) {
     const ProductShape shape = shape_of(inputs, text);
@@ -66,15 +67,12 @@ TEST_CASE("product shapes: a convolution multiplies by each weight of a channel 
   };
   // 2 images, 4 channels to 6 of 3 × 3 outputs, windows of 2 × 2
   const std::string x = input("x", "f32[2, 4, 6, 6]"), y = input("g", "f32[2, 6, 3, 3]");
-  CHECK(flops(x + input("w", "f32[6, 4, 2, 2]"),
-              "%y = aten.convolution %x, %w groups=1 transposed=false" + attrs + ": f32[2, 6, 3, 3]") ==
-        2 * 6 * 9 * 4 * 4);
-  CHECK(flops(x + input("w", "f32[6, 2, 2, 2]"),
-              "%y = aten.convolution %x, %w groups=2 transposed=false" + attrs + ": f32[2, 6, 3, 3]") ==
-        2 * 6 * 9 * 2 * 4);
-  CHECK(flops(y + input("w", "f32[6, 4, 2, 2]"),
-              "%y = aten.convolution %g, %w groups=1 transposed=true" + attrs + ": f32[2, 4, 6, 6]") ==
-        2 * 6 * 9 * 4 * 4);
+  CHECK(flops(x + input("w", "f32[6, 4, 2, 2]"), "%y = aten.convolution %x, %w groups=1 transposed=false" + attrs +
+                                                     ": f32[2, 6, 3, 3]") == 2 * 6 * 9 * 4 * 4);
+  CHECK(flops(x + input("w", "f32[6, 2, 2, 2]"), "%y = aten.convolution %x, %w groups=2 transposed=false" + attrs +
+                                                     ": f32[2, 6, 3, 3]") == 2 * 6 * 9 * 2 * 4);
+  CHECK(flops(y + input("w", "f32[6, 4, 2, 2]"), "%y = aten.convolution %g, %w groups=1 transposed=true" + attrs +
+                                                     ": f32[2, 4, 6, 6]") == 2 * 6 * 9 * 4 * 4);
   CHECK(flops(y + x + input("w", "f32[6, 4, 2, 2]"),
               "%y, %dw, %db = aten.convolution_backward %g, %x, %w groups=1 transposed=false output_mask=[true, true, "
               "true] bias_sizes=[6]" +

@@ -59,8 +59,10 @@ std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
     if (!stream) continue;
     const auto [first, is_new] = drawn.emplace(std::pair(op->module_path, *stream), op.get());
     if (!is_new)
-      wrong.push_back({op.get(), {{}, concat(name_of(*op), " draws the numbers of ", name_of(*first->second)),
-                                  concat("expected another stream= in each op of a module, got ", *stream, " in both")}});
+      wrong.push_back({op.get(),
+                       {{},
+                        concat(name_of(*op), " draws the numbers of ", name_of(*first->second)),
+                        concat("expected another stream= in each op of a module, got ", *stream, " in both")}});
   }
   return wrong;
 }

@@ -215,8 +215,9 @@ TEST_CASE("a donation reaches the buffer through views") {
 
 TEST_CASE("two ops of a module that draw are numbered") {
   const auto verified = [](const char* first, const char* second) {
-    Graph graph = parse_or_throw(concat("graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[4]\nfwd:\n  %a = ",
-                                        first, " : f32[4] at m\n  %b = ", second, " : f32[4] at m\n  return %b\n"));
+    Graph graph =
+        parse_or_throw(concat("graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[4]\nfwd:\n  %a = ", first,
+                              " : f32[4] at m\n  %b = ", second, " : f32[4] at m\n  return %b\n"));
     return to_string(verify(graph));
   };
   CHECK(verified("aten.rand_like %x stream=0", "aten.rand_like %a stream=1") == "");

@@ -85,7 +85,8 @@ void encode(DType dtype, double value, std::byte* to) {
     case DType::f8e5m2: return write(encode_f8(value, &decode_e5m2), to);
     case DType::i64:
       if (!(std::abs(value) <= kExact))
-        throw UserError(concat("a kernel makes the i64 ", value, "\n  expected at most 2^53: numbers are doubles here"));
+        throw UserError(
+            concat("a kernel makes the i64 ", value, "\n  expected at most 2^53: numbers are doubles here"));
       return write(static_cast<int64_t>(value), to);
     case DType::i32: return write(static_cast<int32_t>(value), to);
     case DType::i16: return write(static_cast<int16_t>(value), to);

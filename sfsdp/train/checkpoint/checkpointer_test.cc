@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "sfsdp/base/json.h"
+#include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/checkpoint_state.h"

@@ -13,7 +13,6 @@
 #include <filesystem>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/base/error.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -28,9 +27,7 @@ const char* cure_of(int error) {
     case EPERM: return "a folder that this user may write to; set job.dump_folder or checkpoint.folder";
     case ENOTDIR:
     case EEXIST: return "a folder there, not a file; move the file away, or set checkpoint.folder";
-    case ENOENT: return "it to be there; with several hosts all ranks must see one folder";
-    case EIO: return "a disk without errors; look at the system's log, and move the folder to another disk";
-    default: return "a folder that can be read and written";
+    default: return nullptr;
   }
 }
 
@@ -42,15 +39,7 @@ std::string parent_of(const std::string& path) {
 }  // namespace
 
 void fail(const std::string& path, const std::string& what, int error) {
-  const std::string text = concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure_of(error));
-  if (may_pass(error)) throw PassingError(text);
-  throw FileError(text);
-}
-
-Fd create_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (fd < 0) fail(path, "cannot be made", errno);
-  return Fd(fd);
+  fail_on_file(path, what, error, cure_of(error));
 }
 
 Fd open_file(const std::string& path, int64_t* bytes) {
@@ -92,17 +81,6 @@ void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::str
     bytes = bytes.subspan(static_cast<size_t>(got));
     offset += got;
   }
-}
-
-void sync_file(int fd, const std::string& path) {
-  // no second try: after a failed fsync the kernel has dropped the pages, and the next one would say all is well
-  if (::fsync(fd) != 0) fail(path, "cannot be synced to the disk", errno);
-}
-
-void sync_folder(const std::string& path) {
-  const Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0) fail(path, "cannot be opened", errno);
-  if (::fsync(folder.get()) != 0) fail(path, "cannot be synced to the disk", errno);
 }
 
 void make_folders(const std::string& path) {

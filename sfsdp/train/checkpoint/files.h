@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Files that must be on the disk when we say so: every failure names the file, what the system said, and a cure.
+// Files and folders of checkpoints, beside what base/durable_file.h has. Every failure throws as fail() does.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,14 @@
 #include <string_view>
 #include <vector>
 
-#include "sfsdp/base/error.h"
+#include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/fd.h"
-#include "sfsdp/base/passing_error.h"
 
 namespace sfsdp::train::checkpoint {
 
-// The system refused. "F: cannot be written: No space left on device", and what helps against this errno.
-class FileError : public UserError {
- public:
-  using UserError::UserError;
-};
-
-//   throws: always; PassingError where a later try may find the fault gone, else FileError
+// As fail_on_file, with a cure that names the setting which helps.
 [[noreturn]] void fail(const std::string& path, const std::string& what, int error);
 
-// A new or emptied regular file. Links are not followed.  throws: as fail does, as do all below
-Fd create_file(const std::string& path);
 // A regular file; its size.
 Fd open_file(const std::string& path, int64_t* bytes);
 
@@ -37,10 +28,6 @@ void write_all(int fd, std::span<const std::byte> bytes, const std::string& path
 void write_past_cache(int fd, std::span<const std::byte> bytes, const std::string& path);
 // Fills `bytes` from `offset`; a file that ends before is an error.
 void read_all(int fd, int64_t offset, std::span<std::byte> bytes, const std::string& path);
-// The file's bytes are on the disk.
-void sync_file(int fd, const std::string& path);
-// The folder's names are on the disk.
-void sync_folder(const std::string& path);
 
 // Creates the folder and those above it that are missing, each synced into the one that holds it.
 void make_folders(const std::string& path);
