@@ -50,7 +50,8 @@ void name_two_alone(const plan::StepPlan& plan, std::vector<plan::machine::Input
 TEST_CASE("plans of the suite: each that is small is what the interpreter computes, under 20 schedules") {
   std::vector<SeenPlan> plans = plans_of_suite();
   std::ranges::stable_sort(plans, {}, &SeenPlan::work);
-  std::map<std::string, int64_t> refused, too_large;  // by reason; by test
+  std::map<std::string, int64_t> refused;                 // by reason
+  std::map<std::string, std::vector<int64_t>> too_large;  // by test: work
   int64_t ran = 0, had_run = 0, work = 0;
   for (const SeenPlan& seen : plans) {
     if (seen.has_run) {
@@ -58,7 +59,7 @@ TEST_CASE("plans of the suite: each that is small is what the interpreter comput
       continue;
     }
     if (seen.text.empty() || (!runs_all() && work + seen.work > kMostWork)) {
-      ++too_large[seen.test];
+      too_large[seen.test].push_back(seen.work);
       continue;
     }
     CAPTURE(seen.test);
@@ -78,7 +79,8 @@ TEST_CASE("plans of the suite: each that is small is what the interpreter comput
   }
   std::string lines;
   for (const auto& [reason, count] : refused) lines += concat("\n  ", count, " on made-up numbers: ", reason);
-  for (const auto& [test, count] : too_large) lines += concat("\n  ", count, " too large: ", test);
+  for (const auto& [test, works] : too_large)  // from small to large
+    lines += concat("\n  ", works.size(), " of ", works.front(), " to ", works.back(), " elements: ", test);
   MESSAGE("20 schedules of ", ran, " plans, and of ", had_run, " by tests of their own; not run:", lines);
   CHECK(std::ssize(refused) <= 1 + ran / 20);
   constexpr size_t kWholeSuite = 1000;  // plans; fewer where tests are chosen by name
