@@ -15,6 +15,7 @@
 #include "sfsdp/ir/attribute_kinds.h"
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/draws.h"
 #include "sfsdp/ir/lexer.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
@@ -49,23 +50,6 @@ std::vector<Diagnostic> check_rule_of(const Graph& graph, const Op& op) {
 }
 
 namespace {
-
-// What an op draws depends on its module path and stream=, besides what is the same for all ops of a step.
-std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
-  std::vector<std::pair<const Op*, Diagnostic>> wrong;
-  std::map<std::pair<std::string, int64_t>, const Op*> drawn;
-  for (const auto& op : graph.ops()) {
-    const auto* stream = op->find_attr<int64_t>("stream");
-    if (!stream) continue;
-    const auto [first, is_new] = drawn.emplace(std::pair(op->module_path, *stream), op.get());
-    if (!is_new)
-      wrong.push_back({op.get(),
-                       {{},
-                        concat(name_of(*op), " draws the numbers of ", name_of(*first->second)),
-                        concat("expected another stream= in each op of a module, got ", *stream, " in both")}});
-  }
-  return wrong;
-}
 
 class Verifier {
  public:

@@ -213,17 +213,21 @@ TEST_CASE("a donation reaches the buffer through views") {
                     "reads %view, whose buffer was given to scale %b");
 }
 
-TEST_CASE("two ops of a module that draw are numbered") {
+TEST_CASE("two ops of a module that draw are numbered; backward may draw again what forward has drawn") {
   const auto verified = [](const char* first, const char* second) {
     Graph graph =
-        parse_or_throw(concat("graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[4]\nfwd:\n  %a = ", first,
-                              " : f32[4] at m\n  %b = ", second, " : f32[4] at m\n  return %b\n"));
+        parse_or_throw(concat("graph mesh [dp_shard=1] view local\n  %x = input name=x : f32[4]\n"
+                              "  %y = input name=y : f32[5]\nfwd:\n  %a = ",
+                              first, " at m\n", second, " at m\n  return %b\n"));
     return to_string(verify(graph));
   };
-  CHECK(verified("aten.rand_like %x stream=0", "aten.rand_like %a stream=1") == "");
-  const std::string wrong = verified("aten.rand_like %x stream=0", "aten.randn_like %a stream=0");
-  CHECK(wrong.find("draws the numbers of") != std::string::npos);
-  CHECK(wrong.find("expected another stream=") != std::string::npos);
+  const char* const zero = "aten.rand_like %x stream=0 : f32[4]";
+  CHECK(verified(zero, "  %b = aten.rand_like %a stream=1 : f32[4]") == "");
+  CHECK(verified(zero, "bwd:\n  %b = aten.rand_like %x stream=0 : f32[4]") == "");
+  for (const char* wrong :
+       {"  %b = aten.randn_like %a stream=0 : f32[4]", "  %b = aten.rand_like %a stream=0 : f32[4]",
+        "bwd:\n  %b = aten.randn_like %x stream=0 : f32[4]", "bwd:\n  %b = aten.rand_like %y stream=0 : f32[5]"})
+    CHECK(verified(zero, wrong).find("draws the numbers of") != std::string::npos);
 }
 
 TEST_CASE("nothing stays in flight over the step boundary") {
