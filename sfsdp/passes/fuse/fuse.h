@@ -4,20 +4,22 @@
 // Why:    what stays inside a kernel has no memory and costs no bytes. Costs, memory and the simulator read this attribute;
 //         none of them decides again.
 // Rule:   a kernel is one of
-//           product, attention, library   one op of class Product, Attention or Alone; to a product pointwise ops may follow, each of one
-//                                         result of several (join_products), or of all where they are as wide
-//           pointwise                     ops on as many elements, each read where it was made
-//           row                           the same with reductions over the last dimensions, of one width; what is one
-//                                         number per row may be read in the row
-//           column                        a reduction over other dimensions: its result is complete only after the kernel
-//           copy                          a pack, with the casts that it alone reads, and the sum over micro-batches that
-//                                         alone reads it: gradients are added where they lie, 10 bytes a parameter, not 18
-//           optimizer                     an update, with what scales its gradient
-//         What an op reads says its access map (ir/access.h). An op without a map, or that reads other places, is alone.
-//         What shares no work is no kernel: other sizes, a scale of another update's gradient, what reads nothing of the product. Later
-//         passes add casts into the dtype in which a kernel writes a result, be it a sum over rows (write_in_buckets).
-//         A row is read whole before it is written, which a product's tiles and what is made of them are not. No op of a kernel reads what
-//         another row, column or block of that kernel makes. A start or a wait ends kernels; what runs once a step has its own.
+//           product       one op of class Product, and pointwise ops after it. A product of several results (join_products) is
+//                         followed by ops that read one of them each, or, where all are as wide, any of them
+//           attention, library   one op of class Attention or Alone, by itself
+//           pointwise     ops on as many elements, each read where it was made
+//           row           the same, and reductions over the last dimensions, all of one width. A number per row may be read by the row
+//           column        a reduction over other dimensions: its result is complete only after the kernel
+//           copy          a pack, the casts that it alone reads, and the sum over micro-batches that it alone reads: gradients are
+//                         added where they lie, for 10 bytes a parameter instead of 18
+//           optimizer     an update, and the scaling of its gradient
+//         What an op reads, its access map says (ir/access.h). An op without a map is by itself, and so is one that reads other places.
+//         Ops join where they share work. These do not: ops of different sizes; an update and the scaling of another one's gradient;
+//         a product and an op that reads nothing of it.
+//         No row op follows a product in its kernel: a row is read whole before it is written, and a product writes tiles.
+//         No op reads what another row, column or block of its kernel makes.
+//         A start or a wait ends a kernel. What runs once a step joins nothing that each micro-batch runs.
+//         Later passes add casts to a kernel, into the dtype in which it writes a result (write_in_buckets).
 //         plan/verify/kernels.h holds any graph against this rule.
 // Needs:  the final order of collectives.
 // Leaves: each op that computes has a kernel.
