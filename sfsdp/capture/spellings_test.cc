@@ -151,6 +151,15 @@ TEST_CASE("canonical ops: rotary embedding is one op, and its inverse, however i
          return q * cos + at::cat({-q.slice(-1, 2), q.slice(-1, 0, 2)}, -1) * sin;
        },
        batch, kRope},
+      {"halves, as Hugging Face has it, sliced, in the order of Python", weights,
+       [=](W w, const Tensor& x) {
+         const Tensor q = heads(w, x).transpose(1, 2);
+         const Tensor a = angles(5, 2), both = at::cat({a, a}, -1);
+         const Tensor cos = both.cos().to(q.scalar_type()), sin = both.sin().to(q.scalar_type());
+         const Tensor direct = q * cos, first = q.slice(-1, 0, 2), second = q.slice(-1, 2);
+         return direct + at::cat({-second, first}, -1) * sin;
+       },
+       batch, kRope},
       {"halves, in parts, sliced", weights,
        [=](W w, const Tensor& x) {
          const Tensor q = heads(w, x);

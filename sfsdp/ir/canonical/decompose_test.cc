@@ -94,7 +94,7 @@ TEST_CASE("canonical ops mean what their decompositions mean: rotary embedding o
   for (const char* width : {"2", "4"}) {
     const std::string angles = input("c", concat("f32[3, ", width, "]")) + input("s", concat("f32[3, ", width, "]"));
     check_decomposition("%y = rope %x, %c, %s halves=true : f32[2, 3, 4]", x + angles);
-    for (const char* sliced : {"", " sliced=true"})
+    for (const char* sliced : {"", " sliced=true", " direct_last=true sliced=true"})
       check_decomposition(concat("%y = rope_inverse %x, %c, %s halves=true", sliced, " : f32[2, 3, 4]"), x + angles);
   }
 }

@@ -9,14 +9,17 @@ namespace {
 
 // What models write; the arithmetic is the same.
 struct Form {
-  bool is_complex, is_in_halves, has_full_tables, is_sliced;  // sliced: each part taken by itself, x[..., :n]
-  DType dtype;                                                // of the arithmetic
+  bool is_complex, is_in_halves, has_full_tables;
+  bool is_sliced;       // each part taken by itself, x[..., :n]
+  bool is_direct_last;  // and both added up before grad · cos: the order in which autograd met them
+  DType dtype;          // of the arithmetic
 
   explicit Form(const CanonicalCall& call)
       : is_complex(call.operands.size() == 2),
         is_in_halves(call.attrs.contains("halves")),
         has_full_tables(!is_complex && is_in_halves && width(call.operands[1]) == width(call.operands[0])),
         is_sliced(call.attrs.contains("sliced")),
+        is_direct_last(call.attrs.contains("direct_last")),
         dtype(call.attrs.contains("in_dtype") ? call.operands[0].type.dtype : wide(call.operands[0].type.dtype)) {}
 
   static int64_t width(const Term& x) { return x.type.dims.empty() ? 1 : x.type.dims.back().size; }
@@ -92,8 +95,10 @@ Term without_rotate_half(Body& body, const Term& grad, const Term& cos, const Te
   const auto [first, second] = halves_of(body, body.mul(grad, sin));
   const Term direct = body.mul(grad, cos), minus = body.pointwise("aten.neg", {first});
   if (!form.is_sliced) return body.add(direct, joined(body, second, minus, grad.type));
-  return body.add(body.add(direct, placed(body, second, false, grad.type, form)),
-                  placed(body, minus, true, grad.type, form));
+  const Term to_first = placed(body, second, false, grad.type, form),
+             to_second = placed(body, minus, true, grad.type, form);
+  if (form.is_direct_last) return body.add(body.add(to_second, to_first), direct);
+  return body.add(body.add(direct, to_first), to_second);
 }
 
 }  // namespace

@@ -198,6 +198,7 @@ void rule_rope(RuleContext& context) {
                     context.operand(1).dims.back().size == x.dims.back().size;
   context.flag("in_dtype");
   context.flag("sliced");
+  context.flag("direct_last");
   for (size_t i = 1; i < context.op.operands.size(); ++i) {
     const Type& angle = context.operand(i);
     if ((angle.dtype == DType::c64) != is_complex)

@@ -318,6 +318,15 @@ constexpr std::array kForbidden = {"aten::from_file",
                                    "aten::_cufft_clear_plan_cache",
                                    "aten::_cufft_set_plan_cache_max_size"};
 
+// Python's `x + 1` is add.Tensor of a number that stands as a tensor, C++'s is add.Scalar. LibTorch computes both alike; passes know
+// the second.
+bool has_scalar_overload(const exported::Node& node, const std::string& name, const std::string& overload) {
+  constexpr std::array kNames = {"aten::add", "aten::sub", "aten::mul", "aten::div"};
+  const auto other = std::ranges::find(node.inputs, "other", &exported::NamedArgument::name);
+  return overload == "Tensor" && std::ranges::find(kNames, name) != kNames.end() && other != node.inputs.end() &&
+         (std::holds_alternative<int64_t>(other->value) || std::holds_alternative<double>(other->value));
+}
+
 std::unique_ptr<const ExportedCall> make_aten_call(const exported::Node& node, const std::string& op) {
   const size_t dot = op.find('.');
   const std::string name = "aten::" + op.substr(0, dot);
@@ -328,6 +337,7 @@ std::unique_ptr<const ExportedCall> make_aten_call(const exported::Node& node, c
     return std::make_unique<ScalarAssertion>(node);
   if (std::ranges::find(kForbidden, name) != kForbidden.end())
     refuse(node, "is not run", "ops that compute with tensors; compute it before the step and pass it in the batch");
+  if (has_scalar_overload(node, name, overload)) overload = "Scalar";
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle)
     refuse(node, "is no op of this LibTorch", "the LibTorch that the model was exported with, or a newer one");

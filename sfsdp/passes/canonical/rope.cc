@@ -117,22 +117,28 @@ std::vector<Proposal> propose_rotate_half(const Op& sum) {
 // g · cos, and the halves of g · sin back in their places: with one cat, or each by itself.
 std::vector<Proposal> propose_rotate_half_back(const Op& sum) {
   std::vector<Proposal> proposals;
-  const auto propose = [&](const Op* direct, const Value* minus_first, bool sliced) {
+  const auto propose = [&](const Op* direct, const Value* minus_first, bool sliced, bool direct_last) {
     const Op* minus = direct ? made_by(minus_first, "aten.neg") : nullptr;
     const auto part = minus ? part_of(minus->operands[0]) : std::nullopt;
     const Op* of_sin = part ? made_by(part->whole, "aten.mul.Tensor") : nullptr;
     if (!of_sin) return;
-    for (const Common& c : common_factors(*direct, *of_sin))
+    for (const Common& c : common_factors(*direct, *of_sin)) {
       proposals.push_back(proposed("rope_inverse", c.value, {c.with_first, c.with_second}, true, sliced));
+      if (direct_last) proposals.back().attrs["direct_last"] = true;
+    }
   };
   for (size_t i : {0u, 1u}) {
     const Op* join = made_by(sum.operands[i], "aten.cat");
     if (join && join->operands.size() == 2)
-      propose(made_by(sum.operands[1 - i], "aten.mul.Tensor"), join->operands[1], false);
-    const Op* place = made_by(sum.operands[i], "aten.slice_backward");
-    const Op* before = place ? made_by(sum.operands[1 - i], "aten.add.Tensor") : nullptr;
+      propose(made_by(sum.operands[1 - i], "aten.mul.Tensor"), join->operands[1], false, false);
+    const Op* before = made_by(sum.operands[1 - i], "aten.add.Tensor");
     if (!before) continue;
-    for (const Value* direct : before->operands) propose(made_by(direct, "aten.mul.Tensor"), place->operands[0], true);
+    if (const Op* place = made_by(sum.operands[i], "aten.slice_backward"))
+      for (const Value* direct : before->operands)
+        propose(made_by(direct, "aten.mul.Tensor"), place->operands[0], true, false);
+    if (const Op* direct = made_by(sum.operands[i], "aten.mul.Tensor"))
+      for (const Value* part : before->operands)
+        if (const Op* place = made_by(part, "aten.slice_backward")) propose(direct, place->operands[0], true, true);
   }
   return proposals;
 }
