@@ -51,7 +51,9 @@ class HazardWalk {
           begin_micro_batch();
           run({clocks_.host(), 0});
         } else if (action.kind == Action::Again) {
-          loops_.begin_trip(*loops_.with_border(*kernels_.ops.at(action.task.number)[0]));
+          if (Body* body =
+                  loops_.with_border(*kernels_.ops.at(action.task.number)[0]))  // else check_kernels has refused it
+            loops_.begin_trip(*body);
         } else if (action.kind != Action::Wait) {
           run(action.task);
         }
@@ -160,13 +162,10 @@ class HazardWalk {
 
   bool is_own(const Value* value) const { return made_in_[value] == kernel_; }
 
-  // What a kernel writes over what it reads: in place, element by element. What an op gives away (donates=) it reads so itself.
+  // What a kernel writes over what it reads: in place, element by element.
   void check_operands(const std::vector<const Op*>& ops, const Value& result, const Buffer& written) {
-    const auto donated = ir::donated_operands(*result.producer());
-    std::vector<const Op*> readers = ops;
-    if (static_cast<size_t>(result.result_index()) < donated.size()) std::erase(readers, result.producer());
     std::unordered_set<const Value*> seen;
-    for (const Op* op : readers)
+    for (const Op* op : ops)
       for (const Value* operand : op->operands) {
         const Value* memory = operand ? ir::storage_of(operand) : nullptr;
         const Buffer* found = memory ? memory_.buffer_of(memory) : nullptr;
@@ -179,7 +178,7 @@ class HazardWalk {
         if (there.offset != written.offset)
           memory_.error(concat('%', result.name(), " is written over a part of %", memory->name(),
                                ", which its kernel reads\n  expected the same place, or another one"));
-        else if (const std::string wrong = check_written_over(readers, *memory, result); !wrong.empty())
+        else if (const std::string wrong = check_written_over(ops, *memory, result); !wrong.empty())
           memory_.error(wrong);
       }
   }

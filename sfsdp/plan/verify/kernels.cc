@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/access.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/ir/printer.h"
@@ -326,18 +327,29 @@ std::string check_written_over(std::span<const Op* const> kernel, const Value& r
                   " of the same kernel ", what, "\n  expected memory of its own");
   };
   const Op& writer = *written.producer();
+  // What gives away an operand (donates=), as updates do, is held to its access map, whichever class it is of.
+  const bool gives = static_cast<size_t>(written.result_index()) < ir::donated_operands(writer).size();
+  const auto is_in_place = [&](const Op& op, const ir::OpAccess& access) {
+    return gives && &op == &writer ? access.is_by_place() : is_by_place(op, access);
+  };
+  if (ir::is_loop(writer) || writer.is("end")) {  // hands on what it is given, as it lies there
+    for (const Value* v : writer.operands)
+      if (v && ir::storage_of(v) == &read && shown_by(v) != &read)
+        return refuse(writer, "sees the elements in another order");
+    return "";
+  }
   if (written.type().bytes() != read.type().bytes() || written.type().numel() != read.type().numel())
     return refuse(writer, "makes elements of another size");
   if (cost::class_of(writer) != Class::Product) {
     const ir::OpAccess access(writer);
-    if (!is_by_place(writer, access)) return refuse(writer, "makes elements in no order that is known");
+    if (!is_in_place(writer, access)) return refuse(writer, "makes elements in no order that is known");
     if (access.is_after_all_rows(static_cast<size_t>(written.result_index())))
       return refuse(writer, "makes it of all rows, while others are read");
   }
   for (const Op* op : kernel) {
     if (std::ranges::none_of(op->operands, [&](const Value* v) { return v && ir::storage_of(v) == &read; })) continue;
     const ir::OpAccess access(*op);
-    if (!is_by_place(*op, access)) return refuse(*op, "reads other elements than those at its place");
+    if (!is_in_place(*op, access)) return refuse(*op, "reads other elements than those at its place");
     for (size_t k = 0; k < op->operands.size(); ++k) {
       if (!op->operands[k] || ir::storage_of(op->operands[k]) != &read) continue;
       if (shown_by(op->operands[k]) != &read) return refuse(*op, "sees the elements in another order");

@@ -198,6 +198,7 @@ TEST_CASE("loops: broken graphs are refused") {
        "%n = input name=n : i64[] own(dp_shard)", "may differ from rank to rank"},
       {"the number of trips is computed of the batch", kRounds, "loop %n,", "loop %m,", "may differ from rank to rank"},
       {"what is carried is not in one place", kLocal, "at_most=4 donates=[1]", "at_most=4", "may lie in two places"},
+      {"a loop shares a kernel", kLocal, "donates=[1] kernel=2", "donates=[1] kernel=1", "kernel"},
       {"a trip leaves memory of its own", kLocal, "store %i, %b donates=[0] kernel=5", "aten.neg %b kernel=5",
        "may lie in two places"},
   };

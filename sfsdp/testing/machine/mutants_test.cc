@@ -182,6 +182,41 @@ TEST_CASE("mutants: what may be written over what its kernel reads, neither the 
   }
 }
 
+// What an op gives away it writes over itself, so it is held to the same rule.
+TEST_CASE("mutants: torn reads of what an op gives away") {
+  const Torn given_away[] = {
+      {"a product's left operand", "", "%y = linear %a, %sq donates=[0] kernel=9 : f32[8, 8]", "reads other elements"},
+      {"both operands of a product", "", "%y = matmul %a, %a donates=[0] kernel=9 : f32[8, 8]", "reads other elements"},
+      {"columns that are read whole", "",
+       "%y = aten._log_softmax %a dim=0 donates=[0] half_to_float=false kernel=9 : f32[8, 8]", "in no order"},
+      {"a table", "", "%y = embedding %a, %ids donates=[0] kernel=9 : f32[8, 8]", "in no order"},
+      {"a transposed read", "",
+       "%t = aten.t %a : f32[8, 8]{1, 8}\n      %y = aten.neg %t donates=[0] kernel=9 : f32[8, 8]", "in another order"},
+      {"read at its place and transposed", "",
+       "%t = aten.t %a : f32[8, 8]{1, 8}\n      %y = add_into %a, %t donates=[0] kernel=9 : f32[8, 8]",
+       "in another order"},
+      {"its own first element", "",
+       "%f = view %a offset=0 : f32[]\n      %y = scale %a, %f donates=[0] kernel=9 : f32[8, 8]", "in another order"},
+      {"stored from itself, transposed", "",
+       "%t = aten.t %a : f32[8, 8]{1, 8}\n      %y = store %a, %t donates=[0] kernel=9 : f32[8, 8]",
+       "in another order"},
+  };
+  for (const Torn& t : given_away) {
+    CAPTURE(std::string(t.name));
+    const StepPlan plan = make_plan(ir::parse_or_throw(torn_graph(t)));
+    const std::string said = join(verify_plan(plan), "\n");
+    CHECK_MESSAGE(said.find(t.says) != std::string::npos, said);
+    CHECK(seen_by_machine(plan) != "");
+  }
+  for (const char* ops :
+       {"%y = add_into %a, %sq donates=[0] kernel=9 : f32[8, 8]", "%y = aten.neg %a donates=[0] kernel=9 : f32[8, 8]",
+        "%y = store %a, %sq donates=[0] kernel=9 : f32[8, 8]"}) {
+    const StepPlan plan = make_plan(ir::parse_or_throw(torn_graph({"", "", ops, ""})));
+    CHECK(join(verify_plan(plan), "\n") == "");
+    CHECK(seen_by_machine(plan) == "");
+  }
+}
+
 // ---- the text of a step: parameters gathered and their gradients reduced on lanes of their own, three micro-batches
 
 StepPlan step_plan() {
