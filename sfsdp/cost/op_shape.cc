@@ -2,6 +2,7 @@
 #include "sfsdp/cost/op_shape.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -41,18 +42,26 @@ struct Multiplied {
   }
 };
 
-// First and last of those that a result is a sum of products of.
+// First and last of those that a result is a sum of products of. Where that sum is over no dimension: of those that it reads.
 std::pair<Multiplied, Multiplied> multiplied_for(const Op& op, const ir::AccessMap& map, size_t result) {
-  std::pair<Multiplied, Multiplied> found;
+  std::vector<Multiplied> read, summed;
   for (size_t i = 0; i < op.operands.size(); ++i) {
     if (!op.operands[i]) continue;
     Multiplied operand{i, ir::factors_of(op, map, i, result)};
-    if (std::ranges::none_of(operand.uses, [](const ir::FactorUse& use) { return use.mark == '+'; })) continue;
-    (found.first.uses.empty() ? found.first : found.second) = std::move(operand);
+    if (std::ranges::any_of(operand.uses, [](const ir::FactorUse& use) { return use.mark == '+'; }))
+      summed.push_back(operand);
+    if (!operand.uses.empty()) read.push_back(std::move(operand));
   }
-  if (found.second.uses.empty())  // over no dimension
-    found = {{0, ir::factors_of(op, map, 0, result)}, {1, ir::factors_of(op, map, 1, result)}};
-  return found;
+  const std::vector<Multiplied>& found = summed.size() >= 2 ? summed : read;
+  if (found.size() < 2) return {};
+  return {found.front(), found.back()};
+}
+
+// Of more dimensions than maps are resolved for: |a| · |b| = |a · b| · k².
+ProductShape unresolved_shape(const Op& op) {
+  const auto numel = [](const ir::Value* value) { return static_cast<double>(value->type().numel()); };
+  const double made = numel(op.result());
+  return {.m = made, .k = made > 0 ? std::sqrt(numel(op.operands[0]) * numel(op.operands[1]) / made) : 0};
 }
 
 }  // namespace
@@ -85,7 +94,10 @@ ProductShape product_shape(const Op& op) {
     const ir::Value* output = backward ? op.operands[0] : op.result();
     const ir::Value* input = op.operands[backward ? 1 : 0];
     s.m = static_cast<double>((transposed ? input : output)->type().numel());
-    if (backward) s.batch = 2;  // of the input and of the weight
+    if (backward) {  // of the input and of the weight, as far as they are asked for
+      const auto* mask = op.find_attr<std::vector<bool>>("output_mask");
+      s.batch = mask && mask->size() >= 2 ? static_cast<double>((*mask)[0]) + static_cast<double>((*mask)[1]) : 2;
+    }
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
   }
@@ -96,6 +108,7 @@ ProductShape product_shape(const Op& op) {
   s.m = 0;
   for (size_t result = 0; result < op.results().size(); ++result) {
     const auto [left, right] = multiplied_for(op, map, result);
+    if (left.uses.empty()) return unresolved_shape(op);
     if (before == left.index) continue;
     before = left.index;
     s.batch = right.kept(left, true);

@@ -41,6 +41,9 @@ TEST_CASE("product shapes: of each form, as its access map says") {
         Sizes{2, 3, 4, 5});
   const std::string row = input("p", "f32[7]") + input("q", "f32[5]");  // summed over no dimension
   CHECK(sizes(shape_of(row, "%y = linear_dw %p, %q : f32[7, 5]")) == Sizes{1, 7, 5, 1});
+  const std::string deep = input("d", "f32[2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 5]") + w;  // too deep for maps
+  const ProductShape of_deep = shape_of(deep, "%y = linear %d, %w : f32[2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 7]");
+  CHECK(of_deep.batch * of_deep.m * of_deep.n * of_deep.k == doctest::Approx(6 * 7 * 5));
   const std::string flat = input("a", "f32[3, 5]") + input("v", "f32[5, 4]") + input("b", "f32[4]");
   CHECK(sizes(shape_of(flat, "%y = aten.mm %a, %v : f32[3, 4]")) == Sizes{1, 3, 4, 5});
   CHECK(sizes(shape_of(flat, "%y = aten.addmm %b, %a, %v : f32[3, 4]")) == Sizes{1, 3, 4, 5});
@@ -53,6 +56,8 @@ TEST_CASE("product shapes: products side by side are as wide, or as deep, as all
         Sizes{1, 6, 11, 5});
   CHECK(sizes(shape_of(g + w, "%y = joined_linear_dx %g, %h, %w order=[0, 1] : f32[2, 3, 5]")) == Sizes{1, 6, 5, 11});
   CHECK(sizes(shape_of(g + x, "%y, %z = joined_linear_dw %g, %h, %x : f32[7, 5], f32[4, 5]")) == Sizes{1, 11, 5, 6});
+  const std::string rows = input("p", "f32[7]") + input("r", "f32[4]") + input("q", "f32[5]");  // over no dimension
+  CHECK(sizes(shape_of(rows, "%y, %z = joined_linear_dw %p, %r, %q : f32[7, 5], f32[4, 5]")) == Sizes{1, 11, 5, 1});
   // of one value twice
   const std::string one = input("g", "f32[2, 3, 7]") + x;
   CHECK(sizes(shape_of(one, "%y, %z = joined_linear_dw %g, %g, %x : f32[7, 5], f32[7, 5]")) == Sizes{1, 14, 5, 6});
@@ -73,10 +78,13 @@ TEST_CASE(
                                                      ": f32[2, 6, 3, 3]") == 2 * 6 * 9 * 2 * 4);
   CHECK(flops(y + input("w", "f32[6, 4, 2, 2]"), "%y = aten.convolution %g, %w groups=1 transposed=true" + attrs +
                                                      ": f32[2, 4, 6, 6]") == 2 * 6 * 9 * 4 * 4);
-  CHECK(flops(y + x + input("w", "f32[6, 4, 2, 2]"),
-              "%y, %dw, %db = aten.convolution_backward %g, %x, %w groups=1 transposed=false output_mask=[true, true, "
-              "true] bias_sizes=[6]" +
-                  attrs + ": f32[2, 4, 6, 6], f32[6, 4, 2, 2], f32[6]") == 2 * 2 * 6 * 9 * 4 * 4);
+  const auto backward = [&](const char* mask) {
+    return flops(y + x + input("w", "f32[6, 4, 2, 2]"),
+                 concat("%y, %dw, %db = aten.convolution_backward %g, %x, %w groups=1 transposed=false output_mask=",
+                        mask, " bias_sizes=[6]", attrs, ": f32[2, 4, 6, 6], f32[6, 4, 2, 2], f32[6]"));
+  };
+  CHECK(backward("[true, true, true]") == 2 * 2 * 6 * 9 * 4 * 4);
+  CHECK(backward("[false, true, true]") == 2 * 6 * 9 * 4 * 4);  // a first layer's
 }
 
 }  // namespace
