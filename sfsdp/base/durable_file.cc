@@ -33,16 +33,17 @@ const char* cure_of(int error) {
 
 }  // namespace
 
-void fail_on_file(const std::string& path, std::string_view what, int error, const char* cure) {
+void fail_on_file(const std::string& path, std::string_view what, int error, Cure cure) {
+  const char* own = cure ? cure(error) : nullptr;
   const std::string text =
-      concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", cure ? cure : cure_of(error));
+      concat(path, ": ", what, ": ", std::strerror(error), "\n  expected ", own ? own : cure_of(error));
   if (may_pass(error)) throw PassingError(text);
   throw FileError(text);
 }
 
-Fd create_file(const std::string& path) {
+Fd create_file(const std::string& path, Cure cure) {
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file) fail_on_file(path, "cannot be made", errno);
+  if (!file) fail_on_file(path, "cannot be made", errno, cure);
   return file;
 }
 
@@ -50,15 +51,15 @@ void write_file(int fd, std::span<const std::byte> bytes, int64_t offset, const 
   if (!write_fully(fd, bytes, offset)) fail_on_file(path, "cannot be written", errno);
 }
 
-void sync_file(int fd, const std::string& path) {
+void sync_file(int fd, const std::string& path, Cure cure) {
   // no second try: after a failed fsync the kernel has dropped the pages, and the next one would say all is well
-  if (::fsync(fd) != 0) fail_on_file(path, "cannot be brought to the disk", errno);
+  if (::fsync(fd) != 0) fail_on_file(path, "cannot be brought to the disk", errno, cure);
 }
 
-void sync_folder(const std::string& path) {
+void sync_folder(const std::string& path, Cure cure) {
   const Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder) fail_on_file(path, "cannot be opened", errno);
-  sync_file(folder.get(), path);
+  if (!folder) fail_on_file(path, "cannot be opened", errno, cure);
+  sync_file(folder.get(), path, cure);
 }
 
 void rename_file(const std::string& from, const std::string& to) {

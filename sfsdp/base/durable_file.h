@@ -20,18 +20,20 @@ class FileError : public UserError {
   using UserError::UserError;
 };
 
+// What is expected instead of an error (errno), in the words of whoever has the file, who knows its settings; nullptr: those that
+// hold wherever it is.
+using Cure = const char* (*)(int error);
+
 // "FILE: cannot be written: No space left on device", and a cure.
-//   error: errno
-//   cure:  what is expected; nullptr: what helps against this error wherever the file is
 //   throws: always; PassingError where a later try may find the fault gone, else FileError
-[[noreturn]] void fail_on_file(const std::string& path, std::string_view what, int error, const char* cure = nullptr);
+[[noreturn]] void fail_on_file(const std::string& path, std::string_view what, int error, Cure cure = nullptr);
 
 // For writing: a new or emptied file. Links are not followed.
-Fd create_file(const std::string& path);
+Fd create_file(const std::string& path, Cure cure = nullptr);
 void write_file(int fd, std::span<const std::byte> bytes, int64_t offset, const std::string& path);
-void sync_file(int fd, const std::string& path);
+void sync_file(int fd, const std::string& path, Cure cure = nullptr);
 // The folder's names are on the disk.
-void sync_folder(const std::string& path);
+void sync_folder(const std::string& path, Cure cure = nullptr);
 // Renames, and syncs the folder that `to` lies in.
 void rename_file(const std::string& from, const std::string& to);
 // Under a temporary name, PATH.tmp, and synced, then renamed: a reader sees all of it or nothing.

@@ -57,7 +57,7 @@ std::pair<Multiplied, Multiplied> multiplied_for(const Op& op, const ir::AccessM
   return {found.front(), found.back()};
 }
 
-// Of more dimensions than maps are resolved for: |a| · |b| = |a · b| · k².
+// Where there are more dimensions than maps are resolved for: |a| · |b| = |a · b| · k².
 ProductShape unresolved_shape(const Op& op) {
   const auto numel = [](const ir::Value* value) { return static_cast<double>(value->type().numel()); };
   const double made = numel(op.result());

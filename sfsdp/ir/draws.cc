@@ -23,6 +23,8 @@ std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
   for (const auto& op : graph.ops()) {
     const auto* stream = op->find_attr<int64_t>("stream");
     if (!stream) continue;
+    if (*stream < 0 || *stream >= int64_t{1} << 32)
+      wrong.push_back({op.get(), {{}, concat(name_of(*op), " has stream=", *stream), "expected 0 to 2^32 - 1"}});
     const bool again = op->section == Section::Bwd;
     const auto [first, is_new] = drawn.emplace(Key(op->module_path, *stream, again), op.get());
     if (!is_new) report(*op, *first->second, "another stream= in each op of a module");

@@ -228,6 +228,9 @@ TEST_CASE("two ops of a module that draw are numbered; backward may draw again w
        {"  %b = aten.randn_like %a stream=0 : f32[4]", "  %b = aten.rand_like %a stream=0 : f32[4]",
         "bwd:\n  %b = aten.randn_like %x stream=0 : f32[4]", "bwd:\n  %b = aten.rand_like %y stream=0 : f32[5]"})
     CHECK(verified(zero, wrong).find("draws the numbers of") != std::string::npos);
+  for (const char* wrong :
+       {"  %b = aten.rand_like %a stream=-1 : f32[4]", "  %b = aten.rand_like %a stream=4294967296 : f32[4]"})
+    CHECK(verified(zero, wrong).find("expected 0 to 2^32 - 1") != std::string::npos);
 }
 
 TEST_CASE("nothing stays in flight over the step boundary") {

@@ -225,7 +225,7 @@ TEST_CASE("launch: a rank that is stopped is named and ends the group, one that 
   CHECK(stopped.code == 1);
   CHECK(contains(stopped.err, "launch: rank 1 of 3 (process "));
   CHECK(contains(stopped.err, ") is stopped, by SIGSTOP or a debugger, and holds up the others\n"));
-  CHECK(stopped.seconds < 30);
+  CHECK(stopped.seconds < 16);
   const auto for_a_moment =
       launch(shell("[ $RANK = 1 ] && { (sleep 1; kill -CONT $$) & kill -STOP $$; }; exit 0", {"-n", "2"}));
   CHECK(for_a_moment.code == 0);

@@ -61,7 +61,7 @@ plan::StepPlan parse_file(const std::string& path, const std::string& option) {
 
 void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options) {
   const auto errors = plan::verify_plan(plan, options);
-  if (!errors.empty()) throw std::runtime_error("the plan may not run:\n" + join(errors, "\n"));
+  if (!errors.empty()) throw UserError("the plan may not run:\n" + join(errors, "\n"));
 }
 
 plan::StepPlan read_plan(const std::string& path, const std::string& option) {

@@ -64,7 +64,9 @@ class Search {
 
   void estimate() {
     std::map<std::string, std::vector<size_t>> by_structure;
+    const bool third_alone = request_.get("simulate.system") == "deepspeed3";  // which has no other stage
     for (const Candidate& c : search_space(base_, world_)) {
+      if (third_alone && c.stage != 3) continue;
       by_structure[structure_of(c)].push_back(found_.size());
       found_.push_back({c, {}});
     }

@@ -135,9 +135,11 @@ class Trainer {
   }
 
   // Returns the exit code of this rank.
+  // Opens what the run writes to.
+  void start() { log_.start(facts()); }
+
   int run(const StopSignals& stop_signals) {
     auto progress = rank() == 0 ? comm::ProgressPage::from_environment() : std::nullopt;
-    log_.start(facts());
     if (config_.checkpoint.create_seed_checkpoint) return save_seed();
     for (int64_t k = last_step_ + 1; k <= config_.training.steps; ++k) {
       const StepMetrics metrics = train_step(k);
@@ -450,6 +452,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     const auto world = make_world(config, recorder);
     try {
       Trainer trainer(config, world.get(), out);
+      trainer.start();
       status = kExitFailed;
       stop_signals.emplace();
       return trainer.run(*stop_signals);

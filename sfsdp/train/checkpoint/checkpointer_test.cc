@@ -218,6 +218,7 @@ TEST_CASE("what is no checkpoint is skipped and stays") {
   run.step_to(8, 8);
   CHECK(open_checkpoint(folder / "c/step-8").run.step == 8);
   CHECK(read_text_file(folder / "c/step-8.damaged", 100) == "a file");
+  CHECK(contains(run.said, "what had the name of the new checkpoint is now " + folder / "c/step-8.damaged"));
 }
 
 TEST_CASE("a step whose name is a link: its save replaces the link, what that points to stays whole") {

@@ -17,6 +17,13 @@
 namespace sfsdp::train::checkpoint {
 namespace {
 
+std::string parent_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+}  // namespace
+
 const char* cure_of(int error) {
   switch (error) {
     case ENOSPC:
@@ -31,16 +38,7 @@ const char* cure_of(int error) {
   }
 }
 
-std::string parent_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
-}  // namespace
-
-void fail(const std::string& path, const std::string& what, int error) {
-  fail_on_file(path, what, error, cure_of(error));
-}
+void fail(const std::string& path, const std::string& what, int error) { fail_on_file(path, what, error, cure_of); }
 
 Fd open_file(const std::string& path, int64_t* bytes) {
   Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
@@ -92,7 +90,7 @@ void make_folders(const std::string& path) {
   const std::string parent = parent_of(path);
   if (parent != path) make_folders(parent);
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) fail(path, "cannot be made", errno);
-  sync_folder(parent);
+  sync_folder(parent, cure_of);
 }
 
 void rename_path(const std::string& from, const std::string& to) {

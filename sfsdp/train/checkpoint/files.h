@@ -15,7 +15,9 @@
 
 namespace sfsdp::train::checkpoint {
 
-// As fail_on_file, with a cure that names the setting which helps.
+// Names the setting that helps, where one does.
+const char* cure_of(int error);
+// As fail_on_file, with that cure.
 [[noreturn]] void fail(const std::string& path, const std::string& what, int error);
 
 // A regular file; its size.

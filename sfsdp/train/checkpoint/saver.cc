@@ -190,7 +190,8 @@ void Saver::write(const SaveRequest& request) {
             parsed.push_back(parse_fragment(std::string_view(text).substr(1), "what a rank wrote"));
           Manifest manifest = merge(parsed);
           result_->bytes = manifest.bytes();
-          store_.publish(std::move(manifest));
+          if (std::string note = store_.publish(std::move(manifest)); !note.empty())
+            result_->warnings.push_back(std::move(note));
         }),
         "checkpoint manifest");
   if (!result_->failure.empty() || rank() != 0) return;

@@ -44,7 +44,7 @@ std::string shard_name(int rank) {
 void write_shard(const std::string& folder, const std::string& name, const std::vector<Piece>& pieces,
                  Manifest& fragment, const ReadPiece& read, std::span<const std::byte> image) {
   const std::string path = folder + "/" + name;
-  const Fd file = create_file(path);
+  const Fd file = create_file(path, cure_of);
   const std::string header = shard_header(pieces);
   if (image.empty()) write_all(file.get(), std::as_bytes(std::span(header)), path);
   auto offset = static_cast<int64_t>(header.size());
@@ -69,7 +69,7 @@ void write_shard(const std::string& folder, const std::string& name, const std::
     SFSDP_CHECK(std::ssize(image) == offset, path, " has ", offset, " bytes, its image ", image.size());
     write_past_cache(file.get(), image, path);
   }
-  sync_file(file.get(), path);
+  sync_file(file.get(), path, cure_of);
   fragment.files = {{name, offset, static_cast<int64_t>(header.size()), xxh3(header)}};
 }
 

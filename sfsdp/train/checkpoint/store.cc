@@ -264,27 +264,30 @@ int64_t Store::next_save() {
   return ++last_save_;
 }
 
-void Store::publish(Manifest manifest) {
+std::string Store::publish(Manifest manifest) {
   manifest.save = next_save();
   check_counts(manifest, path_of(manifest.run.step));  // what is not read again is not saved
   const std::string name = path_of(manifest.run.step), temporary = temporary_path_of(manifest.run.step);
   const std::string file = concat(temporary, "/", kManifestFile), text = print(manifest);
   {
-    const Fd handle = create_file(file);
+    const Fd handle = create_file(file, cure_of);
     write_all(handle.get(), std::as_bytes(std::span(text)), file);
-    sync_file(handle.get(), file);
+    sync_file(handle.get(), file, cure_of);
   }
-  sync_folder(temporary);
-  std::string old;  // what had the name before, under its new one
+  sync_folder(temporary, cure_of);
+  std::string note, old;  // old: what had the name before, under its new one
   if (exists(name)) {
-    bool complete = true;
+    std::string damage;
     try {
       open_checkpoint(name);
-    } catch (const UserError&) {
-      complete = false;
+    } catch (const PassingError&) {  // it may be whole, and is replaced as such
+    } catch (const UserError& error) {
+      damage = error.what();
     }
-    if (!complete) {
-      rename_path(name, free_name(manifest.run.step, std::string(kDamaged)));
+    if (!damage.empty()) {
+      const std::string aside = free_name(manifest.run.step, std::string(kDamaged));
+      rename_path(name, aside);
+      note = concat("what had the name of the new checkpoint is now ", aside, ": ", damage);
     } else if (exchange_paths(temporary, name)) {
       old = temporary;
     } else {
@@ -294,11 +297,12 @@ void Store::publish(Manifest manifest) {
     }
   }
   if (old != temporary) rename_path(temporary, name);
-  sync_folder(folder_);
-  if (old.empty()) return;
+  sync_folder(folder_, cure_of);
+  if (old.empty()) return note;
   const std::string retired = free_name(manifest.run.step, std::string(kDeleted));
   // under this name first, or after a crash it would look like a save that has not been finished
   if (std::rename(old.c_str(), retired.c_str()) == 0) remove_checkpoint(retired);
+  return note;
 }
 
 void Store::give_up(int64_t step) { remove_checkpoint(temporary_path_of(step)); }
@@ -316,7 +320,7 @@ std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
     deleted.push_back(free_name(listed.step, std::string(kDeleted)));
     rename_path(folder_ + "/" + listed.name, deleted.back());
   }
-  if (!deleted.empty()) sync_folder(folder_);  // or a name may come back, without its files
+  if (!deleted.empty()) sync_folder(folder_, cure_of);  // or a name may come back, without its files
   for (const std::string& path : deleted)
     if (std::string why = remove_checkpoint(path); !why.empty()) left.push_back(std::move(why));
   return left;

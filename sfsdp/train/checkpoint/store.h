@@ -71,7 +71,8 @@ class Store {
   // Makes temporary_path_of(step), an empty folder. What has that name is set aside.  returns: lines for the log
   std::vector<std::string> begin(int64_t step);
   // Writes the manifest, numbered as the newest save, syncs, and gives the folder its name: after this call the checkpoint survives a crash.
-  void publish(Manifest manifest);
+  //   returns: a line for the log where something damaged had that name; "" else
+  std::string publish(Manifest manifest);
   // Best effort, after a save that failed: room for the next one.
   void give_up(int64_t step);
   // Removes all but the `keep` complete checkpoints that were saved last; 0 keeps all. So where a run has gone back by
