@@ -8,7 +8,7 @@
 
 Each model is made from a tiny random config when this runs; dropout is 0, so that losses can be compared. Five steps of AdamW with
 clipping, in eager PyTorch as DDP would take them (the mean of the losses of equal parts of the batch), and here: one rank with one
-micro-batch and with two, 2, 3 and 4 ranks, recomputation of everything on 2 ranks. What must hold: loss within 1e-6, norm within
+micro-batch and with two, 2, 3 and 4 ranks, recomputation of everything and units by `auto` on 2 ranks. What must hold: loss within 1e-6, norm within
 5e-6, each parameter's gradient of the first step within 5e-6 of its RMS (as the optimizer's first moment keeps it).
 
 Needs torch, transformers and safetensors in this Python, and build/release/sfsdp. A JSON line per architecture goes to --out, a table to
@@ -28,7 +28,8 @@ SAMPLES, LENGTH, STEPS, VOCAB = 12, 16, 5, 128
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False)
 # name, ranks, micro-batches, flags
 SETTINGS = [("1 rank", 1, 1, []), ("1 rank, 2 micro-batches", 1, 2, []), ("2 ranks", 2, 1, []),
-            ("2 ranks, recomputed", 2, 1, ["--activation_checkpoint.mode", "full"]), ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
+            ("2 ranks, recomputed", 2, 1, ["--activation_checkpoint.mode", "full"]),
+            ("2 ranks, units auto", 2, 1, ["--parallelism.fsdp_wrap", "auto"]), ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
 BARS = dict(loss=1e-6, norm=5e-6, gradient=5e-6)
 
 SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -14,7 +14,7 @@ architecture (random weights, small sizes):
 
 docs/exported_models.md says what is done with the archive.
 """
-import argparse, os, re, sys, traceback
+import argparse, contextlib, os, re, sys, traceback
 
 import torch
 
@@ -36,7 +36,8 @@ def export(model, example, path, dynamic="auto"):
     notes, failures = [], []
     for shapes in candidates(example, dynamic, failures):
         try:
-            program = torch.export.export(model, (), dict(example), dynamic_shapes=shapes, strict=False)
+            with masks_of_training(example):
+                program = torch.export.export(model, (), dict(example), dynamic_shapes=shapes, strict=False)
             break
         except Exception as error:  # whatever the model's own code raises too
             failures.append(error)
@@ -49,6 +50,26 @@ def export(model, example, path, dynamic="auto"):
     torch.export.save(program, path)
     check_loads(program, path)
     return notes
+
+
+@contextlib.contextmanager
+def masks_of_training(example):
+    """transformers writes attention masks out while torch.export traces: for graphs that generate, one token at a time, and
+    for sequences packed by position_ids, at which it may not look. In training it leaves a causal mask, or none, to the attention
+    op where a batch has no mask, and one sequence in each row where it has no positions. So does this graph.
+    Source: _ignore_causal_mask_sdpa and find_packed_sequence_indices of transformers' masking_utils.py."""
+    masking = sys.modules.get("transformers.masking_utils")
+    others = {"is_torchdynamo_exporting": lambda: False}
+    if "position_ids" not in example:
+        others["find_packed_sequence_indices"] = lambda position_ids: None
+    before = {name: getattr(masking, name) for name in others if hasattr(masking, name)}
+    try:
+        for name in before:
+            setattr(masking, name, others[name])
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(masking, name, own)
 
 
 def check_example(example):

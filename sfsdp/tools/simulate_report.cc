@@ -123,12 +123,17 @@ bool SimulateReport::counts_retries() const {
 
 bool SimulateReport::fits() const { return (pytorch ? pytorch->held_bytes : memory.peak()) <= room_bytes(); }
 
+const char* mfu_formula(std::string_view model) {
+  return model.starts_with("exported ") ? "6 N flops a token without attention, of the bf16 peak"
+                                        : "6 N + 12 L H S flops a token, of the bf16 peak";
+}
+
 void print_report(std::ostream& out, const SimulateReport& r) {
   const sim::Simulation& s = r.simulation;
   out << "Step " << fixed(s.step_seconds * 1e3, 2) << " ms";
   if (r.tokens_per_second > 0)
     out << ", " << with_commas(r.tokens_per_second, 0) << " tokens/s per device, MFU " << fixed(100 * r.mfu, 2)
-        << " % (" << kMfuFormula << ")";
+        << " % (" << mfu_formula(r.model) << ")";
   out << "\n"
       << "Compute " << fixed(s.compute_seconds * 1e3, 2) << " ms, exposed communication " << fixed(s.exposed() * 1e3, 2)
       << " ms\n";
@@ -144,7 +149,7 @@ void print_report(std::ostream& out, const SimulateReport& r) {
 std::string report_setup(const SimulateReport& r) {
   return concat("mesh ", r.mesh, " · machine ", r.machine.name, " · ", r.execution, " execution · ",
                 r.simulation.micro_batches, r.simulation.micro_batches == 1 ? " micro-batch" : " micro-batches",
-                " a step · MFU of ", kMfuFormula);
+                " a step · MFU of ", mfu_formula(r.model));
 }
 
 std::vector<std::pair<std::string, std::string>> report_figures(const SimulateReport& r) {

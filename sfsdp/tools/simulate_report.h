@@ -28,7 +28,7 @@ struct SimulateReport {
   std::string loss;              // pytorch: separate, kept or fused
   bool shows_allocated = false;  // pytorch: the peak is what tensors have, not what the allocator holds
   double tokens_per_second = 0;  // per device; 0: not known, as of a plan alone
-  double mfu = 0;                // of the machine's bf16 peak, by kMfuFormula
+  double mfu = 0;                // of the machine's bf16 peak, by mfu_formula
   int64_t peak_bytes() const;
   // What the device has beside the driver's context and the communicators' buffers (cost::bytes_outside); a plan has counted a
   // part of these buffers itself.
@@ -44,7 +44,8 @@ struct SimulateReport {
 // How far nine of ten published peaks are at most from what is said of PyTorch's systems (docs/benchmarks.md).
 inline constexpr double kKnownMemoryError = 0.10;
 
-inline constexpr const char* kMfuFormula = "6 N + 12 L H S flops a token, of the bf16 peak";
+// Of a model by its printed name; an archive does not say what attention is.
+const char* mfu_formula(std::string_view model);
 
 void print_report(std::ostream& out, const SimulateReport& report);
 // What the head of the HTML page says: the setup in a line, and name and value of its figures.

@@ -14,6 +14,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/passes/canonical/casts_of_loss.h"
 #include "sfsdp/passes/canonical/finder.h"
 #include "sfsdp/passes/canonical/proposals.h"
 
@@ -291,13 +292,14 @@ void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& 
 }  // namespace
 
 bool canonicalise(Graph& graph, PassContext& ctx) {
+  const bool swapped = cast_beside_loss(graph);
   std::vector<Match> matches = find_matches(graph);
   keep_typed(graph, matches);
   const size_t proved = matches.size();
   keep_closed(graph, matches);
   ctx.metrics.add("left_for_other_readers", static_cast<int64_t>(proved - matches.size()));
   count_left(graph, matches, ctx.metrics);
-  if (matches.empty()) return false;
+  if (matches.empty()) return swapped;
   Rewriter rewriter(graph);
   for (const Match& match : matches) {
     ctx.metrics.add(match.proposal.opcode, 1);
