@@ -44,7 +44,7 @@ struct SimulateReport {
 // How far nine of ten published peaks are at most from what is said of PyTorch's systems (docs/benchmarks.md).
 inline constexpr double kKnownMemoryError = 0.10;
 
-// Of a model by its printed name; an archive does not say what attention is.
+// The model by its printed name: an archive does not say what attention is.
 const char* mfu_formula(std::string_view model);
 
 void print_report(std::ostream& out, const SimulateReport& report);
