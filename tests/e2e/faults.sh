@@ -19,8 +19,8 @@ expect() {  # name, pattern, exit code of the run; output in $dir/out
 until_that() {  # what is waited for, then a command that says whether it has come
   local what=$1
   shift
-  for _ in $(seq 1000); do "$@" && return; sleep 0.1; done
-  echo "not within 100 s: $what"; tail -20 "$dir/out"; failures=$((failures + 1))
+  for _ in $(seq 3000); do "$@" && return; sleep 0.1; done
+  echo "not within 300 s: $what"; tail -20 "$dir/out"; failures=$((failures + 1))
 }
 trains() { grep -q "step:  2" "$dir/out"; }
 nobody_left() { ! pgrep -f "$dir/run" >/dev/null; }
@@ -28,7 +28,7 @@ nobody_left() { ! pgrep -f "$dir/run" >/dev/null; }
 free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
 
 # A rank is killed in the middle of training.
-timeout 200 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
+timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
 launcher=$!
 until_that "step 2" trains
 victim=$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)
@@ -42,7 +42,7 @@ expect "flight record" "^rank [01] left none" 1
 
 # Rank 0 is stopped, and with it the store that the others tell of their failure: they name it first (docs/faults.md: 3 s).
 rm -rf "$dir/run"
-timeout 200 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
+timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
 launcher=$!
 until_that "step 2" trains
 kill -STOP "$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | head -1)"
@@ -56,7 +56,7 @@ expect "stopped rank 0" "launch: rank [01] of 2" $?
 # A signal to the launcher, then one to a single rank: all ranks stop after the same step.
 rm -rf "$dir/run"
 for target in launcher rank; do
-  timeout 200 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
+  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
   launcher=$!
   until_that "step 2" trains
   own=$(pgrep -P $launcher -f 'launch -n 2' | head -1)
@@ -69,7 +69,7 @@ for target in launcher rank; do
 done
 
 # A rank never arrives.
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port) timeout 200 $sfsdp train "${small[@]}" \
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port) timeout 400 $sfsdp train "${small[@]}" \
   --comm.init_timeout_seconds 2 >"$dir/out" 2>&1
 expect "missing rank" "rank 1 never arrived" $?
 
@@ -80,30 +80,30 @@ s=socket.socket(socket.AF_INET6); s.bind(("::",0)); s.listen(); print(s.getsockn
 holder=$!
 until_that "a port" test -s "$dir/port"
 port=$(<"$dir/port")
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 200 $sfsdp train "${small[@]}" \
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp train "${small[@]}" \
   --comm.init_timeout_seconds 3 >"$dir/out" 2>&1
 expect "port in use" "port $port is in use" $?
 kill $holder
 
 # Two ranks have different configurations.
 port=$(free_port)
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 200 $sfsdp train "${small[@]}" >"$dir/out" 2>&1 &
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp train "${small[@]}" >"$dir/out" 2>&1 &
 first=$!
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 200 $sfsdp train "${small[@]}" \
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp train "${small[@]}" \
   --optimizer.lr 0.5 >"$dir/out1" 2>&1
 wait $first
 expect "different configurations" "rank 0 and rank 1 have different configurations" $?
 
 # The dataset is missing.
-timeout 200 $sfsdp train "${small[@]}" --training.dataset tokens --training.dataset_path "$dir/nothing" >"$dir/out" 2>&1
+timeout 400 $sfsdp train "${small[@]}" --training.dataset tokens --training.dataset_path "$dir/nothing" >"$dir/out" 2>&1
 expect "missing dataset" "error on rank 0: .*nothing" $?
 
 # The loss is not a number.
-timeout 200 $sfsdp launch -n 2 -- train "${small[@]}" --optimizer.lr 1e38 --lr_scheduler.warmup_steps 0 \
+timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --optimizer.lr 1e38 --lr_scheduler.warmup_steps 0 \
   --training.steps 20 >"$dir/out" 2>&1
 expect "NaN loss" "error on rank [01]: the loss is (-?nan|inf)" $?
 
 # An unknown key.
-timeout 200 $sfsdp train "${small[@]}" --training.step 3 >"$dir/out" 2>&1
+timeout 400 $sfsdp train "${small[@]}" --training.step 3 >"$dir/out" 2>&1
 expect "unknown key" "training.steps" $?
 exit $failures

@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, kAparts> kReasons = {
     "it has rows of another width",
     "it works on another number of elements",
     "it reads several results of a product, which other blocks make",
-    "it turns pairs that rows or other pairs do not hold whole",
+    "it turns pairs of elements that another block of the kernel makes",
     "what it reads is complete only after all rows",
     "it sees the elements in another order",
     "it reads elements that other blocks make",
