@@ -76,6 +76,7 @@ TEST_CASE("plans of the suite: each that is small is what the interpreter comput
     }
     CHECK(found == "");
     ++ran;
+    if (runs_all() && ran % 50 == 0) MESSAGE(ran, " plans so far, up to ", seen.work, " elements");
   }
   std::string lines;
   for (const auto& [reason, count] : refused) lines += concat("\n  ", count, " on made-up numbers: ", reason);
