@@ -43,11 +43,13 @@ struct Multiplied {
 };
 
 // First and last of those that a result is a sum of products of. Where that sum is over no dimension: of those that it reads.
-std::pair<Multiplied, Multiplied> multiplied_for(const Op& op, const ir::AccessMap& map, size_t result) {
+//   factors: by result, then operand
+std::pair<Multiplied, Multiplied> multiplied_for(const Op& op, std::vector<std::vector<ir::FactorUse>>& factors,
+                                                 size_t result) {
   std::vector<Multiplied> read, summed;
   for (size_t i = 0; i < op.operands.size(); ++i) {
     if (!op.operands[i]) continue;
-    Multiplied operand{i, ir::factors_of(op, map, i, result)};
+    Multiplied operand{i, std::move(factors[result * op.operands.size() + i])};
     if (std::ranges::any_of(operand.uses, [](const ir::FactorUse& use) { return use.mark == '+'; }))
       summed.push_back(operand);
     if (!operand.uses.empty()) read.push_back(std::move(operand));
@@ -103,11 +105,11 @@ ProductShape product_shape(const Op& op) {
   }
   // Products side by side (joined_*) are as wide, or in their sum as deep, as all of them: the last operand says so, or as many
   // first ones do.
-  const ir::AccessMap& map = *ir::map_of(op.opcode.row());
+  auto factors = ir::factors_of(op, *ir::map_of(op.opcode.row()));
   std::optional<size_t> before;
   s.m = 0;
   for (size_t result = 0; result < op.results().size(); ++result) {
-    const auto [left, right] = multiplied_for(op, map, result);
+    const auto [left, right] = multiplied_for(op, factors, result);
     if (left.uses.empty()) return unresolved_shape(op);
     if (before == left.index) continue;
     before = left.index;

@@ -117,6 +117,8 @@ struct FactorUse {
 };
 // Empty where the map says that no element of the operand is read, or there is none.
 std::vector<FactorUse> factors_of(const Op& op, const AccessMap& map, size_t operand, size_t result);
+// Those of every operand, by result, then operand.
+std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& map);
 // Whether the map admits that the operand's element `from` is read for the result's element `to`, indexes by dimension. True
 // where no map fits.
 //   unmarked: one of factors_of(), which is taken as if it had no mark; -1: none
