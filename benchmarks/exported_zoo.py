@@ -29,7 +29,8 @@ ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=Fal
 # name, ranks, micro-batches, flags
 SETTINGS = [("1 rank", 1, 1, []), ("1 rank, 2 micro-batches", 1, 2, []), ("2 ranks", 2, 1, []),
             ("2 ranks, recomputed", 2, 1, ["--activation_checkpoint.mode", "full"]),
-            ("2 ranks, units auto", 2, 1, ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_machine", "dgx_h100"]), ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
+            ("2 ranks, units auto", 2, 1, ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_machine", "dgx_h100"]),
+            ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
 BARS = dict(loss=1e-6, norm=5e-6, gradient=5e-6)
 
 SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -450,35 +450,21 @@ int64_t place_of(const Seen& seen, const Part& part, std::span<const int64_t> at
 
 }  // namespace
 
-namespace {
-
-std::vector<FactorUse> uses_of(const AccessMap& map, const Seen& operand, const Seen& result) {
-  std::vector<FactorUse> uses;
-  for (const Part& part : operand.all()) {
-    const Part* same = find(result, part);
-    uses.push_back({.factor = map.factors[static_cast<size_t>(part.factor)].name,
-                    .mark = part.mark,
-                    .size = part.size,
-                    .in_result = same && same->size > 1});
-  }
-  return uses;
-}
-
-}  // namespace
-
-std::vector<FactorUse> factors_of(const Op& op, const AccessMap& map, size_t operand, size_t result) {
-  const auto pair = pair_of(op, map, operand, result);
-  return pair && pair->read ? uses_of(map, pair->operand, pair->result) : std::vector<FactorUse>();
-}
-
 std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& map) {
   std::vector<std::vector<FactorUse>> all(op.results().size() * op.operands.size());
   for (const ClauseOfOp& clause : resolve(op, &map))
     for (size_t r = 0; r < clause.results.size(); ++r)
-      for (size_t k = 0; k < op.operands.size(); ++k)
-        if (op.operands[k] && is_read(clause, op, k, clause.first_result + r))
-          all[(clause.first_result + r) * op.operands.size() + k] =
-              uses_of(map, clause.seen_operands[k], clause.seen_results[r]);
+      for (size_t k = 0; k < op.operands.size(); ++k) {
+        const size_t result = clause.first_result + r;
+        if (!op.operands[k] || !is_read(clause, op, k, result)) continue;
+        for (const Part& part : clause.seen_operands[k].all()) {
+          const Part* same = find(clause.seen_results[r], part);
+          all[result * op.operands.size() + k].push_back({.factor = map.factors[static_cast<size_t>(part.factor)].name,
+                                                          .mark = part.mark,
+                                                          .size = part.size,
+                                                          .in_result = same && same->size > 1});
+        }
+      }
   return all;
 }
 

@@ -108,16 +108,14 @@ class Accesses {
   OpTable<std::optional<OpAccess>> known_;
 };
 
-// What tests that prove maps ask of any map, the row's or another. One factor of an operand:
+// What costs ask of the map of a product, and tests that prove maps of any. One factor of an operand:
 struct FactorUse {
   std::string factor;
   char mark = ' ';
   int64_t size = 1;
   bool in_result = false;  // and there of more than one element
 };
-// Empty where the map says that no element of the operand is read, or there is none.
-std::vector<FactorUse> factors_of(const Op& op, const AccessMap& map, size_t operand, size_t result);
-// Those of every operand, by result, then operand.
+// By result, then operand. Empty where the map says that no element of the operand is read, or there is none.
 std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& map);
 // Whether the map admits that the operand's element `from` is read for the result's element `to`, indexes by dimension. True
 // where no map fits.

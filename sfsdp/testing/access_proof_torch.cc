@@ -168,7 +168,7 @@ void AccessProof::claim(const ir::Op& op, size_t k, const Tensors& results) {
   for (size_t r = 0; r < results.size(); ++r) {
     if (!results[r].defined() || results[r].numel() == 0) continue;
     const bool is_scalar = op.operands[k]->type().dims.empty();
-    const auto uses = ir::factors_of(op, *map_, k, r);
+    const auto uses = ir::factors_of(op, *map_)[r * op.operands.size() + k];
     if (!uses.empty() || (is_scalar && ir::may_reach(op, *map_, k, {}, r, std::vector<int64_t>(results[r].dim()))))
       claims_.try_emplace(name(op, k, r), false);
     for (const ir::FactorUse& use : uses)
@@ -220,7 +220,8 @@ void AccessProof::compare(const ir::Op& op, size_t k, const std::vector<int64_t>
                           const Tensor& after) {
   const Tensor differs = before.ne(after).logical_and(before.eq(before).logical_or(after.eq(after)));
   const Tensor where = differs.contiguous().view({-1}).nonzero().view({-1});
-  const auto uses = where.numel() > 0 ? ir::factors_of(op, *map_, k, r) : std::vector<ir::FactorUse>();
+  const auto uses =
+      where.numel() > 0 ? ir::factors_of(op, *map_)[r * op.operands.size() + k] : std::vector<ir::FactorUse>();
   for (int64_t i = 0; i < where.numel(); ++i) {
     const auto to = indexes_of(where[i].item<int64_t>(), before.sizes());
     if (!ir::may_reach(op, *map_, k, from, r, to)) {

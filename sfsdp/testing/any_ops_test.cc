@@ -51,12 +51,11 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
 
 // Whether a result is a sum over what the op reads of two operands at least.
 bool sums_products(const ir::Op& op) {
+  const auto factors = ir::factors_of(op, *ir::map_of(op.opcode.row()));
   std::set<size_t> summed;
-  for (size_t r = 0; r < op.results().size(); ++r)
-    for (size_t i = 0; i < op.operands.size(); ++i)
-      if (op.operands[i])
-        for (const ir::FactorUse& use : ir::factors_of(op, *ir::map_of(op.opcode.row()), i, r))
-          if (use.mark == '+') summed.insert(i);
+  for (size_t i = 0; i < factors.size(); ++i)
+    for (const ir::FactorUse& use : factors[i])
+      if (use.mark == '+') summed.insert(i % op.operands.size());
   return summed.size() >= 2;
 }
 
