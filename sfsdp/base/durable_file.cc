@@ -20,11 +20,14 @@ const char* cure_of(int error) {
   switch (error) {
     case ENOSPC:
     case EDQUOT: return "room on its disk";
+    case EFBIG: return "a larger limit on the size of a file: ulimit -f unlimited";
     case EROFS:
     case EACCES:
     case EPERM: return "permission to write there";
     case EEXIST:
     case ENOTEMPTY: return "nothing of that name, or an empty folder";
+    case EISDIR: return "a file of that name, not a folder";
+    case ELOOP: return "no link of that name";
     case ENOENT: return "it, or its folder, to be there; with several hosts all ranks must see one";
     case EIO: return "a disk without errors; look at the system's log";
     default: return "a folder that can be read and written";

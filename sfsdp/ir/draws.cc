@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/ir/draws.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
@@ -20,9 +21,14 @@ std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
                       concat(name_of(op), " draws the numbers of ", name_of(first)),
                       concat("expected ", expected, ", got stream=", op.attr<int64_t>("stream"), " in both")}});
   };
+  const bool numbered = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->has_attr("stream"); });
   for (const auto& op : graph.ops()) {
     const auto* stream = op->find_attr<int64_t>("stream");
-    if (!stream) continue;
+    if (!stream) {
+      if (numbered && draws(*op))
+        wrong.push_back({op.get(), {{}, concat(name_of(*op), " has no stream="), "expected one, as other ops have"}});
+      continue;
+    }
     if (*stream < 0 || *stream >= int64_t{1} << 32)
       wrong.push_back({op.get(), {{}, concat(name_of(*op), " has stream=", *stream), "expected 0 to 2^32 - 1"}});
     const bool again = op->section == Section::Bwd;

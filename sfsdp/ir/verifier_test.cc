@@ -231,6 +231,9 @@ TEST_CASE("two ops of a module that draw are numbered; backward may draw again w
   for (const char* wrong :
        {"  %b = aten.rand_like %a stream=-1 : f32[4]", "  %b = aten.rand_like %a stream=4294967296 : f32[4]"})
     CHECK(verified(zero, wrong).find("expected 0 to 2^32 - 1") != std::string::npos);
+  const char* const unnumbered = "  %b = aten.rand_like %a : f32[4]";
+  CHECK(verified(zero, unnumbered).find("aten.rand_like %b has no stream=") != std::string::npos);
+  CHECK(verified("aten.rand_like %x : f32[4]", unnumbered) == "");  // LibTorch's generator draws both
 }
 
 TEST_CASE("nothing stays in flight over the step boundary") {

@@ -2,6 +2,7 @@
 // The sfsdp binary: picks a command. LibTorch takes a fifth of a second to load, so this part is linked without it, and
 // what needs it is another binary (main_torch.h).
 #include <algorithm>
+#include <csignal>
 #include <iostream>
 #include <map>
 #include <string>
@@ -59,6 +60,7 @@ int run(const std::string& name, const std::vector<std::string>& args) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error of the write, also in what is started here
   std::vector<std::string> args(argv + 1, argv + argc);
   const std::string name = args.empty() ? "help" : args[0];
   if (!args.empty()) args.erase(args.begin());

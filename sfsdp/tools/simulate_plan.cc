@@ -82,6 +82,8 @@ void print_peak(std::ostream& out, const SimulateReport& report, size_t depth) {
 
 void show_simulation(const Request& request, const SimulateSetup& setup, const plan::StepPlan& plan,
                      const StepFacts& facts, const std::string& units, std::ostream& out) {
+  std::optional<int64_t> depth;
+  if (request.has("simulate.memory_depth")) depth = whole_option(request, "simulate.memory_depth", "1");
   const auto start = std::chrono::steady_clock::now();
   const auto [executed, report] = simulate_step(plan, setup, facts);
   const ir::Graph& graph = executed ? *executed : plan.graph;
@@ -102,8 +104,7 @@ void show_simulation(const Request& request, const SimulateSetup& setup, const p
       << report.machine.name << "), mesh " << report.mesh << ", " << report.execution << " execution, simulated in "
       << with_commas(seconds * 1e3, 0) << " ms\n";
   print_report(out, report);
-  if (request.has("simulate.memory_depth"))
-    print_peak(out, report, static_cast<size_t>(whole_option(request, "simulate.memory_depth", "1")));
+  if (depth) print_peak(out, report, static_cast<size_t>(*depth));
 }
 
 // The plan has model, mesh and batch in it; only what kernels take is the config's to say.

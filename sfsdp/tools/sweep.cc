@@ -130,7 +130,7 @@ int run_sweep(const Request& request, const CaptureJob& capture, std::ostream& o
   err << with_commas(static_cast<int64_t>(cases.size())) << " configurations, " << refused << " refused, in "
       << with_commas(seconds, 2) << " s: " << with_commas(static_cast<double>(cases.size()) / seconds, 1)
       << " a second\n";
-  return 0;
+  return !cases.empty() && refused == cases.size() ? 2 : 0;
 }
 
 }  // namespace sfsdp::tools

@@ -140,6 +140,14 @@ refuses 2 "model.hf_assets_path = $dir/none: there is no such folder" "${small[@
 run "${small[@]}" --checkpoint.enable --checkpoint.last_save_in_hf --model.hf_assets_path "$dir"
 [[ $status == 0 ]] && grep -q "$dir: no tokenizer's files" "$dir/out" || fail "no word of a missing tokenizer: $(cat "$dir/out" "$dir/err")"
 
+# A limit on the size of files is said as a full disk is, with its cure.
+limited() (ulimit -f 60 && run "$@" && exit "$status")
+status=0
+limited "${small[@]}" --checkpoint.enable --checkpoint.folder limited || status=$?
+[[ $status == 1 ]] && grep -qF 'File too large' "$dir/err" && grep -qF 'ulimit -f unlimited' "$dir/err" ||
+  fail "exit status $status under ulimit -f: $(cat "$dir/err")"
+refuses 2 '--simulate.memory_depth = -1' simulate --config configs/llama3_debug.toml --world 2 --machine dgx_h100 --simulate.memory_depth -1
+
 # One process is rank 0 of eight that do not exist.
 NGPU=8 run "${small[@]}" --comm.mode fake_backend
 [[ $status == 0 ]] && grep -qF 'Mesh [dp_shard=8], imagined ranks' "$dir/out" || fail "fake_backend: $(cat "$dir/out" "$dir/err")"

@@ -51,6 +51,8 @@ for line in lines:
     assert said == line, (case, said, line)
 PY
 for option in --trace --html; do
-  build/release/sfsdp simulate "${base[@]}" --world 2 --sweep "$dir/cases.jsonl" $option "$dir/x" >"$dir/out" 2>"$dir/err"
+  status=0
+  build/release/sfsdp simulate "${base[@]}" --world 2 --sweep "$dir/cases.jsonl" $option "$dir/x" >"$dir/out" 2>"$dir/err" || status=$?
+  [[ $status == 2 ]] || { echo "exit status $status where all cases are refused, expected 2"; exit 1; }
   grep -q -e "$option in a case" "$dir/out"
 done

@@ -528,6 +528,9 @@ TEST_CASE("a folder that is a file, or cannot be made, is named before the first
   fs::create_symlink(folder / "elsewhere", folder / "linked/lock");
   CHECK(contains(message_of([&] { Run(options_of(folder / "linked")); }), "linked/lock: cannot be opened"));
   CHECK_FALSE(fs::exists(folder / "elsewhere"));
+  fs::create_directories(folder / "taken/lock");
+  CHECK(contains(message_of([&] { Run(options_of(folder / "taken")); }),
+                 "\n  expected a file of that name, not a folder"));
 }
 
 TEST_CASE("a failed save is an error of all ranks at the end; the state in the background is that of its step") {

@@ -255,7 +255,12 @@ void assign_text(const Field& field, JobConfig& config, const std::string& text,
   const auto read = [&](auto* pointer) -> TomlValue {
     using T = Inner<decltype(pointer)>;
     const auto check = [&](auto parsed) -> T {
-      if (!parsed) fail(name, text, concat(kind_of<T>(), field.rule.text().empty() ? "" : ", ", field.rule.text()));
+      const bool too_large =
+          std::is_same_v<T, int64_t> && !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+      if (!parsed)
+        fail(name, text,
+             concat(kind_of<T>(), too_large ? " below 2^63" : "", field.rule.text().empty() ? "" : ", ",
+                    field.rule.text()));
       return *parsed;
     };
     if constexpr (std::is_same_v<T, bool>)

@@ -112,6 +112,8 @@ TEST_CASE("None unsets an optional and nothing else") {
   CHECK_FALSE(
       from_toml("[lr_scheduler]\ndecay_ratio = 0.5", {"--lr_scheduler.decay_ratio", "None"}).lr_scheduler.decay_ratio);
   CHECK(flag_error({"--training.steps", "None"}).find("expected an integer, 1 or more") != std::string::npos);
+  CHECK(flag_error({"--debug.seed", "9223372036854775808"}) ==
+        "--debug.seed = 9223372036854775808\n  expected an integer below 2^63, 0 or more");
 }
 
 TEST_CASE("[model.args] takes any key, with the type its value has") {
