@@ -14,7 +14,7 @@ micro-batch and with two, 2, 3 and 4 ranks, recomputation of everything and unit
 Needs torch, transformers and safetensors in this Python, and build/release/sfsdp. A JSON line per architecture goes to --out, a table to
 the screen; the exit status is 1 if one that is not refused misses a bar.
 """
-import argparse, contextlib, glob, json, os, re, shutil, subprocess, sys, time
+import argparse, contextlib, functools, glob, json, os, re, shutil, subprocess, sys, time
 
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,6 +31,7 @@ SETTINGS = [("1 rank", 1, 1, []), ("1 rank, 2 micro-batches", 1, 2, []), ("2 ran
             ("2 ranks, recomputed", 2, 1, ["--activation_checkpoint.mode", "full"]),
             ("2 ranks, units auto", 2, 1, ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_machine", "dgx_h100"]),
             ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
+AUTOCAST = False  # --autocast
 BARS = dict(loss=1e-6, norm=5e-6, gradient=5e-6)
 
 SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -124,7 +125,20 @@ def make_model(name):
             if hasattr(part, key):
                 setattr(part, key, value)
     torch.manual_seed(0)
-    return sfsdp_export.prepare(made(config).float())
+    model = sfsdp_export.prepare(made(config).float())
+    return under_autocast(model) if AUTOCAST else model
+
+
+def under_autocast(model):
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def run(*args, **kwargs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return forward(*args, **kwargs)
+
+    model.forward = run
+    return model
 
 
 def make_batch(kind, seed):
@@ -287,7 +301,7 @@ def run_one(name, flags):
         if "refused" in found:
             row["refused"] = found["refused"]
             break
-        if not within_bars(found):
+        if not within_bars(found) and not AUTOCAST:  # which keeps float64 out of its casts
             row["notes"] = row["notes"] + [against_float64(name, found, batches, eager[parts], parts)]
     if not flags.keep:
         shutil.rmtree(folder, ignore_errors=True)
@@ -315,6 +329,7 @@ def line_of(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--autocast", action="store_true", help="forward and loss under torch.autocast to bfloat16")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "exported_zoo"), help="folder for archives and runs")
     parser.add_argument("--keep", action="store_true", help="leave archives there, and use those that are there")
@@ -324,6 +339,8 @@ def main():
     if flags.list:
         print("\n".join(ZOO))
         return
+    global AUTOCAST
+    AUTOCAST = flags.autocast
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     os.makedirs(flags.work, exist_ok=True)

@@ -147,7 +147,8 @@ for name, value in program.state_dict.items():
     assert not torch.equal(value, was[name]), name + " is as it was"
 PY
 
-# Evaluation runs another archive, here one whose loss is twice as large; a mean squared error is PyTorch's.
+# Evaluation runs another archive, here one whose loss is twice as large; a mean squared error is PyTorch's, as is the loss under
+# torch.autocast.
 "$python" - "$dir" <<'PY' || fail "no archive for evaluation"
 import sys
 import torch
@@ -162,9 +163,15 @@ class Twice(make_exported.Convolutions):
         return loss * 2, logits
 
 
-model = Twice().eval()
+class Lower(make_exported.Convolutions):
+    def forward(self, pixels, label):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(pixels, label)
+
+
 example = dict(pixels=torch.randn(4, 3, 8, 8), label=torch.zeros(4, dtype=torch.int64))
-torch.export.save(torch.export.export(model, (), example, strict=False), sys.argv[1] + "/eval.pt2")
+torch.export.save(torch.export.export(Twice().eval(), (), example, strict=False), sys.argv[1] + "/eval.pt2")
+torch.export.save(torch.export.export(Lower().train(), (), example, strict=False), sys.argv[1] + "/lower.pt2")
 PY
 once=("${images[@]}" --training.steps 1 --optimizer.lr 0 --training.shuffle never --metrics.log_freq 1)
 validated() { sed -n 's/.*"validation_loss": \([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | head -1; }
@@ -174,6 +181,7 @@ validated() { sed -n 's/.*"validation_loss": \([0-9.]*\).*/\1/p' "$1/metrics.jso
 grep -q 'shared.pt2 reads "frozen", which .* does not have' "$dir/log" || fail "another model: $(cat "$dir/log")"
 "$sfsdp" train "${tensors[@]}" --model.prediction 1 --training.steps 1 --optimizer.lr 0 --training.shuffle never --job.dump_folder "$dir/error" \
   >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+"$sfsdp" train "${once[@]}" --model.path "$dir/lower.pt2" --job.dump_folder "$dir/lower" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 "$python" - "$dir" "$(validated "$dir/one")" "$(validated "$dir/two")" <<'PY' || fail "evaluation, or the mean squared error"
 import json, sys
 import torch
@@ -194,6 +202,21 @@ logits = torch.export.load("tests/fixtures/exported/convolutions.pt2").module()(
 expected = torch.nn.functional.mse_loss(logits, first("targets", torch.float32)).item()
 got = json.loads(open(folder + "/error/metrics.jsonl").readline())["loss"]
 assert abs(got - expected) <= 1e-6 * expected, (got, expected)
+
+model = torch.export.load(folder + "/lower.pt2").module()
+calls = [node for m in model.modules() if isinstance(m, torch.fx.GraphModule) for node in m.graph.nodes if "wrap_with_autocast" in str(node.target)]
+assert calls, "the export has no autocast"
+batch = dict(pixels=first("pixels", torch.float32), label=first("label", torch.int64))
+lower = model(**batch)[0].item()
+for node in calls:
+    node.args = (*node.args[:2], False, *node.args[3:])
+for m in model.modules():
+    if isinstance(m, torch.fx.GraphModule):
+        m.recompile()
+wide = model(**batch)[0].item()
+got = json.loads(open(folder + "/lower/metrics.jsonl").readline())["loss"]
+assert abs(got - lower) <= 1e-6 * lower, (got, lower)
+assert abs(got - wide) > 1e-5 * wide, (got, wide)
 PY
 
 sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"

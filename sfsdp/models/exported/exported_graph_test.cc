@@ -68,15 +68,15 @@ Graph region_of(const std::string& name, const std::vector<Argument>& before, co
   return graph;
 }
 
-Graph autocast(bool enabled) {
-  return region_of("wrap_with_autocast", {std::string("cpu"), exported::DTypeArgument{ir::DType::bf16}, enabled, false},
-                   {});
+Graph autocast(bool enabled, const std::string& device = "cpu", ir::DType dtype = ir::DType::bf16) {
+  return region_of("wrap_with_autocast", {device, exported::DTypeArgument{dtype}, enabled, false}, {});
 }
 
 TEST_CASE("what ran under no_grad, checkpoint or an autocast that is off is a part of the graph") {
   const at::Tensor x = at::arange(6).to(at::kFloat).set_requires_grad(true);
-  for (const Graph& graph : {region_of("wrap_with_set_grad_enabled", {true}, {}), autocast(false),
-                             region_of("tag_activation_checkpoint", {}, {{"use_reentrant", false}})}) {
+  for (const Graph& graph :
+       {region_of("wrap_with_set_grad_enabled", {true}, {}), autocast(false), autocast(false, "cuda"),
+        region_of("tag_activation_checkpoint", {}, {{"use_reentrant", false}})}) {
     const at::Tensor y = run(graph, {x});
     CHECK(at::equal(y, x * x));
     CHECK(y.requires_grad());
@@ -86,8 +86,10 @@ TEST_CASE("what ran under no_grad, checkpoint or an autocast that is off is a pa
   CHECK(!still.requires_grad());
 }
 
-TEST_CASE("autocast that is on, and control flow, are refused by name") {
-  CHECK(refusal(autocast(true)).find("wrap_with_autocast is torch.autocast") != std::string::npos);
+TEST_CASE("autocast of another device or dtype, and control flow, are refused by name") {
+  CHECK(refusal(autocast(true)) == "");
+  CHECK(refusal(autocast(true, "cuda")).find("is torch.autocast of device \"cuda\"") != std::string::npos);
+  CHECK(refusal(autocast(true, "cpu", ir::DType::f32)).find("is torch.autocast to f32") != std::string::npos);
   CHECK(refusal(region_of("cond", {true}, {})).find("higher_order.cond is control flow") != std::string::npos);
   CHECK(refusal(region_of("wrap_with_set_grad_enabled", {}, {})).find("has no flag at place 0") != std::string::npos);
   Graph two = region_of("tag_activation_checkpoint", {}, {});

@@ -3,12 +3,16 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+#include "sfsdp/models/exported/autocast.h"
 #include "sfsdp/models/exported/exported_graph.h"
+#include "sfsdp/models/exported/scalar_types.h"
 
 namespace sfsdp::models {
 namespace {
@@ -30,7 +34,35 @@ bool flag_at(const Node& node, size_t place) {
 struct Region {
   size_t graph = 0;
   bool grad = true;  // false: torch.no_grad
+  struct Autocasts {
+    std::optional<c10::ScalarType> lower;  // nullopt: none is on inside
+    bool caches = true;
+  };
+  std::optional<Autocasts> autocasts = std::nullopt;  // nullopt: as around it
 };
+
+Region autocast_of(const Node& node) {
+  const auto at = [&](size_t place) -> const exported::Argument& { return node.inputs[place].value; };
+  Region region{.graph = 4};
+  const bool is_on = flag_at(node, 2);
+  const auto* device = std::get_if<std::string>(&at(0));
+  const bool is_cpu = device && *device == "cpu";
+  if (is_cpu) region.autocasts.emplace();
+  if (!is_on) return region;  // that of another device says nothing here
+  if (!is_cpu)
+    refuse(node, concat("is torch.autocast of device ", device ? quote_safe(*device) : "without a name"),
+           "torch.autocast(\"cpu\", …), whose list of ops is that of the device that trains here; or export"
+           " model.to(torch.bfloat16) without it");
+  const auto* dtype = std::get_if<exported::DTypeArgument>(&at(1));
+  if (!dtype && !std::holds_alternative<exported::NoneArgument>(at(1)))
+    refuse(node, "has no dtype at place 1", "the arguments of torch 2.11 to 2.15");
+  if (dtype && dtype->dtype != ir::DType::bf16 && dtype->dtype != ir::DType::f16)
+    refuse(node, concat("is torch.autocast to ", to_string(dtype->dtype)),
+           "bfloat16 or float16, as PyTorch has it on a CPU");
+  region.autocasts->lower = dtype ? scalar_type_of(dtype->dtype) : at::kBFloat16;
+  region.autocasts->caches = flag_at(node, 3);
+  return region;
+}
 
 class RegionCall : public ExportedCall {
  public:
@@ -46,6 +78,8 @@ class RegionCall : public ExportedCall {
   }
   Values run(const Values& values, bool training) const override {
     const at::AutoGradMode mode(region_.grad && at::GradMode::is_enabled());
+    std::optional<Autocast> autocast;
+    if (region_.autocasts) autocast.emplace(region_.autocasts->lower, region_.autocasts->caches);
     Values inputs;
     for (size_t i = region_.graph + 1; i < end_; ++i) inputs.push_back(plain_value(node_.inputs[i].value, values));
     return body_->run(inputs, training);
@@ -63,13 +97,7 @@ class RegionCall : public ExportedCall {
 std::unique_ptr<const ExportedCall> make_region(const Node& node) {
   if (node.target.ends_with(".wrap_with_set_grad_enabled"))
     return std::make_unique<RegionCall>(node, Region{.graph = 1, .grad = flag_at(node, 0)});
-  if (node.target.ends_with(".wrap_with_autocast")) {
-    // Which dtype each op runs in is a table of the device that runs; what it says of a CPU is not what it says of a GPU.
-    if (flag_at(node, 2))
-      refuse(node, "is torch.autocast, which casts op by op and is not trained",
-             "a forward without torch.autocast, or with enabled=False: for bfloat16 export model.to(torch.bfloat16)");
-    return std::make_unique<RegionCall>(node, Region{.graph = 4});
-  }
+  if (node.target.ends_with(".wrap_with_autocast")) return std::make_unique<RegionCall>(node, autocast_of(node));
   // What is kept for backward is decided here for the whole step: activation_checkpoint.
   if (node.target.ends_with(".tag_activation_checkpoint"))
     return std::make_unique<RegionCall>(node, Region{.graph = 0});

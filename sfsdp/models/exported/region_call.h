@@ -10,7 +10,7 @@
 namespace sfsdp::models {
 
 // null: `node` is no such part.
-//   throws: UserError for arguments that such a node does not have, and where autocast is on
+//   throws: UserError for arguments that such a node does not have, and for an autocast of another device than a CPU
 std::unique_ptr<const ExportedCall> make_region(const exported::Node& node);
 
 }  // namespace sfsdp::models
