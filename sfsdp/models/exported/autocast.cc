@@ -7,12 +7,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 
 namespace sfsdp::models {
 namespace {
@@ -20,135 +20,27 @@ namespace {
 // That of a device which LibTorch has a name for and nobody kernels: ops of the lists have ours on it, others pass it by.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::AutocastIPU;
 
-constexpr auto kLower = std::to_array<std::string_view>({
-    "_addmm_activation",
-    "_convolution.deprecated",
-    "_native_multi_head_attention",
-    "addbmm",
-    "addmm",
-    "baddbmm",
-    "bmm",
-    "conv1d",
-    "conv1d.padding",
-    "conv2d",
-    "conv2d.padding",
-    "conv3d",
-    "conv3d.padding",
-    "conv_tbc",
-    "conv_transpose1d",
-    "conv_transpose2d.input",
-    "conv_transpose3d.input",
-    "linalg_vecdot",
-    "linear",
-    "matmul",
-    "mkldnn_rnn_layer",
-    "mm",
-    "prelu",
-    "scaled_dot_product_attention",
-});
-constexpr auto kWidest = std::to_array<std::string_view>({"cat", "index_copy", "stack"});
-constexpr auto kFloat32 = std::to_array<std::string_view>({
-    "_grid_sampler_2d_cpu_fallback",
-    "_lu_with_info",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool3d",
-    "avg_pool3d",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cdist",
-    "cholesky",
-    "cholesky_inverse",
-    "cholesky_solve",
-    "cosine_embedding_loss",
-    "cross_entropy_loss",
-    "ctc_loss.IntList",
-    "ctc_loss.Tensor",
-    "fake_quantize_per_tensor_affine",
-    "fft_fft",
-    "fft_fft2",
-    "fft_fftn",
-    "fft_hfft",
-    "fft_ifft",
-    "fft_ifft2",
-    "fft_ifftn",
-    "fft_ihfft",
-    "fft_irfft",
-    "fft_irfft2",
-    "fft_irfftn",
-    "fft_rfft",
-    "fft_rfft2",
-    "fft_rfftn",
-    "fractional_max_pool2d",
-    "fractional_max_pool3d",
-    "geqrf",
-    "grid_sampler",
-    "grid_sampler_2d",
-    "grid_sampler_3d",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "inverse",
-    "kl_div",
-    "l1_loss",
-    "linalg_cholesky",
-    "linalg_cholesky_ex",
-    "linalg_cond",
-    "linalg_cond.p_str",
-    "linalg_eig",
-    "linalg_eigh",
-    "linalg_eigvals",
-    "linalg_eigvalsh",
-    "linalg_householder_product",
-    "linalg_inv",
-    "linalg_inv_ex",
-    "linalg_lstsq",
-    "linalg_matrix_rank",
-    "linalg_matrix_rank.atol_rtol_float",
-    "linalg_matrix_rank.atol_rtol_tensor",
-    "linalg_matrix_rank.tol_tensor",
-    "linalg_qr",
-    "linalg_solve",
-    "linalg_svd",
-    "linalg_svdvals",
-    "linalg_tensorinv",
-    "linalg_tensorsolve",
-    "lu_solve",
-    "margin_ranking_loss",
-    "max_pool3d",
-    "max_unpool2d",
-    "max_unpool3d",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_margin_loss_forward",
-    "nanquantile",
-    "nanquantile.scalar",
-    "nll_loss",
-    "nll_loss2d",
-    "orgqr",
-    "ormqr",
-    "pinverse",
-    "poisson_nll_loss",
-    "polar",
-    "prod",
-    "prod.dim_int",
-    "qr",
-    "quantile",
-    "quantile.scalar",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "stft",
-    "stft.center",
-    "svd",
-    "trace",
-    "triangular_solve",
-    "triplet_margin_loss",
-    "view_as_complex",
-});
+constexpr std::string_view kLower =
+    "_addmm_activation _convolution.deprecated _native_multi_head_attention addbmm addmm baddbmm bmm conv1d "
+    "conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input linalg_vecdot linear matmul mkldnn_rnn_layer mm prelu scaled_dot_product_attention";
+constexpr std::string_view kWidest = "cat index_copy stack";
+constexpr std::string_view kFloat32 =
+    "_grid_sampler_2d_cpu_fallback _lu_with_info adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d "
+    "binary_cross_entropy binary_cross_entropy_with_logits cdist cholesky cholesky_inverse cholesky_solve "
+    "cosine_embedding_loss cross_entropy_loss ctc_loss.IntList ctc_loss.Tensor fake_quantize_per_tensor_affine "
+    "fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft fft_irfft2 fft_irfftn "
+    "fft_rfft fft_rfft2 fft_rfftn fractional_max_pool2d fractional_max_pool3d geqrf grid_sampler grid_sampler_2d "
+    "grid_sampler_3d hinge_embedding_loss huber_loss inverse kl_div l1_loss linalg_cholesky linalg_cholesky_ex "
+    "linalg_cond linalg_cond.p_str linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product "
+    "linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank linalg_matrix_rank.atol_rtol_float "
+    "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor linalg_qr linalg_solve linalg_svd "
+    "linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve margin_ranking_loss max_pool3d max_unpool2d "
+    "max_unpool3d mse_loss multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward nanquantile "
+    "nanquantile.scalar nll_loss nll_loss2d orgqr ormqr pinverse poisson_nll_loss polar prod prod.dim_int qr "
+    "quantile quantile.scalar reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
+    "replication_pad3d smooth_l1_loss soft_margin_loss stft stft.center svd trace triangular_solve "
+    "triplet_margin_loss view_as_complex";
 
 thread_local Autocast* innermost = nullptr;
 
@@ -204,12 +96,11 @@ void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 
 // Ops that this LibTorch does not have are left out.
 template <AutocastPolicy kPolicy>
-void add_kernels(std::span<const std::string_view> ops, std::vector<c10::RegistrationHandleRAII>& registrations) {
+void add_kernels(std::string_view ops, std::vector<c10::RegistrationHandleRAII>& registrations) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const std::string_view op : ops) {
+  for (const std::string& op : split(ops, ' ')) {
     const size_t dot = std::min(op.find('.'), op.size());
-    const c10::OperatorName name(concat("aten::", op.substr(0, dot)),
-                                 std::string(op.substr(std::min(dot + 1, op.size()))));
+    const c10::OperatorName name("aten::" + op.substr(0, dot), op.substr(std::min(dot + 1, op.size())));
     if (dispatcher.findSchema(name))
       registrations.push_back(dispatcher.registerImpl(name, kKey,
                                                       c10::KernelFunction::makeFromBoxedFunction<&run_cast<kPolicy>>(),
@@ -234,9 +125,13 @@ std::optional<AutocastPolicy> autocast_policy(std::string_view op) {
   constexpr std::string_view kNamespace = "aten::";
   if (!op.starts_with(kNamespace)) return std::nullopt;
   op.remove_prefix(kNamespace.size());
-  if (std::ranges::find(kLower, op) != kLower.end()) return AutocastPolicy::Lower;
-  if (std::ranges::find(kFloat32, op) != kFloat32.end()) return AutocastPolicy::Float32;
-  if (std::ranges::find(kWidest, op) != kWidest.end()) return AutocastPolicy::Widest;
+  const auto has = [&](std::string_view ops) {
+    const std::vector<std::string> names = split(ops, ' ');
+    return std::ranges::find(names, op) != names.end();
+  };
+  if (has(kLower)) return AutocastPolicy::Lower;
+  if (has(kFloat32)) return AutocastPolicy::Float32;
+  if (has(kWidest)) return AutocastPolicy::Widest;
   return std::nullopt;
 }
 

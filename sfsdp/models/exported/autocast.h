@@ -16,7 +16,7 @@ namespace sfsdp::models {
 
 enum class AutocastPolicy : uint8_t { Lower, Float32, Widest };
 
-// Of an op by its name and overload, as in "aten::conv2d.padding"; nullopt: it takes what it gets.
+// What autocast does to an op, by its name and overload, as in "aten::conv2d.padding"; nullopt: it takes what it gets.
 // Source: aten/src/ATen/autocast_mode.cpp, the kernels for AutocastCPU; "Autocast Op Reference" of PyTorch's documentation.
 std::optional<AutocastPolicy> autocast_policy(std::string_view op);
 
@@ -30,7 +30,7 @@ class Autocast {
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  // Of the innermost one, for its kernels.
+  // The innermost one, for its kernels.
   static Autocast& current();
   c10::ScalarType lower() const { return *lower_; }
   at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype);
