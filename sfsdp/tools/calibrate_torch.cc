@@ -39,6 +39,7 @@
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/timed_tasks.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::tools {
@@ -399,12 +400,11 @@ int calibrate(const Request& request, std::ostream& out) {
     const cost::Machine& machine = calibration.machine;
     if (ranks.rank() != 0) return 0;
     const std::string path = request.get("out", "outputs/cpu_local.toml");
-    write_machine(
-        path, machine,
-        concat("Written by sfsdp calibrate: holds for this machine, this LibTorch (", TORCH_VERSION, "), ",
-               ranks.size(), ranks.size() == 1 ? " rank" : " ranks at once", " and the step of\n", config.model.name,
-               " ", config.model.flavor, ", batch ", config.training.local_batch_size, " x ", config.training.seq_len,
-               ". Load average before: ", load, ". Run it again to overwrite it."));
+    write_machine(path, machine,
+                  concat("Written by sfsdp calibrate: holds for this machine, this LibTorch (", TORCH_VERSION, "), ",
+                         ranks.size(), ranks.size() == 1 ? " rank" : " ranks at once", " and the step of\n",
+                         train::title_of(config.model), ", batch ", config.training.local_batch_size, " x ",
+                         config.training.seq_len, ". Load average before: ", load, ". Run it again to overwrite it."));
     out << "Measured " << machine.measured.ops.size() << " ops and " << machine.measured.collectives.size()
         << " collectives of " << ranks.size() << (ranks.size() == 1 ? " rank in " : " ranks in ")
         << with_commas(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1)

@@ -12,6 +12,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/models/exported/exported_graph.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -26,9 +27,8 @@ struct Inspection {
 };
 
 void print_text(std::ostream& out, const Inspection& i) {
-  out << "Model " << i.config.model.name << " " << i.config.model.flavor << ": "
-      << with_commas(i.job.program->num_parameters()) << " parameters, "
-      << with_commas(static_cast<int64_t>(i.job.model.flops_per_token(i.config.training.seq_len)))
+  out << "Model " << train::title_of(i.config.model) << ": " << with_commas(i.job.program->num_parameters())
+      << " parameters, " << with_commas(static_cast<int64_t>(i.job.model.flops_per_token(i.config.training.seq_len)))
       << " flops per token\n"
       << "Mesh " << to_string(i.job.program->strategy().mesh) << ", compiled for "
       << i.job.program->options().target.name << "\n"

@@ -18,6 +18,7 @@
 #include "sfsdp/tools/search_space.h"
 #include "sfsdp/tools/sweep.h"
 #include "sfsdp/tools/workers.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/plan_summary.h"
 #include "sfsdp/tune/scaled_step.h"
 #include "sfsdp/tune/tune.h"
@@ -274,8 +275,8 @@ int run_search(const Request& request, const CaptureJob& capture, std::ostream& 
   }
   const auto fitting = std::ranges::count_if(search.found(), &Found::fits);
   const Candidate& first = best[0].candidate;
-  out << "Model " << search.config().model.name << " " << search.config().model.flavor << " on " << search.world()
-      << " × " << search.machine().device << " (" << search.machine().name << "), "
+  out << "Model " << train::title_of(search.config().model) << " on " << search.world() << " × "
+      << search.machine().device << " (" << search.machine().name << "), "
       << first.local * first.accumulation * search.world()
       << " sequences a step: " << with_commas(static_cast<int64_t>(search.found().size()))
       << (search.estimates() ? " configurations estimated, " : " configurations simulated, ") << fitting << " fit into "

@@ -16,6 +16,7 @@
 #include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/tools/plan_file.h"
 #include "sfsdp/tools/plan_search.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/job.h"
 #include "sfsdp/train/plan_summary.h"
@@ -110,9 +111,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
   if (request.has("out")) write_text(plan::print(variant.plan), request.get("out", ""), "--out");
   show_plan(request, variant.plan,
-            concat(config.model.name, " ", config.model.flavor, " on ", request.world,
-                   request.world == 1 ? " rank" : " ranks"),
-            out);
+            concat(train::title_of(config.model), " on ", request.world, request.world == 1 ? " rank" : " ranks"), out);
   return 0;
 }
 

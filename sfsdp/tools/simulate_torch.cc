@@ -3,6 +3,7 @@
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/simulate_plan.h"
 #include "sfsdp/tools/sweep.h"
+#include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::tools {
@@ -22,7 +23,7 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
       train::make_job(config, request.world, {.fuse = setup.fuse_scope(), .target = cost::target_of(setup.machine)});
   const Held<const Program::Variant> first = job.program->first();
   show_simulation(request, setup, first->plan,
-                  {.model = config.model.name + " " + config.model.flavor,
+                  {.model = train::title_of(config.model),
                    .mesh = to_string(job.program->strategy().mesh),
                    .world = request.world,
                    .tokens = job.shares.local * job.shares.accumulation * config.training.seq_len,

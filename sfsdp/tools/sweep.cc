@@ -96,7 +96,7 @@ SimulatedConfig simulate_config(const Request& request, const train::JobConfig& 
   made.options.target = cost::target_of(setup.machine);
   SimulatedConfig out{captures.compile(bucketed, made), {}};
   out.simulated = simulate_step(out.step.plan, setup,
-                                {.model = config.model.name + " " + config.model.flavor,
+                                {.model = train::title_of(config.model),
                                  .mesh = to_string(made.strategy.mesh),
                                  .world = request.world,
                                  .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,

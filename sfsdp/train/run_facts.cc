@@ -42,10 +42,9 @@ std::string start_text(const RunFacts& facts) {
   const JobConfig& config = facts.config;
   std::string text = config.job.print_config ? to_toml(config) : "";
   for (const std::string& note : facts.notes) text += note + "\n";
-  const std::string& flavor = config.model.name == "hf" ? config.model.hf_assets_path : config.model.flavor;
-  return concat(text, "Model ", config.model.name, " ", flavor, " size: ", with_commas(facts.parameters),
-                " total parameters\n", "Mesh ", facts.mesh, ", ", facts.backend, "\n", "Plan: ", facts.plan.ops,
-                " ops, per step ", collectives_text(facts.plan), "\n", "State per rank: parameters ",
+  return concat(text, "Model ", title_of(config.model), " size: ", with_commas(facts.parameters), " total parameters\n",
+                "Mesh ", facts.mesh, ", ", facts.backend, "\n", "Plan: ", facts.plan.ops, " ops, per step ",
+                collectives_text(facts.plan), "\n", "State per rank: parameters ",
                 bytes_text(facts.plan.parameter_bytes), ", optimizer and buffers ", bytes_text(facts.plan.state_bytes),
                 "; planned peak ", bytes_text(facts.memory.total()), "\n",
                 "Peak for mfu: ", with_commas(facts.peak_flops / 1e9, 0), " GFLOP/s of this rank, a ",

@@ -2,6 +2,7 @@
 #include "sfsdp/train/config/config_resolve.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -102,6 +103,12 @@ void check_trained(const JobConfig& config) {
   };
   if (grad_dtype(config)) refuse("training.grad_dtype", config.training.grad_dtype);
   if (state_dtype(config)) refuse("optimizer.state_dtype", config.optimizer.state_dtype);
+}
+
+std::string title_of(const Model& model) {
+  if (model.name == "hf") return concat("hf ", model.hf_assets_path);
+  if (model.name == "exported") return concat("exported ", std::filesystem::path(model.path).filename().string());
+  return concat(model.name, ' ', model.flavor);
 }
 
 const std::string& compute_dtype(const Training& training) {

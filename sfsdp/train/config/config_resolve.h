@@ -57,6 +57,8 @@ std::optional<ir::DType> state_dtype(const JobConfig& config);
 void check_trained(const JobConfig& config);
 // Whether the loss leaves out targets of a sample, and so has a count: what masks say, and first ids of documents that are apart.
 inline bool counts_targets(const Training& training) { return training.loss_mask || training.document_mask; }
+// The model as reports call it: "llama3 8B", "hf FOLDER", "exported model.pt2".
+std::string title_of(const Model& model);
 // What matrix products of forward and backward compute in: "float32" or "bfloat16".
 const std::string& compute_dtype(const Training& training);
 // What backward computes again.
