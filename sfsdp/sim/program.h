@@ -8,32 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "sfsdp/cost/collective_cost.h"
-#include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/plan/lanes.h"
+#include "sfsdp/sim/collective_rules.h"
 
 namespace sfsdp::sim {
 
 using ir::kParts, ir::Part, ir::part_of;
-
-// When the gathers that run once per step are waited for (ZeRO stages 1 and 2), and what they are.
-enum class StepGathers : uint8_t {
-  Forward,  // where forward reads them: our plan, Megatron-LM's overlap-param-gather
-  Update,   // all of them after the update, before forward begins: DeepSpeed
-  // The same two where whole parameters are dealt to owners, which update and broadcast them one by one; gradients are
-  // all-reduced where a shard would do: DDP with PyTorch's ZeroRedundancyOptimizer waits for all, others do not.
-  BroadcastUpdate,
-  BroadcastForward,
-};
-
-// When reductions of gradients are waited for.
-enum class Reductions : uint8_t {
-  Overlap,  // where the graph waits: backward goes on beside them
-  Block,    // where they start: on the stream that computes, as DeepSpeed's stages 1 and 2 with overlap_comm = false
-};
 
 struct Collective {
   const ir::Op* op = nullptr;

@@ -111,6 +111,88 @@ PlannedMemory memory_of(const Program& program) {
   return planned_memory(first->graph);
 }
 
+// A collective call.
+int64_t sum_of_ranks(comm::CommWorld* world, int64_t value, const char* what) {
+  if (!world) return value;
+  int64_t sum = 0;
+  for (const uint64_t number : comm::gather_numbers(*world, {static_cast<uint64_t>(value)}, what))
+    sum += static_cast<int64_t>(number);
+  return sum;
+}
+
+// A collective call.
+double largest_of_ranks(comm::CommWorld* world, double value) {
+  if (!world) return value;
+  double largest = value;
+  for (const uint64_t bits : comm::gather_numbers(*world, {std::bit_cast<uint64_t>(value)}, "largest loss")) {
+    const auto other = std::bit_cast<double>(bits);
+    if (std::isnan(other)) return other;
+    largest = std::max(largest, other);
+  }
+  return largest;
+}
+
+// A collective call: rank 0's clock, so that the files of all ranks are named after one moment.
+int64_t start_seconds(comm::CommWorld* world) {
+  const auto now = static_cast<uint64_t>(std::time(nullptr));
+  return static_cast<int64_t>(world ? comm::gather_numbers(*world, {now}, "start time")[0] : now);
+}
+
+JobDataOptions data_options(const CompiledJob& job) {
+  return {job.model.vocab_size, libtorch_include_dir(),
+          [](const std::string& text) { std::cerr << text << std::endl; }};
+}
+
+constexpr size_t kTargets = 1;  // in token_layout
+
+// Targets of rows that the loss counts.
+int64_t counted_targets(const MicroBatch& rows) { return count_targets(ids_of(rows, kTargets)); }
+
+// What this rank trains on: its rows of each step, and how often each id was a target.
+class TrainingData {
+ public:
+  TrainingData(const JobConfig& config, const CompiledJob& job, int64_t rank)
+      : config_(config),
+        job_(job),
+        loader_(open_job_sources(config, data_options(job)), {config.training.local_batch_size, job.shares.accumulation,
+                                                              rank, job.program->strategy().data_ranks()}),
+        id_counts_(static_cast<size_t>(job.model.vocab_size)) {}
+
+  Loader& loader() { return loader_; }
+  const Loader& loader() const { return loader_; }
+  int64_t own_targets() const { return own_targets_; }  // those of this rank's rows of the step that the loss counts
+  std::optional<double> entropy() const {
+    return id_counts_.empty() ? std::nullopt : std::optional(unigram_entropy(id_counts_));
+  }
+
+  // This rank's rows of step k.
+  std::vector<Batch> next(int64_t k, RunLog& log) {
+    const LoadedStep loaded = loader_.next();
+    for (const Samples* source : loaded.wrapped) log.notice(wrap_notice(*source, k));
+    std::vector<Batch> batches;
+    own_targets_ = 0;
+    for (const MicroBatch& rows : loaded.micro_batches) {
+      if (counts_targets(config_.training)) own_targets_ += counted_targets(rows);
+      for (const int64_t id : targets_of(rows))
+        if (id != kIgnoredTarget) ++id_counts_[static_cast<size_t>(id)];
+      batches.push_back(to_batch(job_, rows, loader_.layout()));
+    }
+    return batches;
+  }
+
+ private:
+  // Ids that a model of the vocabulary is to predict; none where samples are other tensors.
+  std::span<const int64_t> targets_of(const MicroBatch& rows) const {
+    return id_counts_.empty() ? std::span<const int64_t>() : ids_of(rows, kTargets);
+  }
+
+  const JobConfig& config_;
+  const CompiledJob& job_;
+  Loader loader_;
+  int64_t own_targets_ = 0;
+  std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
+};
+
 class Trainer {
  public:
   Trainer(JobConfig config, comm::CommWorld* world, std::ostream& out)
@@ -118,11 +200,10 @@ class Trainer {
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
         job_(make_job(config_, world_size(), {.rank = rank()})),
-        loader_(open_job_sources(config_, data_options()), loader_options()),
+        data_(config_, job_, rank()),
         schedule_(schedule_of(config_)),
-        watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }),
-        id_counts_(static_cast<size_t>(job_.model.vocab_size)) {
-    if (config_.validation.enable) validation_ = open_validation_source(config_, data_options());
+        watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }) {
+    if (config_.validation.enable) validation_ = open_validation_source(config_, data_options(job_));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
     check_same_configuration(config_, world_);
     check_memory();
@@ -134,10 +215,10 @@ class Trainer {
     if (rank() == 0) save_config_file();
   }
 
-  // Returns the exit code of this rank.
   // Opens what the run writes to.
   void start() { log_.start(facts()); }
 
+  // Returns the exit code of this rank.
   int run(const StopSignals& stop_signals) {
     auto progress = rank() == 0 ? comm::ProgressPage::from_environment() : std::nullopt;
     if (config_.checkpoint.create_seed_checkpoint) return save_seed();
@@ -160,7 +241,7 @@ class Trainer {
     }
     checkpoints_->finish();
     if (!last_hf_folder(config_, step_->step).empty()) save_in_hf();
-    log_.completed(id_counts_.empty() ? std::nullopt : std::optional(unigram_entropy(id_counts_)));
+    log_.completed(data_.entropy());
     return 0;
   }
 
@@ -220,7 +301,7 @@ class Trainer {
     step_->step = last_step_ = loaded->run.step;
     tokens_ = loaded->run.tokens;
     lr_offset_ = loaded->run.lr_offset;
-    if (!loaded->run.data.empty()) loader_.restore(loaded->run.data);
+    if (!loaded->run.data.empty()) data_.loader().restore(loaded->run.data);
     skipped_ = SkippedSteps(loaded->run.skipped);
     const std::vector<std::string>& without = loaded->left_out;
     weight_notes_.push_back(
@@ -233,7 +314,7 @@ class Trainer {
             .seed = job_.program->options().seed,
             .lr_offset = lr_offset_,
             .skipped = skipped_.in_a_row(),
-            .data = loader_.state()};
+            .data = data_.loader().state()};
   }
   int save_seed() {
     if (world_)
@@ -248,36 +329,9 @@ class Trainer {
   int64_t data_ranks() const { return job_.program->strategy().data_ranks(); }
   int64_t global_batch() const { return job_.shares.global; }
 
-  JobDataOptions data_options() const {
-    return {job_.model.vocab_size, libtorch_include_dir(),
-            [](const std::string& text) { std::cerr << text << std::endl; }};
-  }
-  LoaderOptions loader_options() const {
-    return {config_.training.local_batch_size, job_.shares.accumulation, rank(), data_ranks()};
-  }
-
-  static constexpr size_t kTargets = 1;  // in token_layout
-
-  // Ids that a model of the vocabulary is to predict; none where samples are other tensors.
-  std::span<const int64_t> targets_of(const MicroBatch& rows) const {
-    return id_counts_.empty() ? std::span<const int64_t>() : ids_of(rows, kTargets);
-  }
-
-  // Those of this rank's rows that the loss counts.
-  static int64_t counted_targets(const MicroBatch& rows) { return count_targets(ids_of(rows, kTargets)); }
-
-  // A collective call.
-  int64_t sum_of_ranks(int64_t value, const char* what) {
-    if (!world_) return value;
-    int64_t sum = 0;
-    for (const uint64_t number : comm::gather_numbers(*world_, {static_cast<uint64_t>(value)}, what))
-      sum += static_cast<int64_t>(number);
-    return sum;
-  }
-
   // Targets of step k that the loss counts, over all ranks: a mean over none would be no number. A collective call.
   int64_t expect_targets(int64_t k) {
-    const int64_t targets = sum_of_ranks(own_targets_, "targets that the loss counts");
+    const int64_t targets = sum_of_ranks(world_, data_.own_targets(), "targets that the loss counts");
     if (targets == 0)
       throw UserError(concat("the loss counts none of the ", global_batch() * config_.training.seq_len,
                              " targets of step ", k,
@@ -286,26 +340,11 @@ class Trainer {
     return targets;
   }
 
-  // This rank's rows of step k.
-  std::vector<Batch> read_batches(int64_t k) {
-    const LoadedStep loaded = loader_.next();
-    for (const Samples* source : loaded.wrapped) log_.notice(wrap_notice(*source, k));
-    std::vector<Batch> batches;
-    own_targets_ = 0;
-    for (const MicroBatch& rows : loaded.micro_batches) {
-      if (counts_targets(config_.training)) own_targets_ += counted_targets(rows);
-      for (const int64_t id : targets_of(rows))
-        if (id != kIgnoredTarget) ++id_counts_[static_cast<size_t>(id)];
-      batches.push_back(to_batch(job_, rows, loader_.layout()));
-    }
-    return batches;
-  }
-
   StepMetrics train_step(int64_t k) {
     const auto start = Clock::now();
     exec::restart_most_allocated();
     const double state_gib = static_cast<double>(exec::allocated_bytes()) / (1 << 30);
-    const std::vector<Batch> batches = read_batches(k);
+    const std::vector<Batch> batches = data_.next(k, log_);
     StepMetrics metrics;
     metrics.data_s = seconds_since(start);
     if (counts_targets(config_.training)) metrics.targets = expect_targets(k);
@@ -323,7 +362,7 @@ class Trainer {
     metrics.comm_exposed_s = result.seconds.communication + counting_s;
     if (log_.reports(k)) {
       const auto asked = Clock::now();
-      metrics.max_loss = largest_of_ranks(result.own_loss);
+      metrics.max_loss = largest_of_ranks(world_, result.own_loss);
       metrics.comm_exposed_s += seconds_since(asked);
     }
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
@@ -339,7 +378,9 @@ class Trainer {
     exec::restart_most_allocated();
     std::function<int64_t(const MicroBatch&)> count;
     if (counts_targets(config_.training))
-      count = [&](const MicroBatch& rows) { return sum_of_ranks(counted_targets(rows), "targets of validation"); };
+      count = [&](const MicroBatch& rows) {
+        return sum_of_ranks(world_, counted_targets(rows), "targets of validation");
+      };
     const ValidationResult result = validate(
         *validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
         [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); }, count);
@@ -351,23 +392,6 @@ class Trainer {
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);
     log_.validation(metrics);
   }
-  // A collective call.
-  double largest_of_ranks(double value) {
-    if (!world_) return value;
-    double largest = value;
-    for (const uint64_t bits : comm::gather_numbers(*world_, {std::bit_cast<uint64_t>(value)}, "largest loss")) {
-      const auto other = std::bit_cast<double>(bits);
-      if (std::isnan(other)) return other;
-      largest = std::max(largest, other);
-    }
-    return largest;
-  }
-  // A collective call: rank 0's clock, so that the files of all ranks are named after one moment.
-  int64_t start_seconds() {
-    const auto now = static_cast<uint64_t>(std::time(nullptr));
-    return static_cast<int64_t>(world_ ? comm::gather_numbers(*world_, {now}, "start time")[0] : now);
-  }
-
   RunFacts facts() {
     RunFacts facts;
     facts.config = config_;
@@ -388,11 +412,11 @@ class Trainer {
     const Held<const Program::Variant> first = job_.program->first();
     facts.plan = summarise(first->graph);
     facts.memory = planned_;
-    facts.datasets = describe(loader_);
+    facts.datasets = describe(data_.loader());
     facts.last_step = last_step_;
     facts.world_size = world_size();
     facts.libtorch = TORCH_VERSION;
-    facts.start_seconds = start_seconds();
+    facts.start_seconds = start_seconds(world_);
     return facts;
   }
 
@@ -400,7 +424,7 @@ class Trainer {
   comm::CommWorld* world_;
   RunLog log_;
   CompiledJob job_;
-  Loader loader_;
+  TrainingData data_;
   std::shared_ptr<Samples> validation_;
   LrSchedule schedule_;
   MachineMemory machine_;
@@ -409,11 +433,9 @@ class Trainer {
   std::optional<checkpoint::Checkpointer> checkpoints_;  // goes before the step
   WatchedStep watched_;
   std::vector<std::string> weight_notes_;
-  int64_t last_step_ = 0;           // done before this start
-  int64_t tokens_ = 0;              // trained on
-  int64_t lr_offset_ = 0;           // steps before the schedule began
-  int64_t own_targets_ = 0;         // those of this rank's rows of the step that the loss counts
-  std::vector<int64_t> id_counts_;  // how often this rank has trained on each id as a target
+  int64_t last_step_ = 0;  // done before this start
+  int64_t tokens_ = 0;     // trained on
+  int64_t lr_offset_ = 0;  // steps before the schedule began
   SkippedSteps skipped_;
 };
 

@@ -21,7 +21,7 @@ struct VerifyOptions {
 //   states    check_axis_states: nothing own leaves the step unreduced, nothing is reduced twice, no shard is taken for
 //             the whole
 //   kernels   check_kernels: no op of a kernel reads what another part of the same kernel makes
-//   memory    a buffer for every value that reaches memory, as large and alive as long as the graph needs, in its region; none overlap;
+//   memory    check_buffers: a buffer for every value that reaches memory, as large and alive as long as the graph needs, in its region; none overlap;
 //             what loops carry lies in one place; no region is larger than what lies in it, workspaces are the target's, the sums in the head are right
 //   edges     check_hazards: whoever reads a value finds it in memory, and no lane overtakes another
 //   budget    gathers in flight

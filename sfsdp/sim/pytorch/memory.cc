@@ -3,17 +3,15 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/cost/product_sums.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/sim/pytorch/step_facts.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -44,23 +42,6 @@ std::vector<int64_t> members_of(const Op& param, int64_t whole_bytes) {
   return bytes;
 }
 
-// Whether ranks have copies of all parameters and no shards: DDP.
-bool is_replicated(const ir::Graph& graph) {
-  const bool sharded = std::ranges::any_of(graph.ops(), [](const auto& op) {
-    return op->is("param") &&
-           std::ranges::any_of(op->result()->type().dims, [](const auto& d) { return !d.split.empty(); });
-  });
-  return !sharded && std::ranges::any_of(graph.mesh, [](const ir::MeshAxis& axis) { return axis.size > 1; });
-}
-
-// What is cast to be packed, to a wider dtype; nullptr: nothing is.
-const Value* cast_source(const Value* packed) {
-  const Op& made = *ir::storage_of(packed)->producer();
-  if (!made.is("cast")) return nullptr;
-  const Value* source = made.operands[0];
-  return ir::size_in_bytes(source->type().dtype) < ir::size_in_bytes(packed->type().dtype) ? source : nullptr;
-}
-
 // A unit's gradients as backward makes them, side by side.
 int64_t flat_gradient_bytes(const Op& pack) {
   int64_t bytes = 0;
@@ -71,41 +52,18 @@ int64_t flat_gradient_bytes(const Op& pack) {
   return bytes;
 }
 
-class Run {
+// PyTorch's allocator, when what it has given is dropped, and what is noted of both.
+class Heap {
  public:
   // watched: the allocation at which to note what is alive; 0: none
-  Run(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator allocator, int64_t watched)
-      : graph_(graph),
-        options_(options),
-        lifetimes_(graph, options),
+  Heap(const StepFacts& facts, CachingAllocator allocator, int64_t watched = 0)
+      : facts_(facts),
         allocator_(std::move(allocator)),
-        watched_(watched) {
-    dying_.resize(lifetimes_.order().size() + 1);
-    keeps_whole_gradients_ = options.keeps_whole_gradients || is_replicated(graph);
-    if (options.product_sums) product_sums_ = cost::product_sums(graph);
-    find_roles();
-  }
+        watched_(watched),
+        dying_(facts.lifetimes.order().size() + 1) {}
 
-  PyTorchMemory run(int steps) {
-    allocate(kProductWorkspace, PyTorchStream::Compute);
-    for (const auto& op : graph_.ops())
-      if (op->is("param") || (op->is("state") && read_by_model_.contains(op->result()))) allocate_state(*op);
-    if (options_.reduce_bucket > 0) allocate_buckets();
-    for (int step = 0; step < steps; ++step) {
-      counted_ = step < kSteps ? 0 : 1.0 / kCountedSteps;
-      run_step(step == 0);
-    }
-    out_.allocated_bytes = allocator_.peak_allocated();
-    out_.held_bytes = allocator_.peak_held();
-    out_.reserved_bytes = allocator_.reserved();
-    for (size_t s = 0; s < kPyTorchStreams; ++s) out_.reserved_by_stream[s] = allocator_.reserved(static_cast<int>(s));
-    return out_;
-  }
-  int64_t peak() const { return peak_; }  // the allocation at which most is alive
-
- private:
-  CachingAllocator::Handle allocate(int64_t bytes, PyTorchStream stream) {
-    if (options_.system == cost::System::Traced) stream = PyTorchStream::Compute;
+  CachingAllocator::Handle allocate(int64_t bytes, PyTorchStream stream = PyTorchStream::Compute) {
+    if (facts_.options.system == cost::System::Traced) stream = PyTorchStream::Compute;
     const int64_t before = allocator_.peak_allocated();
     const auto handle = allocator_.allocate(bytes, static_cast<int>(stream));
     alive_.emplace(handle, std::pair(now_, bytes));
@@ -122,12 +80,102 @@ class Run {
     allocator_.free(handle);
     alive_.erase(handle);
   }
+  void free(Handles& handles) {
+    for (const auto handle : handles) free(handle);
+    handles.clear();
+  }
+  // After the op in `slot`. What was made before all micro-batches is there for each.
+  void dies(CachingAllocator::Handle handle, size_t slot) {
+    const bool is_given = slot_ < facts_.begin && slot >= facts_.begin && slot < facts_.end;
+    (is_given ? given_ : dying_.at(slot)).push_back(handle);
+  }
 
+  void add_state(int64_t bytes) { out_.state_bytes += bytes; }
+
+  void begin_slot(size_t slot) {
+    slot_ = slot;
+    now_ = facts_.lifetimes.order()[slot];
+  }
+  void end_slot() { free(dying_[slot_]); }
+  void end_turns() { free(given_); }
+  void end_step() {
+    free(dying_.back());
+    now_ = nullptr;
+  }
+  // What the allocator has done since the last count.
+  //   weight: how often the part of the step since then runs, times the part of a step in the mean
+  void count_traffic(double weight) {
+    const CachingAllocator::Traffic& now = allocator_.traffic();
+    out_.retries += weight * static_cast<double>(now.retries - traffic_.retries);
+    out_.moved_bytes +=
+        weight * static_cast<double>(now.given_bytes + now.asked_bytes - traffic_.given_bytes - traffic_.asked_bytes);
+    traffic_ = now;
+  }
+
+  int64_t peak() const { return peak_; }  // the allocation at which most is alive
+  PyTorchMemory noted() const {
+    PyTorchMemory out = out_;
+    out.allocated_bytes = allocator_.peak_allocated();
+    out.held_bytes = allocator_.peak_held();
+    out.reserved_bytes = allocator_.reserved();
+    for (size_t s = 0; s < kPyTorchStreams; ++s) out.reserved_by_stream[s] = allocator_.reserved(static_cast<int>(s));
+    return out;
+  }
+
+ private:
+  const StepFacts& facts_;
+  CachingAllocator allocator_;
+  const int64_t watched_;
+  CachingAllocator::Traffic traffic_;  // up to the last count
+  PyTorchMemory out_;
+  size_t slot_ = 0;          // of the op that runs
+  const Op* now_ = nullptr;  // the same; nullptr: before and after steps
+  std::map<CachingAllocator::Handle, std::pair<const Op*, int64_t>> alive_;
+  int64_t allocations_ = 0, peak_ = 0;
+  std::vector<Handles> dying_;  // by slot after which they are dropped
+  Handles given_;               // what micro-batches read and none makes
+};
+
+// What each op allocates and frees, in eager's order.
+class Tensors {
+ public:
+  Tensors(const StepFacts& facts, Heap& heap) : facts_(facts), options_(facts.options), heap_(heap) {}
+
+  // What is there before the first step; moments are not.
+  void allocate_start() {
+    heap_.allocate(kProductWorkspace);
+    for (const auto& op : facts_.graph.ops())
+      if (op->is("param") || (op->is("state") && facts_.read_by_model.contains(op->result()))) allocate_state(*op);
+    if (options_.reduce_bucket > 0) allocate_buckets();
+  }
+
+  void begin_step() { heap_.free(kept_gradients_); }
+
+  void begin_turn(bool first, bool last) {
+    first_turn_ = first;
+    last_turn_ = last;
+    if (!last) return;
+    for (const auto& [value, handle] : held_sums_) heap_.dies(handle, facts_.lifetimes.last(value));
+    held_sums_.clear();
+  }
+
+  // Optimizers make their moments in the first update.
+  void run(const Op& op) {
+    if (!has_moments_ && op.section == Section::Opt) {
+      has_moments_ = true;
+      for (const auto& state : facts_.graph.ops())
+        if (state->is("state") && !facts_.read_by_model.contains(state->result())) allocate_state(*state);
+    }
+    if (op.section != Section::Fwd) heap_.free(held_);
+    if (!ir::is_once(op) || last_turn_) run_op(op);
+  }
+
+ private:
   // A shard of each parameter.
   void allocate_state(const Op& op) {
     const int64_t bytes = op.result()->type().bytes();
-    out_.state_bytes += bytes;
-    for (const int64_t member : members_of(op, bytes)) allocate(member, PyTorchStream::Compute);
+    heap_.add_state(bytes);
+    for (const int64_t member : members_of(op, bytes)) heap_.allocate(member);
   }
 
   // What DeepSpeed's stage 3 has from the start: shards as they are gathered, beside those that are updated; the bucket of gradients, and
@@ -135,12 +183,12 @@ class Run {
   void allocate_buckets() {
     int64_t elements = 0;
     const Op* packs = nullptr;
-    for (const Value* sent : sent_) {
+    for (const Value* sent : facts_.sent) {
       if (!sent->producer()->is("cast")) continue;
-      out_.state_bytes += sent->type().bytes();
-      allocate(sent->type().bytes(), PyTorchStream::Compute);
+      heap_.add_state(sent->type().bytes());
+      heap_.allocate(sent->type().bytes());
     }
-    for (const auto& op : graph_.ops()) {
+    for (const auto& op : facts_.graph.ops()) {
       if (!op->is("pack") || op->section != Section::Bwd) continue;
       packs = op.get();
       elements += op->result()->type().numel();
@@ -148,94 +196,8 @@ class Run {
     if (!packs) return;
     const auto width = static_cast<int64_t>(ir::size_in_bytes(packs->result()->type().dtype));
     const int64_t bytes = std::min(elements, options_.reduce_bucket) * width;
-    allocate(bytes, PyTorchStream::Compute);
-    allocate(bytes, PyTorchStream::Reduce);
-  }
-
-  // Gradients stay until the next step begins. A sum over micro-batches is what the first has made.
-  void find_roles() {
-    std::unordered_set<ir::DType> of_parameters;  // dtypes in which the model has its parameters, whole
-    for (const Op* op : lifetimes_.order())
-      if (op->is("param") || (ir::collective_kind(*op) == "all_gather" && !ir::is_repeated(op->section)))
-        of_parameters.insert(op->result()->type().dtype);
-    for (const Op* op : lifetimes_.order()) {
-      for (const Value* operand : op->operands) {
-        if (!operand) continue;
-        if (ir::is_repeated(op->section)) read_by_model_.insert(ir::storage_of(operand));
-        if (ir::collective_kind(*op) == "all_gather") sent_.insert(operand);
-        if (op->is("unpack")) copied_by_graph_.insert(ir::storage_of(operand));
-      }
-      if (keeps_whole_gradients_ && op->is("pack") && op->section == Section::Bwd)
-        for (const Value* operand : op->operands)
-          if (const Value* narrow = cast_source(operand); narrow && of_parameters.contains(narrow->type().dtype))
-            for (const Value* memory : lifetimes_.memory_of(narrow)) parameter_gradients_.insert(memory);
-      if (op->is("gradient", "accumulate"))
-        for (const Value* memory : lifetimes_.memory_of(op->operands[0]))
-          (op->is("gradient") ? gradients_ : sums_).insert(memory);
-    }
-  }
-
-  // What is before, in and after the part that each micro-batch runs.
-  void run_step(bool first) {
-    for (const auto handle : kept_gradients_) free(handle);
-    kept_gradients_.clear();
-    const auto& order = lifetimes_.order();
-    const auto repeated = [](const Op* op) { return ir::is_repeated(op->section); };
-    begin_ = static_cast<size_t>(std::ranges::find_if(order, repeated) - order.begin());
-    end_ = begin_;
-    for (size_t slot = begin_; slot < order.size(); ++slot)
-      if (repeated(order[slot])) end_ = slot + 1;
-    run_range(0, begin_, first);
-    const int64_t turns = std::min<int64_t>(graph_.micro_batches, kTurns);
-    count_traffic(1);
-    for (int64_t turn = 0; turn < turns; ++turn) {
-      first_turn_ = turn == 0;
-      last_turn_ = turn + 1 == turns;
-      if (last_turn_)
-        for (const auto& [value, handle] : held_sums_) dies(handle, lifetimes_.last(value));
-      if (last_turn_) held_sums_.clear();
-      run_range(begin_, end_, first);
-      const bool stands_for_more = turn == 1 && !last_turn_;
-      count_traffic(stands_for_more ? graph_.micro_batches - 2 : 1);
-    }
-    for (const auto handle : given_) free(handle);
-    given_.clear();
-    run_range(end_, order.size(), first);
-    for (const auto handle : dying_.back()) free(handle);
-    dying_.back().clear();
-    now_ = nullptr;
-    count_traffic(1);
-  }
-
-  // What the allocator has done since the last count, as often as the part of the step since then runs.
-  void count_traffic(int64_t times) {
-    const CachingAllocator::Traffic& now = allocator_.traffic();
-    const double weight = counted_ * static_cast<double>(times);
-    out_.retries += weight * static_cast<double>(now.retries - traffic_.retries);
-    out_.moved_bytes +=
-        weight * static_cast<double>(now.given_bytes + now.asked_bytes - traffic_.given_bytes - traffic_.asked_bytes);
-    traffic_ = now;
-  }
-
-  // Optimizers make their moments in the first update.
-  void run_range(size_t begin, size_t end, bool first) {
-    for (size_t slot = begin; slot < end; ++slot) {
-      const Op& op = *lifetimes_.order()[slot];
-      now_ = &op;
-      slot_ = slot;
-      if (first && !has_moments_ && op.section == Section::Opt) {
-        has_moments_ = true;
-        for (const auto& state : graph_.ops())
-          if (state->is("state") && !read_by_model_.contains(state->result())) allocate_state(*state);
-      }
-      if (held_ && op.section != Section::Fwd) {
-        free(*held_);
-        held_.reset();
-      }
-      if (!ir::is_once(op) || last_turn_) run_op(op);
-      for (const auto handle : dying_[slot]) free(handle);
-      dying_[slot].clear();
-    }
+    heap_.allocate(bytes);
+    heap_.allocate(bytes, PyTorchStream::Reduce);
   }
 
   void run_op(const Op& op) {
@@ -252,55 +214,41 @@ class Run {
     } else if (op.is("cross_entropy_backward") && options_.loss != PyTorchLoss::Fused) {
       log_softmax_backward(op);
     } else if (op.is("accumulate")) {
-      for (const auto handle : parts_) free(handle);
-      parts_.clear();
+      heap_.free(parts_);
     } else {
       compute(op);
     }
-  }
-
-  // What was made before all micro-batches is there for each.
-  void dies(CachingAllocator::Handle handle, size_t slot) {
-    (slot_ < begin_ && slot >= begin_ && slot < end_ ? given_ : dying_.at(slot)).push_back(handle);
   }
 
   // The copy in casts the shard into a buffer, and copies that into the gather's.
   void gather(const Op& op) {
     const Value* result = op.result();
     if (ir::is_repeated(op.section)) {
-      gathered_[result] = allocate(result->type().bytes(), PyTorchStream::AllGather);
+      gathered_[result] = heap_.allocate(result->type().bytes(), PyTorchStream::AllGather);
     } else if (whole_.insert(result).second) {  // once per step, into the parameters that stay (ZeRO 1 and 2)
-      out_.state_bytes += result->type().bytes();
-      allocate(result->type().bytes(), PyTorchStream::Compute);
+      heap_.add_state(result->type().bytes());
+      heap_.allocate(result->type().bytes());
     }
-    if (const auto input = shards_.find(op.operands[0]); input != shards_.end()) {
-      free(input->second);
-      shards_.erase(input);
-    }
+    if (const auto input = shards_.extract(op.operands[0])) heap_.free(input.mapped());
   }
 
   // Each parameter is copied out. In forward the buffer is held until the next unit is copied out, in backward not.
   void copy_out(const Op& op) {
     const Value* gathered = ir::storage_of(op.result());
-    const auto buffer = gathered_.find(gathered);
-    if (buffer == gathered_.end()) return;
-    if (held_) free(*held_);
-    held_.reset();
+    const auto buffer = gathered_.extract(gathered);
+    if (!buffer) return;
+    heap_.free(held_);
     // FSDP1 gathers into the flat parameter itself.
-    if (options_.system == cost::System::Fsdp1 || copied_by_graph_.contains(gathered)) {
-      dies(buffer->second, lifetimes_.last(gathered));
-      gathered_.erase(buffer);
-      return;
-    }
+    if (options_.system == cost::System::Fsdp1 || facts_.unpacked.contains(gathered))
+      return heap_.dies(buffer.mapped(), facts_.lifetimes.last(gathered));
     const Op* param = param_behind(gathered);
     const int64_t bytes = gathered->type().bytes();
     for (const int64_t member : param ? members_of(*param, bytes) : std::vector{bytes})
-      dies(allocate(member, PyTorchStream::Compute), lifetimes_.last(gathered));
+      heap_.dies(heap_.allocate(member), facts_.lifetimes.last(gathered));
     if (op.section == Section::Fwd && options_.system == cost::System::Fsdp2)
-      held_ = buffer->second;
+      held_ = {buffer.mapped()};
     else
-      free(buffer->second);
-    gathered_.erase(buffer);
+      heap_.free(buffer.mapped());
   }
 
   // Each chunk has a float32 copy of the logits, and log-probabilities that are kept for backward.
@@ -309,13 +257,13 @@ class Run {
     const int64_t bytes = bytes_as_f32(logits) / options_.loss_chunks;
     const bool copies = logits.type().dtype != ir::DType::f32;
     for (int64_t chunk = 0; chunk < options_.loss_chunks; ++chunk) {
-      std::optional<CachingAllocator::Handle> copy;
-      if (copies) copy = allocate(bytes, PyTorchStream::Compute);
-      probabilities_[ir::storage_of(&logits)].push_back(allocate(bytes, PyTorchStream::Compute));
-      if (copy && options_.loss == PyTorchLoss::Kept)
-        dies(*copy, end_ - 1);
-      else if (copy)
-        free(*copy);
+      Handles copy;
+      if (copies) copy = {heap_.allocate(bytes)};
+      probabilities_[ir::storage_of(&logits)].push_back(heap_.allocate(bytes));
+      if (copies && options_.loss == PyTorchLoss::Kept)
+        heap_.dies(copy[0], facts_.end - 1);
+      else
+        heap_.free(copy);
     }
     compute(op);
   }
@@ -328,18 +276,18 @@ class Run {
     const int64_t bytes = bytes_as_f32(*op.result()) / options_.loss_chunks;
     Handles casts;
     for (; !kept.empty(); kept.pop_back()) {
-      const auto picked = allocate(bytes, PyTorchStream::Compute);
-      const auto whole = allocate(bytes, PyTorchStream::Compute);
-      free(picked);
-      free(kept.back());
+      const auto picked = heap_.allocate(bytes);
+      const auto whole = heap_.allocate(bytes);
+      heap_.free(picked);
+      heap_.free(kept.back());
       if (options_.loss_chunks > 1)
-        casts.push_back(allocate(op.result()->type().bytes() / options_.loss_chunks, PyTorchStream::Compute));
+        casts.push_back(heap_.allocate(op.result()->type().bytes() / options_.loss_chunks));
       else
         compute(op);
-      free(whole);
+      heap_.free(whole);
     }
     if (options_.loss_chunks > 1) compute(op);
-    for (const auto cast : casts) free(cast);
+    heap_.free(casts);
   }
 
   // What is kept for backward in the place of a result that only a kernel of sfsdp's own leaves: dropout's mask of a byte per
@@ -355,82 +303,98 @@ class Run {
   void compute(const Op& op) {
     Handles temporaries;
     if (!options_.compiled && op.is("rope", "rope_inverse"))  // a float32 copy and the product of complex pairs
-      for (int i = 0; i < 2; ++i)
-        temporaries.push_back(allocate(bytes_as_f32(*op.operands[0]), PyTorchStream::Compute));
+      for (int i = 0; i < 2; ++i) temporaries.push_back(heap_.allocate(bytes_as_f32(*op.operands[0])));
     if (op.is("pack") &&
         options_.system == cost::System::Fsdp1)  // autograd puts the flat parameter's gradient together
-      temporaries.push_back(allocate(flat_gradient_bytes(op), PyTorchStream::Compute));
+      temporaries.push_back(heap_.allocate(flat_gradient_bytes(op)));
     if (op.is("sdpa_backward"))  // the gradient of q is summed in float32
-      temporaries.push_back(allocate(bytes_as_f32(*op.operands[1]), PyTorchStream::Compute));
+      temporaries.push_back(heap_.allocate(bytes_as_f32(*op.operands[1])));
     for (const auto& result : op.results()) {
       const Value* value = result.get();
-      if (!lifetimes_.is_stored(value)) continue;
-      if (!first_turn_ && lifetimes_.is_added_in_place(value)) continue;
-      if (product_sums_.contains(&op)) continue;
+      if (!facts_.lifetimes.is_stored(value)) continue;
+      if (!first_turn_ && facts_.lifetimes.is_added_in_place(value)) continue;
+      if (facts_.product_sums.contains(&op)) continue;
       if (options_.reduce_bucket > 0) {
         const bool in_bucket = op.is("pack") && op.section == Section::Bwd;
-        if (in_bucket || sent_.contains(value)) continue;
-        if (gradients_.contains(value)) {
-          if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Reduce);
+        if (in_bucket || facts_.sent.contains(value)) continue;
+        if (facts_.gradients.contains(value)) {
+          if (whole_gradients_.insert(value).second) heap_.allocate(value->type().bytes(), PyTorchStream::Reduce);
           continue;
         }
       }
-      if (keeps_whole_gradients_ && op.is("pack") && op.section == Section::Bwd) {
-        if (whole_gradients_.insert(value).second) allocate(value->type().bytes(), PyTorchStream::Compute);
+      if (facts_.keeps_whole_gradients && op.is("pack") && op.section == Section::Bwd) {
+        if (whole_gradients_.insert(value).second) heap_.allocate(value->type().bytes());
         continue;
       }
-      const bool reduced = ir::is_collective(op) || gradients_.contains(value) ||
+      const bool reduced = ir::is_collective(op) || facts_.gradients.contains(value) ||
                            (op.is("pack") && options_.system == cost::System::Fsdp1);
-      const bool is_input = sent_.contains(value);
+      const bool is_input = facts_.sent.contains(value);
       const PyTorchStream stream = is_input  ? PyTorchStream::AllGather
                                    : reduced ? PyTorchStream::Reduce
                                              : PyTorchStream::Compute;
       const auto bytes = eager_bytes(*value);
       if (bytes == 0) continue;
-      const auto handle = allocate(bytes, stream);
+      const auto handle = heap_.allocate(bytes, stream);
       if (is_input)
         shards_[value] = handle;
-      else if (sums_.contains(value) && !first_turn_)
+      else if (facts_.sums.contains(value) && !first_turn_)
         parts_.push_back(handle);
-      else if (gradients_.contains(value) || (first_turn_ && parameter_gradients_.contains(value)))
+      else if (facts_.gradients.contains(value) || (first_turn_ && facts_.parameter_gradients.contains(value)))
         kept_gradients_.push_back(handle);
-      else if (sums_.contains(value) && !last_turn_)
+      else if (facts_.sums.contains(value) && !last_turn_)
         held_sums_.emplace(value, handle);
       else
-        dies(handle, lifetimes_.last(value));
+        heap_.dies(handle, facts_.lifetimes.last(value));
     }
-    for (const auto handle : temporaries) free(handle);
+    heap_.free(temporaries);
   }
 
-  const ir::Graph& graph_;
+  const StepFacts& facts_;
   const PyTorchOptions& options_;
-  const Lifetimes lifetimes_;
-  cost::ProductSums product_sums_;
-  CachingAllocator allocator_;
-  CachingAllocator::Traffic traffic_;  // up to the last count
-  double counted_ = 0;                 // the part of a step in the mean
-  PyTorchMemory out_;
-  const Op* now_ = nullptr;
-  std::map<CachingAllocator::Handle, std::pair<const Op*, int64_t>> alive_;
-  const int64_t watched_;
-  int64_t allocations_ = 0, peak_ = 0;
-  std::vector<Handles> dying_;  // by slot after which they are dropped
-  bool keeps_whole_gradients_ = false;
-  std::unordered_set<const Value*> whole_;            // parameters that are gathered into what stays
-  std::unordered_set<const Value*> whole_gradients_;  // gradients with buffers that stay, whole or not
-  Handles given_;                                     // what micro-batches read and none makes
-  Handles kept_gradients_, parts_;                    // of this step; of this micro-batch
-  std::unordered_set<const Value*> read_by_model_, sent_, copied_by_graph_;  // not by the update; by gathers; by unpack
-  std::unordered_set<const Value*> gradients_, sums_;     // what the optimizer reads; what is added up
-  std::unordered_set<const Value*> parameter_gradients_;  // of narrow parameters, which hold them beside the wider sums
-  std::unordered_map<const Value*, CachingAllocator::Handle> held_sums_;  // sums that the step drops itself
-  size_t begin_ = 0, end_ = 0, slot_ = 0;                                 // of micro-batches; of what runs
+  Heap& heap_;
   bool first_turn_ = true, last_turn_ = true, has_moments_ = false;
-  std::unordered_map<const Value*, CachingAllocator::Handle> gathered_,
-      shards_;                                               // buffers in flight; casts to be gathered
-  std::unordered_map<const Value*, Handles> probabilities_;  // by logits
-  std::optional<CachingAllocator::Handle> held_;             // the buffer of the unit copied out last
+  Values whole_;                    // parameters that are gathered into what stays
+  Values whole_gradients_;          // gradients with buffers that stay, whole or not
+  Handles kept_gradients_, parts_;  // of this step; of this micro-batch
+  std::unordered_map<const Value*, CachingAllocator::Handle> held_sums_;          // that the step drops itself
+  std::unordered_map<const Value*, CachingAllocator::Handle> gathered_, shards_;  // in flight; casts to be gathered
+  std::unordered_map<const Value*, Handles> probabilities_;                       // by logits
+  Handles held_;  // the buffer of the unit copied out last
 };
+
+// What is before, in and after the part that each micro-batch runs.
+//   weight: the part of the step in the mean of what the allocator does
+void run_step(const StepFacts& facts, Tensors& tensors, Heap& heap, double weight) {
+  const auto run = [&](size_t begin, size_t end) {
+    for (size_t slot = begin; slot < end; ++slot) {
+      heap.begin_slot(slot);
+      tensors.run(*facts.lifetimes.order()[slot]);
+      heap.end_slot();
+    }
+  };
+  tensors.begin_step();
+  run(0, facts.begin);
+  heap.count_traffic(weight);
+  const int64_t turns = std::min<int64_t>(facts.graph.micro_batches, kTurns);
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    const bool last = turn + 1 == turns;
+    tensors.begin_turn(turn == 0, last);
+    run(facts.begin, facts.end);
+    const int64_t stands_for = turn == 1 && !last ? facts.graph.micro_batches - 2 : 1;
+    heap.count_traffic(weight * static_cast<double>(stands_for));
+  }
+  heap.end_turns();
+  run(facts.end, facts.lifetimes.order().size());
+  heap.end_step();
+  heap.count_traffic(weight);
+}
+
+PyTorchMemory run_steps(const StepFacts& facts, int steps, Heap& heap) {
+  Tensors tensors(facts, heap);
+  tensors.allocate_start();
+  for (int step = 0; step < steps; ++step) run_step(facts, tensors, heap, step < kSteps ? 0 : 1.0 / kCountedSteps);
+  return heap.noted();
+}
 
 }  // namespace
 
@@ -441,13 +405,16 @@ std::string_view to_string(PyTorchStream stream) {
 
 PyTorchMemory pytorch_memory(const ir::Graph& graph, const PyTorchOptions& options, CachingAllocator::Segments segments,
                              int64_t room) {
-  Run first(graph, options, CachingAllocator(segments), 0);
-  first.run(kSteps);
-  PyTorchMemory out = Run(graph, options, CachingAllocator(segments), first.peak()).run(kSteps);
+  const StepFacts facts(graph, options);
+  Heap first(facts, CachingAllocator(segments));
+  run_steps(facts, kSteps, first);
+  Heap again(facts, CachingAllocator(segments), first.peak());
+  PyTorchMemory out = run_steps(facts, kSteps, again);
   if (out.reserved_bytes > room) {
-    const PyTorchMemory full = Run(graph, options, CachingAllocator(segments, room), 0).run(kSteps + kCountedSteps);
-    out.retries = full.retries;
-    out.moved_bytes = full.moved_bytes;
+    Heap full(facts, CachingAllocator(segments, room));
+    const PyTorchMemory kept = run_steps(facts, kSteps + kCountedSteps, full);
+    out.retries = kept.retries;
+    out.moved_bytes = kept.moved_bytes;
   }
   return out;
 }
