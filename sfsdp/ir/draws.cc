@@ -21,11 +21,12 @@ std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph) {
                       concat(name_of(op), " draws the numbers of ", name_of(first)),
                       concat("expected ", expected, ", got stream=", op.attr<int64_t>("stream"), " in both")}});
   };
-  const bool numbered = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->has_attr("stream"); });
+  const bool numbered =
+      std::ranges::any_of(graph.ops(), [](const auto& op) { return is_aten(op->opcode) && op->has_attr("stream"); });
   for (const auto& op : graph.ops()) {
     const auto* stream = op->find_attr<int64_t>("stream");
     if (!stream) {
-      if (numbered && draws(*op))
+      if (numbered && is_random(*op))
         wrong.push_back({op.get(), {{}, concat(name_of(*op), " has no stream="), "expected one, as other ops have"}});
       continue;
     }

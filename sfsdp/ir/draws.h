@@ -10,8 +10,9 @@
 
 namespace sfsdp::ir {
 
-// What an op draws depends on its module path and stream=, besides what is the same for all ops of a step. Backward may draw what
-// forward has drawn again. In a graph where LibTorch's generator draws, in the order of calls, no op has stream=; else all have.
+// What an op draws depends on its module path and stream=, besides what is the same for all ops of a step. Backward may draw
+// again what forward has drawn. Either all ops of LibTorch's that draw have stream=, or none has: then its generator draws, in
+// the order of calls.
 //   returns: each op that draws what another one draws, or has no stream= beside others, and what is wrong with it
 std::vector<std::pair<const Op*, Diagnostic>> check_draws(const Graph& graph);
 
