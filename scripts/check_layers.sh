@@ -39,8 +39,8 @@ BEGIN {
   allowed["capture"] = core
   allowed["comm"] = core
   allowed["exec"] = core " capture comm"
-  allowed["step"] = core " capture comm exec"
-  allowed["exported"] = "base ir" # of ir/ the dtypes
+  allowed["step"] = core " capture comm exec exported"
+  allowed["exported"] = "base mesh ir" # of ir/ dtypes, and the graphs that an archive is made of
   allowed["models"] = "base ir exported" # single-device modules know no mesh, no graph
   allowed["train"] = core " capture comm exec step exported models"
   allowed["tools"] = core " capture comm exec step exported models train"

@@ -67,7 +67,7 @@ check_keys() {
   found=$(grep -E "\b($keys|model\.args|fsdp_[a-z_]+)\b| --[a-z]" <<<"$literals" | grep -v 'sfsdp launch --' || true)
   [[ -z $found ]] || { echo "$found"; echo "expected the C++ option"; status=1; }
   # what no config can set wrong
-  local rows="CompileOptions:: DataParallelOptions::mode MixedPrecisionPolicy:: Reduction::None Step::"
+  local rows="CompileOptions:: DataParallelOptions::mode MixedPrecisionPolicy:: Pt2Options:: Reduction::None Step::"
   rows+=" $(sed -nE 's/^ *\{"([A-Za-z0-9]+::\w*)".*/\1/p' sfsdp/train/config/config_resolve.cc | paste -sd' ')"
   for name in $(grep -oE '\b[A-Z][A-Za-z0-9]*::\w*' <<<"$literals" | sort -u); do
     found=

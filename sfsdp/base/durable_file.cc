@@ -84,4 +84,19 @@ void write_atomically(const std::string& path, std::string_view text) {
   rename_file(temporary, path);
 }
 
+void write_new_file(const std::string& path, const std::function<void(int file, const std::string& path)>& body) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) throw UserError(concat(path, " is there already\n  expected a new name"));
+  const std::string temporary = path + ".tmp";
+  try {
+    const Fd file = create_file(temporary);
+    body(file.get(), temporary);
+    sync_file(file.get(), temporary);
+  } catch (...) {
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
+  rename_file(temporary, path);
+}
+
 }  // namespace sfsdp

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,5 +39,10 @@ void sync_folder(const std::string& path, Cure cure = nullptr);
 void rename_file(const std::string& from, const std::string& to);
 // Under a temporary name, PATH.tmp, and synced, then renamed: a reader sees all of it or nothing.
 void write_atomically(const std::string& path, std::string_view text);
+
+// The same for a file that `body` writes, and which must not be there.
+//   file, path: what body writes to, and its name for messages
+//   throws:     UserError for a name that is taken; what body throws, and then there is no file
+void write_new_file(const std::string& path, const std::function<void(int file, const std::string& path)>& body);
 
 }  // namespace sfsdp

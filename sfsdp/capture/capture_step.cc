@@ -13,6 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/lora.h"
+#include "sfsdp/capture/meta_kernels.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/capture/tracer.h"
 #include "sfsdp/ir/builder.h"
@@ -133,6 +134,23 @@ class GuardAfterTrace {
   const std::vector<StateTensor>& state_;
 };
 
+// Gives the module's tensors back what they were when the trace ends, however it ends.
+class RestoreAfterTrace {
+ public:
+  explicit RestoreAfterTrace(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+    for (const at::Tensor& t : tensors_)
+      were_.push_back(at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true)));
+  }
+  ~RestoreAfterTrace() {
+    for (size_t i = 0; i < tensors_.size(); ++i) replace(tensors_[i], were_[i]);
+  }
+  RestoreAfterTrace(const RestoreAfterTrace&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& tensors_;
+  std::vector<at::Tensor> were_;
+};
+
 ir::Value* add_state(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
   ir::Attrs attrs = {{"name", s.name}};
   if (!s.is_buffer && !s.trainable) attrs["trainable"] = false;
@@ -140,6 +158,29 @@ ir::Value* add_state(Tracer& tracer, const StateTensor& s, ir::DType dtype) {
   return ir::Builder(tracer.graph)
       .at_end(ir::Section::Init, owner_path(s.name))
       .value(s.is_buffer ? "state" : "param", {}, ir::Type::tensor(dtype, s.shape), s.name, attrs);
+}
+
+// The module's tensors as they enter a trace.
+struct TracedState {
+  std::vector<ir::Value*> roots;                                 // by place in the state
+  std::vector<std::pair<at::Tensor, const ir::Value*>> weights;  // parameters
+};
+
+TracedState declare_state(Tracer& tracer, const std::vector<StateTensor>& state, const std::vector<at::Tensor>& tensors,
+                          std::optional<ir::DType> param_dtype) {
+  TracedState traced;
+  forget_reads_of_adapted();
+  for (size_t i = 0; i < state.size(); ++i) {
+    const StateTensor& s = state[i];
+    const bool cast = param_dtype && !s.is_buffer && c10::isFloatingType(s.dtype);
+    const auto dtype = cast ? scalar_type_of(*param_dtype) : s.dtype;
+    replace(tensors[i], meta_like(s, dtype));
+    ir::Value* root = add_state(tracer, s, dtype_of(dtype));
+    tracer.declare(tensors[i], root);
+    traced.roots.push_back(root);
+    if (!s.is_buffer) traced.weights.emplace_back(tensors[i], root);
+  }
+  return traced;
 }
 
 Batch declare_batch(Tracer& tracer, const Batch& example) {
@@ -210,17 +251,33 @@ void check_members_kept(const std::vector<StateTensor>& state, const std::vector
                              " x * 0.5"));
 }
 
-}  // namespace
+// Mixed precision casts floating inputs at the root, inside the trace.
+void cast_inputs(Batch& batch, std::optional<ir::DType> dtype, const std::vector<size_t>& uncast) {
+  for (size_t i = 0; dtype && i < batch.size(); ++i)
+    if (batch[i].is_floating_point() && std::ranges::find(uncast, i) == uncast.end())
+      batch[i] = batch[i].to(scalar_type_of(*dtype));
+}
 
-std::vector<StateTensor> take_state(torch::nn::Module& module) {
-  std::vector<StateTensor> state;
+// Refuses a parameter that forward has written; a buffer that it has is carried where `written` says so.
+void carry_buffers(Tracer& tracer, const std::vector<StateTensor>& state, const TracedState& traced,
+                   const std::vector<at::Tensor>& tensors, bool written) {
+  for (size_t i = 0; i < state.size(); ++i) {
+    ir::Value* before = traced.roots[i];
+    if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], before, tensors[i]);
+    if (!state[i].is_buffer || !written) continue;
+    if (ir::Value* after = tracer.value_of(tensors[i]); after != before)
+      tracer.graph.carries.push_back({before, after});
+  }
+}
+
+// What the module says of its tensors, tied ones once, and one handle to each.
+std::vector<std::pair<StateTensor, at::Tensor>> described(torch::nn::Module& module) {
+  std::vector<std::pair<StateTensor, at::Tensor>> all;
   std::unordered_map<c10::TensorImpl*, size_t> seen;
-  const std::vector<Handle> handles = handles_of(module);
-  check_own_memory(handles);
-  for (const Handle& h : handles) {
-    auto [place, fresh] = seen.try_emplace(h.tensor.unsafeGetTensorImpl(), state.size());
+  for (const Handle& h : handles_of(module)) {
+    auto [place, fresh] = seen.try_emplace(h.tensor.unsafeGetTensorImpl(), all.size());
     if (!fresh) {
-      state[place->second].other_names.push_back(h.name);
+      all[place->second].first.other_names.push_back(h.name);
       continue;
     }
     StateTensor s;
@@ -229,19 +286,39 @@ std::vector<StateTensor> take_state(torch::nn::Module& module) {
     s.dtype = h.tensor.scalar_type();
     s.is_buffer = h.is_buffer;
     s.trainable = !h.is_buffer && h.tensor.requires_grad();
-    if (h.tensor.key_set().has(kTraceKey))
+    all.emplace_back(std::move(s), h.tensor);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<StateTensor> look_at_state(torch::nn::Module& module) {
+  std::vector<StateTensor> state;
+  for (auto& [s, tensor] : described(module)) {
+    if (!tensor.is_meta() && !tensor.key_set().has(kTraceKey)) s.value = tensor;
+    state.push_back(std::move(s));
+  }
+  return state;
+}
+
+std::vector<StateTensor> take_state(torch::nn::Module& module) {
+  std::vector<StateTensor> state;
+  check_own_memory(handles_of(module));
+  for (auto& [s, tensor] : described(module)) {
+    if (tensor.key_set().has(kTraceKey))
       throw UserError(concat("compile: the values of ", s.name, " are gone: an earlier compile has taken them over",
                              "\n  expected a module of its own for each compile: build another; its Step takes the"
                              " values of the first by load_state_dict(first.state_dict())"));
-    if (h.tensor.is_meta()) {
-      s.recipe = init_recipe(h.tensor);
+    if (tensor.is_meta()) {
+      s.recipe = init_recipe(tensor);
       if (!s.recipe.program)
         throw UserError(concat("parameter ", s.name, " is a meta tensor that nothing says how to initialise",
                                "\n  expected a module built by sfsdp::meta_init, or one with real weights"));
     } else {
-      s.value = h.tensor.detach().contiguous();
+      s.value = tensor.detach().contiguous();
     }
-    replace(h.tensor, guarded_like(s));
+    replace(tensor, guarded_like(s));
     state.push_back(std::move(s));
   }
   return state;
@@ -270,23 +347,14 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
   EvalMode mode(module, options.training);
   GuardAfterTrace guard(tensors, state);
   Tracer tracer;
+  const TracedState traced = declare_state(tracer, state, tensors, options.param_dtype);
   std::vector<size_t> trained;
   std::vector<at::Tensor> leaves;
-  std::vector<std::pair<at::Tensor, const ir::Value*>> weights;
-  forget_reads_of_adapted();
-  for (size_t i = 0; i < state.size(); ++i) {
-    const StateTensor& s = state[i];
-    const bool cast = options.param_dtype && !s.is_buffer && c10::isFloatingType(s.dtype);
-    const auto dtype = cast ? scalar_type_of(*options.param_dtype) : s.dtype;
-    replace(tensors[i], meta_like(s, dtype));
-    ir::Value* root = add_state(tracer, s, dtype_of(dtype));
-    tracer.declare(tensors[i], root);
-    if (!s.is_buffer) weights.emplace_back(tensors[i], root);
-    if (s.trainable) {
+  for (size_t i = 0; i < state.size(); ++i)
+    if (state[i].trainable) {
       trained.push_back(i);
       leaves.push_back(tensors[i]);
     }
-  }
   if (options.training && leaves.empty())
     throw UserError(concat("module ", module.name(), " has no trainable parameter, so there is nothing to train",
                            "\n  expected register_parameter for what is to be trained, with requires_grad"));
@@ -300,12 +368,9 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
   tracer.run([&] {
     at::AutoGradMode grad_mode(options.training);
     tracer.section = ir::Section::Fwd;
-    if (options.param_dtype)  // mixed precision casts floating inputs at the root, inside the trace
-      for (size_t i = 0; i < batch.size(); ++i)
-        if (batch[i].is_floating_point() && std::ranges::find(options.uncast, i) == options.uncast.end())
-          batch[i] = batch[i].to(scalar_type_of(*options.param_dtype));
+    cast_inputs(batch, options.param_dtype, options.uncast);
     value = loss(batch);
-    check_reads_of_adapted(tracer.graph, weights);
+    check_reads_of_adapted(tracer.graph, traced.weights);
     check_loss(value, options.training);
     tracer.graph.outputs.push_back(tracer.value_of(value.value));
     if (value.count) tracer.graph.outputs.push_back(tracer.value_of(wide_count(*value.count)));
@@ -332,16 +397,34 @@ CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTens
         .at_end(ir::Section::Bwd, owner_path(s.name))
         .value("gradient", {gradient}, gradient->type(), s.name + ".grad", {{"param", s.name}});
   }
-  std::unordered_map<std::string, ir::Value*> root_of;
-  for (const auto& op : tracer.graph.ops())
-    if (op->is("param", "state")) root_of.emplace(op->attr<std::string>("name"), op->result());
-  for (size_t i = 0; i < state.size(); ++i) {
-    ir::Value* before = root_of.at(state[i].name);
-    if (!state[i].is_buffer) check_parameter_unwritten(tracer, state[i], before, tensors[i]);
-    if (!state[i].is_buffer || !options.training) continue;
-    if (ir::Value* after = tracer.value_of(tensors[i]); after != before)
-      tracer.graph.carries.push_back({before, after});
-  }
+  carry_buffers(tracer, state, traced, tensors, options.training);
+  return {std::move(tracer.graph), std::move(tracer.constants)};
+}
+
+CapturedStep capture_forward(torch::nn::Module& module, const std::vector<StateTensor>& state,
+                             const ForwardFunction& forward, const Batch& example,
+                             std::optional<ir::DType> param_dtype) {
+  Tracer tracer;
+  std::vector<at::Tensor> tensors = tensors_of(module, state);
+  EvalMode mode(module, /*training=*/false);
+  RestoreAfterTrace restore(tensors);
+  const TracedState traced = declare_state(tracer, state, tensors, param_dtype);
+  check_batch(example);
+  Batch batch = declare_batch(tracer, example);
+  std::vector<size_t> handles;
+  for (const at::Tensor& t : tensors) handles.push_back(t.use_count());
+  tracer.run([&] {
+    at::NoGradGuard no_grad;
+    const WholeAttention whole_attention;
+    cast_inputs(batch, param_dtype, {});
+    const std::vector<at::Tensor> outputs = forward(batch);
+    check_reads_of_adapted(tracer.graph, traced.weights);
+    if (outputs.empty() || !std::ranges::all_of(outputs, [](const at::Tensor& t) { return t.defined(); }))
+      throw UserError("forward returned no tensor\n  expected one or several, all of them defined");
+    for (const at::Tensor& t : outputs) tracer.graph.outputs.push_back(tracer.value_of(t));
+  });
+  check_members_kept(state, tensors, handles);
+  carry_buffers(tracer, state, traced, tensors, /*written=*/true);
   return {std::move(tracer.graph), std::move(tracer.constants)};
 }
 

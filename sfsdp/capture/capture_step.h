@@ -45,6 +45,9 @@ struct StateTensor {
 // that was taken before, and for two tensors over one memory.
 std::vector<StateTensor> take_state(torch::nn::Module& module);
 
+// The same of a module that stays as it is: values are its own tensors, and none where they are gone or never were.
+std::vector<StateTensor> look_at_state(torch::nn::Module& module);
+
 // Meta tensors like those of `example` with `factor` times the rows, to capture the step with.
 //   batch_dims: which dimension of each tensor has the rows, -1: none; empty: dimension 0 of all
 Batch with_more_rows(const Batch& example, const std::vector<int64_t>& batch_dims, int64_t factor);
@@ -64,5 +67,16 @@ struct CapturedStep {
 // captured (.item(), shapes from data, an op without a shape function).
 CapturedStep capture_step(torch::nn::Module& module, const std::vector<StateTensor>& state, const LossFunction& loss,
                           const Batch& example, const CaptureOptions& options);
+
+using ForwardFunction = std::function<std::vector<at::Tensor>(const Batch&)>;
+
+// Traces forward alone, in eval mode and without gradients, for another program to run: attention is one op, whatever kernel
+// this machine would take. The module is as it was afterwards, with its values.
+//   state:   as look_at_state(module)
+//   returns: graph.outputs are the tensors of `forward`; a carry for each buffer that it writes
+//   throws:  as capture_step, and for a forward that returns no tensor
+CapturedStep capture_forward(torch::nn::Module& module, const std::vector<StateTensor>& state,
+                             const ForwardFunction& forward, const Batch& example,
+                             std::optional<ir::DType> param_dtype);
 
 }  // namespace sfsdp::capture

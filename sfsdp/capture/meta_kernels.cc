@@ -178,10 +178,16 @@ std::tuple<Tensor, Tensor, Tensor> meta_flash_cpu_backward(const Tensor&, const 
   return {empty_bshd(q), empty_bshd(k), empty_bshd(v)};
 }
 
+bool whole_attention = false;  // one trace at a time
+
 // Attention of the target cpu: the kernel that LibTorch would choose for CPU tensors of these shapes. Left alone it
 // chooses by device, and for meta tensors always takes plain products.
 Tensor attention_for_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& mask_or_none,
                          double dropout, bool causal, std::optional<double> scale, bool enable_gqa) {
+  if (whole_attention) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;  // where the tracer records it
+    return at::scaled_dot_product_attention(q, k, v, mask_or_none, dropout, causal, scale, enable_gqa);
+  }
   OptTensor mask = mask_or_none;
   if (mask && mask->defined() && mask->scalar_type() == at::kBool)  // both kernels add the mask
     mask = at::where(*mask, at::scalar_tensor(0.0, q.options()),
@@ -541,6 +547,9 @@ void register_meta_kernels() {
   registrar.add("triu_indices", &meta_tri_indices<false>);
   autograd.impl("scaled_dot_product_attention", &attention_for_cpu);
 }
+
+WholeAttention::WholeAttention() { whole_attention = true; }
+WholeAttention::~WholeAttention() { whole_attention = false; }
 
 std::vector<std::string> meta_kernel_names() { return registered_names; }
 

@@ -11,6 +11,15 @@ namespace sfsdp::capture {
 // kernel that the target (cpu) will use. Called once, by the first Tracer.
 void register_meta_kernels();
 
+// While it lives, scaled_dot_product_attention is traced as itself, for programs that run on other devices.
+class WholeAttention {
+ public:
+  WholeAttention();
+  ~WholeAttention();
+  WholeAttention(const WholeAttention&) = delete;
+  WholeAttention& operator=(const WholeAttention&) = delete;
+};
+
 // "aten::relu", …: every op that this file knows, for the test that fuzzes each against the real kernel.
 std::vector<std::string> meta_kernel_names();
 

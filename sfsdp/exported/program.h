@@ -65,6 +65,7 @@ using Argument =
 struct NamedArgument {
   std::string name;  // of the op's schema; "" in higher-order ops
   Argument value;
+  bool by_name = false;  // in a call from Python: given as name=value; read_program does not tell
 };
 
 struct Node {
@@ -78,6 +79,7 @@ struct Node {
 struct Value {
   std::string name;
   std::optional<TensorMeta> tensor;  // none: a number
+  SymInt number = {};                // what it is; read_program does not tell
 };
 
 // In the order that it runs. Each slot is given by an input or by one node, before it is read.
@@ -99,7 +101,7 @@ struct StateTensor {
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
   bool requires_grad = false;
-  size_t entry = 0;  // in archive.entries()
+  size_t entry = 0;  // in archive.entries(); of Contents: tensors with the same one are tied
 };
 
 // Whether both are one tensor under two names: tied.
@@ -117,9 +119,8 @@ struct OutputValue {
   Argument value;
 };
 
-struct Program {
-  ZipArchive archive;
-  std::string torch_version;  // that wrote it
+// A program without the values of its tensors.
+struct Contents {
   Graph graph;
   // The graph's inputs in order: state tensors by place in `state`, then those of the user.
   std::vector<std::pair<Slot, size_t>> state_inputs;  // slot, place in `state`
@@ -131,6 +132,11 @@ struct Program {
     std::optional<int64_t> min, max;
   };
   std::vector<Range> ranges;
+};
+
+struct Program : Contents {
+  ZipArchive archive;
+  std::string torch_version;  // that wrote it
 };
 
 // throws: UserError naming file, place in the graph, expected and got

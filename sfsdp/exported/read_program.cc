@@ -346,7 +346,7 @@ bool is_tied(const StateTensor& a, const StateTensor& b) {
 }
 
 Program read_program(const std::string& path) {
-  Program program{ZipArchive::open(path), {}, {}, {}, {}, {}, {}, {}};
+  Program program{{}, ZipArchive::open(path), {}};
   const ZipArchive& archive = program.archive;
   const std::string root = root_of(archive);
   if (const ZipEntry* order = archive.find(root + "byteorder"); order && archive.read_text(*order, 16) != "little")

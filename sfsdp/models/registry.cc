@@ -96,8 +96,9 @@ LanguageModel make_llama3(const ModelSpec& spec) {
   const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
     return model->forward(tokens, positions);
   };
-  return {model.ptr(), forward, args.vocab_size, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
-          values_of(slots)};
+  return {
+      model.ptr(),     forward, args.vocab_size, {}, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+      values_of(slots)};
 }
 
 LanguageModel make_gpt(const ModelSpec& spec) {
@@ -117,7 +118,11 @@ LanguageModel make_gpt(const ModelSpec& spec) {
   const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
     return model->forward(tokens, positions);
   };
-  return {model.ptr(), forward, args.vocab_size, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+  return {model.ptr(),
+          forward,
+          args.vocab_size,
+          args.rope ? std::nullopt : std::optional(args.max_positions),
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
           values_of(slots)};
 }
 

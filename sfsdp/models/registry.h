@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -29,6 +30,7 @@ struct LanguageModel {
   std::shared_ptr<torch::nn::Module> module;
   std::function<at::Tensor(const at::Tensor& tokens, const at::Tensor& positions)> forward;
   int64_t vocab_size = 0;
+  std::optional<int64_t> max_length = {};          // of a sequence; none: any
   std::function<double(int64_t)> flops_per_token;  // by sequence length, forward and backward
   std::map<std::string, Arg> args;                 // all of the family's, as built
 };

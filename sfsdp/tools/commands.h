@@ -79,8 +79,10 @@ int run_opt(const Request& request, std::ostream& out, std::ostream& err);
 int run_report(const Request& request, std::ostream& out, std::ostream& err);
 // What a folder of checkpoints holds; 1 where a checkpoint is not what was written, or two differ.
 int run_checkpoint(const Request& request, std::ostream& out, std::ostream& err);
-// Trained weights of a model from Python as an archive or a state dict.
+// Trained weights of a model from Python as an archive or a state dict; adapters.
 int run_export(const Request& request, std::ostream& out, std::ostream& err);
+// A trained model of models/ as an archive.
+int run_export_model(const Request& request, std::ostream& out, std::ostream& err);
 int run_doctor(const Request& request, std::ostream& out, std::ostream& err);
 // doctor --flight DIR: the flight records of a run in words.
 int run_flight(const Request& request, std::ostream& out, std::ostream& err);

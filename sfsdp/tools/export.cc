@@ -15,6 +15,8 @@ int run_export(const Request& request, std::ostream& out, std::ostream&) {
   const auto& operands = request.own.operands;
   if (operands.size() != 2)
     throw UserError("sfsdp export: expected CHECKPOINT and OUT, such as outputs/checkpoint/step-100 trained.pt2");
+  if (request.has("dtype"))
+    throw UserError("sfsdp export: --dtype with an archive or adapters\n  expected none: they keep their dtypes");
   const std::string archive = request.get("archive");
   const std::string format = choice_of(request, "format", {"pt2", "safetensors", "peft"});
   const bool merge = request.has("merge");

@@ -39,12 +39,19 @@ int print_config(std::vector<std::string> args) {
   return 0;
 }
 
+// Whether export captures a model, for which LibTorch is needed, and rewrites no archive.
+bool captures(const std::vector<std::string>& args) {
+  return !names(args, "--archive") &&
+         !holds(args, {"--help", "-h", "safetensors", "peft", "--format=safetensors", "--format=peft"});
+}
+
 int run(const std::string& name, const std::vector<std::string>& args) {
   static const std::map<std::string, Run> kRuns = {{"launch", run_launch},       {"opt", run_opt},
                                                    {"tokenizer", run_tokenizer}, {"tokenize", run_tokenize},
                                                    {"report", run_report},       {"checkpoint", run_checkpoint},
                                                    {"export", run_export}};
   const Command& command = find_command(name);
+  if (name == "export" && captures(args)) return run_with_torch(name, args);
   const auto here = kRuns.find(name);
   if (here != kRuns.end()) return run_command(command, args, here->second, std::cout, std::cerr);
   if (holds(args, {"--help", "-h"})) return run_command(command, args, {}, std::cout, std::cerr);

@@ -12,11 +12,9 @@
 namespace sfsdp::tools {
 
 int run_with_torch(const std::string& name, const std::vector<std::string>& args) {
-  static const std::map<std::string, Run> kRuns = {{"inspect", run_inspect},
-                                                   {"plan", run_plan},
-                                                   {"simulate", run_simulate},
-                                                   {"calibrate", run_calibrate},
-                                                   {"doctor", run_doctor}};
+  static const std::map<std::string, Run> kRuns = {{"inspect", run_inspect},     {"plan", run_plan},
+                                                   {"simulate", run_simulate},   {"calibrate", run_calibrate},
+                                                   {"export", run_export_model}, {"doctor", run_doctor}};
   // train reads its arguments itself: what is wrong with them it reports with the mistakes of its file, and with its rank.
   const int status = name == "train" ? train::run_train(args, std::cout, std::cerr)
                                      : run_command(find_command(name), args, kRuns.at(name), std::cout, std::cerr);

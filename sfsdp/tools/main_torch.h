@@ -8,7 +8,7 @@
 
 namespace sfsdp::tools {
 
-// train, inspect, plan, simulate, calibrate, doctor.
+// train, inspect, plan, simulate, calibrate, doctor, export without --archive.
 //   args: after the command's name
 //   returns: the exit status; main_exec.cc returns only where sfsdp-torch cannot be started, with a message
 int run_with_torch(const std::string& name, const std::vector<std::string>& args);

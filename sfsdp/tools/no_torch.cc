@@ -27,6 +27,7 @@ int run_inspect(const Request&, std::ostream&, std::ostream& err) { return refus
 int run_plan(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_simulate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_calibrate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_export_model(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
 int run_doctor(const Request& request, std::ostream& out, std::ostream& err) {
   return request.has("flight") ? run_flight(request, out, err) : refuse(err);
 }

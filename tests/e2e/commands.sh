@@ -37,7 +37,7 @@ for command in $commands; do
 done
 refuses 2 'did you mean simulate?' simulat
 refuses 2 'expected CHECKPOINT and OUT' export
-refuses 2 'expected --archive' export a b
+refuses 2 'expected --archive' export a b --format safetensors
 refuses 2 'or -- before what the ranks run' launch train
 grep -q 'did you mean' "$dir/err" && fail "launch train: suggests something: $(cat "$dir/err")"
 for command in inspect plan simulate calibrate; do

@@ -183,10 +183,10 @@ class Tensors {
   void allocate_buckets() {
     int64_t elements = 0;
     const Op* packs = nullptr;
-    for (const Value* sent : facts_.sent) {
-      if (!sent->producer()->is("cast")) continue;
-      heap_.add_state(sent->type().bytes());
-      heap_.allocate(sent->type().bytes());
+    for (const auto& op : facts_.graph.ops()) {
+      if (!op->is("cast") || !facts_.sent.contains(op->result())) continue;
+      heap_.add_state(op->result()->type().bytes());
+      heap_.allocate(op->result()->type().bytes());
     }
     for (const auto& op : facts_.graph.ops()) {
       if (!op->is("pack") || op->section != Section::Bwd) continue;
@@ -342,7 +342,7 @@ class Tensors {
       else if (facts_.gradients.contains(value) || (first_turn_ && facts_.parameter_gradients.contains(value)))
         kept_gradients_.push_back(handle);
       else if (facts_.sums.contains(value) && !last_turn_)
-        held_sums_.emplace(value, handle);
+        held_sums_.emplace_back(value, handle);
       else
         heap_.dies(handle, facts_.lifetimes.last(value));
     }
@@ -356,7 +356,7 @@ class Tensors {
   Values whole_;                    // parameters that are gathered into what stays
   Values whole_gradients_;          // gradients with buffers that stay, whole or not
   Handles kept_gradients_, parts_;  // of this step; of this micro-batch
-  std::unordered_map<const Value*, CachingAllocator::Handle> held_sums_;          // that the step drops itself
+  std::vector<std::pair<const Value*, CachingAllocator::Handle>> held_sums_;      // that the step drops itself, as made
   std::unordered_map<const Value*, CachingAllocator::Handle> gathered_, shards_;  // in flight; casts to be gathered
   std::unordered_map<const Value*, Handles> probabilities_;                       // by logits
   Handles held_;  // the buffer of the unit copied out last

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <set>
 #include <utility>
 
@@ -52,22 +51,6 @@ std::vector<Held> held_by(const exported::Program& program, const StretchReader&
     all.push_back(std::move(held));
   }
   return all;
-}
-
-// Writes `body`'s file under a temporary name, then renames it.
-void write_new(const std::string& out, const std::function<void(int file, const std::string& path)>& body) {
-  std::error_code ignored;
-  if (std::filesystem::exists(out, ignored)) throw UserError(concat(out, " is there already\n  expected a new name"));
-  const std::string temporary = out + ".tmp";
-  try {
-    const Fd file = create_file(temporary);
-    body(file.get(), temporary);
-    sync_file(file.get(), temporary);
-  } catch (...) {
-    std::filesystem::remove(temporary, ignored);
-    throw;
-  }
-  rename_file(temporary, out);
 }
 
 // That the copy is one of the file whose entries `program` names by their places.
@@ -127,7 +110,7 @@ void export_archive(const std::string& checkpoint, const std::string& archive, c
   StretchReader stored(checkpoint);
   MergedReader reader(stored, merge);
   const std::vector<Held> all = held_by(program, stored, checkpoint);
-  write_new(out, [&](int file, const std::string& path) {
+  write_new_file(out, [&](int file, const std::string& path) {
     std::error_code error;
     std::filesystem::copy_file(archive, path, std::filesystem::copy_options::overwrite_existing, error);
     if (error) fail_on_file(path, "cannot be written", error.value());
@@ -153,7 +136,7 @@ void export_safetensors(const std::string& checkpoint, const std::string& archiv
     const StateTensor& t = *held.tensor;
     header.add(t.name, t.dtype, t.sizes, static_cast<uint64_t>(ir::Type::tensor(t.dtype, t.sizes).bytes()));
   }
-  write_new(out, [&](int file, const std::string& path) {
+  write_new_file(out, [&](int file, const std::string& path) {
     const std::string first = header.bytes();
     write_file(file, std::as_bytes(std::span(first)), 0, path);
     auto at = static_cast<int64_t>(first.size());
