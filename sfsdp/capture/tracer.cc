@@ -45,6 +45,8 @@ void trace_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
         concat(opcode_of(op.operator_name()), " on a parameter or buffer of a compiled module, which no longer",
                " holds values\n  expected calls of the step instead: step(batch) trains, step.eval(batch) gives"
                " the loss, step.gather(path) a whole tensor, step.state_dict() this rank's shards"));
+  // What an op is made of was cast before it came here: autocast is above.
+  const c10::impl::ExcludeDispatchKeyGuard uncast(c10::autocast_dispatch_keyset);
   active_tracer->record(op, keys, stack);
 }
 

@@ -135,16 +135,16 @@ std::optional<AutocastPolicy> autocast_policy(std::string_view op) {
   return std::nullopt;
 }
 
-Autocast::Autocast(std::optional<c10::ScalarType> lower, bool caches)
-    : lower_(lower),
-      caches_(caches),
-      outer_(innermost),
+Autocast::Autocast(bool on, std::optional<c10::ScalarType> lower)
+    : outer_(innermost),
+      on_(on),
       was_on_(c10::impl::tls_is_dispatch_key_included(kKey)),
+      lower_(lower.value_or(outer_ ? outer_->lower_ : at::kBFloat16)),
       casts_(outer_ ? outer_->casts_ : own_casts_) {
   static const bool registered = (register_kernels(), true);
   SFSDP_CHECK(registered);
   innermost = this;
-  switch_on(lower_.has_value());
+  switch_on(on_);
 }
 
 Autocast::~Autocast() {
@@ -153,14 +153,14 @@ Autocast::~Autocast() {
 }
 
 Autocast& Autocast::current() {
-  SFSDP_CHECK(innermost && innermost->lower_, "no autocast is on");
+  SFSDP_CHECK(innermost && innermost->on_, "no autocast is on");
   return *innermost;
 }
 
 // One cast of a parameter, whoever reads it: its gradients add up before they are cast back, as in LibTorch.
 at::Tensor Autocast::cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!is_cast(tensor) || tensor.scalar_type() == dtype) return tensor;
-  const bool kept = caches_ && dtype == *lower_ && tensor.scalar_type() == at::kFloat && tensor.requires_grad() &&
+  const bool kept = dtype == lower_ && tensor.scalar_type() == at::kFloat && tensor.requires_grad() &&
                     tensor.is_leaf() && !tensor.is_view();
   if (!kept) return tensor.to(dtype);
   auto& [from, to] = casts_[tensor.unsafeGetTensorImpl()];

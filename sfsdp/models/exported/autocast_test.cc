@@ -109,7 +109,7 @@ TEST_CASE("autocast: the same bits and gradients as LibTorch's on a CPU") {
       CAPTURE(std::string(c.name));
       CAPTURE(dtype);
       const Result expected = run<OwnAutocast>(c, [&] { return std::make_unique<OwnAutocast>(dtype); });
-      const Result got = run<Autocast>(c, [&] { return std::make_unique<Autocast>(dtype, true); });
+      const Result got = run<Autocast>(c, [&] { return std::make_unique<Autocast>(true, dtype); });
       CHECK((got.value.scalar_type() == expected.value.scalar_type()));
       CHECK(at::equal(got.value, expected.value));
       CHECK((got.gradient.scalar_type() == expected.gradient.scalar_type()));
@@ -121,12 +121,13 @@ TEST_CASE("autocast: on tensors without numbers, as where a step is captured") {
   const Tensor x = at::empty({4, 4}, at::TensorOptions(at::kMeta).dtype(at::kFloat));
   CHECK((x.mm(x).scalar_type() == at::kFloat));
   {
-    const Autocast on(at::kBFloat16, true);
+    const Autocast on(true, at::kBFloat16);
     CHECK((x.mm(x).scalar_type() == at::kBFloat16));
     {
-      const Autocast off(std::nullopt, true);
+      const Autocast off(false);
       CHECK((x.mm(x).scalar_type() == at::kFloat));
-      const Autocast half(at::kHalf, true);
+      const Autocast half(true, at::kHalf);
+      const Autocast same(true);
       CHECK((x.mm(x).scalar_type() == at::kHalf));
     }
     CHECK((x.mm(x).scalar_type() == at::kBFloat16));

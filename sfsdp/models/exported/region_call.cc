@@ -35,8 +35,8 @@ struct Region {
   size_t graph = 0;
   bool grad = true;  // false: torch.no_grad
   struct Autocasts {
-    std::optional<c10::ScalarType> lower;  // nullopt: none is on inside
-    bool caches = true;
+    bool on = false;
+    std::optional<c10::ScalarType> lower;
   };
   std::optional<Autocasts> autocasts = std::nullopt;  // nullopt: as around it
 };
@@ -59,8 +59,8 @@ Region autocast_of(const Node& node) {
   if (dtype && dtype->dtype != ir::DType::bf16 && dtype->dtype != ir::DType::f16)
     refuse(node, concat("is torch.autocast to ", to_string(dtype->dtype)),
            "bfloat16 or float16, as PyTorch has it on a CPU");
-  region.autocasts->lower = dtype ? scalar_type_of(dtype->dtype) : at::kBFloat16;
-  region.autocasts->caches = flag_at(node, 3);
+  region.autocasts->on = true;
+  if (dtype) region.autocasts->lower = scalar_type_of(dtype->dtype);
   return region;
 }
 
@@ -79,7 +79,7 @@ class RegionCall : public ExportedCall {
   Values run(const Values& values, bool training) const override {
     const at::AutoGradMode mode(region_.grad && at::GradMode::is_enabled());
     std::optional<Autocast> autocast;
-    if (region_.autocasts) autocast.emplace(region_.autocasts->lower, region_.autocasts->caches);
+    if (region_.autocasts) autocast.emplace(region_.autocasts->on, region_.autocasts->lower);
     Values inputs;
     for (size_t i = region_.graph + 1; i < end_; ++i) inputs.push_back(plain_value(node_.inputs[i].value, values));
     return body_->run(inputs, training);
