@@ -15,6 +15,8 @@
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/random_ops.h"
+#include "sfsdp/ir/access.h"
+#include "sfsdp/ir/opset.h"
 
 namespace sfsdp::step {
 namespace {
@@ -23,12 +25,6 @@ using ir::Op;
 using ir::Value;
 
 constexpr std::array kFactories = {"aten.empty.memory_format", "aten.zeros", "aten.ones", "aten.full"};
-// Each element of the result depends on the same element of the operands alone.
-constexpr std::array kElementwise = {"aten.zero",       "aten.fill.Scalar", "aten.fill.Tensor", "aten.mul.Tensor",
-                                     "aten.mul.Scalar", "aten.add.Tensor",  "aten.add.Scalar",  "aten.sub.Tensor",
-                                     "aten.div.Tensor", "aten.erfinv",      "aten.clamp",       "aten.sqrt",
-                                     "aten.abs",        "aten.neg",         "aten.exp",         "aten.log"};
-
 template <size_t N>
 bool is_one_of(const Op& op, const std::array<const char*, N>& names) {
   return std::ranges::any_of(names, [&](const char* name) { return op.is(name); });
@@ -49,11 +45,22 @@ std::vector<const Op*> slice(const ir::Graph& graph, const Value* value) {
   return ops;
 }
 
+// Whether each element of the result is made of the same element of the operands alone, at whatever size it runs.
+bool is_elementwise(const Op& op) {
+  if (op.results().size() != 1 || ir::aliased_operand(op) >= 0 || op.has_attr("size")) return false;
+  const ir::OpAccess access(op);
+  for (size_t i = 0; i < op.operands.size(); ++i) {
+    const ir::Reads reads = op.operands[i] ? access.reads(i).reads : ir::Reads::Nothing;
+    if (reads != ir::Reads::Nothing && reads != ir::Reads::Element) return false;
+  }
+  return access.is_by_place();
+}
+
 bool is_elementwise(const std::vector<const Op*>& ops, const Value* value) {
   return std::ranges::all_of(ops, [&](const Op* op) {
     if (op->is("scalar")) return true;
     const ir::Type& type = op->result()->type();
-    return (is_one_of(*op, kFactories) || is_one_of(*op, kElementwise) || exec::draws_random(*op)) &&
+    return (is_one_of(*op, kFactories) || exec::draws_random(*op) || is_elementwise(*op)) &&
            type.shape() == value->type().shape() && type.strides.empty();
   });
 }
