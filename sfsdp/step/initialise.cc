@@ -25,6 +25,9 @@ using ir::Op;
 using ir::Value;
 
 constexpr std::array kFactories = {"aten.empty.memory_format", "aten.zeros", "aten.ones", "aten.full"};
+// Elements that are made at a time, so that what is computed on the way takes little.
+constexpr int64_t kBlock = int64_t{1} << 20;
+
 template <size_t N>
 bool is_one_of(const Op& op, const std::array<const char*, N>& names) {
   return std::ranges::any_of(names, [&](const char* name) { return op.is(name); });
@@ -113,13 +116,19 @@ bool needs_whole_tensor(const capture::StateTensor& tensor) {
 at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count) {
   if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count);
   const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
-  const bool whole = count == c10::multiply_integers(tensor.shape);
-  if (whole || !is_elementwise(ops, tensor.recipe.value)) {
+  if (!is_elementwise(ops, tensor.recipe.value)) {
     const at::Tensor all = run(tensor, seed, ops, nullptr, 0).reshape({-1});
-    return whole ? all : all.narrow(0, first, count).clone();
+    return count == all.numel() ? all : all.narrow(0, first, count).clone();
   }
-  const std::vector<int64_t> shape = {count};
-  return run(tensor, seed, ops, &shape, first);
+  at::Tensor out;
+  for (int64_t begin = 0; begin == 0 || begin < count; begin += kBlock) {
+    const std::vector<int64_t> shape = {std::min(kBlock, count - begin)};
+    const at::Tensor block = run(tensor, seed, ops, &shape, first + begin);
+    if (shape[0] == count) return block;
+    if (!out.defined()) out = at::empty({count}, block.options());
+    out.narrow(0, begin, shape[0]).copy_(block);
+  }
+  return out;
 }
 
 }  // namespace sfsdp::step
