@@ -8,21 +8,6 @@
 namespace sfsdp::exec {
 namespace {
 
-// "aten.add.Tensor" -> aten::add, Tensor
-c10::OperatorHandle find(const ir::Op& op) {
-  const size_t first = op.opcode.str().find('.');
-  const size_t second = op.opcode.str().find('.', first + 1);
-  const bool overloaded = second != std::string::npos;
-  c10::OperatorName name(op.opcode.str().substr(0, first) + "::" +
-                             op.opcode.str().substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
-                         overloaded ? op.opcode.str().substr(second + 1) : "");
-  auto handle = c10::Dispatcher::singleton().findSchema(name);
-  if (!handle)
-    throw UserError(concat(op.opcode, ": this LibTorch has no such op",
-                           "\n  expected the LibTorch version that the graph was captured with"));
-  return *handle;
-}
-
 bool elements_optional(const c10::Argument& argument) {
   auto list = argument.real_type()->cast<c10::ListType>();
   return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
@@ -30,7 +15,20 @@ bool elements_optional(const c10::Argument& argument) {
 
 }  // namespace
 
-AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find(op)) {
+c10::OperatorHandle find_op(const std::string& opcode) {
+  const size_t first = opcode.find('.'), second = opcode.find('.', first + 1);
+  const bool overloaded = second != std::string::npos;
+  const c10::OperatorName name(
+      opcode.substr(0, first) + "::" + opcode.substr(first + 1, overloaded ? second - first - 1 : std::string::npos),
+      overloaded ? opcode.substr(second + 1) : "");
+  auto handle = c10::Dispatcher::singleton().findSchema(name);
+  if (!handle)
+    throw UserError(concat(opcode, ": this LibTorch has no such op",
+                           "\n  expected the LibTorch version that the graph was captured with"));
+  return *handle;
+}
+
+AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find_op(op.opcode.str())) {
   const auto& schema = handle_.schema();
   int next = 0;
   size_t next_list = 0;

@@ -13,6 +13,9 @@
 
 namespace sfsdp::exec {
 
+// LibTorch's op of an opcode, as in "aten.add.Tensor". Throws UserError when this LibTorch has no such op.
+c10::OperatorHandle find_op(const std::string& opcode);
+
 // An op with its schema looked up and its constant arguments converted once.
 class AtenCall {
  public:

@@ -14,6 +14,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/same_graphs.h"
 #include "sfsdp/exported/sym_numbers.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::exported {
 namespace {
@@ -100,15 +101,6 @@ class GraphMaker {
   }
   std::string named(const std::string& word) { return names_.insert(word).second ? word : numbered(word); }
 
-  std::string where(const Op& op) const { return ir::opcode_at(op); }
-
-  std::vector<int64_t> strides_of(const ir::Type& type) const {
-    if (!type.strides.empty()) return type.strides;
-    std::vector<int64_t> strides(type.dims.size(), 1);
-    for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(type.dims[d].size, 1);
-    return strides;
-  }
-
   TensorMeta meta_of(size_t place, int result) const {
     const Op& op = op_at(0, place);
     const ir::Type& type = op.result(result)->type();
@@ -118,7 +110,7 @@ class GraphMaker {
     for (size_t g = 0; g < forward_.graphs.size(); ++g) {
       const ir::Type& there = op_at(g, place).result(result)->type();
       shapes.push_back(there.shape());
-      strides.push_back(strides_of(there));
+      strides.push_back(ir::strides_of(there));
     }
     const auto at = [&](const std::vector<std::vector<int64_t>>& lists, size_t d) {
       std::vector<int64_t> values;
@@ -127,9 +119,9 @@ class GraphMaker {
     };
     for (size_t d = 0; d < type.dims.size(); ++d) {
       meta.sizes.push_back(
-          numbers_.expression(at(shapes, d), concat("dimension ", d, " of what ", where(op), " gives")));
+          numbers_.expression(at(shapes, d), concat("dimension ", d, " of what ", ir::opcode_at(op), " gives")));
       meta.strides.push_back(
-          numbers_.expression(at(strides, d), concat("stride ", d, " of what ", where(op), " gives")));
+          numbers_.expression(at(strides, d), concat("stride ", d, " of what ", ir::opcode_at(op), " gives")));
     }
     return meta;
   }
@@ -196,7 +188,7 @@ class GraphMaker {
   Argument number(size_t place, const std::string& name) {
     std::vector<int64_t> values;
     for (size_t g = 0; g < forward_.graphs.size(); ++g) values.push_back(op_at(g, place).attr<int64_t>(name));
-    const auto found = numbers_.argument(values, concat("argument ", name, " of ", where(op_at(0, place))));
+    const auto found = numbers_.argument(values, concat("argument ", name, " of ", ir::opcode_at(op_at(0, place))));
     return std::visit([](const auto& value) -> Argument { return value; }, found);
   }
 
@@ -209,7 +201,7 @@ class GraphMaker {
       for (size_t g = 0; g < forward_.graphs.size(); ++g)
         values.push_back(op_at(g, place).attr<std::vector<int64_t>>(name)[d]);
       list.items.push_back(
-          numbers_.argument(values, concat("argument ", name, "[", d, "] of ", where(op_at(0, place)))));
+          numbers_.argument(values, concat("argument ", name, "[", d, "] of ", ir::opcode_at(op_at(0, place)))));
       vary = vary || std::holds_alternative<ValueArgument>(list.items.back());
     }
     if (!vary) return first;
@@ -285,8 +277,8 @@ class GraphMaker {
     if (is_given(op) || op.is("scalar")) return;
     const std::string opcode = op.opcode.str();
     if (!opcode.starts_with("aten."))
-      throw UserError(
-          concat(where(op), " cannot be in an archive\n  expected ops of LibTorch: a forward without ops of its own"));
+      throw UserError(concat(ir::opcode_at(op),
+                             " cannot be in an archive\n  expected ops of LibTorch: a forward without ops of its own"));
     Node node;
     node.module_path = op.module_path;
     if (is_view(op)) {

@@ -8,6 +8,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/printable.h"
+#include "sfsdp/exported/schema_numbers.h"
 
 namespace sfsdp::exported {
 namespace {
@@ -16,35 +17,6 @@ constexpr int kMaxDepth = 8;  // of graphs in graphs
 constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxTextBytes = 200;   // of a Python line in messages
 constexpr size_t kMaxPathBytes = 1000;  // of a module's path
-
-struct DTypeRow {
-  int64_t number;
-  const char* name;
-  std::optional<ir::DType> dtype;
-};
-
-// torch/_export/serde/schema.py, ScalarType.
-constexpr std::array<DTypeRow, 21> kDTypes = {{{1, "BYTE", ir::DType::u8},
-                                               {2, "CHAR", ir::DType::i8},
-                                               {3, "SHORT", ir::DType::i16},
-                                               {4, "INT", ir::DType::i32},
-                                               {5, "LONG", ir::DType::i64},
-                                               {6, "HALF", ir::DType::f16},
-                                               {7, "FLOAT", ir::DType::f32},
-                                               {8, "DOUBLE", ir::DType::f64},
-                                               {9, "COMPLEXHALF", std::nullopt},
-                                               {10, "COMPLEXFLOAT", ir::DType::c64},
-                                               {11, "COMPLEXDOUBLE", std::nullopt},
-                                               {12, "BOOL", ir::DType::b1},
-                                               {13, "BFLOAT16", ir::DType::bf16},
-                                               {28, "UINT16", std::nullopt},
-                                               {29, "FLOAT8E4M3FN", ir::DType::f8e4m3},
-                                               {30, "FLOAT8E5M2", ir::DType::f8e5m2},
-                                               {31, "FLOAT8E4M3FNUZ", std::nullopt},
-                                               {32, "FLOAT8E5M2FNUZ", std::nullopt},
-                                               {33, "FLOAT8E8M0FNU", std::nullopt},
-                                               {34, "UINT32", std::nullopt},
-                                               {35, "UINT64", std::nullopt}}};
 
 ir::DType read_dtype(const JsonCursor& at) {
   const int64_t number = at.integer();
@@ -141,17 +113,13 @@ Argument read_symbolic_ints(const JsonCursor& at, const ReadGraph& in) {
 }
 
 Argument read_memory_format(const JsonCursor& at) {
-  switch (at.integer()) {
-    case 1: return MemoryFormat::Contiguous;
-    case 2: return MemoryFormat::ChannelsLast;
-    case 3: return MemoryFormat::ChannelsLast3d;
-    case 4: return MemoryFormat::Preserve;
-    default: at.refuse(concat("memory format ", at.integer()), "1 to 4");
-  }
+  const int64_t number = at.integer();
+  if (number < 1 || number > static_cast<int64_t>(kMemoryFormats.size()))
+    at.refuse(concat("memory format ", number), "1 to 4");
+  return kMemoryFormats[static_cast<size_t>(number) - 1];
 }
 
 Argument read_layout(const JsonCursor& at) {
-  constexpr int64_t kStrided = 7;
   if (at.integer() != kStrided)
     at.refuse(concat("layout ", at.integer()), "7, a dense tensor; sparse ones are not trained");
   return StridedLayout{};

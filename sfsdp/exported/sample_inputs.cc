@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/zip_writer.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::exported {
 namespace {
@@ -83,9 +84,7 @@ void put_tensor(Pickle& pickle, const SampleInput& input, size_t place) {
   pickle.persistent();
   pickle.number(0);
   pickle.numbers(input.sizes);
-  std::vector<int64_t> strides(input.sizes.size(), 1);
-  for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * input.sizes[d];
-  pickle.numbers(strides);
+  pickle.numbers(ir::strides_of(type));
   pickle.no();  // no gradient
   pickle.global("collections", "OrderedDict");
   pickle.empty_tuple();

@@ -55,13 +55,6 @@ std::vector<Powers> products_of(size_t symbols) {
   return products;
 }
 
-int64_t value_at(const Powers& powers, std::span<const int64_t> sizes) {
-  int64_t value = 1;
-  for (size_t s = 0; s < powers.size(); ++s)
-    for (int p = 0; p < powers[s]; ++p) value *= sizes[s];
-  return value;
-}
-
 // A factor that is a whole number; whether it is the right one is checked with whole numbers.
 std::optional<int64_t> whole(long double factor) {
   const long double rounded = std::round(factor);
@@ -103,6 +96,17 @@ std::optional<Fit> fit(std::span<const int64_t> v, std::span<const int64_t> x, s
 
 }  // namespace
 
+int64_t value_at(const Polynomial& polynomial, std::span<const int64_t> sizes) {
+  int64_t sum = 0;
+  for (const auto& [powers, factor] : polynomial) {
+    int64_t product = factor;
+    for (size_t s = 0; s < powers.size(); ++s)
+      for (int p = 0; p < powers[s]; ++p) product *= sizes[s];
+    sum += product;
+  }
+  return sum;
+}
+
 Sizes::Sizes(std::vector<Symbol> symbols) : symbols_(std::move(symbols)), products_(products_of(symbols_.size())) {
   std::vector<std::vector<int64_t>> of_symbol;
   for (size_t s = 0; s < symbols_.size(); ++s) of_symbol.push_back(sizes_of(symbols_[s], s));
@@ -113,7 +117,7 @@ Sizes::Sizes(std::vector<Symbol> symbols) : symbols_(std::move(symbols)), produc
   }
   for (const Powers& powers : products_) {
     std::vector<int64_t> values;
-    for (const auto& point : points_) values.push_back(value_at(powers, point));
+    for (const auto& point : points_) values.push_back(value_at({{powers, 1}}, point));
     at_points_.push_back(std::move(values));
   }
 }

@@ -22,6 +22,8 @@ struct Symbol {
 using Powers = std::vector<int>;
 // A sum of products: {{0, 0} -> 3, {1, 1} -> 2} is 3 + 2 * s0 * s1. Without terms of factor 0.
 using Polynomial = std::map<Powers, int64_t>;
+//   sizes: one for each symbol
+int64_t value_at(const Polynomial& polynomial, std::span<const int64_t> sizes);
 
 // Points to look at a graph from, and what a number is that had these values there.
 class Sizes {

@@ -8,7 +8,8 @@
 namespace sfsdp::exported {
 namespace {
 
-int64_t value_at(const Polynomial& polynomial, const std::vector<int64_t>& point) {
+// Written apart from value_at, by which sizes are told.
+int64_t number_at(const Polynomial& polynomial, const std::vector<int64_t>& point) {
   int64_t sum = 0;
   for (const auto& [powers, factor] : polynomial) {
     int64_t product = factor;
@@ -21,7 +22,7 @@ int64_t value_at(const Polynomial& polynomial, const std::vector<int64_t>& point
 
 std::vector<int64_t> values_of(const Polynomial& polynomial, const Sizes& sizes) {
   std::vector<int64_t> values;
-  for (const auto& point : sizes.points()) values.push_back(value_at(polynomial, point));
+  for (const auto& point : sizes.points()) values.push_back(number_at(polynomial, point));
   return values;
 }
 

@@ -43,17 +43,6 @@ std::string text_of(const Polynomial& polynomial) {
   return call("Add", terms);
 }
 
-int64_t value_at(const Polynomial& polynomial, const std::vector<int64_t>& point) {
-  int64_t sum = 0;
-  for (const auto& [powers, factor] : polynomial) {
-    int64_t product = factor;
-    for (size_t s = 0; s < powers.size(); ++s)
-      for (int p = 0; p < powers[s]; ++p) product *= point[s];
-    sum += product;
-  }
-  return sum;
-}
-
 }  // namespace
 
 Polynomial SymNumbers::find(std::span<const int64_t> values, const std::string& what) const {

@@ -11,6 +11,8 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/sample_inputs.h"
+#include "sfsdp/exported/schema_numbers.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::exported {
 namespace {
@@ -19,42 +21,19 @@ using Json = nlohmann::ordered_json;
 using Kind = StateTensor::Kind;
 
 constexpr int64_t kBlock = 1 << 20;                                     // elements that are read at once
-constexpr int kStrided = 7;                                             // of schema.py's Layout
 constexpr int kPositional = 1, kByName = 2;                             // of its ArgumentKind
 constexpr int kSchemaMajor = 8, kSchemaMinor = 20;                      // of torch 2.13; loaders ask for the major one
 constexpr int kOpset = 10;                                              // of aten, as torch 2.11 to 2.15 have it
 constexpr const char* kModuleClass = "torch.nn.modules.module.Module";  // what a C++ class is said to be
 
-// torch/_export/serde/schema.py, ScalarType.
-int number_of(ir::DType dtype) {
-  switch (dtype) {
-    case ir::DType::u8: return 1;
-    case ir::DType::i8: return 2;
-    case ir::DType::i16: return 3;
-    case ir::DType::i32: return 4;
-    case ir::DType::i64: return 5;
-    case ir::DType::f16: return 6;
-    case ir::DType::f32: return 7;
-    case ir::DType::f64: return 8;
-    case ir::DType::c64: return 10;
-    case ir::DType::b1: return 12;
-    case ir::DType::bf16: return 13;
-    case ir::DType::f8e4m3: return 29;
-    case ir::DType::f8e5m2: return 30;
-  }
-  SFSDP_CHECK(false, "dtype ", static_cast<int>(dtype));
-  return 0;
+int64_t number_of(ir::DType dtype) {
+  const auto* row = std::ranges::find(kDTypes, std::optional(dtype), &DTypeRow::dtype);
+  SFSDP_CHECK(row != kDTypes.end(), "dtype ", static_cast<int>(dtype));
+  return row->number;
 }
 
-int number_of(MemoryFormat format) {
-  switch (format) {
-    case MemoryFormat::Contiguous: return 1;
-    case MemoryFormat::ChannelsLast: return 2;
-    case MemoryFormat::ChannelsLast3d: return 3;
-    case MemoryFormat::Preserve: return 4;
-  }
-  SFSDP_CHECK(false, "memory format ", static_cast<int>(format));
-  return 0;
+int64_t number_of(MemoryFormat format) {
+  return std::ranges::find(kMemoryFormats, format) - kMemoryFormats.begin() + 1;
 }
 
 Json json_of(double value) {
@@ -94,9 +73,7 @@ std::vector<SymInt> plain(const std::vector<int64_t>& numbers) {
 
 // A tensor of the state, as it lies in the file.
 TensorMeta meta_of(const StateTensor& t) {
-  std::vector<int64_t> strides(t.sizes.size(), 1);
-  for (size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(t.sizes[d], 1);
-  return {t.dtype, plain(t.sizes), plain(strides), {}, t.requires_grad};
+  return {t.dtype, plain(t.sizes), plain(ir::strides_of(ir::Type::tensor(t.dtype, t.sizes))), {}, t.requires_grad};
 }
 
 // Arguments by the names of their values.
@@ -164,15 +141,23 @@ class ArgumentWriter {
   const Graph& graph_;
 };
 
+// "layers", "layers.0", "layers.0.attention"; none of "".
+std::vector<std::string> modules_around(const std::string& path) {
+  std::vector<std::string> modules;
+  for (size_t end = path.find('.'); !path.empty(); end = path.find('.', end + 1)) {
+    modules.push_back(path.substr(0, end));
+    if (end == std::string::npos) break;
+  }
+  return modules;
+}
+
 // "layers.0.attention" as torch.export tells it: each module around the op, outer ones first.
 std::string module_stack(const std::string& path) {
   std::string stack = concat("L__self__,,", kModuleClass);
-  for (size_t end = path.find('.'); !path.empty(); end = path.find('.', end + 1)) {
-    const std::string part = path.substr(0, end);
-    std::string key = part;
+  for (const std::string& module : modules_around(path)) {
+    std::string key = module;
     std::ranges::replace(key, '.', '_');
-    stack += concat(";L__self___", key, ",", part, ",", kModuleClass);
-    if (end == std::string::npos) break;
+    stack += concat(";L__self___", key, ",", module, ",", kModuleClass);
   }
   return stack;
 }
@@ -287,11 +272,8 @@ Json module_calls(const Contents& contents) {
   Json calls = Json::array({{{"fqn", ""}, {"signature", call_signature(contents)}}});
   std::set<std::string> seen = {""};
   const auto add = [&](const std::string& path) {
-    for (size_t end = path.find('.'); !path.empty(); end = path.find('.', end + 1)) {
-      const std::string part = path.substr(0, end);
-      if (seen.insert(part).second) calls.push_back({{"fqn", part}, {"signature", nullptr}});
-      if (end == std::string::npos) break;
-    }
+    for (const std::string& module : modules_around(path))
+      if (seen.insert(module).second) calls.push_back({{"fqn", module}, {"signature", nullptr}});
   };
   for (const StateTensor& t : contents.state)
     if (const size_t dot = t.name.rfind('.'); dot != std::string::npos) add(t.name.substr(0, dot));

@@ -2,7 +2,6 @@
 #include "sfsdp/step/write_pt2.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/nn/module.h>
 #include <torch/version.h>
 
@@ -14,6 +13,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exported/of_graphs.h"
 #include "sfsdp/exported/sizes.h"
 
@@ -46,10 +46,7 @@ OpSignature::Kind kind_of(const c10::Argument& argument) {
 }
 
 OpSignature signature_of(const std::string& opcode) {
-  const std::string name = opcode.substr(opcode.find('.') + 1);
-  const size_t dot = name.find('.');
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-      concat("aten::", name.substr(0, dot)).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+  const c10::OperatorHandle op = exec::find_op(opcode);
   OpSignature signature;
   for (const c10::Argument& argument : op.schema().arguments())
     signature.parameters.push_back({argument.name(), kind_of(argument), argument.kwarg_only()});

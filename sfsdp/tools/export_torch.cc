@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include <charconv>
 #include <ostream>
 #include <string>
 
@@ -28,12 +27,8 @@ using train::checkpoint::StoredTensor;
 // The inverse of train::texts_of_args.
 models::Arg arg_of(const std::string& text) {
   if (text == "true" || text == "false") return text == "true";
-  const char* end = text.data() + text.size();
-  int64_t whole = 0;
-  if (const auto read = std::from_chars(text.data(), end, whole); read.ec == std::errc() && read.ptr == end)
-    return whole;
-  double real = 0;
-  if (const auto read = std::from_chars(text.data(), end, real); read.ec == std::errc() && read.ptr == end) return real;
+  if (const auto whole = parse_int(text)) return *whole;
+  if (const auto real = parse_double(text)) return *real;
   return text;
 }
 
