@@ -34,6 +34,7 @@ struct CompiledJob {
   std::shared_ptr<const exported::Program> archive;  // of model.name = exported, whose weights it starts from
   std::shared_ptr<const PeftAdapter> adapter;        // of lora.adapter
   std::optional<double> lora_alpha;                  // of its adapters, if it has any
+  std::vector<std::string> checkpointed_blocks;      // of the archive: activation_checkpoint.mode = as_exported
   std::vector<std::string> notices;                  // of config.json, for the log
 };
 
