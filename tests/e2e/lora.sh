@@ -86,7 +86,7 @@ refused "expected a checkpoint that holds them, as a run alone draws them" expor
 run checkpoint verify "$dir/llama-lean/checkpoint/step-2"
 refused "expected --hf-assets" export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft
 # Begun with what is written there, it goes on as from the checkpoint, in all digits.
-run train "${llama[@]}" --job.dump_folder "$dir/llama-hf" --checkpoint.last_save_in_hf
+run train "${llama[@]}" --job.dump_folder "$dir/llama-hf" --checkpoint.last_save_in_hf --model.hf_assets_path=
 run export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft --hf-assets "$dir/llama-hf/checkpoint/hf-step-2"
 run train "${llama[@]}" --lora.adapter "$dir/llama-adapter" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/llama-begun"
 run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4 --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/llama-beside" \

@@ -46,7 +46,7 @@ struct StoredTensor {
   // Whose it is, where each data rank has a buffer of its own (batch norm's statistics). -1: the same on all ranks.
   int64_t rank = -1;
   std::vector<StoredRange> ranges;  // by begin; together all elements, each once
-  // Of a tensor that is left out: it has no ranges, its values are those of Manifest::source, and this is their digest
+  // There for a tensor that is left out: it has no ranges, its values are those of Manifest::source, and this is their digest
   // (left_out.h). In a rank's fragment: of what the rank would have written.
   std::optional<uint64_t> digest = {};
   int64_t numel() const;
