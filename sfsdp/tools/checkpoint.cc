@@ -13,7 +13,9 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/train/checkpoint/convert.h"
+#include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/load.h"
+#include "sfsdp/train/checkpoint/source_reader.h"
 #include "sfsdp/train/checkpoint/store.h"
 
 namespace sfsdp::tools {
@@ -36,13 +38,19 @@ std::string size_of(const Manifest& manifest) {
   return with_commas(static_cast<double>(manifest.bytes()) / (1 << 20), 1) + " MiB";
 }
 
+// What it leaves out, if it does.
+std::string without(const Manifest& m) {
+  const size_t count = m.left_out().size();
+  return count == 0 ? "" : concat(", without ", count, " frozen tensors of ", train::checkpoint::to_string(m.source));
+}
+
 std::string describe(const Listed& listed) {
   switch (listed.state) {
     case State::Complete: {
       const Manifest& m = *listed.manifest;
       return concat(size_of(m), ", ", age_of(m.saved_at), " old, of ", m.world_size,
                     m.world_size == 1 ? " rank " : " ranks ", m.mesh,
-                    m.model_only ? ", the model alone: no run goes on from it" : "");
+                    m.model_only ? ", the model alone: no run goes on from it" : "", without(m));
     }
     case State::Damaged: return "damaged: " + listed.why;
     case State::Unfinished: return "not finished: a save is running, or a crash has left it";
@@ -78,6 +86,30 @@ std::vector<std::string> strangers(const Manifest& manifest, const std::string& 
   return names;
 }
 
+// Compares what the checkpoint leaves out with its digests, where it is.  returns: a line for each tensor that has changed
+std::vector<std::string> verify_source(const Manifest& manifest, const std::string& path, std::ostream& out) {
+  std::vector<std::string> wrong;
+  const auto left_out = manifest.left_out();
+  if (left_out.empty()) return wrong;
+  if (manifest.source.kind == train::checkpoint::WeightSource::Kind::Initial) {
+    out << path << ": leaves out " << left_out.size() << " frozen tensors, "
+        << train::checkpoint::to_string(manifest.source) << ": a run alone draws and compares them\n";
+    return wrong;
+  }
+  train::checkpoint::SourceReader source(manifest, path, "", 0);
+  for (const auto* tensor : left_out) {
+    try {
+      source.read(*tensor, 0, {});
+    } catch (const UserError& error) {
+      wrong.emplace_back(error.what());
+    }
+  }
+  if (wrong.empty())
+    out << path << ": leaves out " << left_out.size() << " frozen tensors, whose digests those of "
+        << train::checkpoint::to_string(manifest.source) << " have\n";
+  return wrong;
+}
+
 // Verifies one checkpoint.  returns: how many places are wrong; what does not belong there harms nothing
 size_t verify_one(const std::string& path, std::ostream& out) {
   std::vector<std::string> wrong;
@@ -86,6 +118,7 @@ size_t verify_one(const std::string& path, std::ostream& out) {
     const Manifest manifest = train::checkpoint::open_checkpoint(path);
     size = size_of(manifest);
     wrong = train::checkpoint::verify(manifest, path);
+    for (std::string& line : verify_source(manifest, path, out)) wrong.push_back(std::move(line));
     for (const std::string& name : strangers(manifest, path))
       out << path << "/" << name << ": is not of the checkpoint, and nothing reads it\n";
   } catch (const UserError& error) {

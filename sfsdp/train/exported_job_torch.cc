@@ -284,7 +284,7 @@ CompiledJob exported_job(const JobConfig& config) {
   job.batch = parts_of(config, *job.archive);
   models::ExportedModule module = meta_init([&] {
     models::ExportedModule built(job.archive, stored, evaluation);
-    choose_trained(*built, config);
+    choose_trained(*built, config, job);
     return built;
   });
   expect_gradients(*job.archive, *module);

@@ -16,6 +16,7 @@
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/loader.h"
 #include "sfsdp/train/weights/hf_config.h"
+#include "sfsdp/train/weights/peft_import.h"
 
 namespace sfsdp::train {
 
@@ -31,6 +32,8 @@ struct CompiledJob {
   std::string hf_folder;                             // weights to start from; "": as initialised
   std::optional<HfConfig> hf_config;                 // of that folder
   std::shared_ptr<const exported::Program> archive;  // of model.name = exported, whose weights it starts from
+  std::shared_ptr<const PeftAdapter> adapter;        // of lora.adapter
+  std::optional<double> lora_alpha;                  // of its adapters, if it has any
   std::vector<std::string> checkpointed_blocks;      // of the archive: activation_checkpoint.mode = as_exported
   std::vector<std::string> notices;                  // of config.json, for the log
 };
@@ -48,6 +51,10 @@ CapturedJob capture_job(const JobConfig& config);
 
 // Copies this rank's part of the weights from job.hf_folder or job.archive into the step. Returns lines for the log.
 std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step);
+
+// Copies this rank's part of the weights that a checkpoint leaves out into the step, from what a run has begun with: an archive,
+// a Hugging Face folder, or initial values, which a new step has. Where the job itself names such a source, it is that one.
+void load_weights_of(const checkpoint::WeightSource& source, const CompiledJob& job, Step& step);
 
 // The rows as job.loss takes them.
 //   layout: of the source that they are from

@@ -23,6 +23,7 @@
 #include "sfsdp/exported/describe.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
+#include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/config/step_setup.h"
 #include "sfsdp/train/exported_job.h"
@@ -88,7 +89,7 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   capture::run_meta_init([&] {
     job.model = models::make_language_model(spec);
     if (config.training.dtype == "bfloat16") job.model.module->to(at::kBFloat16);
-    choose_trained(*job.model.module, config);
+    choose_trained(*job.model.module, config, job);
     return job.model.module;
   });
   const MatrixElements matrices = matrix_elements(*job.model.module);
@@ -187,7 +188,9 @@ CapturedJob capture_job(const JobConfig& config) {
   return out;
 }
 
-std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {
+namespace {
+
+std::vector<std::string> load_base_weights(const CompiledJob& job, Step& step) {
   if (job.archive) return load_exported_weights(*job.archive, step);
   if (job.hf_folder.empty()) return {};
   const auto start = std::chrono::steady_clock::now();
@@ -196,6 +199,40 @@ std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {concat("Weights of ", job.hf_folder, ": ", checkpoint.names().size(), " tensors in ",
                  checkpoint.files().size(), " files, this rank's part in ", with_commas(seconds, 3), " s")};
+}
+
+}  // namespace
+
+std::vector<std::string> load_initial_weights(const CompiledJob& job, Step& step) {
+  std::vector<std::string> notes = load_base_weights(job, step);
+  if (job.adapter) notes.push_back(load_adapter(*job.adapter, step));
+  return notes;
+}
+
+namespace {
+
+checkpoint::WeightSource weight_source(const CompiledJob& job) {
+  using Kind = checkpoint::WeightSource::Kind;
+  const auto whole = [](const std::string& path) {
+    return std::filesystem::absolute(path).lexically_normal().string();
+  };
+  if (job.archive) return {Kind::Archive, whole(job.archive->archive.path())};
+  if (!job.hf_folder.empty()) return {Kind::HuggingFace, whole(job.hf_folder)};
+  return {};
+}
+
+}  // namespace
+
+void load_weights_of(const checkpoint::WeightSource& source, const CompiledJob& job, Step& step) {
+  using Kind = checkpoint::WeightSource::Kind;
+  if (source.kind == weight_source(job).kind) {
+    load_base_weights(job, step);
+  } else if (source.kind == Kind::HuggingFace) {
+    load_hf_weights(step, SafetensorsCheckpoint::open(source.path), read_hf_config(source.path));
+  } else {
+    throw UserError(concat("this run begins with ", checkpoint::to_string(weight_source(job)),
+                           "\n  expected the flags of the run that saved the checkpoint"));
+  }
 }
 
 std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
@@ -221,6 +258,7 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
     piece.data = static_cast<std::byte*>(value.mutable_data_ptr());
     const bool is_buffer = t.source >= 0 && program.state()[static_cast<size_t>(t.source)].is_buffer;
     piece.kind = t.source < 0 ? Kind::Optimizer : is_buffer ? Kind::Buffer : Kind::Parameter;
+    piece.frozen = piece.kind == Kind::Parameter && !t.trainable && !written.contains(t.buffer);
     const AxisList same = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
     if (is_buffer && written.contains(t.buffer)) {
       piece.rank = strategy.mesh.group_rank(rank, strategy.data_axes());
@@ -260,6 +298,8 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   options.exclude_from_loading = c.exclude_from_loading;
   options.enable_first_step_checkpoint = c.enable_first_step_checkpoint;
   options.load_only = c.load_only;
+  options.frozen.leave_out = c.frozen == "none";
+  options.frozen.source = weight_source(job);
   options.launch = checkpoint::launch_from_environment();
   options.total_steps = config.training.steps;
   options.seed = program.options().seed;
@@ -274,7 +314,7 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);
   if (job.archive) options.about.model_args[checkpoint::kGraphOfModel] = hex(exported::graph_hash(*job.archive));
-  if (!config.lora.target.empty()) options.about.model_args[kLoraAlpha] = shortest(config.lora.alpha);
+  if (job.lora_alpha) options.about.model_args[kLoraAlpha] = shortest(*job.lora_alpha);
   options.about.world_size = strategy.mesh.world_size();
   options.about.data_ranks = strategy.data_ranks();
   options.about.mesh = to_string(strategy.mesh);

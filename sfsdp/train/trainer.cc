@@ -208,8 +208,10 @@ class Trainer {
     check_same_configuration(config_, world_);
     check_memory();
     step_.emplace(job_.program, world_);
+    checkpoint::CheckpointOptions options = checkpoint_options(config_, job_);
+    options.frozen.read = [this](const checkpoint::WeightSource& source) { load_weights_of(source, job_, *step_); };
     checkpoints_.emplace(
-        checkpoint_options(config_, job_), world_, [this] { return checkpoint_pieces(*step_, rank()); },
+        std::move(options), world_, [this] { return checkpoint_pieces(*step_, rank()); },
         [this](const std::string& line) { log_.notice(line); });
     begin();
     if (rank() == 0) save_config_file();

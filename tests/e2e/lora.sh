@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Adapters are trained by two processes, saved, resumed on one, written for PEFT and merged into the weights; what does not fit is told.
-# Takes 30 s alone.
+# Adapters are trained by two processes, saved, resumed on one, with and without the frozen weights, begun with, written for PEFT and merged into the weights; what does not fit is told.
+# Takes 40 s alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMP_NUM_THREADS=1
@@ -44,11 +44,54 @@ run train "${flags[@]}" "${lora[@]}" --training.steps 1 --optimizer.lr 0 --job.d
 [[ $(losses "$dir/merged") == "$(losses "$dir/beside")" ]] || fail "merged: $(losses "$dir/merged"), beside: $(losses "$dir/beside")"
 [[ $(losses "$dir/merged") != "$(losses "$dir/whole" | head -1)" ]] || fail "merged: the adapters changed nothing"
 
+# Without the frozen weights: the same losses, on another number of ranks too; a base that has changed is refused by name.
+lean=(--checkpoint.enable --checkpoint.frozen none --job.dump_folder "$dir/lean")
+run launch -n 2 -- train "${flags[@]}" "${lora[@]}" "${lean[@]}" --training.steps 4 --lr_scheduler.total_steps 6 --checkpoint.interval 4 \
+  --checkpoint.no_last_save_model_only
+cp -r "$dir/lean" "$dir/changed"
+refused "merged.pt2\" are not what they were" train "${flags[@]}" "${lora[@]}" "${lean[@]}" --job.dump_folder "$dir/changed" --model.path "$dir/merged.pt2" \
+  --training.steps 6 --training.global_batch_size 4
+run train "${flags[@]}" "${lora[@]}" "${lean[@]}" --training.steps 6 --training.global_batch_size 4
+diff <(losses "$dir/whole") <(losses "$dir/lean") || fail "stopped and resumed without the frozen weights, the losses differ"
+small=$dir/lean/checkpoint/step-6
+bytes_of() { du -b --apparent-size -s "$1" | cut -f1; }
+echo "one checkpoint: $(bytes_of "$dir/run/checkpoint/step-4") bytes, $(bytes_of "$dir/lean/checkpoint/step-4") without the frozen weights"
+run checkpoint ls "$dir/lean/checkpoint"
+grep -q "without .* frozen tensors of the archive" "$dir/log" || fail "$(cat "$dir/log")"
+run checkpoint verify "$small"
+grep -q "whose digests those of the archive" "$dir/log" || fail "$(cat "$dir/log")"
+run checkpoint diff "$saved" "$small"
+run checkpoint convert "$small" "$dir/converted" --ranks 1
+run export "$small" "$dir/small-adapter" --format peft
+cmp "$dir/adapter/adapter_model.safetensors" "$dir/small-adapter/adapter_model.safetensors" || fail "the adapters of both checkpoints differ"
+run export "$small" "$dir/small-merged.safetensors" "${archive[@]}" --merge --format safetensors
+cmp "$dir/merged.safetensors" "$dir/small-merged.safetensors" || fail "merged, both checkpoints differ"
+refused "are not what they were" export "$small" "$dir/no.safetensors" --archive "$dir/merged.pt2" --merge --format safetensors
+refused "checkpoint.frozen = all" train "${flags[@]}" "${lora[@]}" "${lean[@]}" --checkpoint.create_seed_checkpoint
+
+# A run that begins with the adapter that was exported has the loss of one that begins with the checkpoint, in all digits.
+run train "${flags[@]}" --lora.adapter "$dir/adapter" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/begun"
+exact() { sed -n 's/.*"loss": \([0-9.e-]*\),.*/\1/p' "$1/metrics.jsonl"; }
+[[ $(exact "$dir/begun") == "$(exact "$dir/beside")" ]] || fail "begun with the adapter: $(exact "$dir/begun"), beside: $(exact "$dir/beside")"
+refused "lora.rank = 5, but" train "${flags[@]}" --lora.adapter "$dir/adapter" --lora.rank 5 --training.steps 1
+refused "lora.target with lora.adapter" train "${flags[@]}" "${lora[@]}" --lora.adapter "$dir/adapter" --training.steps 1
+
 # A Llama of ours: adapters have Hugging Face's names, and rows of B its order.
 llama=(--job.config_file configs/llama3_debug.toml --training.seq_len 32 --training.local_batch_size 1 --training.dataset_max_bytes 100000
   --model.args.n_layers 1 --model.args.dim 64 --training.steps 2 --job.dump_folder "$dir/llama" --checkpoint.enable --checkpoint.interval 2)
 run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4
+# Its weights are initial values, which a run alone draws: adapters are exported, weights are not.
+run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4 --checkpoint.frozen none --job.dump_folder "$dir/llama-lean"
+refused "expected a checkpoint that holds them, as a run alone draws them" export "$dir/llama-lean/checkpoint/step-2" "$dir/no.pt2" --merge
+run checkpoint verify "$dir/llama-lean/checkpoint/step-2"
 refused "expected --hf-assets" export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft
+# Begun with what is written there, it goes on as from the checkpoint, in all digits.
+run train "${llama[@]}" --job.dump_folder "$dir/llama-hf" --checkpoint.last_save_in_hf --model.hf_assets_path=
+run export "$dir/llama/checkpoint/step-2" "$dir/llama-adapter" --format peft --hf-assets "$dir/llama-hf/checkpoint/hf-step-2"
+run train "${llama[@]}" --lora.adapter "$dir/llama-adapter" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/llama-begun"
+run train "${llama[@]}" --lora.target "*.wq|*.w2" --lora.rank 4 --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/llama-beside" \
+  --checkpoint.initial_load_path "$dir/llama/checkpoint/step-2"
+[[ $(exact "$dir/llama-begun") == "$(exact "$dir/llama-beside")" ]] || fail "begun: $(exact "$dir/llama-begun"), beside: $(exact "$dir/llama-beside")"
 refused "lora.target = *.wqq matches no module" train "${llama[@]}" --lora.target "*.wqq"
 refused "matches tok_embeddings, whose weight is read by aten.embedding" train "${llama[@]}" --lora.target tok_embeddings
 refused "matches tok_embeddings, whose weight is read by aten.embedding" train "${llama[@]}" --model.args.tied true --lora.target tok_embeddings

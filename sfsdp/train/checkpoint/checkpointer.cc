@@ -10,6 +10,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/load.h"
 
 namespace sfsdp::train::checkpoint {
@@ -70,7 +71,8 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::CommWorld* world, st
       ranks_(ranks_of(world)),
       state_(std::move(state)),
       say_(std::move(say)),
-      store_(options_.folder) {
+      store_(options_.folder),
+      source_(options_.frozen.source) {
   if (!options_.enable) return;
   of_first_rank(
       [&] {
@@ -123,6 +125,9 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
     return from.keys_hold && std::ranges::find(names, what) != names.end();
   };
   const Manifest manifest = open_checkpoint(from.path);
+  digests_.clear();
+  elsewhere_.clear();
+  source_ = options_.frozen.source;
   RunState run = manifest.run;
   if (goes_on && run.step > 0 && run.seed != options_.seed && !excludes("dataloader"))
     throw UserError(concat(from.path, ": its run had debug.seed = ", run.seed, ", this one has ", options_.seed,
@@ -142,7 +147,10 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
     for (const TensorKind kind : {TensorKind::Parameter, TensorKind::Buffer})
       check_all_used(manifest, pieces, kind, from.path);
   if (!from.model_only && !excludes("optimizer")) check_all_used(manifest, pieces, TensorKind::Optimizer, from.path);
-  checkpoint::load(manifest, from.path, pieces);
+  if (excludes("model"))
+    checkpoint::load(manifest, from.path, pieces);
+  else
+    read_model(manifest, from.path, std::move(pieces));
   Loaded loaded{{}, from.path, !excludes("model")};
   if (from.keys_hold) loaded.left_out = options_.exclude_from_loading;
   if (!goes_on) return loaded;
@@ -197,6 +205,7 @@ std::optional<Loaded> Checkpointer::load() {
                                                }),
                                                "checkpoint load"));
     if (end[0] == kDone) {
+      compare_digests(candidate.path);
       if (is_first() && !options_.initial_load_path.empty())
         say_(concat("checkpoint.initial_load_path = ", options_.initial_load_path, " is not read: ", loaded.path,
                     " is there to go on from"));
@@ -246,6 +255,7 @@ std::optional<Loaded> Checkpointer::load_initial() {
                                              }),
                                              "checkpoint load"));
   if (end[0] != kDone) fail(end.substr(1), end[0] == kPassing);
+  compare_digests(path);
   return loaded;
 }
 
@@ -273,6 +283,7 @@ bool Checkpointer::save(const RunState& run, When when) {
     std::erase_if(request.pieces, [](const Piece& p) { return p.kind == TensorKind::Optimizer; });
     if (options_.export_dtype != ir::DType::f32) request.dtype = options_.export_dtype;
   }
+  if (options_.frozen.leave_out && !replaces_source(run.step)) leave_out_frozen(request);
   request.in_background = options_.in_background && when == When::Interval;
   const bool waits = !request.in_background;
   saver_->start(std::move(request));

@@ -18,6 +18,14 @@
 
 namespace sfsdp::train::checkpoint {
 
+// Frozen weights that are read again, not saved: checkpoint.frozen = none.
+struct FrozenWeights {
+  bool leave_out = false;
+  WeightSource source = {};  // what a run of this configuration begins with
+  // Fills the state with the values of a source that is no checkpoint, as a start does. Not a collective call.
+  std::function<void(const WeightSource&)> read = {};
+};
+
 struct CheckpointOptions {
   bool enable = false;
   std::string folder;
@@ -37,6 +45,7 @@ struct CheckpointOptions {
   Launch launch = {};         // that this process belongs to
   int64_t total_steps = 0;    // of the run
   uint64_t seed = 0;
+  FrozenWeights frozen = {};
   std::map<std::string, std::string> schedule = {};  // its settings: written down, and compared when a run goes on
   Manifest about;                                    // mesh, plan, versions, ranks: written down with each save
 };
@@ -82,6 +91,12 @@ class Checkpointer {
   std::vector<Candidate> candidates();
   std::optional<Loaded> load_initial();
   Loaded read(const Candidate& from, bool goes_on);
+  void read_model(const Manifest& manifest, const std::string& path, std::vector<Piece> pieces);
+  void read_elsewhere(const Manifest& manifest, const std::string& path, std::vector<Piece> pieces, int depth);
+  WeightSource as_given(const WeightSource& named) const;
+  bool replaces_source(int64_t step) const;
+  void compare_digests(const std::string& path);
+  void leave_out_frozen(SaveRequest& request);
   void compare_model(const Manifest& saved, const std::string& path, bool goes_on) const;
   void compare_schedule(const RunState& saved) const;
   void report(const SaveResult& result);
@@ -95,7 +110,12 @@ class Checkpointer {
   Store store_;
   std::unique_ptr<Saver> saver_;
   std::string last_failure_;
-  int64_t saved_step_ = -1;  // of the newest save that holds all of the state
+  int64_t saved_step_ = -1;                  // of the newest save that holds all of the state
+  WeightSource source_;                      // that the frozen weights in memory are of
+  std::map<std::string, uint64_t> digests_;  // this rank's part of those of frozen weights, each once it is needed
+  std::vector<StoredTensor> elsewhere_;      // what the checkpoint that was read last leaves out
+  WeightSource elsewhere_source_;            // of them
+  bool said_ = false;                        // what saves leave out, once
 };
 
 }  // namespace sfsdp::train::checkpoint

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 #include "sfsdp/train/checkpoint/store.h"
@@ -26,7 +27,7 @@ namespace {
 std::vector<Piece> share_of(const Manifest& manifest, const ConvertOptions& options, int64_t rank, int64_t ranks) {
   std::vector<Piece> pieces;
   for (const StoredTensor& t : manifest.tensors) {
-    if (options.model_only && t.kind == TensorKind::Optimizer) continue;
+    if (t.digest || (options.model_only && t.kind == TensorKind::Optimizer)) continue;
     Piece piece = piece_of(t);
     if (options.dtype && t.kind == TensorKind::Parameter && is_weight_dtype(t.dtype)) piece.dtype = *options.dtype;
     if (t.rank < 0) {
@@ -91,7 +92,10 @@ std::string convert(const std::string& from, const std::string& to, const Conver
                   share_of(manifest, options, rank, ranks), fragment,
                   [&](const Piece& piece, int64_t begin, int64_t end) { return source.read(piece, begin, end); });
     }
-    store.publish(merge(fragments));
+    Manifest all = merge(fragments);
+    for (const StoredTensor* t : manifest.left_out()) all.tensors.push_back(*t);
+    all.source = resolved(manifest.source, from);
+    store.publish(std::move(all));
   } catch (...) {
     store.give_up(step);
     throw;
@@ -143,6 +147,9 @@ std::vector<TensorDifference> differences(const std::string& first, const std::s
       difference.what = "another shape";
     } else if (a.dtype != b->dtype && !(is_weight_dtype(a.dtype) && is_weight_dtype(b->dtype))) {
       difference.what = "another dtype";
+    } else if (a.digest && b->digest && a.dtype == b->dtype) {  // left out of both: no source need be there
+      if (*a.digest != *b->digest) difference.what = "left out of both, with another digest";
+      ++*compared;
     } else {
       compare(one, other, a, *b, difference);
       ++*compared;

@@ -13,6 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/train/checkpoint/files.h"
+#include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train::checkpoint {
@@ -34,6 +35,7 @@ const StoredTensor& find_tensor(const Manifest& manifest, const Piece& piece, co
                            piece.kind == TensorKind::Optimizer
                                ? " and optimizer; without its state: checkpoint.exclude_from_loading = optimizer"
                                : ""));
+  if (found->digest) throw UserError(is_left_out(manifest, *found, checkpoint));
   if (found->shape != piece.shape)
     throw UserError(concat(checkpoint, ": tensor ", quote_safe(piece.name), " has shape ", sizes(found->shape),
                            "\n  expected ", sizes(piece.shape), ", as the model has it"));

@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::string_view kFormat = "sfsdp checkpoint 1";
 constexpr std::array<std::string_view, 3> kKinds = {"parameter", "buffer", "optimizer"};
+constexpr std::array<std::string_view, 4> kSources = {"initial", "archive", "hf", "checkpoint"};
 constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxNameBytes = 4096;
 
@@ -60,6 +61,11 @@ std::string print(const StoredTensor& t) {
     text += print(t.ranges[i]);
   }
   return text + "]}";
+}
+
+std::string print_left_out(const StoredTensor& t) {
+  return concat("{\"name\": ", json_quoted(t.name), ", \"dtype\": \"", safetensors_name(t.dtype),
+                "\", \"shape\": ", numbers(t.shape), ", \"digest\": \"", hex(*t.digest), "\"}");
 }
 
 template <class Items, class Print>
@@ -102,7 +108,14 @@ std::string body(const Manifest& m) {
                   ", \"header_xxh3\": \"", hex(f.header_hash), "\"}");
   });
   text += ",\n";
-  text += lines("tensors", m.tensors, [](const StoredTensor& t) { return print(t); });
+  std::vector<const StoredTensor*> held;
+  for (const StoredTensor& t : m.tensors)
+    if (!t.digest) held.push_back(&t);
+  text += lines("tensors", held, [](const StoredTensor* t) { return print(*t); });
+  if (const auto left_out = m.left_out(); !left_out.empty())
+    text += concat(",\n\"left_out\": {\"from\": \"", kSources[static_cast<size_t>(m.source.kind)],
+                   "\", \"path\": ", json_quoted(m.source.path), ",\n",
+                   lines("tensors", left_out, [](const StoredTensor* t) { return print_left_out(*t); }), "}");
   return text + "}\n";
 }
 
@@ -214,16 +227,11 @@ StoredRange read_range(const Reader& in, const JsonValue& value, const std::vect
   return range;
 }
 
-StoredTensor read_tensor(const JsonValue& value, const std::vector<StoredFile>& files, int64_t data_ranks,
-                         const std::string& file) {
-  StoredTensor t;
-  t.name = Reader(value, file + ": a tensor").text("name");
-  const Reader in(value, file + ": tensor " + quote_safe(t.name));
-  if (t.name.empty() || t.name.size() > kMaxNameBytes) in.fail("this name", "1 to 4096 bytes");
-  const std::string kind = in.text("kind");
-  const auto found = std::ranges::find(kKinds, kind);
-  if (found == kKinds.end()) in.fail("kind is " + quote_safe(kind), "parameter, buffer or optimizer");
-  t.kind = static_cast<TensorKind>(found - kKinds.begin());
+void check_name(const Reader& in, const std::string& name) {
+  if (name.empty() || name.size() > kMaxNameBytes) in.fail("this name", "1 to 4096 bytes");
+}
+
+void read_type(const Reader& in, StoredTensor& t) {
   const auto dtype = dtype_of_safetensors(in.text("dtype"));
   if (!dtype) in.fail("dtype is " + quote_safe(in.text("dtype")), "a dtype of sfsdp, as F32 or BF16");
   t.dtype = *dtype;
@@ -234,11 +242,44 @@ StoredTensor read_tensor(const JsonValue& value, const std::vector<StoredFile>& 
     bytes = ir::saturating_product(bytes, t.shape.back());
   }
   if (bytes > ir::kMaxBytes) in.fail("a shape of 2^60 bytes or more", "less");
+}
+
+StoredTensor read_tensor(const JsonValue& value, const std::vector<StoredFile>& files, int64_t data_ranks,
+                         const std::string& file) {
+  StoredTensor t;
+  t.name = Reader(value, file + ": a tensor").text("name");
+  const Reader in(value, file + ": tensor " + quote_safe(t.name));
+  check_name(in, t.name);
+  const std::string kind = in.text("kind");
+  const auto found = std::ranges::find(kKinds, kind);
+  if (found == kKinds.end()) in.fail("kind is " + quote_safe(kind), "parameter, buffer or optimizer");
+  t.kind = static_cast<TensorKind>(found - kKinds.begin());
+  read_type(in, t);
   if (in.has("rank")) t.rank = in.count("rank");
   if (t.rank >= data_ranks) in.fail(concat("rank is ", t.rank), concat("below data_ranks, ", data_ranks));
   for (const JsonValue& range : in.array("ranges"))
     t.ranges.push_back(read_range(in, range, files, ir::size_in_bytes(t.dtype)));
   return t;
+}
+
+void read_left_out(const JsonValue& value, Manifest& m, const std::string& file) {
+  const Reader in(value, file + ": left_out");
+  const std::string kind = in.text("from");
+  const auto found = std::ranges::find(kSources, kind);
+  if (found == kSources.end()) in.fail("from is " + quote_safe(kind), "initial, archive, hf or checkpoint");
+  m.source = {static_cast<WeightSource::Kind>(found - kSources.begin()), in.text("path")};
+  if (m.source.path.size() > kMaxNameBytes || m.source.path.find('\0') != std::string::npos)
+    in.fail(concat("a path of ", m.source.path.size(), " bytes"),
+            concat("at most ", kMaxNameBytes, ", none of them 0"));
+  for (const JsonValue& one : in.array("tensors")) {
+    StoredTensor t;
+    t.name = Reader(one, in.where() + ": a tensor").text("name");
+    const Reader tensor(one, concat(file, ": tensor ", quote_safe(t.name), ", left out"));
+    check_name(tensor, t.name);
+    read_type(tensor, t);
+    t.digest = tensor.hash(tensor.at("digest"), "digest");
+    m.tensors.push_back(std::move(t));
+  }
 }
 
 // Ranges stand in order and do not overlap; with `whole` nothing is missing.
@@ -266,7 +307,7 @@ void check(const Manifest& m, bool whole, const std::string& file) {
   for (const StoredTensor& t : m.tensors) {
     if (!tensors.emplace(t.name, t.rank).second)
       throw DamagedError(concat(file, ": tensor ", quote_safe(t.name), " twice\n  expected each once"));
-    check_ranges(t, whole, file);
+    if (!t.digest) check_ranges(t, whole, file);
   }
 }
 
@@ -316,6 +357,7 @@ Manifest read(std::string_view text, const std::string& file, bool whole) {
   for (const JsonValue& value : in.array("files")) m.files.push_back(read_file(value, file + ": a file"));
   for (const JsonValue& value : in.array("tensors"))
     m.tensors.push_back(read_tensor(value, m.files, m.data_ranks, file));
+  if (in.has("left_out")) read_left_out(in.at("left_out"), m, file);
   check(m, whole, file);
   check_counts(m, file);
   return m;
@@ -352,6 +394,13 @@ int64_t Manifest::bytes() const {
   return sum;
 }
 
+std::vector<const StoredTensor*> Manifest::left_out() const {
+  std::vector<const StoredTensor*> found;
+  for (const StoredTensor& t : tensors)
+    if (t.digest) found.push_back(&t);
+  return found;
+}
+
 bool is_older(const Manifest& a, const Manifest& b) {
   return std::tie(a.save, a.saved_at, a.run.step) < std::tie(b.save, b.saved_at, b.run.step);
 }
@@ -377,9 +426,12 @@ Manifest merge(const std::vector<Manifest>& fragments) {
       if (fresh) {
         all.tensors.push_back(t);
         all.tensors.back().ranges.clear();
+        if (t.digest) all.tensors.back().digest = 0;
       }
       StoredTensor& into = all.tensors[place->second];
       SFSDP_CHECK(into.kind == t.kind && into.dtype == t.dtype && into.shape == t.shape, "ranks differ in ", t.name);
+      SFSDP_CHECK(into.digest.has_value() == t.digest.has_value(), "ranks differ in whether ", t.name, " is left out");
+      if (t.digest) *into.digest += *t.digest;
       for (StoredRange range : t.ranges) {
         range.file += first_file;
         into.ranges.push_back(std::move(range));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -45,6 +46,9 @@ struct StoredTensor {
   // Whose it is, where each data rank has a buffer of its own (batch norm's statistics). -1: the same on all ranks.
   int64_t rank = -1;
   std::vector<StoredRange> ranges;  // by begin; together all elements, each once
+  // There for a tensor that is left out: it has no ranges, its values are those of Manifest::source, and this is their digest
+  // (left_out.h). In a rank's fragment: of what the rank would have written.
+  std::optional<uint64_t> digest = {};
   int64_t numel() const;
   bool operator==(const StoredTensor&) const = default;
 };
@@ -55,6 +59,14 @@ struct StoredFile {
   int64_t header_bytes = 0;  // of safetensors, its 8 bytes of length included
   uint64_t header_hash = 0;
   bool operator==(const StoredFile&) const = default;
+};
+
+// Where the values are that a checkpoint leaves out.
+struct WeightSource {
+  enum class Kind : uint8_t { Initial, Archive, HuggingFace, Checkpoint };
+  Kind kind = Kind::Initial;  // as the model draws them by debug.seed
+  std::string path = {};      // a file or folder; "step-N" is a checkpoint of the same folder
+  bool operator==(const WeightSource&) const = default;
 };
 
 // Where a run stands. All of it is the same on all ranks.
@@ -83,12 +95,14 @@ struct Manifest {
   std::string model;     // "llama3", "gpt", …; "": not known
   std::map<std::string, std::string> model_args = {};
   std::string mesh, plan, sfsdp_version, torch_version;
+  WeightSource source = {};  // of the tensors that are left out
   std::vector<StoredFile> files;
   std::vector<StoredTensor> tensors;
 
   // Null if there is none.  rank: of a buffer with one per rank
   const StoredTensor* find(std::string_view name, int64_t rank = -1) const;
   int64_t bytes() const;  // of all files
+  std::vector<const StoredTensor*> left_out() const;
   bool operator==(const Manifest&) const = default;
 };
 
@@ -109,7 +123,7 @@ std::string print(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& file);
 Manifest parse_fragment(std::string_view text, const std::string& file);
 
-// The manifest of all ranks: fragments[r] is rank r's, with its own file and ranges; the rest is rank 0's.
+// The manifest of all ranks: fragments[r] is rank r's, with its own file, ranges and parts of digests; the rest is rank 0's.
 //   throws: InternalError if tensors of one name differ, or do not add up to the whole
 Manifest merge(const std::vector<Manifest>& fragments);
 

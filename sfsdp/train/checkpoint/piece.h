@@ -23,6 +23,7 @@ struct Piece {
   std::byte* data = nullptr;
   // Which one this is of the ranks that hold the same elements, and how many those are.
   int64_t holder = 0, holders = 1;
+  bool frozen = false;  // a parameter that no step changes
 
   int64_t numel() const;  // of the whole tensor
   std::span<std::byte> bytes() const;

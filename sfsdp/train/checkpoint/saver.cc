@@ -171,6 +171,7 @@ void Saver::write(const SaveRequest& request) {
     if (!request.failure.empty()) throw UserError(request.failure);
     Manifest fragment = request.about;
     write_shard(store_.temporary_path_of(step), shard_name(rank()), request.pieces, fragment, {}, image_);
+    fragment.tensors.insert(fragment.tensors.end(), request.left_out.begin(), request.left_out.end());
     return print(fragment);
   };
   std::string mine;

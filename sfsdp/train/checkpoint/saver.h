@@ -24,6 +24,7 @@ namespace sfsdp::train::checkpoint {
 
 struct SaveRequest {
   std::vector<Piece> pieces;            // all of this rank's
+  std::vector<StoredTensor> left_out;   // all that no rank writes, with this rank's part of the digests
   Manifest about;                       // without files and tensors
   std::optional<ir::DType> dtype = {};  // floating parameters are written in this one
   bool in_background = false;

@@ -14,6 +14,7 @@
 #include <ctime>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -307,6 +308,26 @@ std::string Store::publish(Manifest manifest) {
 
 void Store::give_up(int64_t step) { remove_checkpoint(temporary_path_of(step)); }
 
+namespace {
+
+// The newest ones, the one just saved, and whatever these take the frozen weights from that they leave out.
+std::set<std::string> kept_names(const std::vector<Listed>& newest_first, int64_t keep, int64_t saved) {
+  std::vector<const Listed*> todo;
+  for (size_t i = 0; i < newest_first.size(); ++i)
+    if (static_cast<int64_t>(i) < keep || newest_first[i].step == saved) todo.push_back(&newest_first[i]);
+  std::set<std::string> names;
+  while (!todo.empty()) {
+    const Listed& one = *todo.back();
+    todo.pop_back();
+    if (!names.insert(one.name).second || one.manifest->source.kind != WeightSource::Kind::Checkpoint) continue;
+    const auto source = std::ranges::find(newest_first, one.manifest->source.path, &Listed::name);
+    if (source != newest_first.end()) todo.push_back(&*source);
+  }
+  return names;
+}
+
+}  // namespace
+
 std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
   std::vector<std::string> deleted, left;
   if (keep == 0) return left;
@@ -314,9 +335,9 @@ std::vector<std::string> Store::purge(int64_t keep, int64_t saved) {
   std::erase_if(complete, [](const Listed& listed) { return listed.state != Listed::State::Complete; });
   std::ranges::stable_sort(complete,
                            [](const Listed& a, const Listed& b) { return is_older(*b.manifest, *a.manifest); });
-  for (size_t i = static_cast<size_t>(keep); i < complete.size(); ++i) {
-    const Listed& listed = complete[i];
-    if (listed.step == saved) continue;
+  const std::set<std::string> kept = kept_names(complete, keep, saved);
+  for (const Listed& listed : complete) {
+    if (kept.contains(listed.name)) continue;
     deleted.push_back(free_name(listed.step, std::string(kDeleted)));
     rename_path(folder_ + "/" + listed.name, deleted.back());
   }

@@ -76,7 +76,7 @@ class Store {
   // Best effort, after a save that failed: room for the next one.
   void give_up(int64_t step);
   // Removes all but the `keep` complete checkpoints that were saved last; 0 keeps all. So where a run has gone back by
-  // load_step, the higher steps of the branch that it left go first.
+  // load_step, the higher steps of the branch that it left go first. One that a kept one takes its frozen weights from stays.
   //   saved:   stays in any case
   //   returns: what could not be removed, a line each
   std::vector<std::string> purge(int64_t keep, int64_t saved);

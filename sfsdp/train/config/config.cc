@@ -192,6 +192,11 @@ void check_checkpoint(const JobConfig& config, std::vector<std::string>& errors)
   if (c.load_step >= 0 && !c.enable)
     errors.push_back(concat("checkpoint.load_step = ", c.load_step,
                             "\n  expected checkpoint.enable = true with it; and load_only = true to save nothing"));
+  if (c.create_seed_checkpoint && c.frozen == "none")
+    errors.emplace_back(
+        "checkpoint.create_seed_checkpoint = true with checkpoint.frozen = none\n  expected checkpoint.frozen = all "
+        "with"
+        " it: a seed checkpoint is what others take their weights from");
   if (c.create_seed_checkpoint && !c.enable)
     errors.push_back("checkpoint.create_seed_checkpoint = true\n  expected checkpoint.enable = true with it");
 }
@@ -209,10 +214,18 @@ void check_comm(const JobConfig& config, std::vector<std::string>& errors) {
 }
 
 void check_lora(const JobConfig& config, std::vector<std::string>& errors) {
-  if (config.lora.target.empty()) return;
-  if (config.checkpoint.last_save_in_hf)
+  if (!config.lora.target.empty() && !config.lora.adapter.empty())
     errors.emplace_back(
-        "checkpoint.last_save_in_hf = true with lora.target: a folder of Hugging Face holds a model, not adapters\n "
+        "lora.target with lora.adapter\n  expected one of the two: an adapter's tensors say which modules they are of");
+  if (!config.lora.adapter.empty() && config.checkpoint.initial_load_path && !config.checkpoint.initial_load_in_hf)
+    errors.emplace_back(
+        "lora.adapter with checkpoint.initial_load_path\n  expected one of the two: a checkpoint that adapters fit has "
+        "its"
+        " own");
+  if (config.checkpoint.last_save_in_hf && !(config.lora.target.empty() && config.lora.adapter.empty()))
+    errors.emplace_back(
+        "checkpoint.last_save_in_hf = true with lora.target or lora.adapter: a folder of Hugging Face holds a model, "
+        "not adapters\n "
         " expected false; sfsdp export --format peft writes the adapters of a checkpoint");
 }
 

@@ -111,7 +111,7 @@ void write_crc(const exported::ZipArchive& written, const ZipEntry& entry, int f
 
 void export_archive(const std::string& checkpoint, const std::string& archive, const std::string& out, bool merge) {
   const exported::Program program = exported::read_program(archive);
-  StretchReader stored(checkpoint);
+  StretchReader stored(checkpoint, archive);
   MergedReader reader(stored, merge);
   const std::vector<Held> all = held_by(program, stored, checkpoint);
   write_new_file(out, [&](int file, const std::string& path) {
@@ -131,7 +131,7 @@ void export_archive(const std::string& checkpoint, const std::string& archive, c
 
 void export_safetensors(const std::string& checkpoint, const std::string& archive, const std::string& out, bool merge) {
   const exported::Program program = exported::read_program(archive);
-  StretchReader stored(checkpoint);
+  StretchReader stored(checkpoint, archive);
   MergedReader reader(stored, merge);
   std::vector<Held> all = held_by(program, stored, checkpoint);
   std::erase_if(all, [](const Held& held) { return !held.tensor->persistent; });
