@@ -290,7 +290,7 @@ def run_one(name, flags):
     data = os.path.join(folder, "batches.safetensors")
     safetensors.torch.save_file({n: torch.cat([b[n] for b in batches]) for n in batches[0]}, data)
     eager = {}
-    for setting in SETTINGS:
+    for setting in (s for s in SETTINGS if not flags.settings or s[0] in flags.settings.split("; ")):
         parts = setting[1] * setting[2]
         if parts not in eager:
             eager[parts] = train_eagerly(name, batches, parts)
@@ -329,6 +329,7 @@ def line_of(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--settings", help=f"some of: {'; '.join(s[0] for s in SETTINGS)}", default="")
     parser.add_argument("--autocast", action="store_true", help="forward and loss under torch.autocast to bfloat16")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "exported_zoo"), help="folder for archives and runs")

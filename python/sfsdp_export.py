@@ -14,7 +14,7 @@ architecture (random weights, small sizes):
 
 docs/exported_models.md says what is done with the archive.
 """
-import argparse, contextlib, os, re, sys, traceback
+import argparse, contextlib, functools, os, re, sys, traceback
 
 import torch
 
@@ -36,7 +36,7 @@ def export(model, example, path, dynamic="auto"):
     notes, failures = [], []
     for shapes in candidates(example, dynamic, failures):
         try:
-            with masks_of_training(example):
+            with masks_of_training(example), marked_checkpoints(model, notes):
                 program = torch.export.export(model, (), dict(example), dynamic_shapes=shapes, strict=False)
             break
         except Exception as error:  # whatever the model's own code raises too
@@ -115,6 +115,43 @@ def masks_of_sequences(masking):
         return mask
 
     return dict(zip(names, [remap_marked, of_sequences_marked, both_marked]), ALL_MASK_ATTENTION_FUNCTIONS=Masks())
+
+
+@contextlib.contextmanager
+def marked_checkpoints(model, notes):
+    """Modules that run in torch.utils.checkpoint are exported as if they were called, each op with a mark: what backward
+    computes again is decided where the model is trained. Without this torch.export forgets use_reentrant=False, and writes
+    use_reentrant=True down as torch.no_grad, whose parameters nobody can train."""
+    from torch.utils import checkpoint as module
+    annotate = getattr(torch.fx.traceback, "annotate", None)  # since torch 2.9
+    seen = []
+
+    def marked(function, *args, use_reentrant=None, context_fn=None, determinism_check=None, preserve_rng_state=None,
+               debug=None, early_stop=None, **kwargs):
+        seen.append(function)
+        with annotate({"activation_checkpoint": True}) if annotate else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    original = module.checkpoint
+    spaces = {id(vars(module)): vars(module)}
+    for part in model.modules():
+        for cls in type(part).__mro__:
+            space = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+            spaces[id(space)] = space
+        spaces[id(vars(part))] = vars(part)  # transformers keeps functools.partial(checkpoint, …) in each layer
+    places = [(space, name, value) for space in spaces.values() for name, value in list(space.items())
+              if value is original or isinstance(value, functools.partial) and value.func is original]
+    try:
+        for space, name, _ in places:
+            space[name] = marked
+        with torch.fx.traceback.preserve_node_meta(annotate is not None):
+            yield
+    finally:
+        for space, name, value in places:
+            space[name] = value
+    if seen and not annotate:
+        notes.append(f"{len(seen)} calls of torch.utils.checkpoint are exported without a mark, as torch {torch.__version__}"
+                     " has none; give activation_checkpoint.mode full where the model is trained")
 
 
 def check_example(example):

@@ -74,6 +74,7 @@ struct Node {
   std::vector<Argument> outputs;  // ValueArgument, ValuesArgument or NoneArgument
   std::string module_path;        // "model.layers.0.mlp"
   std::string python;             // "modeling_llama.py:176: down_proj = self.down_proj(…)"; "" where not known
+  bool checkpointed = false;      // ran in torch.utils.checkpoint, as python/sfsdp_export.py writes it down
 };
 
 struct Value {

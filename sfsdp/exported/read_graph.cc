@@ -17,6 +17,7 @@ constexpr int kMaxDepth = 8;  // of graphs in graphs
 constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxTextBytes = 200;   // of a Python line in messages
 constexpr size_t kMaxPathBytes = 1000;  // of a module's path
+constexpr const char* kCheckpointMark = "activation_checkpoint";
 
 ir::DType read_dtype(const JsonCursor& at) {
   const int64_t number = at.integer();
@@ -193,12 +194,21 @@ Argument define_argument(const JsonCursor& at, const Metas& metas, ReadGraph& ou
   at.refuse(quote_safe(kind), "a tensor, a list of tensors or a number");
 }
 
+// What torch.fx.traceback.annotate left, a text of JSON; of which all but our mark is somebody else's.
+bool is_checkpointed(const JsonCursor& custom) {
+  if (custom.text().find(kCheckpointMark) == std::string::npos) return false;
+  const JsonValue marks = parse_json(custom.text(), custom.where());
+  const JsonValue* mark = marks.find(kCheckpointMark);
+  return mark && mark->as<bool>() && *mark->as<bool>();
+}
+
 Node read_node(const JsonCursor& at, const Metas& metas, ReadGraph& out, int depth) {
   Node node;
   node.target = at.member("target").name();
   const JsonCursor metadata = at.member("metadata");
   if (const auto stack = metadata.optional("nn_module_stack")) node.module_path = module_path_of(stack->text());
   if (const auto trace = metadata.optional("stack_trace")) node.python = python_line_of(trace->text());
+  if (const auto custom = metadata.optional("custom")) node.checkpointed = is_checkpointed(*custom);
   const JsonCursor inputs = at.member("inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
     const JsonCursor input = inputs.at(i);

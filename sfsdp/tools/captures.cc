@@ -22,6 +22,7 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
   const bool canonical =
       pipeline.loss_chunks == 1 && std::ranges::find(pipeline.disable, kFirstPass, trim) == pipeline.disable.end();
   const auto entry = get(config, canonical ? &pipeline.canonical : nullptr);
+  train::follow_checkpoints(setup, config, entry->job->checkpointed_blocks);
   if (!entry->job->draws_wrong.empty() && setup.strategy.data_ranks() * setup.options.micro_batches > 1)
     throw UserError(entry->job->draws_wrong);
   if (canonical) pipeline.disable.emplace_back(kFirstPass);  // done

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/train/config/config.h"
@@ -14,6 +15,7 @@ struct CapturedJob {
   bool half_precision = false;  // gradients are made in bf16
   std::string draws_wrong;      // why its random draws hold on one rank with one micro-batch alone; "": on any
   double flops_per_token = 0;   // forward and backward
+  std::vector<std::string> checkpointed_blocks;  // of an archive: activation_checkpoint.mode = as_exported
 };
 
 // Configs of the same key have the same capture.

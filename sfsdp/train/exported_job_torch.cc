@@ -14,6 +14,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exported/grad_marks.h"
 #include "sfsdp/exported/read_values.h"
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
@@ -225,6 +226,23 @@ std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& 
   return [flops = (6 * matrices.trained + 4 * matrices.frozen) * tokens](int64_t) { return flops; };
 }
 
+// A parameter that is to be trained, yet read under torch.no_grad alone, would stay as it is without a word.
+void expect_gradients(const Program& program, const torch::nn::Module& module) {
+  const auto parameters = module.named_parameters();
+  std::vector<std::string> names;
+  for (const size_t place : exported::parameters_without_grad(program)) {
+    const at::Tensor* parameter = parameters.find(program.state[place].name);
+    if (parameter && parameter->requires_grad()) names.push_back(program.state[place].name);
+  }
+  if (names.empty()) return;
+  const size_t shown = std::min<size_t>(names.size(), 3);
+  refuse(concat(program.archive.path(), " reads ", names.size(), " parameters where gradients are off: ",
+                join({names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown)}, ", "),
+                shown < names.size() ? ", …" : ""),
+         "a model exported without torch.utils.checkpoint(…, use_reentrant=True), which torch.export writes down so:"
+         " python/sfsdp_export.py leaves it out; if they are not to be trained, --model.frozen with their names");
+}
+
 std::span<std::byte> bytes_of(const at::Tensor& t) {
   SFSDP_CHECK(t.is_contiguous(), t.sizes());
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
@@ -269,6 +287,8 @@ CompiledJob exported_job(const JobConfig& config) {
     choose_trained(*built, config);
     return built;
   });
+  expect_gradients(*job.archive, *module);
+  job.checkpointed_blocks = exported::checkpointed_blocks(*job.archive);
   const Objective objective = objective_of(config, *job.archive);
   for (const Program* program : {job.archive.get(), evaluation.get()})
     if (program) expect_output(*program, objective.output, objective.key);

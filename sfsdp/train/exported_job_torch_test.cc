@@ -108,11 +108,12 @@ void train(Step& step, const Found& found, const Setting& setting, int64_t rank,
   }
 }
 
-void expect_parity(const std::string& name, const Setting& setting) {
+// numbers: the model's whose they are; "": that of `name`
+void expect_parity(const std::string& name, const Setting& setting, const std::string& numbers = "") {
   CAPTURE(name);
   CAPTURE(setting.ranks);
   CAPTURE(setting.micro_batches);
-  const Found found = read_found(name);
+  const Found found = read_found(numbers.empty() ? name : numbers);
   const auto program = compile_exported(name, setting, found);
   const exported::Program archive = exported::read_program(fixture_path(name + ".pt2"));
   std::vector<StepResult> results;
@@ -144,12 +145,14 @@ TEST_CASE("exported models train as in PyTorch: tied, frozen, unused and transpo
   expect_parity("shared", {.micro_batches = 2});
 }
 
-TEST_CASE("exported models train as in PyTorch: convolutions, and batch norm's buffers, which forward writes") {
-  expect_parity("convolutions", {.output = "0"});
+// archive: of the same model
+void expect_buffers(const std::string& archive) {
+  CAPTURE(archive);
   const Found found = read_found("convolutions");
   const Setting setting = {.output = "0"};
-  Step step(compile_exported("convolutions", setting, found), nullptr);
-  load_exported_weights(exported::read_program(fixture_path("convolutions.pt2")), step);
+  Step step(compile_exported(archive, setting, found), nullptr);
+  load_exported_weights(exported::read_program(fixture_path(archive + ".pt2")), step);
+  step.eval(found.batches[0]);  // changes none of them
   std::vector<StepResult> results;
   train(step, found, setting, 0, results);
   const auto state = step.state_dict();
@@ -161,6 +164,17 @@ TEST_CASE("exported models train as in PyTorch: convolutions, and batch norm's b
     for (int64_t i = 0; i < got.numel(); ++i)
       CHECK(got[i].item<double>() == doctest::Approx(number(expected[static_cast<size_t>(i)])).epsilon(1e-5));
   }
+}
+
+TEST_CASE("exported models train as in PyTorch: convolutions, and batch norm's buffers, which forward writes") {
+  expect_parity("convolutions", {.output = "0"});
+  expect_buffers("convolutions");
+}
+
+// After run_decompositions they are outputs, which whoever calls the graph writes back.
+TEST_CASE("exported models train as in PyTorch: buffers that are outputs of the graph") {
+  expect_parity("convolutions_decomposed", {.output = "0"}, "convolutions");
+  expect_buffers("convolutions_decomposed");
 }
 
 const LoraOptions kLora = {{"*.q_proj", "*.v_proj", "*.down_proj"}, 4, 8};

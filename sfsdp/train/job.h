@@ -31,6 +31,7 @@ struct CompiledJob {
   std::string hf_folder;                             // weights to start from; "": as initialised
   std::optional<HfConfig> hf_config;                 // of that folder
   std::shared_ptr<const exported::Program> archive;  // of model.name = exported, whose weights it starts from
+  std::vector<std::string> checkpointed_blocks;      // of the archive: activation_checkpoint.mode = as_exported
   std::vector<std::string> notices;                  // of config.json, for the log
 };
 

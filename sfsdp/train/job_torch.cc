@@ -143,6 +143,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   CompiledJob job = uncompiled_job(config);
   job.example = example_of(config, job);
   StepSetup setup = step_setup(config, world_size);
+  follow_checkpoints(setup, config, job.checkpointed_blocks);
   job.shares = setup.shares;
   CompileOptions options;
   options.max_norm = setup.options.max_norm;
@@ -181,6 +182,7 @@ CapturedJob capture_job(const JobConfig& config) {
   const auto is_half = [](c10::ScalarType type) { return c10::isReducedFloatingType(type); };
   out.half_precision = (options.param_dtype && is_half(capture::scalar_type_of(*options.param_dtype))) ||
                        std::ranges::any_of(state, is_half, &capture::StateTensor::dtype);
+  out.checkpointed_blocks = job.checkpointed_blocks;
   out.flops_per_token = job.model.flops_per_token(config.training.seq_len);
   return out;
 }

@@ -22,6 +22,7 @@ grep -q "error: NoSuchModel is no folder, no config.json and no architecture" "$
 cat >"$dir/check.py" <<'PY'
 import sys
 import sfsdp_export, torch, transformers
+from torch.utils.checkpoint import checkpoint
 
 folder = sys.argv[1]
 config = transformers.LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -62,6 +63,25 @@ def told(words, *arguments):
         raise AssertionError(f"exported: {words}")
 
 
+
+
+class Blocks(torch.nn.Module):  # the first is checkpointed, the second is not
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layers, self.reentrant = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4)) for _ in range(2)), reentrant
+
+    def forward(self, x, y):
+        x = checkpoint(self.layers[0], x, use_reentrant=self.reentrant)
+        return dict(loss=(self.layers[1](x) - y).square().mean())
+
+
+assert sfsdp_export.export(Blocks(True), example, folder + "/blocks.pt2") == []
+torch.export.save(torch.export.export(Blocks(True).train(), (), example, strict=False), folder + "/reentrant.pt2")
+model = transformers.LlamaForCausalLM(config)
+model.gradient_checkpointing_enable()
+assert sfsdp_export.export(sfsdp_export.prepare(model), sfsdp_export.token_example(model, 2, 8), folder + "/checkpointed.pt2") == []
+assert all(layer._gradient_checkpointing_func.func is checkpoint for layer in model.model.layers)  # put back
+
 told(["a branch or a shape depends on values", "check.py:", "if self.branch and h.sum() > 0:", "change: torch.where"], Own(branch=True), example)
 told(["x and y of the example are one tensor", "y.clone()"], Own(), dict(x=x, y=x))
 told(["the example's names are not those of forward"], Own(), dict(x=x, z=x.clone()))
@@ -77,3 +97,18 @@ flags=(--model.name exported --model.inputs "input_ids=tokens,labels=tokens" --t
 "$sfsdp" train "${flags[@]}" --model.path "$dir/folder.pt2" --training.seq_len 12 --training.local_batch_size 3 --job.dump_folder "$dir/folder" \
   >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 [[ $(cat "$dir"/{named,folder}/metrics.jsonl | grep -c '"loss"') == 4 ]] || fail "$(cat "$dir"/*/metrics.jsonl)"
+
+# What torch.utils.checkpoint is given is computed again, unless the config says otherwise; torch's own export of
+# use_reentrant=True has no gradients, and is refused.
+blocks=(plan --world 1 --model.name exported --training.mixed_precision_param float32 --training.dataset tensors --training.dataset_path "$dir/batches" --training.local_batch_size 3)
+mkdir "$dir/batches"
+"$python" -c "import sys, torch; from safetensors.torch import save_file; save_file(dict(x=torch.randn(6, 4), y=torch.randn(6, 4)), sys.argv[1])" \
+  "$dir/batches/0.safetensors"
+again() { "$sfsdp" "$@" --out "$dir/plan" >/dev/null && grep '\.again = ' "$dir/plan"; }
+again "${blocks[@]}" --model.path "$dir/blocks.pt2" >"$dir/log" || fail "no op of a checkpointed block is computed again"
+grep -q '@layers.1' "$dir/log" && fail "layers.1 is not checkpointed: $(cat "$dir/log")"
+again "${blocks[@]}" --model.path "$dir/blocks.pt2" --activation_checkpoint.mode none && fail "mode none computes again"
+"$sfsdp" "${blocks[@]}" --model.path "$dir/reentrant.pt2" >"$dir/log" 2>&1 && fail "parameters without gradients are trained"
+grep -q "reads 8 parameters where gradients are off: layers.0.0.weight, layers.0.0.bias, layers.0.2.weight, …" "$dir/log" || fail "$(cat "$dir/log")"
+again plan --world 1 "${flags[@]}" --training.mixed_precision_param float32 --model.path "$dir/checkpointed.pt2" --training.seq_len 12 >/dev/null ||
+  fail "gradient_checkpointing_enable is not seen"

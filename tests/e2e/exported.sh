@@ -48,6 +48,20 @@ rm "$dir/other.pt2"
 "$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/other.pt2" --archive tests/fixtures/exported/shared.pt2 >"$dir/log" 2>&1 && fail "exported another model"
 grep -q "expected a checkpoint of a run of tests/fixtures/exported/shared.pt2" "$dir/log" || fail "another model: $(cat "$dir/log")"
 [[ ! -e $dir/other.pt2 && ! -e $dir/other.pt2.tmp ]] || fail "a failed export left a file"
+# Two weights that were trained apart do not become one.
+python3 - tests/fixtures/exported/decoder.pt2 "$dir/tied.pt2" <<'PY'
+import json, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as was, zipfile.ZipFile(sys.argv[2], "w") as out:
+    for name in was.namelist():
+        data = was.read(name)
+        if name.endswith("model_weights_config.json"):
+            weights = json.loads(data)
+            weights["config"]["layers.1.up_proj.weight"] = weights["config"]["layers.0.up_proj.weight"]
+            data = json.dumps(weights).encode()
+        out.writestr(name, data)
+PY
+"$sfsdp" export "$dir/run/checkpoint/step-6" "$dir/other.pt2" --archive "$dir/tied.pt2" >"$dir/log" 2>&1 && fail "exported with other ties"
+grep -q "layers.0.up_proj.weight and layers.1.up_proj.weight were trained as two tensors, and are one in" "$dir/log" || fail "ties: $(cat "$dir/log")"
 "$sfsdp" train "${flags[@]}" --model.path "$dir/trained.pt2" --training.steps 1 --optimizer.lr 0 --job.dump_folder "$dir/on" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 
 # Units are the modules of Python; the plan is one for any machine.

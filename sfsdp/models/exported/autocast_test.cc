@@ -142,7 +142,9 @@ TEST_CASE("autocast: the lists have the ops that LibTorch casts on a CPU") {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !name.name.starts_with("aten::")) continue;
     const std::string text = name.overload_name.empty() ? name.name : concat(name.name, '.', name.overload_name);
-    const bool casts = op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+    // No archive has names of dimensions: LibTorch before 2.13 casts there too.
+    const bool by_name = name.overload_name.find("imname") != std::string::npos;
+    const bool casts = !by_name && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
     if (casts && !autocast_policy(text)) missing.push_back(text);
     if (!casts && autocast_policy(text)) too_many.push_back(text);
   }

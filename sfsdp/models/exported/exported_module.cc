@@ -76,12 +76,38 @@ void check_inputs(const exported::Program& program, const std::vector<at::Tensor
   }
 }
 
+// Place in program.state of what an output is written to, after run_decompositions.
+size_t written_state(const exported::Program& program, const exported::OutputValue& output) {
+  const auto found = std::ranges::find(program.state, output.name, &exported::StateTensor::name);
+  const auto* value = std::get_if<exported::ValueArgument>(&output.value);
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw UserError(concat(program.archive.path(), ": an output is written to the buffer ", quote_safe(output.name),
+                           ", ", got, "\n  expected ", expected));
+  };
+  if (found == program.state.end() || found->kind != exported::StateTensor::Kind::Buffer)
+    refuse("which the program does not have", "one of its buffers");
+  const auto* meta = value && value->slot != exported::kNone
+                         ? &program.graph.values[static_cast<size_t>(value->slot)].tensor
+                         : nullptr;
+  if (!meta || !*meta) refuse("but is no tensor", "a tensor of its sizes");
+  const exported::TensorMeta& tensor = **meta;
+  const bool same = tensor.dtype == found->dtype &&
+                    std::ranges::equal(tensor.sizes, found->sizes, [](const exported::SymInt& size, int64_t expected) {
+                      return size.expr.empty() && size.value == expected;
+                    });
+  if (!same) refuse("but has other sizes or another dtype", concat(ir::Type::tensor(found->dtype, found->sizes)));
+  return static_cast<size_t>(found - program.state.begin());
+}
+
 }  // namespace
 
 ExportedModuleImpl::Side ExportedModuleImpl::side_of(std::shared_ptr<const exported::Program> program) {
   const exported::Program& read = *program;
   Side side{std::move(program), ExportedGraph(read.graph)};
   side.state.resize(read.state.size());
+  for (size_t i = 0; i < read.outputs.size(); ++i)
+    if (read.outputs[i].kind == exported::OutputValue::Kind::BufferMutation)
+      side.writes.push_back({i, written_state(read, read.outputs[i])});
   for (size_t i = 0; i < read.inputs.size(); ++i) side.inputs.push_back(i);
   for (const exported::OutputValue& output : read.outputs)
     if (output.kind == exported::OutputValue::Kind::User) side.output_names.push_back(output.name);
@@ -175,12 +201,23 @@ std::vector<at::Tensor> ExportedModuleImpl::forward(const std::vector<at::Tensor
   for (const size_t place : side.inputs) inputs.push_back(given[place]);
   check_inputs(program, inputs);
   std::vector<c10::IValue> values(program.graph.values.size());
-  for (const auto& [slot, place] : program.state_inputs) values[static_cast<size_t>(slot)] = side.state[place];
+  for (const auto& [slot, place] : program.state_inputs) {
+    const bool written = std::ranges::find(side.writes, place, &Side::Write::place) != side.writes.end();
+    // Backward may read what a written buffer was before.
+    values[static_cast<size_t>(slot)] = written ? side.state[place].clone() : side.state[place];
+  }
   for (size_t i = 0; i < inputs.size(); ++i) values[static_cast<size_t>(program.inputs[i].slot)] = inputs[i];
   std::vector<c10::IValue> arguments;
   for (const exported::Slot slot : program.graph.inputs)
     arguments.push_back(slot == exported::kNone ? c10::IValue() : values[static_cast<size_t>(slot)]);
   const std::vector<c10::IValue> results = side.graph.run(arguments, is_training());
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& [output, place] : side.writes) {
+      at::Tensor buffer = side.state[place];
+      buffer.copy_(results.at(output).toTensor());
+    }
+  }
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < results.size() && i < program.outputs.size(); ++i)
     if (program.outputs[i].kind == exported::OutputValue::Kind::User)

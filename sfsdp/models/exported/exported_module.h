@@ -40,10 +40,14 @@ class ExportedModuleImpl : public torch::nn::Module {
 
  private:
   struct Side {
+    struct Write {
+      size_t output, place;  // of the graph; in `state`
+    };
     std::shared_ptr<const exported::Program> program;
     ExportedGraph graph;
     std::vector<at::Tensor> state = {};  // by place in program->state
     std::vector<size_t> inputs = {};     // of the training program's inputs, for each of its own
+    std::vector<Write> writes = {};
     std::vector<std::string> output_names = {};
   };
   static Side side_of(std::shared_ptr<const exported::Program> program);

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
@@ -106,6 +108,19 @@ class BlockFinder {
   std::vector<int64_t> live_after_;  // bytes of forward values that are made at or before op i and read after it
 };
 
+// RematOptions::blocks. Throws UserError for one that is none of the graph's.
+std::set<std::string> only_of(const RematOptions& options, const std::vector<Block>& blocks) {
+  const std::vector<std::string> listed = listed_names(options.blocks);
+  for (const std::string& name : listed) {
+    if (std::ranges::find(blocks, name, &Block::name) != blocks.end()) continue;
+    std::vector<std::string> known;
+    for (const Block& block : blocks) known.push_back(block.name);
+    throw UserError(concat("RematOptions::blocks: no block has the path ", name, "\n  expected some of ",
+                           join(known, ", "), did_you_mean(name, known)));
+  }
+  return {listed.begin(), listed.end()};
+}
+
 class Rewriter {
  public:
   Rewriter(Graph& graph, const RematOptions& options)
@@ -121,8 +136,10 @@ class Rewriter {
         if (is_forward(*op) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
     find_last_reads();
     std::vector<BlockValues> within_budget;
+    const std::set<std::string> only = only_of(options, blocks);
     for (size_t b = 0; b < blocks.size(); ++b) {
       if (static_cast<int64_t>(b) % options.every != 0) continue;
+      if (!only.empty() && !only.contains(blocks[b].name)) continue;
       if (options.mode == RematMode::MemoryBudget)
         within_budget.push_back(pose(own_of(blocks[b]), read_by_backward_, options.flops_per_byte));
       else
@@ -262,6 +279,7 @@ const std::vector<Field<RematOptions>>& RematOptions::fields() {
   static const std::vector<Field<RematOptions>> kFields = {
       field("mode", &RematOptions::mode, kModes, "none, full, op or memory_budget"),
       field("every", &RematOptions::every, {1, 1000}, "only every k-th block"),
+      field("blocks", &RematOptions::blocks, {}, "paths of the only blocks that are computed again, with commas"),
       field("mm_again", &RematOptions::mm_again, {0, 1000},
             "op: every k-th product of a block is computed again too; 0: none"),
       field("mm_again_of", &RematOptions::mm_again_of, {},

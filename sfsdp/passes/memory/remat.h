@@ -30,8 +30,9 @@ std::string to_string(RematMode mode);
 
 struct RematOptions {
   RematMode mode = RematMode::None;
-  int64_t every = 1;     // Full, Op: only every k-th block; the others keep everything
-  int64_t mm_again = 0;  // Op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)
+  int64_t every = 1;        // Full, Op: only every k-th block; the others keep everything
+  std::string blocks = {};  // paths of the only blocks that are computed again, with commas; "": of all of them
+  int64_t mm_again = 0;     // Op: every k-th product of a block is computed again too; 0: none (TorchTitan: 2)
   // Op: names, with commas. mm_again_of: products of modules whose path holds one of them, and all whose right operand has
   // the shape of one of theirs, are computed again. save: ops and modules of a block, what is kept instead of products and attention.
   std::string mm_again_of = {}, save = {};

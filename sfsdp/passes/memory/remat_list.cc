@@ -14,13 +14,6 @@ namespace {
 
 using ir::Graph, ir::Op;
 
-std::vector<std::string> names_of(const std::string& text) {
-  std::vector<std::string> names;
-  for (const std::string& part : split(text, ','))
-    if (const std::string_view name = trim(part); !name.empty()) names.emplace_back(name);
-  return names;
-}
-
 // "attention.wq" of an op at layers.3.attention.wq; "" outside of blocks.
 std::string_view path_in_block(const Op& op) {
   const std::string_view path = op.module_path, block = ir::block_of(path);
@@ -43,9 +36,16 @@ bool is_forward(const Op& op) { return op.section == ir::Section::Fwd || op.sect
 
 }  // namespace
 
+std::vector<std::string> listed_names(const std::string& text) {
+  std::vector<std::string> names;
+  for (const std::string& part : split(text, ','))
+    if (const std::string_view name = trim(part); !name.empty()) names.emplace_back(name);
+  return names;
+}
+
 RematList::RematList(const Graph& graph, const RematOptions& options)
-    : save_(names_of(options.save)), mm_again_(options.mm_again) {
-  for (const std::string& part : names_of(options.mm_again_of))
+    : save_(listed_names(options.save)), mm_again_(options.mm_again) {
+  for (const std::string& part : listed_names(options.mm_again_of))
     for (const auto& op : graph.ops())
       if (is_forward(*op) && is_product(*op) && op->module_path.find(part) != std::string::npos)
         forced_.insert(op->operands[1]->type().shape());
@@ -65,7 +65,7 @@ bool RematList::keeps(const Op& op, int64_t& products) const {
 }
 
 void check_save_names(const Graph& graph, const RematOptions& options) {
-  for (const std::string& name : names_of(options.save)) {
+  for (const std::string& name : listed_names(options.save)) {
     std::set<std::string> known;
     bool found = false;
     for (const auto& op : graph.ops()) {

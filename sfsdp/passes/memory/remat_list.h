@@ -30,6 +30,9 @@ class RematList {
   int64_t mm_again_;
 };
 
+// The names of a list with commas, as options of the pass have them.
+std::vector<std::string> listed_names(const std::string& text);
+
 // Throws UserError for a name of RematOptions::save that is no op and no module of a block, naming the nearest.
 void check_save_names(const ir::Graph& graph, const RematOptions& options);
 

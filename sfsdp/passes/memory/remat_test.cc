@@ -113,6 +113,17 @@ TEST_CASE("remat every=2: only the first of two blocks") {
   CHECK(graph.find_value("h0.again") != nullptr);
 }
 
+TEST_CASE("remat blocks=layers.1: only the block of that path; a path of none is named") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kTwoBlocks));
+  run_passes(graph, parse_passes("remat mode=full blocks=layers.1"));
+  CHECK(graph.find_value("h0.again") == nullptr);
+  CHECK(graph.find_value("h1.again") != nullptr);
+  ir::Graph other = ir::parse_or_throw(testing::dedent(kTwoBlocks));
+  CHECK_THROWS_WITH_AS(run_passes(other, parse_passes("remat mode=full blocks=layers.2")),
+                       doctest::Contains("no block has the path layers.2\n  expected some of layers.0, layers.1"),
+                       UserError);
+}
+
 TEST_CASE("remat: a gather that a repeated op needs is repeated, and the bucket has one") {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(R"(
     graph mesh [dp_shard=2] view local

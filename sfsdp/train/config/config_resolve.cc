@@ -117,7 +117,7 @@ const std::string& compute_dtype(const Training& training) {
 
 passes::RematOptions remat_of(const ActivationCheckpoint& config) {
   using passes::RematMode;
-  if (config.mode == "none" || config.mode == "auto") return {};
+  if (config.mode == "none" || config.mode == "auto" || config.mode == "as_exported") return {};
   if (config.mode == "full") return {.mode = RematMode::Full};
   if (config.mode == "memory_budget") return {.mode = RematMode::MemoryBudget, .memory_budget = config.memory_budget};
   if (config.selective_ac_option == "op")
@@ -215,6 +215,7 @@ std::string with_keys(std::string message) {
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
       {"RematOptions::save", "activation_checkpoint.save"},
+      {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},
       {"TcpOptions::listen", "comm.listen"},
       {"TuneOptions::choose_remat", "activation_checkpoint.mode = auto"},

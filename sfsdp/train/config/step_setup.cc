@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "sfsdp/base/strings.h"
+
 namespace sfsdp::train {
 namespace {
 
@@ -49,6 +51,11 @@ StepSetup step_setup(const JobConfig& config, int64_t world_size) {
   pipeline.remat = remat_of(config.activation_checkpoint);
   pipeline.disable = config.debug.disable_pass;
   return setup;
+}
+
+void follow_checkpoints(StepSetup& setup, const JobConfig& config, const std::vector<std::string>& blocks) {
+  if (config.activation_checkpoint.mode != "as_exported" || blocks.empty()) return;
+  setup.options.pipeline.remat = {.mode = passes::RematMode::Full, .blocks = join(blocks, ",")};
 }
 
 }  // namespace sfsdp::train

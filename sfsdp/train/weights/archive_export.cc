@@ -46,6 +46,10 @@ std::vector<Held> held_by(const exported::Program& program, const StretchReader&
     if (!stored || stored->shape != t.sizes)
       throw UserError(concat(path, ": ", stored ? concat(t.name, " has another shape") : concat("there is no ", t.name),
                              "\n  expected a checkpoint of a run of ", program.archive.path()));
+    if (t.name != first->name && (manifest.find(t.name) || manifest.find(t.name, 0)))
+      throw UserError(concat(path, ": ", first->name, " and ", t.name, " were trained as two tensors, and are one in ",
+                             program.archive.path(),
+                             "\n  expected an archive of the same model, with nothing tied that was not"));
     Held held = {&t, checkpoint::piece_of(*stored)};
     held.piece.dtype = t.dtype;
     all.push_back(std::move(held));
