@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, kNotOvers> kReasons = {
     "what its kernel reads has another size, or it has strides",
     "another result of its kernel lies there",
     "what its kernel reads is read again later, or returned",
-    "what its kernel reads is made before all micro-batches, and read in the next one",
+    "what its kernel reads is made before all micro-batches, or added up over them, and read in the next one",
     "an op of its kernel reads it at other places than it writes",
 };
 
@@ -146,8 +146,8 @@ class Taker {
     if (!fits(result, memory)) return NotOver::OtherSize;
     if (std::ranges::find(taken_, host) != taken_.end()) return NotOver::Taken;  // by one that may be dead after it
     if (buffers_[host].last != last) return NotOver::Kept;
-    if (repeats_ && ir::is_repeated(*result.producer()) && !ir::is_repeated(memory.producer()->section))
-      return NotOver::NextMicroBatch;
+    const bool outlives = buffers_[host].carried || !ir::is_repeated(memory.producer()->section);
+    if (repeats_ && ir::is_repeated(*result.producer()) && outlives) return NotOver::NextMicroBatch;
     const bool only_in_place = std::ranges::all_of(ops, [&](const Op* reader) {
       const bool reads =
           std::ranges::any_of(reader->operands, [&](const Value* v) { return v && ir::storage_of(v) == &memory; });

@@ -35,6 +35,7 @@ const Case kCases[] = {
      "8]\n  %e = aten.add.Tensor %y, %z kernel=2 : f32[4, 8]\n"},
     {NotOver::OtherSize, "a", "fwd:\n  %a = aten.neg %x : f32[4, 8]\n  %y = cast %a : bf16[4, 8]\n"},
     {NotOver::NextMicroBatch, "a", "  %a = aten.neg %w : f32[4, 8]\nfwd:\n  %y = aten.relu %a : f32[4, 8]\n", 2},
+    {NotOver::NextMicroBatch, "s", "bwd:\n  %s = accumulate %x : f32[4, 8]\n  %y = aten.relu %s : f32[4, 8]\n", 2},
     {NotOver::ReadElsewhere, "a", "fwd:\n  %a = aten.neg %x : f32[4, 8]\n  %y = linear %a, %square : f32[4, 8]\n"},
 };
 
