@@ -56,12 +56,15 @@ def export(model, example, path, dynamic="auto"):
 def masks_of_training(example):
     """transformers writes attention masks out while torch.export traces: for graphs that generate, one token at a time, and
     for sequences packed by position_ids, at which it may not look. In training it leaves a causal mask, or none, to the attention
-    op where a batch has no mask, and one sequence in each row where it has no positions. So does this graph.
+    op where a batch has no mask, and one sequence in each row where it has no positions. So does this graph. With positions
+    the mask is written as sfsdp/models/documents.h does it, which sfsdp's attention op reads as the number of each token's sequence.
     Source: _ignore_causal_mask_sdpa and find_packed_sequence_indices of transformers' masking_utils.py."""
     masking = sys.modules.get("transformers.masking_utils")
     others = {"is_torchdynamo_exporting": lambda: False}
     if "position_ids" not in example:
         others["find_packed_sequence_indices"] = lambda position_ids: None
+    elif masking is not None:
+        others.update(masks_of_sequences(masking))
     before = {name: getattr(masking, name) for name in others if hasattr(masking, name)}
     try:
         for name in before:
@@ -70,6 +73,48 @@ def masks_of_training(example):
     finally:
         for name, own in before.items():
             setattr(masking, name, own)
+
+
+def masks_of_sequences(masking):
+    """In place of functions of transformers' masking_utils.py: the causal mask of packed sequences, with the same truth at each
+    place. Positions of one sequence rise by 1, so a key whose position is no greater is no later. What else a model adds to a
+    mask (a window, padding, its own function) is made as transformers makes it."""
+    names = ["remap_positions_for_packed_sequence", "packed_sequence_mask_function", "and_masks"]
+    if not all(hasattr(masking, name) for name in names + ["causal_mask_function", "ALL_MASK_ATTENTION_FUNCTIONS"]):
+        return {}
+    remap, of_sequences, both = (getattr(masking, name) for name in names)
+
+    def remap_marked(function, position_ids):
+        remapped = remap(function, position_ids)
+        remapped.is_causal = function is masking.causal_mask_function
+        return remapped
+
+    def of_sequences_marked(sequences):
+        function = of_sequences(sequences)
+        function.sequences = sequences
+        return function
+
+    def both_marked(*functions):
+        function = both(*functions)
+        if len(functions) == 2 and getattr(functions[0], "is_causal", False):
+            function.sequences = getattr(functions[1], "sequences", None)
+        return function
+
+    class Masks(type(masking.ALL_MASK_ATTENTION_FUNCTIONS)):
+        def __getitem__(self, name):
+            usual = super().__getitem__(name)
+            return written_out(usual) if name == "sdpa" else usual
+
+    def written_out(usual):
+        def mask(*args, mask_function=None, attention_mask=None, **kwargs):
+            sequences = getattr(mask_function, "sequences", None)
+            if sequences is None or attention_mask is not None:
+                given = {} if mask_function is None else {"mask_function": mask_function}
+                return usual(*args, attention_mask=attention_mask, **given, **kwargs)
+            return (sequences.unsqueeze(2) == sequences.unsqueeze(1)).tril().unsqueeze(1)
+        return mask
+
+    return dict(zip(names, [remap_marked, of_sequences_marked, both_marked]), ALL_MASK_ATTENTION_FUNCTIONS=Masks())
 
 
 @contextlib.contextmanager

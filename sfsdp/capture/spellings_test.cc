@@ -527,9 +527,10 @@ TEST_CASE("the interpreter's attention is LibTorch's: grouped heads, causal, mas
     int64_t groups, keys;
     bool causal, masked;
     double scale;  // 0: of the width
+    bool documents = false;
   };
   for (const Form& f : {Form{4, 5, false, false, 0}, Form{2, 5, true, false, 0}, Form{1, 7, false, true, 0},
-                        Form{2, 3, false, true, 0.3}, Form{4, 5, true, false, 0.7}}) {
+                        Form{2, 3, false, true, 0.3}, Form{4, 5, true, false, 0.7}, Form{2, 5, true, false, 0, true}}) {
     const int64_t queries = 5, width = 6;
     std::map<std::string, Tensor> in = {{"q", doubles({2, 4, queries, width})},
                                         {"k", doubles({2, f.groups, f.keys, width})},
@@ -544,6 +545,11 @@ TEST_CASE("the interpreter's attention is LibTorch's: grouped heads, causal, mas
       scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
     }
     if (f.masked) scores = scores + mask;
+    const Tensor documents = at::tensor({1, 1, 2, 2, 2, 0, 1, 1, 1, 2}, at::kLong).view({2, queries});
+    if (f.documents) {
+      const Tensor other = documents.unsqueeze(2).ne(documents.unsqueeze(1)).unsqueeze(1);
+      scores = scores.masked_fill(other, -std::numeric_limits<double>::infinity());
+    }
     const Tensor out = at::matmul(at::softmax(scores, -1), v), lse = at::logsumexp(scores, -1);
     const Tensor grad = doubles(out.sizes());
     const auto gradients = torch::autograd::grad({out}, {in["q"], in["k"], in["v"]}, {grad});
@@ -551,7 +557,8 @@ TEST_CASE("the interpreter's attention is LibTorch's: grouped heads, causal, mas
     std::string attrs = f.causal ? " is_causal=true" : "";
     if (f.scale != 0) attrs += concat(" scale=", f.scale);
     if (f.masked) in["mask"] = mask;
-    const std::string masked = f.masked ? ", %mask" : "";
+    if (f.documents) in["mask"] = documents, attrs += " documents=true";
+    const std::string masked = f.masked || f.documents ? ", %mask" : "";
     expect_interprets(concat("sdpa %q, %k, %v", masked, attrs), in, {out.detach(), lse.detach()});
     in.insert({{"g", grad}, {"o", out.detach()}, {"lse", lse.detach()}});
     expect_interprets(concat("sdpa_backward %g, %q, %k, %v, %o, %lse", masked, " dropout_p=0.0",

@@ -142,6 +142,52 @@ fwd:
   CHECK(bytes_of(text, Execution::Fused) == Bytes{4 * 64 + 4 * 8 + 4 * 64});
 }
 
+TEST_CASE("kernels: attention within documents counts pairs of one, from a triangle's down to a token's own") {
+  Machine m = unit_machine();
+  m.memory_bandwidth = 1e9;
+  m.attention_half_length = 100;
+  const auto kernels = [&](const std::string& documents) {
+    const std::string attrs = concat(documents, " is_causal=true : ");
+    const char* const operand = documents.empty() ? "none" : "%d";
+    const ir::Graph graph = ir::parse_or_throw(concat(R"(
+graph mesh [dp_shard=1] view local
+  %q = input name=q : bf16[2, 4, 64, 128]
+  %d = input name=d : i64[2, 64]
+fwd:
+  %o, %l = sdpa %q, %q, %q, )",
+                                                      operand, attrs, R"(bf16[2, 4, 64, 128], f32[2, 4, 64]
+bwd:
+  %a, %b, %c = sdpa_backward %o, %q, %q, %q, %o, %l, )",
+                                                      operand, " dropout_p=0.0", attrs,
+                                                      R"(bf16[2, 4, 64, 128], bf16[2, 4, 64, 128], bf16[2, 4, 64, 128]
+  return %a, %b, %c
+)"));
+    return price_kernels(graph, m, Execution::Fused).kernels;
+  };
+  const auto causal = kernels("");
+  REQUIRE(causal.size() == 2);
+  CHECK(causal[0].flops == 4.0 * 2 * 4 * 64 * 64 / 2 * 128);
+  for (const char* all :
+       {" documents=true", " document_tokens=64 documents=true", " document_tokens=1000 documents=true"})
+    for (const size_t i : {0u, 1u}) {
+      CHECK(kernels(all)[i].flops == causal[i].flops);
+      CHECK(kernels(all)[i].seconds == doctest::Approx(causal[i].seconds));  // but for the numbers of the documents
+    }
+  // Four documents of 16: a quarter of the pairs.
+  const auto four = kernels(" document_tokens=16 documents=true");
+  for (const size_t i : {0u, 1u}) CHECK(four[i].flops == causal[i].flops / 4);
+  double flops = 0, seconds = 0;
+  for (const int64_t tokens : {1, 2, 3, 7, 16, 33, 63, 64, 65}) {
+    const auto some = kernels(concat(" document_tokens=", tokens, " documents=true"));
+    CHECK(some[1].flops >= flops);
+    CHECK(some[1].seconds >= seconds);
+    CHECK(some[1].flops == 2.5 * some[0].flops);
+    flops = some[1].flops;
+    seconds = some[1].seconds;
+  }
+  CHECK(flops == causal[1].flops);
+}
+
 TEST_CASE("kernels: narrow heads are slower per flop, wide ones no faster than 128") {
   Machine m = unit_machine();
   m.memory_bandwidth = 1e9;

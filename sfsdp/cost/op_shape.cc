@@ -131,6 +131,12 @@ AttentionShape attention_shape(const Op& op) {
   s.width = static_cast<double>(query[3]);
   s.length = static_cast<double>(key[2]);
   s.causal = op.attr_or("is_causal", false);
+  // As if all documents had that many tokens: S / L of L². How many they have is known to the data alone.
+  if (const auto tokens = static_cast<double>(op.attr_or<int64_t>("document_tokens", 0));
+      tokens > 0 && tokens < s.length) {
+    s.pairs *= tokens / s.length;
+    s.length = tokens;
+  }
   return s;
 }
 

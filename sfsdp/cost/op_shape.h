@@ -26,9 +26,9 @@ struct ProductShape {
 ProductShape product_shape(const ir::Op& op);
 
 struct AttentionShape {
-  double pairs = 0;   // batch × heads × query positions × key positions
+  double pairs = 0;   // batch × heads × query positions × key positions of what attends to each other
   double width = 0;   // of a head
-  double length = 0;  // key positions
+  double length = 0;  // key positions, of a document where attention stays within one
   bool causal = false, backward = false;
 };
 AttentionShape attention_shape(const ir::Op& op);

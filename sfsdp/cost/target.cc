@@ -38,11 +38,19 @@ constexpr int64_t kCommunicator = 80 * kMiB;
 // ranks are one text.
 constexpr int64_t kCpuTile = kKiB * (512 + 2 + 128), kCpuThreads = 16;
 
+// The mask of documents: where two tokens are in one, where the key is no later, and what is added to the scores.
+int64_t mask_bytes(const Op& op, const Target& target) {
+  if (!target.masks_documents || !op.attr_or("documents", false)) return 0;
+  const auto& documents = op.operands.back()->type();  // [batch, positions]
+  const auto width = static_cast<int64_t>(ir::size_in_bytes(op.result()->type().dtype));
+  return documents.numel() * documents.shape().back() * (width + 2);
+}
+
 // FlashAttention's backward (csrc/flash_attn/flash_api.cpp, mha_bwd): dq in f32 with lengths rounded up to 128 and widths to 32, a
 // number per query, and keys' and values' gradients per query head where heads share them.
 int64_t attention_bytes(const Op& op, const Target& target) {
   const AttentionShape shape = attention_shape(op);
-  if (!shape.backward || !target.accumulates_in_memory) return target.product_bytes;
+  if (!shape.backward || !target.accumulates_in_memory) return target.product_bytes + mask_bytes(op, target);
   const auto& query = op.result()->type();  // [batch, heads, positions, width]
   const auto dims = query.shape();
   if (dims.size() != 4) return target.product_bytes;
@@ -66,7 +74,11 @@ int64_t reduction_bytes(const Op& op, const Target& target) {
 }  // namespace
 
 Target cpu_target() {
-  return {.name = "cpu", .product_bytes = kCpuThreads * kCpuTile, .communicator_bytes = kMiB, .blocks = kCpuThreads};
+  return {.name = "cpu",
+          .product_bytes = kCpuThreads * kCpuTile,
+          .communicator_bytes = kMiB,
+          .blocks = kCpuThreads,
+          .masks_documents = true};
 }
 
 Target target_of(const Machine& machine) {

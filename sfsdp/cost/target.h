@@ -20,6 +20,7 @@ struct Target {
   bool joins_products = false;         // one product of several layers' weights is faster than one after the other
   bool adds_in_products = false;       // a product of bf16 adds to an f32 sum as it writes (beta = 1)
   bool accumulates_in_memory = false;  // attention's backward adds up the queries' gradient in f32 in memory
+  bool masks_documents = false;        // attention takes documents as a mask that is made just before it
   int64_t alignment = 256;             // bytes, of a buffer
   int64_t window_alignment = 4096;     // of one that collectives touch, which other processes may map
 };

@@ -101,5 +101,16 @@ TEST_CASE("workspaces: attention's backward adds up the queries' gradient in f32
               h100) == 32 * kMiB);
 }
 
+TEST_CASE("workspaces: a processor's attention makes a mask of the documents, a GPU's reads them") {
+  const char* const documents =
+      "  %d = full value=1 : i64[2, 130]\n"
+      "  %a, %b = sdpa %q, %q, %q, %d documents=true is_causal=true : bf16[2, 4, 130, 40], f32[2, 4, 130]\n";
+  const char* const causal = "  %a, %b = sdpa %q, %q, %q, none is_causal=true : bf16[2, 4, 130, 40], f32[2, 4, 130]\n";
+  CHECK(bytes(documents, gpu("H100 SXM 80 GB", 132)) == 32 * kMiB);
+  // 2 x 130 x 130 x (2 + 1 + 1) bytes are 135,200: 34 pages.
+  CHECK(bytes(causal, cpu_target()) == 10518528);
+  CHECK(bytes(documents, cpu_target()) == 10518528 + 34 * 4096);
+}
+
 }  // namespace
 }  // namespace sfsdp::cost

@@ -473,19 +473,30 @@ TEST_CASE("attributes of another kind, or on an op that has none of that name, a
         "  %w = param name=w rows=8 : f32[4/a, 4] at w\n"
         "  %x = input name=x : f32[8, 4]\n"
         "  %q = input name=q : f32[1, 2, 4, 8]\n"
+        "  %d = input name=d : i64[1, 4]\n"
         "fwd:\n"
         "  %y = aten.neg %x : f32[8, 4]\n",
         line, "\n");
     const ParseResult parsed = parse(text, "test.ir");
     REQUIRE_MESSAGE(parsed.ok(), line);
     const std::string found = to_string(verify(parsed.graph, &parsed.locations));
-    CHECK_MESSAGE(found.find(concat("test.ir:7:3: ", expected)) != std::string::npos, line, ": ", found);
+    CHECK_MESSAGE(found.find(concat("test.ir:8:3: ", expected)) != std::string::npos, line, ": ", found);
   };
   says("  %l = linear_dx %x, %w inside=26 : f32[8, 4]",
        "linear_dx %l has inside=26\n  expected no attribute of that name, which belongs to pack");
   says("  %n = aten.neg %x inside=[0] : f32[8, 4]", "aten.neg %n has inside=[0]\n  expected no attribute");
   says("  %o, %e = sdpa %q, %q, %q, none is_causal=none : f32[1, 2, 4, 8], f32[1, 2, 4]",
        "sdpa %o needs is_causal=\n  expected true or false, got none");
+  const std::string sdpa = "  %o, %e = sdpa %q, %q, %q, ", types = " : f32[1, 2, 4, 8], f32[1, 2, 4]";
+  says(sdpa + "%d documents=true" + types, "sdpa %o has documents=true without is_causal=true\n  expected both");
+  says(sdpa + "none documents=true is_causal=true" + types, "sdpa %o has no operand 3\n  expected the documents");
+  says(sdpa + "%x documents=true is_causal=true" + types, "sdpa %o");
+  says(sdpa + "%d documents=1 is_causal=true" + types, "sdpa %o needs documents=\n  expected true or false, got 1");
+  says(sdpa + "none document_tokens=4 is_causal=true" + types,
+       "sdpa %o has document_tokens=\n  expected documents=true");
+  says(sdpa + "%d document_tokens=0 documents=true is_causal=true" + types,
+       "sdpa %o has document_tokens=0\n  expected at least 1");
+  says("  %n = aten.neg %x documents=true : f32[8, 4]", "aten.neg %n has documents=true\n  expected no attribute");
   says(
       "  %o, %e = aten._scaled_dot_product_flash_attention_for_cpu %q, %q, %q, none is_causal=none : f32[1, 2, 4, 8],"
       " f32[1, 2, 4]",

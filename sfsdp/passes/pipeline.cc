@@ -32,7 +32,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("dead_code"), chunks},
       {make_call("chunk_loss", ChunkLossOptions{.chunks = std::max<int64_t>(o.loss_chunks, 1)}), chunks},
       // What a model means by several ops, such as a norm, as one.
-      {make_call("canonicalise")},
+      {make_call("canonicalise", o.canonical)},
       // Views of views, which eager makes on its way.
       {make_call("fold_views")},
       // What is computed twice, such as the transpose of a weight.

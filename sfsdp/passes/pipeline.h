@@ -10,6 +10,7 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
+#include "sfsdp/passes/canonical/canonicalise.h"
 #include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
@@ -30,6 +31,7 @@ struct ExtraPass {
 
 struct PipelineOptions {
   int64_t loss_chunks = 1;  // of chunk_loss; an error where a step has a backward and no such loss
+  CanonicaliseOptions canonical = {};
   RematOptions remat = {};
   // Storage of parameters in flat units (bucket); false: each parameter by itself, and copied into buckets (copy_buckets).
   bool flat = true;

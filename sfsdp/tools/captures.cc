@@ -21,7 +21,7 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
   passes::PipelineOptions& pipeline = setup.options.pipeline;
   const bool canonical =
       pipeline.loss_chunks == 1 && std::ranges::find(pipeline.disable, kFirstPass, trim) == pipeline.disable.end();
-  const auto entry = get(config, canonical);
+  const auto entry = get(config, canonical ? &pipeline.canonical : nullptr);
   train::follow_checkpoints(setup, config, entry->job->checkpointed_blocks);
   if (!entry->job->draws_wrong.empty() && setup.strategy.data_ranks() * setup.options.micro_batches > 1)
     throw UserError(entry->job->draws_wrong);
@@ -30,8 +30,10 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
           entry->job->flops_per_token};
 }
 
-std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config, bool canonical) {
-  const std::shared_ptr<Entry> entry = find(concat(canonical ? "canonical/" : "", train::capture_key(config)));
+std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config,
+                                                     const passes::CanonicaliseOptions* canonical) {
+  const std::shared_ptr<Entry> entry =
+      find(concat(canonical ? concat("canonical/", canonical->document_tokens, '/') : "", train::capture_key(config)));
   const std::lock_guard lock(entry->mutex);
   if (entry->job) return entry;
   {
@@ -39,7 +41,7 @@ std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& con
     entry->job = capture_(config);
   }
   passes::PassContext ignored;
-  if (canonical) passes::canonicalise(entry->job->graph, ignored);
+  if (canonical) passes::canonicalise(entry->job->graph, *canonical, ignored);
   return entry;
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "sfsdp/passes/canonical/canonicalise.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/train/captured_job.h"
 #include "sfsdp/train/config/config.h"
@@ -44,7 +45,8 @@ class Captures {
     std::mutex mutex;
     std::optional<train::CapturedJob> job;
   };
-  std::shared_ptr<const Entry> get(const train::JobConfig& config, bool canonical);
+  //   canonical: nullptr: as it was captured
+  std::shared_ptr<const Entry> get(const train::JobConfig& config, const passes::CanonicaliseOptions* canonical);
   std::shared_ptr<Entry> find(const std::string& key);
 
   const CaptureJob capture_;

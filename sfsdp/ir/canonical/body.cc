@@ -31,6 +31,10 @@ Term Body::view(const Term& x, const Sizes& shape) {
 
 Term Body::t(const Term& x) { return emitter_.view("aten.t", x, transposed(x, 0, 1), {}); }
 
+Term Body::unsqueeze(const Term& x, size_t dim) {
+  return emitter_.view("aten.unsqueeze", x, unsqueezed(x, dim), {{"dim", static_cast<int64_t>(dim)}});
+}
+
 Term Body::select(const Term& x, size_t dim, int64_t index) {
   return emitter_.view("aten.select.int", x, selected(x, dim, index),
                        {{"dim", static_cast<int64_t>(dim)}, {"index", index}});

@@ -36,6 +36,7 @@ class Body {
   // x itself if it has the shape.
   Term view(const Term& x, const Sizes& shape);
   Term t(const Term& x);  // of two dimensions
+  Term unsqueeze(const Term& x, size_t dim);
   Term select(const Term& x, size_t dim, int64_t index);
   Term expand(const Term& x, const Sizes& shape);
   Term slice(const Term& x, size_t dim, int64_t start, int64_t end);

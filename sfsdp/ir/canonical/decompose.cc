@@ -14,6 +14,7 @@ struct Family {
   std::string_view opcode;
   std::vector<Term> (*decompose)(const CanonicalCall& call, Body& body);
   std::optional<LeftForBackward> left = std::nullopt;
+  bool keeps_nothing = false;
 };
 
 constexpr std::array kFamilies = {
@@ -36,8 +37,8 @@ constexpr std::array kFamilies = {
     Family{"rms_norm_backward", &decompose_rms_norm_backward},
     Family{"rope", &decompose_rope},
     Family{"rope_inverse", &decompose_rope_inverse},
-    Family{"sdpa", &decompose_sdpa},
-    Family{"sdpa_backward", &decompose_sdpa_backward},
+    Family{"sdpa", &decompose_sdpa, std::nullopt, true},
+    Family{"sdpa_backward", &decompose_sdpa_backward, std::nullopt, true},
 };
 
 const Family* find_family(std::string_view opcode) {
@@ -52,6 +53,11 @@ bool is_canonical(std::string_view opcode) { return find_family(opcode) != nullp
 const LeftForBackward* left_for_backward(std::string_view opcode) {
   const Family* family = find_family(opcode);
   return family && family->left ? &*family->left : nullptr;
+}
+
+bool keeps_nothing(std::string_view opcode) {
+  const Family* family = find_family(opcode);
+  return family && family->keeps_nothing;
 }
 
 std::optional<size_t> operand_left_by_forward(std::string_view opcode) {

@@ -51,6 +51,10 @@ const LeftForBackward* left_for_backward(std::string_view opcode);  // nullptr: 
 // Which operand of `opcode` is such a result.
 std::optional<size_t> operand_left_by_forward(std::string_view opcode);
 
+// Whether ops that read its results make again what its decomposition has made: a mask of S × S is more than all that
+// attention reads, and each layer would keep one for backward.
+bool keeps_nothing(std::string_view opcode);
+
 // Results of the call in the order of the op's; base nullptr: that one is not computed. `call.opcode` is canonical.
 std::vector<Term> decompose(const CanonicalCall& call, Emitter& emitter);
 

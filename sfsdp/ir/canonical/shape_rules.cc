@@ -210,6 +210,40 @@ void rule_rope(RuleContext& context) {
   context.expect_like(0, x);
 }
 
+namespace {
+
+// Documents, where the attribute says that operand `index` is these and no mask; operand `query` is [B, H, S, d], the next the keys.
+void check_documents(RuleContext& context, size_t index, size_t query) {
+  const bool has_documents = context.flag("documents");
+  if (context.find("document_tokens")) {
+    if (!has_documents) context.stop("has document_tokens=", "expected documents=true beside it");
+    if (const int64_t tokens = context.integer("document_tokens"); tokens < 1)
+      context.stop(concat("has document_tokens=", tokens), "expected at least 1");
+  }
+  if (!has_documents) return;
+  const Shape q = context.tensor(query, 4).shape(), k = context.tensor(query + 1, 4).shape();
+  if (!context.has_operand(index)) context.stop(concat("has no operand ", index), "expected the documents");
+  if (!context.flag("is_causal"))
+    context.stop("has documents=true without is_causal=true",
+                 "expected both: a token attends to earlier ones of its document");
+  if (q[2] != k[2])
+    context.stop(concat("has ", q[2], " queries and ", k[2], " keys"), "expected as many: documents are of both");
+  context.expect_dtype(DType::i64, context.operand(index).dtype, "the documents");
+  context.expect_shape({q[0], q[2]}, context.operand(index), "the documents");
+}
+
+}  // namespace
+
+void rule_sdpa(RuleContext& context) {
+  aten_attention(context);
+  check_documents(context, 3, 0);
+}
+
+void rule_sdpa_backward(RuleContext& context) {
+  aten_attention_backward(context);
+  check_documents(context, 6, 1);
+}
+
 // targets are class numbers, one for each row of operand `logits`.
 void check_targets(RuleContext& context, size_t logits) {
   const Type& x = context.tensor(logits, 2);

@@ -97,6 +97,17 @@ Term transposed(const Term& x, size_t dim0, size_t dim1) {
   return {x.base, x.offset, typed(x.type.dtype, shape, strides)};
 }
 
+// The new dimension's stride is that of what follows it, as LibTorch has it.
+Term unsqueezed(const Term& x, size_t dim) {
+  if (!x.base || dim > x.type.dims.size()) return {};
+  Sizes shape = x.type.shape(), strides = strides_of(x.type);
+  const int64_t stride = dim < shape.size() ? shape[dim] * strides[dim] : 1;
+  const auto at = static_cast<std::ptrdiff_t>(dim);
+  shape.insert(shape.begin() + at, 1);
+  strides.insert(strides.begin() + at, stride);
+  return {x.base, x.offset, typed(x.type.dtype, shape, strides)};
+}
+
 Term selected(const Term& x, size_t dim, int64_t index) {
   if (!x.base || dim >= x.type.dims.size() || index < 0 || index >= x.type.dims[dim].size) return {};
   Sizes shape = x.type.shape(), strides = strides_of(x.type);

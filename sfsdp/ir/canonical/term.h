@@ -28,6 +28,7 @@ bool is_same(const Term& a, const Term& b);
 
 Term viewed(const Term& x, const std::vector<int64_t>& shape);  // aten.view
 Term transposed(const Term& x, size_t dim0, size_t dim1);
+Term unsqueezed(const Term& x, size_t dim);
 Term selected(const Term& x, size_t dim, int64_t index);
 Term expanded(const Term& x, const std::vector<int64_t>& shape);  // of as many dimensions
 Term sliced(const Term& x, size_t dim, int64_t start, int64_t end);

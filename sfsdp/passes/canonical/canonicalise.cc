@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -23,9 +24,11 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Term, ir::Value;
 
-constexpr std::array<Propose, 8> kFamilies = {
-    &propose_cross_entropy,     &propose_dropout, &propose_linear,       &propose_rms_norm,
-    &propose_rms_norm_backward, &propose_rope,    &propose_rope_inverse, &propose_renamed};
+constexpr std::array<Propose, 8> kFamilies = {&propose_attention, &propose_cross_entropy, &propose_dropout,
+                                              &propose_linear,    &propose_rms_norm,      &propose_rms_norm_backward,
+                                              &propose_rope,      &propose_rope_inverse};
+// One op each, so none is dropped for what others read: tried on what the families leave.
+constexpr std::array<Propose, 1> kSingle = {&propose_renamed};
 
 struct Match {
   Proposal proposal;
@@ -87,12 +90,15 @@ std::optional<Match> prove(const Proposal& proposal, ir::Section section, const 
   }
 }
 
-std::vector<Match> find_matches(const Graph& graph) {
-  const OpFinder finder(graph);
-  std::vector<Match> matches;
+// Adds matches to those that there are.
+void find_matches(const Graph& graph, const OpFinder& finder, std::span<const Propose> families,
+                  std::vector<Match>& matches) {
   std::unordered_set<const Op*> results;  // an op is the result of one match
+  for (const Match& match : matches)
+    for (const Op* found : match.found)
+      if (match.is_result(found)) results.insert(found);
   for (const auto& op : graph.ops()) {
-    for (const Propose propose : kFamilies)
+    for (const Propose propose : families)
       for (const Proposal& proposal : propose(op.get(), finder)) {
         auto match = prove(proposal, op->section, finder);
         if (!match || std::ranges::any_of(match->found, [&](const Op* found) {
@@ -105,7 +111,6 @@ std::vector<Match> find_matches(const Graph& graph) {
         break;
       }
   }
-  return matches;
 }
 
 // Drops matches whose op would not be one: what was found may mix dtypes or broadcast as the op does not.
@@ -150,7 +155,7 @@ ir::OpTable<std::vector<const Op*>> readers_by_producer(const Graph& graph) {
   return readers;
 }
 
-// Drops matches of which something inside is needed by others, so would be computed twice: a cast may be.
+// Drops matches of which something inside is needed by others, so would be computed twice: a cast, or a number, may be.
 void keep_closed(const Graph& graph, std::vector<Match>& matches) {
   const auto readers = readers_by_producer(graph);
   for (size_t before = 0; before != matches.size();) {
@@ -158,7 +163,7 @@ void keep_closed(const Graph& graph, std::vector<Match>& matches) {
     const auto covered = covered_by(graph, matches);
     const auto leaks = [&](const Match& match) {
       return std::ranges::any_of(match.found, [&](const Op* op) {
-        if (match.is_result(op) || op->is("aten._to_copy")) return false;
+        if (match.is_result(op) || op->is("aten._to_copy", "aten.scalar_tensor")) return false;
         return std::ranges::any_of(readers[op], [&](const Op* reader) { return !reader || !covered[reader]; });
       });
     };
@@ -291,17 +296,31 @@ void count_left(const Graph& graph, const std::vector<Match>& matches, Metrics& 
 
 }  // namespace
 
-bool canonicalise(Graph& graph, PassContext& ctx) {
+const std::vector<Field<CanonicaliseOptions>>& CanonicaliseOptions::fields() {
+  static const std::vector<Field<CanonicaliseOptions>> kFields = {
+      field("document_tokens", &CanonicaliseOptions::document_tokens, {0, 1e15},
+            "that costs take a document to have, where attention stays within one; 0: all of a sample")};
+  return kFields;
+}
+
+bool canonicalise(Graph& graph, const CanonicaliseOptions& options, PassContext& ctx) {
   const bool swapped = cast_beside_loss(graph);
-  std::vector<Match> matches = find_matches(graph);
+  const OpFinder finder(graph);
+  std::vector<Match> matches;
+  find_matches(graph, finder, kFamilies, matches);
   keep_typed(graph, matches);
   const size_t proved = matches.size();
   keep_closed(graph, matches);
-  ctx.metrics.add("left_for_other_readers", static_cast<int64_t>(proved - matches.size()));
+  const size_t dropped = proved - matches.size();
+  find_matches(graph, finder, kSingle, matches);
+  keep_typed(graph, matches);
+  ctx.metrics.add("left_for_other_readers", static_cast<int64_t>(dropped));
   count_left(graph, matches, ctx.metrics);
   if (matches.empty()) return swapped;
   Rewriter rewriter(graph);
-  for (const Match& match : matches) {
+  for (Match& match : matches) {
+    ir::Emitter::Attributes& attrs = match.proposal.attrs;
+    if (attrs.contains("documents") && options.document_tokens > 0) attrs["document_tokens"] = options.document_tokens;
     ctx.metrics.add(match.proposal.opcode, 1);
     rewriter.replace(match);
   }

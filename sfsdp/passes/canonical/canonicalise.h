@@ -9,11 +9,22 @@
 //         recognised runs as it is.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/options.h"
 #include "sfsdp/passes/pass.h"
 
 namespace sfsdp::passes {
 
-bool canonicalise(ir::Graph& graph, PassContext& ctx);
+struct CanonicaliseOptions {
+  int64_t document_tokens =
+      0;  // that costs take a document to have, where attention stays within one; 0: all of a sample
+
+  static const std::vector<Field<CanonicaliseOptions>>& fields();
+};
+
+bool canonicalise(ir::Graph& graph, const CanonicaliseOptions& options, PassContext& ctx);
 
 }  // namespace sfsdp::passes

@@ -107,7 +107,7 @@ class Decomposer {
       replaced_[old] = results[i].base;
     }
     instead_of_[&op] = std::ranges::find_if(results, [](const Term& t) { return t.base; })->base->producer();
-    made_[&op] = inserter.take();
+    if (!ir::keeps_nothing(op.opcode)) made_[&op] = inserter.take();
   }
 
   // The value that stands for a canonical op's result, once it is decomposed.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
@@ -35,10 +36,10 @@ bool same_attr(const std::string& key, const Attr& a, const Attr& b, size_t rank
   return a.index() == b.index() && concat(a) == concat(b);
 }
 
-// That a copy to another dtype is strided is no news.
+// That a copy to another dtype, or a number, is strided is no news.
 bool says_nothing(const Op& op, const std::string& key, const Attr& attr) {
   const auto* layout = std::get_if<int64_t>(&attr);
-  return op.is("aten._to_copy") && key == "layout" && layout && *layout == 0;
+  return op.is("aten._to_copy", "aten.scalar_tensor") && key == "layout" && layout && *layout == 0;
 }
 
 // How many dimensions `dim` counts in: the result's where an op adds one.
@@ -68,19 +69,39 @@ bool same_attrs(const Op& op, const Attributes& attrs) {
 
 bool is_forward(ir::Section section) { return section == ir::Section::Fwd || section == ir::Section::Loss; }
 
-bool is_commutative(const std::string& opcode) { return opcode == "aten.add.Tensor" || opcode == "aten.mul.Tensor"; }
+bool is_commutative(const std::string& opcode) {
+  return opcode == "aten.add.Tensor" || opcode == "aten.mul.Tensor" || opcode == "aten.eq.Tensor";
+}
 
 }  // namespace
 
-OpFinder::OpFinder(const ir::Graph& graph) : at_(graph), readers_(graph) {
+// The first op that computes what a number or a mask is, where there is one before it.
+Op* OpFinder::first_alike(const Op& op) const {
+  if (!op.is("aten.scalar_tensor", "aten.where.self")) return nullptr;
+  std::vector<Term> operands;
+  for (const Value* operand : op.operands) operands.push_back(term(operand));
+  Op* first = find(op.opcode, operands, op.attrs, op.section);
+  return first && first->section == op.section && first->result()->type() == op.result()->type() ? first : nullptr;
+}
+
+OpFinder::OpFinder(const ir::Graph& graph) : at_(graph), readers_(graph), made_again_(graph) {
+  std::unordered_map<const Value*, Value*> first_of;
   terms_.reserve(graph.ops().size());
   for (const auto& op : graph.ops()) {
     for (const auto& result : op->results()) {
       at_[result.get()] = terms_.size();
       terms_.push_back(ir::term_of(result.get()));
+      if (const auto first = first_of.find(terms_.back().base); first != first_of.end())
+        terms_.back().base = first->second;
+    }
+    if (Op* first = first_alike(*op)) {
+      first_of[op->result()] = terms_.back().base = first->result();
+      made_again_[first].push_back(op.get());
+      continue;
     }
     // A view that terms look through is none of what is looked for.
     if (ir::aliased_operand(*op) >= 0 && term(op->result()).base != op->result()) continue;
+    if (op->operands.empty() && !ir::is_root(*op)) numbers_.push_back(op.get());
     std::vector<const Value*> seen;
     for (Value* operand : op->operands) {
       if (!operand) continue;
@@ -94,13 +115,13 @@ OpFinder::OpFinder(const ir::Graph& graph) : at_(graph), readers_(graph) {
 
 Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands, const Attributes& attrs,
                    ir::Section section) const {
-  if (!operands.at(0).base) return nullptr;
+  if (!operands.empty() && !operands[0].base) return nullptr;
   const auto is_operand = [&](const Op& op, size_t at, const Term& term) {
     const Value* operand = op.operands[at];
     return operand ? ir::is_same(this->term(operand), term) : term.base == nullptr;
   };
   Op* of_forward = nullptr;
-  for (Op* op : readers_[operands[0].base]) {
+  for (Op* op : operands.empty() ? numbers_ : readers_[operands[0].base]) {
     if (op->opcode != opcode || op->operands.size() != operands.size()) continue;
     if (op->section != section && !is_forward(op->section)) continue;
     bool same = true;
@@ -141,6 +162,7 @@ std::vector<Term> Lookup::compute(const std::string& opcode, const std::vector<T
     terms.push_back(finder_.term(op->results()[i].get()));
   }
   found_.push_back(op);
+  found_.insert(found_.end(), finder_.made_again(op).begin(), finder_.made_again(op).end());
   return terms;
 }
 

@@ -24,11 +24,17 @@ class OpFinder {
   // Ops that compute and read `term`, in order.
   std::vector<ir::Op*> readers(const ir::Term& term, const std::string& opcode) const;
   const ir::Term& term(const ir::Value* value) const { return terms_[at_[value]]; }
+  // Ops after this one that make the same mask, or number of one: LibTorch makes each attention's own of a condition.
+  const std::vector<ir::Op*>& made_again(const ir::Op* op) const { return made_again_[op]; }
 
  private:
+  ir::Op* first_alike(const ir::Op& op) const;
+
   std::vector<ir::Term> terms_;
   ir::ValueTable<size_t> at_;                     // the place of a value's term
   ir::ValueTable<std::vector<ir::Op*>> readers_;  // by base, of ops that compute
+  std::vector<ir::Op*> numbers_;                  // ops that compute and read nothing
+  ir::OpTable<std::vector<ir::Op*>> made_again_;  // by the first
 };
 
 // An emitter that makes nothing: it looks up each op. Throws NotFound at the first that is not there.

@@ -18,6 +18,7 @@ struct Proposal {
 // Ways to read what begins at `op`, the likeliest first; the first that is found is taken.
 using Propose = std::vector<Proposal> (*)(ir::Op* op, const OpFinder& finder);
 
+std::vector<Proposal> propose_attention(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_cross_entropy(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_dropout(ir::Op* op, const OpFinder& finder);
 std::vector<Proposal> propose_linear(ir::Op* op, const OpFinder& finder);

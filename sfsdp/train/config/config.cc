@@ -278,6 +278,9 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   if (config.lr_scheduler.warmup_steps > schedule_steps)
     notes.push_back(concat("lr_scheduler.warmup_steps = ", config.lr_scheduler.warmup_steps, " is cut to the ",
                            schedule_steps, " steps of the schedule"));
+  if (config.training.document_tokens > 0 && !config.training.document_mask)
+    notes.push_back(concat("training.document_tokens = ", config.training.document_tokens,
+                           " changes nothing: training.document_mask is false, so attention goes over documents"));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
   const Model& m = config.model;

@@ -47,6 +47,7 @@ StepSetup step_setup(const JobConfig& config, int64_t world_size) {
   pipeline.prefetch.max_bytes = static_cast<int64_t>(config.parallelism.fsdp_prefetch_gib * (1 << 30));
   passes::set_order(pipeline, config.parallelism.fsdp_order);
   pipeline.loss_chunks = config.training.loss_chunks;
+  pipeline.canonical.document_tokens = config.training.document_tokens;
   pipeline.remat = remat_of(config.activation_checkpoint);
   pipeline.disable = config.debug.disable_pass;
   return setup;
