@@ -540,16 +540,12 @@ TEST_CASE("the interpreter's attention is LibTorch's: grouped heads, causal, mas
     const double scale = f.scale == 0 ? 1 / std::sqrt(static_cast<double>(width)) : f.scale;
     Tensor scores = at::matmul(in["q"], k.transpose(2, 3)) * scale;
     const Tensor mask = doubles({queries, f.keys});
-    if (f.causal) {
-      const Tensor later = at::ones({queries, f.keys}, at::kBool).triu(1);
-      scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
-    }
-    if (f.masked) scores = scores + mask;
+    const Tensor later = at::ones({queries, f.keys}, at::kBool).triu(1);
     const Tensor documents = at::tensor({1, 1, 2, 2, 2, 0, 1, 1, 1, 2}, at::kLong).view({2, queries});
-    if (f.documents) {
-      const Tensor other = documents.unsqueeze(2).ne(documents.unsqueeze(1)).unsqueeze(1);
-      scores = scores.masked_fill(other, -std::numeric_limits<double>::infinity());
-    }
+    const Tensor other = documents.unsqueeze(2).ne(documents.unsqueeze(1)).unsqueeze(1);
+    if (f.causal) scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+    if (f.masked) scores = scores + mask;
+    if (f.documents) scores = scores.masked_fill(other, -std::numeric_limits<double>::infinity());
     const Tensor out = at::matmul(at::softmax(scores, -1), v), lse = at::logsumexp(scores, -1);
     const Tensor grad = doubles(out.sizes());
     const auto gradients = torch::autograd::grad({out}, {in["q"], in["k"], in["v"]}, {grad});

@@ -80,6 +80,12 @@ torch.export.save(torch.export.export(Blocks(True).train(), (), example, strict=
 model = transformers.LlamaForCausalLM(config)
 model.gradient_checkpointing_enable()
 assert sfsdp_export.export(sfsdp_export.prepare(model), sfsdp_export.token_example(model, 2, 8), folder + "/checkpointed.pt2") == []
+ids = torch.randint(64, (2, 12))
+packed = dict(input_ids=ids, labels=ids.clone(), position_ids=torch.tensor([[*range(7), *range(5)], [*range(3), *range(9)]]))
+documents = sfsdp_export.prepare(transformers.LlamaForCausalLM(config))
+expected = documents(**packed).loss.item()
+assert sfsdp_export.export(documents, packed, folder + "/packed.pt2") == []
+assert torch.export.load(folder + "/packed.pt2").module()(**packed).loss.item() == expected
 assert all(layer._gradient_checkpointing_func.func is checkpoint for layer in model.model.layers)  # put back
 
 told(["a branch or a shape depends on values", "check.py:", "if self.branch and h.sum() > 0:", "change: torch.where"], Own(branch=True), example)
@@ -112,3 +118,10 @@ again "${blocks[@]}" --model.path "$dir/blocks.pt2" --activation_checkpoint.mode
 grep -q "reads 8 parameters where gradients are off: layers.0.0.weight, layers.0.0.bias, layers.0.2.weight, …" "$dir/log" || fail "$(cat "$dir/log")"
 again plan --world 1 "${flags[@]}" --training.mixed_precision_param float32 --model.path "$dir/checkpointed.pt2" --training.seq_len 12 >/dev/null ||
   fail "gradient_checkpointing_enable is not seen"
+
+# Documents that position_ids tell are documents of the attention op: no value of 12 × 12 numbers is left.
+"$sfsdp" plan --world 1 --model.name exported --model.path "$dir/packed.pt2" --model.inputs "input_ids=tokens,labels=labels,position_ids=positions" \
+  --training.document_mask --training.dataset tokens --training.dataset_path none --training.mixed_precision_param float32 --training.seq_len 12 \
+  --training.local_batch_size 2 --out "$dir/plan" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(grep -c 'sdpa.* documents=true' "$dir/plan") == 2 ]] || fail "documents are not found: $(grep sdpa "$dir/plan")"
+grep -q '12, 12\]' "$dir/plan" && fail "a mask is left: $(grep '12, 12\]' "$dir/plan")"

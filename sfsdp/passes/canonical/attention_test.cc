@@ -77,6 +77,18 @@ TEST_CASE("canonicalise: a mask of documents becomes the documents, in attention
   CHECK(count(swapped, "documents=true") == 4);
 }
 
+TEST_CASE("canonicalise: a number that backward makes for itself, as forward made one for the mask, hides nothing") {
+  std::string text = with("    bwd:\n",
+                          "    bwd:\n"
+                          "      %own = aten.scalar_tensor dtype=f32 layout=0 s=0 : f32[]\n"
+                          "      %read = aten.add.Tensor %own, %l : f32[2, 4, 6]{24, 1, 4}\n");
+  const size_t end = text.find("return %o");
+  const std::string found = canonical(text.replace(end, 9, "return %read, %o"));
+  CHECK(count(found, "documents=true") == 4);
+  CHECK(count(found, "aten.scalar_tensor") == 1);  // that of backward
+  CHECK(count(found, "aten.where") == 0);
+}
+
 TEST_CASE("canonicalise: masks that each attention makes of one condition, as LibTorch does, are the documents too") {
   std::string text = with("%o, %l = aten", R"(%zero2 = aten.scalar_tensor dtype=f32 layout=0 s=0.0 : f32[]
       %inf2 = aten.scalar_tensor dtype=f32 layout=0 s=-inf : f32[]

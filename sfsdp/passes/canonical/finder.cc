@@ -81,7 +81,9 @@ Op* OpFinder::first_alike(const Op& op) const {
   std::vector<Term> operands;
   for (const Value* operand : op.operands) operands.push_back(term(operand));
   Op* first = find(op.opcode, operands, op.attrs, op.section);
-  return first && first->section == op.section && first->result()->type() == op.result()->type() ? first : nullptr;
+  // A number that backward needs for itself may be one of forward's mask.
+  const bool alike = first && (first->section == op.section || op.operands.empty());
+  return alike && first->result()->type() == op.result()->type() ? first : nullptr;
 }
 
 OpFinder::OpFinder(const ir::Graph& graph) : at_(graph), readers_(graph), made_again_(graph) {
