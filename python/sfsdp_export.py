@@ -80,9 +80,10 @@ def masks_of_sequences(masking):
     place. Positions of one sequence rise by 1, so a key whose position is no greater is no later. What else a model adds to a
     mask (a window, padding, its own function) is made as transformers makes it."""
     names = ["remap_positions_for_packed_sequence", "packed_sequence_mask_function", "and_masks"]
-    if not all(hasattr(masking, name) for name in names + ["causal_mask_function", "ALL_MASK_ATTENTION_FUNCTIONS"]):
+    if not all(hasattr(masking, name) for name in names + ["causal_mask_function", "sdpa_mask", "ALL_MASK_ATTENTION_FUNCTIONS"]):
         return {}
     remap, of_sequences, both = (getattr(masking, name) for name in names)
+    registered = masking.ALL_MASK_ATTENTION_FUNCTIONS
 
     def remap_marked(function, position_ids):
         remapped = remap(function, position_ids)
@@ -100,10 +101,10 @@ def masks_of_sequences(masking):
             function.sequences = getattr(functions[1], "sequences", None)
         return function
 
-    class Masks(type(masking.ALL_MASK_ATTENTION_FUNCTIONS)):
+    class Masks(type(registered)):
         def __getitem__(self, name):
-            usual = super().__getitem__(name)
-            return written_out(usual) if name == "sdpa" else usual
+            usual = registered[name]  # perhaps a function of the user's in place of transformers' own
+            return written_out(usual) if usual is masking.sdpa_mask else usual
 
     def written_out(usual):
         def mask(*args, mask_function=None, attention_mask=None, **kwargs):
