@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 
+#include <utility>
+
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/source_reader.h"
@@ -20,8 +22,8 @@ Piece piece_of(const StoredTensor& t) {
   return piece;
 }
 
-StretchReader::StretchReader(const std::string& path, const std::string& archive, int depth)
-    : path_(path), archive_(archive), depth_(depth), manifest_(open_checkpoint(path)) {}
+StretchReader::StretchReader(const std::string& path, std::string archive, int depth)
+    : path_(path), archive_(std::move(archive)), depth_(depth), manifest_(open_checkpoint(path)) {}
 StretchReader::~StretchReader() = default;
 
 void StretchReader::read_left_out(const StoredTensor& tensor, const Piece& piece) {

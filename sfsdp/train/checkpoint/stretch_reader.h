@@ -26,7 +26,7 @@ class StretchReader {
   //   path:    a folder step-N
   //   archive: as SourceReader
   //   throws:  UserError if it is no checkpoint
-  explicit StretchReader(const std::string& path, const std::string& archive = "", int depth = 0);
+  explicit StretchReader(const std::string& path, std::string archive = "", int depth = 0);
   ~StretchReader();
   const Manifest& manifest() const { return manifest_; }
 
