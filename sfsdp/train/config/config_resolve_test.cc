@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/train/config/step_setup.h"
 
 namespace sfsdp::train {
 namespace {
@@ -40,6 +41,17 @@ TEST_CASE(
   config = load_config(std::vector<std::string>{"--activation_checkpoint.save=linear"});
   REQUIRE(config.notes.size() == 1);
   CHECK(config.notes[0].starts_with("activation_checkpoint.save changes nothing"));
+}
+
+TEST_CASE(
+    "config_resolve: tokens of a document go to the pass that names attention, and need documents that are apart") {
+  JobConfig config =
+      load_config(std::vector<std::string>{"--training.document_mask", "--training.document_tokens=512"});
+  CHECK(config.notes.empty());
+  CHECK(step_setup(config, 1).options.pipeline.canonical.document_tokens == 512);
+  config = load_config(std::vector<std::string>{"--training.document_tokens=512"});
+  REQUIRE(config.notes.size() == 1);
+  CHECK(config.notes[0].starts_with("training.document_tokens = 512 changes nothing"));
 }
 
 TEST_CASE(
