@@ -173,6 +173,13 @@ std::string read_text_file(const std::string& path, size_t max_bytes) {
   return text;
 }
 
+std::optional<double> as_real(const JsonValue& value) {
+  if (const auto* number = value.as<double>()) return *number;
+  if (const auto* number = value.as<uint64_t>()) return static_cast<double>(*number);
+  if (const auto* number = value.as<int64_t>()) return static_cast<double>(*number);
+  return std::nullopt;
+}
+
 std::string describe(const JsonValue& value) {
   if (value.as<JsonNull>()) return "null";
   if (const auto* flag = value.as<bool>()) return *flag ? "true" : "false";

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,6 +42,9 @@ JsonValue parse_json(std::string_view text, const std::string& file, const JsonL
 
 // A regular file's bytes, at most max_bytes. throws: UserError naming the file.
 std::string read_text_file(const std::string& path, size_t max_bytes);
+
+// A number as a double; none: it is no number.
+std::optional<double> as_real(const JsonValue& value);
 
 // A short text for messages: 12, "silu" or an object.
 std::string describe(const JsonValue& value);

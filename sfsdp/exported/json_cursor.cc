@@ -72,9 +72,7 @@ bool JsonCursor::boolean() const {
 }
 
 double JsonCursor::number() const {
-  if (const auto* real = value_->as<double>()) return *real;
-  if (const auto* whole = value_->as<uint64_t>()) return static_cast<double>(*whole);
-  if (const auto* whole = value_->as<int64_t>()) return static_cast<double>(*whole);
+  if (const auto number = as_real(*value_)) return *number;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (const auto* text = value_->as<std::string>()) {
     if (*text == "Infinity") return kInfinity;

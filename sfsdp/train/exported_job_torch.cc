@@ -15,13 +15,13 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exported/grad_marks.h"
-#include "sfsdp/exported/read_values.h"
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/sample_source.h"
 #include "sfsdp/train/trained_parameters_torch.h"
 #include "sfsdp/train/weights/adapter_names.h"
+#include "sfsdp/train/weights/archive_values.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train {
@@ -248,22 +248,6 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-// Elements `range` of a tensor into this rank's part of it, which may be stored in another floating dtype.
-void read_part(const Program& program, const exported::StateTensor& tensor, Chunk range, const at::Tensor& mine) {
-  const ir::DType dtype = capture::dtype_of(mine.scalar_type());
-  if (dtype == tensor.dtype) return exported::read_values(program.archive, tensor, range.offset, bytes_of(mine));
-  constexpr int64_t kBlock = 1 << 17;  // elements
-  const int64_t from = ir::size_in_bytes(tensor.dtype), to = ir::size_in_bytes(dtype);
-  std::vector<std::byte> staging(static_cast<size_t>(std::min(kBlock, range.length) * from));
-  for (int64_t begin = 0; begin < range.length; begin += kBlock) {
-    const int64_t count = std::min(kBlock, range.length - begin);
-    const auto block = std::span(staging).first(static_cast<size_t>(count * from));
-    exported::read_values(program.archive, tensor, range.offset + begin, block);
-    convert_floats(block, tensor.dtype,
-                   bytes_of(mine).subspan(static_cast<size_t>(begin * to), static_cast<size_t>(count * to)), dtype);
-  }
-}
-
 void check_finite(const Program& program, const std::string& name, Chunk range, const at::Tensor& mine) {
   if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
     refuse(concat(program.archive.path(), ": ", name,
@@ -324,8 +308,10 @@ std::vector<std::string> load_exported_weights(const Program& program, Step& ste
     if (stored.source < 0 || is_adapter(stored.name)) continue;  // the optimizer's, or initialised here
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
-    read_part(program, *found->second, step.range_of(stored.name), state.at(stored.name));
-    if (stored.trainable) check_finite(program, stored.name, step.range_of(stored.name), state.at(stored.name));
+    const at::Tensor& mine = state.at(stored.name);
+    read_archive_values(program.archive, *found->second, step.range_of(stored.name).offset, bytes_of(mine),
+                        capture::dtype_of(mine.scalar_type()));
+    if (stored.trainable) check_finite(program, stored.name, step.range_of(stored.name), mine);
     ++tensors;
   }
   step.load_state_dict({});  // whole copies are gathered anew from what was written

@@ -213,11 +213,8 @@ namespace {
 
 checkpoint::WeightSource weight_source(const CompiledJob& job) {
   using Kind = checkpoint::WeightSource::Kind;
-  const auto whole = [](const std::string& path) {
-    return std::filesystem::absolute(path).lexically_normal().string();
-  };
-  if (job.archive) return {Kind::Archive, whole(job.archive->archive.path())};
-  if (!job.hf_folder.empty()) return {Kind::HuggingFace, whole(job.hf_folder)};
+  if (job.archive) return checkpoint::resolved({Kind::Archive, job.archive->archive.path()}, "");
+  if (!job.hf_folder.empty()) return checkpoint::resolved({Kind::HuggingFace, job.hf_folder}, "");
   return {};
 }
 

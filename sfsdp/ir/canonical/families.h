@@ -19,7 +19,6 @@ std::vector<Term> decompose_embedding(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_embedding_backward(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_layer_norm(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_layer_norm_backward(const CanonicalCall& call, Body& body);
-
 std::vector<Term> decompose_sdpa(const CanonicalCall& call, Body& body);
 std::vector<Term> decompose_sdpa_backward(const CanonicalCall& call, Body& body);
 

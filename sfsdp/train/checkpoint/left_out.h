@@ -30,6 +30,7 @@ std::string to_string(const WeightSource& source);
 // The path of a source that a checkpoint names: "step-4" lies beside it.
 std::string path_of(const WeightSource& source, const std::string& checkpoint);
 // The source with a path that holds in any folder.
+//   checkpoint: that names it; read for a source that is a checkpoint alone
 WeightSource resolved(const WeightSource& source, const std::string& checkpoint);
 
 // The pieces that the checkpoint leaves out, taken out of `pieces`.

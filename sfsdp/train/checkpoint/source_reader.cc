@@ -11,9 +11,9 @@
 #include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/program.h"
-#include "sfsdp/exported/read_values.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
+#include "sfsdp/train/weights/archive_values.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config.h"
 #include "sfsdp/train/weights/hf_copy.h"
@@ -31,16 +31,12 @@ namespace {
 
 ReadElements of_archive(const std::string& path) {
   auto program = std::make_shared<const exported::Program>(exported::read_program(path));
-  return [program, staging = std::vector<std::byte>()](const StoredTensor& t, int64_t begin,
-                                                       std::span<std::byte> out) mutable {
+  return [program](const StoredTensor& t, int64_t begin, std::span<std::byte> out) {
     const auto found = std::ranges::find(program->state, t.name, &exported::StateTensor::name);
     if (found == program->state.end() || found->sizes != t.shape) not_there(program->archive.path(), t);
-    if (found->dtype == t.dtype) return exported::read_values(program->archive, *found, begin, out);
-    if (!is_weight_dtype(found->dtype) || !is_weight_dtype(t.dtype)) not_there(program->archive.path(), t);
-    const auto count = static_cast<int64_t>(out.size()) / ir::size_in_bytes(t.dtype);
-    staging.resize(static_cast<size_t>(count * ir::size_in_bytes(found->dtype)));
-    exported::read_values(program->archive, *found, begin, staging);
-    convert_floats(staging, found->dtype, out, t.dtype);
+    if (found->dtype != t.dtype && (!is_weight_dtype(found->dtype) || !is_weight_dtype(t.dtype)))
+      not_there(program->archive.path(), t);
+    read_archive_values(program->archive, *found, begin, out, t.dtype);
   };
 }
 

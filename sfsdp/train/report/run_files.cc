@@ -34,9 +34,7 @@ std::optional<double> number_of(std::string_view text) {
 using ReadLine = std::string (*)(const JsonObject& line, RunFiles& run);
 
 double as_number(const JsonValue& value) {
-  if (const auto* number = value.as<double>()) return *number;
-  if (const auto* number = value.as<uint64_t>()) return static_cast<double>(*number);
-  if (const auto* number = value.as<int64_t>()) return static_cast<double>(*number);
+  if (const auto number = as_real(value)) return *number;
   if (const auto* text = value.as<std::string>()) return number_of(*text).value_or(kNan);
   return kNan;
 }

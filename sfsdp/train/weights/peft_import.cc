@@ -51,12 +51,6 @@ constexpr std::array<std::string_view, 22> kNoMatter = {"auto_mapping",      "ba
                                                         "target_modules",    "bias",
                                                         "init_lora_weights", "loftq_config"};
 
-double number_of(const JsonValue& value) {
-  if (const auto* whole = value.as<uint64_t>()) return static_cast<double>(*whole);
-  if (const auto* real = value.as<double>()) return *real;
-  return std::nan("");
-}
-
 // Ways to initialise that change the base weights too: adapters of them belong to those.
 void check_initialisation(const JsonValue& value, const std::string& file) {
   const auto* text = value.as<std::string>();
@@ -96,7 +90,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& file) {
   const auto* rank = at("r").as<uint64_t>();
   if (!rank || *rank < 1 || *rank > (1 << 20)) refuse(concat(file, ": r is ", describe(at("r"))), "1 or more");
   config.rank = static_cast<int64_t>(*rank);
-  config.alpha = number_of(at("lora_alpha"));
+  config.alpha = as_real(at("lora_alpha")).value_or(0);
   if (!(config.alpha > 0) || !std::isfinite(config.alpha))
     refuse(concat(file, ": lora_alpha is ", describe(at("lora_alpha"))), "a number above 0");
   read_targets(at("target_modules"), file, config);
