@@ -105,9 +105,9 @@ PYTHONPATH=python "$python" "$dir/check.py" "$dir" 2>"$dir/log" || fail "$(tail 
 
 flags=(--model.name exported --model.inputs "input_ids=tokens,labels=tokens" --training.dataset tokens --training.dataset_path tests/fixtures/tokens.bin
   --training.steps 2 --metrics.log_freq 1)
-# A batch of 1 and another length than the example's.
+# Another batch and another length than the example's.
 "$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --model.path "$dir/named.pt2" --training.mixed_precision_param float32 \
-  --training.seq_len 24 --training.local_batch_size 1 --job.dump_folder "$dir/named" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+  --training.seq_len 24 --training.local_batch_size 2 --job.dump_folder "$dir/named" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 "$sfsdp" train "${flags[@]}" --model.path "$dir/folder.pt2" --training.seq_len 12 --training.local_batch_size 3 --job.dump_folder "$dir/folder" \
   >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 [[ $(cat "$dir"/{named,folder}/metrics.jsonl | grep -c '"loss"') == 4 ]] || fail "$(cat "$dir"/*/metrics.jsonl)"

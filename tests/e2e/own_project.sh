@@ -104,3 +104,8 @@ ninja -C "$dir/parent/build" -t targets all | grep -q 'core_tests' && fail "as a
 configure -S examples/own_model -B "$dir/none" -DCMAKE_PREFIX_PATH="$dir/prefix" -DSFSDP_TORCH_DIR="$dir/nothing" &&
   fail "configured without LibTorch"
 tr -s ' \n' ' ' <"$dir/log" | grep -q 'holds no lib/libtorch_cpu.so; give the folder of LibTorch' || fail "$(cat "$dir/log")"
+
+# A second libstdc++ inside the program would crash in LibTorch.
+configure -S examples/own_model -B "$dir/static" -DCMAKE_PREFIX_PATH="$dir/prefix" -DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++ &&
+  fail "configured with a static libstdc++"
+tr -s ' \n' ' ' <"$dir/log" | grep -q 'links libstdc++ statically, and LibTorch needs the shared one' || fail "$(cat "$dir/log")"
