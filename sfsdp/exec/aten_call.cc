@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/exec/aten_call.h"
 
+#include <map>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/capture/tensor_type.h"
@@ -11,6 +13,39 @@ namespace {
 bool elements_optional(const c10::Argument& argument) {
   auto list = argument.real_type()->cast<c10::ListType>();
   return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
+}
+
+// "aten::add" -> its overloads.
+const std::vector<c10::OperatorName>& overloads_of(const std::string& name) {
+  static const auto* all = [] {
+    auto* found = new std::map<std::string, std::vector<c10::OperatorName>, std::less<>>;
+    for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) (*found)[op.name].push_back(op);
+    return found;
+  }();
+  static const std::vector<c10::OperatorName> none;
+  const auto found = all->find(name);
+  return found == all->end() ? none : found->second;
+}
+
+// The overload that takes the same arguments and then a tensor for each result.
+std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  const size_t arguments = schema.arguments().size(), results = schema.returns().size();
+  for (const c10::OperatorName& name : overloads_of(handle.operator_name().name)) {
+    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
+    if (!candidate) continue;
+    const std::vector<c10::Argument>& taken = candidate->schema().arguments();
+    if (taken.size() != arguments + results) continue;
+    bool same = true;
+    for (size_t i = 0; same && i < taken.size(); ++i) {
+      const bool written = taken[i].alias_info() && taken[i].alias_info()->isWrite();
+      same = i < arguments ? !written && taken[i].name() == schema.arguments()[i].name() &&
+                                 *taken[i].type() == *schema.arguments()[i].type()
+                           : written;
+    }
+    if (same) return candidate;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -28,7 +63,8 @@ c10::OperatorHandle find_op(const std::string& opcode) {
   return *handle;
 }
 
-AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find_op(op.opcode.str())) {
+AtenCall::AtenCall(const ir::Op& op)
+    : where_(ir::opcode_at(op)), handle_(find_op(op.opcode.str())), out_handle_(find_out_variant(handle_)) {
   const auto& schema = handle_.schema();
   int next = 0;
   size_t next_list = 0;
@@ -60,9 +96,9 @@ AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find_o
               " operands, its schema takes ", next);
 }
 
-std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) const {
+torch::jit::Stack AtenCall::stack_of(std::span<const at::Tensor> operands) const {
   torch::jit::Stack stack;
-  stack.reserve(arguments_.size());
+  stack.reserve(arguments_.size() + 1);
   const auto at_index = [&](int i) -> const at::Tensor& { return operands[static_cast<size_t>(i)]; };
   const auto optional = [&](int i) { return at_index(i).defined() ? std::optional(at_index(i)) : std::nullopt; };
   for (const Argument& argument : arguments_) {
@@ -84,8 +120,13 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
       }
     }
   }
+  return stack;
+}
+
+void AtenCall::call(const c10::OperatorHandle& handle, torch::jit::Stack& stack,
+                    std::span<const at::Tensor> operands) const {
   try {
-    handle_.callBoxed(stack);
+    handle.callBoxed(stack);
   } catch (const c10::Error& error) {
     std::string got;
     for (const at::Tensor& t : operands)
@@ -94,9 +135,20 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
                            "\n  expected data that this op takes, such as ids below the number of classes or rows; the"
                            " same batch on the module without sfsdp shows more"));
   }
+}
+
+std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) const {
+  torch::jit::Stack stack = stack_of(operands);
+  call(handle_, stack, operands);
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) capture::collect(value, results);
   return results;
+}
+
+void AtenCall::run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const {
+  torch::jit::Stack stack = stack_of(operands);
+  for (const at::Tensor& result : results) stack.emplace_back(result);
+  call(*out_handle_, stack, operands);
 }
 
 }  // namespace sfsdp::exec

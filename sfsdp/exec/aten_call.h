@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,14 +27,24 @@ class AtenCall {
   // op and module path for what the kernel refuses: a target out of range, dtypes that only data brings together.
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands) const;
 
+  // Whether LibTorch has a variant of the op that writes its results to given tensors.
+  bool writes() const { return out_handle_.has_value(); }
+  // The same numbers, in `results`: one tensor each, of the sizes that run() gives, which may be an operand only where the op is
+  // elementwise.
+  void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const;
+
  private:
   struct Argument {
     enum class Kind { Constant, Tensor, OptionalTensor, TensorList, OptionalTensorList } kind = Kind::Constant;
     c10::IValue constant;
     int first = 0, count = 0;  // operands
   };
+  torch::jit::Stack stack_of(std::span<const at::Tensor> operands) const;
+  void call(const c10::OperatorHandle& handle, torch::jit::Stack& stack, std::span<const at::Tensor> operands) const;
+
   std::string where_;  // "aten.mm at layers.0", for errors
   c10::OperatorHandle handle_;
+  std::optional<c10::OperatorHandle> out_handle_;
   std::vector<Argument> arguments_;
 };
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sfsdp/exec/reference/reference_executor.h"
+#include "sfsdp/exec/executor.h"
 
 namespace sfsdp::exec {
 

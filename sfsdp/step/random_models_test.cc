@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Models, meshes and options drawn at random: whatever the passes make of a step, it trains as one eager process does,
-// and bit for bit as the same step without them.
+// and bit for bit as the same step without them; the plan at its addresses as the graph op by op.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
@@ -199,8 +199,10 @@ TEST_CASE("random models on random meshes with random options train as one eager
     CAPTURE(passes::to_string(c.pipeline.remat.mode));
 
     const int64_t ranks = c.mesh.world_size(), rows = kGlobalBatch / ranks / c.micro_batches;
-    const auto train = [&](const passes::PipelineOptions& pipeline, const tune::TuneOptions& tune) {
+    const auto train = [&](const passes::PipelineOptions& pipeline, const tune::TuneOptions& tune,
+                           ExecutorKind executor) {
       CompileOptions options;
+      options.executor = executor;
       options.max_norm = 1.0;
       options.micro_batches = c.micro_batches;
       options.pipeline = pipeline;
@@ -215,7 +217,8 @@ TEST_CASE("random models on random meshes with random options train as one eager
         return testing::micro_batches_of(step, rank, ranks, c.micro_batches);
       });
     };
-    const auto got = train(c.pipeline, c.tune), plain = train(c.plain, c.plain_tune);
+    const auto got = train(c.pipeline, c.tune, ExecutorKind::Planned),
+               plain = train(c.plain, c.plain_tune, ExecutorKind::Reference);
     testing::expect_same_bits(got, plain);
 
     Step one = compile(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch),

@@ -16,7 +16,9 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
+#include "sfsdp/exec/planned/planned_executor.h"
 #include "sfsdp/exec/random_ops.h"
+#include "sfsdp/exec/reference/reference_executor.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
@@ -128,9 +130,10 @@ struct Step::Impl {
   exec::DataPosition position;
   std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
+  std::shared_ptr<exec::RankMemory> memory = std::make_shared<exec::RankMemory>();  // of the plans, if they are run
   struct Running {
     Held<const Program::Variant> variant;
-    std::shared_ptr<exec::ReferenceExecutor> executor;
+    std::shared_ptr<exec::Executor> executor;
     step::OwnLoss own_loss;
   };
   std::map<const Program::Variant*, Running> executors;  // of what the program keeps
@@ -182,19 +185,24 @@ struct Step::Impl {
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return variant;
   }
-  Running& running(const Held<const Program::Variant>& variant, exec::Rng rng) {
+  Running& running(const Held<const Program::Variant>& variant, const CompileOptions& options) {
     if (const auto found = executors.find(variant.get()); found != executors.end()) return found->second;
     std::erase_if(executors, [](const auto& entry) { return entry.second.variant->let_go.load(); });
     step::check_constants(variant->plan, variant->constants);
     Running made = {variant, nullptr, step::own_loss(variant->graph, position.size)};
     std::vector<const ir::Value*> more = {made.own_loss.sum};
     if (made.own_loss.count) more.push_back(made.own_loss.count);
-    made.executor = std::make_shared<exec::ReferenceExecutor>(variant->graph, variant->constants, groups, position, rng,
-                                                              std::move(more));
+    // What backward draws again, ATen's generator would draw otherwise: the reference executor keeps it.
+    if (options.executor == ExecutorKind::Planned && options.rng == exec::Rng::Counter)
+      made.executor = std::make_shared<exec::PlannedExecutor>(variant->plan, variant->constants, groups, position,
+                                                              world ? world->rank() : 0, options.rng, memory, more);
+    else
+      made.executor = std::make_shared<exec::ReferenceExecutor>(variant->graph, variant->constants, groups, position,
+                                                                options.rng, std::move(more));
     return executors.emplace(variant.get(), std::move(made)).first->second;
   }
   // What one rank alone finds out while it runs, such as an id that is no row, would leave the others in a collective.
-  std::vector<at::Tensor> run(exec::ReferenceExecutor& executor, const std::vector<Batch>& batches,
+  std::vector<at::Tensor> run(exec::Executor& executor, const std::vector<Batch>& batches,
                               const exec::StepScalars& scalars) {
     try {
       executor.state = state;
@@ -269,7 +277,7 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
     return program_->training(micro_batches[0]);
   });
-  const auto& [held, executor, own_loss] = impl_->running(variant, program_->options().rng);
+  const auto& [held, executor, own_loss] = impl_->running(variant, program_->options());
   const auto outputs =
       impl_->run(*executor, micro_batches, {.lr = lr, .step = step + 1, .seed = program_->options().seed});
   ++step;
@@ -281,8 +289,8 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
   return result;
 }
 
-std::shared_ptr<exec::ReferenceExecutor> Step::executor(const Batch& example) {
-  return impl_->running(program_->training(example), program_->options().rng).executor;
+std::shared_ptr<exec::Executor> Step::executor(const Batch& example) {
+  return impl_->running(program_->training(example), program_->options()).executor;
 }
 
 double Step::eval(const Batch& batch) {
@@ -290,7 +298,7 @@ double Step::eval(const Batch& batch) {
     check_values(batch);
     return program_->evaluation(batch);
   });
-  return impl_->run(*impl_->running(variant, program_->options().rng).executor, {batch}, {})[0].item<double>();
+  return impl_->run(*impl_->running(variant, program_->options()).executor, {batch}, {})[0].item<double>();
 }
 
 namespace {

@@ -19,7 +19,7 @@
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/comm/communicator.h"
-#include "sfsdp/exec/reference/reference_executor.h"
+#include "sfsdp/exec/executor.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
@@ -43,6 +43,9 @@ struct SumCount {
 template <class Value>
 concept LossResult = std::convertible_to<Value, at::Tensor> || std::same_as<Value, SumCount>;
 
+// What runs a step: op by op in the graph's order, each value a tensor of its own; or the plan, at its addresses.
+enum class ExecutorKind : uint8_t { Reference, Planned };
+
 struct CompileOptions {
   double max_norm = 0;        // clip gradients to this global norm; 0: off
   int64_t micro_batches = 1;  // gradient accumulation: batches per step and rank
@@ -52,6 +55,7 @@ struct CompileOptions {
   std::vector<size_t> uncast = {};  // tensors of a batch that mixed precision does not cast, by place, such as targets
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
+  ExecutorKind executor = ExecutorKind::Reference;
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
   int64_t max_variants = 32;
@@ -198,7 +202,7 @@ class Step {
 
   const Program& program() const { return *program_; }
   // The training graph's, for tests and debugging; the step uses it until CompileOptions::max_variants others took its place.
-  std::shared_ptr<exec::ReferenceExecutor> executor(const Batch& example);
+  std::shared_ptr<exec::Executor> executor(const Batch& example);
 
  private:
   struct Impl;

@@ -59,8 +59,8 @@ TEST_CASE("batch shapes are kept up to a bound: the one used longest ago goes, s
     });
   };
   for (const int64_t rows : {12, 5, 6, 5}) take(rows);
-  const std::weak_ptr<exec::ReferenceExecutor> five = step.executor(rows_of(0, 5)), six = step.executor(rows_of(0, 6)),
-                                               first = step.executor(rows_of(0, 12));
+  const std::weak_ptr<exec::Executor> five = step.executor(rows_of(0, 5)), six = step.executor(rows_of(0, 6)),
+                                      first = step.executor(rows_of(0, 12));
   CHECK(said.size() == 2);
   take(5);
   take(7);

@@ -161,6 +161,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on, attention_of(config.model))](
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  options.executor = config.exec.executor == "planned" ? ExecutorKind::Planned : ExecutorKind::Reference;
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);
   return job;

@@ -55,7 +55,7 @@ double now_us() {
 template <class OnOp>
 StepResult run_with(Step& step, const std::vector<Batch>& micro_batches, const OnOp& on_op) {
   struct Reset {
-    std::shared_ptr<exec::ReferenceExecutor> executor;
+    std::shared_ptr<exec::Executor> executor;
     ~Reset() { executor->on_op = nullptr; }
   } const reset{step.executor(micro_batches[0])};
   reset.executor->on_op = on_op;

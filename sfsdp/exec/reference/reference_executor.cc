@@ -12,50 +12,16 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/lap_clock.h"
-#include "sfsdp/base/philox.h"
-#include "sfsdp/base/strings.h"
-#include "sfsdp/capture/tensor_type.h"
-#include "sfsdp/exec/aten_call.h"
-#include "sfsdp/exec/kernels.h"
-#include "sfsdp/exec/random_ops.h"
+#include "sfsdp/exec/op_call.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/passes/canonical/decompose.h"
 
 namespace sfsdp::exec {
 
-std::string axis_key(const ir::Attr& axis) {
-  if (const auto* one = std::get_if<std::string>(&axis)) return *one;
-  return join(std::get<std::vector<std::string>>(axis), ",");
-}
-
 namespace {
 
 enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
-
-// dtype, sizes and strides; those of dimensions of size 1 do not count, nor any where there are no elements.
-bool is_of(const at::Tensor& tensor, const ir::Type& type) {
-  if (type.kind == ir::Type::Kind::Token || !tensor.defined())
-    return type.kind == ir::Type::Kind::Token && !tensor.defined();
-  if (tensor.scalar_type() != capture::scalar_type_of(type.dtype) || tensor.dim() != std::ssize(type.dims))
-    return false;
-  int64_t contiguous = 1;
-  bool same_strides = true;
-  for (size_t d = type.dims.size(); d-- > 0;) {
-    const int64_t size = type.dims[d].size, dim = static_cast<int64_t>(d);
-    if (tensor.size(dim) != size) return false;
-    same_strides &= size <= 1 || tensor.stride(dim) == (type.strides.empty() ? contiguous : type.strides[d]);
-    contiguous *= size;
-  }
-  return same_strides || tensor.numel() == 0;
-}
-
-// Passes and plans go by the types. A result laid out otherwise would be read at the wrong places.
-void check_result(const at::Tensor& tensor, const ir::Op& op, size_t index) {
-  const ir::Type& type = op.result(static_cast<int>(index))->type();
-  SFSDP_CHECK(is_of(tensor, type), ir::opcode_at(op), " gave result ", index, " of ", capture::type_of(tensor),
-              "\n  expected ", type, ", as the graph has it");
-}
 
 }  // namespace
 
@@ -63,20 +29,15 @@ struct ReferenceExecutor::Impl {
   // One op, resolved: what runs it, where its operands and results live, what is dead after it.
   struct Step {
     const ir::Op* op = nullptr;
-    std::optional<AtenCall> aten;
-    Kernel kernel = nullptr;
-    comm::Communicator* group = nullptr;
+    std::optional<OpCall> call;  // of what computes
     std::vector<int> operands, results, dead_after;
     int64_t batch_input = -1;  // index in the micro-batch
-    bool random = false;
     Spent spent = kForwardBackward;
   };
 
   const ir::Graph graph;  // of LibTorch's ops and sfsdp's own that are not canonical
   const std::vector<at::Tensor> constants;
-  Groups groups;
   DataPosition position;
-  Rng rng;
   std::vector<Step> steps;
   std::vector<at::Tensor> slots;
   std::vector<bool> kept_in_loop;  // by slot: made before the first micro-batch, or carried from one to the next
@@ -84,52 +45,28 @@ struct ReferenceExecutor::Impl {
   std::vector<const ir::Value*> returned;  // the graph's outputs, and what else was asked for
   RunSeconds seconds;
 
-  Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, Groups gr, DataPosition p, Rng r,
+  Impl(const ir::Graph& g, const std::vector<at::Tensor>& c, const Groups& groups, DataPosition p, Rng rng,
        const std::vector<const ir::Value*>& more)
-      : graph(passes::decomposed(g)),
-        constants(c),
-        groups(std::move(gr)),
-        position(p),
-        rng(r),
-        returned(graph.outputs.begin(), graph.outputs.end()) {
+      : graph(passes::decomposed(g)), constants(c), position(p), returned(graph.outputs.begin(), graph.outputs.end()) {
     for (const ir::Value* value : more) returned.push_back(graph.find_value(value->name()));
     int64_t next_input = 0;
     for (const auto& op : graph.ops()) {
       Step step;
       step.op = op.get();
-      resolve(step);
+      if (!op->is("input", "param", "state", "constant", "accumulate")) step.call.emplace(*op, graph, groups, rng);
       if (op->is("input")) step.batch_input = next_input++;
-      step.random = rng == Rng::Counter && draws_random(*op);
       const auto slot = [&](const ir::Value* value) {
         return value ? slot_of.try_emplace(value, static_cast<int>(slot_of.size())).first->second : -1;
       };
       for (const ir::Value* operand : op->operands) step.operands.push_back(slot(operand));
       for (const auto& result : op->results()) step.results.push_back(slot(result.get()));
       const bool updates = op->section == ir::Section::Clip || op->section == ir::Section::Opt;
-      step.spent = step.group ? kCommunication : updates ? kUpdate : kForwardBackward;
+      step.spent = step.call && step.call->group() ? kCommunication : updates ? kUpdate : kForwardBackward;
       steps.push_back(std::move(step));
     }
     slots.resize(slot_of.size());
     kept_in_loop.resize(slot_of.size());
     find_deaths();
-  }
-
-  void resolve(Step& step) {
-    const ir::Op& op = *step.op;
-    if (op.opcode.starts_with("aten.")) {
-      step.aten.emplace(op);
-      return;
-    }
-    step.kernel = find_kernel(op.opcode);
-    const bool own = op.is("input", "param", "state", "constant", "accumulate");
-    SFSDP_CHECK(step.kernel || own, "no kernel for ", op.opcode);
-    if (const auto axes = ir::axes_of(op)) {
-      const auto group = groups.find(axis_key(*axes));
-      if (group == groups.end())
-        SFSDP_CHECK(ir::axis_size(graph, *axes) == 1, "no communicator for ", axis_key(*axes));
-      else if (group->second->size() > 1)
-        step.group = group->second.get();
-    }
   }
 
   // A value dies after its last reader, one from before the first micro-batch and a sum over micro-batches in the last of them.
@@ -156,22 +93,6 @@ struct ReferenceExecutor::Impl {
 
   void put(int slot, at::Tensor value) { slots[static_cast<size_t>(slot)] = std::move(value); }
 
-  at::Tensor run_random(const ir::Op& op, const std::vector<at::Tensor>& in, const StepScalars& s) const {
-    const std::vector<int64_t> shape = op.result()->type().shape();
-    RandomStream stream;
-    stream.key = hash_path(op.module_path) ^ (s.seed * 0x9E3779B97F4A7C15ull) ^
-                 (static_cast<uint64_t>(s.step) * 0xC2B2AE3D27D4EB4Full);
-    stream.stream = static_cast<uint64_t>(op.attr<int64_t>("stream"));
-    stream.outer = op.attr_or<int64_t>("outer", 1);
-    // Rows are samples: sample (micro_batch · ranks + rank) · rows of the global batch stands first.
-    if (!op.has_attr("replicated"))
-      stream.first_element =
-          (s.micro_batch * position.size + position.rank) * (c10::multiply_integers(shape) / stream.outer);
-    const at::Tensor drawn = draw(op, in, shape, stream);
-    const std::vector<int64_t>& strides = op.result()->type().strides;
-    return strides.empty() ? drawn : at::empty_strided(shape, strides, drawn.options()).copy_(drawn);
-  }
-
   // In the buffer of the sum, which earlier micro-batches have left.
   at::Tensor accumulate(const Step& step, const at::Tensor& value, ir::Part part) {
     if (ir::beta_in(part) == 0 || graph.micro_batches == 1) return value.clone(at::MemoryFormat::Contiguous);
@@ -181,7 +102,7 @@ struct ReferenceExecutor::Impl {
 
 ReferenceExecutor::ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
                                      DataPosition position, Rng rng, std::vector<const ir::Value*> more)
-    : impl_(std::make_unique<Impl>(graph, constants, std::move(groups), position, rng, more)) {}
+    : impl_(std::make_unique<Impl>(graph, constants, groups, position, rng, more)) {}
 ReferenceExecutor::~ReferenceExecutor() = default;
 
 std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
@@ -209,18 +130,11 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
       results = {m.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
     } else if (op.is("accumulate")) {
       results = {m.accumulate(step, operands[0], parts[static_cast<size_t>(micro_batch) + 1])};
-    } else if (step.random) {
-      results = {m.run_random(op, operands, scalars)};
-    } else if (step.aten) {
-      results = step.aten->run(operands);
     } else {
-      results = step.kernel({op, operands, scalars, step.group});
+      results = step.call->run(operands, scalars, m.position);
     }
-    SFSDP_CHECK(results.size() == step.results.size(), op.opcode, " gave ", results.size(), " results");
-    for (size_t i = 0; i < results.size(); ++i) {
-      check_result(results[i], op, i);
-      m.put(step.results[i], results[i]);
-    }
+    check_results(results, op);
+    for (size_t i = 0; i < results.size(); ++i) m.put(step.results[i], results[i]);
     operands.clear();
     if (on_op) on_op(op, results);
     results.clear();

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/plan/places.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/interp/interpreter.h"
-#include "sfsdp/testing/machine/places.h"
 #include "sfsdp/testing/machine/prepared.h"
 #include "sfsdp/testing/machine/rank.h"
 

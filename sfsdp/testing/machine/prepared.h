@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sfsdp/ir/side_table.h"
-#include "sfsdp/testing/machine/places.h"
+#include "sfsdp/plan/places.h"
 #include "sfsdp/testing/machine/program.h"
 
 namespace sfsdp::plan::machine {

@@ -11,15 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/plan/places.h"
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/machine/measured_reads.h"
-#include "sfsdp/testing/machine/places.h"
 #include "sfsdp/testing/machine/prepared.h"
 #include "sfsdp/testing/machine/program.h"
 
 namespace sfsdp::plan::machine {
 
 using ir::interp::Array;
+
+// A rank's memory, by region.
+using Memory = std::array<std::vector<std::byte>, kRegions>;
 
 // What the ops of a kernel make, in order, each result by itself.
 using Made = std::vector<std::pair<const ir::Value*, Array>>;

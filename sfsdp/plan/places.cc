@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/testing/machine/places.h"
+#include "sfsdp/plan/places.h"
 
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/device_mesh.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan {
 namespace {
 
 // By value: 1 where an op of the kernel that makes it reads it, and nothing else does. Such a value need not reach memory, though its op
@@ -71,4 +71,4 @@ Places::Places(const StepPlan& plan, int64_t rank) : places_(plan.graph) {
   }
 }
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan

@@ -2,8 +2,6 @@
 // Where a plan's text puts each value.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -11,10 +9,7 @@
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/plan/step_plan.h"
 
-namespace sfsdp::plan::machine {
-
-// A rank's memory, by region.
-using Memory = std::array<std::vector<std::byte>, kRegions>;
+namespace sfsdp::plan {
 
 struct Place {
   Region region = Region::Window;
@@ -33,4 +28,4 @@ class Places {
   ir::ValueTable<std::optional<Place>> places_;
 };
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan

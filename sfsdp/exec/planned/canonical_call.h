@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A canonical op by the ops of LibTorch that it stands for: to the bit what the reference executor has.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sfsdp/exec/op_call.h"
+
+namespace sfsdp::exec {
+
+class CanonicalCall {
+ public:
+  //   op: must outlive the call
+  CanonicalCall(const ir::Op& op, const Groups& groups, Rng rng);
+
+  // Where result `index` is to be written from now on. Returns whether it will be: else run() returns another tensor.
+  //   place: of the op's type; must not overlap what the op reads
+  bool write_to(size_t index, const at::Tensor& place);
+
+  // As OpCall::run. A result that is of use to backward in another form than LibTorch's (left_for_backward) is undefined: the
+  // op that would read it makes LibTorch's form again.
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars, DataPosition position);
+
+ private:
+  struct Step {
+    OpCall call;
+    std::vector<size_t> operands;  // places in values_; kAbsent
+    std::vector<size_t> results;
+    std::vector<size_t> dead_after;
+    at::Tensor out;  // what its one result is written to; undefined: a new tensor
+  };
+  std::shared_ptr<const ir::Graph> graph_;
+  std::vector<Step> steps_;
+  std::vector<size_t> inputs_;    // by operand of the op
+  std::vector<size_t> returned_;  // by result
+  std::vector<at::Tensor> values_;
+};
+
+}  // namespace sfsdp::exec

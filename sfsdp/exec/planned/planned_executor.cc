@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/planned/planned_executor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/lap_clock.h"
+#include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/cost/kernels.h"
+#include "sfsdp/exec/op_call.h"
+#include "sfsdp/exec/planned/canonical_call.h"
+#include "sfsdp/exec/planned/pack_into.h"
+#include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/loops.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
+#include "sfsdp/plan/places.h"
+
+namespace sfsdp::exec {
+namespace {
+
+enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
+
+std::span<std::byte> bytes_of(const at::Tensor& t) {
+  SFSDP_CHECK(t.is_contiguous(), "collective on a strided tensor ", t.sizes());
+  return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
+}
+
+bool same_place(const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); }
+
+}  // namespace
+
+struct PlannedExecutor::Impl {
+  // An op of a kernel, or a view of what the kernel has made and not yet written.
+  struct Call {
+    const ir::Op* op = nullptr;
+    std::optional<OpCall> call;
+    std::optional<CanonicalCall> canonical;  // neither: accumulate
+    at::Tensor out;                          // what `call` writes its one result to; undefined: a new tensor
+    bool packs = false;                      // it is a pack, and its result is put together where it lies
+  };
+  // A kernel, or a collective.
+  struct Task {
+    std::vector<Call> calls;
+    bool collective = false;
+    std::vector<const ir::Value*> written;  // what must lie in memory once it is over
+    std::vector<const ir::Value*> made;     // all that it makes
+    std::vector<size_t> returned;           // of Impl::returned, what it makes
+    std::vector<const ir::Op*> views;       // that move nothing, of what it makes
+    Spent spent = kForwardBackward;
+  };
+  struct Input {
+    const ir::Value* value;
+    size_t index;  // in the micro-batch
+  };
+
+  const plan::StepPlan& plan;
+  const ir::Graph& graph;
+  const std::vector<at::Tensor> constants;
+  const Groups groups;
+  const DataPosition position;
+  const Rng rng;
+  std::shared_ptr<RankMemory> shared;
+  RankMemory own;                  // what the host writes
+  std::vector<at::Tensor> placed;  // by value, at its address; undefined: it has none
+  std::vector<at::Tensor> made;    // by value, while its kernel runs
+  std::vector<Task> tasks;
+  std::array<std::vector<size_t>, ir::kParts> order;  // of tasks, by part of the step
+  std::vector<Input> inputs;
+  std::map<std::string, const ir::Value*, std::less<>> state_values;
+  std::vector<const ir::Value*> returned;
+  std::vector<at::Tensor> results;  // by `returned`
+  RunSeconds seconds;
+
+  Impl(const plan::StepPlan& p, const std::vector<at::Tensor>& c, const Groups& g, DataPosition at, int64_t rank, Rng r,
+       std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more)
+      : plan(p),
+        graph(p.graph),
+        constants(c),
+        groups(g),
+        position(at),
+        rng(r),
+        shared(std::move(memory)),
+        placed(graph.id_bound()),
+        made(graph.id_bound()),
+        returned(graph.outputs.begin(), graph.outputs.end()) {
+    SFSDP_CHECK(ir::loops_of(graph).empty(), "the planned executor runs no loops");
+    for (const ir::Value* value : more) returned.push_back(graph.find_value(value->name()));
+    results.resize(returned.size());
+    place_values(rank);
+    make_tasks();
+  }
+
+  const at::Tensor& at_place(const ir::Value* value) const { return placed[value->id()]; }
+
+  // ---- built once
+
+  void place_values(int64_t rank) {
+    std::array<std::byte*, plan::kRegions> begin = {};
+    for (const plan::Region region : {plan::Region::State, plan::Region::Window, plan::Region::Io}) {
+      RankMemory& memory = region == plan::Region::Io ? own : *shared;
+      begin[static_cast<size_t>(region)] = memory.grow(region, plan.memory.region_bytes[static_cast<size_t>(region)]);
+    }
+    const plan::Places places(plan, rank);
+    for (const auto& op : graph.ops()) {
+      for (const auto& result : op->results()) {
+        const auto& place = places.of(result.get());
+        if (!place || place->region == plan::Region::Constant || result->type().kind == ir::Type::Kind::Token) continue;
+        placed[result->id()] = tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type());
+      }
+      if (op->is("constant")) placed[op->result()->id()] = constants[static_cast<size_t>(op->attr<int64_t>("index"))];
+      if (op->is("scalar")) placed[op->result()->id()] = OpCall(*op, graph, groups, rng).run({}, {}, position)[0];
+      if (op->is("input")) inputs.push_back({op->result(), inputs.size()});
+      if (op->is("param", "state")) state_values[op->attr<std::string>("name")] = op->result();
+    }
+    for (const ir::Carry& carry : graph.carries)
+      SFSDP_CHECK(at_place(carry.next).defined() && same_place(at_place(carry.current), at_place(carry.next)), "%",
+                  carry.next->name(), " does not lie where %", carry.current->name(), " does");
+  }
+
+  at::Tensor tensor_at(std::byte* begin, const ir::Type& type) const {
+    const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
+    const auto keep = [memory = shared](void*) {};
+    if (type.strides.empty()) return at::from_blob(begin, type.shape(), keep, options);
+    return at::from_blob(begin, type.shape(), type.strides, keep, options);
+  }
+
+  void make_tasks() {
+    const cost::Kernels kernels = cost::kernels_of(graph);
+    std::map<const ir::Op*, size_t> task_of;  // by the first op
+    std::map<int, size_t> kernel_task;
+    for (size_t i = 0; i < graph.ops().size(); ++i) {
+      const ir::Op& op = *graph.ops()[i];
+      if (ir::is_collective(op)) {
+        task_of[&op] = tasks.size();
+        Task task;
+        task.collective = true;
+        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}, {}, false});
+        add(std::move(task));
+      } else if (kernels.of[i] >= 0 && !kernel_task.contains(kernels.of[i])) {
+        kernel_task[kernels.of[i]] = tasks.size();
+        add(kernel(kernels.ops[static_cast<size_t>(kernels.of[i])]));
+      }
+    }
+    find_views();
+    for (size_t p = 0; p < ir::kParts; ++p) {
+      int last = -1;
+      for (size_t i = 0; i < graph.ops().size(); ++i) {
+        const ir::Op& op = *graph.ops()[i];
+        if (!ir::runs_in(op, static_cast<ir::Part>(p))) continue;
+        if (ir::is_collective(op)) {
+          order[p].push_back(task_of.at(&op));
+        } else if (kernels.of[i] >= 0 && kernels.of[i] != last) {
+          last = kernels.of[i];
+          order[p].push_back(kernel_task.at(last));
+        }
+      }
+    }
+  }
+
+  Task kernel(const std::vector<const ir::Op*>& ops) {
+    Task task;
+    std::vector<bool> is_made(graph.id_bound(), false);
+    // A view of what this kernel makes: of what it has computed, not of what lies in memory yet.
+    const std::function<void(const ir::Value*)> view = [&](const ir::Value* value) {
+      if (!value || is_made[value->id()]) return;
+      const ir::Op& producer = *value->producer();
+      if (ir::aliased_operand(producer) < 0 || !is_made[ir::storage_of(value)->id()]) return;
+      for (const ir::Value* operand : producer.operands) view(operand);
+      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}, {}, false});
+      is_made[value->id()] = true;
+    };
+    for (const ir::Op* op : ops) {
+      for (const ir::Value* operand : op->operands) view(operand);
+      Call call{op, {}, {}, {}, false};
+      if (ir::is_canonical(op->opcode))
+        call.canonical.emplace(*op, groups, rng);
+      else if (!op->is("accumulate"))
+        call.call.emplace(*op, graph, groups, rng);
+      task.calls.push_back(std::move(call));
+      for (const auto& result : op->results()) is_made[result->id()] = true;
+    }
+    for (size_t i = 0; i < task.calls.size(); ++i) write_in_place(task, i);
+    return task;
+  }
+
+  // Gives an op the addresses of its results, where nothing that lies there is read from then on.
+  void write_in_place(Task& task, size_t index) {
+    Call& call = task.calls[index];
+    if (ir::aliased_operand(*call.op) >= 0) return;
+    for (size_t r = 0; r < call.op->results().size(); ++r) {
+      const ir::Value* result = call.op->result(static_cast<int>(r));
+      const at::Tensor& place = at_place(result);
+      if (!place.defined() || result->type().kind != ir::Type::Kind::Tensor) continue;
+      const auto reads = [&](const ir::Op& op) {
+        return std::ranges::any_of(op.operands, [&](const ir::Value* operand) {
+          return operand && ir::storage_of(operand) != result && meet(at_place(operand), place);
+        });
+      };
+      bool later = false;
+      for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(*task.calls[j].op);
+      if (later) continue;
+      if (call.canonical && !reads(*call.op)) call.canonical->write_to(r, place);
+      call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
+      if (call.call && call.call->writes() && call.op->results().size() == 1 &&
+          (!reads(*call.op) || elementwise(*call.op, place)))
+        call.out = place;
+    }
+  }
+
+  // Whether what lies in the bucket's memory is each operand's own part of it, already.
+  bool packs_in_place(const ir::Op& op, const at::Tensor& bucket) const {
+    std::vector<at::Tensor> operands;
+    for (const ir::Value* operand : op.operands) operands.push_back(at_place(operand));
+    if (!std::ranges::all_of(operands, [](const at::Tensor& t) { return t.defined(); })) return false;
+    const std::vector<at::Tensor> parts = parts_of_pack(op, operands, bucket);
+    for (size_t i = 0; i < operands.size(); ++i)
+      if (meet(operands[i], bucket) && !(same_place(operands[i], parts[i]) && operands[i].is_contiguous()))
+        return false;
+    return true;
+  }
+
+  // Whether each operand that meets `place` is read there element by element as the op writes.
+  bool elementwise(const ir::Op& op, const at::Tensor& place) const {
+    const ir::OpRow* row = ir::find_row(op.opcode);
+    if (!row || row->cost != ir::CostClass::Pointwise) return false;
+    return std::ranges::all_of(op.operands, [&](const ir::Value* operand) {
+      const at::Tensor& read = operand ? at_place(operand) : at::Tensor();
+      return !operand || !meet(read, place) ||
+             (same_place(read, place) && read.sizes() == place.sizes() && read.strides() == place.strides() &&
+              read.scalar_type() == place.scalar_type());
+    });
+  }
+
+  // Whether two tensors have bytes in common, from the first to the last of each.
+  static bool meet(const at::Tensor& a, const at::Tensor& b) {
+    if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0) return false;
+    const auto range = [](const at::Tensor& t) {
+      int64_t last = 0;
+      for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+      const auto* begin = static_cast<const std::byte*>(t.const_data_ptr());
+      return std::pair(begin, begin + (last + 1) * t.element_size());
+    };
+    const auto [a_begin, a_end] = range(a);
+    const auto [b_begin, b_end] = range(b);
+    return a_begin < b_end && b_begin < a_end;
+  }
+
+  // What moves nothing: views, and buckets whose parts all lie in them.
+  void find_views() {
+    std::map<const ir::Value*, size_t> maker;
+    for (size_t t = 0; t < tasks.size(); ++t)
+      for (const ir::Value* value : tasks[t].made) maker[value] = t;
+    for (const auto& op : graph.ops()) {
+      if (ir::is_root(*op) || maker.contains(op->result())) continue;
+      std::optional<size_t> last;
+      for (const ir::Value* operand : op->operands)
+        if (const auto found = maker.find(operand); found != maker.end())
+          last = std::max(last.value_or(0), found->second);
+      if (!last) continue;
+      tasks[*last].views.push_back(op.get());
+      for (const auto& result : op->results()) maker[result.get()] = *last;
+    }
+  }
+
+  static bool makes(const Task& task, const ir::Value* value) {
+    return std::ranges::find(task.made, value) != task.made.end();
+  }
+
+  void add(Task task) {
+    for (const Call& call : task.calls)
+      for (const auto& result : call.op->results()) {
+        task.made.push_back(result.get());
+        if (ir::aliased_operand(*call.op) < 0 && at_place(result.get()).defined()) task.written.push_back(result.get());
+      }
+    const ir::Op& first = *task.calls[0].op;
+    const bool updates = first.section == ir::Section::Clip || first.section == ir::Section::Opt;
+    task.spent = task.collective && task.calls[0].call->group() ? kCommunication : updates ? kUpdate : kForwardBackward;
+    for (size_t i = 0; i < returned.size(); ++i)
+      if (makes(task, ir::storage_of(returned[i]))) task.returned.push_back(i);
+    tasks.push_back(std::move(task));
+  }
+
+  // ---- each step
+
+  at::Tensor get(const ir::Value* value) const {
+    if (!value) return {};
+    return made[value->id()].defined() ? made[value->id()] : placed[value->id()];
+  }
+
+  void collective(const ir::Op& op, const OpCall& call) {
+    const at::Tensor in = get(op.operands[0]).contiguous();
+    const at::Tensor& out = at_place(op.result());
+    const auto group = call.group();
+    const comm::CallInfo info = {"%" + op.result()->name(), op.module_path};
+    const std::string_view kind = ir::collective_kind(op);
+    if (!group || kind == "all_reduce") {
+      if (!same_place(in, out)) out.copy_(in.view(out.sizes()));
+      if (group) group->all_reduce(bytes_of(out), op.result()->type().dtype, ir::reduce_op(op), info);
+    } else if (kind == "all_gather") {
+      group->all_gather(bytes_of(in), bytes_of(out), info);
+    } else {
+      SFSDP_CHECK(kind == "reduce_scatter", "no kernel for ", op.opcode);
+      group->reduce_scatter(bytes_of(in), bytes_of(out), op.result()->type().dtype, ir::reduce_op(op), info);
+    }
+  }
+
+  // beta 0: the first of several micro-batches, or the only one.
+  at::Tensor accumulate(const ir::Op& op, const at::Tensor& value, ir::Part part) const {
+    const at::Tensor& sum = at_place(op.result());
+    if (ir::beta_in(part) == 0 || graph.micro_batches == 1)
+      sum.copy_(value);
+    else
+      sum.add_(value);
+    return sum;
+  }
+
+  std::vector<at::Tensor> run(Call& call, const StepScalars& scalars, ir::Part part) const {
+    std::vector<at::Tensor> operands;
+    for (const ir::Value* operand : call.op->operands) operands.push_back(get(operand));
+    if (call.packs) {
+      pack_into(*call.op, operands, at_place(call.op->result()));
+      return {at_place(call.op->result())};
+    }
+    if (call.out.defined()) {
+      call.call->run_into(operands, {&call.out, 1});
+      return {call.out};
+    }
+    if (call.call) return call.call->run(operands, scalars, position);
+    if (call.canonical) return call.canonical->run(operands, scalars, position);
+    return {accumulate(*call.op, operands[0], part)};
+  }
+
+  void run(Task& task, const StepScalars& scalars, ir::Part part, const PlannedExecutor& executor) {
+    if (task.collective) {
+      collective(*task.calls[0].op, *task.calls[0].call);
+    } else {
+      for (Call& call : task.calls) {
+        std::vector<at::Tensor> out = run(call, scalars, part);
+        if (!call.canonical) check_results(out, *call.op);
+        for (size_t i = 0; i < out.size(); ++i) made[call.op->result(static_cast<int>(i))->id()] = std::move(out[i]);
+      }
+      write(task);
+    }
+    for (const size_t i : task.returned) results[i] = get(returned[i]).clone();
+    if (executor.on_op) show(task, executor.on_op);
+    for (const ir::Value* value : task.made) made[value->id()] = at::Tensor();
+  }
+
+  void show(const Task& task, const std::function<void(const ir::Op&, const std::vector<at::Tensor>&)>& on_op) const {
+    const auto one = [&](const ir::Op& op) {
+      std::vector<at::Tensor> values;
+      for (const auto& result : op.results()) values.push_back(get(result.get()));
+      on_op(op, values);
+    };
+    for (const Call& call : task.calls) one(*call.op);
+    for (const ir::Op* op : task.views) one(*op);
+  }
+
+  // What the kernel has made goes to its addresses, once all of its ops have read what lies there.
+  void write(const Task& task) {
+    for (const ir::Value* value : task.written) {
+      at::Tensor& result = made[value->id()];
+      if (result.defined() && !same_place(result, at_place(value)) && in_memory(result))
+        result = result.clone();  // a result that is an operand: the place of another one may be over it
+    }
+    for (const ir::Value* value : task.written) {
+      const at::Tensor& result = made[value->id()];
+      if (result.defined() && !same_place(result, at_place(value))) at_place(value).copy_(result);
+    }
+  }
+
+  bool in_memory(const at::Tensor& tensor) const {
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    return std::ranges::any_of(std::array{plan::Region::State, plan::Region::Window}, [&](plan::Region region) {
+      const std::byte* from = shared->grow(region, 0);
+      return begin >= from && begin < from + shared->bytes(region);
+    });
+  }
+};
+
+PlannedExecutor::PlannedExecutor(const plan::StepPlan& plan, const std::vector<at::Tensor>& constants,
+                                 const Groups& groups, DataPosition position, int64_t rank, Rng rng,
+                                 std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more)
+    : impl_(std::make_unique<Impl>(plan, constants, groups, position, rank, rng, std::move(memory), more)) {}
+PlannedExecutor::~PlannedExecutor() = default;
+
+std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
+                                             const StepScalars& step_scalars) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Impl& m = *impl_;
+  StepScalars scalars = step_scalars;
+  LapClock<kKindsOfTime> clock;
+  for (const auto& [name, value] : m.state_values) {
+    const auto found = state.find(name);
+    SFSDP_CHECK(found != state.end(), "no state for ", name);
+    const at::Tensor& here = m.at_place(value);
+    if (same_place(found->second, here)) continue;
+    here.copy_(found->second);
+    found->second = here;
+  }
+  const auto run_part = [&](ir::Part part) {
+    for (const size_t task : m.order[static_cast<size_t>(part)]) {
+      clock.switch_to(m.tasks[task].spent);
+      m.run(m.tasks[task], scalars, part, *this);
+    }
+  };
+  const std::vector<ir::Part> parts = ir::parts_of_step(std::ssize(micro_batches));
+  for (size_t p = 0; p < parts.size(); ++p) {
+    if (parts[p] != ir::Part::Head && parts[p] != ir::Part::Tail) {
+      scalars.micro_batch = static_cast<int64_t>(p) - 1;
+      const auto& batch = micro_batches[p - 1];
+      SFSDP_CHECK(batch.size() >= m.inputs.size(), "batch has ", batch.size(), " tensors");
+      for (const Impl::Input& input : m.inputs)
+        if (m.at_place(input.value).defined()) m.at_place(input.value).copy_(batch[input.index]);
+    }
+    run_part(parts[p]);
+  }
+  for (size_t i = 0; i < m.returned.size(); ++i)
+    if (!m.results[i].defined()) m.results[i] = m.get(m.returned[i]).clone();
+  const auto spent = clock.seconds();
+  m.seconds = {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
+  return std::exchange(m.results, std::vector<at::Tensor>(m.returned.size()));
+}
+
+const RunSeconds& PlannedExecutor::seconds() const { return impl_->seconds; }
+const ir::Graph& PlannedExecutor::graph() const { return impl_->graph; }
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Runs a plan as its text says: each value at its address, kernel by kernel in the graph's order, a collective where it starts. Ops of
+// LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "sfsdp/exec/executor.h"
+#include "sfsdp/exec/planned/rank_memory.h"
+#include "sfsdp/plan/step_plan.h"
+
+namespace sfsdp::exec {
+
+class PlannedExecutor : public Executor {
+ public:
+  //   plan: must outlive the executor, and be made with the state of its run (StorageLayout)
+  //   rank: of the mesh
+  //   memory: of all plans of the run on this rank
+  //   more: values that run() returns after the graph's outputs
+  // throws: UserError where there is less memory than the plan needs
+  PlannedExecutor(const plan::StepPlan& plan, const std::vector<at::Tensor>& constants, const Groups& groups,
+                  DataPosition position, int64_t rank, Rng rng, std::shared_ptr<RankMemory> memory,
+                  const std::vector<const ir::Value*>& more = {});
+  ~PlannedExecutor() override;
+
+  // State that lies elsewhere is copied to its address first; after it, `state` has what lies there.
+  std::vector<at::Tensor> run(const std::vector<std::vector<at::Tensor>>& micro_batches,
+                              const StepScalars& scalars) override;
+  const RunSeconds& seconds() const override;
+  // The plan's.
+  const ir::Graph& graph() const override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sfsdp::exec

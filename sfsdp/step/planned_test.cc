@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Steps on the planned executor: the bits of the reference executor, at the plan's addresses.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/exec/planned/rank_memory.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
+#include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama, testing::tokens;
+
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return down(drop(at::relu(norm(up(x))))); }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 10));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(10));
+  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.5));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(10, 3));
+};
+TORCH_MODULE(Net);
+
+Batch rows_of(int64_t step, int64_t rows) {
+  return {at::arange(rows * 6, at::kFloat).add(static_cast<double>(step)).sin().view({rows, 6})};
+}
+const auto mean_loss = [](Net& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+
+CompileOptions options_of(ExecutorKind executor, int64_t micro_batches) {
+  CompileOptions options;
+  options.executor = executor;
+  options.max_norm = 0.5;
+  options.micro_batches = micro_batches;
+  options.seed = 7;
+  options.notify = [](const std::string&) {};
+  return options;
+}
+
+void expect_same_state(const Step& got, const Step& expected) {
+  const auto a = got.state_dict(), b = expected.state_dict();
+  CHECK(a.size() == b.size());
+  for (const auto& [name, value] : a) {
+    CAPTURE(name);
+    CHECK(at::equal(value, b.at(name)));
+  }
+}
+
+// Training on two batch shapes, evaluations in between, state that is replaced, and batches of several parts.
+TEST_CASE(
+    "the planned executor has the bits of the reference: dropout, running statistics, two shapes, evaluation, loaded "
+    "state") {
+  for (const int64_t micro_batches : {1, 3}) {
+    CAPTURE(micro_batches);
+    const auto make = [&](ExecutorKind executor) {
+      return compile(meta_init([] { return Net(); }), mean_loss, AdamW{.lr = 1e-2, .weight_decay = 0.1}, rows_of(0, 8),
+                     data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, micro_batches));
+    };
+    Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
+    std::map<std::string, at::Tensor> kept;
+    for (int64_t k = 0; k < 8; ++k) {
+      std::vector<Batch> batches;
+      for (int64_t m = 0; m < micro_batches; ++m) batches.push_back(rows_of(10 * k + m, k % 3 == 2 ? 5 : 8));
+      const StepResult got = planned(batches), expected = reference(batches);
+      CHECK(got.loss == expected.loss);
+      CHECK(got.own_loss == expected.own_loss);
+      CHECK(got.grad_norm == expected.grad_norm);
+      CHECK(planned.eval(rows_of(k, 8)) == reference.eval(rows_of(k, 8)));
+      expect_same_state(planned, reference);
+      if (k == 2)
+        for (const auto& [name, value] : planned.state_dict()) kept[name] = value.clone();
+      if (k == 5) {
+        planned.load_state_dict(kept);
+        reference.load_state_dict(kept);
+      }
+    }
+  }
+}
+
+template <class Make>
+void expect_same_on_ranks(Make make, DeviceMesh mesh, DataParallelOptions options, int64_t micro_batches) {
+  CAPTURE(to_string(mesh));
+  const int64_t ranks = mesh.world_size();
+  const auto train = [&](ExecutorKind executor) {
+    const auto program =
+        compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / ranks / micro_batches),
+                        data_parallel(mesh, options), options_of(executor, micro_batches));
+    return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
+      return testing::micro_batches_of(step, rank, ranks, micro_batches);
+    });
+  };
+  testing::expect_same_bits(train(ExecutorKind::Planned), train(ExecutorKind::Reference));
+}
+
+TEST_CASE("the planned executor has the bits of the reference on ranks: FSDP, DDP, HSDP, rows, bf16, stages") {
+  expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 1);
+  expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 2);
+  expect_same_on_ranks(make_gpt, init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 1);
+  expect_same_on_ranks(make_gpt, init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                       {.mode = DataParallelMode::HybridShard}, 2);
+  expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 2}}), {.zero_stage = 1}, 2);
+  DataParallelOptions half;
+  half.mixed_precision.param_dtype = ir::DType::bf16;
+  half.mixed_precision.reduce_dtype = ir::DType::f32;
+  expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 2}}), half, 1);
+}
+
+TEST_CASE("state stays at its address from step to step, whatever graph runs") {
+  Step step =
+      compile(meta_init([] { return Net(); }), mean_loss, AdamW{}, rows_of(0, 8),
+              data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(ExecutorKind::Planned, 1));
+  step(rows_of(0, 8));
+  std::map<std::string, const void*> places;
+  for (const auto& [name, value] : step.state_dict()) places[name] = value.const_data_ptr();
+  step(rows_of(1, 640));  // needs a larger window
+  step.eval(rows_of(1, 8));
+  for (const auto& [name, value] : step.state_dict()) {
+    CAPTURE(name);
+    CHECK(value.const_data_ptr() == places.at(name));
+  }
+}
+
+TEST_CASE("a rank's memory grows in place, begins as zeros, and refuses what the system has not") {
+  exec::RankMemory memory;
+  std::byte* const window = memory.grow(plan::Region::Window, 5000);
+  CHECK(window[4999] == std::byte{0});
+  std::memset(window, 7, 5000);
+  CHECK(memory.grow(plan::Region::Window, 100) == window);
+  CHECK(memory.grow(plan::Region::Window, 50'000'000) == window);
+  CHECK(window[4999] == std::byte{7});
+  CHECK(window[49'999'999] == std::byte{0});
+  CHECK(memory.bytes(plan::Region::Window) >= 50'000'000);
+  std::string said;
+  try {
+    memory.grow(plan::Region::State, int64_t{1} << 50);
+  } catch (const UserError& error) {
+    said = error.what();
+  }
+  CHECK(said.find("bytes of region state") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace sfsdp
