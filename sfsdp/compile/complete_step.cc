@@ -10,6 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
@@ -47,6 +48,15 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
   append_loss(graph, strategy);
   return {};
+}
+
+void name_products(ir::Graph& graph, const std::string& kernel) {
+  for (const auto& op : graph.ops()) {
+    const ir::OpRow* row = op->opcode.row();
+    if (row && row->cost == ir::CostClass::Product && ir::is_canonical(op->opcode) &&
+        op->result()->type().dtype == ir::DType::f32)
+      op->attrs["product_kernel"] = kernel;
+  }
 }
 
 plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -45,6 +46,9 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
 //   throws: InternalError with all that plan::verify_plan and check_state_addresses find
 plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,
                          const plan::GlobalShapes& shapes);
+
+// Names the kernel of each canonical product in float32 (ir/product_kernels.h).
+void name_products(ir::Graph& graph, const std::string& kernel);
 
 // All of the above on one training graph.
 //   throws: UserError as the parts do

@@ -59,5 +59,6 @@ void count_memory() {
 int64_t allocated_bytes() { return allocated; }
 int64_t most_allocated_bytes() { return most; }
 void restart_most_allocated() { most = allocated.load(); }
+void count_region(int64_t bytes) { add(bytes); }
 
 }  // namespace sfsdp::exec

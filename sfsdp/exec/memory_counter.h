@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Bytes that LibTorch's CPU allocator has given out and not got back: state, values of the graph, and what only LibTorch
-// knows of, such as temporaries inside kernels, batches and constants. What others take from the system (buffers of
+// knows of, such as temporaries inside kernels, batches and constants; and the regions of the planned executor. What others take from the system (buffers of
 // the transport and of product libraries) is not in it.
 #pragma once
 
@@ -14,5 +14,7 @@ void count_memory();
 int64_t allocated_bytes();       // now, of what was allocated since count_memory()
 int64_t most_allocated_bytes();  // since restart_most_allocated()
 void restart_most_allocated();   // it begins anew with what is allocated now
+// The regions of a plan, which come from the system: so many bytes more, or fewer.
+void count_region(int64_t bytes);
 
 }  // namespace sfsdp::exec

@@ -204,12 +204,13 @@ struct Step::Impl {
   // What one rank alone finds out while it runs, such as an id that is no row, would leave the others in a collective.
   std::vector<at::Tensor> run(exec::Executor& executor, const std::vector<Batch>& batches,
                               const exec::StepScalars& scalars) {
+    executor.state = std::move(state);  // no second holder: what the executor replaces goes at once
     try {
-      executor.state = state;
       auto outputs = executor.run(batches, scalars);
-      state = executor.state;
+      state = std::move(executor.state);
       return outputs;
     } catch (const std::exception& error) {
+      state = std::move(executor.state);
       if (world) world->abort(error.what());
       throw;
     }

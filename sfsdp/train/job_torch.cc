@@ -19,6 +19,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/base/version.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/exported/describe.h"
 #include "sfsdp/models/loss.h"
@@ -138,6 +139,14 @@ Batch example_of(const JobConfig& config, const CompiledJob& job) {
   return batch;
 }
 
+// As ir/product_kernels.h names it; "": LibTorch's at::mm.
+std::string products_of(const std::string& products) {
+  if (products == "onednn" && !exec::has_onednn_matmul())
+    throw UserError("exec.products = onednn: this LibTorch offers no product of oneDNN\n  expected aten, or auto");
+  const bool onednn = products == "onednn" || (products == "auto" && exec::prefers_onednn_matmul(at::kFloat));
+  return onednn ? "onednn.matmul" : "";
+}
+
 }  // namespace
 
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& job_options) {
@@ -161,7 +170,10 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on, attention_of(config.model))](
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
-  options.executor = config.exec.executor == "planned" ? ExecutorKind::Planned : ExecutorKind::Reference;
+  if (config.exec.executor == "planned") {
+    options.executor = ExecutorKind::Planned;
+    if (job_options.target.name == "cpu") options.products = products_of(config.exec.products);
+  }
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);
   return job;

@@ -31,7 +31,8 @@ class CanonicalCall {
     std::vector<size_t> operands;  // places in values_; kAbsent
     std::vector<size_t> results;
     std::vector<size_t> dead_after;
-    at::Tensor out;  // what its one result is written to; undefined: a new tensor
+    at::Tensor out;       // what its one result is written to; undefined: a new tensor
+    bool onednn = false;  // a product by oneDNN instead of at::mm
   };
   std::shared_ptr<const ir::Graph> graph_;
   std::vector<Step> steps_;

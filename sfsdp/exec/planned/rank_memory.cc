@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/exec/memory_counter.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -28,8 +29,11 @@ int64_t round_up(int64_t bytes) { return (bytes + kHugePage - 1) / kHugePage * k
 }  // namespace
 
 RankMemory::~RankMemory() {
-  for (const Mapping& m : mappings_)
-    if (m.begin) munmap(m.begin, static_cast<size_t>(m.reserved));
+  for (const Mapping& m : mappings_) {
+    if (!m.begin) continue;
+    munmap(m.begin, static_cast<size_t>(m.reserved));
+    count_region(-m.bytes);
+  }
 }
 
 std::byte* RankMemory::grow(plan::Region region, int64_t bytes) {
@@ -55,6 +59,7 @@ std::byte* RankMemory::grow(plan::Region region, int64_t bytes) {
   const auto count = static_cast<size_t>(bytes - m.bytes);
   madvise(added, count, MADV_HUGEPAGE);  // a system without them gives small pages
   std::memset(added, 0, count);          // a page that is first written in a step costs up to seven times a write
+  count_region(bytes - m.bytes);
   m.bytes = bytes;
   return m.begin;
 }

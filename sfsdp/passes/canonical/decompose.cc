@@ -82,6 +82,7 @@ class Decomposer {
     std::vector<const Made*> shared;
     ir::CanonicalCall call{op.opcode, op.attrs, {}};
     call.attrs.erase("kernel");
+    call.attrs.erase("product_kernel");
     for (Value* operand : op.operands) {
       Value* value = operand ? current(operand) : nullptr;
       call.operands.push_back(value ? Term{value, 0, value->type()} : Term());
