@@ -4,6 +4,7 @@
 // sfsdp-bench agreement [ranks]: how long ranks take to agree before a step, beside a step of a small model. Ranks are
 // threads; under sfsdp launch --exec they are processes.
 // sfsdp-bench checkpoint [MiB [FOLDER]]: checkpoint_bench.h.
+// sfsdp-bench products LIBRARY DTYPE SECONDS SHAPE...: product_bench.h, which products.py calls.
 #include <sys/resource.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "benchmarks/checkpoint_bench.h"
+#include "benchmarks/product_bench.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/init.h"
@@ -225,6 +227,10 @@ int main(int argc, char** argv) {
       sfsdp::testing::run_ranks(args.size() > 1 ? std::atoi(args[1].c_str()) : 2, measure_agreement);
     return 0;
   }
+  if (args.size() >= 5 && args[0] == "products") {
+    measure_products(args[1], args[2], std::stod(args[3]), {args.begin() + 4, args.end()});
+    return 0;
+  }
   if (!args.empty() && args[0] == "checkpoint" && args.size() <= 3) {
     const auto mib = sfsdp::parse_int(args.size() > 1 ? args[1] : "512");
     if (!mib || *mib < 64) {
@@ -241,6 +247,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
                  "       sfsdp-bench search                  units by search against units by name, simulated\n"
                  "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
+                 "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
                  "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
                  "in the repository's root\n";
     return 2;

@@ -30,68 +30,15 @@ CASES = {
 }
 
 
-def make_model(args):
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-    heads, kv_heads, width = args["n_heads"], args["n_kv_heads"], args["dim"] // args["n_heads"]
-
-    def rotate(x, table):  # pairs as complex numbers, as Llama's own code and TorchTitan's do
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * table[: x.shape[1]].view(1, x.shape[1], 1, -1)).flatten(3).type_as(x)
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm = nn.RMSNorm(args["dim"], eps=1e-5)
-            self.ffn_norm = nn.RMSNorm(args["dim"], eps=1e-5)
-            self.wq = nn.Linear(args["dim"], heads * width, bias=False)
-            self.wk = nn.Linear(args["dim"], kv_heads * width, bias=False)
-            self.wv = nn.Linear(args["dim"], kv_heads * width, bias=False)
-            self.wo = nn.Linear(heads * width, args["dim"], bias=False)
-            self.w1 = nn.Linear(args["dim"], args["hidden_dim"], bias=False)
-            self.w2 = nn.Linear(args["hidden_dim"], args["dim"], bias=False)
-            self.w3 = nn.Linear(args["dim"], args["hidden_dim"], bias=False)
-
-        def forward(self, x, table):
-            rows, length, _ = x.shape
-            h = self.attention_norm(x)
-            q = rotate(self.wq(h).view(rows, length, heads, width), table)
-            k = rotate(self.wk(h).view(rows, length, kv_heads, width), table)
-            v = self.wv(h).view(rows, length, kv_heads, width)
-            k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
-            out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
-            x = x + self.wo(out.transpose(1, 2).reshape(rows, length, -1))
-            h = self.ffn_norm(x)
-            return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
-
-    class Llama(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tok_embeddings = nn.Embedding(args["vocab_size"], args["dim"])
-            self.layers = nn.ModuleList(Block() for _ in range(args["n_layers"]))
-            self.norm = nn.RMSNorm(args["dim"], eps=1e-5)
-            self.output = nn.Linear(args["dim"], args["vocab_size"], bias=False)
-            angles = torch.outer(torch.arange(8192).float(), 500000.0 ** -(torch.arange(0, width, 2).float() / width))
-            self.register_buffer("table", torch.polar(torch.ones_like(angles), angles), persistent=False)
-
-        def forward(self, ids):
-            x = self.tok_embeddings(ids)
-            for layer in self.layers:
-                x = layer(x, self.table)
-            return self.output(self.norm(x))
-
-    return Llama()
-
-
 def run_case(name, steps):
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch_llama import make_llama
     args, rows, length, execution, remat = CASES[name]
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = make_model(args)
+        model = make_llama(args, length)
     for i, layer in enumerate(model.layers):
         if remat == "full":
             layer = checkpoint_wrapper(layer, preserve_rng_state=False)
