@@ -56,7 +56,7 @@ struct CompileOptions {
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
   ExecutorKind executor = ExecutorKind::Reference;
-  // Of float32 products in the planned executor: "" for LibTorch's at::mm, or a name of ir/product_kernels.h, which the plan then says.
+  // What computes float32 products in the planned executor: "" for LibTorch's at::mm, or a name of ir/product_kernels.h, which the plan then says.
   std::string products = {};
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
