@@ -298,14 +298,14 @@ CompiledJob exported_job(const JobConfig& config) {
   return job;
 }
 
-std::vector<std::string> load_exported_weights(const Program& program, Step& step) {
+std::vector<std::string> load_exported_weights(const Program& program, Step& step, bool adapters) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, const exported::StateTensor*> by_name;
   for (const exported::StateTensor& t : program.state) by_name.emplace(t.name, &t);
   const auto state = step.state_dict();
   size_t tensors = 0;
   for (const StoredTensor& stored : step.program().tensors()) {
-    if (stored.source < 0 || is_adapter(stored.name)) continue;  // the optimizer's, or initialised here
+    if (stored.source < 0 || (adapters && is_adapter(stored.name))) continue;  // the optimizer's, or initialised here
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     const at::Tensor& mine = state.at(stored.name);

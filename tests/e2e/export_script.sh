@@ -22,6 +22,7 @@ grep -q "error: NoSuchModel is no folder, no config.json and no architecture" "$
 cat >"$dir/check.py" <<'PY'
 import sys
 import sfsdp_export, torch, transformers
+from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 
 folder = sys.argv[1]
@@ -100,6 +101,31 @@ told(["a branch or a shape depends on values", "check.py:", "if self.branch and 
 told(["x and y of the example are one tensor", "y.clone()"], Own(), dict(x=x, y=x))
 told(["the example's names are not those of forward"], Own(), dict(x=x, z=x.clone()))
 told(["the example has no tensors"], Own(), {})
+
+
+class Hand(torch.nn.Module):  # adapters that the model has by itself
+    def __init__(self):
+        super().__init__()
+        self.base, self.lora_A, self.lora_B = (torch.nn.Linear(*sizes, bias=False) for sizes in ((4, 4), (4, 2), (2, 4)))
+
+    def forward(self, x, y):
+        return dict(loss=(self.base(x) + self.lora_B(self.lora_A(x)) - y).square().mean())
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = Hand()
+
+    def forward(self, x, y):
+        return self.q(x, y)
+
+
+hand = Block()
+assert sfsdp_export.export(hand, example, folder + "/hand.pt2") == []
+save_file(example, folder + "/hand.safetensors")
+with open(folder + "/hand.loss", "w") as file:
+    file.write(f"{hand(**example)['loss'].item():.6f}")
 PY
 PYTHONPATH=python "$python" "$dir/check.py" "$dir" 2>"$dir/log" || fail "$(tail -5 "$dir/log")"
 
@@ -126,6 +152,21 @@ again "${blocks[@]}" --model.path "$dir/blocks.pt2" --activation_checkpoint.mode
 grep -q "reads 8 parameters where gradients are off: layers.0.0.weight, layers.0.0.bias, layers.0.2.weight, …" "$dir/log" || fail "$(cat "$dir/log")"
 again plan --world 1 "${flags[@]}" --training.mixed_precision_param float32 --model.path "$dir/checkpointed.pt2" --training.seq_len 12 >/dev/null ||
   fail "gradient_checkpointing_enable is not seen"
+
+# Parameters that are called as adapters are, in a model that has them by itself: loaded, trained, exported as any other.
+hand=(--model.name exported --model.path "$dir/hand.pt2" --training.mixed_precision_param float32 --training.dataset tensors --training.dataset_path
+  "$dir/hand.safetensors" --training.local_batch_size 3 --training.steps 1 --optimizer.lr 0 --metrics.log_freq 1 --checkpoint.enable
+  --checkpoint.no_last_save_model_only)
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/hand" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+loss=$(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$dir/hand/metrics.jsonl" | head -1)
+awk -v a="$loss" -v b="$(cat "$dir/hand.loss")" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-10) }' || fail "loss $loss, in Python $(cat "$dir/hand.loss")"
+"$sfsdp" export "$dir/hand/checkpoint/step-1" "$dir/hand.out.safetensors" --archive "$dir/hand.pt2" --format safetensors >"$dir/log" 2>&1 ||
+  fail "$(cat "$dir/log")"
+"$sfsdp" export "$dir/hand/checkpoint/step-1" "$dir/hand.peft" --format peft >"$dir/log" 2>&1 && fail "the model's own were written as adapters"
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/hand" --training.steps 2 >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$dir/hand/metrics.jsonl" | sort -u) == "$loss" ]] || fail "resumed with others: $(cat "$dir/hand/metrics.jsonl")"
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/never" --lora.target "*.base" >"$dir/log" 2>&1 && fail "adapters beside adapters"
+grep -q "the model has q.lora_A.weight of its own" "$dir/log" || fail "$(cat "$dir/log")"
 
 # Documents that position_ids tell are documents of the attention op: no value of 12 × 12 numbers is left.
 "$sfsdp" plan --world 1 --model.name exported --model.path "$dir/packed.pt2" --model.inputs "input_ids=tokens,labels=labels,position_ids=positions" \
