@@ -400,14 +400,11 @@ TEST_CASE("every key that is used changes the configuration") {
   for (const Field& field : config_fields()) {
     if (field.path() == "job.config_file") continue;
     CAPTURE(field.path());
-    const std::string type = field.type_name();
-    std::string value = type == "INT"     ? (literal(field, JobConfig()) == "3" ? "2" : "3")
-                        : type == "FLOAT" ? "0.625"
-                                          : "other";
-    if (!field.rule.choices.empty()) {
-      const std::string now = literal(field, JobConfig());
-      value = json_quoted(field.rule.choices.front()) == now ? field.rule.choices.back() : field.rule.choices.front();
-    }
+    std::string value = field.type_name() == "INT"     ? (literal(field, JobConfig()) == "3" ? "2" : "3")
+                        : field.type_name() == "FLOAT" ? "0.625"
+                                                       : "other";
+    if (const auto& all = field.rule.choices; !all.empty())
+      value = json_quoted(all.front()) == literal(field, JobConfig()) ? all.back() : all.front();
     std::vector<std::string> flags{"--" + field.path()};
     if (field.is_bool() && literal(field, JobConfig()) == "true") flags[0] = "--" + field.section + ".no_" + field.key;
     if (!field.is_bool()) flags.push_back(value);
