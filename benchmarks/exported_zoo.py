@@ -8,13 +8,14 @@
 
 Each model is made from a tiny random config when this runs; dropout is 0, so that losses can be compared. Five steps of AdamW with
 clipping, in eager PyTorch as DDP would take them (the mean of the losses of equal parts of the batch), and here: one rank with one
-micro-batch and with two, 2, 3 and 4 ranks, recomputation of everything and units by `auto` on 2 ranks. What must hold: loss within 1e-6, norm within
+micro-batch and with two, 2, 3 and 4 ranks, recomputation of everything, units by `auto` and
+clipping at a norm that acts on 2 ranks. What must hold: loss within 1e-6, norm within
 5e-6, each parameter's gradient of the first step within 5e-6 of its RMS (as the optimizer's first moment keeps it).
 
 Needs torch, transformers and safetensors in this Python, and build/release/sfsdp. A JSON line per architecture goes to --out, a table to
 the screen; the exit status is 1 if one that is not refused misses a bar.
 """
-import argparse, contextlib, functools, glob, json, os, re, shutil, subprocess, sys, time
+import argparse, contextlib, functools, glob, json, math, os, re, shutil, subprocess, sys, time
 
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,7 +31,8 @@ ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=Fal
 SETTINGS = [("1 rank", 1, 1, []), ("1 rank, 2 micro-batches", 1, 2, []), ("2 ranks", 2, 1, []),
             ("2 ranks, recomputed", 2, 1, ["--activation_checkpoint.mode", "full"]),
             ("2 ranks, units auto", 2, 1, ["--parallelism.fsdp_wrap", "auto", "--parallelism.fsdp_machine", "dgx_h100"]),
-            ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, [])]
+            ("3 ranks", 3, 1, []), ("4 ranks", 4, 1, []),
+            ("2 ranks, clipped", 2, 1, ["--training.max_norm", "0.05"])]  # below the norms of tiny models, most of which never reach 1
 AUTOCAST = False  # --autocast
 BARS = dict(loss=1e-6, norm=5e-6, gradient=5e-6)
 
@@ -163,7 +165,12 @@ def part_of(batch, part, parts):
     return {name: value.chunk(parts)[part].contiguous() for name, value in batch.items()}
 
 
-def train_eagerly(name, batches, parts, dtype=torch.float32):
+def clip_of(setting):
+    flags = setting[3]
+    return float(flags[flags.index("--training.max_norm") + 1]) if "--training.max_norm" in flags else 1.0
+
+
+def train_eagerly(name, batches, parts, max_norm, dtype=torch.float32):
     """Losses, norms, and what the optimizer keeps of the first step's gradients."""
     model = make_model(name).to(dtype)
     batches = [{n: t.to(dtype) if t.is_floating_point() else t for n, t in batch.items()} for batch in batches]
@@ -178,7 +185,7 @@ def train_eagerly(name, batches, parts, dtype=torch.float32):
             loss.backward()
             total += loss.item()
         losses.append(total)
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), max_norm).item())
         optimizer.step()
         if not moments:
             moments = {n: optimizer.state[p]["exp_avg"].clone() for n, p in parameters.items() if p in optimizer.state}
@@ -233,8 +240,13 @@ def command_of(kind, archive, data, ranks, micro_batches, run, flags, sfsdp):
     return [sfsdp] + train if ranks == 1 else [sfsdp, "launch", "-n", str(ranks), "--log-rank", "0", "--"] + train
 
 
+def worst_of(errors):
+    """The largest; infinity where one is no number, which max() would pass over."""
+    return max((error if math.isfinite(error) else math.inf for error in errors), default=0.0)
+
+
 def relative(got, expected):
-    return max((abs(g - e) / max(abs(e), 1e-30) for g, e in zip(got, expected, strict=True)), default=0.0)
+    return worst_of(abs(g - e) / max(abs(e), 1e-30) for g, e in zip(got, expected, strict=True))
 
 
 def gradient_error(got, expected):
@@ -242,10 +254,11 @@ def gradient_error(got, expected):
     for name, moment in expected.items():
         rms = moment.double().pow(2).mean().sqrt().item()
         if name not in got:
-            if rms > 0:
-                return float("inf"), f"{name} is not there"
+            if rms > 0 or math.isnan(rms):
+                return math.inf, f"{name} is not there"
             continue
-        error = (got[name].double() - moment.reshape(-1).double()).abs().max().item() / rms if rms > 0 else got[name].abs().max().item()
+        off = (got[name].double() - moment.reshape(-1).double()).abs().max().item()
+        error = worst_of([off / rms if rms > 0 or math.isnan(rms) else off])
         if error > worst:
             worst, where = error, name
     return worst, where
@@ -269,9 +282,9 @@ def run_setting(name, setting, archive, data, expected, folder, sfsdp):
                 norms=[s["grad_norm"] for s in steps])
 
 
-def against_float64(name, found, batches, expected, parts):
+def against_float64(name, found, batches, expected, parts, max_norm):
     """Where a bar is missed: how far PyTorch in float32 is from itself in float64, and how far we are."""
-    exact = train_eagerly(name, batches, parts, torch.float64)["norms"]
+    exact = train_eagerly(name, batches, parts, max_norm, torch.float64)["norms"]
     return (f"{found['setting']}: norm is {relative(found['norms'], exact):.1e} from PyTorch's in float64,"
             f" PyTorch's in float32 {relative(expected['norms'], exact):.1e}")
 
@@ -291,21 +304,29 @@ def run_one(name, flags):
     safetensors.torch.save_file({n: torch.cat([b[n] for b in batches]) for n in batches[0]}, data)
     eager = {}
     for setting in (s for s in SETTINGS if not flags.settings or s[0] in flags.settings.split("; ")):
-        parts = setting[1] * setting[2]
-        if parts not in eager:
-            eager[parts] = train_eagerly(name, batches, parts)
+        parts, max_norm = setting[1] * setting[2], clip_of(setting)
+        if (parts, max_norm) not in eager:
+            eager[parts, max_norm] = train_eagerly(name, batches, parts, max_norm)
         if os.path.basename(archive) != "model.pt2":
             archive = fixed_archive(name, batches, folder, parts)
-        found = run_setting(name, setting, archive, data, eager[parts], folder, flags.sfsdp)
+        found = run_setting(name, setting, archive, data, eager[parts, max_norm], folder, flags.sfsdp)
         row["settings"].append(found)
         if "refused" in found:
             row["refused"] = found["refused"]
             break
         if not within_bars(found) and not AUTOCAST:  # which keeps float64 out of its casts
-            row["notes"] = row["notes"] + [against_float64(name, found, batches, eager[parts], parts)]
+            row["notes"] = row["notes"] + [against_float64(name, found, batches, eager[parts, max_norm], parts, max_norm)]
     if not flags.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return dict(row, seconds=time.time() - began)
+
+
+def expect_nan_to_miss():
+    nan, one = torch.tensor([1.0, math.nan]), torch.ones(2)
+    assert relative([1.0, math.nan], [1.0, 1.0]) == relative([1.0, 1.0], [1.0, math.nan]) == math.inf
+    assert gradient_error({"w": nan}, {"w": one})[0] == gradient_error({"w": one}, {"w": nan})[0] == math.inf
+    assert gradient_error({}, {"w": one})[0] == gradient_error({}, {"w": nan})[0] == math.inf
+    assert gradient_error({"w": nan}, {"w": torch.zeros(2)})[0] == math.inf and gradient_error({"w": one}, {"w": one})[0] == 0
 
 
 def within_bars(setting):
@@ -340,6 +361,7 @@ def main():
     if flags.list:
         print("\n".join(ZOO))
         return
+    expect_nan_to_miss()
     global AUTOCAST
     AUTOCAST = flags.autocast
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -14,7 +14,7 @@ architecture (random weights, small sizes):
 
 docs/exported_models.md says what is done with the archive.
 """
-import argparse, contextlib, functools, os, re, sys, traceback
+import argparse, contextlib, functools, os, re, shutil, sys, tempfile, traceback
 
 import torch
 
@@ -47,9 +47,29 @@ def export(model, example, path, dynamic="auto"):
         notes.append(f"torch.export cannot let sizes vary: {first_line(failures[-1])}")
     notes += fixed_sizes(program, example)
     notes += unread(program, example)
-    torch.export.save(program, path)
-    check_loads(program, path)
+    write(program, os.fspath(path))
     return notes
+
+
+def write(program, path):
+    """Under its own name in a folder beside `path`, and there once it is read back: a failure leaves nothing, and what was there."""
+    try:
+        folder = tempfile.mkdtemp(prefix=".sfsdp_export-", dir=os.path.dirname(path) or ".")
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error.strerror}; expected a name in a folder that is there") from error
+    try:
+        beside = os.path.join(folder, os.path.basename(path))
+        torch.export.save(program, beside)
+        check_loads(program, beside)
+        os.replace(beside, path)
+    except ExportError:
+        raise
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    except Exception as error:
+        raise ExportError(explain(error)) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -227,7 +247,14 @@ def unread(program, example):
 
 
 def check_loads(program, path):
-    loaded = torch.export.load(path)
+    try:
+        loaded = torch.export.load(path)
+    except Exception as error:
+        if "\n  change:" in explain(error):
+            raise ExportError(explain(error)) from error
+        raise ExportError(f"torch.export.load of torch {torch.__version__} cannot read what its torch.export.save wrote\n  torch says:"
+                          f" {type(error).__name__}: {first_line(error)}\n  change: the op that it names, written in others;"
+                          " another version of torch; or another model") from error
     if len(loaded.graph.nodes) != len(program.graph.nodes):
         raise ExportError(f"{path} was written, but torch.export.load reads another graph; is the disk full?")
 
@@ -259,6 +286,9 @@ CURES = [  # words of torch's message or the error's type -> what happened, what
      "attn_implementation eager or sdpa, whose masks are plain ops"),
     (r"ConstraintViolation|Constraints violated|specializ", "a size of the example is used as a constant",
      'dynamic="none", or other sizes in dynamic_shapes'),
+    (r"SpecViolation|missing val field",
+     "a region of torch.no_grad or autocast gives nothing that is read after it, which torch.export cannot write down",
+     "detach() outside of torch.no_grad in its place, as in buffer.mul_(0.9).add_(h.detach()); or read what the region gives"),
     (r"unexpected keyword|missing .* argument", "the example's names are not those of forward",
      "the names of forward's arguments"),
 ]
@@ -302,27 +332,50 @@ def prepare(model, attention=None, experts=None):
     return model.train()
 
 
+OWN_EXAMPLE = ("expected a model of token ids; for others make model and example in Python:"
+               " sfsdp_export.export(sfsdp_export.prepare(model), example, \"model.pt2\")")
+
+
 def transformers_model(source, dtype, attention=None, experts=None):
+    try:
+        return prepare(make_transformers_model(source, dtype), attention, experts)
+    except ExportError:
+        raise
+    except Exception as error:  # whatever transformers makes of a config
+        raise ExportError(f"{source}: transformers cannot make the model{' with small sizes' if not os.path.exists(source) else ''}:"
+                          f" {type(error).__name__}: {first_line(error)}\n  {OWN_EXAMPLE}") from error
+
+
+def make_transformers_model(source, dtype):
     import transformers
     if os.path.isdir(source):
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
         model = class_of(config, source).from_pretrained(source, dtype=dtype, local_files_only=True)
+        expect_tokens(type(model))
     else:
         if os.path.isfile(source):
             config = transformers.AutoConfig.from_pretrained(source)
             made = class_of(config, source)
+            expect_tokens(made)
         else:
             made = getattr(transformers, source, None)
             if made is None or getattr(made, "config_class", None) is None:
                 raise ExportError(f"{source} is no folder, no config.json and no architecture of transformers"
                                   f" {transformers.__version__}; expected one, such as LlamaForCausalLM")
+            expect_tokens(made)
             config = made.config_class()
             for key, value in SMALL.items():
                 if isinstance(getattr(config, key, None), int):
                     setattr(config, key, value)
         torch.manual_seed(0)
         model = made(config).to(dtype)
-    return prepare(model, attention, experts)
+    return model
+
+
+def expect_tokens(made):
+    reads = getattr(made, "main_input_name", "input_ids")
+    if reads != "input_ids":
+        raise ExportError(f"{made.__name__} reads {reads}, and this command makes examples of token ids alone\n  {OWN_EXAMPLE}")
 
 
 def class_of(config, source):
@@ -336,7 +389,10 @@ def class_of(config, source):
 
 def token_example(model, batch, seq):
     """input_ids and labels of their own: of one tensor given twice, the graph would read one."""
-    vocab = model.config.get_text_config().vocab_size if hasattr(model.config, "get_text_config") else model.config.vocab_size
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    vocab = getattr(config, "vocab_size", None)
+    if vocab is None:
+        raise ExportError(f"the config of {type(model).__name__} has no vocab_size\n  {OWN_EXAMPLE}")
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randint(3, vocab, (batch, seq), generator=generator) for name in ("input_ids", "labels")}
 

@@ -485,9 +485,7 @@ struct Registrar {
 
 std::vector<std::string> registered_names;
 
-}  // namespace
-
-void register_meta_kernels() {
+void register_once() {
   static torch::Library meta(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
   static torch::Library autograd(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);
   Registrar registrar{meta, &registered_names};
@@ -546,6 +544,13 @@ void register_meta_kernels() {
   registrar.add("tril_indices", &meta_tri_indices<true>);
   registrar.add("triu_indices", &meta_tri_indices<false>);
   autograd.impl("scaled_dot_product_attention", &attention_for_cpu);
+}
+
+}  // namespace
+
+void register_meta_kernels() {
+  static const bool registered = (register_once(), true);
+  static_cast<void>(registered);
 }
 
 WholeAttention::WholeAttention() { whole_attention = true; }

@@ -8,7 +8,7 @@
 namespace sfsdp::capture {
 
 // Registers each one that the running LibTorch lacks. Also routes scaled_dot_product_attention of meta tensors to the
-// kernel that the target (cpu) will use. Called once, by the first Tracer.
+// kernel that the target (cpu) will use. Calls after the first do nothing.
 void register_meta_kernels();
 
 // While it lives, scaled_dot_product_attention is traced as itself, for programs that run on other devices.

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/printable.h"
 #include "sfsdp/exported/schema_numbers.h"
+#include "sfsdp/exported/size_expression.h"
 
 namespace sfsdp::exported {
 namespace {
@@ -29,13 +31,10 @@ ir::DType read_dtype(const JsonCursor& at) {
   return *row->dtype;
 }
 
-// "Symbol('s0', positive=True, integer=True)" is s0, as range_constraints call it.
+// "Mul(Integer(2), Symbol('s0', positive=True, integer=True))" is 2*s0, as range_constraints call it.
 std::string plain_expression(const std::string& text) {
-  constexpr std::string_view kBegin = "Symbol('";
-  const size_t end = text.find('\'', kBegin.size());
-  const bool symbol =
-      text.starts_with(kBegin) && end != std::string::npos && text.find("Symbol(", 1) == std::string::npos;
-  return symbol && text.find(')', end) == text.size() - 1 ? text.substr(kBegin.size(), end - kBegin.size()) : text;
+  const std::optional<SizeExpression> expression = SizeExpression::parse(text);
+  return expression ? expression->text() : text;
 }
 
 SymInt read_sym_int(const JsonCursor& at) {

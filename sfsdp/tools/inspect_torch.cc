@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/capture/uncaptured.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/target.h"
 #include "sfsdp/exported/describe.h"
@@ -70,7 +72,11 @@ void print_json(std::ostream& out, const Inspection& i) {
 int print_archive(std::ostream& out, const std::string& path) {
   const exported::Program program = exported::read_program(path);
   out << exported::describe(program);
-  const std::vector<std::string> reasons = models::reasons_against(program.graph);
+  std::set<exported::Slot> constants;
+  for (const auto& [slot, place] : program.state_inputs)
+    if (program.state[place].kind == exported::StateTensor::Kind::Constant) constants.insert(slot);
+  const std::vector<std::string> reasons =
+      models::reasons_against(program.graph, constants, &capture::lacks_shape_function);
   if (reasons.empty()) {
     out << "All ops can be trained\n";
     return 0;

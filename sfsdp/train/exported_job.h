@@ -16,7 +16,8 @@ CompiledJob exported_job(const JobConfig& config);
 
 // Copies this rank's part of each parameter and buffer from the archive; other bytes are not read, where the file holds a
 // tensor row by row. Returns lines for the log. Not a collective call, but each rank must make it.
+//   adapters: the run adds some, which are not in the archive
 //   throws: UserError naming tensor and file: cut meanwhile, or with values that are not finite
-std::vector<std::string> load_exported_weights(const exported::Program& program, Step& step);
+std::vector<std::string> load_exported_weights(const exported::Program& program, Step& step, bool adapters);
 
 }  // namespace sfsdp::train

@@ -161,6 +161,16 @@ std::optional<Mask> mask_of(const JobConfig& config, const Objective& objective,
       " counts none; or model.logits");
 }
 
+// Attention would go over the borders of documents in a model that is not told where they are.
+void expect_positions(const JobConfig& config, const std::vector<std::string>& batch) {
+  if (!config.training.document_mask || std::ranges::find(batch, "positions") != batch.end()) return;
+  refuse(
+      concat("training.document_mask = true, but no input of ", config.model.path,
+             " is given positions: attention would go over the borders of documents"),
+      "--model.inputs with NAME=positions, as in position_ids=positions, of a model exported with such an input, which"
+      " keeps documents apart by them; or training.document_mask = false");
+}
+
 // Rows of the first embedding that reads an input of the batch; 0: there is none.
 int64_t vocabulary_of(const Program& program) {
   std::set<exported::Slot> ids;
@@ -266,6 +276,7 @@ CompiledJob exported_job(const JobConfig& config) {
   const std::optional<ir::DType> stored = stored_dtype(config, *job.archive);
   job.model_name = "exported";
   job.batch = parts_of(config, *job.archive);
+  expect_positions(config, job.batch);
   models::ExportedModule module = meta_init([&] {
     models::ExportedModule built(job.archive, stored, evaluation);
     choose_trained(*built, config, job);
@@ -282,6 +293,7 @@ CompiledJob exported_job(const JobConfig& config) {
     job.batch.emplace_back("targets");
   }
   const std::optional<Mask> mask = mask_of(config, objective, job.batch);
+  job.shifts_labels = mask && mask->in_graph && mask->shifted_there;
   job.loss = [module, objective, inputs, mask](const Batch& batch) mutable -> LossValue {
     const Batch given(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(inputs));
     const std::vector<std::string>& names = module->output_names();
@@ -298,14 +310,14 @@ CompiledJob exported_job(const JobConfig& config) {
   return job;
 }
 
-std::vector<std::string> load_exported_weights(const Program& program, Step& step) {
+std::vector<std::string> load_exported_weights(const Program& program, Step& step, bool adapters) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, const exported::StateTensor*> by_name;
   for (const exported::StateTensor& t : program.state) by_name.emplace(t.name, &t);
   const auto state = step.state_dict();
   size_t tensors = 0;
   for (const StoredTensor& stored : step.program().tensors()) {
-    if (stored.source < 0 || is_adapter(stored.name)) continue;  // the optimizer's, or initialised here
+    if (stored.source < 0 || (adapters && is_adapter(stored.name))) continue;  // the optimizer's, or initialised here
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     const at::Tensor& mine = state.at(stored.name);

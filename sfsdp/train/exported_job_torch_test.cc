@@ -120,7 +120,7 @@ void expect_parity(const std::string& name, const Setting& setting, const std::s
   double evaluation = 0;
   testing::run_ranks(setting.ranks, [&](comm::CommWorld& world) {
     Step step(program, &world);
-    load_exported_weights(archive, step);
+    load_exported_weights(archive, step, !setting.lora.targets.empty());
     const double loss = step.eval(rows_of(found.batches[0], world.rank(), setting.ranks));
     if (world.rank() == 0) evaluation = loss;
     train(step, found, setting, world.rank(), results);
@@ -151,7 +151,7 @@ void expect_buffers(const std::string& archive) {
   const Found found = read_found("convolutions");
   const Setting setting = {.output = "0"};
   Step step(compile_exported(archive, setting, found), nullptr);
-  load_exported_weights(exported::read_program(fixture_path(archive + ".pt2")), step);
+  load_exported_weights(exported::read_program(fixture_path(archive + ".pt2")), step, false);
   step.eval(found.batches[0]);  // changes none of them
   std::vector<StepResult> results;
   train(step, found, setting, 0, results);
@@ -206,7 +206,7 @@ void expect_peft_parity(Setting setting) {
   double evaluation = 0;
   testing::run_ranks(setting.ranks, [&](comm::CommWorld& world) {
     Step step(program, &world);
-    load_exported_weights(archive, step);
+    load_exported_weights(archive, step, !setting.lora.targets.empty());
     const at::Tensor base = step.gather("layers.0.q_proj.weight");
     step.load_state_dict(adapters_of(expected, "first"));
     const double loss = step.eval(rows_of(found.batches[0], world.rank(), setting.ranks));

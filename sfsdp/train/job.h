@@ -24,6 +24,7 @@ struct CompiledJob {
   models::LanguageModel model;
   capture::LossFunction loss;
   std::vector<std::string> batch;  // which tensor of a sample each tensor of `loss`'s batch is
+  bool shifts_labels = false;      // the loss takes no first label of a row for a target
   std::vector<size_t> uncast;      // of them, what mixed precision does not cast: what the loss alone reads
   std::string model_name;          // of its family: "llama3"
   std::shared_ptr<Program> program;

@@ -114,6 +114,7 @@ DatasetOptions options_of(const JobConfig& config, const std::string& dataset, c
     options.path = tokens_of_text(config, dataset, path, job.say);
   }
   options.vocab_size = job.vocab_size;
+  options.fixed_vocab = config.model.name == "exported";
   options.token_dtype = parse_token_dtype(config.training.token_dtype);
   options.max_bytes = config.training.dataset_max_bytes;
   options.seed = seed_of(config);

@@ -204,7 +204,7 @@ CapturedJob capture_job(const JobConfig& config) {
 namespace {
 
 std::vector<std::string> load_base_weights(const CompiledJob& job, Step& step) {
-  if (job.archive) return load_exported_weights(*job.archive, step);
+  if (job.archive) return load_exported_weights(*job.archive, step, job.lora_alpha.has_value());
   if (job.hf_folder.empty()) return {};
   const auto start = std::chrono::steady_clock::now();
   const auto checkpoint = SafetensorsCheckpoint::open(job.hf_folder);

@@ -61,6 +61,12 @@ void choose_trained(torch::nn::Module& module, const JobConfig& config, Compiled
   freeze(module, config.model.frozen);
   const Lora& lora = config.lora;
   if (lora.target.empty() && lora.adapter.empty()) return;
+  for (const auto& p : module.named_parameters())
+    if (is_adapter(p.key()))
+      throw UserError(
+          concat("[lora]: the model has ", p.key(), " of its own",
+                 "\n  expected a model without adapters; its own are trained without [lora], the rest left as it is"
+                 " by model.frozen"));
   LoraOptions options;
   if (!lora.adapter.empty())
     options = options_of_adapter(module, lora, job);

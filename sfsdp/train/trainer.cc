@@ -143,10 +143,19 @@ JobDataOptions data_options(const CompiledJob& job) {
           [](const std::string& text) { std::cerr << text << std::endl; }};
 }
 
-constexpr size_t kTargets = 1;  // in token_layout
+constexpr size_t kTargets = 1, kLabels = 2;  // in token_layout
 
 // Targets of rows that the loss counts.
-int64_t counted_targets(const MicroBatch& rows) { return count_targets(ids_of(rows, kTargets)); }
+//   layout: of the source that they are from
+int64_t counted_targets(const CompiledJob& job, const MicroBatch& rows, const std::vector<SampleTensor>& layout) {
+  if (!job.shifts_labels) return count_targets(ids_of(rows, kTargets));
+  const std::span<const int64_t> labels = ids_of(rows, kLabels);
+  int64_t count = 0;
+  const auto row = static_cast<size_t>(layout.at(kLabels).shape.at(0));
+  for (size_t first = 0; first < labels.size(); first += row)
+    count += count_targets(labels.subspan(first + 1, row - 1));
+  return count;
+}
 
 // What this rank trains on: its rows of each step, and how often each id was a target.
 class TrainingData {
@@ -172,7 +181,7 @@ class TrainingData {
     std::vector<Batch> batches;
     own_targets_ = 0;
     for (const MicroBatch& rows : loaded.micro_batches) {
-      if (counts_targets(config_.training)) own_targets_ += counted_targets(rows);
+      if (counts_targets(config_.training)) own_targets_ += counted_targets(job_, rows, loader_.layout());
       for (const int64_t id : targets_of(rows))
         if (id != kIgnoredTarget) ++id_counts_[static_cast<size_t>(id)];
       batches.push_back(to_batch(job_, rows, loader_.layout()));
@@ -381,7 +390,7 @@ class Trainer {
     std::function<int64_t(const MicroBatch&)> count;
     if (counts_targets(config_.training))
       count = [&](const MicroBatch& rows) {
-        return sum_of_ranks(world_, counted_targets(rows), "targets of validation");
+        return sum_of_ranks(world_, counted_targets(job_, rows, validation_->layout()), "targets of validation");
       };
     const ValidationResult result = validate(
         *validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},

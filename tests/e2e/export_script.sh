@@ -18,10 +18,17 @@ done
 grep -q "MixtralForCausalLM, .* parameters, inputs input_ids, labels" "$dir/log" || fail "$(cat "$dir/log")"
 "$python" python/sfsdp_export.py NoSuchModel -o "$dir/none.pt2" >"$dir/log" 2>&1 && fail "NoSuchModel was exported"
 grep -q "error: NoSuchModel is no folder, no config.json and no architecture" "$dir/log" || fail "$(cat "$dir/log")"
+for name in "ViTForImageClassification reads pixel_values" "WhisperForConditionalGeneration reads input_features"; do
+  "$python" python/sfsdp_export.py "${name%% *}" -o "$dir/none.pt2" >"$dir/log" 2>&1 && fail "$name was exported"
+  grep -q "^error: $name, and this command makes examples of token ids alone" "$dir/log" || fail "$(cat "$dir/log")"
+  grep -q "Traceback" "$dir/log" && fail "$(cat "$dir/log")"
+done
+[[ ! -e $dir/none.pt2 ]] || fail "a failed export left a file"
 
 cat >"$dir/check.py" <<'PY'
-import sys
+import os, sys
 import sfsdp_export, torch, transformers
+from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 
 folder = sys.argv[1]
@@ -100,6 +107,107 @@ told(["a branch or a shape depends on values", "check.py:", "if self.branch and 
 told(["x and y of the example are one tensor", "y.clone()"], Own(), dict(x=x, y=x))
 told(["the example's names are not those of forward"], Own(), dict(x=x, z=x.clone()))
 told(["the example has no tensors"], Own(), {})
+
+
+class Counted(Own):  # a region of no_grad that gives nothing: torch.export.save fails
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0))
+        return super().forward(x, y)
+
+
+told(["a region of torch.no_grad or autocast gives nothing", "change: detach()"], Counted(), example)
+assert not os.path.exists(folder + "/never.pt2")
+load = torch.export.load
+torch.export.load = lambda path: (_ for _ in ()).throw(KeyError("from"))
+before = open(folder + "/own.pt2", "rb").read()
+for name, there in (("none.pt2", False), ("own.pt2", True)):
+    try:
+        sfsdp_export.export(Own(), example, folder + "/" + name)
+        raise AssertionError("written, though it cannot be read")
+    except sfsdp_export.ExportError as error:
+        assert "cannot read what its torch.export.save wrote" in str(error) and "KeyError" in str(error), error
+    assert os.path.exists(folder + "/" + name) == there
+torch.export.load = load
+assert open(folder + "/own.pt2", "rb").read() == before
+assert not [name for name in os.listdir(folder) if name.startswith(".sfsdp_export")]
+
+
+class Sizes(torch.nn.Module):  # y has two columns for each of x
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, y):
+        return dict(loss=((x * self.w).square().mean() + (y * self.w).square().mean()))
+
+
+n = torch.export.Dim("n", min=2, max=64)
+x8 = torch.randn(6, 8)
+sfsdp_export.export(Sizes(), dict(x=x8[:, :4].contiguous(), y=x8), folder + "/double.pt2", dict(x={0: None, 1: n}, y={0: None, 1: 2 * n}))
+sfsdp_export.export(Sizes(), dict(x=x8, y=x8.clone()), folder + "/even.pt2", dict(x={1: 2 * n}, y={1: 2 * n}))
+for columns in (7, 8):
+    save_file(dict(x=x8[:, :4].contiguous(), y=x8[:, :columns].contiguous()), f"{folder}/double_{columns}.safetensors")
+    save_file(dict(x=x8[:, :columns].contiguous(), y=x8[:, :columns].clone()), f"{folder}/even_{columns}.safetensors")
+
+
+class Fourier(Own):
+    def forward(self, x, y):
+        return dict(loss=(torch.fft.fft(self.up(x)).abs() - y).square().mean())
+
+
+class Turned(Own):  # complex numbers as rotary embeddings have them
+    def forward(self, x, y):
+        pairs = torch.view_as_complex(self.up(x).unflatten(-1, (2, 2)))
+        turned = pairs * torch.polar(torch.ones(2), torch.arange(2.0))
+        return dict(loss=(torch.view_as_real(turned).flatten(1) - y).square().mean())
+
+
+class Half(Own):  # one tensor under two names, trained under one of them
+    def __init__(self, first):
+        super().__init__()
+        kept = torch.nn.Linear(4, 4)
+        self.a, self.b = (kept, torch.nn.Linear(4, 4)) if first else (torch.nn.Linear(4, 4), kept)
+        other = self.b if first else self.a
+        other.weight = torch.nn.Parameter(kept.weight.data, requires_grad=False)
+
+    def forward(self, x, y):
+        return super().forward(self.b(self.a(x)), y)
+
+
+for first in (True, False):
+    sfsdp_export.export(Half(first), example, f"{folder}/half_{first}.pt2")
+sfsdp_export.export(Fourier(), example, folder + "/fourier.pt2")
+sfsdp_export.export(Turned(), example, folder + "/turned.pt2")
+
+
+class Hand(torch.nn.Module):  # adapters that the model has by itself
+    def __init__(self):
+        super().__init__()
+        self.base, self.lora_A, self.lora_B = (torch.nn.Linear(*sizes, bias=False) for sizes in ((4, 4), (4, 2), (2, 4)))
+
+    def forward(self, x, y):
+        return dict(loss=(self.base(x) + self.lora_B(self.lora_A(x)) - y).square().mean())
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = Hand()
+
+    def forward(self, x, y):
+        return self.q(x, y)
+
+
+hand = Block()
+assert sfsdp_export.export(hand, example, folder + "/hand.pt2") == []
+save_file(example, folder + "/hand.safetensors")
+with open(folder + "/hand.loss", "w") as file:
+    file.write(f"{hand(**example)['loss'].item():.6f}")
 PY
 PYTHONPATH=python "$python" "$dir/check.py" "$dir" 2>"$dir/log" || fail "$(tail -5 "$dir/log")"
 
@@ -127,9 +235,61 @@ grep -q "reads 8 parameters where gradients are off: layers.0.0.weight, layers.0
 again plan --world 1 "${flags[@]}" --training.mixed_precision_param float32 --model.path "$dir/checkpointed.pt2" --training.seq_len 12 >/dev/null ||
   fail "gradient_checkpointing_enable is not seen"
 
+# Parameters that are called as adapters are, in a model that has them by itself: loaded, trained, exported as any other.
+hand=(--model.name exported --model.path "$dir/hand.pt2" --training.mixed_precision_param float32 --training.dataset tensors --training.dataset_path
+  "$dir/hand.safetensors" --training.local_batch_size 3 --training.steps 1 --optimizer.lr 0 --metrics.log_freq 1 --checkpoint.enable
+  --checkpoint.no_last_save_model_only)
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/hand" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+loss=$(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$dir/hand/metrics.jsonl" | head -1)
+awk -v a="$loss" -v b="$(cat "$dir/hand.loss")" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-10) }' || fail "loss $loss, in Python $(cat "$dir/hand.loss")"
+"$sfsdp" export "$dir/hand/checkpoint/step-1" "$dir/hand.out.safetensors" --archive "$dir/hand.pt2" --format safetensors >"$dir/log" 2>&1 ||
+  fail "$(cat "$dir/log")"
+"$sfsdp" export "$dir/hand/checkpoint/step-1" "$dir/hand.peft" --format peft >"$dir/log" 2>&1 && fail "the model's own were written as adapters"
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/hand" --training.steps 2 >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+[[ $(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$dir/hand/metrics.jsonl" | cut -c1-7 | uniq -c | tr -s ' ') == " 2 ${loss:0:7}" ]] || fail "resumed with others: $(cat "$dir/hand/metrics.jsonl")"
+"$sfsdp" train "${hand[@]}" --job.dump_folder "$dir/never" --lora.target "*.base" >"$dir/log" 2>&1 && fail "adapters beside adapters"
+grep -q "the model has q.lora_A.weight of its own" "$dir/log" || fail "$(cat "$dir/log")"
+
+# Sizes that are computed of others are checked, and printed as in Python.
+sizes() { # archive, columns
+  "$sfsdp" train --model.name exported --model.path "$dir/$1.pt2" --training.mixed_precision_param float32 --training.dataset tensors \
+    --training.dataset_path "$dir/$1_$2.safetensors" --training.local_batch_size 6 --training.steps 1 --job.dump_folder "$dir/sizes" >"$dir/log" 2>&1
+}
+sizes double 8 || fail "$(cat "$dir/log")"
+sizes even 8 || fail "$(cat "$dir/log")"
+sizes double 7 && fail "trained with 7 for 2 * 4 columns"
+grep -q "expected 8 in dimension 1: the graph has the size 2\*s[0-9]* there, and s[0-9]* = 4" "$dir/log" || fail "$(cat "$dir/log")"
+sizes even 7 && fail "trained with 7 columns, which is no 2 * n"
+grep -q "expected 2\*s[0-9]* in dimension 1, for some whole s[0-9]*" "$dir/log" || fail "$(cat "$dir/log")"
+"$sfsdp" inspect --model.path "$dir/double.pt2" | grep -qx "  y  f32\[6, 2\*s[0-9]* of 4 to 128\]" || fail "$("$sfsdp" inspect --model.path "$dir/double.pt2")"
+
+# A tensor is trained or it is not, whichever name comes first.
+for half in half_True:b half_False:a; do
+  "$sfsdp" train "${hand[@]}" --model.path "$dir/${half%:*}.pt2" --job.dump_folder "$dir/never" >"$dir/log" 2>&1 && fail "trained half of a tensor"
+  grep -q "a.weight and b.weight are one tensor, and ${half#*:}.weight has requires_grad = False" "$dir/log" || fail "$(cat "$dir/log")"
+done
+
+# inspect knows what cannot be captured.
+"$sfsdp" inspect --model.path "$dir/fourier.pt2" >"$dir/log" 2>&1 && fail "a Fourier transform can be trained"
+grep -q "^Not trained: torch.ops.aten.fft_fft.default .*has no shape function" "$dir/log" || fail "$(cat "$dir/log")"
+"$sfsdp" inspect --model.path "$dir/turned.pt2" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+
+# A model that is not told where documents begin would attend over their borders.
+"$sfsdp" plan --world 1 --model.name exported --model.path "$dir/packed.pt2" --model.inputs "input_ids=tokens,labels=labels,position_ids=tokens" \
+  --training.document_mask --training.dataset tokens --training.dataset_path none --training.mixed_precision_param float32 --training.seq_len 12 \
+  --training.local_batch_size 2 --out "$dir/plan" >"$dir/log" 2>&1 && fail "documents are kept apart by nothing"
+grep -q "document_mask = true, but no input of .*/packed.pt2 is given positions" "$dir/log" || fail "$(cat "$dir/log")"
+
 # Documents that position_ids tell are documents of the attention op: no value of 12 × 12 numbers is left.
 "$sfsdp" plan --world 1 --model.name exported --model.path "$dir/packed.pt2" --model.inputs "input_ids=tokens,labels=labels,position_ids=positions" \
   --training.document_mask --training.dataset tokens --training.dataset_path none --training.mixed_precision_param float32 --training.seq_len 12 \
   --training.local_batch_size 2 --out "$dir/plan" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 [[ $(grep -c 'sdpa.* documents=true' "$dir/plan") == 2 ]] || fail "documents are not found: $(grep sdpa "$dir/plan")"
 [[ $(grep -c '12, 12\]' "$dir/plan") == 0 ]] || fail "a mask is left: $(grep '12, 12\]' "$dir/plan")"
+# The graph takes the first label of each row for no target.
+"$sfsdp" train --model.name exported --model.path "$dir/named.pt2" --model.inputs "input_ids=tokens,labels=labels" --training.loss_mask --training.dataset tokens \
+  --training.dataset_path tests/fixtures/tokens.bin --training.mixed_precision_param float32 --training.seq_len 12 --training.local_batch_size 2 \
+  --training.steps 1 --metrics.log_freq 1 --job.dump_folder "$dir/counted" --validation.enable --validation.dataset tokens \
+  --validation.dataset_path tests/fixtures/tokens.bin --validation.seq_len 10 --validation.local_batch_size 2 --validation.steps 3 --validation.freq 1 \
+  >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
+grep -q '"targets": 22[,}]' "$dir/counted/metrics.jsonl" || fail "targets of two rows of 12: $(cat "$dir/counted/metrics.jsonl")"

@@ -316,7 +316,30 @@ constexpr std::array kForbidden = {"aten::from_file",
                                    "aten::get_gradients",
                                    "aten::record_stream",
                                    "aten::_cufft_clear_plan_cache",
-                                   "aten::_cufft_set_plan_cache_max_size"};
+                                   "aten::_cufft_set_plan_cache_max_size",
+                                   "aten::_linalg_check_errors",
+                                   "aten::_ctc_loss_backward",
+                                   "aten::segment_reduce",
+                                   "aten::_segment_reduce_backward"};
+// Each with a kernel that takes indices as they come, or that makes a tensor which is not strided.
+constexpr std::array kForbiddenBegins = {"aten::_convert_indices_from_",
+                                         "aten::_sparse_",
+                                         "aten::sparse_",
+                                         "aten::_to_sparse",
+                                         "aten::to_sparse",
+                                         "aten::_nested_",
+                                         "aten::_validate_",
+                                         "aten::_jagged_to_",
+                                         "aten::_padded_dense_to_",
+                                         "aten::_embedding_bag_"};
+
+bool is_forbidden(const std::string& name) {
+  const bool pools_back =
+      name.find("max_pool") != std::string::npos && name.ends_with("_backward");  // by given indices
+  return pools_back || std::ranges::find(kForbidden, name) != kForbidden.end() ||
+         (name != "aten::_embedding_bag_forward_only" &&
+          std::ranges::any_of(kForbiddenBegins, [&](const char* begin) { return name.starts_with(begin); }));
+}
 
 // Python's `x + 1` is add.Tensor of a number that stands as a tensor, C++'s is add.Scalar. LibTorch computes both alike; passes know
 // the second.
@@ -335,7 +358,7 @@ std::unique_ptr<const ExportedCall> make_aten_call(const exported::Node& node, c
   if (name == "aten::_assert_tensor_metadata") return std::make_unique<MetadataAssertion>(node);
   if (name == "aten::_assert_scalar" || name == "aten::_assert_async" || name.starts_with("aten::sym_constrain_range"))
     return std::make_unique<ScalarAssertion>(node);
-  if (std::ranges::find(kForbidden, name) != kForbidden.end())
+  if (is_forbidden(name))
     refuse(node, "is not run", "ops that compute with tensors; compute it before the step and pass it in the batch");
   if (has_scalar_overload(node, name, overload)) overload = "Scalar";
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});

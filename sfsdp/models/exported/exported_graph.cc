@@ -73,11 +73,46 @@ std::vector<c10::IValue> ExportedGraph::run(std::span<const c10::IValue> inputs,
   return outputs;
 }
 
-std::vector<std::string> reasons_against(const exported::Graph& graph) {
+namespace {
+
+void for_slots(const exported::Argument& argument, const std::function<void(exported::Slot)>& visit) {
+  if (const auto* one = std::get_if<exported::ValueArgument>(&argument)) visit(one->slot);
+  if (const auto* list = std::get_if<exported::ValuesArgument>(&argument))
+    for (const exported::Slot slot : list->slots) visit(slot);
+}
+
+// "torch.ops.aten.add.Tensor": "aten::add", "Tensor". Empty for what is none of LibTorch, and for assertions, which are not called.
+std::pair<std::string, std::string> aten_name(const std::string& target) {
+  constexpr std::string_view kAten = "torch.ops.aten.";
+  if (!target.starts_with(kAten) || target.starts_with("torch.ops.aten._assert_")) return {};
+  const std::string op = target.substr(kAten.size());
+  const size_t dot = op.find('.');
+  const std::string overload = dot == std::string::npos ? "" : op.substr(dot + 1);
+  return {"aten::" + op.substr(0, dot), overload == "default" ? "" : overload};
+}
+
+}  // namespace
+
+std::vector<std::string> reasons_against(const exported::Graph& graph, const std::set<exported::Slot>& constants,
+                                         const WhyNotCaptured& why_not_captured) {
   std::map<std::string, std::string> by_op;  // its first node
+  std::set<exported::Slot> varying;          // with the batch or with what is trained
+  for (const exported::Slot slot : graph.inputs)
+    if (slot != exported::kNone && !constants.contains(slot)) varying.insert(slot);
   for (const exported::Node& node : graph.nodes) {
+    bool varies = false;
+    for (const exported::NamedArgument& input : node.inputs)
+      for_slots(input.value, [&](exported::Slot slot) {
+        varies |= varying.contains(slot) && graph.values[static_cast<size_t>(slot)].tensor;
+      });
+    if (varies)
+      for (const exported::Argument& output : node.outputs)
+        for_slots(output, [&](exported::Slot slot) { varying.insert(slot); });
     try {
       (void)make_call(node);
+      const auto [name, overload] = aten_name(node.target);
+      const std::string reason = varies && !name.empty() ? why_not_captured(name, overload) : "";
+      if (!reason.empty()) by_op.emplace(node.target, concat(describe(node), " ", reason));
     } catch (const UserError& error) {
       by_op.emplace(node.target, error.what());
     }

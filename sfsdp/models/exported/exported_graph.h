@@ -4,7 +4,9 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +36,13 @@ class ExportedGraph {
   std::vector<std::unique_ptr<const ExportedCall>> calls_;
 };
 
-// Why each node that cannot be run here cannot, a text for each kind of op; none: all can.
-std::vector<std::string> reasons_against(const exported::Graph& graph);
+// Why an op is not captured, by its name and overload ("aten::relu", ""), with what to do; "": it is.
+using WhyNotCaptured = std::function<std::string(const std::string& name, const std::string& overload)>;
+
+// Why each node that cannot be run or captured here cannot, a text for each kind of op; none: all can, as far as may be seen
+// without running any. What is computed of constants alone need not be captured; regions are not looked into.
+//   constants: inputs of the graph that are constant tensors
+std::vector<std::string> reasons_against(const exported::Graph& graph, const std::set<exported::Slot>& constants,
+                                         const WhyNotCaptured& why_not_captured);
 
 }  // namespace sfsdp::models

@@ -12,6 +12,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/exported/size_expression.h"
 #include "sfsdp/models/exported/scalar_types.h"
 
 namespace sfsdp::models {
@@ -25,6 +26,15 @@ struct ExportedPart : torch::nn::Module {};
                          "\n  expected paths such as layers.0.weight"));
 }
 
+// One tensor is trained as a whole or not at all.
+[[noreturn]] void refuse_tie(const exported::Program& program, const exported::StateTensor& a,
+                             const exported::StateTensor& b) {
+  throw UserError(concat(program.archive.path(), ": ", a.name, " and ", b.name, " are one tensor, and ",
+                         (a.requires_grad ? b : a).name,
+                         " has requires_grad = False\n  expected one Parameter under both",
+                         " names, or two tensors: nn.Parameter(weight.detach().clone(), requires_grad=False)"));
+}
+
 // The values of a constant, read whole: they are a part of the graph.
 at::Tensor read_constant(const exported::Program& program, const exported::StateTensor& t) {
   const exported::ZipEntry& entry = program.archive.entries()[t.entry];
@@ -36,45 +46,94 @@ at::Tensor read_constant(const exported::Program& program, const exported::State
   return at::as_strided(storage, t.sizes, t.strides, t.offset).clone();
 }
 
-// Sizes and dtypes that the graph was exported for.
-void check_inputs(const exported::Program& program, const std::vector<at::Tensor>& inputs) {
-  SFSDP_CHECK(inputs.size() == program.inputs.size(), inputs.size(), " inputs for ", program.inputs.size());
-  std::map<std::string, int64_t> symbols;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const exported::InputTensor& input = program.inputs[i];
-    const exported::TensorMeta& meta = *program.graph.values[static_cast<size_t>(input.slot)].tensor;
-    const auto refuse = [&](const std::string& expected) {
-      throw UserError(concat("input ", input.name, " of ", program.archive.path(), " is ", inputs[i].scalar_type(), " ",
-                             inputs[i].sizes(), "\n  expected ", expected));
-    };
-    if (inputs[i].scalar_type() != scalar_type_of(meta.dtype))
-      refuse(concat(scalar_type_of(meta.dtype), ", as the model was exported with"));
-    if (static_cast<size_t>(inputs[i].dim()) != meta.sizes.size()) refuse(concat(meta.sizes.size(), " dimensions"));
-    for (size_t d = 0; d < meta.sizes.size(); ++d) {
-      const exported::SymInt& size = meta.sizes[d];
-      const int64_t got = inputs[i].size(static_cast<int64_t>(d));
-      if (size.expr.empty() && got != size.value)
-        refuse(concat(size.value, " in dimension ", d,
-                      ", which was baked into the graph; to train with other sizes export"
-                      " it with dynamic_shapes={\"",
-                      input.name, "\": {", d, ": torch.export.Dim(\"size\")}}"));
-      if (size.expr.empty()) continue;
-      const auto [known, fresh] = symbols.emplace(size.expr, got);
-      if (!fresh && known->second != got)
-        refuse(concat(known->second, " in dimension ", d, ": the graph has one size ", size.expr,
-                      " for it and for another"));
+// Holds the sizes of a batch against those that the graph was exported for: numbers, symbols, what is computed of symbols.
+class InputSizes {
+ public:
+  InputSizes(const exported::Program& program, const std::vector<at::Tensor>& inputs)
+      : program_(program), inputs_(inputs) {}
+
+  //   throws: UserError naming input, expected and got
+  void check() {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const exported::TensorMeta& meta = meta_of(i);
+      if (inputs_[i].scalar_type() != scalar_type_of(meta.dtype))
+        refuse(i, concat(scalar_type_of(meta.dtype), ", as the model was exported with"));
+      if (static_cast<size_t>(inputs_[i].dim()) != meta.sizes.size())
+        refuse(i, concat(meta.sizes.size(), " dimensions"));
+      for (size_t d = 0; d < meta.sizes.size(); ++d) check_number(i, d);
     }
+    // Symbols first, then what is computed of them; what two are computed of may wait for one that is computed of one.
+    for (const bool symbols : {true, false, false})
+      for (size_t i = 0; i < inputs_.size(); ++i)
+        for (size_t d = 0; d < meta_of(i).sizes.size(); ++d) check_expression(i, d, symbols);
+    for (const exported::Program::Range& range : program_.ranges) check_range(range);
   }
-  for (const exported::Program::Range& range : program.ranges) {
-    const auto found = symbols.find(range.symbol);
-    if (found == symbols.end()) continue;
-    if ((range.min && found->second < *range.min) || (range.max && found->second > *range.max))
-      throw UserError(concat("a size of the batch is ", found->second, "\n  expected ",
+
+ private:
+  const exported::TensorMeta& meta_of(size_t input) const {
+    return *program_.graph.values[static_cast<size_t>(program_.inputs[input].slot)].tensor;
+  }
+  [[noreturn]] void refuse(size_t input, const std::string& expected) const {
+    throw UserError(concat("input ", program_.inputs[input].name, " of ", program_.archive.path(), " is ",
+                           inputs_[input].scalar_type(), " ", inputs_[input].sizes(), "\n  expected ", expected));
+  }
+
+  void check_number(size_t input, size_t d) const {
+    const exported::SymInt& size = meta_of(input).sizes[d];
+    if (size.expr.empty() && inputs_[input].size(static_cast<int64_t>(d)) != size.value)
+      refuse(input, concat(size.value, " in dimension ", d,
+                           ", which was baked into the graph; to train with other sizes export it with"
+                           " dynamic_shapes={\"",
+                           program_.inputs[input].name, "\": {", d, ": torch.export.Dim(\"size\")}}"));
+  }
+
+  // What a text is by what is known; of another form it is a symbol of its own.
+  std::optional<exported::SizeExpression::Line> line_of(const std::string& text) const {
+    if (const auto expression = exported::SizeExpression::parse(text)) return expression->at(known_);
+    const auto found = known_.find(text);
+    if (found == known_.end()) return exported::SizeExpression::Line{1, 0, text};
+    return exported::SizeExpression::Line{0, found->second, ""};
+  }
+
+  void check_expression(size_t input, size_t d, bool symbols) {
+    const std::string& text = meta_of(input).sizes[d].expr;
+    if (text.empty()) return;
+    const int64_t got = inputs_[input].size(static_cast<int64_t>(d));
+    const auto line = line_of(text);
+    if (!line || (symbols && line->unknown != text && !known_.contains(text))) return;
+    if (line->unknown.empty()) {
+      if (line->constant == got) return;
+      refuse(input, known_.contains(text) ? concat(line->constant, " in dimension ", d, ": the graph has one size ",
+                                                   text, " for it and for another")
+                                          : concat(line->constant, " in dimension ", d, ": the graph has the size ",
+                                                   text, " there", known_text()));
+    }
+    int64_t above = 0;
+    if (__builtin_sub_overflow(got, line->constant, &above) || above % line->factor != 0)
+      refuse(input, concat(text, " in dimension ", d, ", for some whole ", line->unknown));
+    known_[line->unknown] = above / line->factor;
+  }
+
+  std::string known_text() const {
+    std::vector<std::string> texts;
+    for (const auto& [symbol, value] : known_) texts.push_back(concat(symbol, " = ", value));
+    return texts.empty() ? "" : concat(", and ", join(texts, ", "));
+  }
+
+  void check_range(const exported::Program::Range& range) const {
+    const auto line = line_of(range.symbol);
+    if (!line || !line->unknown.empty()) return;
+    if ((range.min && line->constant < *range.min) || (range.max && line->constant > *range.max))
+      throw UserError(concat("a size of the batch is ", line->constant, "\n  expected ",
                              range.min ? std::to_string(*range.min) : "0", " to ",
-                             range.max ? std::to_string(*range.max) : "any", ", as ", program.archive.path(),
+                             range.max ? std::to_string(*range.max) : "any", ", as ", program_.archive.path(),
                              " was exported for ", range.symbol));
   }
-}
+
+  const exported::Program& program_;
+  const std::vector<at::Tensor>& inputs_;
+  std::map<std::string, int64_t> known_;  // symbols, and texts of another form
+};
 
 // Place in program.state of what an output is written to, after run_decompositions.
 size_t written_state(const exported::Program& program, const exported::OutputValue& output) {
@@ -177,8 +236,13 @@ void ExportedModuleImpl::register_state(const exported::StateTensor& tensor, siz
   const std::string name = dot == std::string::npos ? tensor.name : tensor.name.substr(dot + 1);
   if (name.empty()) refuse_name(*training_.program, tensor.name, "which ends in a dot");
   at::Tensor made;
-  for (size_t i = 0; i < place && !made.defined(); ++i)
-    if (exported::is_tied(training_.program->state[i], tensor)) made = training_.state[i];
+  for (size_t i = 0; i < place && !made.defined(); ++i) {
+    const exported::StateTensor& other = training_.program->state[i];
+    if (!exported::is_tied(other, tensor)) continue;
+    if (other.kind == Kind::Parameter && tensor.kind == Kind::Parameter && other.requires_grad != tensor.requires_grad)
+      refuse_tie(*training_.program, other, tensor);
+    made = training_.state[i];
+  }
   const bool casts = stored_ && tensor.kind == Kind::Parameter && ir::is_floating(tensor.dtype);
   if (!made.defined())
     made = at::zeros(tensor.sizes, at::TensorOptions(scalar_type_of(casts ? *stored_ : tensor.dtype)));
@@ -199,7 +263,7 @@ std::vector<at::Tensor> ExportedModuleImpl::forward(const std::vector<at::Tensor
               training_.program->inputs.size());
   std::vector<at::Tensor> inputs;
   for (const size_t place : side.inputs) inputs.push_back(given[place]);
-  check_inputs(program, inputs);
+  InputSizes(program, inputs).check();
   std::vector<c10::IValue> values(program.graph.values.size());
   for (const auto& [slot, place] : program.state_inputs) {
     const bool written = std::ranges::find(side.writes, place, &Side::Write::place) != side.writes.end();

@@ -283,6 +283,7 @@ bool Checkpointer::save(const RunState& run, When when) {
     std::erase_if(request.pieces, [](const Piece& p) { return p.kind == TensorKind::Optimizer; });
     if (options_.export_dtype != ir::DType::f32) request.dtype = options_.export_dtype;
   }
+  say_of_dependents(run.step);
   if (options_.frozen.leave_out && !replaces_source(run.step)) leave_out_frozen(request);
   request.in_background = options_.in_background && when == When::Interval;
   const bool waits = !request.in_background;

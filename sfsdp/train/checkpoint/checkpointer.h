@@ -95,6 +95,7 @@ class Checkpointer {
   void read_elsewhere(const Manifest& manifest, const std::string& path, std::vector<Piece> pieces, int depth);
   WeightSource as_given(const WeightSource& named) const;
   bool replaces_source(int64_t step) const;
+  void say_of_dependents(int64_t step) const;
   void compare_digests(const std::string& path);
   void leave_out_frozen(SaveRequest& request);
   void compare_model(const Manifest& saved, const std::string& path, bool goes_on) const;

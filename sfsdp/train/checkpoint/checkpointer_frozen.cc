@@ -60,6 +60,24 @@ bool Checkpointer::replaces_source(int64_t step) const {
   return source_ == resolved({WeightSource::Kind::Checkpoint, path}, path);
 }
 
+// A run that went back with load_step saves steps again; others of the branch that it left may need what stood there.
+void Checkpointer::say_of_dependents(int64_t step) const {
+  const std::string path = store_.path_of(step);
+  if (!is_first() || !exists(path) || replaces_source(step)) return;
+  const WeightSource replaced = resolved({WeightSource::Kind::Checkpoint, path}, path);
+  std::vector<std::string> names;
+  for (const Listed& other : store_.list())
+    if (other.manifest && other.step != step && !other.manifest->left_out().empty() &&
+        resolved(other.manifest->source, store_.path_of(other.step)) == replaced)
+      names.push_back(other.name);
+  if (names.empty()) return;
+  say_(concat("step-", step, " is saved again, and ", join(names, ", "),
+              names.size() == 1 ? " takes its" : " take their",
+              " frozen weights from the one that was there: no run can go on from ", names.size() == 1 ? "it" : "them",
+              " if they were other weights; delete ", names.size() == 1 ? "it" : "them", ", or name a step with",
+              " checkpoint.load_step"));
+}
+
 void Checkpointer::read_elsewhere(const Manifest& manifest, const std::string& path, std::vector<Piece> pieces,
                                   int depth) {
   const WeightSource source = as_given(resolved(manifest.source, path));

@@ -224,6 +224,16 @@ TEST_CASE(
   CHECK(open_checkpoint(folder / "c/step-2").source == WeightSource{Kind::Checkpoint, "step-1"});
 }
 
+TEST_CASE("a save in the place of a step that others take their frozen weights from says so") {
+  const MemoryFolder folder;
+  run({.folder = folder / "c", .leave_out = false, .from = 1, .to = 2});
+  Names said;
+  run({.folder = folder / "c", .from = 3, .to = 4}, &said);
+  CHECK(!contains(join(said, "\n"), "is saved again"));
+  run({.folder = folder / "c", .from = 2, .to = 2, .load_step = 1}, &said);
+  CHECK(contains(join(said, "\n"), "step-2 is saved again, and step-4, step-3 take their frozen weights from the one"));
+}
+
 TEST_CASE("an archive that has moved is the one that this run is given, in messages and in the next checkpoint") {
   const MemoryFolder folder;
   const WeightSource moved = {Kind::Archive, "/moved.pt2"};

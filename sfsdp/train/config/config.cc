@@ -217,6 +217,11 @@ void check_lora(const JobConfig& config, std::vector<std::string>& errors) {
   if (!config.lora.target.empty() && !config.lora.adapter.empty())
     errors.emplace_back(
         "lora.target with lora.adapter\n  expected one of the two: an adapter's tensors say which modules they are of");
+  if (config.lora.target.empty() && config.lora.adapter.empty() && (config.lora.rank || config.lora.alpha))
+    errors.push_back(
+        concat(config.lora.rank ? "lora.rank" : "lora.alpha",
+               " without lora.target: all of the model would be trained\n  expected --lora.target too, such"
+               " as --lora.target \"*.q_proj|*.v_proj\", or lora.adapter"));
   if (!config.lora.adapter.empty() && config.checkpoint.initial_load_path && !config.checkpoint.initial_load_in_hf)
     errors.emplace_back(
         "lora.adapter with checkpoint.initial_load_path\n  expected one of the two: a checkpoint that adapters fit has "
@@ -263,6 +268,9 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
         "tensors of a file are "
         "given"
         " to the model as they are, and a loss in its graph may read a mask among them");
+  if (config.training.document_mask && config.training.document_tokens > config.training.seq_len)
+    errors.push_back(concat("training.document_tokens = ", config.training.document_tokens, " with training.seq_len = ",
+                            config.training.seq_len, "\n  expected at most seq_len: no document of a row is longer"));
   check_checkpoint(config, errors);
   check_comm(config, errors);
   const Profiling& p = config.profiling;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/train/config/step_setup.h"
 
@@ -52,6 +53,18 @@ TEST_CASE(
   config = load_config(std::vector<std::string>{"--training.document_tokens=512"});
   REQUIRE(config.notes.size() == 1);
   CHECK(config.notes[0].starts_with("training.document_tokens = 512 changes nothing"));
+  const std::vector<std::string> longer = {"--training.document_mask", "--training.document_tokens=513",
+                                           "--training.seq_len=512"};
+  CHECK_THROWS_WITH_AS(load_config(longer), doctest::Contains("document_tokens = 513 with training.seq_len = 512"),
+                       UserError);
+}
+
+TEST_CASE("config_resolve: a rank or an alpha of adapters without modules that take some is refused") {
+  for (const char* key : {"lora.rank", "lora.alpha"}) {
+    const std::vector<std::string> flags = {concat("--", key, "=4")};
+    CHECK_THROWS_WITH_AS(load_config(flags), doctest::Contains(concat(key, " without lora.target").c_str()), UserError);
+    CHECK(load_config(std::vector<std::string>{flags[0], "--lora.target=*.wq"}).notes.empty());
+  }
 }
 
 TEST_CASE(

@@ -47,12 +47,17 @@ struct OpenedTokens {
   std::optional<uint64_t> tokenizer_hash;
 };
 
+std::string vocabulary_of_at_least(uint64_t ids, const DatasetOptions& options) {
+  return concat("\n  expected a vocabulary of at least ", ids, "; ",
+                options.fixed_vocab ? "export the model with one, or take data of its tokenizer"
+                                    : concat("set --model.args.vocab_size ", ids));
+}
+
 void add_token_file(OpenedTokens& all, const TokenFile& file, const DatasetOptions& options) {
   const TokenFileHeader& header = file.header();
   if (static_cast<int64_t>(header.vocab_size) > options.vocab_size)
     throw UserError(concat(file.path(), ": has ids up to ", header.vocab_size - 1, ", the model a vocabulary of ",
-                           options.vocab_size, "\n  expected a vocabulary of at least ", header.vocab_size,
-                           "; set --model.args.vocab_size ", header.vocab_size));
+                           options.vocab_size, vocabulary_of_at_least(header.vocab_size, options)));
   if (all.tokenizer_hash && all.tokenizer_hash != header.tokenizer_hash)
     throw UserError(concat(file.path(), ": made by another tokenizer than ", all.pieces.back().file,
                            "\n  expected one tokenizer for all files; run sfsdp tokenize again"));
@@ -151,8 +156,7 @@ SampleSource open_headers(const DatasetOptions& options) {
   if (options.path.empty()) fail_to_read_data("", "no folder for libtorch_headers", "LibTorch's include folder");
   if (options.vocab_size < kByteVocab)
     throw UserError(concat("dataset libtorch_headers has ids up to ", kByteVocab - 1, ", the model a vocabulary of ",
-                           options.vocab_size, "\n  expected a vocabulary of at least ", kByteVocab,
-                           "; set --model.args.vocab_size ", kByteVocab));
+                           options.vocab_size, vocabulary_of_at_least(kByteVocab, options)));
   if (options.apart) refuse_apart(options.path);
   // A folder's neighbouring samples are much alike (thousands of generated headers), so file order trains badly.
   const SampleOrder order = options.shuffle == Shuffle::Never    ? SampleOrder::File

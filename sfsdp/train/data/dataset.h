@@ -28,6 +28,7 @@ struct DatasetOptions {
   std::string path;             // a file, a folder, a pattern with * ? []; the include folder
   int64_t seq_len = 0;
   int64_t vocab_size = 0;                       // the model's
+  bool fixed_vocab = false;                     // no flag changes it: that of an archive
   TokenDtype token_dtype = TokenDtype::UInt16;  // of files without a header
   int64_t max_bytes = 8 << 20;                  // libtorch_headers only; 0: no limit
   Shuffle shuffle = Shuffle::Default;

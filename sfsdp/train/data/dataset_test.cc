@@ -178,6 +178,9 @@ TEST_CASE("token files of sfsdp bring their documents, empty ones too") {
   }
   options.vocab_size = 499;
   CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("set --model.args.vocab_size 500"), UserError);
+  options.fixed_vocab = true;
+  CHECK_THROWS_WITH_AS(open_dataset(options), doctest::Contains("of at least 500; export the model with one"),
+                       UserError);
   options.vocab_size = 500;
   options.path = folder / "half";
   folder.write("half/00000.tok", "");

@@ -37,6 +37,7 @@ double alpha_of(const checkpoint::Manifest& manifest) {
 
 CheckpointAdapters::CheckpointAdapters(StretchReader& reader) {
   const checkpoint::Manifest& manifest = reader.manifest();
+  if (!manifest.model_args.contains(kLoraAlpha)) return;  // parameters of such names are the model's own
   for (const checkpoint::StoredTensor& t : manifest.tensors) {
     if (t.kind != checkpoint::TensorKind::Parameter || !t.name.ends_with(kLoraA)) continue;
     AdapterValues adapter;

@@ -91,8 +91,8 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& file) {
   if (!rank || *rank < 1 || *rank > (1 << 20)) refuse(concat(file, ": r is ", describe(at("r"))), "1 or more");
   config.rank = static_cast<int64_t>(*rank);
   config.alpha = as_real(at("lora_alpha")).value_or(0);
-  if (!(config.alpha > 0) || !std::isfinite(config.alpha))
-    refuse(concat(file, ": lora_alpha is ", describe(at("lora_alpha"))), "a number above 0");
+  if (!(config.alpha > 0) || !std::isfinite(static_cast<float>(config.alpha)))
+    refuse(concat(file, ": lora_alpha is ", describe(at("lora_alpha"))), "a number above 0 that float32 holds");
   read_targets(at("target_modules"), file, config);
   for (const auto& [key, value] : *object) {
     if (key == "init_lora_weights") check_initialisation(value, file);

@@ -92,6 +92,7 @@ TEST_CASE("adapter_config.json: what is read, and what is refused by name") {
   refused(R"("r": 2)", R"("r": 1.5)", "r is 1.5");
   refused(R"("r": 2, )", "", "no r");
   refused(R"("lora_alpha": 6)", R"("lora_alpha": 0)", "lora_alpha is 0");
+  refused(R"("lora_alpha": 6)", R"("lora_alpha": 1e39)", "lora_alpha is ");
   refused(R"("lora_alpha": 6)", R"("lora_alpha": "6")", "lora_alpha is \"6\"");
   refused(R"(["q", "v"])", "[1]", "target_modules holds 1");
   refused(R"(["q", "v"])", "{}", "target_modules is");
