@@ -28,7 +28,7 @@ const std::vector<c10::OperatorName>& overloads_of(const std::string& name) {
 }
 
 // The overload that takes the same arguments and then a tensor for each result.
-std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& handle) {
+std::optional<c10::OperatorHandle> out_variant_of(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
   const size_t arguments = schema.arguments().size(), results = schema.returns().size();
   for (const c10::OperatorName& name : overloads_of(handle.operator_name().name)) {
@@ -63,8 +63,7 @@ c10::OperatorHandle find_op(const std::string& opcode) {
   return *handle;
 }
 
-AtenCall::AtenCall(const ir::Op& op)
-    : where_(ir::opcode_at(op)), handle_(find_op(op.opcode.str())), out_handle_(find_out_variant(handle_)) {
+AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find_op(op.opcode.str())) {
   const auto& schema = handle_.schema();
   int next = 0;
   size_t next_list = 0;
@@ -143,6 +142,11 @@ std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) cons
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) capture::collect(value, results);
   return results;
+}
+
+bool AtenCall::find_out_variant() {
+  if (!out_handle_) out_handle_ = out_variant_of(handle_);
+  return out_handle_.has_value();
 }
 
 void AtenCall::run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const {

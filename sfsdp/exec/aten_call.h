@@ -27,9 +27,9 @@ class AtenCall {
   // op and module path for what the kernel refuses: a target out of range, dtypes that only data brings together.
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands) const;
 
-  // Whether LibTorch has a variant of the op that writes its results to given tensors.
-  bool writes() const { return out_handle_.has_value(); }
-  // The same numbers, in `results`: one tensor each, of the sizes that run() gives, which may be an operand only where the op is
+  // Looks for LibTorch's variant of the op that writes its results to given tensors; whether there is one.
+  bool find_out_variant();
+  // After find_out_variant() has found it: the same numbers, in `results`: one tensor each, of the sizes that run() gives, which may be an operand only where the op is
   // elementwise.
   void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const;
 

@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/pack_into.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
 
@@ -28,27 +29,10 @@ at::Tensor empty_result(const KernelContext& c, int index = 0) {
   return at::empty(type.shape(), at::TensorOptions(capture::scalar_type_of(type.dtype)));
 }
 
-comm::CallInfo call_info(const KernelContext& c) { return {"%" + c.op.result()->name(), c.op.module_path}; }
-
-Tensors all_gather(const KernelContext& c) {
+Tensors collective(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
   at::Tensor out = empty_result(c);
-  c.group->all_gather(bytes_of(c.operands[0].contiguous()), bytes_of(out), call_info(c));
-  return {out};
-}
-
-Tensors reduce_scatter(const KernelContext& c) {
-  if (!c.group) return {c.operands[0]};
-  at::Tensor out = empty_result(c);
-  c.group->reduce_scatter(bytes_of(c.operands[0].contiguous()), bytes_of(out), c.op.result()->type().dtype,
-                          reduce_op(c.op), call_info(c));
-  return {out};
-}
-
-Tensors all_reduce(const KernelContext& c) {
-  if (!c.group) return {c.operands[0]};
-  at::Tensor out = c.operands[0].clone(at::MemoryFormat::Contiguous);
-  c.group->all_reduce(bytes_of(out), c.op.result()->type().dtype, reduce_op(c.op), call_info(c));
+  collective_into(c.op, *c.group, c.operands[0].contiguous(), out);
   return {out};
 }
 
@@ -123,18 +107,8 @@ Tensors sum_squares(const KernelContext& c) {
 }
 
 Tensors pack(const KernelContext& c) {
-  at::Tensor out = at::zeros(c.op.result()->type().shape(), c.operands[0].options());
-  const auto& offsets = c.op.attr<std::vector<int64_t>>("offsets");
-  if (!c.op.has_attr("ranks")) {
-    for (size_t i = 0; i < c.operands.size(); ++i)
-      out.narrow(0, offsets[i], c.operands[i].numel()).view(c.operands[i].sizes()).copy_(c.operands[i]);
-    return {out};
-  }
-  const at::Tensor shares = out.view({c.op.attr<int64_t>("ranks"), -1});
-  for (size_t i = 0; i < c.operands.size(); ++i) {
-    const at::Tensor parts = c.operands[i].reshape({shares.size(0), -1});
-    shares.narrow(1, offsets[i], parts.size(1)).copy_(parts);
-  }
+  at::Tensor out = at::empty(c.op.result()->type().shape(), c.operands[0].options());
+  pack_into(c.op, c.operands, out);
   return {out};
 }
 
@@ -260,9 +234,9 @@ struct Row {
   Kernel kernel;
 };
 constexpr Row kKernels[] = {
-    {"all_gather", &all_gather},
-    {"reduce_scatter", &reduce_scatter},
-    {"all_reduce", &all_reduce},
+    {"all_gather", &collective},
+    {"reduce_scatter", &collective},
+    {"all_reduce", &collective},
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
@@ -273,9 +247,9 @@ constexpr Row kKernels[] = {
     {"sum_squares", &sum_squares},
     {"pack", &pack},
     {"unpack", &unpack},
-    {"all_gather.start", &all_gather},  // in order, op by op: done when it has started
-    {"reduce_scatter.start", &reduce_scatter},
-    {"all_reduce.start", &all_reduce},
+    {"all_gather.start", &collective},  // in order, op by op: done when it has started
+    {"reduce_scatter.start", &collective},
+    {"all_reduce.start", &collective},
     {"wait", &identity},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
@@ -292,6 +266,18 @@ constexpr Row kKernels[] = {
 };
 
 }  // namespace
+
+void collective_into(const ir::Op& op, comm::Communicator& group, const at::Tensor& in, const at::Tensor& out) {
+  const comm::CallInfo info = {"%" + op.result()->name(), op.module_path};
+  const ir::DType dtype = op.result()->type().dtype;
+  const std::string_view kind = ir::collective_kind(op);
+  if (kind == "all_gather") return group.all_gather(bytes_of(in), bytes_of(out), info);
+  if (kind == "reduce_scatter")
+    return group.reduce_scatter(bytes_of(in), bytes_of(out), dtype, ir::reduce_op(op), info);
+  SFSDP_CHECK(kind == "all_reduce", "no kernel for ", op.opcode);
+  if (in.const_data_ptr() != out.const_data_ptr()) out.view(in.sizes()).copy_(in);
+  group.all_reduce(bytes_of(out), dtype, ir::reduce_op(op), info);
+}
 
 Kernel find_kernel(std::string_view opcode) {
   const auto* row = std::ranges::find(kKernels, opcode, &Row::opcode);

@@ -26,4 +26,7 @@ using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
 // nullptr for an opcode that has none here (inputs, accumulate and aten ops are the executor's).
 Kernel find_kernel(std::string_view opcode);
 
+// A collective of more than one rank from `in` to `out`, contiguous both; those of an all_reduce may be one.
+void collective_into(const ir::Op& op, comm::Communicator& group, const at::Tensor& in, const at::Tensor& out);
+
 }  // namespace sfsdp::exec

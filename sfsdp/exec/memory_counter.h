@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Bytes that LibTorch's CPU allocator has given out and not got back: state, values of the graph, and what only LibTorch
-// knows of, such as temporaries inside kernels, batches and constants; and the regions of the planned executor. What others take from the system (buffers of
-// the transport and of product libraries) is not in it.
+// Bytes that LibTorch's CPU allocator has given out and not got back (state, values of the graph, and what only LibTorch knows of,
+// such as temporaries inside kernels, batches and constants), and the regions of the planned executor. What others take from the
+// system (buffers of the transport and of product libraries) is not in it.
 #pragma once
 
 #include <cstdint>

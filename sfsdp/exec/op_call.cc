@@ -47,8 +47,6 @@ void check_results(const std::vector<at::Tensor>& results, const ir::Op& op) {
   }
 }
 
-bool OpCall::runs(const ir::Op& op) { return op.opcode.starts_with("aten.") || find_kernel(op.opcode) != nullptr; }
-
 OpCall::OpCall(const ir::Op& op, const ir::Graph& graph, const Groups& groups, Rng rng)
     : op_(&op), by_counter_(rng == Rng::Counter && draws_random(op)) {
   if (op.opcode.starts_with("aten.")) {
@@ -67,10 +65,10 @@ OpCall::OpCall(const ir::Op& op, const ir::Graph& graph, const Groups& groups, R
 }
 
 // Pointwise ops and products write where they are told to. Others, such as mse_loss, first make the result as large as they need it.
-bool OpCall::writes() const {
+bool OpCall::can_write() {
   const ir::OpRow* row = ir::find_row(op_->opcode);
-  return aten_ && aten_->writes() && !by_counter_ && row &&
-         (row->cost == ir::CostClass::Pointwise || row->cost == ir::CostClass::Product);
+  return aten_ && !by_counter_ && row &&
+         (row->cost == ir::CostClass::Pointwise || row->cost == ir::CostClass::Product) && aten_->find_out_variant();
 }
 
 std::vector<at::Tensor> OpCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars,

@@ -17,9 +17,6 @@ namespace sfsdp::exec {
 
 class OpCall {
  public:
-  // Whether there is something that runs the op: it is LibTorch's, or has a row in kernels.cc.
-  static bool runs(const ir::Op& op);
-
   //   op: must outlive the call
   // throws: UserError where this LibTorch has no such op
   OpCall(const ir::Op& op, const ir::Graph& graph, const Groups& groups, Rng rng);
@@ -28,8 +25,8 @@ class OpCall {
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars,
                               DataPosition position) const;
 
-  // Whether run_into knows the op.
-  bool writes() const;
+  // Whether run_into can be called from now on.
+  bool can_write();
   // The same numbers in `results`, each of its type's sizes and strides; an operand may be one where the op is elementwise.
   void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const {
     aten_->run_into(operands, results);

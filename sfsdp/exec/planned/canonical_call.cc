@@ -67,7 +67,6 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
   ir::Graph graph;
   graph.view = ir::Graph::View::Local;
   std::vector<Value*> inputs;
-  std::vector<std::string> names;
   for (size_t i = 0; i < op.operands.size(); ++i) {
     const Value* operand = op.operands[i];
     inputs.push_back(nullptr);
@@ -151,7 +150,7 @@ bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
     const Value* base = ir::storage_of(
         op.result(static_cast<int>(std::ranges::find(step.results, returned_[index]) - step.results.begin())));
     const auto maker = std::ranges::find_if(steps_, [&](const Step& s) { return &s.call.op() == base->producer(); });
-    if (maker == steps_.end() || !maker->call.writes() || maker->results.size() != 1) return false;
+    if (maker == steps_.end() || !maker->call.can_write() || maker->results.size() != 1) return false;
     const ir::Type& type = base->type();
     if (!type.strides.empty() || type.numel() != place.numel()) return false;
     if (capture::scalar_type_of(type.dtype) != place.scalar_type()) return false;

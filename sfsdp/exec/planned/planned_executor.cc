@@ -15,8 +15,8 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/exec/op_call.h"
+#include "sfsdp/exec/pack_into.h"
 #include "sfsdp/exec/planned/canonical_call.h"
-#include "sfsdp/exec/planned/pack_into.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
@@ -27,11 +27,6 @@ namespace sfsdp::exec {
 namespace {
 
 enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
-
-std::span<std::byte> bytes_of(const at::Tensor& t) {
-  SFSDP_CHECK(t.is_contiguous(), "collective on a strided tensor ", t.sizes());
-  return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
-}
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); }
 
@@ -209,7 +204,7 @@ struct PlannedExecutor::Impl {
       if (later) continue;
       if (call.canonical && !reads(*call.op)) call.canonical->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
-      if (call.call && call.call->writes() && call.op->results().size() == 1 &&
+      if (call.call && call.call->can_write() && call.op->results().size() == 1 &&
           (!reads(*call.op) || elementwise(*call.op, place)))
         call.out = place;
     }
@@ -298,18 +293,10 @@ struct PlannedExecutor::Impl {
   void collective(const ir::Op& op, const OpCall& call) {
     const at::Tensor in = get(op.operands[0]).contiguous();
     const at::Tensor& out = at_place(op.result());
-    const auto group = call.group();
-    const comm::CallInfo info = {"%" + op.result()->name(), op.module_path};
-    const std::string_view kind = ir::collective_kind(op);
-    if (!group || kind == "all_reduce") {
-      if (!same_place(in, out)) out.copy_(in.view(out.sizes()));
-      if (group) group->all_reduce(bytes_of(out), op.result()->type().dtype, ir::reduce_op(op), info);
-    } else if (kind == "all_gather") {
-      group->all_gather(bytes_of(in), bytes_of(out), info);
-    } else {
-      SFSDP_CHECK(kind == "reduce_scatter", "no kernel for ", op.opcode);
-      group->reduce_scatter(bytes_of(in), bytes_of(out), op.result()->type().dtype, ir::reduce_op(op), info);
-    }
+    if (call.group())
+      collective_into(op, *call.group(), in, out);
+    else if (!same_place(in, out))
+      out.copy_(in.view(out.sizes()));
   }
 
   // beta 0: the first of several micro-batches, or the only one.
@@ -380,7 +367,7 @@ struct PlannedExecutor::Impl {
   bool in_memory(const at::Tensor& tensor) const {
     const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
     return std::ranges::any_of(std::array{plan::Region::State, plan::Region::Window}, [&](plan::Region region) {
-      const std::byte* from = shared->grow(region, 0);
+      const std::byte* from = shared->begin(region);
       return begin >= from && begin < from + shared->bytes(region);
     });
   }

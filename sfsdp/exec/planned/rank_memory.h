@@ -21,6 +21,7 @@ class RankMemory {
   // Makes a region at least so large; what it holds stays, at the same address. New bytes are zeros, and their pages are there.
   // throws: UserError where the system does not give that much
   std::byte* grow(plan::Region region, int64_t bytes);
+  const std::byte* begin(plan::Region region) const { return of(region).begin; }
   int64_t bytes(plan::Region region) const { return of(region).bytes; }
 
  private:

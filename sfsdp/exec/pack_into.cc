@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/exec/planned/pack_into.h"
+#include "sfsdp/exec/pack_into.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace sfsdp::exec {
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 
