@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A zoo of architectures of transformers, exported, trained by PyTorch and by sfsdp, and compared.
 
-  .venv/bin/python benchmarks/exported_zoo.py                    all of them, on CPU: an hour on two cores
+  .venv/bin/python benchmarks/exported_zoo.py                    all of them, on CPU: five minutes on two cores
   .venv/bin/python benchmarks/exported_zoo.py --only llama,t5    some
   .venv/bin/python benchmarks/exported_zoo.py --list
 
