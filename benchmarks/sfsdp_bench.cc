@@ -3,6 +3,7 @@
 // sfsdp-bench search: what search gains over units by name, in the simulator.
 // sfsdp-bench agreement [ranks]: how long ranks take to agree before a step, beside a step of a small model. Ranks are
 // threads; under sfsdp launch --exec they are processes.
+// sfsdp-bench collectives [tcp]: collective_bench.h, under sfsdp launch --exec; tcp: without shared memory.
 // sfsdp-bench checkpoint [MiB [FOLDER]]: checkpoint_bench.h.
 // sfsdp-bench products LIBRARY DTYPE SECONDS SHAPE...: product_bench.h, which products.py calls.
 #include <sys/resource.h>
@@ -20,9 +21,11 @@
 #include <vector>
 
 #include "benchmarks/checkpoint_bench.h"
+#include "benchmarks/collective_bench.h"
 #include "benchmarks/product_bench.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/agent/torchrun_agent.h"
 #include "sfsdp/comm/init.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/thread/run_ranks.h"
@@ -227,6 +230,12 @@ int main(int argc, char** argv) {
       sfsdp::testing::run_ranks(args.size() > 1 ? std::atoi(args[1].c_str()) : 2, measure_agreement);
     return 0;
   }
+  if (!args.empty() && args[0] == "collectives" && std::getenv("WORLD_SIZE")) {
+    auto options = sfsdp::comm::tcp_options_from_env();
+    options.shared_memory = args.size() == 1;
+    measure_collectives(*sfsdp::comm::make_launched_world(options));
+    return 0;
+  }
   if (args.size() >= 5 && args[0] == "products") {
     measure_products(args[1], args[2], std::stod(args[3]), {args.begin() + 4, args.end()});
     return 0;
@@ -247,6 +256,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
                  "       sfsdp-bench search                  units by search against units by name, simulated\n"
                  "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
+                 "       sfsdp launch -n N --exec sfsdp-bench -- collectives [tcp] rates of ranks that exchange data\n"
                  "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
                  "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
                  "in the repository's root\n";

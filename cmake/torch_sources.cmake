@@ -35,6 +35,7 @@ set(SFSDP_TORCH_FREE_FOLDERS
     sfsdp/exported
     sfsdp/comm/thread
     sfsdp/comm/null
+    sfsdp/comm/shm
     sfsdp/comm/tcp
     sfsdp/train/checkpoint
     sfsdp/train/config

@@ -53,6 +53,15 @@ struct Slot {
   bool left = false;
 };
 
+// Between two looks at what another core writes.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 int64_t elapsed_ms(Clock::time_point since) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
 }
@@ -232,6 +241,8 @@ void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int6
 
 void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint64_t phase, int64_t timeout_ms) {
   const auto begin = Clock::now();
+  for (const auto until = begin + std::chrono::microseconds(spin_us_); memory_->released < phase && Clock::now() < until;)
+    for (int i = 0; i < 32 && memory_->released < phase; ++i) pause();
   while (true) {
     const uint32_t seen = memory_->wakes;
     if (memory_->released >= phase) return;

@@ -34,6 +34,8 @@ class Board {
 
   // Before the first call: whose death this rank's silence would be.
   void claim(int rank);
+  // How long this rank looks for the others before it sleeps: worth it where each has a core of its own. 0 at first.
+  void spin(int64_t microseconds) { spin_us_ = microseconds; }
 
   // Blocks until every rank of the group has entered its call of this sequence number (from 1, counted by the caller).
   // Called by one thread at a time per rank.
@@ -81,6 +83,7 @@ class Board {
 
   std::unique_ptr<BoardMemory, Deleter> memory_;
   std::vector<PeerWatch> watches_;  // by rank
+  int64_t spin_us_ = 0;
 };
 
 }  // namespace sfsdp::comm

@@ -11,4 +11,6 @@ std::shared_ptr<Communicator> CommWorld::all_ranks(const std::string& name) {
   return group(name, ranks);
 }
 
+std::shared_ptr<GrowingMemory> CommWorld::make_window(int64_t /*reserved_bytes*/) { return nullptr; }
+
 }  // namespace sfsdp::comm

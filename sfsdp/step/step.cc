@@ -130,7 +130,7 @@ struct Step::Impl {
   exec::DataPosition position;
   std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
-  std::shared_ptr<exec::RankMemory> memory = std::make_shared<exec::RankMemory>();  // of the plans, if they are run
+  std::shared_ptr<exec::RankMemory> memory;  // of the plans, if they are run
   struct Running {
     Held<const Program::Variant> variant;
     std::shared_ptr<exec::Executor> executor;
@@ -241,6 +241,7 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
     sharing = count_sharing(program_->id_, *world);
     check_same_program(*program_, *world, sharing == world->world_size());
   }
+  impl_->memory = std::make_shared<exec::RankMemory>(impl_->world);
   const int64_t rank = world ? world->rank() : 0;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
   if (const AxisList axes = strategy.shard_axes(); !axes.empty())

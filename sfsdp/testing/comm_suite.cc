@@ -124,6 +124,55 @@ void check_large(comm::CommWorld& world) {
   check_sums(*group, ranks, kElements, DType::bf16, ReduceOp::Sum);
 }
 
+void check_windows(comm::CommWorld& world) {
+  const auto ranks = all_ranks(world);
+  const auto group = world.group("world", ranks);
+  const size_t n = ranks.size(), me = static_cast<size_t>(group->rank());
+  const auto window = world.make_window(int64_t{1} << 30);
+  Bytes elsewhere;
+  for (const size_t with_window : {n, n - 1, size_t{0}})
+    for (const size_t count : {1000, 10'007, 300'000}) {
+      // Ranks use other places of their windows; what the last test left lies around the data.
+      const size_t chunk = 4 * count, whole = n * chunk, begin = 64 * me + 16 * with_window;
+      std::byte* place = nullptr;
+      if (window && me < with_window) {
+        window->grow(static_cast<int64_t>(begin + 2 * whole + chunk));
+        place = window->begin() + begin;
+      } else {
+        elsewhere.resize(2 * whole + chunk);
+        place = elsewhere.data();
+      }
+      const std::span<std::byte> in(place, whole), out(place + whole, chunk), all(place + whole + chunk, whole);
+      const Bytes mine = contribution(ranks[me], whole);
+      const std::string what = concat(" of ", count, ", windows of ", with_window, " ranks");
+      const auto bytes_of = [](std::span<const std::byte> span) { return Bytes(span.begin(), span.end()); };
+      std::ranges::copy(mine, in.begin());
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        group->reduce_scatter(in, out, dtype, ReduceOp::Sum, {"%g.rs", ""});
+        check_equal(bytes_of(out), expected_sum(ranks, whole, me * chunk, chunk, dtype, ReduceOp::Sum),
+                    "reduce_scatter" + what);
+      }
+      check_equal(bytes_of(in), mine, "input of reduce_scatter" + what);
+      Bytes expected;
+      for (const int r : ranks) {
+        const Bytes part = slice(contribution(r, whole), 0, chunk);
+        expected.insert(expected.end(), part.begin(), part.end());
+      }
+      group->all_gather(in.first(chunk), all, {"%w.full", ""});
+      check_equal(bytes_of(all), expected, "all_gather" + what);
+      const auto own = all.subspan(me * chunk, chunk);
+      std::ranges::fill(all, std::byte{7});
+      std::ranges::copy(in.first(chunk), own.begin());
+      group->all_gather(own, all, {"%w.full", ""});
+      check_equal(bytes_of(all), expected, "all_gather in place" + what);
+      group->all_reduce(in, DType::f32, ReduceOp::Sum, {"%n", ""});
+      check_equal(bytes_of(in), expected_sum(ranks, whole, 0, whole, DType::f32, ReduceOp::Sum), "all_reduce" + what);
+      std::ranges::copy(mine, in.begin());
+      group->broadcast(in, static_cast<int>(n) - 1, {"%b", ""});
+      check_equal(bytes_of(in), contribution(ranks[n - 1], whole), "broadcast" + what);
+    }
+}
+
 void check_groups(comm::CommWorld& world) {
   SFSDP_CHECK(world.world_size() % 2 == 0, world.world_size(), " ranks");
   std::vector<int> shard, replicate;  // neighbours, in reverse; every second rank

@@ -15,6 +15,8 @@ namespace sfsdp::testing {
 void check_collectives(comm::CommWorld& world);
 // Large transfers, whose messages do not fit into the buffers of a socket.
 void check_large(comm::CommWorld& world);
+// Data in windows, on all ranks and on some of them, of sizes below and above what goes another way.
+void check_windows(comm::CommWorld& world);
 // Groups of some of the ranks, in an order of their own, several at a time. Needs an even world_size.
 void check_groups(comm::CommWorld& world);
 // From 2 ranks: the last rank makes another call; all get a CommError that names both.

@@ -61,6 +61,7 @@ std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared
   options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
   options.timeout_ms = config.comm.init_timeout_seconds * 1000;  // until the first step is done
   if (options.world_size == 1) return nullptr;
+  options.shared_memory = config.comm.shared_memory;
   if (!config.comm.listen.empty()) options.listen = config.comm.listen;
   return comm::make_launched_world(std::move(options), std::move(recorder));
 }

@@ -2,7 +2,6 @@
 // Collectives of one group of processes, made of point-to-point messages.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -12,14 +11,12 @@
 #include "sfsdp/comm/board.h"
 #include "sfsdp/comm/call.h"
 #include "sfsdp/comm/chunks.h"
-#include "sfsdp/comm/communicator.h"
 #include "sfsdp/comm/flight_recorder.h"
+#include "sfsdp/comm/group_communicator.h"
 #include "sfsdp/comm/tcp/links.h"
 #include "sfsdp/comm/tcp/watch.h"
 
 namespace sfsdp::comm {
-
-using Timeout = std::atomic<int64_t>;  // ms; the world's
 
 // What a group needs to find out who is missing: a board if its ranks are on one host, else the store.
 struct Observer {
@@ -31,7 +28,7 @@ struct Observer {
 
 // Every rank sends each peer its share once, (n - 1) messages; an all-reduce above 32 KiB does so twice; broadcast is a
 // binary tree.
-class TcpCommunicator final : public Communicator {
+class TcpCommunicator final : public GroupCommunicator {
  public:
   TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer, std::shared_ptr<Rendezvous> store,
                   std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
@@ -48,9 +45,8 @@ class TcpCommunicator final : public Communicator {
   void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override;
 
-  void leave();
-  // A call has failed: the peers are going down too.
-  bool is_broken() const { return broken_; }
+  void leave() override;
+  bool is_broken() const override { return broken_; }
 
  private:
   template <class Action>

@@ -43,6 +43,8 @@ struct TcpOptions {
   // across hosts do: the first calls of each group are checked, a dead rank is seen at once, a stopped one within 5 s.
   enum class Watch : uint8_t { OneHost, Store };
   Watch watch = Watch::OneHost;
+  // Groups whose ranks are all on one host read each other's memory, where they can and watch is OneHost.
+  bool shared_memory = true;
 };
 
 // From RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RUN_ID and

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/tcp/tcp_world.h"
 
+#include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <iostream>
 #include <map>
 #include <numeric>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -17,6 +23,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/peer_process.h"
+#include "sfsdp/comm/shm/shm_communicator.h"
 #include "sfsdp/comm/tcp/tcp_communicator.h"
 
 namespace sfsdp::comm {
@@ -28,6 +35,16 @@ std::string new_board_path(int rank) {
   const auto now = Clock::now().time_since_epoch().count();
   const char* folder = access(kFolders[0], W_OK) == 0 ? kFolders[0] : kFolders[1];
   return concat(folder, "/sfsdp-", getpid(), "-", rank, "-", now);
+}
+
+// How long a rank that has a core of its own looks for the others before it sleeps.
+constexpr int64_t kSpinUs = 100;
+
+// Peers' windows take as many addresses as the machine has memory, each.   throws: std::system_error
+void check_addresses() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    throw std::system_error(ENOMEM, std::generic_category(), "addresses are limited (ulimit -v)");
 }
 
 class TcpWorld final : public CommWorld {
@@ -87,6 +104,16 @@ class TcpWorld final : public CommWorld {
 
   void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
 
+  std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes) override {
+    if (!options_.shared_memory || ranks_of_host() == 1) return nullptr;
+    try {
+      check_addresses();
+      return windows_->make(reserved_bytes);
+    } catch (const std::system_error&) {
+      return nullptr;  // data goes through staging areas, or TCP where those cannot be made either
+    }
+  }
+
   void abort(const std::string& reason) override {
     for (auto& [key, group] : groups_) group->abort(reason);
     alone_->abort(reason);
@@ -98,7 +125,7 @@ class TcpWorld final : public CommWorld {
   }
 
  private:
-  std::shared_ptr<TcpCommunicator> make_group(CallSite site) {
+  std::shared_ptr<GroupCommunicator> make_group(CallSite site) {
     std::vector<std::string> numbers;
     for (const int r : site.ranks) numbers.push_back(std::to_string(r));
     // The ranks of a large group would be a long key.
@@ -113,6 +140,11 @@ class TcpWorld final : public CommWorld {
       observer.key = key;
       if (on_one_host(site) && options_.watch == TcpOptions::Watch::OneHost)
         observer.board = make_board(site, key, what);
+      if (observer.board && options_.shared_memory)
+        if (auto shm = make_shm(site, key, what, observer.board)) {
+          if (recorder_) recorder_->finish(contact, 1);
+          return shm;
+        }
       if (!observer.board) {
         if (!heartbeat_) heartbeat_ = std::make_shared<Heartbeat>(store_->connect_heartbeat(), rank());
         observer.heartbeat = heartbeat_;
@@ -174,16 +206,72 @@ class TcpWorld final : public CommWorld {
     return board;
   }
 
+  // Takes the board where all ranks can read each other's memory; null on all ranks, and said by the first, if one cannot.
+  std::shared_ptr<GroupCommunicator> make_shm(const CallSite& site, const std::string& key, const std::string& what,
+                                              std::unique_ptr<Board>& board) {
+    std::unique_ptr<ShmArea> area;
+    MemoryId id;
+    std::string status = "ok";
+    const auto attempt = [&](const std::function<void()>& action) {
+      if (status != "ok") return;
+      try {
+        action();
+      } catch (const std::system_error& error) {
+        status = concat("rank ", rank(), ": ", error.what());
+      }
+    };
+    attempt([&] {
+      check_addresses();
+      area = std::make_unique<ShmArea>();
+      id = area->id();
+    });
+    store_->store().set(concat(key, "/area/", rank()), concat(id.pid, " ", id.fd, " ", id.inode, " ", id.bytes));
+    std::vector<MemoryId> areas;
+    for (const std::string& text : store_->wait_for(key + "/area/", site.ranks, what)) {
+      MemoryId& peer = areas.emplace_back();
+      std::istringstream(text) >> peer.pid >> peer.fd >> peer.inode >> peer.bytes;
+    }
+    std::vector<std::unique_ptr<PeerMemory>> peers(areas.size());
+    attempt([&] {
+      for (size_t r = 0; r < areas.size(); ++r)
+        if (static_cast<int>(r) != site.rank) peers[r] = std::make_unique<PeerMemory>(areas[r]);
+    });
+    store_->store().set(concat(key, "/shared/", rank()), status);
+    for (const std::string& s : store_->wait_for(key + "/shared/", site.ranks, what)) {
+      if (s == "ok") continue;
+      if (site.rank == 0) std::cerr << what << " goes over TCP: ranks share no memory (" << s << ")" << std::endl;
+      return nullptr;
+    }
+    board->spin(cores_of_host() >= ranks_of_host() ? kSpinUs : 0);
+    return std::make_shared<ShmCommunicator>(site, std::move(board), std::move(area), std::move(peers), windows_,
+                                             timeout_ms_, recorder_);
+  }
+
+  int ranks_of_host() const {
+    return static_cast<int>(std::ranges::count(hosts_, hosts_[static_cast<size_t>(rank())]));
+  }
+
+  // That the ranks of this host may run on, all together.
+  int cores_of_host() const {
+    cpu_set_t all, one;
+    CPU_ZERO(&all);
+    for (size_t r = 0; r < hosts_.size(); ++r)
+      if (hosts_[r] == hosts_[static_cast<size_t>(rank())] && sched_getaffinity(processes_[r].pid, sizeof one, &one) == 0)
+        CPU_OR(&all, &all, &one);
+    return CPU_COUNT(&all);
+  }
+
   TcpOptions options_;
   std::shared_ptr<Rendezvous> store_;
   std::shared_ptr<Timeout> timeout_ms_;
   std::unique_ptr<CommWorld> alone_;
   std::shared_ptr<FlightRecorder> recorder_;
+  std::shared_ptr<Windows> windows_ = std::make_shared<Windows>();
   std::vector<std::string> hosts_;      // by rank, as the next two
   std::vector<PeerProcess> processes_;  // their numbers on their hosts
   std::vector<PeerWatch> watches_;
   std::shared_ptr<Heartbeat> heartbeat_;
-  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<TcpCommunicator>> groups_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<GroupCommunicator>> groups_;
 };
 
 }  // namespace

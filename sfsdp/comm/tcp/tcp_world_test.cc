@@ -88,9 +88,21 @@ void run_tcp(const TcpOptions& options, const std::function<void(CommWorld&)>& b
   testing::run_ranks_on(options.world_size, maker(options), body);
 }
 
+// As ranks of several hosts do.
 TcpOptions watched_by_store(TcpOptions options) {
   options.watch = TcpOptions::Watch::Store;
   return options;
+}
+
+// On one host, that share no memory but the board.
+TcpOptions over_tcp(TcpOptions options) {
+  options.shared_memory = false;
+  return options;
+}
+
+// Each way that the ranks may go.
+std::vector<TcpOptions> all_ways(int world_size) {
+  return {tcp_options(world_size), over_tcp(tcp_options(world_size)), watched_by_store(tcp_options(world_size))};
 }
 
 std::vector<int> all_ranks(const CommWorld& world) {
@@ -104,7 +116,7 @@ void expect_part(const std::string& text, const std::string& part) {
 }
 
 TEST_CASE("tcp: two ranks compare programs that differ, all learn how") {
-  for (const TcpOptions& options : {tcp_options(4), watched_by_store(tcp_options(4))})
+  for (const TcpOptions& options : all_ways(4))
     run_tcp(options, [](CommWorld& world) {
       const RankText text = {"programs", concat("a\n", world.rank() == 2 ? "c" : "b"), "expected one program"};
       std::string said;
@@ -118,36 +130,37 @@ TEST_CASE("tcp: two ranks compare programs that differ, all learn how") {
     });
 }
 
-TEST_CASE("tcp: every collective has the bits of sums in rank order") {
-  for (const int n : {1, 2, 3, 4, 8}) run_tcp(n % 2 == 0 ? tcp_options(n) : tcp_options(n), testing::check_collectives);
-  run_tcp(tcp_options(3), testing::check_large);
-}
-
-TEST_CASE("tcp: groups of some ranks work side by side") {
-  for (const int n : {2, 4}) run_tcp(tcp_options(n), testing::check_groups);
-}
-
-TEST_CASE("tcp: ranks that disagree about a call are named on every rank") {
-  for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
-    run_tcp(tcp_options(3), [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
-}
-
-TEST_CASE("tcp: a rank that does not come is named after the timeout") {
-  run_tcp(tcp_options(3), testing::check_late_peer);
-}
-
-TEST_CASE("tcp across hosts: works without shared memory") {
+TEST_CASE("processes: every collective has the bits of sums in rank order") {
+  for (const int n : {1, 2, 3, 4, 8}) {
+    run_tcp(tcp_options(n), testing::check_collectives);
+    run_tcp(over_tcp(tcp_options(n)), testing::check_collectives);
+  }
   run_tcp(watched_by_store(tcp_options(3)), testing::check_collectives);
-  run_tcp(watched_by_store(tcp_options(4)), testing::check_groups);
+  for (const TcpOptions& options : all_ways(3)) run_tcp(options, testing::check_large);
 }
 
-TEST_CASE("tcp across hosts: who disagrees or does not come is named") {
-  run_tcp(watched_by_store(tcp_options(3)), [](CommWorld& world) { testing::check_mismatch(world, Mismatch::Bytes); });
-  run_tcp(watched_by_store(tcp_options(3)), testing::check_late_peer);
+TEST_CASE("processes: data may lie in windows") {
+  for (const int n : {2, 5}) run_tcp(tcp_options(n), testing::check_windows);
+  run_tcp(over_tcp(tcp_options(3)), testing::check_windows);
 }
 
-TEST_CASE("tcp: an abort ends the calls of the others, with its reason") {
-  for (const auto& options : {tcp_options(3), watched_by_store(tcp_options(3))})
+TEST_CASE("processes: groups of some ranks work side by side") {
+  run_tcp(tcp_options(2), testing::check_groups);
+  for (const TcpOptions& options : all_ways(4)) run_tcp(options, testing::check_groups);
+}
+
+TEST_CASE("processes: ranks that disagree about a call are named on every rank") {
+  for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
+    for (const TcpOptions& options : all_ways(3))
+      run_tcp(options, [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+}
+
+TEST_CASE("processes: a rank that does not come is named after the timeout") {
+  for (const TcpOptions& options : all_ways(3)) run_tcp(options, testing::check_late_peer);
+}
+
+TEST_CASE("processes: an abort ends the calls of the others, with its reason") {
+  for (const TcpOptions& options : all_ways(3))
     run_tcp(options, [](CommWorld& world) {
       const auto group = world.group("dp_shard", all_ranks(world));
       group->barrier({"", ""});
@@ -265,7 +278,8 @@ int64_t now_ms() {
 TEST_CASE("tcp process: a rank gets a signal" * doctest::skip()) {
   TcpOptions options = tcp_options_from_env();
   options.init_timeout_ms = options.timeout_ms = 60'000;
-  if (std::getenv("SFSDP_TEST_WATCH")) options.watch = TcpOptions::Watch::Store;
+  if (const char* way = std::getenv("SFSDP_TEST_WAY"))
+    options = way == std::string("store") ? watched_by_store(options) : over_tcp(options);
   const auto world = make_tcp_world(options);
   const std::string out = std::getenv("SFSDP_TEST_OUT") + std::to_string(world->rank());
   const std::string signalled = std::getenv("SFSDP_TEST_CALL");
@@ -302,8 +316,8 @@ pid_t start_rank(int rank, std::vector<std::string> environment) {
 }
 
 struct Signalled {
-  std::string watch;  // "": as ranks of one host, "store": as ranks of several
-  int rank = 1;       // of three
+  std::string way;  // "": as ranks of one host, "tcp": as such without shared memory, "store": as ranks of several
+  int rank = 1;     // of three
   int signal = SIGKILL;
   std::string cause;    // what the others say of it
   double most_seconds;  // until they say so: more than docs/faults.md promises, far less than any timeout
@@ -322,7 +336,7 @@ void check_signalled_rank(const Signalled& given) {
   environment.push_back(concat("SFSDP_TEST_SIGNAL=", given.signal));
   environment.push_back(concat("SFSDP_TEST_VICTIM=", given.rank));
   environment.push_back(concat("SFSDP_TEST_CALL=", given.call));
-  if (!given.watch.empty()) environment.push_back("SFSDP_TEST_WATCH=" + given.watch);
+  if (!given.way.empty()) environment.push_back("SFSDP_TEST_WAY=" + given.way);
   std::vector<pid_t> ranks;
   for (int r = 0; r < 3; ++r) ranks.push_back(start_rank(r, environment));
   const pid_t victim = ranks[static_cast<size_t>(given.rank)];
@@ -356,11 +370,13 @@ void check_signalled_rank(const Signalled& given) {
 // docs/faults.md: a dead rank within 0.1 s, a stopped one or a host that is cut off within 5 s.
 constexpr double kAtOnce = 3, kWithin5 = 8;
 
-TEST_CASE("tcp: a killed process is named by the others at once") {
-  check_signalled_rank({"", 1, SIGKILL, " is gone; it finished sequence ", kAtOnce});
+TEST_CASE("processes: one that is killed is named by the others at once") {
+  for (const char* way : {"", "tcp"})
+    check_signalled_rank({way, 1, SIGKILL, " is gone; it finished sequence ", kAtOnce});
 }
-TEST_CASE("tcp: a stopped process is named by the others within 5 s") {
-  check_signalled_rank({"", 1, SIGSTOP, " is stopped, by SIGSTOP or a debugger; it finished ", kWithin5});
+TEST_CASE("processes: one that is stopped is named by the others within 5 s") {
+  for (const char* way : {"", "tcp"})
+    check_signalled_rank({way, 1, SIGSTOP, " is stopped, by SIGSTOP or a debugger; it finished ", kWithin5});
 }
 // It has the store, which the others tell of their failure, and to which they say goodbye.
 TEST_CASE("tcp: rank 0 that is stopped is named by the others within 5 s, and holds up none of them") {

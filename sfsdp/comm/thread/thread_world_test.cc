@@ -32,6 +32,8 @@ TEST_CASE("thread: every collective has the bits of sums in rank order") {
   run_ranks(3, testing::check_large);
 }
 
+TEST_CASE("thread: data may lie anywhere") { run_ranks(3, testing::check_windows); }
+
 TEST_CASE("thread: 128 ranks reduce together") {
   run_ranks(128, [](CommWorld& world) {
     const auto group = world.group("dp_shard", first_ranks(128));

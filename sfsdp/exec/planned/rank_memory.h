@@ -6,14 +6,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
+#include "sfsdp/base/growing_memory.h"
+#include "sfsdp/comm/communicator.h"
 #include "sfsdp/plan/memory_plan.h"
 
 namespace sfsdp::exec {
 
 class RankMemory {
  public:
-  RankMemory() = default;
+  // world: whose ranks read each other's windows where they can; nullptr: there are no others
+  explicit RankMemory(comm::CommWorld* world = nullptr) : world_(world) {}
   ~RankMemory();
   RankMemory(const RankMemory&) = delete;
   RankMemory& operator=(const RankMemory&) = delete;
@@ -21,17 +25,14 @@ class RankMemory {
   // Makes a region at least so large; what it holds stays, at the same address. New bytes are zeros, and their pages are there.
   // throws: UserError where the system does not give that much
   std::byte* grow(plan::Region region, int64_t bytes);
-  const std::byte* begin(plan::Region region) const { return of(region).begin; }
-  int64_t bytes(plan::Region region) const { return of(region).bytes; }
+  const std::byte* begin(plan::Region region) const;
+  int64_t bytes(plan::Region region) const;
 
  private:
-  struct Mapping {
-    std::byte* begin = nullptr;
-    int64_t bytes = 0, reserved = 0;
-  };
-  Mapping& of(plan::Region region) { return mappings_[static_cast<size_t>(region)]; }
-  const Mapping& of(plan::Region region) const { return mappings_[static_cast<size_t>(region)]; }
-  std::array<Mapping, plan::kRegions> mappings_;
+  std::shared_ptr<GrowingMemory> make(plan::Region region, int64_t bytes) const;
+
+  comm::CommWorld* world_;
+  std::array<std::shared_ptr<GrowingMemory>, plan::kRegions> memories_;  // by region; null: nothing yet
 };
 
 }  // namespace sfsdp::exec

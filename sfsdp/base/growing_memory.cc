@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/base/growing_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+#include "sfsdp/base/check.h"
+
+namespace sfsdp {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+[[noreturn]] void throw_errno(const std::string& what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// A file without a name. Nobody can cut it short: who reads it gets no SIGBUS.
+Fd make_file(int64_t bytes) {
+  Fd fd(memfd_create("sfsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_errno("memfd_create");
+  if (ftruncate(fd.get(), bytes) != 0) throw_errno(concat("a shared memory of ", bytes, " bytes"));
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("F_ADD_SEALS");
+  return fd;
+}
+
+}  // namespace
+
+GrowingMemory::GrowingMemory(Kind kind, int64_t reserved)
+    : reserved_(round_up(std::max(reserved, kPage), reserved < kHugePage ? kPage : kHugePage)) {
+  if (kind == Kind::Shared) fd_ = make_file(reserved_);
+  const int flags = MAP_NORESERVE | (fd_ ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+  void* at = mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE, flags, fd_ ? fd_.get() : -1, 0);
+  if (at == MAP_FAILED) throw_errno(concat("addresses for ", reserved_, " bytes"));
+  begin_ = static_cast<std::byte*>(at);
+}
+
+GrowingMemory::~GrowingMemory() {
+  if (fd_) fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, reserved_);
+  munmap(begin_, static_cast<size_t>(reserved_));
+}
+
+void GrowingMemory::grow(int64_t bytes) {
+  if (bytes <= bytes_) return;
+  errno = ENOMEM;
+  if (bytes > reserved_) throw_errno(concat(bytes, " bytes where ", reserved_, " are reserved"));
+  bytes = std::min(round_up(bytes, reserved_ < kHugePage ? kPage : kHugePage), reserved_);
+  commit(bytes_, bytes - bytes_);
+  bytes_ = bytes;
+}
+
+void GrowingMemory::commit(int64_t from, int64_t bytes) {
+  const auto count = static_cast<size_t>(bytes);
+  // Of a file the system says at once that it has no more; a page of it that is touched without would be SIGBUS.
+  if (fd_ && fallocate(fd_.get(), 0, from, bytes) != 0) throw_errno(concat(bytes, " bytes of shared memory"));
+  if (mprotect(begin_ + from, count, PROT_READ | PROT_WRITE) != 0) throw_errno(concat(bytes, " bytes"));
+  madvise(begin_ + from, count, MADV_HUGEPAGE);  // a system without them gives small pages
+  // A page that is first written in a step costs up to seven times a write.
+  std::fill(begin_ + from, begin_ + from + bytes, std::byte{});
+}
+
+MemoryId GrowingMemory::id() const {
+  struct stat status {};
+  SFSDP_CHECK(fd_ && fstat(fd_.get(), &status) == 0, "id of a private memory");
+  return {getpid(), fd_.get(), status.st_ino, static_cast<uint64_t>(reserved_)};
+}
+
+PeerMemory::PeerMemory(const MemoryId& id) : bytes_(id.bytes) {
+  const std::string path = concat("/proc/", id.pid, "/fd/", id.fd);
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_errno(path);
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0 || status.st_ino != id.inode || static_cast<uint64_t>(status.st_size) != id.bytes) {
+    errno = ESTALE;
+    throw_errno(path);
+  }
+  void* at = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (at == MAP_FAILED) throw_errno(concat(path, ", ", bytes_, " bytes"));
+  begin_ = static_cast<const std::byte*>(at);
+}
+
+PeerMemory::~PeerMemory() { munmap(const_cast<std::byte*>(begin_), bytes_); }
+
+}  // namespace sfsdp
