@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -71,25 +72,38 @@ struct Min {
   }
 };
 
+// Parts need not be aligned.
+template <class T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 template <class D, class Op>
 void reduce_as(std::span<const std::span<const std::byte>> parts, std::span<std::byte> out) {
   using Stored = typename D::Stored;
-  const size_t count = out.size() / sizeof(Stored);
-  std::array<Stored, kBlock> block{};  // parts need not be aligned
-  std::array<typename D::Sum, kBlock> sums;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t bytes = std::min(kBlock, count - begin) * sizeof(Stored);
-    for (size_t part = 0; part < parts.size(); ++part) {
-      std::memcpy(block.data(), parts[part].data() + begin * sizeof(Stored), bytes);
-      // Always the whole block, the tail too: a fixed number of turns is what the compiler turns into vector code.
-      if (part == 0)
-        for (size_t i = 0; i < kBlock; ++i) sums[i] = D::widen(block[i]);
-      else
-        for (size_t i = 0; i < kBlock; ++i) sums[i] = Op::template apply<D>(sums[i], D::widen(block[i]));
+  using Accumulator = typename D::Sum;
+  constexpr size_t kSize = sizeof(Stored);
+  const size_t count = out.size() / kSize;
+  std::array<Accumulator, kBlock> sums;
+  const auto block = [&](size_t begin, auto n) {
+    const auto add = [&](const std::byte* next) {
+      for (size_t i = 0; i < n; ++i) sums[i] = Op::template apply<D>(sums[i], D::widen(load<Stored>(next + i * kSize)));
+    };
+    const std::byte* first = parts[0].data() + begin * kSize;
+    for (size_t i = 0; i < n; ++i) sums[i] = D::widen(load<Stored>(first + i * kSize));
+    for (const auto& part : parts.subspan(1)) add(part.data() + begin * kSize);
+    std::byte* to = out.data() + begin * kSize;
+    for (size_t i = 0; i < n; ++i) {
+      const Stored value = D::narrow(sums[i]);
+      std::memcpy(to + i * kSize, &value, kSize);
     }
-    for (size_t i = 0; i < kBlock; ++i) block[i] = D::narrow(sums[i]);
-    std::memcpy(out.data() + begin * sizeof(Stored), block.data(), bytes);
-  }
+  };
+  size_t begin = 0;
+  // A fixed number of turns is what the compiler turns into vector code.
+  for (; begin + kBlock <= count; begin += kBlock) block(begin, std::integral_constant<size_t, kBlock>());
+  block(begin, count - begin);
 }
 
 template <class D>
