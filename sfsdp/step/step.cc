@@ -185,6 +185,10 @@ struct Step::Impl {
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return variant;
   }
+  // What backward draws again, ATen's generator would draw otherwise: the reference executor keeps it.
+  static bool runs_plans(const CompileOptions& options) {
+    return options.executor == ExecutorKind::Planned && options.rng == exec::Rng::Counter;
+  }
   Running& running(const Held<const Program::Variant>& variant, const CompileOptions& options) {
     if (const auto found = executors.find(variant.get()); found != executors.end()) return found->second;
     std::erase_if(executors, [](const auto& entry) { return entry.second.variant->let_go.load(); });
@@ -192,8 +196,7 @@ struct Step::Impl {
     Running made = {variant, nullptr, step::own_loss(variant->graph, position.size)};
     std::vector<const ir::Value*> more = {made.own_loss.sum};
     if (made.own_loss.count) more.push_back(made.own_loss.count);
-    // What backward draws again, ATen's generator would draw otherwise: the reference executor keeps it.
-    if (options.executor == ExecutorKind::Planned && options.rng == exec::Rng::Counter)
+    if (runs_plans(options))
       made.executor = std::make_shared<exec::PlannedExecutor>(variant->plan, variant->constants, groups, position,
                                                               world ? world->rank() : 0, options.rng, memory, more);
     else
@@ -253,6 +256,8 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
 void Step::make_state(int64_t sharing) {
   std::map<std::string, const ir::Type*> types;
   const Held<const Program::Variant> first = program_->first();
+  if (impl_->runs_plans(program_->options()))
+    impl_->state = exec::state_in_place(first->plan, impl_->world ? impl_->world->rank() : 0, impl_->memory);
   for (const auto& op : first->graph.ops())
     if (op->is("param", "state")) types[op->attr<std::string>("name")] = &op->result()->type();
   const auto make = [&](const std::string& buffer) {

@@ -30,7 +30,27 @@ enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); }
 
+at::Tensor tensor_at(std::byte* begin, const ir::Type& type, std::shared_ptr<RankMemory> memory) {
+  const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
+  const auto keep = [memory = std::move(memory)](void*) {};
+  if (type.strides.empty()) return at::from_blob(begin, type.shape(), keep, options);
+  return at::from_blob(begin, type.shape(), type.strides, keep, options);
+}
+
 }  // namespace
+
+std::map<std::string, at::Tensor, std::less<>> state_in_place(const plan::StepPlan& plan, int64_t rank,
+                                                              const std::shared_ptr<RankMemory>& memory) {
+  std::map<std::string, at::Tensor, std::less<>> state;
+  const plan::Places places(plan, rank);
+  for (const auto& op : plan.graph.ops()) {
+    if (!op->is("param", "state")) continue;
+    const plan::Place& place = *places.of(op->result());
+    std::byte* begin = memory->grow(place.region, plan.memory.region_bytes[static_cast<size_t>(place.region)]);
+    state[op->attr<std::string>("name")] = tensor_at(begin + place.offset, op->result()->type(), memory);
+  }
+  return state;
+}
 
 struct PlannedExecutor::Impl {
   // An op of a kernel, or a view of what the kernel has made and not yet written.
@@ -108,7 +128,7 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op->results()) {
         const auto& place = places.of(result.get());
         if (!place || place->region == plan::Region::Constant || result->type().kind == ir::Type::Kind::Token) continue;
-        placed[result->id()] = tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type());
+        placed[result->id()] = tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type(), shared);
       }
       if (op->is("constant")) placed[op->result()->id()] = constants[static_cast<size_t>(op->attr<int64_t>("index"))];
       if (op->is("scalar")) placed[op->result()->id()] = OpCall(*op, graph, groups, rng).run({}, {}, position)[0];
@@ -118,13 +138,6 @@ struct PlannedExecutor::Impl {
     for (const ir::Carry& carry : graph.carries)
       SFSDP_CHECK(at_place(carry.next).defined() && same_place(at_place(carry.current), at_place(carry.next)), "%",
                   carry.next->name(), " does not lie where %", carry.current->name(), " does");
-  }
-
-  at::Tensor tensor_at(std::byte* begin, const ir::Type& type) const {
-    const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
-    const auto keep = [memory = shared](void*) {};
-    if (type.strides.empty()) return at::from_blob(begin, type.shape(), keep, options);
-    return at::from_blob(begin, type.shape(), type.strides, keep, options);
   }
 
   void make_tasks() {

@@ -3,7 +3,11 @@
 // LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "sfsdp/exec/executor.h"
@@ -11,6 +15,12 @@
 #include "sfsdp/plan/step_plan.h"
 
 namespace sfsdp::exec {
+
+// The state of a run where the plan has it, by name: zeros, where nothing has been written yet. The tensors keep `memory`.
+//   rank: of the mesh
+// throws: UserError where there is less memory than the plan needs
+std::map<std::string, at::Tensor, std::less<>> state_in_place(const plan::StepPlan& plan, int64_t rank,
+                                                              const std::shared_ptr<RankMemory>& memory);
 
 class PlannedExecutor : public Executor {
  public:
