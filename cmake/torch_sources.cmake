@@ -33,6 +33,7 @@ set(SFSDP_TORCH_FREE_FOLDERS
     sfsdp/optim
     sfsdp/compile
     sfsdp/exported
+    sfsdp/kernels
     sfsdp/comm/thread
     sfsdp/comm/null
     sfsdp/comm/shm

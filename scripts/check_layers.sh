@@ -34,7 +34,7 @@ function way_to_torch(f,   i, n, to, way) {
 BEGIN {
   # folder -> folders it may include, besides itself
   core = "base"; allowed["base"] = ""
-  n = split("mesh ir cost plan passes sim tune parallel optim compile", chain, " ")
+  n = split("mesh ir kernels cost plan passes sim tune parallel optim compile", chain, " ")
   for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
   allowed["capture"] = core
   allowed["comm"] = core

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/base/growing_memory.h"
@@ -59,6 +60,8 @@ class CommWorld {
   // How long a call waits for the other ranks, from the next call on: the first step, in which ranks still compile and
   // load, needs more than those after it.
   virtual void set_timeout_ms(int64_t timeout_ms) = 0;
+  // How the groups made so far exchange data: "shared memory", "tcp", "shared memory within hosts, tcp between them", "threads".
+  virtual std::string_view transport() const = 0;
   // Memory of this rank that its peers on this host read in place, when a call is given a part of it; null where they cannot.
   // Not a collective call.
   virtual std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes);

@@ -13,6 +13,7 @@ using Timeout = std::atomic<int64_t>;  // ms; the world's
 
 class GroupCommunicator : public Communicator {
  public:
+  virtual bool shares_memory() const = 0;
   // This rank makes no more calls: who waits for one is told.
   virtual void leave() = 0;
   // A call has failed: the peers are going down too.

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -74,36 +73,44 @@ struct Min {
 
 // Parts need not be aligned.
 template <class T>
-T load(const std::byte* from) {
+T load(const std::byte* from, size_t index) {
   T value;
-  std::memcpy(&value, from, sizeof value);
+  std::memcpy(&value, from + index * sizeof value, sizeof value);
   return value;
+}
+
+// A block always, of a fixed number of turns, which is what the compiler turns into vector code. One function for all blocks: which
+// of two nans a sum keeps is up to the order of operands that the compiler has chosen.
+template <class D, class Op>
+[[gnu::noinline]] void add_block(std::array<typename D::Sum, kBlock>& sums, const std::byte* part) {
+  for (size_t i = 0; i < kBlock; ++i)
+    sums[i] = Op::template apply<D>(sums[i], D::widen(load<typename D::Stored>(part, i)));
 }
 
 template <class D, class Op>
 void reduce_as(std::span<const std::span<const std::byte>> parts, std::span<std::byte> out) {
   using Stored = typename D::Stored;
-  using Accumulator = typename D::Sum;
   constexpr size_t kSize = sizeof(Stored);
   const size_t count = out.size() / kSize;
-  std::array<Accumulator, kBlock> sums;
-  const auto block = [&](size_t begin, auto n) {
-    const auto add = [&](const std::byte* next) {
-      for (size_t i = 0; i < n; ++i) sums[i] = Op::template apply<D>(sums[i], D::widen(load<Stored>(next + i * kSize)));
+  std::array<typename D::Sum, kBlock> sums;
+  std::array<std::byte, kBlock * kSize> last{};  // what is no whole block
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t bytes = std::min(kBlock, count - begin) * kSize;
+    const bool whole = bytes == last.size();
+    const auto block_of = [&](std::span<const std::byte> part) {
+      const std::byte* from = part.data() + begin * kSize;
+      return whole ? from : static_cast<const std::byte*>(std::memcpy(last.data(), from, bytes));
     };
-    const std::byte* first = parts[0].data() + begin * kSize;
-    for (size_t i = 0; i < n; ++i) sums[i] = D::widen(load<Stored>(first + i * kSize));
-    for (const auto& part : parts.subspan(1)) add(part.data() + begin * kSize);
-    std::byte* to = out.data() + begin * kSize;
-    for (size_t i = 0; i < n; ++i) {
+    const std::byte* first = block_of(parts[0]);
+    for (size_t i = 0; i < kBlock; ++i) sums[i] = D::widen(load<Stored>(first, i));
+    for (const auto& part : parts.subspan(1)) add_block<D, Op>(sums, block_of(part));
+    std::byte* to = whole ? out.data() + begin * kSize : last.data();
+    for (size_t i = 0; i < kBlock; ++i) {
       const Stored value = D::narrow(sums[i]);
       std::memcpy(to + i * kSize, &value, kSize);
     }
-  };
-  size_t begin = 0;
-  // A fixed number of turns is what the compiler turns into vector code.
-  for (; begin + kBlock <= count; begin += kBlock) block(begin, std::integral_constant<size_t, kBlock>());
-  block(begin, count - begin);
+    if (!whole) std::memcpy(out.data() + begin * kSize, last.data(), bytes);
+  }
 }
 
 template <class D>

@@ -54,6 +54,7 @@ struct CountingWorld final : CommWorld {
     return std::make_shared<CountingGroup>(world.group(name, ranks), bytes);
   }
   void set_timeout_ms(int64_t timeout_ms) override { world.set_timeout_ms(timeout_ms); }
+  std::string_view transport() const override { return world.transport(); }
   void abort(const std::string& reason) override { world.abort(reason); }
 
   CommWorld& world;

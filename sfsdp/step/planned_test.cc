@@ -164,6 +164,38 @@ TEST_CASE("a plan that names oneDNN's products trains as the reference does, to 
   }
 }
 
+// Four heads of 16, two of which share keys and values.
+TEST_CASE("a plan that names sfsdp's attention trains as the reference does, to rounding") {
+  const auto make = [] {
+    models::Llama3Args args = testing::tiny_llama();
+    args.head_dim = 16;
+    return models::Llama3(args);
+  };
+  for (const bool half : {false, true}) {
+    CAPTURE(half);
+    const auto train = [&](ExecutorKind executor, const std::string& attention) {
+      CompileOptions options = options_of(executor, 2);
+      options.attention = attention;
+      DataParallelOptions parallel;
+      if (half) parallel.mixed_precision.param_dtype = ir::DType::bf16;
+      const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),
+                                           data_parallel(init_device_mesh({{"dp_shard", 2}}), parallel), options);
+      const auto first = program->first();
+      const auto named = std::ranges::count_if(
+          first->graph.ops(), [](const auto& op) { return op->has_attr("attention_kernel"); });
+      CHECK(named == (attention.empty() ? 0 : 2 * 2));  // two layers, forward and backward
+      return testing::train_on_ranks(
+          program, 3, [&](int64_t step, int64_t rank) { return testing::micro_batches_of(step, rank, 2, 2); });
+    };
+    const auto got = train(ExecutorKind::Planned, "sfsdp.flash"), expected = train(ExecutorKind::Reference, "");
+    for (size_t k = 0; k < got.results.size(); ++k) {
+      CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <= (half ? 1e-3 : 1e-6) * expected.results[k].loss);
+      CHECK(std::abs(got.results[k].grad_norm - expected.results[k].grad_norm) <=
+            (half ? 1e-2 : 5e-6) * expected.results[k].grad_norm);
+    }
+  }
+}
+
 TEST_CASE("state stays at its address from step to step, whatever graph runs") {
   Step step =
       compile(meta_init([] { return Net(); }), mean_loss, AdamW{}, rows_of(0, 8),

@@ -392,7 +392,8 @@ int calibrate(const Request& request, std::ostream& out) {
   Settings settings;
   settings.seconds = number_of(request, "calibrate.seconds", settings.seconds);
   settings.max_bytes = static_cast<int64_t>(number_of(request, "calibrate.max_mib", 256) * (1 << 20));
-  const train::JobConfig config = train::load_config(request.config_args);
+  train::JobConfig config = train::load_config(request.config_args);
+  config.exec.executor = "reference";  // whose ops are measured one by one
   const Ranks ranks;
   try {
     Calibration calibration(config, ranks, settings);

@@ -139,7 +139,7 @@ Batch example_of(const JobConfig& config, const CompiledJob& job) {
   return batch;
 }
 
-// As ir/product_kernels.h names it; "": LibTorch's at::mm.
+// As ir/named_kernels.h names it; "": LibTorch's at::mm.
 std::string products_of(const std::string& products) {
   if (products == "onednn" && !exec::has_onednn_matmul())
     throw UserError("exec.products = onednn: this LibTorch offers no product of oneDNN\n  expected aten, or auto");
@@ -171,8 +171,12 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   if (config.exec.executor == "planned") {
-    options.executor = ExecutorKind::Planned;
-    if (job_options.target.name == "cpu") options.products = products_of(config.exec.products);
+    if (job_options.target.name == "cpu") {
+      options.products = products_of(config.exec.products);
+      if (config.exec.attention != "aten") options.attention = "sfsdp.flash";
+    }
+  } else {
+    options.executor = ExecutorKind::Reference;
   }
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);

@@ -17,9 +17,9 @@
 
 namespace sfsdp::train {
 
-PlannedMemory planned_memory(const ir::Graph& graph) {
-  const ir::Graph executed = passes::decomposed(graph);  // as the executor runs it
-  const plan::MemoryPlan plan = plan::plan_memory(executed, {.blocking = true});
+namespace {
+
+PlannedMemory split(const ir::Graph& executed, const plan::MemoryPlan& plan) {
   const PlanSummary summary = summarise(executed);
   PlannedMemory memory;
   memory.parameters = summary.parameter_bytes;
@@ -35,6 +35,19 @@ PlannedMemory planned_memory(const ir::Graph& graph) {
       case sim::MemoryKind::Workspace: memory.other += buffer.bytes; break;
     }
   }
+  return memory;
+}
+
+}  // namespace
+
+PlannedMemory planned_memory(const ir::Graph& graph) {
+  const ir::Graph executed = passes::decomposed(graph);
+  return split(executed, plan::plan_memory(executed, {.blocking = true}));
+}
+
+PlannedMemory planned_memory(const plan::StepPlan& plan) {
+  PlannedMemory memory = split(plan.graph, plan.memory);
+  memory.other += plan.memory.peak() - memory.total();  // constants, workspaces, room between buffers
   return memory;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/plan/step_plan.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -19,11 +20,14 @@ struct PlannedMemory {
   int64_t gradients = 0;    // of parameters
   int64_t activations = 0;  // of forward, kept for backward
   int64_t gathered = 0;     // parameters as they are read
-  int64_t other = 0;        // what one part of the step makes and reads itself
+  int64_t other = 0;        // what one part of the step makes and reads itself, and what a plan needs beside
   int64_t total() const { return parameters + optimizer + gradients + activations + gathered + other; }
 };
-//   graph: of the step. Collectives are over where they start, as the executor runs them.
+// As the reference executor needs it: collectives are over where they start, each value is a tensor of its own.
+//   graph: of the step
 PlannedMemory planned_memory(const ir::Graph& graph);
+// As the planned executor needs it.
+PlannedMemory planned_memory(const plan::StepPlan& plan);
 
 struct RunFacts {
   JobConfig config;

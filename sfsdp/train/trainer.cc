@@ -28,6 +28,7 @@
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/exec/memory_counter.h"
+#include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
@@ -89,7 +90,8 @@ void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
 
 // The fastest of a few square matrix products, in flops per second of this rank's threads, measured in about 0.3 s. They
 // double in size while the next ones are in time at the best speed so far: one that the system held up decides nothing.
-double measure_peak_flops(at::ScalarType dtype) {
+//   onednn: as the planned executor computes float32 products here
+double measure_peak_flops(at::ScalarType dtype, bool onednn) {
   constexpr int kRounds = 3;
   const auto start = Clock::now();
   double best = 0;
@@ -97,10 +99,12 @@ double measure_peak_flops(at::ScalarType dtype) {
     const double flops = 2.0 * static_cast<double>(n * n * n);
     if (best > 0 && seconds_since(start) + (kRounds + 2) * flops / best > 0.3) break;
     const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone();
-    at::Tensor z = at::mm(x, y);  // the first one makes threads and fetches code
+    at::Tensor z = at::empty_like(x);
+    const auto multiply = [&] { onednn ? exec::onednn_matmul(x, y, z, 0) : void(at::mm_out(z, x, y)); };
+    multiply();  // the first one makes threads and fetches code
     for (int round = 0; round < kRounds; ++round) {
       const auto begin = Clock::now();
-      at::mm_out(z, x, y);
+      multiply();
       best = std::max(best, flops / seconds_since(begin));
     }
   }
@@ -109,7 +113,8 @@ double measure_peak_flops(at::ScalarType dtype) {
 
 PlannedMemory memory_of(const Program& program) {
   const Held<const Program::Variant> first = program.first();
-  return planned_memory(first->graph);
+  return program.options().executor == ExecutorKind::Planned ? planned_memory(first->plan)
+                                                             : planned_memory(first->graph);
 }
 
 // A collective call.
@@ -411,15 +416,14 @@ class Trainer {
       facts.notes.insert(facts.notes.end(), notes->begin(), notes->end());
     facts.parameters = job_.program->num_parameters();
     facts.mesh = to_string(job_.program->strategy().mesh);
-    facts.backend = config_.comm.mode == "fake_backend" ? "imagined ranks"
-                    : world_                            ? "tcp"
-                                                        : "one rank, no communication";
+    facts.backend = world_ ? world_->transport() : "one rank, no communication";
     facts.data_ranks = data_ranks();
     facts.global_batch = global_batch();
     facts.micro_batches = job_.program->options().micro_batches;
     facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
     const bool half = compute_dtype(config_.training) == "bfloat16";
-    facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat);  // all ranks at once, as they train
+    facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat,  // all ranks at once, as they train
+                                          !half && !job_.program->options().products.empty());
     facts.device_bytes = machine_.ram_bytes;
     const Held<const Program::Variant> first = job_.program->first();
     facts.plan = summarise(first->graph);

@@ -75,6 +75,7 @@ class NullWorld final : public CommWorld {
   }
 
   void set_timeout_ms(int64_t) override {}
+  std::string_view transport() const override { return "imagined ranks"; }
 
   void abort(const std::string& reason) override {
     if (!aborted_) aborted_ = reason;

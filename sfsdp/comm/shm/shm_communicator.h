@@ -59,6 +59,7 @@ class ShmCommunicator final : public GroupCommunicator {
   void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override { board_->abort(site_.global_rank(), reason); }
 
+  bool shares_memory() const override { return true; }
   void leave() override { board_->leave(rank()); }
   bool is_broken() const override { return broken_; }
 

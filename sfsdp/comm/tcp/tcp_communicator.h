@@ -45,6 +45,7 @@ class TcpCommunicator final : public GroupCommunicator {
   void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override;
 
+  bool shares_memory() const override { return false; }
   void leave() override;
   bool is_broken() const override { return broken_; }
 

@@ -104,6 +104,13 @@ class TcpWorld final : public CommWorld {
 
   void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
 
+  std::string_view transport() const override {
+    const auto sharing = std::ranges::count_if(groups_, [](const auto& group) { return group.second->shares_memory(); });
+    return sharing == 0                   ? "tcp"
+           : sharing == std::ssize(groups_) ? "shared memory"
+                                          : "shared memory within hosts, tcp between them";
+  }
+
   std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes) override {
     if (!options_.shared_memory || ranks_of_host() == 1) return nullptr;
     try {

@@ -186,6 +186,7 @@ class ThreadWorld final : public CommWorld {
   }
 
   void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
+  std::string_view transport() const override { return "threads"; }
   void abort(const std::string& reason) override { hub_->abort(rank_, reason); }
 
  private:

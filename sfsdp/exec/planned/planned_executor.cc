@@ -16,6 +16,7 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/pack_into.h"
+#include "sfsdp/exec/planned/attention_call.h"
 #include "sfsdp/exec/planned/canonical_call.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/loops.h"
@@ -57,8 +58,9 @@ struct PlannedExecutor::Impl {
   struct Call {
     const ir::Op* op = nullptr;
     std::optional<OpCall> call;
-    std::optional<CanonicalCall> canonical;  // neither: accumulate
-    at::Tensor out;                          // what `call` writes its one result to; undefined: a new tensor
+    std::optional<CanonicalCall> canonical;
+    std::optional<AttentionCall> attention;  // none of the three: accumulate
+    at::Tensor out = {};                     // what `call` writes its one result to; undefined: a new tensor
     bool packs = false;                      // it is a pack, and its result is put together where it lies
   };
   // A kernel, or a collective.
@@ -150,7 +152,7 @@ struct PlannedExecutor::Impl {
         task_of[&op] = tasks.size();
         Task task;
         task.collective = true;
-        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}, {}, false});
+        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}, {}});
         add(std::move(task));
       } else if (kernels.of[i] >= 0 && !kernel_task.contains(kernels.of[i])) {
         kernel_task[kernels.of[i]] = tasks.size();
@@ -182,13 +184,15 @@ struct PlannedExecutor::Impl {
       const ir::Op& producer = *value->producer();
       if (ir::aliased_operand(producer) < 0 || !is_made[ir::storage_of(value)->id()]) return;
       for (const ir::Value* operand : producer.operands) view(operand);
-      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}, {}, false});
+      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}, {}});
       is_made[value->id()] = true;
     };
     for (const ir::Op* op : ops) {
       for (const ir::Value* operand : op->operands) view(operand);
-      Call call{op, {}, {}, {}, false};
-      if (ir::is_canonical(op->opcode))
+      Call call{op, {}, {}, {}};
+      if (op->attr_or<std::string>("attention_kernel", "") == "sfsdp.flash")
+        call.attention.emplace(*op);
+      else if (ir::is_canonical(op->opcode))
         call.canonical.emplace(*op, groups, rng);
       else if (!op->is("accumulate"))
         call.call.emplace(*op, graph, groups, rng);
@@ -216,6 +220,7 @@ struct PlannedExecutor::Impl {
       for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(*task.calls[j].op);
       if (later) continue;
       if (call.canonical && !reads(*call.op)) call.canonical->write_to(r, place);
+      if (call.attention && !reads(*call.op)) call.attention->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
       if (call.call && call.call->can_write() && call.op->results().size() == 1 &&
           (!reads(*call.op) || elementwise(*call.op, place)))
@@ -335,6 +340,7 @@ struct PlannedExecutor::Impl {
     }
     if (call.call) return call.call->run(operands, scalars, position);
     if (call.canonical) return call.canonical->run(operands, scalars, position);
+    if (call.attention) return call.attention->run(operands);
     return {accumulate(*call.op, operands[0], part)};
   }
 

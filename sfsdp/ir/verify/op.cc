@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -10,8 +12,8 @@
 #include "sfsdp/ir/by_rank.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/lexer.h"
+#include "sfsdp/ir/named_kernels.h"
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/ir/product_kernels.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/ir/verify/checks.h"
 
@@ -91,19 +93,30 @@ bool check_form(const Op& op, const Known& known, Report& report) {
   return report.count() == before;
 }
 
+namespace {
+
+// Whether the op is of the kind that names such a kernel, and the name is one of these.
+void check_named_kernel(const Op& op, std::string_view key, CostClass kind, const char* kinds,
+                        std::span<const std::string_view> names, Report& report) {
+  const auto* kernel = op.find_attr<std::string>(key);
+  if (!kernel) return;
+  const OpRow* row = op.opcode.row();
+  if (!row || row->cost != kind) report(concat(name_of(op), " has ", key, "=", *kernel), concat("expected it on ", kinds));
+  if (std::ranges::find(names, *kernel) == names.end())
+    report(concat(name_of(op), " has ", key, "=", quote_if_needed(*kernel)),
+           concat("expected one of ", join({names.begin(), names.end()}, ", ")));
+}
+
+}  // namespace
+
 void check_attributes(const Op& op, Report& report) {
   for (const auto& [key, value] : op.attrs)
     if (!is_word(key) || key == "bwd_of" || key == "at")
       report(concat(name_of(op), " has an attribute ", quote(key)), "expected a word the text form can hold");
-  const auto* kernel = op.find_attr<std::string>("product_kernel");
-  if (!kernel) return;
-  const OpRow* row = op.opcode.row();
-  if (!row || row->cost != CostClass::Product)
-    report(concat(name_of(op), " has product_kernel=", *kernel),
-           "expected it on a product: linear, matmul, aten.mm, …");
-  if (std::ranges::find(kProductKernels, *kernel) == kProductKernels.end())
-    report(concat(name_of(op), " has product_kernel=", quote_if_needed(*kernel)),
-           concat("expected one of ", join({kProductKernels.begin(), kProductKernels.end()}, ", ")));
+  check_named_kernel(op, "product_kernel", CostClass::Product, "a product: linear, matmul, aten.mm, …", kProductKernels,
+                     report);
+  check_named_kernel(op, "attention_kernel", CostClass::Attention, "an attention: sdpa or sdpa_backward",
+                     kAttentionKernels, report);
 }
 
 void check_rule(const Graph& graph, const Op& op, Report& report) {

@@ -289,9 +289,11 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   if (config.training.document_tokens > 0 && !config.training.document_mask)
     notes.push_back(concat("training.document_tokens = ", config.training.document_tokens,
                            " changes nothing: training.document_mask is false, so attention goes over documents"));
-  if (config.exec.products != "auto" && config.exec.executor != "planned")
-    notes.push_back(
-        concat("exec.products = ", config.exec.products, " changes nothing: exec.executor is ", config.exec.executor));
+  for (const auto& [key, value] : {std::pair<const char*, const std::string&>{"products", config.exec.products},
+                                   {"attention", config.exec.attention}})
+    if (value != "auto" && config.exec.executor != "planned")
+      notes.push_back(
+          concat("exec.", key, " = ", value, " changes nothing: exec.executor is ", config.exec.executor));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
   const Model& m = config.model;

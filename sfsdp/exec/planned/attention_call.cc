@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/planned/attention_call.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/capture/tensor_type.h"
+
+namespace sfsdp::exec {
+namespace {
+
+// The kernel reads the elements of a row side by side.
+at::Tensor by_row(const at::Tensor& t) { return t.stride(-1) == 1 ? t : t.contiguous(); }
+
+kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; }
+
+at::Tensor empty_like(const ir::Type& type) {
+  const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
+  return type.strides.empty() ? at::empty(type.shape(), options)
+                              : at::empty_strided(type.shape(), type.strides, options);
+}
+
+}  // namespace
+
+AttentionCall::AttentionCall(const ir::Op& op)
+    : op_(op), backward_(op.is("sdpa_backward")), places_(op.results().size()) {
+  const size_t query = backward_ ? 1 : 0;
+  const std::vector<int64_t> q = op.operands[query]->type().shape(), k = op.operands[query + 1]->type().shape();
+  const double* scale = op.find_attr<double>("scale");
+  shape_ = {.batch = q[0],
+            .heads = q[1],
+            .groups = k[1],
+            .queries = q[2],
+            .keys = k[2],
+            .width = q[3],
+            .causal = op.attr_or("is_causal", false),
+            .scale = static_cast<float>(scale ? *scale : 1 / std::sqrt(static_cast<double>(q[3]))),
+            .dtype = op.operands[query]->type().dtype};
+  SFSDP_CHECK(kernels::can_attend(shape_), op.opcode, " %", op.result()->name(), " of ", op.operands[query]->type(),
+              ", by sfsdp.flash");
+}
+
+bool AttentionCall::write_to(size_t index, const at::Tensor& place) {
+  const bool is_log_sum = !backward_ && index == 1;
+  if (!is_log_sum && place.stride(-1) != 1) return false;
+  places_[index] = place;
+  return true;
+}
+
+std::vector<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands) const {
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < places_.size(); ++i)
+    results.push_back(places_[i].defined() ? places_[i] : empty_like(op_.result(static_cast<int>(i))->type()));
+  // What is made contiguous here lives until the kernel is done.
+  const size_t query = backward_ ? 1 : 0, documents = backward_ ? 6 : 3;
+  const at::Tensor q = by_row(operands[query]), k = by_row(operands[query + 1]), v = by_row(operands[query + 2]);
+  const at::Tensor out = backward_ ? by_row(operands[4]) : results[0], log_sum = backward_ ? operands[5] : results[1];
+  at::Tensor grad, of;
+  if (operands.size() > documents && operands[documents].defined()) of = operands[documents].contiguous();
+  kernels::Attention attention = {
+      .shape = shape_,
+      .query = heads_of(q),
+      .key = heads_of(k),
+      .value = heads_of(v),
+      .documents = of.defined() ? of.const_data_ptr<int64_t>() : nullptr,
+      .out = heads_of(out),
+      .log_sum = {log_sum.data_ptr<float>(), log_sum.stride(0), log_sum.stride(1), log_sum.stride(2)},
+      .grad_out = {},
+      .grad_query = {},
+      .grad_key = {},
+      .grad_value = {}};
+  if (backward_) {
+    grad = by_row(operands[0]);
+    attention.grad_out = heads_of(grad);
+    attention.grad_query = heads_of(results[0]);
+    attention.grad_key = heads_of(results[1]);
+    attention.grad_value = heads_of(results[2]);
+  }
+  at::parallel_for(0, kernels::units_of(shape_), 1, [&](int64_t begin, int64_t end) {
+    backward_ ? kernels::attend_backward(attention, begin, end) : kernels::attend(attention, begin, end);
+  });
+  return results;
+}
+
+}  // namespace sfsdp::exec

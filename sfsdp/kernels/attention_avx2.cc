@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Processors with AVX2: 16 registers of 8 floats.
+#if defined(__x86_64__)
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "sfsdp/kernels/attention_unit.h"
+
+// After all other headers, whose functions other files share.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define SFSDP_LANES 8
+#define SFSDP_TILE_ROWS 6
+#define SFSDP_TILE_VECTORS 2
+#include "sfsdp/kernels/attention_kernel.h"
+
+namespace sfsdp::kernels {
+
+AttentionKernels attention_avx2() { return {&forward, &backward}; }
+
+}  // namespace sfsdp::kernels
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
