@@ -16,7 +16,7 @@ namespace sfsdp::comm {
 namespace {
 
 // Elements that are reduced at a time: the accumulator of a block stays in the first-level cache while the parts pass.
-constexpr size_t kBlock = 1024;
+constexpr size_t kBlock = 256;
 
 // A dtype is what is stored, what sums are made in, and how to get from one to the other.
 template <class T>
@@ -82,7 +82,7 @@ T load(const std::byte* from, size_t index) {
 // A block always, of a fixed number of turns, which is what the compiler turns into vector code. One function for all blocks: which
 // of two nans a sum keeps is up to the order of operands that the compiler has chosen.
 template <class D, class Op>
-[[gnu::noinline]] void add_block(std::array<typename D::Sum, kBlock>& sums, const std::byte* part) {
+[[gnu::noinline]] void add_block(typename D::Sum* __restrict sums, const std::byte* __restrict part) {
   for (size_t i = 0; i < kBlock; ++i)
     sums[i] = Op::template apply<D>(sums[i], D::widen(load<typename D::Stored>(part, i)));
 }
@@ -103,7 +103,7 @@ void reduce_as(std::span<const std::span<const std::byte>> parts, std::span<std:
     };
     const std::byte* first = block_of(parts[0]);
     for (size_t i = 0; i < kBlock; ++i) sums[i] = D::widen(load<Stored>(first, i));
-    for (const auto& part : parts.subspan(1)) add_block<D, Op>(sums, block_of(part));
+    for (const auto& part : parts.subspan(1)) add_block<D, Op>(sums.data(), block_of(part));
     std::byte* to = whole ? out.data() + begin * kSize : last.data();
     for (size_t i = 0; i < kBlock; ++i) {
       const Stored value = D::narrow(sums[i]);
