@@ -5,6 +5,7 @@
 // threads; under sfsdp launch --exec they are processes.
 // sfsdp-bench collectives [tcp]: collective_bench.h, under sfsdp launch --exec; tcp: without shared memory.
 // sfsdp-bench checkpoint [MiB [FOLDER]]: checkpoint_bench.h.
+// sfsdp-bench attention: attention_bench.h.
 // sfsdp-bench products LIBRARY DTYPE SECONDS SHAPE...: product_bench.h, which products.py calls.
 #include <sys/resource.h>
 #include <torch/nn/functional/loss.h>
@@ -20,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/attention_bench.h"
 #include "benchmarks/checkpoint_bench.h"
 #include "benchmarks/collective_bench.h"
 #include "benchmarks/product_bench.h"
@@ -236,6 +238,10 @@ int main(int argc, char** argv) {
     measure_collectives(*sfsdp::comm::make_launched_world(options));
     return 0;
   }
+  if (args.size() == 1 && args[0] == "attention") {
+    measure_attention();
+    return 0;
+  }
   if (args.size() >= 5 && args[0] == "products") {
     measure_products(args[1], args[2], std::stod(args[3]), {args.begin() + 4, args.end()});
     return 0;
@@ -257,6 +263,7 @@ int main(int argc, char** argv) {
                  "       sfsdp-bench search                  units by search against units by name, simulated\n"
                  "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
                  "       sfsdp launch -n N --exec sfsdp-bench -- collectives [tcp] rates of ranks that exchange data\n"
+                 "       sfsdp-bench attention               LibTorch's kernel and sfsdp's\n"
                  "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
                  "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
                  "in the repository's root\n";

@@ -23,7 +23,11 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+// To whole pages, of the size that so many bytes are worth.
+int64_t in_pages(int64_t bytes) {
+  const int64_t page = bytes < kHugePage ? kPage : kHugePage;
+  return (bytes + page - 1) / page * page;
+}
 
 // A file without a name. Nobody can cut it short: who reads it gets no SIGBUS.
 Fd make_file(int64_t bytes) {
@@ -36,8 +40,7 @@ Fd make_file(int64_t bytes) {
 
 }  // namespace
 
-GrowingMemory::GrowingMemory(Kind kind, int64_t reserved)
-    : reserved_(round_up(std::max(reserved, kPage), reserved < kHugePage ? kPage : kHugePage)) {
+GrowingMemory::GrowingMemory(Kind kind, int64_t reserved) : reserved_(in_pages(std::max(reserved, kPage))) {
   if (kind == Kind::Shared) fd_ = make_file(reserved_);
   const int flags = MAP_NORESERVE | (fd_ ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
   void* at = mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE, flags, fd_ ? fd_.get() : -1, 0);
@@ -54,7 +57,7 @@ void GrowingMemory::grow(int64_t bytes) {
   if (bytes <= bytes_) return;
   errno = ENOMEM;
   if (bytes > reserved_) throw_errno(concat(bytes, " bytes where ", reserved_, " are reserved"));
-  bytes = std::min(round_up(bytes, reserved_ < kHugePage ? kPage : kHugePage), reserved_);
+  bytes = std::min(in_pages(bytes), reserved_);
   commit(bytes_, bytes - bytes_);
   bytes_ = bytes;
 }

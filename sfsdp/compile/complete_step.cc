@@ -11,7 +11,6 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/canonical/decompose.h"
-#include "sfsdp/kernels/attention.h"
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
@@ -49,29 +48,6 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
   append_loss(graph, strategy);
   return {};
-}
-
-void name_products(ir::Graph& graph, const std::string& kernel) {
-  for (const auto& op : graph.ops()) {
-    const ir::OpRow* row = op->opcode.row();
-    if (row && row->cost == ir::CostClass::Product && ir::is_canonical(op->opcode) &&
-        op->result()->type().dtype == ir::DType::f32)
-      op->attrs["product_kernel"] = kernel;
-  }
-}
-
-void name_attention(ir::Graph& graph, const std::string& kernel) {
-  for (const auto& op : graph.ops()) {
-    if (!op->is("sdpa", "sdpa_backward")) continue;
-    const size_t query = op->is("sdpa") ? 0 : 1, mask = op->is("sdpa") ? 3 : 6;
-    const ir::Type& q = op->operands[query]->type();
-    const std::vector<int64_t> k = op->operands[query + 1]->type().shape();
-    const bool masked = op->operands.size() > mask && op->operands[mask] && !op->attr_or("documents", false);
-    const kernels::AttentionShape shape = {q.shape()[0], q.shape()[1], k[1], q.shape()[2], k[2], q.shape()[3],
-                                           op->attr_or("is_causal", false), 1, q.dtype};
-    const double* scale = op->find_attr<double>("scale");
-    if (!masked && kernels::can_attend(shape) && (!scale || *scale > 0)) op->attrs["attention_kernel"] = kernel;
-  }
 }
 
 plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,

@@ -47,12 +47,6 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
 plan::StepPlan plan_step(ir::Graph graph, const cost::Target& target, plan::StorageLayout& layout,
                          const plan::GlobalShapes& shapes);
 
-// Names the kernel of each canonical product in float32 (ir/named_kernels.h).
-void name_products(ir::Graph& graph, const std::string& kernel);
-// The same of attention in float32 or bfloat16, where sfsdp's own kernel computes it: widths of 16 to 256 in steps of 16, no mask
-// but that of documents, causal or not.
-void name_attention(ir::Graph& graph, const std::string& kernel);
-
 // All of the above on one training graph.
 //   throws: UserError as the parts do
 plan::StepPlan complete_step(ir::Graph graph, const Strategy& strategy, const StepOptions& options,

@@ -12,6 +12,7 @@
 #include "sfsdp/passes/bucket/wrap.h"
 #include "sfsdp/passes/canonical/canonicalise.h"
 #include "sfsdp/passes/fuse/fuse.h"
+#include "sfsdp/passes/fuse/name_kernels.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
@@ -44,6 +45,7 @@ struct PipelineOptions {
   // Linear layers of one activation as one product (join_products), their weights side by side: where the target gains by it.
   bool join_products = false;
   FuseOptions fuse = {};
+  NameKernelsOptions kernels = {};
   std::vector<ExtraPass> extra = {};         // in order; every rank must have the same
   std::vector<std::string> disable = {};     // passes that are left out
   PassObserver observer = {};                // e.g. print_ir

@@ -24,6 +24,7 @@
 #include "sfsdp/passes/cleanup/merge_duplicates.h"
 #include "sfsdp/passes/fuse/fuse.h"
 #include "sfsdp/passes/fuse/join_products.h"
+#include "sfsdp/passes/fuse/name_kernels.h"
 #include "sfsdp/passes/fuse/write_in_buckets.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/memory/remat.h"
@@ -88,6 +89,7 @@ const std::vector<PassInfo>& rows() {
                                       &join_products, {"group_weights", "bucket"})),
       row("keep_in_place", "what is carried to the next step is left where that step looks for it", &keep_in_place),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
+      with(Exactness::ReordersSums, row("name_kernels", "says which kernels compute products and attention", &name_kernels)),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),

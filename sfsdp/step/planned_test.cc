@@ -147,7 +147,7 @@ TEST_CASE(
 TEST_CASE("a plan that names oneDNN's products trains as the reference does, to rounding") {
   const auto train = [&](ExecutorKind executor, const std::string& products) {
     CompileOptions options = options_of(executor, 2);
-    options.products = products;
+    options.pipeline.kernels.products = products;
     const auto program = compile_program(meta_init(make_gpt), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),
                                          data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
     int64_t named = 0;
@@ -175,7 +175,7 @@ TEST_CASE("a plan that names sfsdp's attention trains as the reference does, to 
     CAPTURE(half);
     const auto train = [&](ExecutorKind executor, const std::string& attention) {
       CompileOptions options = options_of(executor, 2);
-      options.attention = attention;
+      options.pipeline.kernels.attention = attention;
       DataParallelOptions parallel;
       if (half) parallel.mixed_precision.param_dtype = ir::DType::bf16;
       const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),

@@ -249,8 +249,6 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   passes.remat = variant->remat.options;
   variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
-  if (!options_.products.empty()) step::name_products(captured.graph, options_.products);
-  if (!options_.attention.empty()) step::name_attention(captured.graph, options_.attention);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
   variant->plan.constant_bits = step::bits_of_constants(variant->plan, variant->constants);

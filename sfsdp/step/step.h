@@ -56,10 +56,6 @@ struct CompileOptions {
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
   ExecutorKind executor = ExecutorKind::Planned;
-  // What computes float32 products in the planned executor: "" for LibTorch's at::mm, or a name of ir/named_kernels.h, which the plan then says.
-  std::string products = {};
-  // The same of attention: "" for LibTorch's, or a name of ir/named_kernels.h, where that one computes it.
-  std::string attention = {};
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
   int64_t max_variants = 32;

@@ -172,8 +172,8 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   if (config.exec.executor == "planned") {
     if (job_options.target.name == "cpu") {
-      options.products = products_of(config.exec.products);
-      if (config.exec.attention != "aten") options.attention = "sfsdp.flash";
+      options.pipeline.kernels.products = products_of(config.exec.products);
+      if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
     }
   } else {
     options.executor = ExecutorKind::Reference;
@@ -324,6 +324,10 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
                       {"min_lr_factor", shortest(lr.min_lr_factor)},
                       {"total_steps", std::to_string(lr.total_steps.value_or(config.training.steps))},
                       {"warmup_steps", std::to_string(lr.warmup_steps)}};
+  const auto kernel = [](const std::string& named, const char* otherwise) { return named.empty() ? otherwise : named; };
+  const passes::NameKernelsOptions& kernels = program.options().pipeline.kernels;
+  options.kernels = {{"attention", kernel(kernels.attention, "aten.flash")},
+                     {"products", kernel(kernels.products, "aten.mm")}};
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);

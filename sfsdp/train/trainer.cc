@@ -423,7 +423,7 @@ class Trainer {
     facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
     const bool half = compute_dtype(config_.training) == "bfloat16";
     facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat,  // all ranks at once, as they train
-                                          !half && !job_.program->options().products.empty());
+                                          !half && !job_.program->options().pipeline.kernels.products.empty());
     facts.device_bytes = machine_.ram_bytes;
     const Held<const Program::Variant> first = job_.program->first();
     facts.plan = summarise(first->graph);

@@ -17,6 +17,7 @@ simulate() { "$sfsdp" simulate --config configs/llama3_debug.toml --machine "$di
 simulate --simulate.execution reference >"$dir/reference.json"
 simulate --simulate.execution fused >"$dir/fused.json"
 "$sfsdp" launch -n 2 -- train --job.config_file configs/llama3_debug.toml --training.steps 2 --job.dump_folder "$dir/run" \
+  --exec.executor reference \
   "${tiny[@]}" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 python3 - "$dir" <<'PY'
 import json, re, sys

@@ -181,15 +181,20 @@ void Checkpointer::compare_model(const Manifest& saved, const std::string& path,
   if (is_first()) say_(concat(path, " was saved by another model: ", join(changes, "; ")));
 }
 
-// The rate of a step follows the config's schedule, not the saved one; a run that is prolonged may not expect that.
-void Checkpointer::compare_schedule(const RunState& saved) const {
-  std::vector<std::string> changes;
-  for (const auto& [name, value] : options_.schedule) {
-    const auto before = saved.schedule.find(name);
-    if (before != saved.schedule.end() && before->second != value)
-      changes.push_back(concat(name, " = ", value, ", was ", before->second));
-  }
-  if (!changes.empty()) say_(concat("the learning rate follows another schedule than before: ", join(changes, "; ")));
+// The rate of a step follows the config's schedule, not the saved one; a run that is prolonged may not expect that. Nor may one that
+// goes on elsewhere expect other last bits.
+void Checkpointer::compare_settings(const RunState& saved) const {
+  const auto compare = [&](const auto& now, const auto& then, const char* what) {
+    std::vector<std::string> changes;
+    for (const auto& [name, value] : now) {
+      const auto before = then.find(name);
+      if (before != then.end() && before->second != value)
+        changes.push_back(concat(name, " = ", value, ", was ", before->second));
+    }
+    if (!changes.empty()) say_(what + join(changes, "; "));
+  };
+  compare(options_.schedule, saved.schedule, "the learning rate follows another schedule than before: ");
+  compare(options_.kernels, saved.kernels, "other kernels compute than before, so last bits will differ: ");
 }
 
 std::optional<Loaded> Checkpointer::load() {
@@ -210,7 +215,7 @@ std::optional<Loaded> Checkpointer::load() {
         say_(concat("checkpoint.initial_load_path = ", options_.initial_load_path, " is not read: ", loaded.path,
                     " is there to go on from"));
       if (is_first() && !candidate.note.empty()) say_(candidate.note);
-      if (is_first()) compare_schedule(loaded.run);
+      if (is_first()) compare_settings(loaded.run);
       return loaded;
     }
     why = end.substr(1);
@@ -276,6 +281,7 @@ bool Checkpointer::save(const RunState& run, When when) {
   request.about = options_.about;
   request.about.run = run;
   request.about.run.schedule = options_.schedule;
+  request.about.run.kernels = options_.kernels;
   request.about.saved_at = std::time(nullptr);
   request.about.model_only = when == When::Last && options_.last_save_model_only;
   request.pieces = state_();

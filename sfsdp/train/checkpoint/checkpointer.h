@@ -47,6 +47,7 @@ struct CheckpointOptions {
   uint64_t seed = 0;
   FrozenWeights frozen = {};
   std::map<std::string, std::string> schedule = {};  // its settings: written down, and compared when a run goes on
+  std::map<std::string, std::string> kernels = {};   // that decide last bits: likewise
   Manifest about;                                    // mesh, plan, versions, ranks: written down with each save
 };
 
@@ -99,7 +100,7 @@ class Checkpointer {
   void compare_digests(const std::string& path);
   void leave_out_frozen(SaveRequest& request);
   void compare_model(const Manifest& saved, const std::string& path, bool goes_on) const;
-  void compare_schedule(const RunState& saved) const;
+  void compare_settings(const RunState& saved) const;
   void report(const SaveResult& result);
   std::string of_first_rank(const std::function<std::string()>& work, const char* what);
   bool is_first() const { return !ranks_ || ranks_->rank() == 0; }

@@ -427,6 +427,24 @@ TEST_CASE("what a checkpoint has and this run has not is named: a layer more, mo
   CHECK(load_without(TensorKind::Optimizer, anew).empty());
 }
 
+TEST_CASE("kernels that have changed are said") {
+  const MemoryFolder folder;
+  save_until(folder / "c", 2, [](CheckpointOptions& o) { o.kernels = {{"products", "onednn.matmul"}}; });
+  CHECK(open_checkpoint(folder / "c/step-2").run.kernels.at("products") == "onednn.matmul");
+  CheckpointOptions options = options_of(folder / "c");
+  options.kernels = {{"products", "aten.mm"}, {"attention", "aten.flash"}};
+  {
+    Run run(options);
+    run.checkpointer.load();
+    CHECK(run.said ==
+          Names{"other kernels compute than before, so last bits will differ: products = aten.mm, was onednn.matmul"});
+  }
+  options.kernels["products"] = "onednn.matmul";
+  Run run(options);
+  run.checkpointer.load();
+  CHECK(run.said.empty());
+}
+
 TEST_CASE("a schedule that has changed is said") {
   const MemoryFolder folder;
   save_until(folder / "c", 2, [](CheckpointOptions& o) { o.schedule = {{"total_steps", "100"}, {"lr", "0.1"}}; });

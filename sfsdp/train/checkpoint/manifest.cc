@@ -95,6 +95,8 @@ std::string body(const Manifest& m) {
   text += concat("\"lr_offset\": ", run.lr_offset, ", \"skipped\": ", run.skipped,
                  ", \"schedule\": ", object(run.schedule, [](const std::string& value) { return json_quoted(value); }),
                  ",\n");
+  text += concat("\"kernels\": ", object(run.kernels, [](const std::string& value) { return json_quoted(value); }),
+                 ",\n");
   text += concat("\"data\": ", object(run.data, [](int64_t value) { return std::to_string(value); }), ",\n");
   text += concat("\"world_size\": ", m.world_size, ", \"data_ranks\": ", m.data_ranks,
                  ", \"mesh\": ", json_quoted(m.mesh), ", \"plan\": ", json_quoted(m.plan), ",\n");
@@ -342,6 +344,7 @@ Manifest read(std::string_view text, const std::string& file, bool whole) {
   if (in.has("launch")) m.launch = in.text("launch");
   for (const auto& [name, value] : in.object("data")) m.run.data[name] = integer_of(in, value, "data." + name);
   m.run.schedule = texts_of(in, "schedule");
+  if (in.has("kernels")) m.run.kernels = texts_of(in, "kernels");
   if (in.has("save")) m.save = in.count("save");
   if (in.has("model")) m.model = in.text("model");
   if (in.has("model_args")) m.model_args = texts_of(in, "model_args");

@@ -78,6 +78,7 @@ struct RunState {
   int64_t skipped = 0;    // the last steps in a row that updated nothing, as a gradient was not finite
   std::map<std::string, int64_t> data = {};          // the loader's own
   std::map<std::string, std::string> schedule = {};  // the schedule's settings, for the reader
+  std::map<std::string, std::string> kernels = {};   // that decide last bits: "products" -> "onednn.matmul"
   bool operator==(const RunState&) const = default;
 };
 

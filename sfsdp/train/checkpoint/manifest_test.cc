@@ -18,7 +18,8 @@ Manifest small() {
            .lr_offset = 3,
            .skipped = 2,
            .data = {{"samples", 80}, {"credit", -2}},
-           .schedule = {{"decay", "linear \"x\""}}};
+           .schedule = {{"decay", "linear \"x\""}},
+           .kernels = {{"products", "onednn.matmul"}}};
   m.world_size = 2;
   m.data_ranks = 2;
   m.save = 17;

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/fuse/name_kernels.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/testing/expect_pass.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using testing::expect_pass, testing::expect_unchanged;
+
+TEST_CASE("name_kernels: products in float32, and attention that sfsdp's kernel computes") {
+  expect_pass("name_kernels products=onednn.matmul attention=sfsdp.flash", R"(
+graph mesh [dp=1] view local
+  %x = input name=x : f32[4, 8]
+  %w = input name=w : f32[6, 8]
+  %h = input name=h : bf16[4, 8]
+  %v = input name=v : bf16[6, 8]
+  %q = input name=q : f32[2, 4, 32, 16]
+  %k = input name=k : f32[2, 2, 32, 16]
+  %n = input name=n : f32[2, 4, 32, 24]
+  %m = input name=m : f32[2, 1, 32, 32]
+  %d = input name=d : i64[2, 32]
+fwd:
+  %a = linear %x, %w : f32[4, 6]
+  %b = linear %h, %v : bf16[4, 6]
+  %o, %l = sdpa %q, %k, %k, none is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o1, %l1 = sdpa %q, %k, %k, %d documents=true is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o2, %l2 = sdpa %q, %k, %k, %m : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o3, %l3 = sdpa %n, %n, %n : f32[2, 4, 32, 24], f32[2, 4, 32]
+  return %a, %b, %o, %o1, %o2, %o3
+)",
+              R"(
+graph mesh [dp=1] view local
+  %x = input name=x : f32[4, 8]
+  %w = input name=w : f32[6, 8]
+  %h = input name=h : bf16[4, 8]
+  %v = input name=v : bf16[6, 8]
+  %q = input name=q : f32[2, 4, 32, 16]
+  %k = input name=k : f32[2, 2, 32, 16]
+  %n = input name=n : f32[2, 4, 32, 24]
+  %m = input name=m : f32[2, 1, 32, 32]
+  %d = input name=d : i64[2, 32]
+fwd:
+  %a = linear %x, %w product_kernel=onednn.matmul : f32[4, 6]
+  %b = linear %h, %v : bf16[4, 6]
+  %o, %l = sdpa %q, %k, %k, none attention_kernel=sfsdp.flash is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o1, %l1 = sdpa %q, %k, %k, %d attention_kernel=sfsdp.flash documents=true is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o2, %l2 = sdpa %q, %k, %k, %m : f32[2, 4, 32, 16], f32[2, 4, 32]
+  %o3, %l3 = sdpa %n, %n, %n : f32[2, 4, 32, 24], f32[2, 4, 32]
+  return %a, %b, %o, %o1, %o2, %o3
+)");
+}
+
+TEST_CASE("name_kernels: without names it changes nothing") {
+  expect_unchanged("name_kernels", R"(
+graph mesh [dp=1] view local
+  %x = input name=x : f32[4, 8]
+  %w = input name=w : f32[6, 8]
+fwd:
+  %a = linear %x, %w : f32[4, 6]
+  return %a
+)");
+}
+
+}  // namespace
+}  // namespace sfsdp::passes
