@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Kernels that a product or an attention may name (product_kernel=, attention_kernel=): a library and what it calls it. Without the
-// name the machine that runs the op chooses.
+// Kernels that a product, an attention or an op over rows may name (product_kernel=, attention_kernel=, row_kernel=): a library and
+// what it calls it. Without the name the machine that runs the op chooses.
 #pragma once
 
 #include <array>
@@ -11,5 +11,6 @@ namespace sfsdp::ir {
 inline constexpr std::array<std::string_view, 7> kProductKernels = {
     "aten.mm", "mkl.gemm", "onednn.matmul", "onednn.brgemm", "cublas.gemm", "cublaslt.matmul", "cutlass.gemm"};
 inline constexpr std::array<std::string_view, 2> kAttentionKernels = {"aten.flash", "sfsdp.flash"};
+inline constexpr std::array<std::string_view, 2> kRowKernels = {"aten.ops", "sfsdp.rows"};
 
 }  // namespace sfsdp::ir

@@ -6,23 +6,12 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/kernels/attention_unit.h"
+#include "sfsdp/kernels/family.h"
 
 namespace sfsdp::kernels {
 namespace {
 
 constexpr int64_t kMaxWidth = 256;
-
-const AttentionKernels& kernels() {
-  static const AttentionKernels kFound = [] {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) return attention_avx512();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return attention_avx2();
-#endif
-    return attention_baseline();
-  }();
-  return kFound;
-}
 
 // Documents as small numbers. They mostly follow each other with growing numbers; then a change is a new one.
 void number_documents(const int64_t* documents, std::vector<int32_t>& numbers) {
@@ -55,7 +44,7 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
     }
     const AttentionUnit unit = {&attention, sample, i % shape.groups,
                                 attention.documents ? documents.data() : nullptr, aligned};
-    backward ? kernels().backward(unit) : kernels().forward(unit);
+    backward ? family().attend_backward(unit) : family().attend(unit);
   }
 }
 

@@ -1,51 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The arithmetic of attention_*.cc: included once in each, with its lanes and tile, after everything else. It includes nothing and
-// calls no inline function of others: such a function, compiled here for one processor, might be taken by the linker for all.
+// The arithmetic of attention.h; see vector.h for how it is compiled.
 // NOLINTBEGIN
 namespace sfsdp::kernels {
 namespace {
 
-constexpr int64_t kLanes = SFSDP_LANES;
 constexpr int kTileRows = SFSDP_TILE_ROWS, kTileVectors = SFSDP_TILE_VECTORS;
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
-
-using V = float __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
-using I = int32_t __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
-using U = uint32_t __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
-using H = uint16_t __attribute__((vector_size(SFSDP_LANES * sizeof(uint16_t))));
-#define SFSDP_INLINE inline __attribute__((always_inline))
-
-SFSDP_INLINE V load(const float* from) {
-  V v;
-  __builtin_memcpy(&v, from, sizeof v);
-  return v;
-}
-SFSDP_INLINE void store(float* to, V v) { __builtin_memcpy(to, &v, sizeof v); }
-SFSDP_INLINE V all(float x) { return V{} + x; }
-SFSDP_INLINE I bits(V v) { return reinterpret_cast<I>(v); }
-SFSDP_INLINE V from_bits(I v) { return reinterpret_cast<V>(v); }
-SFSDP_INLINE V larger(V a, V b) { return a != a || a > b ? a : b; }  // a nan stays
-
-constexpr float kMinusInfinity = -__builtin_inff();
-
-// e^x within 1.5 units of the last place, 0 below 2^-126; a nan stays one. The polynomial is that of Cephes (expf.c).
-SFSDP_INLINE V exp(V x) {
-  const V least = all(-87.33654f);              // ln(2^-126)
-  const V magic = all(12582912.0f);             // 1.5 · 2^23: its sum with a number is that one rounded, in the last bits
-  const V clamped = x < least ? least : x;
-  const V shifted = clamped * all(1.44269504088896341f) + magic;
-  const V n = shifted - magic;
-  const V f = (clamped - n * all(0.693359375f)) - n * all(-2.12194440e-4f);  // x - n ln(2), whose first part has few bits
-  V p = all(1.9875691500e-4f);
-  p = p * f + all(1.3981999507e-3f);
-  p = p * f + all(8.3334519073e-3f);
-  p = p * f + all(4.1665795894e-2f);
-  p = p * f + all(1.6666665459e-1f);
-  p = p * f + all(5.0000001201e-1f);
-  p = p * (f * f) + f + all(1.0f);
-  const I exponent = (bits(shifted) << 23) + (127 << 23);  // the low bits are n
-  return x < least ? V{} : p * from_bits(exponent);
-}
 
 // c[rows][vectors · lanes] (+)= a · b, which is summed by itself first: long sums lose less so. Element (r, k) of a is a[r · a_row + k · a_step]; a row of b has its elements side by side.
 template <int kRows, int kVectors>
@@ -112,11 +72,7 @@ Block rows_of(const Heads& heads, int64_t batch, int64_t head, int64_t first, in
   if (shape.dtype == ir::DType::f32) return {static_cast<const float*>(heads.data) + at, heads.row};
   const uint16_t* data = static_cast<const uint16_t*>(heads.data) + at;
   for (int64_t r = 0; r < count; ++r)
-    for (int64_t i = 0; i < shape.width; i += kLanes) {
-      H half;
-      __builtin_memcpy(&half, data + r * heads.row + i, sizeof half);
-      store(space + r * shape.width + i, from_bits(__builtin_convertvector(half, I) << 16));
-    }
+    for (int64_t i = 0; i < shape.width; i += kLanes) store(space + r * shape.width + i, load(data + r * heads.row + i));
   return {space, shape.width};
 }
 
@@ -128,14 +84,10 @@ void write_rows(const float* from, const float* factors, const Heads& heads, int
     for (int64_t i = 0; i < shape.width; i += kLanes) {
       V v = load(from + r * shape.width + i);
       if (factors) v *= all(factors[r]);
-      if (shape.dtype == ir::DType::f32) {
+      if (shape.dtype == ir::DType::f32)
         store(static_cast<float*>(heads.data) + at + r * heads.row + i, v);
-        continue;
-      }
-      const U b = reinterpret_cast<U>(v);
-      const U rounded = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
-      const H half = __builtin_convertvector(v != v ? U{} + 0x7fc0 : rounded, H);
-      __builtin_memcpy(static_cast<uint16_t*>(heads.data) + at + r * heads.row + i, &half, sizeof half);
+      else
+        store(static_cast<uint16_t*>(heads.data) + at + r * heads.row + i, v);
     }
 }
 
@@ -237,7 +189,7 @@ void forward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64_
   write_rows(result, shrink, a.out, unit.sample, head, first, count, s);
 }
 
-void forward(const AttentionUnit& unit) {
+void attention_forward(const AttentionUnit& unit) {
   const AttentionShape& s = unit.attention->shape;
   const int64_t shared = s.heads / s.groups;
   for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
@@ -311,7 +263,7 @@ void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64
   write_rows(space.grad_queries, nullptr, a.grad_query, unit.sample, head, first, count, s);
 }
 
-void backward(const AttentionUnit& unit) {
+void attention_backward(const AttentionUnit& unit) {
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const BackwardSpace space = backward_space(unit.scratch, s);

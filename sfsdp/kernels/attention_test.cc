@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sfsdp/base/half.h"
-#include "sfsdp/kernels/attention_unit.h"
+#include "sfsdp/kernels/family.h"
 
 namespace sfsdp::kernels {
 namespace {
@@ -174,18 +174,7 @@ std::vector<Case> cases() {
   return cases;
 }
 
-std::vector<std::pair<std::string, AttentionKernels>> families() {
-  std::vector<std::pair<std::string, AttentionKernels>> found = {{"baseline", attention_baseline()}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.emplace_back("avx2", attention_avx2());
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
-    found.emplace_back("avx512", attention_avx512());
-#endif
-  return found;
-}
-
-// The same on each family of processors that this one is of.
-void run_units(const AttentionKernels& kernels, const Attention& attention, const std::vector<int32_t>& documents) {
+void run_units(const Family& family, const Attention& attention, const std::vector<int32_t>& documents) {
   const AttentionShape& s = attention.shape;
   const auto floats = static_cast<size_t>(scratch_floats(s, true)) + 16;
   std::vector<float> scratch(floats);
@@ -194,8 +183,8 @@ void run_units(const AttentionKernels& kernels, const Attention& attention, cons
     for (int64_t g = 0; g < s.groups; ++g) {
       const AttentionUnit unit = {&attention, b, g, documents.empty() ? nullptr : documents.data() + b * s.queries,
                                   aligned};
-      kernels.forward(unit);
-      kernels.backward(unit);
+      family.attend(unit);
+      family.attend_backward(unit);
     }
 }
 
@@ -207,11 +196,11 @@ TEST_CASE("attention: results and gradients of float64, on every family of proce
     CAPTURE(ir::to_string(given.shape.dtype));
     REQUIRE(can_attend(given.shape));
     const bool half = given.shape.dtype == ir::DType::bf16;
-    for (const auto& [name, kernels] : families()) {
-      CAPTURE(name);
+    for (const Family& family : families()) {
+      CAPTURE(family.name);
       Data d(given.shape);
       const Attention attention = d.attention(given);
-      run_units(kernels, attention, {given.documents.begin(), given.documents.end()});
+      run_units(family, attention, {given.documents.begin(), given.documents.end()});
       Expected e = expected(given, d);
       // In bf16 the last rounding alone: 2^-9 at most, 2^-9 / sqrt(3) in the mean; backward reads a result that was rounded.
       const double bar = half ? 2e-3 : 1e-6;
@@ -240,12 +229,12 @@ TEST_CASE("attention: units may be computed in parts, and by themselves have the
 
 TEST_CASE("attention: a nan or an infinite score makes the results of its query nan, and no other's") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
-    for (const auto& [name, kernels] : families()) {
-      CAPTURE(name);
+    for (const Family& family : families()) {
+      CAPTURE(family.name);
       const Case given = {{1, 1, 1, 80, 80, 16, true, 0.25F, ir::DType::f32}, {}};
       Data d(given.shape);
       d.query.wide[d.query.at(0, 0, 70, 3)] = bad;
-      run_units(kernels, d.attention(given), {});
+      run_units(family, d.attention(given), {});
       for (int64_t q = 0; q < 80; ++q) {
         CAPTURE(q);
         REQUIRE(std::isnan(d.out.get(0, 0, q, 0)) == (q == 70));

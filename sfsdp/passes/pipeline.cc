@@ -77,8 +77,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("remat_in_kernels"), o.fuse.scope == FuseScope::All},
       // Gradients are written where their reduction reads them.
       {make_call("write_in_buckets"), o.fuse.scope == FuseScope::All},
-      // What computes products and attention.
-      {make_call("name_kernels", o.kernels), !o.kernels.products.empty() || !o.kernels.attention.empty()},
+      // What computes products, attention and loss.
+      {make_call("name_kernels", o.kernels), o.kernels.is_any()},
   };
 }
 

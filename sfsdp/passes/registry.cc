@@ -89,7 +89,7 @@ const std::vector<PassInfo>& rows() {
                                       &join_products, {"group_weights", "bucket"})),
       row("keep_in_place", "what is carried to the next step is left where that step looks for it", &keep_in_place),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
-      with(Exactness::ReordersSums, row("name_kernels", "says which kernels compute products and attention", &name_kernels)),
+      with(Exactness::ReordersSums, row("name_kernels", "says which kernels compute products, attention and loss", &name_kernels)),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),

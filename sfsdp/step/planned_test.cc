@@ -165,7 +165,7 @@ TEST_CASE("a plan that names oneDNN's products trains as the reference does, to 
 }
 
 // Four heads of 16, two of which share keys and values.
-TEST_CASE("a plan that names sfsdp's attention trains as the reference does, to rounding") {
+TEST_CASE("a plan that names sfsdp's attention and loss trains as the reference does, to rounding") {
   const auto make = [] {
     models::Llama3Args args = testing::tiny_llama();
     args.head_dim = 16;
@@ -173,21 +173,22 @@ TEST_CASE("a plan that names sfsdp's attention trains as the reference does, to 
   };
   for (const bool half : {false, true}) {
     CAPTURE(half);
-    const auto train = [&](ExecutorKind executor, const std::string& attention) {
+    const auto train = [&](ExecutorKind executor, const passes::NameKernelsOptions& kernels) {
       CompileOptions options = options_of(executor, 2);
-      options.pipeline.kernels.attention = attention;
+      options.pipeline.kernels = kernels;
       DataParallelOptions parallel;
       if (half) parallel.mixed_precision.param_dtype = ir::DType::bf16;
       const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),
                                            data_parallel(init_device_mesh({{"dp_shard", 2}}), parallel), options);
       const auto first = program->first();
       const auto named = std::ranges::count_if(
-          first->graph.ops(), [](const auto& op) { return op->has_attr("attention_kernel"); });
-      CHECK(named == (attention.empty() ? 0 : 2 * 2));  // two layers, forward and backward
+          first->graph.ops(), [](const auto& op) { return op->has_attr("attention_kernel") || op->has_attr("row_kernel"); });
+      CHECK(named == (kernels.is_any() ? 2 * (2 + 1) : 0));  // two layers and the loss, forward and backward
       return testing::train_on_ranks(
           program, 3, [&](int64_t step, int64_t rank) { return testing::micro_batches_of(step, rank, 2, 2); });
     };
-    const auto got = train(ExecutorKind::Planned, "sfsdp.flash"), expected = train(ExecutorKind::Reference, "");
+    const auto got = train(ExecutorKind::Planned, {.attention = "sfsdp.flash", .rows = "sfsdp.rows"}),
+               expected = train(ExecutorKind::Reference, {});
     for (size_t k = 0; k < got.results.size(); ++k) {
       CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <= (half ? 1e-3 : 1e-6) * expected.results[k].loss);
       CHECK(std::abs(got.results[k].grad_norm - expected.results[k].grad_norm) <=

@@ -174,6 +174,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     if (job_options.target.name == "cpu") {
       options.pipeline.kernels.products = products_of(config.exec.products);
       if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
+      if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";
     }
   } else {
     options.executor = ExecutorKind::Reference;
@@ -327,7 +328,8 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   const auto kernel = [](const std::string& named, const char* otherwise) { return named.empty() ? otherwise : named; };
   const passes::NameKernelsOptions& kernels = program.options().pipeline.kernels;
   options.kernels = {{"attention", kernel(kernels.attention, "aten.flash")},
-                     {"products", kernel(kernels.products, "aten.mm")}};
+                     {"products", kernel(kernels.products, "aten.mm")},
+                     {"rows", kernel(kernels.rows, "aten.ops")}};
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/exec/planned/attention_call.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 
 #include <cmath>
 
 #include "sfsdp/base/check.h"
-#include "sfsdp/capture/tensor_type.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -17,16 +15,10 @@ at::Tensor by_row(const at::Tensor& t) { return t.stride(-1) == 1 ? t : t.contig
 
 kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; }
 
-at::Tensor empty_like(const ir::Type& type) {
-  const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
-  return type.strides.empty() ? at::empty(type.shape(), options)
-                              : at::empty_strided(type.shape(), type.strides, options);
-}
-
 }  // namespace
 
 AttentionCall::AttentionCall(const ir::Op& op)
-    : op_(op), backward_(op.is("sdpa_backward")), places_(op.results().size()) {
+    : OwnCall(op), backward_(op.is("sdpa_backward")) {
   const size_t query = backward_ ? 1 : 0;
   const std::vector<int64_t> q = op.operands[query]->type().shape(), k = op.operands[query + 1]->type().shape();
   const double* scale = op.find_attr<double>("scale");
@@ -43,17 +35,13 @@ AttentionCall::AttentionCall(const ir::Op& op)
               ", by sfsdp.flash");
 }
 
-bool AttentionCall::write_to(size_t index, const at::Tensor& place) {
+bool AttentionCall::can_write(size_t index, const at::Tensor& place) const {
   const bool is_log_sum = !backward_ && index == 1;
-  if (!is_log_sum && place.stride(-1) != 1) return false;
-  places_[index] = place;
-  return true;
+  return is_log_sum || place.stride(-1) == 1;
 }
 
-std::vector<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands) const {
-  std::vector<at::Tensor> results;
-  for (size_t i = 0; i < places_.size(); ++i)
-    results.push_back(places_[i].defined() ? places_[i] : empty_like(op_.result(static_cast<int>(i))->type()));
+std::vector<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands) {
+  const std::vector<at::Tensor> results = this->results();
   // What is made contiguous here lives until the kernel is done.
   const size_t query = backward_ ? 1 : 0, documents = backward_ ? 6 : 3;
   const at::Tensor q = by_row(operands[query]), k = by_row(operands[query + 1]), v = by_row(operands[query + 2]);

@@ -35,7 +35,7 @@ Op* again(ir::Graph& graph, const Op& like, std::vector<Value*> operands) {
   Op* made = graph.add(like.opcode, std::move(operands), std::move(results));
   made->operand_lists = like.operand_lists;
   made->attrs = like.attrs;
-  for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel"}) made->attrs.erase(of_plan);
+  for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel", "row_kernel"}) made->attrs.erase(of_plan);
   made->module_path = like.module_path;
   return made;
 }

@@ -16,8 +16,8 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/pack_into.h"
-#include "sfsdp/exec/planned/attention_call.h"
 #include "sfsdp/exec/planned/canonical_call.h"
+#include "sfsdp/exec/planned/own_call.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
@@ -59,7 +59,7 @@ struct PlannedExecutor::Impl {
     const ir::Op* op = nullptr;
     std::optional<OpCall> call;
     std::optional<CanonicalCall> canonical;
-    std::optional<AttentionCall> attention;  // none of the three: accumulate
+    std::unique_ptr<OwnCall> own;            // none of the three: accumulate
     at::Tensor out = {};                     // what `call` writes its one result to; undefined: a new tensor
     bool packs = false;                      // it is a pack, and its result is put together where it lies
   };
@@ -190,11 +190,10 @@ struct PlannedExecutor::Impl {
     for (const ir::Op* op : ops) {
       for (const ir::Value* operand : op->operands) view(operand);
       Call call{op, {}, {}, {}};
-      if (op->attr_or<std::string>("attention_kernel", "") == "sfsdp.flash")
-        call.attention.emplace(*op);
-      else if (ir::is_canonical(op->opcode))
+      call.own = make_own_call(*op);
+      if (!call.own && ir::is_canonical(op->opcode))
         call.canonical.emplace(*op, groups, rng);
-      else if (!op->is("accumulate"))
+      else if (!call.own && !op->is("accumulate"))
         call.call.emplace(*op, graph, groups, rng);
       task.calls.push_back(std::move(call));
       for (const auto& result : op->results()) is_made[result->id()] = true;
@@ -220,7 +219,7 @@ struct PlannedExecutor::Impl {
       for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(*task.calls[j].op);
       if (later) continue;
       if (call.canonical && !reads(*call.op)) call.canonical->write_to(r, place);
-      if (call.attention && !reads(*call.op)) call.attention->write_to(r, place);
+      if (call.own && !reads(*call.op)) call.own->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
       if (call.call && call.call->can_write() && call.op->results().size() == 1 &&
           (!reads(*call.op) || elementwise(*call.op, place)))
@@ -340,7 +339,7 @@ struct PlannedExecutor::Impl {
     }
     if (call.call) return call.call->run(operands, scalars, position);
     if (call.canonical) return call.canonical->run(operands, scalars, position);
-    if (call.attention) return call.attention->run(operands);
+    if (call.own) return call.own->run(operands);
     return {accumulate(*call.op, operands[0], part)};
   }
 

@@ -117,6 +117,8 @@ void check_attributes(const Op& op, Report& report) {
                      report);
   check_named_kernel(op, "attention_kernel", CostClass::Attention, "an attention: sdpa or sdpa_backward",
                      kAttentionKernels, report);
+  check_named_kernel(op, "row_kernel", CostClass::Reduction, "an op over rows, such as cross_entropy", kRowKernels,
+                     report);
 }
 
 void check_rule(const Graph& graph, const Op& op, Report& report) {

@@ -35,12 +35,19 @@ bool is_attention(const Op& op) {
                               .dtype = type.dtype});
 }
 
+bool is_loss(const Op& op) {
+  if (!op.is("cross_entropy", "cross_entropy_backward")) return false;
+  const ir::DType dtype = op.operands[op.is("cross_entropy") ? 0 : 1]->type().dtype;
+  return dtype == ir::DType::f32 || (dtype == ir::DType::bf16 && !op.attr_or("in_dtype", false));
+}
+
 }  // namespace
 
 const std::vector<Field<NameKernelsOptions>>& NameKernelsOptions::fields() {
   static const std::vector<Field<NameKernelsOptions>> kFields = {
       field("products", &NameKernelsOptions::products, {}, "of float32 products, as onednn.matmul; empty: any"),
-      field("attention", &NameKernelsOptions::attention, {}, "of attention, as sfsdp.flash; empty: any")};
+      field("attention", &NameKernelsOptions::attention, {}, "of attention, as sfsdp.flash; empty: any"),
+      field("rows", &NameKernelsOptions::rows, {}, "of cross entropy, as sfsdp.rows; empty: any")};
   return kFields;
 }
 
@@ -55,6 +62,7 @@ bool name_kernels(ir::Graph& graph, const NameKernelsOptions& options, PassConte
   for (const auto& op : graph.ops()) {
     if (is_product(*op)) name(*op, "product_kernel", options.products);
     if (is_attention(*op)) name(*op, "attention_kernel", options.attention);
+    if (is_loss(*op)) name(*op, "row_kernel", options.rows);
   }
   return changed;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   product_kernel= and attention_kernel= on canonical products and attention (ir/named_kernels.h).
+// What:   product_kernel=, attention_kernel= and row_kernel= on canonical ops (ir/named_kernels.h).
 // Why:    the plan says what computes where that decides last bits: ranks compare it, a run that goes on can be told.
 // Rule:   products in float32. Attention in float32 or bfloat16 that sfsdp's kernel computes (kernels/attention.h), without a mask
-//         but that of documents.
+//         but that of documents. Cross entropy of logits in float32, or in bfloat16 where the loss is float32.
 // Needs:  nothing; it comes last, as other passes make such ops.
 // Leaves: the verifier knows the names.
 #pragma once
@@ -19,7 +19,9 @@ namespace sfsdp::passes {
 struct NameKernelsOptions {
   std::string products = {};
   std::string attention = {};
+  std::string rows = {};
 
+  bool is_any() const { return !products.empty() || !attention.empty() || !rows.empty(); }
   static const std::vector<Field<NameKernelsOptions>>& fields();
 };
 

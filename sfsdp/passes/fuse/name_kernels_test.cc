@@ -10,8 +10,8 @@ namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
 
-TEST_CASE("name_kernels: products in float32, and attention that sfsdp's kernel computes") {
-  expect_pass("name_kernels products=onednn.matmul attention=sfsdp.flash", R"(
+TEST_CASE("name_kernels: products in float32, attention and losses that sfsdp's kernels compute") {
+  expect_pass("name_kernels products=onednn.matmul attention=sfsdp.flash rows=sfsdp.rows", R"(
 graph mesh [dp=1] view local
   %x = input name=x : f32[4, 8]
   %w = input name=w : f32[6, 8]
@@ -22,6 +22,7 @@ graph mesh [dp=1] view local
   %n = input name=n : f32[2, 4, 32, 24]
   %m = input name=m : f32[2, 1, 32, 32]
   %d = input name=d : i64[2, 32]
+  %t = input name=t : i64[6]
 fwd:
   %a = linear %x, %w : f32[4, 6]
   %b = linear %h, %v : bf16[4, 6]
@@ -29,7 +30,9 @@ fwd:
   %o1, %l1 = sdpa %q, %k, %k, %d documents=true is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
   %o2, %l2 = sdpa %q, %k, %k, %m : f32[2, 4, 32, 16], f32[2, 4, 32]
   %o3, %l3 = sdpa %n, %n, %n : f32[2, 4, 32, 24], f32[2, 4, 32]
-  return %a, %b, %o, %o1, %o2, %o3
+  %c, %cn, %cl = cross_entropy %v, %t : f32[], f32[], f32[6]
+  %e, %en, %el = cross_entropy %v, %t in_dtype=true : bf16[], bf16[], bf16[6]
+  return %a, %b, %o, %o1, %o2, %o3, %c, %e
 )",
               R"(
 graph mesh [dp=1] view local
@@ -42,6 +45,7 @@ graph mesh [dp=1] view local
   %n = input name=n : f32[2, 4, 32, 24]
   %m = input name=m : f32[2, 1, 32, 32]
   %d = input name=d : i64[2, 32]
+  %t = input name=t : i64[6]
 fwd:
   %a = linear %x, %w product_kernel=onednn.matmul : f32[4, 6]
   %b = linear %h, %v : bf16[4, 6]
@@ -49,7 +53,9 @@ fwd:
   %o1, %l1 = sdpa %q, %k, %k, %d attention_kernel=sfsdp.flash documents=true is_causal=true : f32[2, 4, 32, 16], f32[2, 4, 32]
   %o2, %l2 = sdpa %q, %k, %k, %m : f32[2, 4, 32, 16], f32[2, 4, 32]
   %o3, %l3 = sdpa %n, %n, %n : f32[2, 4, 32, 24], f32[2, 4, 32]
-  return %a, %b, %o, %o1, %o2, %o3
+  %c, %cn, %cl = cross_entropy %v, %t row_kernel=sfsdp.rows : f32[], f32[], f32[6]
+  %e, %en, %el = cross_entropy %v, %t in_dtype=true : bf16[], bf16[], bf16[6]
+  return %a, %b, %o, %o1, %o2, %o3, %c, %e
 )");
 }
 

@@ -290,7 +290,8 @@ std::vector<std::string> notes_of(const JobConfig& config) {
     notes.push_back(concat("training.document_tokens = ", config.training.document_tokens,
                            " changes nothing: training.document_mask is false, so attention goes over documents"));
   for (const auto& [key, value] : {std::pair<const char*, const std::string&>{"products", config.exec.products},
-                                   {"attention", config.exec.attention}})
+                                   {"attention", config.exec.attention},
+                                   {"rows", config.exec.rows}})
     if (value != "auto" && config.exec.executor != "planned")
       notes.push_back(
           concat("exec.", key, " = ", value, " changes nothing: exec.executor is ", config.exec.executor));

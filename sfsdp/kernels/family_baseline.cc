@@ -4,15 +4,20 @@
 #include <cstdint>
 #include <cstring>
 
-#include "sfsdp/kernels/attention_unit.h"
+#include "sfsdp/kernels/family.h"
 
 #define SFSDP_LANES 4
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
+#include "sfsdp/kernels/vector.h"
+
 #include "sfsdp/kernels/attention_kernel.h"
+#include "sfsdp/kernels/cross_entropy_kernel.h"
 
 namespace sfsdp::kernels {
 
-AttentionKernels attention_baseline() { return {&forward, &backward}; }
+Family baseline_family() {
+  return {"baseline", &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
+}
 
 }  // namespace sfsdp::kernels

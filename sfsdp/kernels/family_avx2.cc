@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "sfsdp/kernels/attention_unit.h"
+#include "sfsdp/kernels/family.h"
 
 // After all other headers, whose functions other files share.
 #if defined(__clang__)
@@ -17,11 +17,16 @@
 #define SFSDP_LANES 8
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
+#include "sfsdp/kernels/vector.h"
+
 #include "sfsdp/kernels/attention_kernel.h"
+#include "sfsdp/kernels/cross_entropy_kernel.h"
 
 namespace sfsdp::kernels {
 
-AttentionKernels attention_avx2() { return {&forward, &backward}; }
+Family avx2_family() {
+  return {"avx2", &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
+}
 
 }  // namespace sfsdp::kernels
 #if defined(__clang__)

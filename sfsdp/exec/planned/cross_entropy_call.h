@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// cross_entropy and cross_entropy_backward by sfsdp's own kernel (kernels/cross_entropy.h). What is left for backward is a number
+// per row, as the plan has it.
+#pragma once
+
+#include "sfsdp/exec/planned/own_call.h"
+
+namespace sfsdp::exec {
+
+class CrossEntropyCall final : public OwnCall {
+ public:
+  //   op: with row_kernel=sfsdp.rows
+  explicit CrossEntropyCall(const ir::Op& op);
+
+  // throws: IndexError of LibTorch for a target that is no class and not ignored
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands) override;
+
+ private:
+  bool can_write(size_t index, const at::Tensor& place) const override;
+  std::vector<at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets);
+  std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
+
+  int64_t reduction_, ignored_;   // 0: a loss per row, 1: their mean, 2: their sum
+  std::vector<float> losses_;     // by row
+};
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// An op that a kernel of sfsdp's own computes (kernels/), as the plan names it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::exec {
+
+class OwnCall {
+ public:
+  //   op: must outlive the call
+  explicit OwnCall(const ir::Op& op) : op_(op), places_(op.results().size()) {}
+  virtual ~OwnCall() = default;
+  OwnCall(const OwnCall&) = delete;
+  OwnCall& operator=(const OwnCall&) = delete;
+
+  // Where result `index` is to be written from now on. Returns whether it will be: else run() returns another tensor.
+  //   place: of the op's type; must not overlap what the op reads
+  bool write_to(size_t index, const at::Tensor& place);
+  virtual std::vector<at::Tensor> run(std::span<const at::Tensor> operands) = 0;
+
+ protected:
+  const ir::Op& op() const { return op_; }
+  // At their places, or new.
+  std::vector<at::Tensor> results() const;
+
+ private:
+  virtual bool can_write(size_t index, const at::Tensor& place) const = 0;
+
+  const ir::Op& op_;
+  std::vector<at::Tensor> places_;  // by result; undefined: a new tensor
+};
+
+// Null: the plan names none of sfsdp's kernels.
+std::unique_ptr<OwnCall> make_own_call(const ir::Op& op);
+
+}  // namespace sfsdp::exec

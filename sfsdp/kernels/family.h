@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels of a family of processors: the same arithmetic (vector.h), compiled for other instructions. Last bits differ between
+// families: a product and a sum are rounded once where there is an instruction for both.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sfsdp/kernels/attention.h"
+#include "sfsdp/kernels/cross_entropy.h"
+
+namespace sfsdp::kernels {
+
+// Queries and keys of a tile of attention.
+inline constexpr int64_t kTile = 64;
+
+// One unit of attention: the heads of a group in one sample.
+struct AttentionUnit {
+  const Attention* attention = nullptr;
+  int64_t sample = 0, group = 0;
+  const int32_t* documents = nullptr;  // by position: equal numbers are one document; null: all are
+  float* scratch = nullptr;            // scratch_floats() of them, 64-byte aligned
+};
+int64_t scratch_floats(const AttentionShape& shape, bool backward);
+
+struct Family {
+  const char* name = "";
+  void (*attend)(const AttentionUnit& unit) = nullptr;
+  void (*attend_backward)(const AttentionUnit& unit) = nullptr;
+  void (*cross_entropy)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
+  void (*cross_entropy_backward)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
+};
+
+Family baseline_family();
+#if defined(__x86_64__)
+Family avx2_family();
+Family avx512_family();
+#endif
+
+// Those that this processor is of, the best last.
+std::vector<Family> families();
+// The best.
+const Family& family();
+
+}  // namespace sfsdp::kernels
