@@ -38,12 +38,12 @@ ir::Graph graph_of(const Shape& s, at::ScalarType dtype) {
   };
   const std::string q = type(s.heads), k = type(s.groups);
   const std::string named = " is_causal=true attention_kernel=sfsdp.flash : ";
-  return ir::parse_or_throw(concat(
-      "graph mesh [dp_shard=1] view local\n", "  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
-      "\n  %v = input name=v : ", k, "\n  %g = input name=g : ", q, "\nfwd:\n  %o, %l = sdpa %q, %k, %v, none", named, q,
-      ", f32[", s.batch, ", ", s.heads, ", ", s.length, "]{", s.length * s.heads, ", 1, ", s.heads, "}\n",
-      "bwd:\n  %gq, %gk, %gv = sdpa_backward %g, %q, %k, %v, %o, %l, none dropout_p=0.0", named, q, ", ", k, ", ", k,
-      "\n  return %gq\n"));
+  return ir::parse_or_throw(
+      concat("graph mesh [dp_shard=1] view local\n", "  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
+             "\n  %v = input name=v : ", k, "\n  %g = input name=g : ", q, "\nfwd:\n  %o, %l = sdpa %q, %k, %v, none",
+             named, q, ", f32[", s.batch, ", ", s.heads, ", ", s.length, "]{", s.length * s.heads, ", 1, ", s.heads,
+             "}\n", "bwd:\n  %gq, %gk, %gv = sdpa_backward %g, %q, %k, %v, %o, %l, none dropout_p=0.0", named, q, ", ",
+             k, ", ", k, "\n  return %gq\n"));
 }
 
 // out and the gradients of q, k, v
@@ -51,7 +51,8 @@ std::vector<at::Tensor> exact_of(const Shape& s, const std::vector<at::Tensor>& 
   std::vector<at::Tensor> wide;
   for (const at::Tensor& t : in) wide.push_back(t.to(at::kDouble).detach().requires_grad_());
   const auto spread = [&](const at::Tensor& t) { return t.repeat_interleave(s.heads / s.groups, 1); };
-  const at::Tensor scores = at::matmul(wide[0], spread(wide[1]).transpose(2, 3)) / std::sqrt(static_cast<double>(s.width));
+  const at::Tensor scores =
+      at::matmul(wide[0], spread(wide[1]).transpose(2, 3)) / std::sqrt(static_cast<double>(s.width));
   const at::Tensor later = at::ones({s.length, s.length}, at::kBool).triu(1);
   const at::Tensor weights = at::softmax(scores.masked_fill(later, -std::numeric_limits<double>::infinity()), -1);
   const at::Tensor out = at::matmul(weights, spread(wide[2]));
@@ -62,9 +63,8 @@ std::vector<at::Tensor> exact_of(const Shape& s, const std::vector<at::Tensor>& 
 double largest_error(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& exact) {
   double most = 0;
   for (size_t i = 0; i < exact.size(); ++i)
-    most = std::max(most, ((got[i].to(at::kDouble) - exact[i]).square().mean() / exact[i].square().mean())
-                              .sqrt()
-                              .item<double>());
+    most = std::max(
+        most, ((got[i].to(at::kDouble) - exact[i]).square().mean() / exact[i].square().mean()).sqrt().item<double>());
   return most;
 }
 
@@ -72,10 +72,13 @@ void measure(const Shape& s, at::ScalarType dtype) {
   const std::vector<at::Tensor> in = {random_heads(s, s.heads, dtype), random_heads(s, s.groups, dtype),
                                       random_heads(s, s.groups, dtype), random_heads(s, s.heads, dtype)};
   const ir::Graph graph = graph_of(s, dtype);
-  exec::AttentionCall own_forward(*graph.find_value("o")->producer()), own_backward(*graph.find_value("gq")->producer());
+  exec::AttentionCall own_forward(*graph.find_value("o")->producer()),
+      own_backward(*graph.find_value("gq")->producer());
   std::vector<at::Tensor> aten(5), own(5);  // out, three gradients, logarithms
   const std::vector<std::function<void()>> runs = {
-      [&] { std::tie(aten[0], aten[4]) = at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0, true); },
+      [&] {
+        std::tie(aten[0], aten[4]) = at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0, true);
+      },
       [&] {
         std::tie(aten[1], aten[2], aten[3]) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
             in[3], in[0], in[1], in[2], aten[0], aten[4], 0, true);
@@ -99,12 +102,13 @@ void measure(const Shape& s, at::ScalarType dtype) {
   for (auto& times : ms) std::ranges::sort(times);
   const auto median = [&](size_t i) { return ms[i][ms[i].size() / 2]; };
   const std::vector<at::Tensor> exact = exact_of(s, in);
-  std::printf("%-8s %2lld x %2lld/%-2lld heads, %4lld x %3lld: forward %7.2f and %7.2f ms (%.2f), backward %7.2f and %7.2f ms"
-              " (%.2f), error %.1e and %.1e\n",
-              dtype == at::kFloat ? "float32" : "bfloat16", static_cast<long long>(s.batch),
-              static_cast<long long>(s.heads), static_cast<long long>(s.groups), static_cast<long long>(s.length),
-              static_cast<long long>(s.width), median(0), median(2), median(0) / median(2), median(1), median(3),
-              median(1) / median(3), largest_error(aten, exact), largest_error(own, exact));
+  std::printf(
+      "%-8s %2lld x %2lld/%-2lld heads, %4lld x %3lld: forward %7.2f and %7.2f ms (%.2f), backward %7.2f and %7.2f ms"
+      " (%.2f), error %.1e and %.1e\n",
+      dtype == at::kFloat ? "float32" : "bfloat16", static_cast<long long>(s.batch), static_cast<long long>(s.heads),
+      static_cast<long long>(s.groups), static_cast<long long>(s.length), static_cast<long long>(s.width), median(0),
+      median(2), median(0) / median(2), median(1), median(3), median(1) / median(3), largest_error(aten, exact),
+      largest_error(own, exact));
   std::fflush(stdout);
 }
 

@@ -23,7 +23,7 @@ struct Times {
   double median, least, most;  // seconds
 };
 
-// Of the slowest rank, each round.
+// What the slowest rank takes, each round.
 Times measure(comm::Communicator& group, int calls, const std::function<void()>& call) {
   std::vector<double> seconds;
   for (int round = 0; round <= kRounds; ++round) {
@@ -58,14 +58,22 @@ void measure_large(comm::Communicator& group, GrowingMemory& memory, const char*
   const auto name = [&](const char* what) { return std::string(what) + where; };
   const auto own = whole.subspan(me * chunk, chunk);
   print_rate(group.rank(), name("all_gather, ").c_str(), mib,
-             measure(group, 3, [&] { group.all_gather(own, other, {"%w", ""}); }), 2 * b);
-  print_rate(group.rank(), name("reduce_scatter, ").c_str(), mib, measure(group, 3, [&] {
-               group.reduce_scatter(whole, other.first(chunk), ir::DType::f32, comm::ReduceOp::Sum, {"%g", ""});
-             }),
+             measure(group, 3,
+                     [&] {
+                       group.all_gather(own, other, {"%w", ""});
+                     }),
+             2 * b);
+  print_rate(group.rank(), name("reduce_scatter, ").c_str(), mib,
+             measure(group, 3,
+                     [&] {
+                       group.reduce_scatter(whole, other.first(chunk), ir::DType::f32, comm::ReduceOp::Sum, {"%g", ""});
+                     }),
              b + c);
-  print_rate(group.rank(), name("all_reduce, ").c_str(), mib, measure(group, 3, [&] {
-               group.all_reduce(whole, ir::DType::f32, comm::ReduceOp::Sum, {"%n", ""});
-             }),
+  print_rate(group.rank(), name("all_reduce, ").c_str(), mib,
+             measure(group, 3,
+                     [&] {
+                       group.all_reduce(whole, ir::DType::f32, comm::ReduceOp::Sum, {"%n", ""});
+                     }),
              2 * b + 2 * (b - c));
 }
 
@@ -78,8 +86,8 @@ void measure_collectives(comm::CommWorld& world) {
   double number = 0;
   print_latency(rank, "barrier", measure(*group, 1000, [&] { group->barrier({"%b", ""}); }));
   print_latency(rank, "all_reduce of 8 bytes", measure(*group, 1000, [&] {
-                  group->all_reduce(std::as_writable_bytes(std::span(&number, 1)), ir::DType::f64,
-                                    comm::ReduceOp::Sum, {"%n", ""});
+                  group->all_reduce(std::as_writable_bytes(std::span(&number, 1)), ir::DType::f64, comm::ReduceOp::Sum,
+                                    {"%n", ""});
                 }));
   constexpr int64_t kAddresses = int64_t{1} << 30;
   GrowingMemory elsewhere(GrowingMemory::Kind::Private, kAddresses);

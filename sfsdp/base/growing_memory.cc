@@ -64,7 +64,7 @@ void GrowingMemory::grow(int64_t bytes) {
 
 void GrowingMemory::commit(int64_t from, int64_t bytes) {
   const auto count = static_cast<size_t>(bytes);
-  // Of a file the system says at once that it has no more; a page of it that is touched without would be SIGBUS.
+  // The system says at once that a file gets no more; a page of it that is touched without would be SIGBUS.
   if (fd_ && fallocate(fd_.get(), 0, from, bytes) != 0) throw_errno(concat(bytes, " bytes of shared memory"));
   if (mprotect(begin_ + from, count, PROT_READ | PROT_WRITE) != 0) throw_errno(concat(bytes, " bytes"));
   madvise(begin_ + from, count, MADV_HUGEPAGE);  // a system without them gives small pages

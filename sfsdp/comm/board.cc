@@ -241,7 +241,8 @@ void Board::meet(const CallSite& site, const Call& call, uint64_t sequence, int6
 
 void Board::wait(const CallSite& site, const Call& call, uint64_t sequence, uint64_t phase, int64_t timeout_ms) {
   const auto begin = Clock::now();
-  for (const auto until = begin + std::chrono::microseconds(spin_us_); memory_->released < phase && Clock::now() < until;)
+  for (const auto until = begin + std::chrono::microseconds(spin_us_);
+       memory_->released < phase && Clock::now() < until;)
     for (int i = 0; i < 32 && memory_->released < phase; ++i) pause();
   while (true) {
     const uint32_t seen = memory_->wakes;

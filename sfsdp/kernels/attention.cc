@@ -18,7 +18,8 @@ void number_documents(const int64_t* documents, std::vector<int32_t>& numbers) {
   const auto count = static_cast<int64_t>(numbers.size());
   if (std::is_sorted(documents, documents + count)) {
     for (int64_t i = 1; i < count; ++i)
-      numbers[static_cast<size_t>(i)] = numbers[static_cast<size_t>(i - 1)] + (documents[i] != documents[i - 1] ? 1 : 0);
+      numbers[static_cast<size_t>(i)] =
+          numbers[static_cast<size_t>(i - 1)] + (documents[i] != documents[i - 1] ? 1 : 0);
     return;
   }
   std::map<int64_t, int32_t> known;
@@ -42,8 +43,8 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
       documents.assign(static_cast<size_t>(shape.queries), 0);
       number_documents(attention.documents + sample * shape.queries, documents);
     }
-    const AttentionUnit unit = {&attention, sample, i % shape.groups,
-                                attention.documents ? documents.data() : nullptr, aligned};
+    const AttentionUnit unit = {&attention, sample, i % shape.groups, attention.documents ? documents.data() : nullptr,
+                                aligned};
     backward ? family().attend_backward(unit) : family().attend(unit);
   }
 }

@@ -35,11 +35,12 @@ struct Rows {
 
 struct Attention {
   AttentionShape shape;
-  Heads query, key, value;               // of shape.dtype; key and value: [batch, groups, keys, width]
-  const int64_t* documents = nullptr;    // [batch, queries], contiguous: a query sees keys of its own document alone; null: all
-  Heads out;                             // as query
-  Rows log_sum;                          // of each query: the logarithm of the sum of exp(scale · score)
-  Heads grad_out;                        // backward alone, as query, as are the next three
+  Heads query, key, value;  // of shape.dtype; key and value: [batch, groups, keys, width]
+  const int64_t* documents =
+      nullptr;     // [batch, queries], contiguous: a query sees keys of its own document alone; null: all
+  Heads out;       // as query
+  Rows log_sum;    // of each query: the logarithm of the sum of exp(scale · score)
+  Heads grad_out;  // backward alone, as query, as are the next three
   Heads grad_query, grad_key, grad_value;
 };
 

@@ -4,60 +4,6 @@
 namespace sfsdp::kernels {
 namespace {
 
-constexpr int kTileRows = SFSDP_TILE_ROWS, kTileVectors = SFSDP_TILE_VECTORS;
-constexpr int64_t kTileColumns = kTileVectors * kLanes;
-
-// c[rows][vectors · lanes] (+)= a · b, which is summed by itself first: long sums lose less so. Element (r, k) of a is a[r · a_row + k · a_step]; a row of b has its elements side by side.
-template <int kRows, int kVectors>
-SFSDP_INLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, float* c,
-                                int64_t c_row, int64_t depth, bool add) {
-  V sums[kRows][kVectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = V{};
-  for (int64_t k = 0; k < depth; ++k) {
-    V of_b[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) of_b[v] = load(b + k * b_row + v * kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const V of_a = all(a[r * a_row + k * a_step]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += of_a * of_b[v];
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = c + r * c_row + v * kLanes;
-      store(to, add ? load(to) + sums[r][v] : sums[r][v]);
-    }
-}
-
-template <int kRows, int kVectors>
-void multiply_rows(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, float* c, int64_t c_row,
-                   int64_t rows, int64_t depth, bool add) {
-  int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    multiply_tile<kRows, kVectors>(a + r * a_row, a_row, a_step, b, b_row, c + r * c_row, c_row, depth, add);
-  for (; r + 2 <= rows; r += 2)
-    multiply_tile<2, kVectors>(a + r * a_row, a_row, a_step, b, b_row, c + r * c_row, c_row, depth, add);
-  if (r < rows) multiply_tile<1, kVectors>(a + r * a_row, a_row, a_step, b, b_row, c + r * c_row, c_row, depth, add);
-}
-
-// c [rows, columns] (+)= a [rows, depth] · b [depth, columns]; columns: a multiple of 16.
-void multiply(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, float* c, int64_t c_row,
-              int64_t rows, int64_t columns, int64_t depth, bool add) {
-  int64_t n = 0;
-  for (; n + kTileColumns <= columns; n += kTileColumns)
-    multiply_rows<kTileRows, kTileVectors>(a, a_row, a_step, b + n, b_row, c + n, c_row, rows, depth, add);
-  // Fewer vectors leave registers for more rows.
-  for (; n < columns; n += kLanes)
-    multiply_rows<2 * kTileRows, 1>(a, a_row, a_step, b + n, b_row, c + n, c_row, rows, depth, add);
-}
-
 struct Block {
   const float* data = nullptr;
   int64_t row = 0;
@@ -66,13 +12,14 @@ struct Block {
 SFSDP_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Rows first to first + count - 1 of a head in float32: where they lie, or in `space`.
-Block rows_of(const Heads& heads, int64_t batch, int64_t head, int64_t first, int64_t count, const AttentionShape& shape,
-              float* space) {
+Block rows_of(const Heads& heads, int64_t batch, int64_t head, int64_t first, int64_t count,
+              const AttentionShape& shape, float* space) {
   const int64_t at = batch * heads.batch + head * heads.head + first * heads.row;
   if (shape.dtype == ir::DType::f32) return {static_cast<const float*>(heads.data) + at, heads.row};
   const uint16_t* data = static_cast<const uint16_t*>(heads.data) + at;
   for (int64_t r = 0; r < count; ++r)
-    for (int64_t i = 0; i < shape.width; i += kLanes) store(space + r * shape.width + i, load(data + r * heads.row + i));
+    for (int64_t i = 0; i < shape.width; i += kLanes)
+      store(space + r * shape.width + i, load(data + r * heads.row + i));
   return {space, shape.width};
 }
 
@@ -206,8 +153,9 @@ struct BackwardSpace {
 BackwardSpace backward_space(float* scratch, const AttentionShape& s) {
   const int64_t block = kTile * s.width, scores = kTile * kTile;
   BackwardSpace space;
-  float** const blocks[] = {&space.queries, &space.queries_across, &space.grads, &space.grads_across,
-                            &space.grad_queries, &space.key, &space.value};
+  float** const blocks[] = {&space.queries,      &space.queries_across, &space.grads,
+                            &space.grads_across, &space.grad_queries,   &space.key,
+                            &space.value};
   for (float** b : blocks) *b = scratch, scratch += block;
   space.weights = scratch;
   space.slopes = scratch + scores;
@@ -228,7 +176,8 @@ void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64
     base[q] = q < count ? log_sum[(first + q) * a.log_sum.row] : 0.0f;
     V dot = V{};
     if (q < count)
-      for (int64_t i = 0; i < s.width; i += kLanes) dot += load(out.data + q * out.row + i) * load(grads.data + q * grads.row + i);
+      for (int64_t i = 0; i < s.width; i += kLanes)
+        dot += load(out.data + q * out.row + i) * load(grads.data + q * grads.row + i);
     delta[q] = 0;
     for (int i = 0; i < kLanes; ++i) delta[q] += dot[i];
   }
@@ -253,8 +202,8 @@ void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64
         store(weight, p);
         store(slope, p * (load(slope) - load(delta + q)) * scale);
       }
-    multiply(space.weights, kTile, 1, grads.data, grads.row, space.grad_values + k * s.width, s.width, keys, s.width, count,
-             true);
+    multiply(space.weights, kTile, 1, grads.data, grads.row, space.grad_values + k * s.width, s.width, keys, s.width,
+             count, true);
     multiply(space.slopes, kTile, 1, queries.data, queries.row, space.grad_keys + k * s.width, s.width, keys, s.width,
              count, true);
     multiply(space.slopes, 1, kTile, key.data, key.row, space.grad_queries, s.width, count, s.width, keys, begun);
@@ -267,11 +216,11 @@ void attention_backward(const AttentionUnit& unit) {
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const BackwardSpace space = backward_space(unit.scratch, s);
-  for (int64_t i = 0; i < s.keys * s.width; i += kLanes) store(space.grad_keys + i, V{}), store(space.grad_values + i, V{});
+  for (int64_t i = 0; i < s.keys * s.width; i += kLanes)
+    store(space.grad_keys + i, V{}), store(space.grad_values + i, V{});
   const int64_t shared = s.heads / s.groups;
   for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
-    for (int64_t q = 0; q < s.queries; q += kTile)
-      backward_tile(unit, head, q, smaller(kTile, s.queries - q), space);
+    for (int64_t q = 0; q < s.queries; q += kTile) backward_tile(unit, head, q, smaller(kTile, s.queries - q), space);
   write_rows(space.grad_keys, nullptr, a.grad_key, unit.sample, unit.group, 0, s.keys, s);
   write_rows(space.grad_values, nullptr, a.grad_value, unit.sample, unit.group, 0, s.keys, s);
 }

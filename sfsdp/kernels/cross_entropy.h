@@ -11,15 +11,15 @@ namespace sfsdp::kernels {
 
 struct CrossEntropy {
   int64_t classes = 1;
-  ir::DType dtype = ir::DType::f32;    // of the logits and their gradient: f32 or bf16
-  const void* logits = nullptr;        // [rows, classes], contiguous
-  const int64_t* targets = nullptr;    // [rows]: 0 to classes - 1, or ignored
-  int64_t ignored = -100;              // a target that counts for nothing
-  float* log_sums = nullptr;           // forward: [rows], the logarithm of the sum of exp(logits)
-  float* losses = nullptr;             // forward: [rows], log_sum - logit of the target; 0 where it is ignored
-  const float* factors = nullptr;      // backward: of a row's gradient, or of all rows'
+  ir::DType dtype = ir::DType::f32;  // of the logits and their gradient: f32 or bf16
+  const void* logits = nullptr;      // [rows, classes], contiguous
+  const int64_t* targets = nullptr;  // [rows]: 0 to classes - 1, or ignored
+  int64_t ignored = -100;            // a target that counts for nothing
+  float* log_sums = nullptr;         // forward: [rows], the logarithm of the sum of exp(logits)
+  float* losses = nullptr;           // forward: [rows], log_sum - logit of the target; 0 where it is ignored
+  const float* factors = nullptr;    // backward: of a row's gradient, or of all rows'
   bool factor_by_row = false;
-  void* grad = nullptr;                // backward: [rows, classes], contiguous
+  void* grad = nullptr;  // backward: [rows, classes], contiguous
 };
 
 // Rows begin to end - 1 of log_sums and losses, from logits and targets. Targets are not checked.

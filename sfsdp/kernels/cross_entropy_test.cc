@@ -116,7 +116,8 @@ TEST_CASE("cross entropy: rows may be computed in parts") {
   Data whole(9, 50, true), parts(9, 50, true);
   cross_entropy(whole.call(true), 0, 9);
   cross_entropy_backward(whole.call(true), 0, 9);
-  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{5, 9}, {0, 5}}) cross_entropy(parts.call(true), begin, end);
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{5, 9}, {0, 5}})
+    cross_entropy(parts.call(true), begin, end);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{5, 9}, {0, 5}})
     cross_entropy_backward(parts.call(true), begin, end);
   CHECK(whole.losses == parts.losses);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Processors with AVX2: 16 registers of 8 floats.
 #if defined(__x86_64__)
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "sfsdp/kernels/family.h"
 
@@ -18,6 +16,8 @@
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
 #include "sfsdp/kernels/vector.h"
+
+#include "sfsdp/kernels/small_product.h"
 
 #include "sfsdp/kernels/attention_kernel.h"
 #include "sfsdp/kernels/cross_entropy_kernel.h"

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Processors with AVX-512: 32 registers of 16 floats.
 #if defined(__x86_64__)
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "sfsdp/kernels/family.h"
 
 // After all other headers, whose functions other files share.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
@@ -18,6 +17,8 @@
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 4
 #include "sfsdp/kernels/vector.h"
+
+#include "sfsdp/kernels/small_product.h"
 
 #include "sfsdp/kernels/attention_kernel.h"
 #include "sfsdp/kernels/cross_entropy_kernel.h"

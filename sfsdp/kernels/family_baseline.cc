@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Any processor: 16 registers of 4 floats.
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "sfsdp/kernels/family.h"
 
@@ -10,6 +8,8 @@
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
 #include "sfsdp/kernels/vector.h"
+
+#include "sfsdp/kernels/small_product.h"
 
 #include "sfsdp/kernels/attention_kernel.h"
 #include "sfsdp/kernels/cross_entropy_kernel.h"

@@ -29,12 +29,13 @@ constexpr float kMinusInfinity = -__builtin_inff();
 
 // e^x within 1.5 units of the last place, 0 below 2^-126; a nan stays one. The polynomial is that of Cephes (expf.c).
 SFSDP_INLINE V exp(V x) {
-  const V least = all(-87.33654f);              // ln(2^-126)
-  const V magic = all(12582912.0f);             // 1.5 · 2^23: its sum with a number is that one rounded, in the last bits
+  const V least = all(-87.33654f);   // ln(2^-126)
+  const V magic = all(12582912.0f);  // 1.5 · 2^23: its sum with a number is that one rounded, in the last bits
   const V clamped = x < least ? least : x;
   const V shifted = clamped * all(1.44269504088896341f) + magic;
   const V n = shifted - magic;
-  const V f = (clamped - n * all(0.693359375f)) - n * all(-2.12194440e-4f);  // x - n ln(2), whose first part has few bits
+  const V f =
+      (clamped - n * all(0.693359375f)) - n * all(-2.12194440e-4f);  // x - n ln(2), whose first part has few bits
   V p = all(1.9875691500e-4f);
   p = p * f + all(1.3981999507e-3f);
   p = p * f + all(8.3334519073e-3f);

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/memory_counter.h"
@@ -558,24 +557,6 @@ TEST_CASE("real weights go as the shards come: what is left is the shards") {
       SFSDP_CHECK(live->peak <= kModel + kLayer, live->peak, " beside a model of ", kModel);
       SFSDP_CHECK(live->now <= kModel / 4 + kLayer / 4, live->now, " for shards of ", kModel / 4);
     });
-}
-
-TEST_CASE("what LibTorch's allocator gives out is counted, for all threads, until it is given back") {
-  exec::count_memory();
-  const int64_t before = exec::allocated_bytes();
-  {
-    const at::Tensor x = at::empty({1000});
-    CHECK(exec::allocated_bytes() - before == 4000);
-    CHECK(reinterpret_cast<uintptr_t>(x.data_ptr()) % 64 == 0);
-    exec::restart_most_allocated();
-    std::thread([] { CHECK(at::empty({500}).numel() == 500); }).join();
-    CHECK(exec::most_allocated_bytes() - before == 6000);
-    CHECK(exec::allocated_bytes() - before == 4000);
-    x.resize_({2000});
-    CHECK(exec::allocated_bytes() - before == 8000);
-    CHECK(exec::most_allocated_bytes() - before == 12000);  // the old block lives until it is copied
-  }
-  CHECK(exec::allocated_bytes() == before);
 }
 
 // The planned executor's regions are in pages of 2 MiB, and what its kernels make before it is written is beside them.

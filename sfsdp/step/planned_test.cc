@@ -181,8 +181,9 @@ TEST_CASE("a plan that names sfsdp's attention and loss trains as the reference 
       const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),
                                            data_parallel(init_device_mesh({{"dp_shard", 2}}), parallel), options);
       const auto first = program->first();
-      const auto named = std::ranges::count_if(
-          first->graph.ops(), [](const auto& op) { return op->has_attr("attention_kernel") || op->has_attr("row_kernel"); });
+      const auto named = std::ranges::count_if(first->graph.ops(), [](const auto& op) {
+        return op->has_attr("attention_kernel") || op->has_attr("row_kernel");
+      });
       CHECK(named == (kernels.is_any() ? 2 * (2 + 1) : 0));  // two layers and the loss, forward and backward
       return testing::train_on_ranks(
           program, 3, [&](int64_t step, int64_t rank) { return testing::micro_batches_of(step, rank, 2, 2); });
@@ -190,7 +191,8 @@ TEST_CASE("a plan that names sfsdp's attention and loss trains as the reference 
     const auto got = train(ExecutorKind::Planned, {.attention = "sfsdp.flash", .rows = "sfsdp.rows"}),
                expected = train(ExecutorKind::Reference, {});
     for (size_t k = 0; k < got.results.size(); ++k) {
-      CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <= (half ? 1e-3 : 1e-6) * expected.results[k].loss);
+      CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <=
+            (half ? 1e-3 : 1e-6) * expected.results[k].loss);
       CHECK(std::abs(got.results[k].grad_norm - expected.results[k].grad_norm) <=
             (half ? 1e-2 : 5e-6) * expected.results[k].grad_norm);
     }

@@ -130,7 +130,7 @@ struct Step::Impl {
   exec::DataPosition position;
   std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
-  std::shared_ptr<exec::RankMemory> memory;  // of the plans, if they are run
+  std::shared_ptr<exec::RankMemory> memory;              // of the plans, if they are run
   struct Running {
     Held<const Program::Variant> variant;
     std::shared_ptr<exec::Executor> executor;

@@ -124,6 +124,7 @@ TEST_CASE("training.dtype = bfloat16 equals an eager bfloat16 Llama 3, bit for b
   config.training.dtype = "bfloat16";
   config.training.seq_len = 8;
   config.training.max_norm = 0.5;
+  config.exec.products = config.exec.attention = config.exec.rows = "aten";
   config.optimizer.lr = 0.01;
   const auto rows_of = [](int64_t step, int64_t rank, int64_t rows) {
     at::Generator random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step) + 1);

@@ -45,8 +45,7 @@ std::span<std::byte> ShmArea::stage(uint64_t turn, size_t bytes) {
 }
 
 ShmCommunicator::ShmCommunicator(CallSite site, std::unique_ptr<Board> board, std::unique_ptr<ShmArea> own,
-                                 std::vector<std::unique_ptr<PeerMemory>> areas,
-                                 std::shared_ptr<const Windows> windows,
+                                 std::vector<std::unique_ptr<PeerMemory>> areas, std::shared_ptr<const Windows> windows,
                                  std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder)
     : site_(std::move(site)),
       board_(std::move(board)),
@@ -124,7 +123,7 @@ void ShmCommunicator::run(const Call& call, std::span<const std::byte> shown, Ac
     broken_ = true;
     board_->throw_failure(site_, call, sequence_,
                           concat("rank ", site_.global_rank(), " has no shared memory: ", error.what(),
-                                 "; comm.shared_memory = false goes without"),
+                                 "; TcpOptions::shared_memory = false goes without"),
                           0, 0);
   } catch (const CommError&) {
     broken_ = true;

@@ -105,10 +105,11 @@ class TcpWorld final : public CommWorld {
   void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
 
   std::string_view transport() const override {
-    const auto sharing = std::ranges::count_if(groups_, [](const auto& group) { return group.second->shares_memory(); });
-    return sharing == 0                   ? "tcp"
+    const auto sharing =
+        std::ranges::count_if(groups_, [](const auto& group) { return group.second->shares_memory(); });
+    return sharing == 0                     ? "tcp"
            : sharing == std::ssize(groups_) ? "shared memory"
-                                          : "shared memory within hosts, tcp between them";
+                                            : "shared memory within hosts, tcp between them";
   }
 
   std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes) override {
@@ -263,7 +264,8 @@ class TcpWorld final : public CommWorld {
     cpu_set_t all, one;
     CPU_ZERO(&all);
     for (size_t r = 0; r < hosts_.size(); ++r)
-      if (hosts_[r] == hosts_[static_cast<size_t>(rank())] && sched_getaffinity(processes_[r].pid, sizeof one, &one) == 0)
+      if (hosts_[r] == hosts_[static_cast<size_t>(rank())] &&
+          sched_getaffinity(processes_[r].pid, sizeof one, &one) == 0)
         CPU_OR(&all, &all, &one);
     return CPU_COUNT(&all);
   }

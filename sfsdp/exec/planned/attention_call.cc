@@ -17,8 +17,7 @@ kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0)
 
 }  // namespace
 
-AttentionCall::AttentionCall(const ir::Op& op)
-    : OwnCall(op), backward_(op.is("sdpa_backward")) {
+AttentionCall::AttentionCall(const ir::Op& op) : OwnCall(op), backward_(op.is("sdpa_backward")) {
   const size_t query = backward_ ? 1 : 0;
   const std::vector<int64_t> q = op.operands[query]->type().shape(), k = op.operands[query + 1]->type().shape();
   const double* scale = op.find_attr<double>("scale");

@@ -36,9 +36,8 @@ ir::Graph graph_of(const Case& c) {
   return ir::parse_or_throw(concat(
       "graph mesh [dp_shard=1] view local\n", "  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
       "\n  %v = input name=v : ", k, "\n  %g = input name=g : ", q, "\n  %d = input name=d : i64[", c.batch, ", ",
-      c.length, "]\nfwd:\n  %o, %l = sdpa %q, %k, %v, ", documents,
-      " is_causal=true attention_kernel=sfsdp.flash : ", q, ", ", sums,
-      "\nbwd:\n  %gq, %gk, %gv = sdpa_backward %g, %q, %k, %v, %o, %l, ", documents,
+      c.length, "]\nfwd:\n  %o, %l = sdpa %q, %k, %v, ", documents, " is_causal=true attention_kernel=sfsdp.flash : ",
+      q, ", ", sums, "\nbwd:\n  %gq, %gk, %gv = sdpa_backward %g, %q, %k, %v, %o, %l, ", documents,
       " dropout_p=0.0 is_causal=true attention_kernel=sfsdp.flash : ", q, ", ", k, ", ", k, "\n  return %gq\n"));
 }
 
@@ -54,7 +53,8 @@ std::vector<at::Tensor> exact_of(const Case& c, const std::vector<at::Tensor>& i
   const auto spread = [&](const at::Tensor& t) { return t.repeat_interleave(c.heads / c.groups, 1); };
   at::Tensor seen = at::ones({c.length, c.length}, at::kBool).tril().expand({c.batch, 1, c.length, c.length});
   if (c.documents) seen = seen.logical_and(documents.unsqueeze(2).eq(documents.unsqueeze(1)).unsqueeze(1));
-  const at::Tensor scores = at::matmul(wide[0], spread(wide[1]).transpose(2, 3)) / std::sqrt(static_cast<double>(c.width));
+  const at::Tensor scores =
+      at::matmul(wide[0], spread(wide[1]).transpose(2, 3)) / std::sqrt(static_cast<double>(c.width));
   const at::Tensor hidden = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
   const at::Tensor out = at::matmul(at::softmax(hidden, -1), spread(wide[2]));
   out.backward(grad.to(at::kDouble));

@@ -27,7 +27,9 @@ kernels::CrossEntropy call_of(const at::Tensor& logits, const at::Tensor& target
 }  // namespace
 
 CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
-    : OwnCall(op), reduction_(op.attr_or("reduction", int64_t{1})), ignored_(op.attr_or("ignore_index", int64_t{-100})) {
+    : OwnCall(op),
+      reduction_(op.attr_or("reduction", int64_t{1})),
+      ignored_(op.attr_or("ignore_index", int64_t{-100})) {
   SFSDP_CHECK(op.is("cross_entropy", "cross_entropy_backward"), op.opcode, " has no kernel sfsdp.rows");
 }
 
@@ -66,7 +68,8 @@ std::vector<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, cons
 // grad of the loss, logits, targets, count
 std::vector<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> operands) {
   std::vector<at::Tensor> results = this->results();
-  const at::Tensor grad = operands[0].contiguous(), logits = operands[1].contiguous(), targets = operands[2].contiguous();
+  const at::Tensor grad = operands[0].contiguous(), logits = operands[1].contiguous(),
+                   targets = operands[2].contiguous();
   float factor = 0;
   kernels::CrossEntropy call = call_of(logits, targets, ignored_);
   call.factor_by_row = reduction_ == 0;

@@ -20,8 +20,8 @@ class CrossEntropyCall final : public OwnCall {
   std::vector<at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets);
   std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
 
-  int64_t reduction_, ignored_;   // 0: a loss per row, 1: their mean, 2: their sum
-  std::vector<float> losses_;     // by row
+  int64_t reduction_, ignored_;  // 0: a loss per row, 1: their mean, 2: their sum
+  std::vector<float> losses_;    // by row
 };
 
 }  // namespace sfsdp::exec

@@ -21,12 +21,11 @@ constexpr int64_t kRows = 24, kClasses = 500;
 ir::Graph graph_of(at::ScalarType dtype, int64_t reduction) {
   const std::string logits = concat(dtype == at::kFloat ? "f32" : "bf16", "[", kRows, ", ", kClasses, "]");
   const std::string loss = reduction == 0 ? concat("f32[", kRows, "]") : "f32[]";
-  const std::string attrs =
-      concat(" ignore_index=-100 reduction=", reduction, " row_kernel=sfsdp.rows : ");
+  const std::string attrs = concat(" ignore_index=-100 reduction=", reduction, " row_kernel=sfsdp.rows : ");
   return ir::parse_or_throw(concat(
       "graph mesh [dp_shard=1] view local\n  %x = input name=x : ", logits, "\n  %t = input name=t : i64[", kRows,
-      "]\n  %g = input name=g : ", loss, "\nfwd:\n  %l, %n, %s = cross_entropy %x, %t", attrs, loss, ", f32[], f32[", kRows,
-      "]\nbwd:\n  %gx = cross_entropy_backward %g, %x, %t, %n, %s", attrs, logits, "\n  return %gx\n"));
+      "]\n  %g = input name=g : ", loss, "\nfwd:\n  %l, %n, %s = cross_entropy %x, %t", attrs, loss, ", f32[], f32[",
+      kRows, "]\nbwd:\n  %gx = cross_entropy_backward %g, %x, %t, %n, %s", attrs, logits, "\n  return %gx\n"));
 }
 
 double error_of(const at::Tensor& got, const at::Tensor& exact) {
@@ -50,8 +49,7 @@ TEST_CASE("cross entropy by sfsdp's kernel is no further from float64 than by Li
       loss.backward(grad.to(at::kDouble));
       CrossEntropyCall own_forward(forward), own_backward(backward);
       const auto own = own_forward.run(std::vector<at::Tensor>{logits, targets});
-      const at::Tensor own_grad =
-          own_backward.run(std::vector<at::Tensor>{grad, logits, targets, own[1], own[2]})[0];
+      const at::Tensor own_grad = own_backward.run(std::vector<at::Tensor>{grad, logits, targets, own[1], own[2]})[0];
       CanonicalCall aten_forward(forward, {}, Rng::Counter), aten_backward(backward, {}, Rng::Counter);
       const auto aten = aten_forward.run(std::vector<at::Tensor>{logits, targets}, {}, {});
       const at::Tensor aten_grad =

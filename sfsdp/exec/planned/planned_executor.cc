@@ -59,9 +59,9 @@ struct PlannedExecutor::Impl {
     const ir::Op* op = nullptr;
     std::optional<OpCall> call;
     std::optional<CanonicalCall> canonical;
-    std::unique_ptr<OwnCall> own;            // none of the three: accumulate
-    at::Tensor out = {};                     // what `call` writes its one result to; undefined: a new tensor
-    bool packs = false;                      // it is a pack, and its result is put together where it lies
+    std::unique_ptr<OwnCall> own;  // none of the three: accumulate
+    at::Tensor out = {};           // what `call` writes its one result to; undefined: a new tensor
+    bool packs = false;            // it is a pack, and its result is put together where it lies
   };
   // A kernel, or a collective.
   struct Task {
@@ -130,7 +130,8 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op->results()) {
         const auto& place = places.of(result.get());
         if (!place || place->region == plan::Region::Constant || result->type().kind == ir::Type::Kind::Token) continue;
-        placed[result->id()] = tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type(), shared);
+        placed[result->id()] =
+            tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type(), shared);
       }
       if (op->is("constant")) placed[op->result()->id()] = constants[static_cast<size_t>(op->attr<int64_t>("index"))];
       if (op->is("scalar")) placed[op->result()->id()] = OpCall(*op, graph, groups, rng).run({}, {}, position)[0];

@@ -101,7 +101,8 @@ void check_named_kernel(const Op& op, std::string_view key, CostClass kind, cons
   const auto* kernel = op.find_attr<std::string>(key);
   if (!kernel) return;
   const OpRow* row = op.opcode.row();
-  if (!row || row->cost != kind) report(concat(name_of(op), " has ", key, "=", *kernel), concat("expected it on ", kinds));
+  if (!row || row->cost != kind)
+    report(concat(name_of(op), " has ", key, "=", *kernel), concat("expected it on ", kinds));
   if (std::ranges::find(names, *kernel) == names.end())
     report(concat(name_of(op), " has ", key, "=", quote_if_needed(*kernel)),
            concat("expected one of ", join({names.begin(), names.end()}, ", ")));

@@ -81,7 +81,8 @@ class Decomposer {
   void replace(Op& op) {
     std::vector<const Made*> shared;
     ir::CanonicalCall call{op.opcode, op.attrs, {}};
-    for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel", "row_kernel"}) call.attrs.erase(of_plan);
+    for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel", "row_kernel"})
+      call.attrs.erase(of_plan);
     for (Value* operand : op.operands) {
       Value* value = operand ? current(operand) : nullptr;
       call.operands.push_back(value ? Term{value, 0, value->type()} : Term());

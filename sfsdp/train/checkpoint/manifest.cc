@@ -95,8 +95,8 @@ std::string body(const Manifest& m) {
   text += concat("\"lr_offset\": ", run.lr_offset, ", \"skipped\": ", run.skipped,
                  ", \"schedule\": ", object(run.schedule, [](const std::string& value) { return json_quoted(value); }),
                  ",\n");
-  text += concat("\"kernels\": ", object(run.kernels, [](const std::string& value) { return json_quoted(value); }),
-                 ",\n");
+  text +=
+      concat("\"kernels\": ", object(run.kernels, [](const std::string& value) { return json_quoted(value); }), ",\n");
   text += concat("\"data\": ", object(run.data, [](int64_t value) { return std::to_string(value); }), ",\n");
   text += concat("\"world_size\": ", m.world_size, ", \"data_ranks\": ", m.data_ranks,
                  ", \"mesh\": ", json_quoted(m.mesh), ", \"plan\": ", json_quoted(m.plan), ",\n");

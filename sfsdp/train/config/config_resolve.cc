@@ -218,6 +218,7 @@ std::string with_keys(std::string message) {
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},
       {"TcpOptions::listen", "comm.listen"},
+      {"TcpOptions::shared_memory", "comm.shared_memory"},
       {"TuneOptions::choose_remat", "activation_checkpoint.mode = auto"},
       {"TuneOptions::machine", "parallelism.fsdp_machine"},
       {"TuneOptions::wrap", "parallelism.fsdp_wrap"},
