@@ -13,9 +13,9 @@ namespace sfsdp {
 // How another process of this user finds a shared memory. It is gone with its last process, killed or not.
 struct MemoryId {
   int32_t pid = 0;
-  int32_t fd = -1;     // of that process
-  uint64_t inode = 0;  // tells it from a later file of the same number
-  uint64_t bytes = 0;  // of addresses
+  int32_t fd = -1;                 // of that process
+  uint64_t device = 0, inode = 0;  // tell it from another file of the same number
+  uint64_t bytes = 0;              // of addresses
 };
 
 class GrowingMemory {
@@ -39,6 +39,7 @@ class GrowingMemory {
  private:
   void commit(int64_t from, int64_t bytes);
 
+  const int32_t owner_;  // the process
   std::byte* begin_ = nullptr;
   int64_t bytes_ = 0, reserved_ = 0;
   Fd fd_;  // none: private

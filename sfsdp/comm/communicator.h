@@ -60,10 +60,10 @@ class CommWorld {
   // How long a call waits for the other ranks, from the next call on: the first step, in which ranks still compile and
   // load, needs more than those after it.
   virtual void set_timeout_ms(int64_t timeout_ms) = 0;
-  // How the groups made so far exchange data: "shared memory", "tcp", "shared memory within hosts, tcp between them", "threads".
+  // How the groups made so far exchange data: "shared memory", "tcp", "shared memory and tcp", "threads".
   virtual std::string_view transport() const = 0;
-  // Memory of this rank that its peers on this host read in place, when a call is given a part of it; null where they cannot.
-  // Not a collective call.
+  // Memory of this rank that its peers on this host read in place, when a call of a group that is there already is given a part of
+  // it; null where they cannot. Not a collective call.
   virtual std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes);
   // Communicator::abort on every group of this rank, those not yet made included: the peers learn of it at once.
   virtual void abort(const std::string& reason) = 0;

@@ -31,9 +31,13 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
   const AttentionShape& shape = attention.shape;
   SFSDP_CHECK(can_attend(shape) && begin >= 0 && end <= units_of(shape), "attention of ", shape.queries, " x ",
               shape.width);
-  thread_local std::vector<float> scratch;  // as large as the largest attention of this thread
-  const auto needed = static_cast<size_t>(scratch_floats(shape, backward));
-  if (scratch.size() < needed + kTile) scratch.resize(needed + kTile);
+  // Kept by the thread, unless it is large: gradients of many keys.
+  constexpr size_t kMostKept = 16 << 20;
+  thread_local std::vector<float> kept;
+  std::vector<float> large;
+  const auto needed = static_cast<size_t>(scratch_floats(shape, backward) + kTile);
+  std::vector<float>& scratch = needed > kMostKept ? large : kept;
+  if (scratch.size() < needed) scratch = std::vector<float>(needed);
   const auto address = reinterpret_cast<uintptr_t>(scratch.data());
   float* aligned = scratch.data() + (64 - address % 64) % 64 / sizeof(float);
   std::vector<int32_t> documents;

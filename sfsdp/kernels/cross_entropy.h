@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Cross entropy of rows of logits with class numbers, and its gradient: each row is read once from memory. In float32, whatever the
+// Cross entropy of rows of logits with class numbers, and its gradient: a row is read again only while it is in the caches. In float32, whatever the
 // logits are. Torch-free.
 #pragma once
 

@@ -48,7 +48,10 @@ void cross_entropy_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
     const SumOfRow of = sum_of(row, c.classes);
     c.log_sums[r] = static_cast<float>(of.base + __builtin_log(of.sum));
     const int64_t target = c.targets[r];
-    c.losses[r] = target == c.ignored ? 0.0f : c.log_sums[r] - as_float(row[target]);
+    // The largest logit goes first: of large ones the difference is what counts.
+    const double loss =
+        target == c.ignored ? 0 : (static_cast<double>(of.base) - as_float(row[target])) + __builtin_log(of.sum);
+    c.losses[r] = static_cast<float>(loss);
   }
 }
 

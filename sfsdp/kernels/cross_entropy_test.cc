@@ -112,6 +112,22 @@ TEST_CASE("cross entropy: large, infinite and undefined logits") {
   }
 }
 
+TEST_CASE("cross entropy: logits that are large alike have the loss of small ones") {
+  for (const Family& family : families()) {
+    CAPTURE(family.name);
+    Data small(6, 40, true), large(6, 40, true);  // multiples of 2^-8 at least: with 1024 added a float holds them
+    for (size_t i = 0; i < small.wide.size(); ++i) {
+      small.wide[i] = std::round(small.wide[i] * 64) / 64;
+      large.wide[i] = small.wide[i] + 4096;
+    }
+    small.half = large.half = false;
+    const CrossEntropy few = small.call(false), many = large.call(false);
+    family.cross_entropy(few, 0, 6);
+    family.cross_entropy(many, 0, 6);
+    CHECK(small.losses == large.losses);
+  }
+}
+
 TEST_CASE("cross entropy: rows may be computed in parts") {
   Data whole(9, 50, true), parts(9, 50, true);
   cross_entropy(whole.call(true), 0, 9);

@@ -22,6 +22,7 @@
 #include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/exported/describe.h"
+#include "sfsdp/kernels/family.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
 #include "sfsdp/train/checkpoint/left_out.h"
@@ -325,11 +326,15 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
                       {"min_lr_factor", shortest(lr.min_lr_factor)},
                       {"total_steps", std::to_string(lr.total_steps.value_or(config.training.steps))},
                       {"warmup_steps", std::to_string(lr.warmup_steps)}};
+  // sfsdp's own have other last bits on each family of processors.
+  const auto own = [](const std::string& named) {
+    return named.empty() ? named : concat(named, " on ", kernels::family().name);
+  };
   const auto kernel = [](const std::string& named, const char* otherwise) { return named.empty() ? otherwise : named; };
   const passes::NameKernelsOptions& kernels = program.options().pipeline.kernels;
-  options.kernels = {{"attention", kernel(kernels.attention, "aten.flash")},
+  options.kernels = {{"attention", kernel(own(kernels.attention), "aten.flash")},
                      {"products", kernel(kernels.products, "aten.mm")},
-                     {"rows", kernel(kernels.rows, "aten.ops")}};
+                     {"rows", kernel(own(kernels.rows), "aten.ops")}};
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);

@@ -19,6 +19,8 @@ constexpr size_t kSmallBytes = 3072;
 // Where the staging area begins, and one half of it.
 constexpr size_t kStageBegin = 4096;
 constexpr size_t kStageBytes = 1 << 20;
+// Windows of a rank that stay mapped.
+constexpr size_t kMostWindows = 4;
 
 }  // namespace
 
@@ -128,6 +130,10 @@ void ShmCommunicator::run(const Call& call, std::span<const std::byte> shown, Ac
   } catch (const CommError&) {
     broken_ = true;
     throw;
+  } catch (const std::exception& error) {
+    broken_ = true;
+    board_->abort(site_.global_rank(), error.what());
+    throw;
   }
   if (recorder_) recorder_->finish(site_, sequence_);
 }
@@ -170,7 +176,10 @@ ShmCommunicator::Parts ShmCommunicator::parts(std::span<const std::byte> own) {
 const std::byte* ShmCommunicator::place(int rank, size_t bytes) {
   const ShmSlot& slot = this->slot(rank);
   if (bytes <= kSmallBytes) return slot.small.data();
-  auto& window = mapped_[static_cast<size_t>(rank)][slot.place.memory.inode];
+  auto& windows = mapped_[static_cast<size_t>(rank)];
+  // A call reads one window of each rank; those that have gone take addresses until they are dropped here.
+  if (windows.size() >= kMostWindows && !windows.contains(slot.place.memory.inode)) windows.clear();
+  auto& window = windows[slot.place.memory.inode];
   if (!window) window = std::make_unique<PeerMemory>(slot.place.memory);
   SFSDP_CHECK(slot.place.offset <= window->bytes() && bytes <= window->bytes() - slot.place.offset, bytes, " bytes at ",
               slot.place.offset, " of a window of ", window->bytes());

@@ -40,12 +40,18 @@ std::string new_board_path(int rank) {
 // How long a rank that has a core of its own looks for the others before it sleeps.
 constexpr int64_t kSpinUs = 100;
 
-// Peers' windows take as many addresses as the machine has memory, each.   throws: std::system_error
-void check_addresses() {
+// Peers' windows take as many addresses as the machine has memory, each; a file as large is refused with a signal where files are
+// limited.   throws: std::system_error
+void check_limits() {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     throw std::system_error(ENOMEM, std::generic_category(), "addresses are limited (ulimit -v)");
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    throw std::system_error(EFBIG, std::generic_category(), "files are limited (ulimit -f)");
 }
+
+// A process has 2^47 addresses; each window is mapped by each rank of the host, in several groups.
+constexpr int64_t kMostAddresses = int64_t{1} << 44;
 
 class TcpWorld final : public CommWorld {
  public:
@@ -107,15 +113,15 @@ class TcpWorld final : public CommWorld {
   std::string_view transport() const override {
     const auto sharing =
         std::ranges::count_if(groups_, [](const auto& group) { return group.second->shares_memory(); });
-    return sharing == 0                     ? "tcp"
-           : sharing == std::ssize(groups_) ? "shared memory"
-                                            : "shared memory within hosts, tcp between them";
+    if (sharing == 0) return "tcp";
+    return sharing == std::ssize(groups_) ? "shared memory" : "shared memory and tcp";
   }
 
   std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes) override {
-    if (!options_.shared_memory || ranks_of_host() == 1) return nullptr;
+    const bool is_read = std::ranges::any_of(groups_, [](const auto& group) { return group.second->shares_memory(); });
+    if (!is_read || reserved_bytes > kMostAddresses / ranks_of_host()) return nullptr;
     try {
-      check_addresses();
+      check_limits();
       return windows_->make(reserved_bytes);
     } catch (const std::system_error&) {
       return nullptr;  // data goes through staging areas, or TCP where those cannot be made either
@@ -229,15 +235,16 @@ class TcpWorld final : public CommWorld {
       }
     };
     attempt([&] {
-      check_addresses();
+      check_limits();
       area = std::make_unique<ShmArea>();
       id = area->id();
     });
-    store_->store().set(concat(key, "/area/", rank()), concat(id.pid, " ", id.fd, " ", id.inode, " ", id.bytes));
+    store_->store().set(concat(key, "/area/", rank()),
+                        concat(id.pid, " ", id.fd, " ", id.device, " ", id.inode, " ", id.bytes));
     std::vector<MemoryId> areas;
     for (const std::string& text : store_->wait_for(key + "/area/", site.ranks, what)) {
       MemoryId& peer = areas.emplace_back();
-      std::istringstream(text) >> peer.pid >> peer.fd >> peer.inode >> peer.bytes;
+      std::istringstream(text) >> peer.pid >> peer.fd >> peer.device >> peer.inode >> peer.bytes;
     }
     std::vector<std::unique_ptr<PeerMemory>> peers(areas.size());
     attempt([&] {

@@ -30,6 +30,13 @@ AttentionCall::AttentionCall(const ir::Op& op) : OwnCall(op), backward_(op.is("s
             .causal = op.attr_or("is_causal", false),
             .scale = static_cast<float>(scale ? *scale : 1 / std::sqrt(static_cast<double>(q[3]))),
             .dtype = op.operands[query]->type().dtype};
+  const size_t mask = backward_ ? 6 : 3;
+  const bool masked = op.operands.size() > mask && op.operands[mask] && !op.attr_or("documents", false);
+  SFSDP_CHECK(op.is("sdpa", "sdpa_backward") && !masked && op.attr_or("dropout_p", 0.0) == 0, op.opcode,
+              " has no kernel sfsdp.flash");
+  for (size_t i = 0; i < (backward_ ? 5U : 3U); ++i)
+    SFSDP_CHECK(op.operands[i]->type().dtype == shape_.dtype, "operand ", i, " of ", op.opcode, " is ",
+                op.operands[i]->type());
   SFSDP_CHECK(kernels::can_attend(shape_), op.opcode, " %", op.result()->name(), " of ", op.operands[query]->type(),
               ", by sfsdp.flash");
 }

@@ -31,6 +31,12 @@ CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
       reduction_(op.attr_or("reduction", int64_t{1})),
       ignored_(op.attr_or("ignore_index", int64_t{-100})) {
   SFSDP_CHECK(op.is("cross_entropy", "cross_entropy_backward"), op.opcode, " has no kernel sfsdp.rows");
+  const ir::Type& logits = op.operands[op.is("cross_entropy") ? 0 : 1]->type();
+  const ir::Type& loss = op.is("cross_entropy") ? op.result()->type() : op.operands[0]->type();
+  SFSDP_CHECK((logits.dtype == ir::DType::f32 || logits.dtype == ir::DType::bf16) && loss.dtype == ir::DType::f32,
+              op.opcode, " of ", logits, " by sfsdp.rows");
+  for (const auto& result : op.results())
+    SFSDP_CHECK(result->type().strides.empty(), op.opcode, " %", result->name(), " of ", result->type());
 }
 
 bool CrossEntropyCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Runs a plan as its text says: each value at its address, kernel by kernel in the graph's order, a collective where it starts. Ops of
-// LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit.
+// LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit, where the plan names no other kernels.
 #pragma once
 
 #include <cstdint>

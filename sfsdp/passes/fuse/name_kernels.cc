@@ -23,7 +23,8 @@ bool is_attention(const Op& op) {
   const std::vector<int64_t> q = type.shape(), k = op.operands[query + 1]->type().shape();
   const double* scale = op.find_attr<double>("scale");
   const bool masked = op.operands.size() > mask && op.operands[mask] && !op.attr_or("documents", false);
-  return !masked && (!scale || *scale > 0) &&
+  const bool drops = op.attr_or("dropout_p", 0.0) != 0;
+  return !masked && !drops &&
          kernels::can_attend({.batch = q[0],
                               .heads = q[1],
                               .groups = k[1],
@@ -31,7 +32,7 @@ bool is_attention(const Op& op) {
                               .keys = k[2],
                               .width = q[3],
                               .causal = op.attr_or("is_causal", false),
-                              .scale = 1,
+                              .scale = scale ? static_cast<float>(*scale) : 1.0F,
                               .dtype = type.dtype});
 }
 
