@@ -72,7 +72,8 @@ def train(options, ranks, flags):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([options.sfsdp, "launch", "-n", str(ranks), "--log-rank", "0", "--", "train", "--job.config_file",
                         f"{ROOT}/configs/llama3_debug.toml", "--training.steps", str(options.steps),
-                        "--job.dump_folder", folder, "--parallelism.fsdp_machine", f"{ROOT}/machines/cpu_local.toml",
+                        "--job.dump_folder", folder, "--exec.executor", "reference", "--parallelism.fsdp_machine",
+                        f"{ROOT}/machines/cpu_local.toml",
                         *flags], capture_output=True, check=True)
         with open(f"{folder}/metrics.jsonl") as file:
             steps = [json.loads(line) for line in file]
