@@ -46,12 +46,13 @@ void cross_entropy_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* row = static_cast<const T*>(c.logits) + r * c.classes;
     const SumOfRow of = sum_of(row, c.classes);
-    c.log_sums[r] = static_cast<float>(of.base + __builtin_log(of.sum));
+    const double log_sum = __builtin_log(of.sum);  // of what is left where the largest is taken off
+    c.log_sums[r] = static_cast<float>(of.base + log_sum);
     const int64_t target = c.targets[r];
     // The largest logit goes first: of large ones the difference is what counts.
-    const double loss =
-        target == c.ignored ? 0 : (static_cast<double>(of.base) - as_float(row[target])) + __builtin_log(of.sum);
-    c.losses[r] = static_cast<float>(loss);
+    c.losses[r] = target == c.ignored
+                      ? 0.0f
+                      : static_cast<float>((static_cast<double>(of.base) - as_float(row[target])) + log_sum);
   }
 }
 

@@ -15,18 +15,11 @@
 #define SFSDP_LANES 8
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
-#include "sfsdp/kernels/vector.h"
-
-#include "sfsdp/kernels/small_product.h"
-
-#include "sfsdp/kernels/attention_kernel.h"
-#include "sfsdp/kernels/cross_entropy_kernel.h"
+#include "sfsdp/kernels/all_kernels.h"
 
 namespace sfsdp::kernels {
 
-Family avx2_family() {
-  return {"avx2", &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
-}
+Family avx2_family() { return family_named("avx2"); }
 
 }  // namespace sfsdp::kernels
 #if defined(__clang__)

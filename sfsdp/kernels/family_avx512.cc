@@ -16,18 +16,11 @@
 #define SFSDP_LANES 16
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 4
-#include "sfsdp/kernels/vector.h"
-
-#include "sfsdp/kernels/small_product.h"
-
-#include "sfsdp/kernels/attention_kernel.h"
-#include "sfsdp/kernels/cross_entropy_kernel.h"
+#include "sfsdp/kernels/all_kernels.h"
 
 namespace sfsdp::kernels {
 
-Family avx512_family() {
-  return {"avx512", &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
-}
+Family avx512_family() { return family_named("avx512"); }
 
 }  // namespace sfsdp::kernels
 #if defined(__clang__)

@@ -7,17 +7,10 @@
 #define SFSDP_LANES 4
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
-#include "sfsdp/kernels/vector.h"
-
-#include "sfsdp/kernels/small_product.h"
-
-#include "sfsdp/kernels/attention_kernel.h"
-#include "sfsdp/kernels/cross_entropy_kernel.h"
+#include "sfsdp/kernels/all_kernels.h"
 
 namespace sfsdp::kernels {
 
-Family baseline_family() {
-  return {"baseline", &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
-}
+Family baseline_family() { return family_named("baseline"); }
 
 }  // namespace sfsdp::kernels

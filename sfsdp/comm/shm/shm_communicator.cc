@@ -49,7 +49,7 @@ std::span<std::byte> ShmArea::stage(uint64_t turn, size_t bytes) {
 ShmCommunicator::ShmCommunicator(CallSite site, std::unique_ptr<Board> board, std::unique_ptr<ShmArea> own,
                                  std::vector<std::unique_ptr<PeerMemory>> areas, std::shared_ptr<const Windows> windows,
                                  std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder)
-    : site_(std::move(site)),
+    : GroupCommunicator(std::move(site)),
       board_(std::move(board)),
       own_(std::move(own)),
       areas_(std::move(areas)),
@@ -114,17 +114,17 @@ template <class Action>
 void ShmCommunicator::run(const Call& call, std::span<const std::byte> shown, Action action) {
   ++sequence_;
   call_ = &call;
-  if (recorder_) recorder_->enter(site_, call, sequence_);
+  if (recorder_) recorder_->enter(site(), call, sequence_);
   try {
     show(shown);
-    board_->enter(site_, call, sequence_, *timeout_ms_);
+    board_->enter(site(), call, sequence_, *timeout_ms_);
     action();
     if (call.kind != CallKind::Barrier) meet();
-    board_->finish(site_, call, sequence_);
+    board_->finish(site(), call, sequence_);
   } catch (const std::system_error& error) {
     broken_ = true;
-    board_->throw_failure(site_, call, sequence_,
-                          concat("rank ", site_.global_rank(), " has no shared memory: ", error.what(),
+    board_->throw_failure(site(), call, sequence_,
+                          concat("rank ", site().global_rank(), " has no shared memory: ", error.what(),
                                  "; TcpOptions::shared_memory = false goes without"),
                           0, 0);
   } catch (const CommError&) {
@@ -132,10 +132,10 @@ void ShmCommunicator::run(const Call& call, std::span<const std::byte> shown, Ac
     throw;
   } catch (const std::exception& error) {
     broken_ = true;
-    board_->abort(site_.global_rank(), error.what());
+    board_->abort(site().global_rank(), error.what());
     throw;
   }
-  if (recorder_) recorder_->finish(site_, sequence_);
+  if (recorder_) recorder_->finish(site(), sequence_);
 }
 
 void ShmCommunicator::show(std::span<const std::byte> data) {
@@ -150,10 +150,10 @@ void ShmCommunicator::show(std::span<const std::byte> data) {
   if (found) slot.place = *found;
 }
 
-void ShmCommunicator::meet() { board_->meet(site_, *call_, sequence_, *timeout_ms_); }
+void ShmCommunicator::meet() { board_->meet(site(), *call_, sequence_, *timeout_ms_); }
 
 const ShmSlot& ShmCommunicator::slot(int rank) const {
-  if (rank == site_.rank) return own_->slot();
+  if (rank == site().rank) return own_->slot();
   return *std::launder(reinterpret_cast<const ShmSlot*>(areas_[static_cast<size_t>(rank)]->begin()));
 }
 
@@ -187,7 +187,7 @@ const std::byte* ShmCommunicator::place(int rank, size_t bytes) {
 }
 
 std::span<const std::byte> ShmCommunicator::peer_stage(int rank, size_t bytes) const {
-  if (rank == site_.rank) return own_->stage(turn_, bytes);
+  if (rank == site().rank) return own_->stage(turn_, bytes);
   return {areas_[static_cast<size_t>(rank)]->begin() + kStageBegin + turn_ % 2 * kStageBytes, bytes};
 }
 
@@ -212,11 +212,11 @@ void ShmCommunicator::gather_staged(std::span<const std::byte> in, std::span<std
 // A piece holds a part for each rank.
 void ShmCommunicator::reduce_scatter_staged(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype,
                                             ReduceOp op) {
-  const size_t most = kStageBytes / site_.ranks.size() / 64 * 64;
+  const size_t most = kStageBytes / site().ranks.size() / 64 * 64;
   for (size_t begin = 0; begin < out.size(); begin += most, ++turn_) {
     const size_t bytes = std::min(most, out.size() - begin);
-    const auto stage = own_->stage(turn_, bytes * site_.ranks.size());
-    for (size_t r = 0; r < site_.ranks.size(); ++r)
+    const auto stage = own_->stage(turn_, bytes * site().ranks.size());
+    for (size_t r = 0; r < site().ranks.size(); ++r)
       copy(in.subspan(r * out.size() + begin, bytes), stage.subspan(r * bytes, bytes));
     meet();
     reduce(staged(static_cast<size_t>(rank()) * bytes, bytes), out.subspan(begin, bytes), dtype, op);

@@ -47,17 +47,13 @@ class ShmCommunicator final : public GroupCommunicator {
                   std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
   ~ShmCommunicator() override;
 
-  int rank() const override { return site_.rank; }
-  int size() const override { return static_cast<int>(site_.ranks.size()); }
-  const std::string& name() const override { return site_.group; }
-
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
                       const CallInfo& info) override;
   void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override;
   void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override;
   void barrier(const CallInfo& info) override;
-  void abort(const std::string& reason) override { board_->abort(site_.global_rank(), reason); }
+  void abort(const std::string& reason) override { board_->abort(site().global_rank(), reason); }
 
   bool shares_memory() const override { return true; }
   void leave() override { board_->leave(rank()); }
@@ -81,7 +77,6 @@ class ShmCommunicator final : public GroupCommunicator {
   void reduce_scatter_staged(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op);
   void all_reduce_staged(std::span<std::byte> data, ir::DType dtype, ReduceOp op);
 
-  CallSite site_;
   std::unique_ptr<Board> board_;
   std::unique_ptr<ShmArea> own_;
   std::vector<std::unique_ptr<PeerMemory>> areas_;  // by rank; null for this one

@@ -31,7 +31,7 @@ constexpr int64_t kGraceMs = 2000;
 TcpCommunicator::TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer,
                                  std::shared_ptr<Rendezvous> store, std::shared_ptr<const Timeout> timeout_ms,
                                  std::shared_ptr<FlightRecorder> recorder)
-    : site_(std::move(site)),
+    : GroupCommunicator(std::move(site)),
       links_(std::move(links)),
       observer_(std::move(observer)),
       store_(std::move(store)),
@@ -86,8 +86,8 @@ void TcpCommunicator::barrier(const CallInfo& info) {
 }
 
 void TcpCommunicator::abort(const std::string& reason) {
-  if (observer_.board) observer_.board->abort(site_.global_rank(), reason);
-  fail(concat("rank ", site_.global_rank(), " aborted: ", reason));
+  if (observer_.board) observer_.board->abort(site().global_rank(), reason);
+  fail(concat("rank ", site().global_rank(), " aborted: ", reason));
   links_->abort();
 }
 
@@ -100,9 +100,9 @@ void TcpCommunicator::run(const Call& call, Action action) {
   ++sequence_;
   call_ = &call;
   begin_ = Clock::now();
-  if (recorder_) recorder_->enter(site_, call, sequence_);
+  if (recorder_) recorder_->enter(site(), call, sequence_);
   if (const std::string failure = this->failure(); !failure.empty())
-    throw AbortedError(error_text(site_, call, sequence_, failure));
+    throw AbortedError(error_text(site(), call, sequence_, failure));
   try {
     enter(call);
     action();
@@ -116,15 +116,15 @@ void TcpCommunicator::run(const Call& call, Action action) {
     throw;
   }
   if (observer_.board)
-    observer_.board->finish(site_, call, sequence_);
+    observer_.board->finish(site(), call, sequence_);
   else
     observer_.progress->finished = sequence_;
-  if (recorder_) recorder_->finish(site_, sequence_);
+  if (recorder_) recorder_->finish(site(), sequence_);
 }
 
 void TcpCommunicator::enter(const Call& call) {
   if (observer_.board) {
-    observer_.board->enter(site_, call, sequence_, *timeout_ms_);
+    observer_.board->enter(site(), call, sequence_, *timeout_ms_);
   } else {
     observer_.progress->entered = sequence_;
     if (sequence_ <= kCheckedCalls) compare(call);
@@ -141,14 +141,15 @@ void TcpCommunicator::compare(const Call& call) {
   Record mine;
   mine.hash = call.hash();
   call.text().copy(mine.text.data(), mine.text.size() - 1);
-  std::vector<Record> all(site_.ranks.size());
+  std::vector<Record> all(site().ranks.size());
   gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   for (size_t i = 1; i < all.size(); ++i) {
     if (all[i].hash == all[0].hash) continue;
     for (Record* record : {all.data(), &all[i]}) record->text.back() = 0;
-    const std::string cause = disagreement_text(site_.ranks[0], all[0].text.data(), site_.ranks[i], all[i].text.data());
+    const std::string cause =
+        disagreement_text(site().ranks[0], all[0].text.data(), site().ranks[i], all[i].text.data());
     fail(kEarlier + cause);
-    throw CommError(error_text(site_, call, sequence_, cause));
+    throw CommError(error_text(site(), call, sequence_, cause));
   }
 }
 
@@ -158,9 +159,9 @@ void TcpCommunicator::wait() {
 
 // The transfer takes long: throws if it is in vain.
 void TcpCommunicator::look(int peer) {
-  if (observer_.board) return observer_.board->look(site_, *call_, sequence_, waited_ms());
-  const Wait wait = {site_, observer_.key, sequence_, waited_ms()};
-  const FoundCause found = look_at_peer(store_->store(), wait, site_.ranks[static_cast<size_t>(peer)]);
+  if (observer_.board) return observer_.board->look(site(), *call_, sequence_, waited_ms());
+  const Wait wait = {site(), observer_.key, sequence_, waited_ms()};
+  const FoundCause found = look_at_peer(store_->store(), wait, site().ranks[static_cast<size_t>(peer)]);
   if (found.kind == FoundCause::Kind::None) return;
   fail(kEarlier + found.text);
   throw_found(*call_, found);
@@ -187,7 +188,7 @@ void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte>
 // out = the sum of all ranks' chunk rank() of `in`; out may be that chunk itself.
 void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out,
                                     ir::DType dtype, ReduceOp op) {
-  const size_t n = site_.ranks.size();
+  const size_t n = site().ranks.size();
   for (size_t begin = 0; begin < chunks.size(0); begin += kPieceBytes) {
     const auto piece = [&](auto chunk) {
       const size_t from = std::min(begin, chunk.size());
@@ -205,10 +206,10 @@ void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChu
 }
 
 void TcpCommunicator::reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op) {
-  const auto all = scratch(site_.ranks.size() * data.size());
+  const auto all = scratch(site().ranks.size() * data.size());
   gather(data, all);
   std::vector<std::span<const std::byte>> parts;
-  for (size_t r = 0; r < site_.ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
+  for (size_t r = 0; r < site().ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
   reduce(parts, data, dtype, op);
 }
 
@@ -234,18 +235,18 @@ int64_t TcpCommunicator::waited_ms() const {
 
 void TcpCommunicator::throw_failure(const Call& call, const TransferError& error) {
   if (const std::string aborted = failure(); !aborted.empty())
-    throw AbortedError(error_text(site_, call, sequence_, aborted));
-  const int peer = site_.ranks[static_cast<size_t>(error.peer)];
+    throw AbortedError(error_text(site(), call, sequence_, aborted));
+  const int peer = site().ranks[static_cast<size_t>(error.peer)];
   const std::string cause = concat("the connection to rank ", peer, error.timed_out ? " timed out" : " broke",
                                    " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
   fail(kEarlier + cause);
-  if (observer_.board) observer_.board->throw_failure(site_, call, sequence_, cause, waited_ms(), kGraceMs);
+  if (observer_.board) observer_.board->throw_failure(site(), call, sequence_, cause, waited_ms(), kGraceMs);
   throw_found(call,
-              find_cause(store_->store(), {site_, observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
+              find_cause(store_->store(), {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
 }
 
 void TcpCommunicator::throw_found(const Call& call, const FoundCause& found) {
-  const std::string text = error_text(site_, call, sequence_, found.text);
+  const std::string text = error_text(site(), call, sequence_, found.text);
   if (found.kind == FoundCause::Kind::Aborted) throw AbortedError(text);
   throw CommError(text);
 }

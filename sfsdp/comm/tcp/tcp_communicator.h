@@ -33,10 +33,6 @@ class TcpCommunicator final : public GroupCommunicator {
   TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer, std::shared_ptr<Rendezvous> store,
                   std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
 
-  int rank() const override { return site_.rank; }
-  int size() const override { return static_cast<int>(site_.ranks.size()); }
-  const std::string& name() const override { return site_.group; }
-
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
                       const CallInfo& info) override;
@@ -70,7 +66,6 @@ class TcpCommunicator final : public GroupCommunicator {
   [[noreturn]] void throw_found(const Call& call, const FoundCause& found);
   int64_t waited_ms() const;
 
-  CallSite site_;
   std::unique_ptr<Links> links_;
   Observer observer_;
   std::shared_ptr<Rendezvous> store_;

@@ -3,9 +3,8 @@
 
 #include <ATen/Parallel.h>
 
-#include <cmath>
-
 #include "sfsdp/base/check.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -18,27 +17,9 @@ kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0)
 }  // namespace
 
 AttentionCall::AttentionCall(const ir::Op& op) : OwnCall(op), backward_(op.is("sdpa_backward")) {
-  const size_t query = backward_ ? 1 : 0;
-  const std::vector<int64_t> q = op.operands[query]->type().shape(), k = op.operands[query + 1]->type().shape();
-  const double* scale = op.find_attr<double>("scale");
-  shape_ = {.batch = q[0],
-            .heads = q[1],
-            .groups = k[1],
-            .queries = q[2],
-            .keys = k[2],
-            .width = q[3],
-            .causal = op.attr_or("is_causal", false),
-            .scale = static_cast<float>(scale ? *scale : 1 / std::sqrt(static_cast<double>(q[3]))),
-            .dtype = op.operands[query]->type().dtype};
-  const size_t mask = backward_ ? 6 : 3;
-  const bool masked = op.operands.size() > mask && op.operands[mask] && !op.attr_or("documents", false);
-  SFSDP_CHECK(op.is("sdpa", "sdpa_backward") && !masked && op.attr_or("dropout_p", 0.0) == 0, op.opcode,
-              " has no kernel sfsdp.flash");
-  for (size_t i = 0; i < (backward_ ? 5U : 3U); ++i)
-    SFSDP_CHECK(op.operands[i]->type().dtype == shape_.dtype, "operand ", i, " of ", op.opcode, " is ",
-                op.operands[i]->type());
-  SFSDP_CHECK(kernels::can_attend(shape_), op.opcode, " %", op.result()->name(), " of ", op.operands[query]->type(),
-              ", by sfsdp.flash");
+  const auto shape = kernels::attention_of(op);
+  SFSDP_CHECK(shape, op.opcode, " %", op.result()->name(), " is not what sfsdp.flash computes");
+  shape_ = *shape;
 }
 
 bool AttentionCall::can_write(size_t index, const at::Tensor& place) const {

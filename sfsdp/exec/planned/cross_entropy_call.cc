@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/kernels/cross_entropy.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -30,13 +31,7 @@ CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
     : OwnCall(op),
       reduction_(op.attr_or("reduction", int64_t{1})),
       ignored_(op.attr_or("ignore_index", int64_t{-100})) {
-  SFSDP_CHECK(op.is("cross_entropy", "cross_entropy_backward"), op.opcode, " has no kernel sfsdp.rows");
-  const ir::Type& logits = op.operands[op.is("cross_entropy") ? 0 : 1]->type();
-  const ir::Type& loss = op.is("cross_entropy") ? op.result()->type() : op.operands[0]->type();
-  SFSDP_CHECK((logits.dtype == ir::DType::f32 || logits.dtype == ir::DType::bf16) && loss.dtype == ir::DType::f32,
-              op.opcode, " of ", logits, " by sfsdp.rows");
-  for (const auto& result : op.results())
-    SFSDP_CHECK(result->type().strides.empty(), op.opcode, " %", result->name(), " of ", result->type());
+  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
 }
 
 bool CrossEntropyCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }

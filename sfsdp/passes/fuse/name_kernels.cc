@@ -3,7 +3,7 @@
 
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/kernels/attention.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -14,32 +14,6 @@ bool is_product(const Op& op) {
   const ir::OpRow* row = op.opcode.row();
   return row && row->cost == ir::CostClass::Product && ir::is_canonical(op.opcode) &&
          op.result()->type().dtype == ir::DType::f32;
-}
-
-bool is_attention(const Op& op) {
-  if (!op.is("sdpa", "sdpa_backward")) return false;
-  const size_t query = op.is("sdpa") ? 0 : 1, mask = op.is("sdpa") ? 3 : 6;
-  const ir::Type& type = op.operands[query]->type();
-  const std::vector<int64_t> q = type.shape(), k = op.operands[query + 1]->type().shape();
-  const double* scale = op.find_attr<double>("scale");
-  const bool masked = op.operands.size() > mask && op.operands[mask] && !op.attr_or("documents", false);
-  const bool drops = op.attr_or("dropout_p", 0.0) != 0;
-  return !masked && !drops &&
-         kernels::can_attend({.batch = q[0],
-                              .heads = q[1],
-                              .groups = k[1],
-                              .queries = q[2],
-                              .keys = k[2],
-                              .width = q[3],
-                              .causal = op.attr_or("is_causal", false),
-                              .scale = scale ? static_cast<float>(*scale) : 1.0F,
-                              .dtype = type.dtype});
-}
-
-bool is_loss(const Op& op) {
-  if (!op.is("cross_entropy", "cross_entropy_backward")) return false;
-  const ir::DType dtype = op.operands[op.is("cross_entropy") ? 0 : 1]->type().dtype;
-  return dtype == ir::DType::f32 || (dtype == ir::DType::bf16 && !op.attr_or("in_dtype", false));
 }
 
 }  // namespace
@@ -62,8 +36,8 @@ bool name_kernels(ir::Graph& graph, const NameKernelsOptions& options, PassConte
   };
   for (const auto& op : graph.ops()) {
     if (is_product(*op)) name(*op, "product_kernel", options.products);
-    if (is_attention(*op)) name(*op, "attention_kernel", options.attention);
-    if (is_loss(*op)) name(*op, "row_kernel", options.rows);
+    if (kernels::attention_of(*op)) name(*op, "attention_kernel", options.attention);
+    if (kernels::computes_rows(*op)) name(*op, "row_kernel", options.rows);
   }
   return changed;
 }
