@@ -103,6 +103,13 @@ int64_t Type::numel() const {
 
 int64_t Type::bytes() const { return numel() * size_in_bytes(dtype); }
 
+int64_t Type::span_bytes() const {
+  if (strides.empty() || numel() == 0) return bytes();
+  int64_t last = 0;
+  for (size_t i = 0; i < dims.size(); ++i) last += (dims[i].size - 1) * strides[i];
+  return (last + 1) * size_in_bytes(dtype);
+}
+
 bool Type::fits() const {
   const int64_t most = kind == Kind::Token ? 1 : kMaxBytes / size_in_bytes(dtype);
   int64_t count = 1;  // a size of 0 must not hide the product of the others

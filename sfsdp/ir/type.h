@@ -53,9 +53,13 @@ struct Type {
   static Type tensor(DType dtype, const std::vector<int64_t>& shape);
   std::vector<int64_t> shape() const;
   int64_t numel() const;
+  // The elements alone, without what lies between them.
   int64_t bytes() const;
-  // No size or stride is below 0, and neither the elements nor what the strides span take more than kMaxBytes. numel()
-  // and bytes() may be asked of such a type alone, as the verifier makes sure.
+  // From the first element to the end of the last: what memory of its own a value needs. More than bytes() where the
+  // strides leave gaps, as in a copy of a slice; less where they read an element twice.
+  int64_t span_bytes() const;
+  // No size or stride is below 0, and neither the elements nor what the strides span take more than kMaxBytes. numel(),
+  // bytes() and span_bytes() may be asked of such a type alone, as the verifier makes sure.
   bool fits() const;
   // Replicate on an axis that the type does not name.
   Placement placement_on(std::string_view axis) const;

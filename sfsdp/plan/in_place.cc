@@ -108,17 +108,17 @@ class Taker {
 
   // Whether an operand is read for the last time that is as large as a result: of most kernels none is, and no map is asked.
   bool may_take(const std::vector<const Op*>& ops, int64_t first, int64_t last) {
-    std::vector<int64_t> sizes;  // of results, in bytes
+    std::vector<int64_t> sizes;  // of results' memory, in bytes
     for (const Op* op : ops)
       for (const auto& result : op->results())
-        if (const int64_t bytes = result->type().bytes(); std::ranges::find(sizes, bytes) == sizes.end())
+        if (const int64_t bytes = result->type().span_bytes(); std::ranges::find(sizes, bytes) == sizes.end())
           sizes.push_back(bytes);
     const auto is_free = [&](const Value* operand) {
       const auto found = operand ? index_.find(ir::storage_of(operand)) : index_.end();
       if (found == index_.end()) return false;
       const Buffer& host = buffers_[host_of(found->second)];
       return host.first < first && host.last == last &&
-             std::ranges::find(sizes, found->first->type().bytes()) != sizes.end();
+             std::ranges::find(sizes, found->first->type().span_bytes()) != sizes.end();
     };
     return std::ranges::any_of(ops, [&](const Op* op) { return std::ranges::any_of(op->operands, is_free); });
   }
@@ -157,7 +157,7 @@ class Taker {
   }
 
   static bool fits(const Value& result, const Value& memory) {
-    return result.type().numel() == memory.type().numel() && result.type().bytes() == memory.type().bytes() &&
+    return result.type().numel() == memory.type().numel() && result.type().bytes() == memory.type().span_bytes() &&
            result.type().strides.empty();
   }
 

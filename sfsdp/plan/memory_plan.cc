@@ -121,7 +121,7 @@ void place_kept(const Graph& graph, const MemoryOptions& options, MemoryPlan& pl
     else if (sent.contains(buffer.value) && !options.blocking && !(is_state && decided))
       buffer.region = Region::Window;
     buffer.bytes =
-        round_up(std::max<int64_t>(op->result()->type().bytes(), 1),  // without elements: a place all the same
+        round_up(std::max<int64_t>(op->result()->type().span_bytes(), 1),  // without elements: a place all the same
                  alignment_of(buffer.region, options.target));
     if (known != entries.end()) {
       buffer.offset = known->second->offset;
@@ -206,7 +206,7 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
       if (inside.contains(value)) continue;
       const size_t number = index[value] = buffers.size();
       buffers.push_back({.value = value,
-                         .bytes = std::max<int64_t>(value->type().bytes(), 1),
+                         .bytes = std::max<int64_t>(value->type().span_bytes(), 1),
                          .first = op.is("input") ? 0 : spans[i].first,  // the host writes all of them at once
                          .last = spans[i].last,
                          .region = op.is("input") ? Region::Io : Region::Window});

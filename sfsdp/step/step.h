@@ -55,7 +55,7 @@ struct CompileOptions {
   std::vector<size_t> uncast = {};  // tensors of a batch that mixed precision does not cast, by place, such as targets
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
-  ExecutorKind executor = ExecutorKind::Reference;
+  ExecutorKind executor = ExecutorKind::Planned;
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
   int64_t max_variants = 32;

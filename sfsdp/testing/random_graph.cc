@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/testing/random_graph.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::testing {
 namespace {
@@ -158,7 +160,7 @@ class TextMaker {
 
 // ---- programs -------------------------------------------------------------------------------------------------------
 
-// All values are f32[4, 4]: any op can read any value, so duplicates come by themselves.
+// All values are f32[4, 4], some with gaps between their rows: any op can read any value, so duplicates come by themselves.
 class ProgramMaker {
  public:
   explicit ProgramMaker(uint64_t seed) : dice_(seed) {}
@@ -204,7 +206,11 @@ class ProgramMaker {
 
   void add_op() {
     switch (dice_.below(7)) {
-      case 0: return values_.push_back(add("aten.relu", {operand()}, square()));
+      case 0: {
+        Type type = square();
+        if (dice_.one_in(6)) type.strides = {1024, 2};  // each row where another buffer may begin
+        return values_.push_back(add("aten.relu", {operand()}, type));
+      }
       case 1:
         return values_.push_back(add("aten.add.Tensor", {operand(), operand()}, square(), {{"alpha", int64_t{1}}}));
       case 2: return values_.push_back(add("aten.mm", {operand(), operand()}, square()));
@@ -222,7 +228,9 @@ class ProgramMaker {
   void add_transpose() {
     Value* of = operand();
     Type type = square();
-    if (of->type().strides.empty()) type.strides = {1, 4};
+    type.strides = ir::strides_of(of->type());
+    std::ranges::reverse(type.strides);
+    if (type.strides == std::vector<int64_t>{4, 1}) type.strides.clear();
     values_.push_back(add("aten.t", {of}, type));
   }
 

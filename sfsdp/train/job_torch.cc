@@ -171,14 +171,11 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.measure = [machine = cost::load_machine(job_options.measured_on, attention_of(config.model))](
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
-  if (config.exec.executor == "planned") {
-    if (job_options.target.name == "cpu") {
-      options.pipeline.kernels.products = products_of(config.exec.products);
-      if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
-      if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";
-    }
-  } else {
-    options.executor = ExecutorKind::Reference;
+  options.executor = config.exec.executor == "planned" ? ExecutorKind::Planned : ExecutorKind::Reference;
+  if (options.executor == ExecutorKind::Planned && job_options.target.name == "cpu") {
+    options.pipeline.kernels.products = products_of(config.exec.products);
+    if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
+    if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";
   }
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);

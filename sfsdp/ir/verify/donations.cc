@@ -7,9 +7,9 @@ namespace sfsdp::ir::checks {
 namespace {
 
 void check_donation(const Op& op, const Value& operand, const Type& result, Known& known, Report& report) {
-  if (operand.type().bytes() != result.bytes())
-    report(concat(name_of(op), " donates %", operand.name(), " of ", operand.type().bytes(), " bytes"),
-           concat("expected the ", result.bytes(), " bytes of ", result));
+  if (operand.type().span_bytes() != result.span_bytes())
+    report(concat(name_of(op), " donates %", operand.name(), " of ", operand.type().span_bytes(), " bytes"),
+           concat("expected the ", result.span_bytes(), " bytes of ", result));
   const Value* storage = known.storage[&operand];
   const Op& owner = *storage->producer();
   if ((is_root(owner) || owner.is("constant")) && !known.carried.contains(storage))

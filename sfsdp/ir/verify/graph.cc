@@ -83,7 +83,7 @@ void check_sizes(const Graph& graph, Report& report) {
     for (const auto& result : op->results()) {
       const Type& type = result->type();
       const bool fits = type.fits();
-      const int64_t bytes = fits ? type.bytes() : 0;
+      const int64_t bytes = fits ? std::max(type.bytes(), type.span_bytes()) : 0;
       if (std::ranges::any_of(type.dims, [](const Dim& dim) { return dim.size < 0; }))
         report(concat('%', result->name(), " has a negative dimension"), concat("got ", type));
       else if (std::ranges::any_of(type.strides, [](int64_t stride) { return stride < 0; }))

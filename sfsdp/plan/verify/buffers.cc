@@ -67,7 +67,7 @@ void check_kept(const StepPlan& plan, const char* section, const std::vector<Buf
     if (!belongs(*op)) continue;
     const auto found = kept.find(op->result());
     const std::string name = concat('%', op->result()->name());
-    const int64_t needed = std::max<int64_t>(op->result()->type().bytes(), 1);
+    const int64_t needed = std::max<int64_t>(op->result()->type().span_bytes(), 1);
     if (found == kept.end()) {
       note(name, " has no place in ", section, "\n  expected ", needed, " bytes of ", section);
       continue;

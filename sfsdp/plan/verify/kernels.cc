@@ -338,7 +338,7 @@ std::string check_written_over(std::span<const Op* const> kernel, const Value& r
         return refuse(writer, "sees the elements in another order");
     return "";
   }
-  if (written.type().bytes() != read.type().bytes() || written.type().numel() != read.type().numel())
+  if (written.type().span_bytes() != read.type().span_bytes() || written.type().numel() != read.type().numel())
     return refuse(writer, "makes elements of another size");
   if (cost::class_of(writer) != Class::Product) {
     const ir::OpAccess access(writer);

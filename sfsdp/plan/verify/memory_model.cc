@@ -44,7 +44,7 @@ void MemoryModel::check_places() {
 // As if it had a buffer of its own there.
 void MemoryModel::place_inside(const Inside& inside) {
   const Buffer* host = buffer_of_[inside.host];
-  const int64_t bytes = inside.value->type().bytes();
+  const int64_t bytes = inside.value->type().span_bytes();
   if (!host || buffer_of_[inside.value] || inside.offset < 0 || inside.offset + bytes > host->bytes)
     return error(concat('%', inside.value->name(), " inside %", inside.host->name(), " at +", inside.offset, " of ",
                         bytes, " bytes\n  expected a place of its own, within another's buffer"));
@@ -82,7 +82,7 @@ void MemoryModel::check_packs() {
       const Buffer* found = buffer_of_[part];
       const int64_t expected = bucket.offset + offsets[k] * ir::size_in_bytes(part->type().dtype);
       if (op->has_attr("ranks") || !found || found->region != bucket.region || found->offset != expected ||
-          part->type().bytes() != op->operands[k]->type().bytes())
+          part->type().span_bytes() != op->operands[k]->type().bytes())
         error(concat(ir::name_of(*op), " does not copy %", part->name(), ", which lies ",
                      !found ? "nowhere" : "at " + place_of(*found), "\n  expected it at ", to_string(bucket.region),
                      " ", expected));

@@ -97,6 +97,23 @@ TEST_CASE("plan machine: what reads each element at its own place, or each row w
   }
 }
 
+// %a is a copy of a slice: its rows are further apart than its elements need, and %b lies after the last of them.
+TEST_CASE("plan machine: a value of its own with gaps between its rows has the memory that it reaches") {
+  const StepPlan plan = make_plan(ir::parse_or_throw(R"(
+    graph mesh [one=1] view local
+      %x = input name=x : f32[4, 4]
+    fwd:
+      %a = aten.relu %x kernel=0 : f32[4, 4]{1024, 2}
+      %b = aten.neg %x kernel=1 : f32[4, 4]
+      %c = aten.neg %b kernel=2 : f32[4, 4]
+      %y = aten.add.Tensor %a, %b alpha=1 kernel=3 : f32[4, 4]
+      %z = aten.add.Tensor %y, %c alpha=1 kernel=4 : f32[4, 4]
+      return %z
+  )"));
+  CHECK(join(check_hazards(plan), "\n") == "");
+  CHECK(find_difference(plan) == "");
+}
+
 // %s takes the memory of %a, and %y lies there: only the one that others read is written.
 TEST_CASE("plan machine: what its own kernel alone reads is not written where its op was given memory") {
   const StepPlan plan =
