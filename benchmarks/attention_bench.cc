@@ -84,12 +84,12 @@ void measure(const Shape& s, at::ScalarType dtype) {
             in[3], in[0], in[1], in[2], aten[0], aten[4], 0, true);
       },
       [&] {
-        const auto results = own_forward.run(std::vector<at::Tensor>{in[0], in[1], in[2], at::Tensor()});
+        const auto results = own_forward.run(std::vector<at::Tensor>{in[0], in[1], in[2], at::Tensor()}, {});
         own[0] = results[0], own[4] = results[1];
       },
       [&] {
         const auto results =
-            own_backward.run(std::vector<at::Tensor>{in[3], in[0], in[1], in[2], own[0], own[4], at::Tensor()});
+            own_backward.run(std::vector<at::Tensor>{in[3], in[0], in[1], in[2], own[0], own[4], at::Tensor()}, {});
         std::ranges::copy(results, own.begin() + 1);
       }};
   std::vector<std::vector<double>> ms(runs.size());

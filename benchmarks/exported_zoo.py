@@ -285,20 +285,26 @@ def run_setting(name, setting, archive, data, expected, folder, sfsdp):
         steps = [json.loads(line) for line in file]
     steps = [step for step in steps if "loss" in step]
     floor = 1e-3 if flags[-2:] == PLANNED else 0
-    gradient, where = gradient_error(first_moments(os.path.join(run, "checkpoint", "step-1")), expected["moments"], floor)
+    moments = first_moments(os.path.join(run, "checkpoint", "step-1"))
+    gradient, where = gradient_error(moments, expected["moments"], floor)
     return dict(setting=title, loss=relative([s["loss"] for s in steps], expected["losses"]),
                 norm=relative([s["grad_norm"] for s in steps], expected["norms"]), gradient=gradient, parameter=where,
-                norms=[s["grad_norm"] for s in steps])
+                norms=[s["grad_norm"] for s in steps], moment=moments.get(where))
 
 
 def against_float64(name, found, batches, expected, parts, max_norm):
     """Where a bar is missed: how far PyTorch in float32 is from itself in float64, and how far we are."""
     try:
-        exact = train_eagerly(name, batches, parts, max_norm, torch.float64)["norms"]
+        exact = train_eagerly(name, batches, parts, max_norm, torch.float64)
     except RuntimeError as error:  # of models that name float32's least number
         return f"{found['setting']}: no float64 to compare with: {error}"
-    return (f"{found['setting']}: norm is {relative(found['norms'], exact):.1e} from PyTorch's in float64,"
-            f" PyTorch's in float32 {relative(expected['norms'], exact):.1e}")
+    where = found["parameter"]
+    theirs = ours = 0.0
+    if where in exact["moments"] and found["moment"] is not None:
+        theirs, ours = (gradient_error({where: got.reshape(-1)}, {where: exact["moments"][where]}, 0)[0]
+                        for got in (expected["moments"][where], found["moment"]))
+    return (f"{found['setting']}: norm is {relative(found['norms'], exact['norms']):.1e} from PyTorch's in float64,"
+            f" PyTorch's in float32 {relative(expected['norms'], exact['norms']):.1e}; {where or 'each gradient'} {ours:.1e} and {theirs:.1e}")
 
 
 def run_one(name, flags):
@@ -329,6 +335,7 @@ def run_one(name, flags):
             break
         if not within_bars(found) and not AUTOCAST:  # which keeps float64 out of its casts
             row["notes"] = row["notes"] + [against_float64(name, found, batches, eager[parts, max_norm], parts, max_norm)]
+        del found["moment"]
     if not flags.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return dict(row, seconds=time.time() - began)

@@ -13,6 +13,7 @@
 #include "sfsdp/exec/pack_into.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
+#include "sfsdp/kernels/sum_squares.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -75,7 +76,7 @@ Tensors scalar(const KernelContext& c) {
   return {out};
 }
 
-// One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh. A gradient that
+// One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh; element i goes to sum i mod 32. A gradient that
 // all ranks of `axis` hold alike counts on the first of them only.
 Tensors sum_squares(const KernelContext& c) {
   const auto replicated = c.op.attr_or("replicated", std::vector<bool>(c.operands.size()));
@@ -97,6 +98,11 @@ Tensors sum_squares(const KernelContext& c) {
         ++segment;
       }
       if (replicated[i] && rank != 0) continue;
+      if (const ir::DType dtype = c.op.operands[i]->type().dtype; dtype == ir::DType::f32 || dtype == ir::DType::bf16) {
+        *sums += kernels::sum_squares(static_cast<const char*>(g.const_data_ptr()) + begin * g.itemsize(), dtype,
+                                      end - begin);
+        continue;
+      }
       AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, g.scalar_type(), "sum_squares", [&] {
         const scalar_t* data = g.const_data_ptr<scalar_t>();
         for (int64_t e = begin; e < end; ++e) *sums += static_cast<double>(data[e]) * static_cast<double>(data[e]);

@@ -5,14 +5,29 @@
 
 #include "sfsdp/kernels/small_product.h"
 
+#include "sfsdp/kernels/adam_kernel.h"
 #include "sfsdp/kernels/attention_kernel.h"
 #include "sfsdp/kernels/cross_entropy_kernel.h"
+#include "sfsdp/kernels/embedding_kernel.h"
+#include "sfsdp/kernels/rms_norm_kernel.h"
+#include "sfsdp/kernels/rope_kernel.h"
+#include "sfsdp/kernels/sum_squares_kernel.h"
 
 namespace sfsdp::kernels {
 namespace {
 
 Family family_named(const char* name) {
-  return {name, &attention_forward, &attention_backward, &cross_entropy_forward, &cross_entropy_grad};
+  return {.name = name,
+          .attend = &attention_forward,
+          .attend_backward = &attention_backward,
+          .cross_entropy = &cross_entropy_forward,
+          .cross_entropy_backward = &cross_entropy_grad,
+          .rms_norm = &norm_forward,
+          .rms_norm_backward = &norm_grad,
+          .sum_squares = &squares_sum,
+          .adam = &adam_update,
+          .embedding_row = &embedding_sum,
+          .rope = &rope_some};
 }
 
 }  // namespace

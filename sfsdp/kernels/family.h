@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "sfsdp/kernels/adam.h"
 #include "sfsdp/kernels/attention.h"
 #include "sfsdp/kernels/cross_entropy.h"
+#include "sfsdp/kernels/embedding.h"
+#include "sfsdp/kernels/rms_norm.h"
+#include "sfsdp/kernels/rope.h"
 
 namespace sfsdp::kernels {
 
@@ -23,12 +27,25 @@ struct AttentionUnit {
 };
 int64_t scratch_floats(const AttentionShape& shape, bool backward);
 
+// What an update multiplies by, each of float64 and rounded once.
+struct AdamFactors {
+  float decay, first, second, rest_of_second, eps;
+  float size;  // of the step: lr, without the bias of the first moment
+  float root;  // of what the second moment lacks in the first steps
+};
+
 struct Family {
   const char* name = "";
   void (*attend)(const AttentionUnit& unit) = nullptr;
   void (*attend_backward)(const AttentionUnit& unit) = nullptr;
   void (*cross_entropy)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
   void (*cross_entropy_backward)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
+  void (*rms_norm)(const RmsNorm& call, int64_t begin, int64_t end) = nullptr;
+  void (*rms_norm_backward)(const RmsNorm& call, int64_t begin, int64_t end) = nullptr;
+  double (*sum_squares)(const void* data, bool wide, int64_t count) = nullptr;  // wide: f32
+  void (*adam)(const Adam& call, const AdamFactors& factors) = nullptr;
+  void (*embedding_row)(const EmbeddingGrad& call, const int64_t* rows, int64_t count, int64_t id) = nullptr;
+  void (*rope)(const Rope& call, int64_t begin, int64_t end) = nullptr;
 };
 
 Family baseline_family();

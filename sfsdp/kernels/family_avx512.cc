@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Processors with AVX-512: 32 registers of 16 floats.
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "sfsdp/kernels/family.h"
@@ -14,6 +16,8 @@
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
 #endif
 #define SFSDP_LANES 16
+// The form with a mask: g++ 12 warns of the other, in whose header a value has no beginning.
+#define SFSDP_SQRT(v) reinterpret_cast<V>(_mm512_maskz_sqrt_ps(0xffff, reinterpret_cast<__m512>(v)))
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 4
 #include "sfsdp/kernels/all_kernels.h"

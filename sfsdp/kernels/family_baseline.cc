@@ -5,6 +5,7 @@
 #include "sfsdp/kernels/family.h"
 
 #define SFSDP_LANES 4
+#define SFSDP_SQRT(v) root_of_each(v)
 #define SFSDP_TILE_ROWS 6
 #define SFSDP_TILE_VECTORS 2
 #include "sfsdp/kernels/all_kernels.h"

@@ -13,7 +13,14 @@ namespace sfsdp::kernels {
 // takes; else nullopt.
 std::optional<AttentionShape> attention_of(const ir::Op& op);
 
-// sfsdp.rows: cross_entropy and cross_entropy_backward of logits in float32 or bfloat16, the loss in float32, results row-major.
+// sfsdp.rows, each in float32 or bfloat16 and with row-major results: rms_norm and rms_norm_backward; cross_entropy and
+// cross_entropy_backward, the loss in float32; embedding_backward; rope and
+// rope_inverse, with any strides; the cast to float32 of a weight's gradient in bfloat16; adamw
+// and adam, all in float32.
 bool computes_rows(const ir::Op& op);
+
+// The op that a kernel of rows computes along with `op`, if nobody else reads what it makes: the clipping before an update, the
+// product or the gradient of an embedding before its cast. Null: none.
+const ir::Op* computed_with(const ir::Op& op);
 
 }  // namespace sfsdp::kernels

@@ -12,6 +12,7 @@ using V = float __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
 using I = int32_t __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
 using U = uint32_t __attribute__((vector_size(SFSDP_LANES * sizeof(float))));
 using H = uint16_t __attribute__((vector_size(SFSDP_LANES * sizeof(uint16_t))));
+using D = double __attribute__((vector_size(SFSDP_LANES * sizeof(double))));
 #define SFSDP_INLINE inline __attribute__((always_inline))
 
 SFSDP_INLINE V load(const float* from) {
@@ -24,6 +25,12 @@ SFSDP_INLINE V all(float x) { return V{} + x; }
 SFSDP_INLINE I bits(V v) { return reinterpret_cast<I>(v); }
 SFSDP_INLINE V from_bits(I v) { return reinterpret_cast<V>(v); }
 SFSDP_INLINE V larger(V a, V b) { return a != a || a > b ? a : b; }  // a nan stays
+
+// SFSDP_SQRT(v) where no instruction is named: the square root of each lane.
+[[maybe_unused]] SFSDP_INLINE V root_of_each(V v) {
+  for (int lane = 0; lane < kLanes; ++lane) v[lane] = __builtin_sqrtf(v[lane]);
+  return v;
+}
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -81,6 +88,46 @@ SFSDP_INLINE uint16_t rounded<uint16_t>(float x) {
   uint16_t all_lanes[kLanes];
   store(all_lanes, all(x));
   return all_lanes[0];
+}
+
+// Of two vectors side by side: the elements at even and at odd places; and the two put together again, a b a b, as two vectors.
+#if SFSDP_LANES == 16
+SFSDP_INLINE V even_of(V a, V b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+SFSDP_INLINE V odd_of(V a, V b) {
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+SFSDP_INLINE V low_of(V a, V b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+SFSDP_INLINE V high_of(V a, V b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#elif SFSDP_LANES == 8
+SFSDP_INLINE V even_of(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+SFSDP_INLINE V odd_of(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+SFSDP_INLINE V low_of(V a, V b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+SFSDP_INLINE V high_of(V a, V b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#elif SFSDP_LANES == 4
+SFSDP_INLINE V even_of(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+SFSDP_INLINE V odd_of(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+SFSDP_INLINE V low_of(V a, V b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+SFSDP_INLINE V high_of(V a, V b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+#endif
+
+// Elements i to i + kLanes - 1 of a row; beyond its end 0.
+template <class T>
+SFSDP_INLINE V part(const T* row, int64_t i, int64_t width) {
+  if (i + kLanes <= width) return load(row + i);
+  V v = V{};
+  for (int lane = 0; i + lane < width; ++lane) v[lane] = as_float(row[i + lane]);
+  return v;
+}
+template <class T>
+SFSDP_INLINE void store_part(T* row, int64_t i, int64_t width, V v) {
+  if (i + kLanes <= width) return store(row + i, v);
+  for (int lane = 0; i + lane < width; ++lane) row[i + lane] = rounded<T>(v[lane]);
 }
 
 }  // namespace

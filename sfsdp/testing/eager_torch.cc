@@ -6,7 +6,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "sfsdp/testing.h"
@@ -32,11 +34,12 @@ StepResult EagerTrainer::step(const std::function<at::Tensor()>& loss) {
   for (auto& [name, p] : parameters_) {
     if (!p.grad().defined()) continue;
     gradients[name] = p.grad().clone();
-    // Element by element in row-major order, in double: the convention of the step's own norm.
+    // In row-major order, in double, element i to sum i mod 32: the convention of the step's own norm.
     const at::Tensor g = p.grad().contiguous().to(at::kDouble);
-    double squares = 0;
-    for (int64_t i = 0; i < g.numel(); ++i) squares += g.const_data_ptr<double>()[i] * g.const_data_ptr<double>()[i];
-    sum += squares;
+    std::array<double, 32> squares = {};
+    for (int64_t i = 0; i < g.numel(); ++i)
+      squares[static_cast<size_t>(i % 32)] += g.const_data_ptr<double>()[i] * g.const_data_ptr<double>()[i];
+    sum += std::accumulate(squares.begin(), squares.end(), 0.0);
   }
   const double norm = std::sqrt(sum);
   const double coefficient = max_norm_ > 0 ? std::min(1.0, max_norm_ / (norm + 1e-6)) : 1.0;

@@ -86,8 +86,8 @@ TEST_CASE("attention by sfsdp's kernel is no further from float64 than by LibTor
     };
     using Operands = std::vector<at::Tensor>;
     AttentionCall own_forward(forward), own_backward(backward);
-    const auto own = run([&](const Operands& o) { return own_forward.run(o); },
-                         [&](const Operands& o) { return own_backward.run(o); });
+    const auto own = run([&](const Operands& o) { return own_forward.run(o, {}); },
+                         [&](const Operands& o) { return own_backward.run(o, {}); });
     CanonicalCall aten_forward(forward, {}, Rng::Counter), aten_backward(backward, {}, Rng::Counter);
     const auto aten = run([&](const Operands& o) { return aten_forward.run(o, {}, {}); },
                           [&](const Operands& o) { return aten_backward.run(o, {}, {}); });
@@ -109,12 +109,12 @@ TEST_CASE("attention by sfsdp's kernel writes where it is told, in the type's st
   AttentionCall call(op);
   const auto make = [&](int64_t heads) { return at::randn({c.batch, c.length, heads, c.width}).transpose(1, 2); };
   const std::vector<at::Tensor> in = {make(4), make(2), make(2), at::Tensor()};
-  const std::vector<at::Tensor> fresh = call.run(in);
+  const std::vector<at::Tensor> fresh = call.run(in, {});
   const at::Tensor out = at::zeros({1, 40, 4, 16}).transpose(1, 2), sums = at::zeros({1, 40, 4}).transpose(1, 2);
   REQUIRE(call.write_to(0, out));
   REQUIRE(call.write_to(1, sums));
   CHECK_FALSE(call.write_to(0, at::zeros({1, 4, 16, 40}).transpose(2, 3)));  // a row's elements lie apart
-  call.run(in);
+  call.run(in, {});
   CHECK(at::equal(out, fresh[0]));
   CHECK(at::equal(sums, fresh[1]));
 }

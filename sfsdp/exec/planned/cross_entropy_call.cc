@@ -36,7 +36,7 @@ CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
 
 bool CrossEntropyCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
 
-std::vector<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands) {
+std::vector<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
   if (op().is("cross_entropy")) return forward(operands[0].contiguous(), operands[1].contiguous());
   return backward(operands);
 }

@@ -13,7 +13,7 @@ class CrossEntropyCall final : public OwnCall {
   explicit CrossEntropyCall(const ir::Op& op);
 
   // throws: IndexError of LibTorch for a target that is no class and not ignored
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands) override;
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   bool can_write(size_t index, const at::Tensor& place) const override;

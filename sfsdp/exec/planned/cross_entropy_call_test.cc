@@ -48,8 +48,9 @@ TEST_CASE("cross entropy by sfsdp's kernel is no further from float64 than by Li
       const at::Tensor loss = at::cross_entropy_loss(wide, targets, {}, reduction);
       loss.backward(grad.to(at::kDouble));
       CrossEntropyCall own_forward(forward), own_backward(backward);
-      const auto own = own_forward.run(std::vector<at::Tensor>{logits, targets});
-      const at::Tensor own_grad = own_backward.run(std::vector<at::Tensor>{grad, logits, targets, own[1], own[2]})[0];
+      const auto own = own_forward.run(std::vector<at::Tensor>{logits, targets}, {});
+      const at::Tensor own_grad =
+          own_backward.run(std::vector<at::Tensor>{grad, logits, targets, own[1], own[2]}, {})[0];
       CanonicalCall aten_forward(forward, {}, Rng::Counter), aten_backward(backward, {}, Rng::Counter);
       const auto aten = aten_forward.run(std::vector<at::Tensor>{logits, targets}, {}, {});
       const at::Tensor aten_grad =
@@ -68,10 +69,10 @@ TEST_CASE("cross entropy by sfsdp's kernel refuses what is no class, as LibTorch
   for (const int64_t wrong : {kClasses, int64_t{-1}}) {
     at::Tensor targets = at::zeros({kRows}, at::kLong);
     targets[5] = wrong;
-    CHECK_THROWS_WITH_AS(call.run(std::vector<at::Tensor>{logits, targets}),
+    CHECK_THROWS_WITH_AS(call.run(std::vector<at::Tensor>{logits, targets}, {}),
                          doctest::Contains(concat("Target ", wrong, " is out of bounds.").c_str()), c10::IndexError);
   }
-  const auto results = call.run(std::vector<at::Tensor>{logits, at::full({kRows}, -100, at::kLong)});
+  const auto results = call.run(std::vector<at::Tensor>{logits, at::full({kRows}, -100, at::kLong)}, {});
   CHECK(results[0].isnan().item<bool>());
   CHECK(results[1].item<float>() == 0);
 }

@@ -3,9 +3,16 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/planned/adam_call.h"
 #include "sfsdp/exec/planned/attention_call.h"
 #include "sfsdp/exec/planned/cross_entropy_call.h"
+#include "sfsdp/exec/planned/rms_norm_call.h"
+#include "sfsdp/exec/planned/rope_call.h"
+#include "sfsdp/exec/planned/wide_grad_call.h"
 
 namespace sfsdp::exec {
 
@@ -20,6 +27,7 @@ std::vector<at::Tensor> OwnCall::results() const {
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].defined()) continue;
     const ir::Type& type = op_.result(static_cast<int>(i))->type();
+    if (type.kind == ir::Type::Kind::Token) continue;
     const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
     results[i] = type.strides.empty() ? at::empty(type.shape(), options)
                                       : at::empty_strided(type.shape(), type.strides, options);
@@ -27,10 +35,27 @@ std::vector<at::Tensor> OwnCall::results() const {
   return results;
 }
 
-std::unique_ptr<OwnCall> make_own_call(const ir::Op& op) {
+std::unique_ptr<OwnCall> make_own_call(const ir::Op& op, const ir::Op* within, const Groups& groups) {
   if (op.attr_or<std::string>("attention_kernel", "") == "sfsdp.flash") return std::make_unique<AttentionCall>(op);
-  if (op.attr_or<std::string>("row_kernel", "") == "sfsdp.rows") return std::make_unique<CrossEntropyCall>(op);
-  return nullptr;
+  if (op.attr_or<std::string>("row_kernel", "") != "sfsdp.rows") return nullptr;
+  if (op.is("adamw", "adam")) return std::make_unique<AdamCall>(op, within, groups);
+  if (op.is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, op);
+  if (op.is("rope", "rope_inverse")) return std::make_unique<RopeCall>(op);
+  if (op.is("rms_norm", "rms_norm_backward")) return std::make_unique<RmsNormCall>(op);
+  if (op.is("cross_entropy", "cross_entropy_backward")) return std::make_unique<CrossEntropyCall>(op);
+  if (!within) return nullptr;  // a cast by itself
+  if (within->is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, *within);
+  return std::make_unique<WideProductCall>(op);
+}
+
+std::vector<const ir::Value*> operands_of_call(const ir::Op& op, const ir::Op* within) {
+  std::vector<const ir::Value*> operands(op.operands.begin(), op.operands.end());
+  if (!within) return operands;
+  const auto at = std::ranges::find(operands, within->result());
+  SFSDP_CHECK(at != operands.end(), op.opcode, " does not read what ", within->opcode, " makes");
+  *at = within->operands[0];
+  operands.insert(operands.end(), within->operands.begin() + 1, within->operands.end());
+  return operands;
 }
 
 }  // namespace sfsdp::exec

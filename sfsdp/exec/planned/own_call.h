@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "sfsdp/exec/executor.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::exec {
@@ -21,13 +22,16 @@ class OwnCall {
   OwnCall& operator=(const OwnCall&) = delete;
 
   // Where result `index` is to be written from now on. Returns whether it will be: else run() returns another tensor.
-  //   place: of the op's type; must not overlap what the op reads
+  //   place: of the op's type; must not overlap what the op reads, unless reads_before_it_writes(index) and operands of
+  //          the same type lie just there
   bool write_to(size_t index, const at::Tensor& place);
-  virtual std::vector<at::Tensor> run(std::span<const at::Tensor> operands) = 0;
+  // Whether element i of result `index` is written after the last read of element i of each operand.
+  virtual bool reads_before_it_writes(size_t /*index*/) const { return false; }
+  virtual std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) = 0;
 
  protected:
   const ir::Op& op() const { return op_; }
-  // At their places, or new.
+  // At their places, or new; a token is undefined.
   std::vector<at::Tensor> results() const;
 
  private:
@@ -38,6 +42,10 @@ class OwnCall {
 };
 
 // Null: the plan names none of sfsdp's kernels.
-std::unique_ptr<OwnCall> make_own_call(const ir::Op& op);
+//   within: the op whose result `op` alone reads (kernels::computed_with), where the call is to compute both; its operands stand
+//           where that result does, and what is left of them after all others. Null: `op` alone
+std::unique_ptr<OwnCall> make_own_call(const ir::Op& op, const ir::Op* within, const Groups& groups);
+// The operands of such a call.
+std::vector<const ir::Value*> operands_of_call(const ir::Op& op, const ir::Op* within);
 
 }  // namespace sfsdp::exec

@@ -19,9 +19,11 @@
 #include "sfsdp/exec/planned/canonical_call.h"
 #include "sfsdp/exec/planned/own_call.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
+#include "sfsdp/kernels/of_op.h"
 #include "sfsdp/plan/places.h"
 
 namespace sfsdp::exec {
@@ -59,9 +61,10 @@ struct PlannedExecutor::Impl {
     const ir::Op* op = nullptr;
     std::optional<OpCall> call;
     std::optional<CanonicalCall> canonical;
-    std::unique_ptr<OwnCall> own;  // none of the three: accumulate
-    at::Tensor out = {};           // what `call` writes its one result to; undefined: a new tensor
-    bool packs = false;            // it is a pack, and its result is put together where it lies
+    std::unique_ptr<OwnCall> own = nullptr;  // none of the three: accumulate
+    std::vector<const ir::Value*> reads = {};
+    at::Tensor out = {};  // what `call` writes its one result to; undefined: a new tensor
+    bool packs = false;   // it is a pack, and its result is put together where it lies
   };
   // A kernel, or a collective.
   struct Task {
@@ -84,6 +87,7 @@ struct PlannedExecutor::Impl {
   const Groups groups;
   const DataPosition position;
   const Rng rng;
+  const ir::Index readers;
   std::shared_ptr<RankMemory> shared;
   RankMemory own;                  // what the host writes
   std::vector<at::Tensor> placed;  // by value, at its address; undefined: it has none
@@ -104,6 +108,7 @@ struct PlannedExecutor::Impl {
         groups(g),
         position(at),
         rng(r),
+        readers(p.graph),
         shared(std::move(memory)),
         placed(graph.id_bound()),
         made(graph.id_bound()),
@@ -153,7 +158,7 @@ struct PlannedExecutor::Impl {
         task_of[&op] = tasks.size();
         Task task;
         task.collective = true;
-        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}, {}});
+        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}});
         add(std::move(task));
       } else if (kernels.of[i] >= 0 && !kernel_task.contains(kernels.of[i])) {
         kernel_task[kernels.of[i]] = tasks.size();
@@ -185,13 +190,25 @@ struct PlannedExecutor::Impl {
       const ir::Op& producer = *value->producer();
       if (ir::aliased_operand(producer) < 0 || !is_made[ir::storage_of(value)->id()]) return;
       for (const ir::Value* operand : producer.operands) view(operand);
-      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}, {}});
+      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}});
+      task.calls.back().reads = operands_of_call(producer, nullptr);
       is_made[value->id()] = true;
     };
+    std::map<const ir::Op*, const ir::Op*> within;  // what is computed with the op
+    std::vector<const ir::Op*> left_out;            // by itself
+    for (const ir::Op* op : ops)
+      if (const ir::Op* other = computed_within(*op, ops)) {
+        within[op] = other;
+        left_out.push_back(other);
+      }
     for (const ir::Op* op : ops) {
-      for (const ir::Value* operand : op->operands) view(operand);
-      Call call{op, {}, {}, {}};
-      call.own = make_own_call(*op);
+      if (std::ranges::find(left_out, op) != left_out.end()) continue;
+      const auto found = within.find(op);
+      const ir::Op* other = found == within.end() ? nullptr : found->second;
+      Call call{op, {}, {}};
+      call.reads = operands_of_call(*op, other);
+      for (const ir::Value* operand : call.reads) view(operand);
+      call.own = make_own_call(*op, other, groups);
       if (!call.own && ir::is_canonical(op->opcode))
         call.canonical.emplace(*op, groups, rng);
       else if (!call.own && !op->is("accumulate"))
@@ -203,6 +220,17 @@ struct PlannedExecutor::Impl {
     return task;
   }
 
+  // The op of this kernel that one of sfsdp's kernels computes along with `op`: what it makes lies nowhere, and nobody else asks.
+  const ir::Op* computed_within(const ir::Op& op, const std::vector<const ir::Op*>& ops) const {
+    if (!op.has_attr("row_kernel")) return nullptr;
+    const ir::Op* other = kernels::computed_with(op);
+    if (!other || std::ranges::find(ops, other) == ops.end() || readers.only_reader(other->result()) != &op)
+      return nullptr;
+    return at_place(other->result()).defined() || std::ranges::find(returned, other->result()) != returned.end()
+               ? nullptr
+               : other;
+  }
+
   // Gives an op the addresses of its results, where nothing that lies there is read from then on.
   void write_in_place(Task& task, size_t index) {
     Call& call = task.calls[index];
@@ -211,19 +239,20 @@ struct PlannedExecutor::Impl {
       const ir::Value* result = call.op->result(static_cast<int>(r));
       const at::Tensor& place = at_place(result);
       if (!place.defined() || result->type().kind != ir::Type::Kind::Tensor) continue;
-      const auto reads = [&](const ir::Op& op) {
-        return std::ranges::any_of(op.operands, [&](const ir::Value* operand) {
+      const auto reads = [&](const Call& reader) {
+        return std::ranges::any_of(reader.reads, [&](const ir::Value* operand) {
           return operand && ir::storage_of(operand) != result && meet(at_place(operand), place);
         });
       };
       bool later = false;
-      for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(*task.calls[j].op);
+      for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(task.calls[j]);
       if (later) continue;
-      if (call.canonical && !reads(*call.op)) call.canonical->write_to(r, place);
-      if (call.own && !reads(*call.op)) call.own->write_to(r, place);
+      if (call.canonical && !reads(call)) call.canonical->write_to(r, place);
+      if (call.own && (!reads(call) || (call.own->reads_before_it_writes(r) && same_places(call, place))))
+        call.own->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
       if (call.call && call.call->can_write() && call.op->results().size() == 1 &&
-          (!reads(*call.op) || elementwise(*call.op, place)))
+          (!reads(call) || elementwise(call, place)))
         call.out = place;
     }
   }
@@ -241,10 +270,14 @@ struct PlannedExecutor::Impl {
   }
 
   // Whether each operand that meets `place` is read there element by element as the op writes.
-  bool elementwise(const ir::Op& op, const at::Tensor& place) const {
-    const ir::OpRow* row = ir::find_row(op.opcode);
-    if (!row || row->cost != ir::CostClass::Pointwise) return false;
-    return std::ranges::all_of(op.operands, [&](const ir::Value* operand) {
+  bool elementwise(const Call& call, const at::Tensor& place) const {
+    const ir::OpRow* row = ir::find_row(call.op->opcode);
+    return row && row->cost == ir::CostClass::Pointwise && same_places(call, place);
+  }
+
+  // Whether each operand that meets `place` lies just there, element by element.
+  bool same_places(const Call& call, const at::Tensor& place) const {
+    return std::ranges::all_of(call.reads, [&](const ir::Value* operand) {
       const at::Tensor& read = operand ? at_place(operand) : at::Tensor();
       return !operand || !meet(read, place) ||
              (same_place(read, place) && read.sizes() == place.sizes() && read.strides() == place.strides() &&
@@ -329,7 +362,7 @@ struct PlannedExecutor::Impl {
 
   std::vector<at::Tensor> run(Call& call, const StepScalars& scalars, ir::Part part) const {
     std::vector<at::Tensor> operands;
-    for (const ir::Value* operand : call.op->operands) operands.push_back(get(operand));
+    for (const ir::Value* operand : call.reads) operands.push_back(get(operand));
     if (call.packs) {
       pack_into(*call.op, operands, at_place(call.op->result()));
       return {at_place(call.op->result())};
@@ -340,7 +373,7 @@ struct PlannedExecutor::Impl {
     }
     if (call.call) return call.call->run(operands, scalars, position);
     if (call.canonical) return call.canonical->run(operands, scalars, position);
-    if (call.own) return call.own->run(operands);
+    if (call.own) return call.own->run(operands, scalars);
     return {accumulate(*call.op, operands[0], part)};
   }
 

@@ -96,12 +96,12 @@ bool check_form(const Op& op, const Known& known, Report& report) {
 namespace {
 
 // Whether the op is of the kind that names such a kernel, and the name is one of these.
-void check_named_kernel(const Op& op, std::string_view key, CostClass kind, const char* kinds,
-                        std::span<const std::string_view> names, Report& report) {
+void check_named_kernel(const Op& op, std::string_view key, bool (*may_name)(const Op&, const OpRow&),
+                        const char* kinds, std::span<const std::string_view> names, Report& report) {
   const auto* kernel = op.find_attr<std::string>(key);
   if (!kernel) return;
   const OpRow* row = op.opcode.row();
-  if (!row || row->cost != kind)
+  if (!row || !may_name(op, *row))
     report(concat(name_of(op), " has ", key, "=", *kernel), concat("expected it on ", kinds));
   if (std::ranges::find(names, *kernel) == names.end())
     report(concat(name_of(op), " has ", key, "=", quote_if_needed(*kernel)),
@@ -114,12 +114,17 @@ void check_attributes(const Op& op, Report& report) {
   for (const auto& [key, value] : op.attrs)
     if (!is_word(key) || key == "bwd_of" || key == "at")
       report(concat(name_of(op), " has an attribute ", quote(key)), "expected a word the text form can hold");
-  check_named_kernel(op, "product_kernel", CostClass::Product, "a product: linear, matmul, aten.mm, …", kProductKernels,
+  const auto is_product = [](const Op&, const OpRow& row) { return row.cost == CostClass::Product; };
+  const auto is_attention = [](const Op&, const OpRow& row) { return row.cost == CostClass::Attention; };
+  const auto is_over_rows = [](const Op& o, const OpRow& row) {
+    return row.cost == CostClass::Reduction || is_update(o) || o.is("cast", "embedding_backward", "rope", "rope_inverse");
+  };
+  check_named_kernel(op, "product_kernel", is_product, "a product: linear, matmul, aten.mm, …", kProductKernels,
                      report);
-  check_named_kernel(op, "attention_kernel", CostClass::Attention, "an attention: sdpa or sdpa_backward",
-                     kAttentionKernels, report);
-  check_named_kernel(op, "row_kernel", CostClass::Reduction, "an op over rows, such as cross_entropy", kRowKernels,
+  check_named_kernel(op, "attention_kernel", is_attention, "an attention: sdpa or sdpa_backward", kAttentionKernels,
                      report);
+  check_named_kernel(op, "row_kernel", is_over_rows, "an op over rows, such as cross_entropy, a cast or an update",
+                     kRowKernels, report);
 }
 
 void check_rule(const Graph& graph, const Op& op, Report& report) {

@@ -2,7 +2,7 @@
 // What:   product_kernel=, attention_kernel= and row_kernel= on canonical ops (ir/named_kernels.h).
 // Why:    the plan says what computes where that decides last bits: ranks compare it, a run that goes on can be told.
 // Rule:   products in float32. Attention in float32 or bfloat16 that sfsdp's kernel computes (kernels/attention.h), without a mask
-//         but that of documents. Cross entropy of logits in float32, or in bfloat16 where the loss is float32.
+//         but that of documents. Rows as kernels/of_op.h has them; a cast where it alone reads a product, in one kernel.
 // Needs:  nothing; it comes last, as other passes make such ops.
 // Leaves: the verifier knows the names.
 #pragma once

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/planned/rms_norm_call.h"
+
+#include <ATen/Parallel.h>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/kernels/of_op.h"
+#include "sfsdp/kernels/rms_norm.h"
+
+namespace sfsdp::exec {
+namespace {
+
+ir::DType dtype_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? ir::DType::f32 : ir::DType::bf16;
+}
+
+kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+  kernels::RmsNorm call;
+  call.rows = rstd.numel();
+  call.width = call.rows == 0 ? 1 : x.numel() / call.rows;
+  call.dtype = dtype_of(x);
+  call.x = x.const_data_ptr();
+  if (weight.defined()) {
+    call.weight_dtype = dtype_of(weight);
+    call.weight = weight.const_data_ptr();
+  }
+  call.rstd = const_cast<float*>(rstd.const_data_ptr<float>());  // backward reads it alone
+  return call;
+}
+
+}  // namespace
+
+RmsNormCall::RmsNormCall(const ir::Op& op) : OwnCall(op) {
+  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
+}
+
+bool RmsNormCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
+
+std::vector<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  if (op().is("rms_norm_backward")) return backward(operands);
+  std::vector<at::Tensor> results = this->results();
+  const at::Tensor x = operands[0].contiguous();
+  at::Tensor weight;
+  if (operands[1].defined()) weight = operands[1].contiguous();
+  kernels::RmsNorm call = call_of(x, weight, results[1]);
+  call.eps = ir::number_of(op(), "eps");
+  call.y = results[0].mutable_data_ptr();
+  at::parallel_for(0, kernels::norm_blocks(call), 1,
+                   [&](int64_t begin, int64_t end) { kernels::rms_norm(call, begin, end); });
+  return results;
+}
+
+// grad, x, weight or none, rstd, residual or none
+std::vector<at::Tensor> RmsNormCall::backward(std::span<const at::Tensor> operands) {
+  std::vector<at::Tensor> results = this->results();
+  const at::Tensor grad = operands[0].contiguous(), x = operands[1].contiguous(), rstd = operands[3].contiguous();
+  at::Tensor weight, residual;
+  if (operands[2].defined()) weight = operands[2].contiguous();
+  if (operands[4].defined()) residual = operands[4].contiguous();
+  kernels::RmsNorm call = call_of(x, weight, rstd);
+  call.grad = grad.const_data_ptr();
+  if (residual.defined()) call.residual = residual.const_data_ptr<float>();
+  if (results[0].defined()) call.grad_x = results[0].mutable_data_ptr();
+  if (results[1].defined()) {
+    parts_.resize(static_cast<size_t>(kernels::norm_blocks(call) * call.width));
+    call.grad_weight = parts_.data();
+  }
+  at::parallel_for(0, kernels::norm_blocks(call), 1,
+                   [&](int64_t begin, int64_t end) { kernels::rms_norm_backward(call, begin, end); });
+  if (results[1].defined()) kernels::rms_norm_weight(call, results[1].mutable_data_ptr());
+  return results;
+}
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// rms_norm and rms_norm_backward by sfsdp's kernel of rows (kernels/rms_norm.h).
+#pragma once
+
+#include <vector>
+
+#include "sfsdp/exec/planned/own_call.h"
+
+namespace sfsdp::exec {
+
+class RmsNormCall final : public OwnCall {
+ public:
+  explicit RmsNormCall(const ir::Op& op);
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  bool reads_before_it_writes(size_t index) const override { return index == 0; }
+
+ private:
+  bool can_write(size_t index, const at::Tensor& place) const override;
+  std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
+
+  std::vector<float> parts_;  // of the weight's gradient, by block of rows
+};
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/planned/wide_grad_call.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/kernels/embedding.h"
+#include "sfsdp/kernels/of_op.h"
+
+namespace sfsdp::exec {
+namespace {
+
+// What a product makes at a time stays in the caches until it is cast, and is large enough for LibTorch's kernel.
+constexpr int64_t kElementsAtATime = int64_t{1} << 20;
+
+ir::DType dtype_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? ir::DType::f32 : ir::DType::bf16;
+}
+
+}  // namespace
+
+bool WideProductCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
+
+// grad [..., n], x [..., k] -> [n, k]
+std::vector<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  std::vector<at::Tensor> results = this->results();
+  const int64_t n = results[0].size(0), k = results[0].size(1);
+  const at::Tensor grad = operands[0].reshape({-1, n}).t(), x = operands[1].reshape({-1, k});
+  const int64_t most = std::clamp<int64_t>(kElementsAtATime / std::max<int64_t>(k, 1), 64, std::max<int64_t>(n, 64));
+  if (!rows_.defined()) rows_ = at::empty({std::min(most, n), k}, x.options());
+  for (int64_t begin = 0; begin < n; begin += most) {
+    const int64_t count = std::min(most, n - begin);
+    at::Tensor rows = rows_.narrow(0, 0, count);
+    at::mm_out(rows, grad.narrow(0, begin, count), x);
+    results[0].narrow(0, begin, count).copy_(rows);
+  }
+  return results;
+}
+
+EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding)
+    : OwnCall(op), padding_(embedding.attr_or("padding_idx", int64_t{-1})) {
+  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
+}
+
+bool EmbeddingGradCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
+
+// grad [..., width], ids [...]
+std::vector<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  std::vector<at::Tensor> results = this->results();
+  const at::Tensor grad = operands[0].contiguous(), ids = operands[1].contiguous();
+  kernels::EmbeddingGrad call;
+  call.rows = ids.numel();
+  call.width = results[0].size(1);
+  call.num_weights = results[0].size(0);
+  call.padding = padding_;
+  call.ids = ids.const_data_ptr<int64_t>();
+  call.grad = grad.const_data_ptr();
+  call.grad_dtype = dtype_of(grad);
+  call.out = results[0].mutable_data_ptr();
+  call.out_dtype = dtype_of(results[0]);
+  for (int64_t i = 0; i < call.rows; ++i)
+    TORCH_CHECK_INDEX(call.ids[i] >= 0 && call.ids[i] < call.num_weights, "index ", call.ids[i],
+                      " is out of bounds of ", call.num_weights, " rows");
+  kernels::embedding_backward(call, order_);
+  return results;
+}
+
+}  // namespace sfsdp::exec

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The gradient of a weight in float32, of operands in bfloat16: linear_dw or embedding_backward and the cast of what it makes, in
+// one. The narrow gradient of all of the weight lies nowhere.
+#pragma once
+
+#include "sfsdp/exec/planned/own_call.h"
+
+namespace sfsdp::exec {
+
+// Products are LibTorch's, of some rows of the result at a time, rounded to bfloat16 as without the cast.
+class WideProductCall final : public OwnCall {
+ public:
+  explicit WideProductCall(const ir::Op& cast) : OwnCall(cast) {}
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+
+ private:
+  bool can_write(size_t index, const at::Tensor& place) const override;
+
+  at::Tensor rows_;  // of the product
+};
+
+// By the kernel of kernels/embedding.h.
+class EmbeddingGradCall final : public OwnCall {
+ public:
+  //   op:        embedding_backward, or a cast of what it makes
+  //   embedding: embedding_backward
+  EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding);
+  // throws: IndexError of LibTorch for an id that is no row of the weight
+  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+
+ private:
+  bool can_write(size_t index, const at::Tensor& place) const override;
+
+  int64_t padding_;
+  std::vector<int64_t> order_;
+};
+
+}  // namespace sfsdp::exec
