@@ -90,7 +90,7 @@ SFSDP_INLINE uint16_t rounded<uint16_t>(float x) {
   return all_lanes[0];
 }
 
-// Of two vectors side by side: the elements at even and at odd places; and the two put together again, a b a b, as two vectors.
+// The elements at even and at odd places of two vectors side by side; and the two put together again, a b a b, as two vectors.
 #if SFSDP_LANES == 16
 SFSDP_INLINE V even_of(V a, V b) {
   return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

@@ -117,7 +117,8 @@ void check_attributes(const Op& op, Report& report) {
   const auto is_product = [](const Op&, const OpRow& row) { return row.cost == CostClass::Product; };
   const auto is_attention = [](const Op&, const OpRow& row) { return row.cost == CostClass::Attention; };
   const auto is_over_rows = [](const Op& o, const OpRow& row) {
-    return row.cost == CostClass::Reduction || is_update(o) || o.is("cast", "embedding_backward", "rope", "rope_inverse");
+    return row.cost == CostClass::Reduction || is_update(o) ||
+           o.is("cast", "embedding_backward", "rope", "rope_inverse");
   };
   check_named_kernel(op, "product_kernel", is_product, "a product: linear, matmul, aten.mm, …", kProductKernels,
                      report);
