@@ -62,6 +62,13 @@ class Table {
       fail(key, concat("a whole number from 1 to ", kHighest));
     return static_cast<int64_t>(value);
   }
+  bool flag(const std::string& key, bool fallback) {
+    known_.push_back(key);
+    if (!table_.contains(key)) return fallback;
+    const auto value = table_[key].value_exact<bool>();
+    if (!value) fail(key, "true or false");
+    return *value;
+  }
   // At least one number, each at least `low`.
   std::vector<double> numbers(const std::string& key, double low) {
     known_.push_back(key);
@@ -156,6 +163,14 @@ Measured read_measured(Table table) {
     row.expect_no_more();
     measured.ops.push_back(std::move(m));
   }
+  for (Table& row : table.tables("kernel")) {
+    MeasuredKernel m;
+    m.ops = row.text("ops");
+    m.seconds = above_zero(row, "us") * 1e-6;
+    m.first = row.number("first_us", 1e-300, m.seconds * 1e6) * 1e-6;
+    row.expect_no_more();
+    measured.kernels.push_back(std::move(m));
+  }
   for (Table& row : table.tables("collective")) {
     MeasuredCollective m;
     m.kind = row.text("kind");
@@ -201,6 +216,14 @@ void print_measured(std::ostream& out, const Measured& measured) {
     out << "bytes = " << shortest(m.bytes) << ", us = " << shortest(m.seconds * 1e6) << "},\n";
   }
   out << "]\n";
+  if (measured.kernels.empty()) return;
+  out << "# As a plan has them.\nkernel = [\n";
+  for (const MeasuredKernel& m : measured.kernels) {
+    out << "  {ops = \"" << m.ops << "\", us = " << shortest(m.seconds * 1e6);
+    if (m.first != m.seconds) out << ", first_us = " << shortest(m.first * 1e6);
+    out << "},\n";
+  }
+  out << "]\n";
 }
 
 }  // namespace
@@ -239,6 +262,7 @@ Machine parse_machine(const std::string& toml_text, const std::string& file) {
   m.memory_bytes = table.number("memory_gib", 1e-3) * (1LL << 30);
   m.launch = table.number("launch_us", 0) * 1e-6;
   m.dispatch = table.number("dispatch_us", 0, 0.0) * 1e-6;
+  m.inline_collectives = table.flag("inline_collectives", m.inline_collectives);
   m.devices_per_node = table.whole("devices_per_node", 1);
   m.node = read_link(table.table("node"), "ranks");
   m.network = read_link(table.table("network"), "nodes");
@@ -269,6 +293,7 @@ std::string print_machine(const Machine& m, const std::string& comment) {
   put("memory_gib", m.memory_bytes / (1LL << 30));
   put("launch_us", m.launch * 1e6);
   put("dispatch_us", m.dispatch * 1e6);
+  if (m.inline_collectives) out << "inline_collectives = true\n";
   put("devices_per_node", static_cast<double>(m.devices_per_node));
   print_link(out, "node", m.node, "ranks");
   print_link(out, "network", m.network, "nodes");

@@ -51,6 +51,8 @@ struct Machine {
   double memory_bytes = 0;
   double launch = 0;    // s per kernel
   double dispatch = 0;  // s of the host per op that it issues (PyTorch from Python)
+  bool inline_collectives =
+      false;  // they take the time of what computes, where they start: a core of its own is not free
   // Topology: devices_per_node share `node`; beyond it, `network`.
   int64_t devices_per_node = 1;
   Link node, network;

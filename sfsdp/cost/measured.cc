@@ -73,7 +73,18 @@ std::string types_of(const ir::Op& op) {
   return out.str();
 }
 
+std::string ops_of(const std::vector<const ir::Op*>& kernel) {
+  std::string text;
+  for (const ir::Op* op : kernel) {
+    text += concat(text.empty() ? "" : "; ", op->opcode, ' ', types_of(*op));
+    for (const char* key : {"product_kernel", "attention_kernel", "row_kernel"})
+      if (const auto* name = op->find_attr<std::string>(key)) text += concat(' ', *name);
+  }
+  return text;
+}
+
 MeasuredOps::MeasuredOps(const Measured& measured) {
+  for (const MeasuredKernel& m : measured.kernels) kernels_.emplace(m.ops, &m);
   std::map<std::string, Points> points;
   for (const MeasuredOp& m : measured.ops) {
     exact_.emplace(concat(m.op, ' ', m.types), m.seconds);
@@ -91,6 +102,12 @@ std::optional<double> MeasuredOps::seconds(const ir::Op& op, double flops, doubl
   const double work = work_of(flops, bytes);
   if (curve == curves_.end() || work <= 0) return std::nullopt;
   return curve->second.at(work);
+}
+
+const MeasuredKernel* MeasuredOps::kernel(const std::vector<const ir::Op*>& ops) const {
+  if (kernels_.empty()) return nullptr;
+  const auto found = kernels_.find(ops_of(ops));
+  return found == kernels_.end() ? nullptr : found->second;
 }
 
 std::optional<Curve> measured_collective(const Measured& measured, std::string_view kind, int64_t ranks,

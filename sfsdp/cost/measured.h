@@ -35,8 +35,17 @@ struct MeasuredCollective {
   bool operator==(const MeasuredCollective&) const = default;
 };
 
+// Seconds of one kernel of a plan, as the executor runs it: of its products, the choice that the plan names.
+struct MeasuredKernel {
+  std::string ops;     // ops_of(kernel)
+  double seconds = 0;  // in all micro-batches but the first
+  double first = 0;    // in the first one, where there is no sum to add to yet
+  bool operator==(const MeasuredKernel&) const = default;
+};
+
 struct Measured {
   std::vector<MeasuredOp> ops;
+  std::vector<MeasuredKernel> kernels;
   std::vector<MeasuredCollective> collectives;
   bool operator==(const Measured&) const = default;
 };
@@ -57,6 +66,9 @@ class Curve {
 // "f32[512, 256] f32[256, 64]{1, 256} -> f32[512, 64]": operands and results without names, meshes and states.
 std::string types_of(const ir::Op& op);
 
+// "linear f32[512, 256] f32[64, 256] -> f32[512, 64] onednn.matmul; aten.silu ...": opcodes, types and named kernels.
+std::string ops_of(const std::vector<const ir::Op*>& kernel);
+
 // Answers for the ops of a graph from a machine's points. The points must outlive it.
 class MeasuredOps {
  public:
@@ -64,10 +76,13 @@ class MeasuredOps {
   // The measured seconds of the same op and types; else from the curve of this opcode (over flops if it has any, else
   // over bytes; products of one dtype share one curve); nothing if none was measured.
   std::optional<double> seconds(const ir::Op& op, double flops, double bytes) const;
+  // That kernel of a plan; null where it was not measured.
+  const MeasuredKernel* kernel(const std::vector<const ir::Op*>& ops) const;
 
  private:
   std::unordered_map<std::string, double> exact_;  // by opcode and types
   std::unordered_map<std::string, Curve> curves_;
+  std::unordered_map<std::string, const MeasuredKernel*> kernels_;
 };
 
 // Over bytes, of this kind and numbers of ranks and nodes; nothing if none was measured.

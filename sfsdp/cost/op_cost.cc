@@ -169,6 +169,11 @@ class Pricer {
     kernel.bytes =
         copies_out(op) ? 2 * static_cast<double>(op.result()->type().bytes()) : border_bytes(kernel.ops, readers_);
     kernel.flops = flops_of(op);
+    if (const MeasuredKernel* measured = execution_ == Execution::Fused ? measured_.kernel(kernel.ops) : nullptr) {
+      kernel.seconds = measured->seconds;
+      kernel.sum_seconds = measured->seconds - measured->first;
+      return;
+    }
     if (kernel.ops.size() == 1 && !copies_out(op)) {
       if (const auto measured = measured_.seconds(op, kernel.flops, bytes_moved(op))) {
         kernel.seconds += *measured;

@@ -78,7 +78,8 @@ Target cpu_target() {
           .product_bytes = kCpuThreads * kCpuTile,
           .communicator_bytes = kMiB,
           .blocks = kCpuThreads,
-          .masks_documents = true};
+          .masks_documents = true,
+          .is_cpu = true};
 }
 
 Target target_of(const Machine& machine) {

@@ -21,6 +21,7 @@ struct Target {
   bool adds_in_products = false;       // a product of bf16 adds to an f32 sum as it writes (beta = 1)
   bool accumulates_in_memory = false;  // attention's backward adds up the queries' gradient in f32 in memory
   bool masks_documents = false;        // attention takes documents as a mask that is made just before it
+  bool is_cpu = false;                 // a processor, which runs the kernels of kernels/
   int64_t alignment = 256;             // bytes, of a buffer
   int64_t window_alignment = 4096;     // of one that collectives touch, which other processes may map
 };

@@ -30,9 +30,8 @@ std::vector<int64_t> parameters_in(const Op& gather) {
 
 }  // namespace
 
-CollectiveRules::CollectiveRules(const ir::Graph& graph, cost::Execution execution, StepGathers gathers,
-                                 Reductions reductions)
-    : all_block_(execution == cost::Execution::Reference), gathers_(gathers), reductions_(reductions) {
+CollectiveRules::CollectiveRules(const ir::Graph& graph, bool all_block, StepGathers gathers, Reductions reductions)
+    : all_block_(all_block), gathers_(gathers), reductions_(reductions) {
   const auto once = [](const auto& op) { return is_gathered_once(*op); };
   const bool dealt = gathers == StepGathers::BroadcastUpdate || gathers == StepGathers::BroadcastForward;
   broadcasts_ = dealt && std::ranges::any_of(graph.ops(), once);

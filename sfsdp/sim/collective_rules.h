@@ -30,7 +30,8 @@ enum class Reductions : uint8_t {
 
 class CollectiveRules {
  public:
-  CollectiveRules(const ir::Graph& graph, cost::Execution execution, StepGathers gathers, Reductions reductions);
+  //   all_block: where they start, a wait does nothing
+  CollectiveRules(const ir::Graph& graph, bool all_block, StepGathers gathers, Reductions reductions);
 
   bool blocks(const ir::Op& start) const;
   std::string kind_of(const ir::Op& op) const;

@@ -314,7 +314,8 @@ RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost:
     if (ir::is_by_rank(*op))
       throw UserError(concat("the simulation runs one program on all ranks, and the graph has ", ir::name_of(*op),
                              "\n  expected a graph without counted=, row_counts= and affine offsets"));
-  const CollectiveRules rules(graph, execution, gathers, reductions);
+  const bool all_block = execution == cost::Execution::Reference || machine.inline_collectives;
+  const CollectiveRules rules(graph, all_block, gathers, reductions);
   Step step = read_step(graph, machine, rules, cost::price_kernels(graph, machine, execution, system, composites));
   const TaskOrder order(graph, rules, step, edges);
   Writer writer(step, order);

@@ -36,11 +36,13 @@
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/tools/calibrate_plan.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/timed_tasks.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
+#include "sfsdp/train/run_facts.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -227,7 +229,7 @@ double load_average() {
 // The step that is measured, as it runs and as it is predicted.
 struct StepCheck {
   double predicted_seconds = 0, seconds = 0;  // seconds: not a number where it did not run
-  int64_t predicted_peak = 0, peak = 0;       // bytes of the rank that needs most
+  int64_t predicted_peak = 0, peak = 0;  // bytes of the rank that needs most; peak: 0 for a plan, which has no other
 };
 
 // The step itself, on ordinary numbers.
@@ -283,6 +285,7 @@ class Calibration {
     measure_sizes(collectives);
     const cost::Measured sizes = machine.measured;
     measure_step(sizes, collectives, nullptr, 3);  // how long a step is, roughly
+    if (job_.program->options().executor == ExecutorKind::Planned) return measure_plan();
     meet_after_ = ranks_.largest(seconds_between_collectives());
     std::optional<StepRun> step;
     if (can_run_step()) step.emplace(job_, ranks_);
@@ -319,6 +322,27 @@ class Calibration {
     const auto collectives =
         ranks_.group() ? cost::collectives_by_size(known, settings_.max_bytes) : std::vector<cost::CollectiveSize>();
     measure(copies, collectives, nullptr, settings_.seconds, 50);
+  }
+
+  // The plan's own steps. Ops by themselves, of which other plans may be made, stand in the file as well.
+  void measure_plan() {
+    machine.inline_collectives = true;
+    const Held<const Program::Variant> first = job_.program->first();
+    check.predicted_peak = train::planned_memory(first->plan).total();
+    check.seconds = std::nan("");
+    if (ranks_.largest(simulate().flops / (machine.peak_f32 * machine.matmul_efficiency)) < settings_.seconds / 4 &&
+        check.predicted_peak < memory_of_a_rank(ranks_) / 2) {
+      const PlanTimes times = time_plan(job_, ranks_.world(), ranks_.group(), settings_.seconds);
+      check.seconds = times.step_seconds;
+      machine.measured.kernels = times.kernels;
+      for (const cost::MeasuredCollective& m : times.collectives) {
+        std::erase_if(machine.measured.collectives, [&](const cost::MeasuredCollective& other) {
+          return other.kind == m.kind && other.ranks == m.ranks && other.bytes == m.bytes;
+        });
+        machine.measured.collectives.push_back(m);
+      }
+    }
+    check.predicted_seconds = sim::simulate(first->graph, machine).step_seconds;
   }
 
   // Kernels and collectives of the step, and the step itself, in the same sweeps: what the machine's speed does
@@ -361,6 +385,10 @@ std::string describe(const StepCheck& check) {
   if (std::isnan(check.seconds))
     return concat("The step: predicted ", ms(check.predicted_seconds), ", ", mib(check.predicted_peak),
                   "; not run, as it needs too much memory or time\n");
+  if (check.peak == 0)
+    return concat("The step, run between the measurements: predicted ", ms(check.predicted_seconds), ", took ",
+                  ms(check.seconds), " (", off(check.predicted_seconds, check.seconds), "); planned peak ",
+                  mib(check.predicted_peak), "\n");
   return concat("The step, run between the measurements: predicted ", ms(check.predicted_seconds), ", took ",
                 ms(check.seconds), " (", off(check.predicted_seconds, check.seconds), "); peak predicted ",
                 mib(check.predicted_peak), ", needed ", mib(check.peak), " (",
@@ -392,8 +420,7 @@ int calibrate(const Request& request, std::ostream& out) {
   Settings settings;
   settings.seconds = number_of(request, "calibrate.seconds", settings.seconds);
   settings.max_bytes = static_cast<int64_t>(number_of(request, "calibrate.max_mib", 256) * (1 << 20));
-  train::JobConfig config = train::load_config(request.config_args);
-  config.exec.executor = "reference";  // whose ops are measured one by one
+  const train::JobConfig config = train::load_config(request.config_args);
   const Ranks ranks;
   try {
     Calibration calibration(config, ranks, settings);
@@ -406,8 +433,9 @@ int calibrate(const Request& request, std::ostream& out) {
                          ranks.size(), ranks.size() == 1 ? " rank" : " ranks at once", " and the step of\n",
                          train::title_of(config.model), ", batch ", config.training.local_batch_size, " x ",
                          config.training.seq_len, ". Load average before: ", load, ". Run it again to overwrite it."));
-    out << "Measured " << machine.measured.ops.size() << " ops and " << machine.measured.collectives.size()
-        << " collectives of " << ranks.size() << (ranks.size() == 1 ? " rank in " : " ranks in ")
+    out << "Measured " << machine.measured.ops.size() << " ops, " << machine.measured.kernels.size() << " kernels and "
+        << machine.measured.collectives.size() << " collectives of " << ranks.size()
+        << (ranks.size() == 1 ? " rank in " : " ranks in ")
         << with_commas(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1)
         << " s: products " << with_commas(machine.peak_f32 / 1e9, 0) << " GFLOP/s, copies "
         << with_commas(machine.memory_bandwidth / 1e9, 1) << " GB/s, dispatch "

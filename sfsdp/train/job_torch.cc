@@ -172,7 +172,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
                                    const ir::Graph& graph) { return tune::simulated(graph, machine); };
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   options.executor = config.exec.executor == "planned" ? ExecutorKind::Planned : ExecutorKind::Reference;
-  if (options.executor == ExecutorKind::Planned && job_options.target.name == "cpu") {
+  if (options.executor == ExecutorKind::Planned && job_options.target.is_cpu) {
     options.pipeline.kernels.products = products_of(config.exec.products);
     if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
     if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";

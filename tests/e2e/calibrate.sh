@@ -9,7 +9,7 @@ fail() { echo "$*"; exit 1; }
 sfsdp=build/release/sfsdp
 tiny=(--model.args.dim 64 --model.args.n_layers 2 --training.seq_len 32)
 "$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 2 --out "$dir/new/cpu.toml" "${tiny[@]}" \
-  --calibrate.seconds 1 --calibrate.max_mib 1 >"$dir/text"
+  --exec.executor reference --calibrate.seconds 1 --calibrate.max_mib 1 >"$dir/text"
 grep -q "^Wrote $dir/new/cpu.toml" "$dir/text" || fail "$(cat "$dir/text")"
 grep -Eq '^The step, run between the measurements: predicted [0-9.]+ ms, took [0-9.]+ ms .*; peak predicted' "$dir/text" ||
   fail "$(cat "$dir/text")"
@@ -37,6 +37,27 @@ assert abs(exposed - communicated) < 1e-9, "collectives block"
 steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
 actual = steps[-1]["memory_gib"] * 2**30
 assert abs(reference["peak_bytes"] / actual - 1) < 0.02, (reference["peak_bytes"], actual)
+PY
+# With the planned executor: each kernel of the plan stands in the file, and the simulation of that plan is their sum.
+"$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 2 --out "$dir/planned.toml" "${tiny[@]}" \
+  --training.local_batch_size 4 --training.global_batch_size 16 --calibrate.seconds 1 --calibrate.max_mib 1 >"$dir/text"
+grep -Eq '^The step, run between the measurements: predicted [0-9.]+ ms, took [0-9.]+ ms .*; planned peak' "$dir/text" ||
+  fail "$(cat "$dir/text")"
+"$sfsdp" simulate --config configs/llama3_debug.toml --machine "$dir/planned.toml" --world 2 --json "${tiny[@]}" \
+  --training.local_batch_size 4 --training.global_batch_size 16 >"$dir/planned.json"
+python3 - "$dir" <<'PY'
+import json, re, sys
+folder = sys.argv[1]
+text, said = open(f"{folder}/planned.toml").read(), open(f"{folder}/text").read()
+kernels = re.findall(r'\{ops = "([^"]+)", us = ([0-9.e+-]+)(?:, first_us = ([0-9.e+-]+))?\}', text)
+assert len(kernels) > 20 and all(float(us) > 0 for _, us, _ in kernels), text
+assert any("adamw" in ops for ops, _, _ in kernels) and any("accumulate" in ops and first for ops, _, first in kernels), text
+assert "inline_collectives = true" in text
+planned = json.load(open(f"{folder}/planned.json"))
+predicted = float(re.search(r"predicted ([0-9.]+) ms", said).group(1)) / 1e3
+assert abs(planned["step_seconds"] / predicted - 1) < 0.01, (planned["step_seconds"], predicted)
+exposed, communicated = (sum(planned[k].values()) for k in ("exposed_seconds", "communication_seconds"))
+assert abs(exposed - communicated) < 1e-9, "collectives take the time of what computes"
 PY
 "$sfsdp" calibrate --config configs/llama3_debug.toml --ranks 0 >"$dir/text" 2>&1 && fail "zero ranks are taken"
 grep -q 'expected a number from 1 to' "$dir/text" || fail "$(cat "$dir/text")"
