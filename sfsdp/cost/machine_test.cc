@@ -86,6 +86,10 @@ TEST_CASE("machine files: what is printed reads back as the same machine, measur
   m.measured.ops = {{"aten.mm", "f32[512, 256] f32[256, 64]{1, 256} -> f32[512, 64]", 16777216, 720896, 1.25e-4},
                     {"aten.neg", "f32[3] -> f32[3]", 0, 24, 7.1e-7}};
   m.measured.collectives = {{"all_gather", 2, 1024, 3.5e-5}, {"all_reduce", 4, 268435456, 0.75, 2}};
+  m.measured.kernels = {
+      {"linear f32[6, 4] f32[5, 4] -> f32[6, 5] onednn.matmul; aten.neg f32[6, 5] -> f32[6, 5]", 1.25e-4, 1.25e-4},
+      {"accumulate f32[6, 5] -> f32[6, 5]", 0.75, 0.5}};
+  m.inline_collectives = true;
   m.node.bus["all_reduce"] = BusBandwidth({{4, 363e9}, {8, 473e9}});
   m.network.bus["all_gather"] = BusBandwidth({{2, 185e9}, {64, 11e9}});
   const std::string text = print_machine(m, "first line\nsecond");
@@ -101,6 +105,13 @@ TEST_CASE("machine files: what is printed reads back as the same machine, measur
   CHECK(back.network.overlap_slowdown == m.network.overlap_slowdown);
   CHECK(back.node.bus == m.node.bus);
   CHECK(back.network.bus == m.network.bus);
+  CHECK(back.inline_collectives);
+  REQUIRE(back.measured.kernels.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(back.measured.kernels[i].ops == m.measured.kernels[i].ops);
+    CHECK(back.measured.kernels[i].seconds == doctest::Approx(m.measured.kernels[i].seconds).epsilon(1e-14));
+    CHECK(back.measured.kernels[i].first == doctest::Approx(m.measured.kernels[i].first).epsilon(1e-14));
+  }
   REQUIRE(back.measured.ops.size() == 2);
   REQUIRE(back.measured.collectives.size() == 2);
   for (size_t i = 0; i < 2; ++i) {

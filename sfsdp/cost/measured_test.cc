@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/cost/calibration.h"
 #include "sfsdp/cost/collective_cost.h"
 #include "sfsdp/cost/op_cost.h"
@@ -96,6 +97,43 @@ TEST_CASE("measured: kernels and collectives take their seconds from it, where i
   CHECK(collective_seconds("reduce_scatter", 64, {.size = 2}, m) == doctest::Approx(formula));
   m.devices_per_node = 1;  // across nodes nothing was measured
   CHECK(collective_seconds("all_gather", 64, {.size = 2}, m) == doctest::Approx(formula));
+}
+
+TEST_CASE(
+    "measured: a kernel of a plan takes its own seconds, by its ops, types and named kernels, in each micro-batch") {
+  const auto kernel_with = [](const std::string& attrs) {
+    return ir::parse_or_throw(concat(R"(
+graph mesh [one=1] view local
+  %x = input name=x : f32[6, 4]
+  %w = input name=w : f32[5, 4]
+bwd:
+  %a = linear %x, %w kernel=0)",
+                                     attrs, R"( : f32[6, 5]
+  %b = aten.neg %a kernel=0 : f32[6, 5]
+  %s = accumulate %b kernel=0 : f32[6, 5]
+  return %s
+)"));
+  };
+  const ir::Graph graph = kernel_with(" product_kernel=onednn.matmul"), other = kernel_with("");
+  Machine m;
+  m.peak_f32 = m.peak_bf16 = m.memory_bandwidth = 1;
+  m.matmul_efficiency = m.memory_efficiency = 1;
+  m.measured.kernels = {{.ops =
+                             "linear f32[6, 4] f32[5, 4] -> f32[6, 5] onednn.matmul; aten.neg f32[6, 5] -> f32[6, 5]; "
+                             "accumulate f32[6, 5] -> f32[6, 5]",
+                         .seconds = 7,
+                         .first = 5}};
+  const auto priced = [&](const ir::Graph& g, Execution execution) {
+    const auto kernels = price_kernels(g, m, execution).kernels;
+    REQUIRE(kernels.size() >= 1);
+    return kernels[0];
+  };
+  const Kernel kernel = priced(graph, Execution::Fused);
+  CHECK(ops_of(kernel.ops) == m.measured.kernels[0].ops);
+  CHECK(kernel.seconds_at(1) == 7);
+  CHECK(kernel.seconds_at(0) == 5);
+  CHECK(priced(other, Execution::Fused).seconds > 100);  // another library's product
+  CHECK(priced(graph, Execution::Eager).seconds != 7);   // PyTorch's kernels are others
 }
 
 TEST_CASE("calibration: what is measured of a step, and what follows for other sizes") {

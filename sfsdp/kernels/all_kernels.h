@@ -7,6 +7,11 @@
 
 #include "sfsdp/kernels/adam_kernel.h"
 #include "sfsdp/kernels/attention_kernel.h"
+#ifdef SFSDP_DOT
+#include "sfsdp/kernels/pair_product.h"
+
+#include "sfsdp/kernels/attention_pairs_kernel.h"
+#endif
 #include "sfsdp/kernels/cross_entropy_kernel.h"
 #include "sfsdp/kernels/embedding_kernel.h"
 #include "sfsdp/kernels/rms_norm_kernel.h"
@@ -18,8 +23,13 @@ namespace {
 
 Family family_named(const char* name) {
   return {.name = name,
+#ifdef SFSDP_DOT
+          .attend = &attention_forward_of_any,
+          .attend_backward = &attention_backward_of_any,
+#else
           .attend = &attention_forward,
           .attend_backward = &attention_backward,
+#endif
           .cross_entropy = &cross_entropy_forward,
           .cross_entropy_backward = &cross_entropy_grad,
           .rms_norm = &norm_forward,

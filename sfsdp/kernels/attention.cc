@@ -65,9 +65,10 @@ int64_t units_of(const AttentionShape& shape) { return shape.batch * shape.group
 
 int64_t scratch_floats(const AttentionShape& shape, bool backward) {
   const int64_t block = kTile * shape.width, scores = kTile * kTile;
-  // Forward: queries transposed, results, keys, values, scores. Backward: see attention_kernel.h.
+  // Forward: queries transposed, results, keys, values, scores. Backward: see attention_kernel.h; in pairs there are fewer blocks
+  // and more scores.
   if (!backward) return 4 * block + scores;
-  return 7 * block + 2 * scores + 2 * shape.keys * shape.width;
+  return 7 * block + 4 * scores + 2 * shape.keys * shape.width;
 }
 
 void attend(const Attention& attention, int64_t begin, int64_t end) { run(attention, begin, end, false); }

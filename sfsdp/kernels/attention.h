@@ -2,7 +2,8 @@
 // Attention on a CPU, tile by tile, so that no score reaches memory (FlashAttention 2, arXiv 2307.08691). Torch-free.
 //
 // Scores are kept transposed, a row for each key: then a row's vector holds queries, maxima and sums of the softmax need no
-// reduction within vectors, and of the operands only a block of queries is ever transposed. All arithmetic is float32.
+// reduction within vectors, and of the operands only a block of queries is ever transposed. Arithmetic is float32. On processors that multiply pairs of
+// bfloat16, operands of that are multiplied so: there weights and slopes are rounded to it, and sums are float32.
 #pragma once
 
 #include <cstdint>

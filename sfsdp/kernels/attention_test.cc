@@ -203,7 +203,9 @@ TEST_CASE("attention: results and gradients of float64, on every family of proce
       run_units(family, attention, {given.documents.begin(), given.documents.end()});
       Expected e = expected(given, d);
       // In bf16 the last rounding alone: 2^-9 at most, 2^-9 / sqrt(3) in the mean; backward reads a result that was rounded.
-      const double bar = half ? 2e-3 : 1e-6;
+      // A result rounded to bfloat16 is off by 1.1e-3; this family rounds the weights too, as LibTorch does.
+      const bool rounds_weights = std::string_view(family.name) == "avx512bf16";
+      const double bar = !half ? 1e-6 : rounds_weights ? 2.8e-3 : 2e-3;
       CHECK(error(d.out, e.out, given.shape) < bar);
       CHECK(error(d.grad_value, e.grad_value, given.shape) < bar);
       if (given.shape.keys > 1) CHECK(error(d.grad_query, e.grad_query, given.shape) < 2 * bar);

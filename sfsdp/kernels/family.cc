@@ -8,8 +8,10 @@ std::vector<Family> families() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_family());
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq"))
+      __builtin_cpu_supports("avx512dq")) {
     found.push_back(avx512_family());
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(avx512bf16_family());
+  }
 #endif
   return found;
 }

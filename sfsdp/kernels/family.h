@@ -52,6 +52,7 @@ Family baseline_family();
 #if defined(__x86_64__)
 Family avx2_family();
 Family avx512_family();
+Family avx512bf16_family();
 #endif
 
 // Those that this processor is of, the best last.

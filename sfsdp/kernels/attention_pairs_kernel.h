@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The arithmetic of attention.h in bfloat16, for processors that multiply pairs of it (SFSDP_DOT): weights and slopes are rounded to
+// bfloat16 before they are multiplied, sums are float32. See vector.h for how it is compiled.
+// NOLINTBEGIN
+namespace sfsdp::kernels {
+namespace {
+
+Narrow narrow_rows(const Heads& heads, int64_t batch, int64_t head, int64_t first) {
+  return {static_cast<const uint16_t*>(heads.data) + batch * heads.batch + head * heads.head + first * heads.row,
+          heads.row};
+}
+
+void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, float* space) {
+  const Attention& a = *unit.attention;
+  const AttentionShape& s = a.shape;
+  const int64_t block = kTile * s.width;
+  float *result = space, *scores = result + block;
+  uint32_t* weights = reinterpret_cast<uint32_t*>(scores + kTile * kTile);  // pairs of keys
+  uint32_t *queries = weights + kTile * kTile / 2, *values = queries + block / 2;
+  float largest[kTile], sum[kTile], shrink[kTile];
+  pairs_across(narrow_rows(a.query, unit.sample, head, first), count, s.width, queries);
+  for (int64_t q = 0; q < kTile; ++q) largest[q] = kMinusInfinity, sum[q] = 0;
+  const V scale = all(s.scale);
+  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys;
+  bool begun = false;
+  for (int64_t k = 0; k < end; k += kTile) {
+    const int64_t keys = smaller(kTile, end - k);
+    if (is_hidden(unit, first, count, k, keys)) continue;
+    const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k);
+    multiply_pairs(key.data, key.row, 2, queries, kTile, scores, kTile, keys, kTile, s.width / 2, false);
+    mask(unit, first, k, keys, scores);
+    for (int64_t q = 0; q < kTile; q += kLanes) {
+      V most = load(scores + q);
+      for (int64_t r = 1; r < keys; ++r) most = larger(load(scores + r * kTile + q), most);
+      const V before = load(largest + q);
+      const V now = larger(most * scale, before);
+      const V base = now == all(kMinusInfinity) ? V{} : now;  // a query that has seen no key yet
+      V added = V{};
+      for (int64_t r = 0; r < keys; r += 2) {
+        const V even = exp(load(scores + r * kTile + q) * scale - base);
+        V odd = V{};
+        if (r + 1 < keys) odd = exp(load(scores + (r + 1) * kTile + q) * scale - base);
+        added += even + odd;
+        store_pair(even, odd, weights + r / 2 * kTile + q);
+      }
+      const V shrunk = exp(before - base);
+      store(shrink + q, shrunk);
+      store(sum + q, load(sum + q) * shrunk + added);
+      store(largest + q, now);
+    }
+    if (begun)
+      for (int64_t q = 0; q < count; ++q)
+        for (int64_t i = 0; i < s.width; i += kLanes)
+          store(result + q * s.width + i, load(result + q * s.width + i) * all(shrink[q]));
+    pair_rows(narrow_rows(a.value, unit.sample, unit.group, k), keys, s.width, values);
+    multiply_pairs(reinterpret_cast<const uint16_t*>(weights), 2, 2 * kTile, values, s.width, result, s.width, count,
+                   s.width, (keys + 1) / 2, begun);
+    begun = true;
+  }
+  float* log_sum = a.log_sum.data + unit.sample * a.log_sum.batch + head * a.log_sum.head;
+  for (int64_t q = 0; q < count; ++q) {
+    log_sum[(first + q) * a.log_sum.row] = static_cast<float>(largest[q] + __builtin_log(static_cast<double>(sum[q])));
+    shrink[q] = 1.0f / sum[q];
+  }
+  write_rows(result, shrink, a.out, unit.sample, head, first, count, s);
+}
+
+// Of a block of queries, and the sums of the unit.
+struct PairsSpace {
+  float *grad_queries, *scores, *slopes, *grad_keys, *grad_values;
+  uint32_t *queries_across, *grads_across, *queries, *grads, *key, *slope_pairs;
+  uint16_t *weight_rows, *slope_rows;  // [kTile keys][kTile queries]
+};
+
+PairsSpace pairs_space(float* scratch, const AttentionShape& s) {
+  const int64_t block = kTile * s.width, half = block / 2, tile = kTile * kTile;
+  PairsSpace p;
+  p.grad_queries = scratch;
+  p.scores = p.grad_queries + block;
+  p.slopes = p.scores + tile;
+  uint32_t* at = reinterpret_cast<uint32_t*>(p.slopes + tile);
+  uint32_t** const blocks[] = {&p.queries_across, &p.grads_across, &p.queries, &p.grads, &p.key};
+  for (uint32_t** b : blocks) *b = at, at += half;
+  p.slope_pairs = at;
+  p.weight_rows = reinterpret_cast<uint16_t*>(at + tile / 2);
+  p.slope_rows = p.weight_rows + tile;
+  p.grad_keys = reinterpret_cast<float*>(at + tile + tile / 2);
+  p.grad_values = p.grad_keys + s.keys * s.width;
+  return p;
+}
+
+void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count,
+                            const PairsSpace& p) {
+  const Attention& a = *unit.attention;
+  const AttentionShape& s = a.shape;
+  float base[kTile], delta[kTile];
+  const Narrow queries = narrow_rows(a.query, unit.sample, head, first),
+               grads = narrow_rows(a.grad_out, unit.sample, head, first),
+               out = narrow_rows(a.out, unit.sample, head, first);
+  const float* log_sum = a.log_sum.data + unit.sample * a.log_sum.batch + head * a.log_sum.head;
+  for (int64_t q = 0; q < kTile; ++q) {
+    base[q] = q < count ? log_sum[(first + q) * a.log_sum.row] : 0.0f;
+    V dot = V{};
+    if (q < count)
+      for (int64_t i = 0; i < s.width; i += kLanes)
+        dot += load(out.data + q * out.row + i) * load(grads.data + q * grads.row + i);
+    delta[q] = 0;
+    for (int i = 0; i < kLanes; ++i) delta[q] += dot[i];
+  }
+  pairs_across(queries, count, s.width, p.queries_across);
+  pairs_across(grads, count, s.width, p.grads_across);
+  pair_rows(queries, count, s.width, p.queries);
+  pair_rows(grads, count, s.width, p.grads);
+  const V scale = all(s.scale);
+  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys, query_pairs = (count + 1) / 2;
+  bool begun = false;
+  for (int64_t k = 0; k < end; k += kTile) {
+    const int64_t keys = smaller(kTile, end - k);
+    if (is_hidden(unit, first, count, k, keys)) continue;
+    const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k),
+                 value = narrow_rows(a.value, unit.sample, unit.group, k);
+    multiply_pairs(key.data, key.row, 2, p.queries_across, kTile, p.scores, kTile, keys, kTile, s.width / 2, false);
+    mask(unit, first, k, keys, p.scores);
+    multiply_pairs(value.data, value.row, 2, p.grads_across, kTile, p.slopes, kTile, keys, kTile, s.width / 2, false);
+    for (int64_t r = 0; r < keys; ++r)
+      for (int64_t q = 0; q < kTile; q += kLanes) {
+        const int64_t at = r * kTile + q;
+        const V weight = exp(load(p.scores + at) * scale - load(base + q));
+        const V slope = weight * (load(p.slopes + at) - load(delta + q)) * scale;
+        const H low = SFSDP_TO_HALF(weight), low_slope = SFSDP_TO_HALF(slope);
+        __builtin_memcpy(p.weight_rows + at, &low, sizeof low);
+        __builtin_memcpy(p.slope_rows + at, &low_slope, sizeof low_slope);
+      }
+    // Queries beyond `count` have weights of zeros' scores, but no rows that these are multiplied with: their pair of rows is zeros.
+    pair_rows({p.slope_rows, kTile}, keys, kTile, p.slope_pairs);
+    multiply_pairs(p.weight_rows, kTile, 2, p.grads, s.width, p.grad_values + k * s.width, s.width, keys, s.width,
+                   query_pairs, true);
+    multiply_pairs(p.slope_rows, kTile, 2, p.queries, s.width, p.grad_keys + k * s.width, s.width, keys, s.width,
+                   query_pairs, true);
+    pair_rows(key, keys, s.width, p.key);
+    multiply_pairs(reinterpret_cast<const uint16_t*>(p.slope_pairs), 2, 2 * kTile, p.key, s.width, p.grad_queries,
+                   s.width, count, s.width, (keys + 1) / 2, begun);
+    begun = true;
+  }
+  write_rows(p.grad_queries, nullptr, a.grad_query, unit.sample, head, first, count, s);
+}
+
+void forward_of_pairs(const AttentionUnit& unit) {
+  const AttentionShape& s = unit.attention->shape;
+  const int64_t shared = s.heads / s.groups;
+  for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
+    for (int64_t q = 0; q < s.queries; q += kTile)
+      forward_tile_of_pairs(unit, head, q, smaller(kTile, s.queries - q), unit.scratch);
+}
+
+void backward_of_pairs(const AttentionUnit& unit) {
+  const Attention& a = *unit.attention;
+  const AttentionShape& s = a.shape;
+  const PairsSpace p = pairs_space(unit.scratch, s);
+  for (int64_t i = 0; i < s.keys * s.width; i += kLanes) store(p.grad_keys + i, V{}), store(p.grad_values + i, V{});
+  const int64_t shared = s.heads / s.groups;
+  for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
+    for (int64_t q = 0; q < s.queries; q += kTile)
+      backward_tile_of_pairs(unit, head, q, smaller(kTile, s.queries - q), p);
+  write_rows(p.grad_keys, nullptr, a.grad_key, unit.sample, unit.group, 0, s.keys, s);
+  write_rows(p.grad_values, nullptr, a.grad_value, unit.sample, unit.group, 0, s.keys, s);
+}
+
+void attention_forward_of_any(const AttentionUnit& unit) {
+  unit.attention->shape.dtype == ir::DType::bf16 ? forward_of_pairs(unit) : attention_forward(unit);
+}
+void attention_backward_of_any(const AttentionUnit& unit) {
+  unit.attention->shape.dtype == ir::DType::bf16 ? backward_of_pairs(unit) : attention_backward(unit);
+}
+
+}  // namespace
+}  // namespace sfsdp::kernels
+// NOLINTEND
