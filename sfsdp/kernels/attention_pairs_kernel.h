@@ -65,7 +65,7 @@ void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t firs
   write_rows(result, shrink, a.out, unit.sample, head, first, count, s);
 }
 
-// Of a block of queries, and the sums of the unit.
+// What backward keeps of a block of queries, and the sums of the unit.
 struct PairsSpace {
   float *grad_queries, *scores, *slopes, *grad_keys, *grad_values;
   uint32_t *queries_across, *grads_across, *queries, *grads, *key, *slope_pairs;
