@@ -18,7 +18,10 @@ ir::DType dtype_of(const at::Tensor& tensor) {
 kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
   kernels::RmsNorm call;
   call.rows = rstd.numel();
-  call.width = call.rows == 0 ? 1 : x.numel() / call.rows;
+  if (call.rows > 0)
+    call.width = x.numel() / call.rows;
+  else if (weight.defined())
+    call.width = weight.numel();  // whose gradient is zeros
   call.dtype = dtype_of(x);
   call.x = x.const_data_ptr();
   if (weight.defined()) {

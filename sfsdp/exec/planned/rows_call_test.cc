@@ -137,6 +137,34 @@ TEST_CASE("kernels of rows: rotary embedding by complex numbers") {
   }
 }
 
+TEST_CASE("kernels of rows: a batch without rows has gradients of zeros") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=1] view local
+  %x = input name=x : f32[0, 8]
+  %w = input name=w : f32[8]
+  %r = input name=r : f32[0, 1]
+  %i = input name=i : i64[0]
+  %c = input name=c : f32[4]
+fwd:
+  %y, %n = rms_norm %x, %w dims=1 eps=1e-05 row_kernel=sfsdp.rows : f32[0, 8], f32[0, 1]
+  %t = rope %x, %c, %c row_kernel=sfsdp.rows : f32[0, 8]
+bwd:
+  %dx, %dw = rms_norm_backward %x, %x, %w, %r, none dims=1 row_kernel=sfsdp.rows : f32[0, 8], f32[8]
+  %de = embedding_backward %x, %i num_weights=5 padding_idx=-1 row_kernel=sfsdp.rows scale_grad_by_freq=false : f32[5, 8]
+  return %y, %t, %dx, %dw, %de
+)");
+  for (const char* name : {"y", "t", "dx", "de"}) {
+    CAPTURE(name);
+    const ir::Op& op = *graph.find_value(name)->producer();
+    const auto call = make_own_call(op, nullptr, {});
+    for (size_t i = 0; i < op.results().size(); ++i)
+      call->write_to(i, at::full(op.result(static_cast<int>(i))->type().shape(), 7.0F));
+    const Tensors results = call->run(operands_for(op), {});
+    check_results(results, op);
+    for (const at::Tensor& result : results) CHECK((result == 0).all().item<bool>());
+  }
+}
+
 TEST_CASE("kernels of rows: an id that is no row of the embedding is an IndexError") {
   const ir::Graph graph = ir::parse_or_throw(R"(
 graph mesh [dp_shard=1] view local

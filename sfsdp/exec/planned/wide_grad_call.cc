@@ -29,10 +29,10 @@ std::vector<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operand
   const int64_t n = results[0].size(0), k = results[0].size(1);
   const at::Tensor grad = operands[0].reshape({-1, n}).t(), x = operands[1].reshape({-1, k});
   const int64_t most = std::clamp<int64_t>(kElementsAtATime / std::max<int64_t>(k, 1), 64, std::max<int64_t>(n, 64));
-  if (!rows_.defined()) rows_ = at::empty({std::min(most, n), k}, x.options());
+  const at::Tensor space = at::empty({std::min(most, n), k}, x.options());
   for (int64_t begin = 0; begin < n; begin += most) {
     const int64_t count = std::min(most, n - begin);
-    at::Tensor rows = rows_.narrow(0, 0, count);
+    at::Tensor rows = space.narrow(0, 0, count);
     at::mm_out(rows, grad.narrow(0, begin, count), x);
     results[0].narrow(0, begin, count).copy_(rows);
   }

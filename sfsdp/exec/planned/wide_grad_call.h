@@ -15,8 +15,6 @@ class WideProductCall final : public OwnCall {
 
  private:
   bool can_write(size_t index, const at::Tensor& place) const override;
-
-  at::Tensor rows_;  // of the product
 };
 
 // By the kernel of kernels/embedding.h.
