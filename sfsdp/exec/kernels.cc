@@ -33,7 +33,7 @@ at::Tensor empty_result(const KernelContext& c, int index = 0) {
 Tensors collective(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
   at::Tensor out = empty_result(c);
-  collective_into(c.op, *c.group, c.operands[0].contiguous(), out);
+  collective_into(c.op, *c.group, c.operands[0].resolve_conj().resolve_neg().contiguous(), out);
   return {out};
 }
 
@@ -186,7 +186,7 @@ template <class Update>
 void for_segments(const KernelContext& c, const Update& update) {
   const size_t gradient = ir::gradient_operand(c.op);
   Tensors whole(c.operands.begin(), c.operands.begin() + static_cast<std::ptrdiff_t>(gradient) + 1);
-  whole[gradient] = whole[gradient].contiguous();
+  whole[gradient] = whole[gradient].resolve_neg().contiguous();
   const int64_t numel = whole[0].numel();
   for (const ir::UpdateSegment& s : ir::update_segments(c.op, c.group ? c.group->rank() * numel : 0, numel)) {
     Tensors parts = whole;

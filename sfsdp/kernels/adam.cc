@@ -10,7 +10,8 @@ namespace sfsdp::kernels {
 void adam(const Adam& call) {
   const AdamFactors factors = {
       .decay = static_cast<float>(call.decoupled ? 1 - call.lr * call.weight_decay : call.weight_decay),
-      .first = static_cast<float>(1 - call.beta1),
+      .first = static_cast<float>(call.beta1),
+      .rest_of_first = static_cast<float>(1 - call.beta1),
       .second = static_cast<float>(call.beta2),
       .rest_of_second = static_cast<float>(1 - call.beta2),
       .eps = static_cast<float>(call.eps),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Adam (arXiv 1412.6980) and AdamW (arXiv 1711.05101) in one pass over parameters, moments and gradients, which are clipped on
-// the way. In float32, in the order of operations of torch.optim's fused implementations. Torch-free.
+// the way. In float32, by torch.optim's formulas. Torch-free.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,7 @@ SFSDP_INLINE void adam_elements(const Adam& a, const AdamFactors& f) {
       param *= all(f.decay);
     else
       grad += param * all(f.decay);
-    V first = part(a.exp_avg, i, a.count);
-    first += (grad - first) * all(f.first);
+    const V first = part(a.exp_avg, i, a.count) * all(f.first) + grad * all(f.rest_of_first);
     const V second = part(a.exp_avg_sq, i, a.count) * all(f.second) + grad * grad * all(f.rest_of_second);
     param -= all(f.size) * first / (SFSDP_SQRT(second) / all(f.root) + all(f.eps));
     store_part(a.param, i, a.count, param);

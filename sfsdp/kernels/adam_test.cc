@@ -68,6 +68,23 @@ TEST_CASE("Adam and AdamW: float64's updates, with clipping and decay, tails of 
     }
 }
 
+// After a large gradient a small one: without a memory of the first, the moment is the second.
+TEST_CASE("Adam: beta1 = 0 keeps the gradient alone") {
+  std::vector<float> p(20, 1.0f), m(20, 100.0f), v(20, 1e4f);
+  const std::vector<float> g(20, 1e-6f);
+  adam({.param = p.data(),
+        .exp_avg = m.data(),
+        .exp_avg_sq = v.data(),
+        .grad = g.data(),
+        .count = 20,
+        .lr = 0.1,
+        .beta1 = 0,
+        .beta2 = 0.95,
+        .eps = 1e-8,
+        .step = 2});
+  for (const float x : m) CHECK(x == 1e-6f);
+}
+
 TEST_CASE("Adam: every family of processors updates as the first one does, and nothing past the end") {
   for (const Family& family : families()) {
     CAPTURE(family.name);
@@ -75,7 +92,8 @@ TEST_CASE("Adam: every family of processors updates as the first one does, and n
     const std::vector<float> g = numbers(50, random, 1);
     std::vector<float> p(50, 0.5f), m(50, 0), v(50, 0), same = p, same_m = m, same_v = v;
     const AdamFactors factors = {.decay = 0.99f,
-                                 .first = 0.1f,
+                                 .first = 0.9f,
+                                 .rest_of_first = 0.1f,
                                  .second = 0.95f,
                                  .rest_of_second = 0.05f,
                                  .eps = 1e-8f,

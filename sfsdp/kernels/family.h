@@ -29,7 +29,7 @@ int64_t scratch_floats(const AttentionShape& shape, bool backward);
 
 // What an update multiplies by, each of float64 and rounded once.
 struct AdamFactors {
-  float decay, first, second, rest_of_second, eps;
+  float decay, first, rest_of_first, second, rest_of_second, eps;
   float size;  // of the step: lr, without the bias of the first moment
   float root;  // of what the second moment lacks in the first steps
 };

@@ -132,6 +132,59 @@ TEST_CASE("the planned executor has the bits of the reference where a value has 
   expect_same_state(planned, reference);
 }
 
+// Conjugates and their imaginary parts are views that no op computes.
+struct ConjugatesImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor z = at::view_as_complex(up(x).view({-1, 4, 2}));
+    const at::Tensor turned = at::view_as_real(z.conj() * z * z).flatten(1), seen = at::imag(z.conj());
+    const at::Tensor plain = at::view_as_real(z.conj().resolve_conj()).flatten(1);
+    return down(at::cat({turned, seen * 2, at::real(z), plain}, 1));
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 8));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(24, 3));
+};
+TORCH_MODULE(Conjugates);
+
+TEST_CASE("the planned executor has the bits of the reference where values are conjugated or negated lazily") {
+  const auto make = [&](ExecutorKind executor) {
+    const auto loss = [](Conjugates& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+    return compile(meta_init([] { return Conjugates(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
+                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
+  };
+  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
+  int64_t lazy = 0;
+  const auto first = planned.program().first();
+  for (const auto& op : first->graph.ops()) lazy += op->is("aten._conj", "aten._neg_view") ? 1 : 0;
+  CHECK(lazy > 2);
+  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
+  expect_same_state(planned, reference);
+}
+
+// Heads before positions: the product of complex numbers is laid out otherwise than what it turns.
+struct TransposedRotaryImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor heads = up(x).view({2, -1, 2, 8}).transpose(1, 2);
+    const at::Tensor pairs = at::view_as_complex(heads.reshape({2, 2, -1, 4, 2}));
+    const at::Tensor angles = at::arange(heads.size(2) * 4, at::kFloat).view({-1, 4}).mul(0.1);
+    const at::Tensor turned = at::view_as_real(pairs * at::polar(at::ones_like(angles), angles)).flatten(3);
+    return down(turned.transpose(1, 2).reshape({x.size(0), 16}));
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 16));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(16, 3));
+};
+TORCH_MODULE(TransposedRotary);
+
+TEST_CASE("complex rotary embedding of transposed heads trains, to the same bits on both executors") {
+  const auto make = [&](ExecutorKind executor) {
+    const auto loss = [](TransposedRotary& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+    return compile(meta_init([] { return TransposedRotary(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
+                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
+  };
+  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
+  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
+  expect_same_state(planned, reference);
+}
+
 TEST_CASE("the planned executor has the bits of the reference on ranks: FSDP, DDP, HSDP, rows, bf16, stages") {
   expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 2}}), {}, 1);
   expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 3}}), {.layout = ParameterLayout::Dim0}, 2);

@@ -122,6 +122,19 @@ struct PlannedExecutor::Impl {
 
   const at::Tensor& at_place(const ir::Value* value) const { return placed[value->id()]; }
 
+  // LibTorch negates and conjugates lazily: a bit of the tensor says so, for all views of it.
+  void keep_lazy_bits(const ir::Op& op) const {
+    const int aliased = ir::aliased_operand(op);
+    if (aliased < 0 || !op.operands[static_cast<size_t>(aliased)]) return;
+    const at::Tensor& from = at_place(op.operands[static_cast<size_t>(aliased)]);
+    for (const auto& result : op.results()) {
+      const at::Tensor& view = at_place(result.get());
+      if (!from.defined() || !view.defined()) continue;
+      if (view.is_complex()) view._set_conj(from.is_conj() != op.is("aten._conj"));
+      view._set_neg(from.is_neg() != op.is("aten._neg_view"));
+    }
+  }
+
   // ---- built once
 
   void place_values(int64_t rank) {
@@ -138,6 +151,7 @@ struct PlannedExecutor::Impl {
         placed[result->id()] =
             tensor_at(begin[static_cast<size_t>(place->region)] + place->offset, result->type(), shared);
       }
+      keep_lazy_bits(*op);
       if (op->is("constant")) placed[op->result()->id()] = constants[static_cast<size_t>(op->attr<int64_t>("index"))];
       if (op->is("scalar")) placed[op->result()->id()] = OpCall(*op, graph, groups, rng).run({}, {}, position)[0];
       if (op->is("input")) inputs.push_back({op->result(), inputs.size()});
@@ -342,7 +356,7 @@ struct PlannedExecutor::Impl {
   }
 
   void collective(const ir::Op& op, const OpCall& call) {
-    const at::Tensor in = get(op.operands[0]).contiguous();
+    const at::Tensor in = get(op.operands[0]).resolve_conj().resolve_neg().contiguous();
     const at::Tensor& out = at_place(op.result());
     if (call.group())
       collective_into(op, *call.group(), in, out);
@@ -363,6 +377,9 @@ struct PlannedExecutor::Impl {
   std::vector<at::Tensor> run(Call& call, const StepScalars& scalars, ir::Part part) const {
     std::vector<at::Tensor> operands;
     for (const ir::Value* operand : call.reads) operands.push_back(get(operand));
+    if (call.own || call.canonical)  // which read memory as it is
+      for (at::Tensor& operand : operands)
+        if (operand.defined()) operand = operand.resolve_conj().resolve_neg();
     if (call.packs) {
       pack_into(*call.op, operands, at_place(call.op->result()));
       return {at_place(call.op->result())};

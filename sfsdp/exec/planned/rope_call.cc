@@ -56,7 +56,7 @@ std::vector<at::Tensor> RopeCall::run(std::span<const at::Tensor> operands, cons
     std::vector<int64_t> sizes = angles.sizes().vec();
     if (sizes.empty()) sizes.push_back(1);
     if (sizes.back() != count) sizes.back() = count;
-    return by_row(angles.expand(sizes)).resolve_conj();
+    return by_row(angles.expand(sizes));
   };
   call.complex = operands.size() == 2;
   const at::Tensor& cos = operands[1];

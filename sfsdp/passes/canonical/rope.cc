@@ -183,6 +183,8 @@ std::vector<Proposal> propose_complex(const Op& product) {
     const Op* pairs = made_by(product.operands[i], "aten.view_as_complex");
     if (!pairs) continue;
     Value *whole = before_reshape(pairs->operands[0]), *table = product.operands[1 - i];
+    // The product is laid out by LibTorch, rope as x is: the same where both are row-major.
+    if (!whole->type().strides.empty() || !product.result()->type().strides.empty()) continue;
     const Op* copy = made_by(table, "aten.clone");
     if (const Op* conjugate = copy ? made_by(copy->operands[0], "aten._conj") : nullptr)
       proposals.push_back(proposed("rope_inverse", whole, {conjugate->operands[0]}, false));
