@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/testing/interp/part_kernels.h"
 
@@ -247,7 +248,9 @@ double broadcast_at(const Array& table, const std::vector<int64_t>& shape, size_
 
 // (first, second) · e^(±i angle), of neighbours or halves; an angle of a table as wide as x stands in both its halves.
 Arrays turned(const KernelContext& c, double sign) {
-  SFSDP_CHECK(c.operands.size() == 3, "the interpreter has no complex numbers");
+  if (c.operands.size() != 3)
+    throw UserError(
+        concat(c.op.opcode, " by complex numbers, which the interpreter does not have\n  expected cos and sin"));
   Array out = c.in(0);
   const size_t n = width_of(out) / 2;
   const bool halves = c.op.attr_or("halves", false), full = halves && c.in(1).shape.back() == out.shape.back();
