@@ -5,6 +5,7 @@
 #include <set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/opset.h"
 
@@ -129,6 +130,31 @@ void fit_formulas(Machine& machine, double dispatch) {
   machine.launch = smallest->seconds;
   machine.dispatch = dispatch;
   machine.node = machine.network = fit_link(measured);
+}
+
+void fit_products(Machine& machine, const std::vector<Kernel>& kernels) {
+  const double peak_before = machine.peak_bf16;
+  std::vector<std::pair<const Kernel*, const double*>> products;  // and the peak of their dtype
+  for (const Kernel& kernel : kernels) {
+    const auto product =
+        std::ranges::find_if(kernel.ops, [](const ir::Op* op) { return class_of(*op) == Class::Product; });
+    if (product == kernel.ops.end() || kernel.flops <= 0 || kernel.seconds <= 0) continue;
+    const bool half = (*product)->operands[0]->type().dtype == ir::DType::bf16;
+    double& peak = half ? machine.peak_bf16 : machine.peak_f32;
+    peak = std::max(peak, kernel.flops / kernel.seconds);
+    products.emplace_back(&kernel, &peak);
+  }
+  if (products.empty()) return;
+  machine.peak_bf16 = std::max(machine.peak_bf16, machine.peak_f32);
+  double at_peak = 0, seconds = 0;
+  for (const auto& [kernel, peak] : products) {
+    at_peak += kernel->flops / *peak;
+    seconds += kernel->seconds;
+  }
+  machine.matmul_efficiency = at_peak / seconds;
+  for (double* efficiency :
+       {&machine.attention_efficiency, &machine.vendor_attention_efficiency, &machine.triton_attention_efficiency})
+    *efficiency *= peak_before / machine.peak_bf16;  // the same rate
 }
 
 }  // namespace sfsdp::cost

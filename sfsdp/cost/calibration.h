@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::cost {
@@ -31,5 +32,10 @@ std::vector<CollectiveSize> collectives_by_size(const std::vector<CollectiveSize
 // rate, efficiencies the mean over all work, bandwidth and launch those of copies, the link's those of all_gather.
 //   dispatch: seconds of an op that moves no data
 void fit_formulas(Machine& machine, double dispatch);
+
+// Raises the peaks to what the products of a plan's kernels reach, which may be another library's; sets the efficiency of products to
+// the mean over these kernels, and keeps the rate of attention.
+//   kernels: with seconds that were measured, as price_kernels has them from `machine.measured`
+void fit_products(Machine& machine, const std::vector<Kernel>& kernels);
 
 }  // namespace sfsdp::cost

@@ -164,5 +164,33 @@ TEST_CASE("calibration: what is measured of a step, and what follows for other s
   CHECK(m.node.bandwidth == doctest::Approx(0.75 * 1024));
 }
 
+TEST_CASE("calibration: products of a plan raise the peak, and keep attention's rate") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [one=1] view local
+  %x = input name=x : f32[10, 10]
+  %h = input name=h : bf16[10, 10]
+fwd:
+  %a = linear %x, %x kernel=0 : f32[10, 10]
+  %b = linear %a, %x kernel=1 : f32[10, 10]
+  %c = linear %h, %h kernel=2 : bf16[10, 10]
+  %d = aten.neg %b kernel=3 : f32[10, 10]
+  return %c, %d
+)");
+  Machine m;
+  m.peak_f32 = 100, m.peak_bf16 = 400, m.attention_efficiency = m.vendor_attention_efficiency = 0.5;
+  const auto ops = graph.ops();
+  const auto kernel = [&](size_t op, double flops, double seconds) {
+    Kernel k;
+    k.ops = {ops[op].get()};
+    k.flops = flops, k.seconds = seconds;
+    return k;
+  };
+  fit_products(m, {kernel(2, 2000, 4), kernel(3, 2000, 10), kernel(4, 2000, 2.5), kernel(5, 0, 1)});
+  CHECK(m.peak_f32 == 500);
+  CHECK(m.peak_bf16 == 800);
+  CHECK(m.matmul_efficiency == doctest::Approx((4 + 4 + 2.5) / 16.5));
+  CHECK(m.attention_efficiency == doctest::Approx(0.25));  // 200 a second, as before
+}
+
 }  // namespace
 }  // namespace sfsdp::cost

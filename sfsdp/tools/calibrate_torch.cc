@@ -342,6 +342,7 @@ class Calibration {
         machine.measured.collectives.push_back(m);
       }
     }
+    cost::fit_products(machine, cost::price_kernels(first->graph, machine, cost::Execution::Fused).kernels);
     check.predicted_seconds = sim::simulate(first->graph, machine).step_seconds;
   }
 
