@@ -49,10 +49,9 @@ struct Machine {
   double memory_bandwidth = 0;         // bytes/s, of the data sheet
   double memory_efficiency = 0.8;      // of it that large pointwise kernels reach
   double memory_bytes = 0;
-  double launch = 0;    // s per kernel
-  double dispatch = 0;  // s of the host per op that it issues (PyTorch from Python)
-  bool inline_collectives =
-      false;  // they take the time of what computes, where they start: a core of its own is not free
+  double launch = 0;                // s per kernel
+  double dispatch = 0;              // s of the host per op that it issues (PyTorch from Python)
+  bool inline_collectives = false;  // they take the time of what computes, where they start: no core is free for them
   // Topology: devices_per_node share `node`; beyond it, `network`.
   int64_t devices_per_node = 1;
   Link node, network;

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/named_kernels.h"
 
 namespace sfsdp::cost {
 namespace {
@@ -77,7 +78,7 @@ std::string ops_of(const std::vector<const ir::Op*>& kernel) {
   std::string text;
   for (const ir::Op* op : kernel) {
     text += concat(text.empty() ? "" : "; ", op->opcode, ' ', types_of(*op));
-    for (const char* key : {"product_kernel", "attention_kernel", "row_kernel"})
+    for (const char* key : ir::kKernelAttributes)
       if (const auto* name = op->find_attr<std::string>(key)) text += concat(' ', *name);
   }
   return text;

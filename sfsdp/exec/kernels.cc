@@ -76,8 +76,8 @@ Tensors scalar(const KernelContext& c) {
   return {out};
 }
 
-// One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh; element i goes to sum i mod 32. A gradient that
-// all ranks of `axis` hold alike counts on the first of them only.
+// One f64 per tensor, in operand order, so that the norm is added in parameter order on every mesh; its element i goes to sum
+// i mod 32. A gradient that all ranks of `axis` hold alike counts on the first of them only.
 Tensors sum_squares(const KernelContext& c) {
   const auto replicated = c.op.attr_or("replicated", std::vector<bool>(c.operands.size()));
   const auto integers = [&](const char* key) { return c.op.attr_or<std::vector<int64_t>>(key, {}); };

@@ -5,11 +5,11 @@
 
 #include "sfsdp/kernels/small_product.h"
 
+#include "sfsdp/kernels/attention_tiles.h"
+
 #include "sfsdp/kernels/adam_kernel.h"
 #include "sfsdp/kernels/attention_kernel.h"
 #ifdef SFSDP_DOT
-#include "sfsdp/kernels/pair_product.h"
-
 #include "sfsdp/kernels/attention_pairs_kernel.h"
 #endif
 #include "sfsdp/kernels/cross_entropy_kernel.h"

@@ -5,9 +5,48 @@
 namespace sfsdp::kernels {
 namespace {
 
+// Rows of bfloat16, where they lie.
+struct Narrow {
+  const uint16_t* data = nullptr;
+  int64_t row = 0;
+};
+
 Narrow narrow_rows(const Heads& heads, int64_t batch, int64_t head, int64_t first) {
   return {static_cast<const uint16_t*>(heads.data) + batch * heads.batch + head * heads.head + first * heads.row,
           heads.row};
+}
+
+SFSDP_INLINE U wide_halves(const uint16_t* from) {
+  H half;
+  __builtin_memcpy(&half, from, sizeof half);
+  return __builtin_convertvector(half, U);
+}
+
+// to [count / 2, rounded up][width]: rows 2r and 2r + 1, element by element; a row that is missing is zeros.
+void pair_rows(const Narrow& rows, int64_t count, int64_t width, uint32_t* to) {
+  for (int64_t r = 0; r < count; r += 2)
+    for (int64_t i = 0; i < width; i += kLanes) {
+      U both = wide_halves(rows.data + r * rows.row + i);
+      if (r + 1 < count) both |= wide_halves(rows.data + (r + 1) * rows.row + i) << 16;
+      __builtin_memcpy(to + r / 2 * width + i, &both, sizeof both);
+    }
+}
+
+// to [width / 2][kTile]: pairs of each row, across; rows beyond `count` are zeros.
+void pairs_across(const Narrow& rows, int64_t count, int64_t width, uint32_t* to) {
+  for (int64_t q = 0; q < kTile; ++q)
+    for (int64_t i = 0; i < width / 2; ++i) {
+      uint32_t pair = 0;
+      if (q < count) __builtin_memcpy(&pair, rows.data + q * rows.row + 2 * i, sizeof pair);
+      to[i * kTile + q] = pair;
+    }
+}
+
+// Two rows of floats as pairs, as pair_rows has them.
+SFSDP_INLINE void store_pair(V even, V odd, uint32_t* to) {
+  const H low = SFSDP_TO_HALF(even), high = SFSDP_TO_HALF(odd);
+  const U both = __builtin_convertvector(low, U) | __builtin_convertvector(high, U) << 16;
+  __builtin_memcpy(to, &both, sizeof both);
 }
 
 void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, float* space) {
@@ -17,9 +56,9 @@ void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t firs
   float *result = space, *scores = result + block;
   uint32_t* weights = reinterpret_cast<uint32_t*>(scores + kTile * kTile);  // pairs of keys
   uint32_t *queries = weights + kTile * kTile / 2, *values = queries + block / 2;
-  float largest[kTile], sum[kTile], shrink[kTile];
+  Softmax softmax;
+  begin(softmax);
   pairs_across(narrow_rows(a.query, unit.sample, head, first), count, s.width, queries);
-  for (int64_t q = 0; q < kTile; ++q) largest[q] = kMinusInfinity, sum[q] = 0;
   const V scale = all(s.scale);
   const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys;
   bool begun = false;
@@ -27,14 +66,9 @@ void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t firs
     const int64_t keys = smaller(kTile, end - k);
     if (is_hidden(unit, first, count, k, keys)) continue;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k);
-    multiply_pairs(key.data, key.row, 2, queries, kTile, scores, kTile, keys, kTile, s.width / 2, false);
+    multiply(key.data, key.row, 2, queries, kTile, scores, kTile, keys, kTile, s.width / 2, false);
     mask(unit, first, k, keys, scores);
-    for (int64_t q = 0; q < kTile; q += kLanes) {
-      V most = load(scores + q);
-      for (int64_t r = 1; r < keys; ++r) most = larger(load(scores + r * kTile + q), most);
-      const V before = load(largest + q);
-      const V now = larger(most * scale, before);
-      const V base = now == all(kMinusInfinity) ? V{} : now;  // a query that has seen no key yet
+    add_keys(softmax, scores, keys, scale, [&](int64_t q, V base) {
       V added = V{};
       for (int64_t r = 0; r < keys; r += 2) {
         const V even = exp(load(scores + r * kTile + q) * scale - base);
@@ -43,26 +77,15 @@ void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t firs
         added += even + odd;
         store_pair(even, odd, weights + r / 2 * kTile + q);
       }
-      const V shrunk = exp(before - base);
-      store(shrink + q, shrunk);
-      store(sum + q, load(sum + q) * shrunk + added);
-      store(largest + q, now);
-    }
-    if (begun)
-      for (int64_t q = 0; q < count; ++q)
-        for (int64_t i = 0; i < s.width; i += kLanes)
-          store(result + q * s.width + i, load(result + q * s.width + i) * all(shrink[q]));
+      return added;
+    });
+    if (begun) shrink_rows(softmax, count, s.width, result);
     pair_rows(narrow_rows(a.value, unit.sample, unit.group, k), keys, s.width, values);
-    multiply_pairs(reinterpret_cast<const uint16_t*>(weights), 2, 2 * kTile, values, s.width, result, s.width, count,
-                   s.width, (keys + 1) / 2, begun);
+    multiply(reinterpret_cast<const uint16_t*>(weights), 2, 2 * kTile, values, s.width, result, s.width, count, s.width,
+             (keys + 1) / 2, begun);
     begun = true;
   }
-  float* log_sum = a.log_sum.data + unit.sample * a.log_sum.batch + head * a.log_sum.head;
-  for (int64_t q = 0; q < count; ++q) {
-    log_sum[(first + q) * a.log_sum.row] = static_cast<float>(largest[q] + __builtin_log(static_cast<double>(sum[q])));
-    shrink[q] = 1.0f / sum[q];
-  }
-  write_rows(result, shrink, a.out, unit.sample, head, first, count, s);
+  write_results(unit, head, first, count, softmax, result);
 }
 
 // What backward keeps of a block of queries, and the sums of the unit.
@@ -97,16 +120,7 @@ void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t fir
   const Narrow queries = narrow_rows(a.query, unit.sample, head, first),
                grads = narrow_rows(a.grad_out, unit.sample, head, first),
                out = narrow_rows(a.out, unit.sample, head, first);
-  const float* log_sum = a.log_sum.data + unit.sample * a.log_sum.batch + head * a.log_sum.head;
-  for (int64_t q = 0; q < kTile; ++q) {
-    base[q] = q < count ? log_sum[(first + q) * a.log_sum.row] : 0.0f;
-    V dot = V{};
-    if (q < count)
-      for (int64_t i = 0; i < s.width; i += kLanes)
-        dot += load(out.data + q * out.row + i) * load(grads.data + q * grads.row + i);
-    delta[q] = 0;
-    for (int i = 0; i < kLanes; ++i) delta[q] += dot[i];
-  }
+  read_results(unit, head, first, count, out, grads, base, delta);
   pairs_across(queries, count, s.width, p.queries_across);
   pairs_across(grads, count, s.width, p.grads_across);
   pair_rows(queries, count, s.width, p.queries);
@@ -119,9 +133,9 @@ void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t fir
     if (is_hidden(unit, first, count, k, keys)) continue;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k),
                  value = narrow_rows(a.value, unit.sample, unit.group, k);
-    multiply_pairs(key.data, key.row, 2, p.queries_across, kTile, p.scores, kTile, keys, kTile, s.width / 2, false);
+    multiply(key.data, key.row, 2, p.queries_across, kTile, p.scores, kTile, keys, kTile, s.width / 2, false);
     mask(unit, first, k, keys, p.scores);
-    multiply_pairs(value.data, value.row, 2, p.grads_across, kTile, p.slopes, kTile, keys, kTile, s.width / 2, false);
+    multiply(value.data, value.row, 2, p.grads_across, kTile, p.slopes, kTile, keys, kTile, s.width / 2, false);
     for (int64_t r = 0; r < keys; ++r)
       for (int64_t q = 0; q < kTile; q += kLanes) {
         const int64_t at = r * kTile + q;
@@ -133,37 +147,29 @@ void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t fir
       }
     // Queries beyond `count` have weights of zeros' scores, but no rows that these are multiplied with: their pair of rows is zeros.
     pair_rows({p.slope_rows, kTile}, keys, kTile, p.slope_pairs);
-    multiply_pairs(p.weight_rows, kTile, 2, p.grads, s.width, p.grad_values + k * s.width, s.width, keys, s.width,
-                   query_pairs, true);
-    multiply_pairs(p.slope_rows, kTile, 2, p.queries, s.width, p.grad_keys + k * s.width, s.width, keys, s.width,
-                   query_pairs, true);
+    multiply(p.weight_rows, kTile, 2, p.grads, s.width, p.grad_values + k * s.width, s.width, keys, s.width,
+             query_pairs, true);
+    multiply(p.slope_rows, kTile, 2, p.queries, s.width, p.grad_keys + k * s.width, s.width, keys, s.width, query_pairs,
+             true);
     pair_rows(key, keys, s.width, p.key);
-    multiply_pairs(reinterpret_cast<const uint16_t*>(p.slope_pairs), 2, 2 * kTile, p.key, s.width, p.grad_queries,
-                   s.width, count, s.width, (keys + 1) / 2, begun);
+    multiply(reinterpret_cast<const uint16_t*>(p.slope_pairs), 2, 2 * kTile, p.key, s.width, p.grad_queries, s.width,
+             count, s.width, (keys + 1) / 2, begun);
     begun = true;
   }
   write_rows(p.grad_queries, nullptr, a.grad_query, unit.sample, head, first, count, s);
 }
 
 void forward_of_pairs(const AttentionUnit& unit) {
-  const AttentionShape& s = unit.attention->shape;
-  const int64_t shared = s.heads / s.groups;
-  for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
-    for (int64_t q = 0; q < s.queries; q += kTile)
-      forward_tile_of_pairs(unit, head, q, smaller(kTile, s.queries - q), unit.scratch);
+  for_tiles(unit, [&](int64_t head, int64_t first, int64_t count) {
+    forward_tile_of_pairs(unit, head, first, count, unit.scratch);
+  });
 }
 
 void backward_of_pairs(const AttentionUnit& unit) {
-  const Attention& a = *unit.attention;
-  const AttentionShape& s = a.shape;
-  const PairsSpace p = pairs_space(unit.scratch, s);
-  for (int64_t i = 0; i < s.keys * s.width; i += kLanes) store(p.grad_keys + i, V{}), store(p.grad_values + i, V{});
-  const int64_t shared = s.heads / s.groups;
-  for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
-    for (int64_t q = 0; q < s.queries; q += kTile)
-      backward_tile_of_pairs(unit, head, q, smaller(kTile, s.queries - q), p);
-  write_rows(p.grad_keys, nullptr, a.grad_key, unit.sample, unit.group, 0, s.keys, s);
-  write_rows(p.grad_values, nullptr, a.grad_value, unit.sample, unit.group, 0, s.keys, s);
+  const PairsSpace space = pairs_space(unit.scratch, unit.attention->shape);
+  add_gradients(unit, space, [&](int64_t head, int64_t first, int64_t count) {
+    backward_tile_of_pairs(unit, head, first, count, space);
+  });
 }
 
 void attention_forward_of_any(const AttentionUnit& unit) {

@@ -7,12 +7,6 @@ namespace {
 // Sums of a block of vectors are added up in float64: a row may be long.
 constexpr int64_t kBlockOfSquares = 16 * kLanes;
 
-SFSDP_INLINE float sum_of_lanes(V v) {
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
-  return sum;
-}
-
 template <class T, class W>
 void norm_rows(const RmsNorm& n, int64_t begin, int64_t end) {
   const W* weight = static_cast<const W*>(n.weight);

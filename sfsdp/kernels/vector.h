@@ -26,6 +26,12 @@ SFSDP_INLINE I bits(V v) { return reinterpret_cast<I>(v); }
 SFSDP_INLINE V from_bits(I v) { return reinterpret_cast<V>(v); }
 SFSDP_INLINE V larger(V a, V b) { return a != a || a > b ? a : b; }  // a nan stays
 
+SFSDP_INLINE float sum_of_lanes(V v) {
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
+  return sum;
+}
+
 // SFSDP_SQRT(v) where no instruction is named: the square root of each lane.
 [[maybe_unused]] SFSDP_INLINE V root_of_each(V v) {
   for (int lane = 0; lane < kLanes; ++lane) v[lane] = __builtin_sqrtf(v[lane]);

@@ -75,6 +75,20 @@ void expect_same_state(const Step& got, const Step& expected) {
   }
 }
 
+// Three steps of a model on one rank, on both executors. Returns the planned one.
+template <class Model>
+Step expect_same_bits() {
+  const auto make = [](ExecutorKind executor) {
+    const auto loss = [](Model& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+    return compile(meta_init([] { return Model(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
+                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
+  };
+  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
+  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
+  expect_same_state(planned, reference);
+  return planned;
+}
+
 // Training on two batch shapes, evaluations in between, state that is replaced, and batches of several parts.
 TEST_CASE(
     "the planned executor has the bits of the reference: dropout, running statistics, two shapes, evaluation, loaded "
@@ -122,14 +136,7 @@ void expect_same_on_ranks(Make make, DeviceMesh mesh, DataParallelOptions option
 }
 
 TEST_CASE("the planned executor has the bits of the reference where a value has gaps between its rows") {
-  const auto make = [&](ExecutorKind executor) {
-    const auto loss = [](Halves& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
-    return compile(meta_init([] { return Halves(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
-                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
-  };
-  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
-  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
-  expect_same_state(planned, reference);
+  expect_same_bits<Halves>();
 }
 
 // Conjugates and their imaginary parts are views that no op computes.
@@ -146,18 +153,11 @@ struct ConjugatesImpl : torch::nn::Module {
 TORCH_MODULE(Conjugates);
 
 TEST_CASE("the planned executor has the bits of the reference where values are conjugated or negated lazily") {
-  const auto make = [&](ExecutorKind executor) {
-    const auto loss = [](Conjugates& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
-    return compile(meta_init([] { return Conjugates(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
-                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
-  };
-  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
+  const Step planned = expect_same_bits<Conjugates>();
   int64_t lazy = 0;
   const auto first = planned.program().first();
   for (const auto& op : first->graph.ops()) lazy += op->is("aten._conj", "aten._neg_view") ? 1 : 0;
   CHECK(lazy > 2);
-  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
-  expect_same_state(planned, reference);
 }
 
 // Heads before positions: the product of complex numbers is laid out otherwise than what it turns.
@@ -175,14 +175,7 @@ struct TransposedRotaryImpl : torch::nn::Module {
 TORCH_MODULE(TransposedRotary);
 
 TEST_CASE("complex rotary embedding of transposed heads trains, to the same bits on both executors") {
-  const auto make = [&](ExecutorKind executor) {
-    const auto loss = [](TransposedRotary& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
-    return compile(meta_init([] { return TransposedRotary(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
-                   data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options_of(executor, 1));
-  };
-  Step planned = make(ExecutorKind::Planned), reference = make(ExecutorKind::Reference);
-  for (int64_t k = 0; k < 3; ++k) CHECK(planned({rows_of(k, 8)}).loss == reference({rows_of(k, 8)}).loss);
-  expect_same_state(planned, reference);
+  expect_same_bits<TransposedRotary>();
 }
 
 TEST_CASE("the planned executor has the bits of the reference on ranks: FSDP, DDP, HSDP, rows, bf16, stages") {

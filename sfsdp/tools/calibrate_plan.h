@@ -14,6 +14,9 @@ class CommWorld;
 
 namespace sfsdp::tools {
 
+// The micro-batches of a step, on ordinary numbers.
+std::vector<Batch> ordinary_batches(const train::CompiledJob& job);
+
 struct PlanTimes {
   std::vector<cost::MeasuredKernel> kernels;          // each that the plan has, once
   std::vector<cost::MeasuredCollective> collectives;  // likewise

@@ -36,13 +36,8 @@ struct Times {
 
 class PlanRun {
  public:
-  PlanRun(const train::CompiledJob& job, comm::CommWorld* world, comm::Communicator* group)
-      : group_(group), step_(job.program, world) {
-    std::vector<at::Tensor> batch;
-    for (const at::Tensor& t : job.example)
-      batch.push_back(at::arange(t.numel(), at::kLong).remainder(job.model.vocab_size).view(t.sizes()));
-    batches_.assign(static_cast<size_t>(job.program->options().micro_batches), batch);
-    executor_ = step_.executor(batch);
+  PlanRun(const train::CompiledJob& job, comm::CommWorld* world)
+      : step_(job.program, world), batches_(ordinary_batches(job)), executor_(step_.executor(batches_[0])) {
     const ir::Graph& graph = executor_->graph();
     const cost::Kernels kernels = cost::kernels_of(graph);
     std::map<int, size_t> place_of_kernel;
@@ -97,7 +92,6 @@ class PlanRun {
   const ir::Graph& graph() const { return executor_->graph(); }
 
  private:
-  comm::Communicator* group_;
   Step step_;
   std::vector<Batch> batches_;
   std::shared_ptr<exec::Executor> executor_;
@@ -125,8 +119,15 @@ double median_of(const std::vector<Times>& steps, std::vector<double> Times::*pa
 
 }  // namespace
 
+std::vector<Batch> ordinary_batches(const train::CompiledJob& job) {
+  Batch batch;
+  for (const at::Tensor& t : job.example)
+    batch.push_back(at::arange(t.numel(), at::kLong).remainder(job.model.vocab_size).view(t.sizes()));
+  return std::vector<Batch>(static_cast<size_t>(job.program->options().micro_batches), batch);
+}
+
 PlanTimes time_plan(const train::CompiledJob& job, comm::CommWorld* world, comm::Communicator* group, double seconds) {
-  PlanRun run(job, world, group);
+  PlanRun run(job, world);
   run.run();  // fetches code, touches memory
   const double one = largest_of(run.run(), group);
   const auto rounds = static_cast<int64_t>(std::clamp(seconds / (2 * one), 3.0, 100.0));

@@ -235,11 +235,8 @@ struct StepCheck {
 // The step itself, on ordinary numbers.
 class StepRun {
  public:
-  StepRun(const train::CompiledJob& job, const Ranks& ranks) : step_(job.program, ranks.world()) {
-    std::vector<at::Tensor> batch;
-    for (const at::Tensor& t : job.example)
-      batch.push_back(at::arange(t.numel(), at::kLong).remainder(job.model.vocab_size).view(t.sizes()));
-    batches_.assign(static_cast<size_t>(job.program->options().micro_batches), batch);
+  StepRun(const train::CompiledJob& job, const Ranks& ranks)
+      : step_(job.program, ranks.world()), batches_(ordinary_batches(job)) {
     own_bytes_ = exec::allocated_bytes();
   }
   void run() {
@@ -287,6 +284,8 @@ class Calibration {
     measure_step(sizes, collectives, nullptr, 3);  // how long a step is, roughly
     if (job_.program->options().executor == ExecutorKind::Planned) return measure_plan();
     meet_after_ = ranks_.largest(seconds_between_collectives());
+    const auto plan = plan::plan_memory(graph_, {.blocking = true});
+    check.predicted_peak = plan.state_bytes + plan.live_bytes;
     std::optional<StepRun> step;
     if (can_run_step()) step.emplace(job_, ranks_);
     measure_step(sizes, collectives, step ? &*step : nullptr, 100);
@@ -306,10 +305,8 @@ class Calibration {
     return simulation.compute_seconds / static_cast<double>(collectives + 1);
   }
 
-  // Where a few fit into the time, and one into half of the memory.
+  // Where a few fit into the time, and one into half of the memory: check.predicted_peak.
   bool can_run_step() {
-    const auto plan = plan::plan_memory(graph_, {.blocking = true});
-    check.predicted_peak = plan.state_bytes + plan.live_bytes;
     // By its products alone: of one or two samples each, what stops hit would count as often as the step has it.
     const double seconds = ranks_.largest(simulate().flops / (machine.peak_f32 * machine.matmul_efficiency));
     return seconds < settings_.seconds / 4 && check.predicted_peak < memory_of_a_rank(ranks_) / 2;
@@ -330,8 +327,7 @@ class Calibration {
     const Held<const Program::Variant> first = job_.program->first();
     check.predicted_peak = train::planned_memory(first->plan).total();
     check.seconds = std::nan("");
-    if (ranks_.largest(simulate().flops / (machine.peak_f32 * machine.matmul_efficiency)) < settings_.seconds / 4 &&
-        check.predicted_peak < memory_of_a_rank(ranks_) / 2) {
+    if (can_run_step()) {
       const PlanTimes times = time_plan(job_, ranks_.world(), ranks_.group(), settings_.seconds);
       check.seconds = times.step_seconds;
       machine.measured.kernels = times.kernels;

@@ -3,13 +3,9 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-
-#include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
 #include "sfsdp/kernels/adam.h"
-#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -19,7 +15,6 @@ constexpr int64_t kElementsOfThread = int64_t{1} << 15;
 }  // namespace
 
 AdamCall::AdamCall(const ir::Op& op, const ir::Op* clip, const Groups& groups) : OwnCall(op), clips_(clip), rank_(0) {
-  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
   if (const auto axes = ir::axes_of(op))
     if (const auto group = groups.find(axis_key(*axes)); group != groups.end()) rank_ = group->second->rank();
 }

@@ -9,9 +9,6 @@
 namespace sfsdp::exec {
 namespace {
 
-// The kernel reads the elements of a row side by side.
-at::Tensor by_row(const at::Tensor& t) { return t.stride(-1) == 1 ? t : t.contiguous(); }
-
 kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/named_kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/passes/canonical/decompose.h"
 
@@ -35,7 +36,8 @@ Op* again(ir::Graph& graph, const Op& like, std::vector<Value*> operands) {
   Op* made = graph.add(like.opcode, std::move(operands), std::move(results));
   made->operand_lists = like.operand_lists;
   made->attrs = like.attrs;
-  for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel", "row_kernel"}) made->attrs.erase(of_plan);
+  made->attrs.erase("kernel");
+  for (const char* name : ir::kKernelAttributes) made->attrs.erase(name);
   made->module_path = like.module_path;
   return made;
 }

@@ -4,11 +4,8 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
-#include "sfsdp/base/check.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/kernels/cross_entropy.h"
-#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -18,7 +15,7 @@ constexpr int64_t kRowsOfThread = 8;
 kernels::CrossEntropy call_of(const at::Tensor& logits, const at::Tensor& targets, int64_t ignored) {
   kernels::CrossEntropy call;
   call.classes = logits.size(1);
-  call.dtype = logits.scalar_type() == at::kFloat ? ir::DType::f32 : ir::DType::bf16;
+  call.dtype = capture::dtype_of(logits.scalar_type());
   call.logits = logits.const_data_ptr();
   call.targets = targets.const_data_ptr<int64_t>();
   call.ignored = ignored;
@@ -30,11 +27,7 @@ kernels::CrossEntropy call_of(const at::Tensor& logits, const at::Tensor& target
 CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
     : OwnCall(op),
       reduction_(op.attr_or("reduction", int64_t{1})),
-      ignored_(op.attr_or("ignore_index", int64_t{-100})) {
-  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
-}
-
-bool CrossEntropyCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
+      ignored_(op.attr_or("ignore_index", int64_t{-100})) {}
 
 std::vector<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
   if (op().is("cross_entropy")) return forward(operands[0].contiguous(), operands[1].contiguous());

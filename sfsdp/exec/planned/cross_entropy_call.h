@@ -16,7 +16,6 @@ class CrossEntropyCall final : public OwnCall {
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
-  bool can_write(size_t index, const at::Tensor& place) const override;
   std::vector<at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets);
   std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
 

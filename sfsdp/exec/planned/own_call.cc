@@ -13,6 +13,7 @@
 #include "sfsdp/exec/planned/rms_norm_call.h"
 #include "sfsdp/exec/planned/rope_call.h"
 #include "sfsdp/exec/planned/wide_grad_call.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 
@@ -35,9 +36,14 @@ std::vector<at::Tensor> OwnCall::results() const {
   return results;
 }
 
+at::Tensor by_row(const at::Tensor& tensor) {
+  return tensor.dim() > 0 && tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
 std::unique_ptr<OwnCall> make_own_call(const ir::Op& op, const ir::Op* within, const Groups& groups) {
   if (op.attr_or<std::string>("attention_kernel", "") == "sfsdp.flash") return std::make_unique<AttentionCall>(op);
   if (op.attr_or<std::string>("row_kernel", "") != "sfsdp.rows") return nullptr;
+  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
   if (op.is("adamw", "adam")) return std::make_unique<AdamCall>(op, within, groups);
   if (op.is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, op);
   if (op.is("rope", "rope_inverse")) return std::make_unique<RopeCall>(op);

@@ -35,11 +35,14 @@ class OwnCall {
   std::vector<at::Tensor> results() const;
 
  private:
-  virtual bool can_write(size_t index, const at::Tensor& place) const = 0;
+  virtual bool can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
 
   const ir::Op& op_;
   std::vector<at::Tensor> places_;  // by result; undefined: a new tensor
 };
+
+// The tensor, or a copy, with the elements of a row side by side.
+at::Tensor by_row(const at::Tensor& tensor);
 
 // Null: the plan names none of sfsdp's kernels.
 //   within: the op whose result `op` alone reads (kernels::computed_with), where the call is to compute both; its operands stand

@@ -3,17 +3,12 @@
 
 #include <ATen/Parallel.h>
 
-#include "sfsdp/base/check.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/kernels/of_op.h"
 #include "sfsdp/kernels/rms_norm.h"
 
 namespace sfsdp::exec {
 namespace {
-
-ir::DType dtype_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? ir::DType::f32 : ir::DType::bf16;
-}
 
 kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
   kernels::RmsNorm call;
@@ -22,10 +17,10 @@ kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at
     call.width = x.numel() / call.rows;
   else if (weight.defined())
     call.width = weight.numel();  // whose gradient is zeros
-  call.dtype = dtype_of(x);
+  call.dtype = capture::dtype_of(x.scalar_type());
   call.x = x.const_data_ptr();
   if (weight.defined()) {
-    call.weight_dtype = dtype_of(weight);
+    call.weight_dtype = capture::dtype_of(weight.scalar_type());
     call.weight = weight.const_data_ptr();
   }
   call.rstd = const_cast<float*>(rstd.const_data_ptr<float>());  // backward reads it alone
@@ -33,12 +28,6 @@ kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at
 }
 
 }  // namespace
-
-RmsNormCall::RmsNormCall(const ir::Op& op) : OwnCall(op) {
-  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
-}
-
-bool RmsNormCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
 
 std::vector<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
   if (op().is("rms_norm_backward")) return backward(operands);

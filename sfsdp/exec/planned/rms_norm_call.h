@@ -10,12 +10,11 @@ namespace sfsdp::exec {
 
 class RmsNormCall final : public OwnCall {
  public:
-  explicit RmsNormCall(const ir::Op& op);
+  using OwnCall::OwnCall;
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
   bool reads_before_it_writes(size_t index) const override { return index == 0; }
 
  private:
-  bool can_write(size_t index, const at::Tensor& place) const override;
   std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
 
   std::vector<float> parts_;  // of the weight's gradient, by block of rows

@@ -4,8 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "sfsdp/base/check.h"
-#include "sfsdp/kernels/of_op.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/kernels/rope.h"
 
 namespace sfsdp::exec {
@@ -22,20 +21,7 @@ kernels::RopeRows rows_of(const at::Tensor& tensor) {
   return rows;
 }
 
-// Elements of a row side by side.
-at::Tensor by_row(const at::Tensor& tensor) {
-  return tensor.dim() > 0 && (tensor.size(-1) == 1 || tensor.stride(-1) == 1) ? tensor : tensor.contiguous();
-}
-
-ir::DType dtype_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? ir::DType::bf16 : ir::DType::f32;
-}
-
 }  // namespace
-
-RopeCall::RopeCall(const ir::Op& op) : OwnCall(op) {
-  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
-}
 
 bool RopeCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.stride(-1) == 1; }
 
@@ -48,14 +34,14 @@ std::vector<at::Tensor> RopeCall::run(std::span<const at::Tensor> operands, cons
   call.pairs = x.size(-1) / 2;
   call.halves = op().attr_or("halves", false);
   call.inverse = op().is("rope_inverse");
-  call.dtype = dtype_of(x);
+  call.dtype = capture::dtype_of(x.scalar_type());
   call.x = rows_of(x);
   call.out = rows_of(out);
   // One number for all pairs is written out: a row of a table has as many as it is asked for.
   const auto table = [&](const at::Tensor& angles, int64_t count) {
     std::vector<int64_t> sizes = angles.sizes().vec();
     if (sizes.empty()) sizes.push_back(1);
-    if (sizes.back() != count) sizes.back() = count;
+    sizes.back() = count;
     return by_row(angles.expand(sizes));
   };
   call.complex = operands.size() == 2;
@@ -67,7 +53,7 @@ std::vector<at::Tensor> RopeCall::run(std::span<const at::Tensor> operands, cons
   if (!call.complex) {
     second = table(operands[2], call.full ? 2 * call.pairs : call.pairs);
     call.sin = rows_of(second);
-    call.angle_dtype = dtype_of(first);
+    call.angle_dtype = capture::dtype_of(first.scalar_type());
   }
   at::parallel_for(0, kernels::rope_rows(call), kRowsOfThread,
                    [&](int64_t begin, int64_t end) { kernels::rope(call, begin, end); });

@@ -8,7 +8,7 @@ namespace sfsdp::exec {
 
 class RopeCall final : public OwnCall {
  public:
-  explicit RopeCall(const ir::Op& op);
+  using OwnCall::OwnCall;
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
   bool reads_before_it_writes(size_t /*index*/) const override { return true; }
 

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 
-#include "sfsdp/base/check.h"
+#include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/kernels/embedding.h"
-#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -15,13 +14,7 @@ namespace {
 // What a product makes at a time stays in the caches until it is cast, and is large enough for LibTorch's kernel.
 constexpr int64_t kElementsAtATime = int64_t{1} << 20;
 
-ir::DType dtype_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? ir::DType::f32 : ir::DType::bf16;
-}
-
 }  // namespace
-
-bool WideProductCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
 
 // grad [..., n], x [..., k] -> [n, k]
 std::vector<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
@@ -40,11 +33,7 @@ std::vector<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operand
 }
 
 EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding)
-    : OwnCall(op), padding_(embedding.attr_or("padding_idx", int64_t{-1})) {
-  SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
-}
-
-bool EmbeddingGradCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
+    : OwnCall(op), padding_(embedding.attr_or("padding_idx", int64_t{-1})) {}
 
 // grad [..., width], ids [...]
 std::vector<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
@@ -57,9 +46,9 @@ std::vector<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> opera
   call.padding = padding_;
   call.ids = ids.const_data_ptr<int64_t>();
   call.grad = grad.const_data_ptr();
-  call.grad_dtype = dtype_of(grad);
+  call.grad_dtype = capture::dtype_of(grad.scalar_type());
   call.out = results[0].mutable_data_ptr();
-  call.out_dtype = dtype_of(results[0]);
+  call.out_dtype = capture::dtype_of(results[0].scalar_type());
   for (int64_t i = 0; i < call.rows; ++i)
     TORCH_CHECK_INDEX(call.ids[i] >= 0 && call.ids[i] < call.num_weights, "index ", call.ids[i],
                       " is out of bounds of ", call.num_weights, " rows");

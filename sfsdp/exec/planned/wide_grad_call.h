@@ -10,11 +10,8 @@ namespace sfsdp::exec {
 // Products are LibTorch's, of some rows of the result at a time, rounded to bfloat16 as without the cast.
 class WideProductCall final : public OwnCall {
  public:
-  explicit WideProductCall(const ir::Op& cast) : OwnCall(cast) {}
+  using OwnCall::OwnCall;  // of the cast
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
-
- private:
-  bool can_write(size_t index, const at::Tensor& place) const override;
 };
 
 // By the kernel of kernels/embedding.h.
@@ -27,8 +24,6 @@ class EmbeddingGradCall final : public OwnCall {
   std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
-  bool can_write(size_t index, const at::Tensor& place) const override;
-
   int64_t padding_;
   std::vector<int64_t> order_;
 };

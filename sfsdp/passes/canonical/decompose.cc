@@ -8,6 +8,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/ir/named_kernels.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/verifier.h"
 
@@ -81,8 +82,8 @@ class Decomposer {
   void replace(Op& op) {
     std::vector<const Made*> shared;
     ir::CanonicalCall call{op.opcode, op.attrs, {}};
-    for (const char* of_plan : {"kernel", "product_kernel", "attention_kernel", "row_kernel"})
-      call.attrs.erase(of_plan);
+    call.attrs.erase("kernel");
+    for (const char* name : ir::kKernelAttributes) call.attrs.erase(name);
     for (Value* operand : op.operands) {
       Value* value = operand ? current(operand) : nullptr;
       call.operands.push_back(value ? Term{value, 0, value->type()} : Term());
