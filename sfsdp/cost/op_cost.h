@@ -18,7 +18,7 @@ namespace sfsdp::cost {
 enum class Execution : uint8_t {
   Eager,      // the host dispatches each op (fuse scope=none)
   Compile,    // the host issues each kernel (fuse scope=module)
-  Reference,  // what runs today: exec/'s ReferenceExecutor, each kernel issued when the last has ended; collectives block
+  Reference,  // exec/'s ReferenceExecutor, each kernel issued when the last has ended; collectives block
               // where they start, a wait does nothing
   Fused,      // our plan (fuse scope=all): parameters are views, the step is issued as a whole
 };

@@ -24,7 +24,7 @@ const Option kJson = {"--json", "", "one object instead of text"};
 const std::vector<Option> kSimulated = {
     {"--simulate.execution", "E",
      "fused: our plan; compile: PyTorch's FSDP2 with fusion inside a block; eager: FSDP2 with a "
-     "kernel per op; reference: what train runs on this machine's CPU"},
+     "kernel per op; reference: train --exec.executor reference on this machine's CPU"},
     {"--simulate.system", "S",
      "whose gathers, copies and memory: sfsdp, our plan; PyTorch's fsdp2 (of eager and compile) or fsdp1; deepspeed3, "
      "DeepSpeed's ZeRO stage 3; "
