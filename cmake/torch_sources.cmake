@@ -34,6 +34,7 @@ set(SFSDP_TORCH_FREE_FOLDERS
     sfsdp/compile
     sfsdp/exported
     sfsdp/kernels
+    sfsdp/device
     sfsdp/comm/thread
     sfsdp/comm/null
     sfsdp/comm/shm

@@ -38,13 +38,14 @@ BEGIN {
   for (i = 1; i <= n; ++i) { allowed[chain[i]] = core; core = core " " chain[i] }
   allowed["capture"] = core
   allowed["comm"] = core
-  allowed["exec"] = core " capture comm"
-  allowed["step"] = core " capture comm exec exported"
+  allowed["device"] = core
+  allowed["exec"] = core " capture comm device"
+  allowed["step"] = core " capture comm device exec exported"
   allowed["exported"] = "base mesh ir" # of ir/ dtypes, and the graphs that an archive is made of
   allowed["models"] = "base ir exported" # single-device modules know no mesh, no graph
-  allowed["train"] = core " capture comm exec step exported models"
-  allowed["tools"] = core " capture comm exec step exported models train"
-  allowed["testing"] = core " capture comm exec step exported models train tools"
+  allowed["train"] = core " capture comm device exec step exported models"
+  allowed["tools"] = core " capture comm device exec step exported models train"
+  allowed["testing"] = core " capture comm device exec step exported models train tools"
   n = split(torch_units, torch, " ")
   for (i = 1; i <= n; ++i) {
     gsub(/\./, "\\.", torch[i]); gsub(/\*/, "[^/]*", torch[i])

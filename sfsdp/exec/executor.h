@@ -45,6 +45,9 @@ struct RunSeconds {
   double communication = 0;     // in collectives of any section, which block here: waiting for other ranks too
 };
 
+// Called with an op and its results.
+using OnOp = std::function<void(const ir::Op&, const std::vector<at::Tensor>&)>;
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -62,7 +65,7 @@ class Executor {
   virtual const ir::Graph& graph() const = 0;
 
   // Called after each op of graph() with its results, for debugging and tests.
-  std::function<void(const ir::Op&, const std::vector<at::Tensor>&)> on_op;
+  OnOp on_op;
 };
 
 }  // namespace sfsdp::exec

@@ -98,16 +98,17 @@ std::string name_of(const CommLane& lane) {
   return concat(lane.axes.empty() ? "none" : join(lane.axes, ","), '/', lane.channel);
 }
 
-std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& lanes,
-                               const std::function<bool(const Op&)>& blocks, int64_t trips) {
+Actions actions_of(const Graph& graph, const std::vector<CommLane>& lanes, const std::function<bool(const Op&)>& blocks,
+                   int64_t trips) {
   const auto is_over = [&](const Op& op) { return !ir::is_start(op) || (blocks && blocks(op)); };
   const cost::Kernels kernels = cost::kernels_of(graph);
   ir::OpTable<Task> task_of(graph);
   for (size_t lane = 0; lane < lanes.size(); ++lane)
     for (size_t i = 0; i < lanes[lane].collectives.size(); ++i) task_of[lanes[lane].collectives[i]] = {lane + 1, i};
-  std::vector<Action> program;
+  Actions actions;
   const std::vector<ir::Loop> loops = ir::loops_of(graph);
   const auto run = [&](ir::Part part) {
+    std::vector<Action>& program = actions[static_cast<size_t>(part)];
     if (part != ir::Part::Head && part != ir::Part::Tail) program.push_back({Action::Load});
     int last = -1;
     auto loop = loops.begin();
@@ -138,7 +139,16 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
       if (trips == 0 && loop != loops.end() && i == loop->first) i = loop->last - 1;
     }
   };
-  for (const ir::Part part : ir::parts_of_step(std::min(graph.micro_batches, kMicroBatches))) run(part);
+  for (size_t part = 0; part < ir::kParts; ++part) run(static_cast<ir::Part>(part));
+  return actions;
+}
+
+std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& lanes,
+                               const std::function<bool(const Op&)>& blocks, int64_t trips) {
+  const Actions actions = actions_of(graph, lanes, blocks, trips);
+  std::vector<Action> program;
+  for (const ir::Part part : ir::parts_of_step(std::min(graph.micro_batches, kMicroBatches)))
+    std::ranges::copy(actions[static_cast<size_t>(part)], std::back_inserter(program));
   return program;
 }
 

@@ -3,6 +3,7 @@
 // the order of their starts. Lanes wait for each other by edges alone.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/part.h"
 
 namespace sfsdp::plan {
 
@@ -51,11 +53,15 @@ struct Action {
   } kind = Run;
   Task task = {};  // none of Load; of Again: the loop's
 };
-// One step's actions. It runs forward, loss and backward of at most three micro-batches: the first one, one that stands
-// for those between, and the last one.
+// By part of the step, what it does there.
+using Actions = std::array<std::vector<Action>, ir::kParts>;
 //   blocks: of a collective or a start, whether the program goes on only once it is over; none does by itself
 //   trips: of each loop (ir/loops.h). Its `loop` and its `end` are tasks of the compute lane, which run without a trip too:
 //          the first reads how many trips there are and tells the other lanes, the second comes after all that the body does.
+Actions actions_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
+                   const std::function<bool(const ir::Op&)>& blocks = nullptr, int64_t trips = 1);
+// One step's actions. It runs forward, loss and backward of at most three micro-batches: the first one, one that stands
+// for those between, and the last one.
 std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
                                const std::function<bool(const ir::Op&)>& blocks = nullptr, int64_t trips = 1);
 // Numbers of trips that stand for all others. A loop's two tasks are ordered with all that is outside of the body, so what a body

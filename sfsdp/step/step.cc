@@ -198,7 +198,8 @@ struct Step::Impl {
     if (made.own_loss.count) more.push_back(made.own_loss.count);
     if (runs_plans(options))
       made.executor = std::make_shared<exec::PlannedExecutor>(variant->plan, variant->constants, groups, position,
-                                                              world ? world->rank() : 0, options.rng, memory, more);
+                                                              world ? world->rank() : 0, options.rng, memory, more,
+                                                              options.make_device);
     else
       made.executor = std::make_shared<exec::ReferenceExecutor>(variant->graph, variant->constants, groups, position,
                                                                 options.rng, std::move(more));

@@ -19,6 +19,7 @@
 #include "sfsdp/capture/capture_step.h"
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/comm/communicator.h"
+#include "sfsdp/device/device.h"
 #include "sfsdp/exec/executor.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/optim/optimizer.h"
@@ -62,6 +63,8 @@ struct CompileOptions {
   passes::PipelineOptions pipeline = {};     // of passes; its storage options are those of the strategy
   tune::TuneOptions tune = {};               // what is chosen by cost
   cost::Target target = cost::cpu_target();  // the device that the plan is made for
+  // What runs the plan's lanes, for each rank and plan; unset: the rank's own thread, one kernel or collective after the other.
+  device::MakeDevice make_device = {};
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
   // rank's thread.
   std::function<void(const std::string&)> notify = {};

@@ -5,15 +5,18 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/base/lap_clock.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/device/cpu/inline_device.h"
+#include "sfsdp/device/plan_commands.h"
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/pack_into.h"
 #include "sfsdp/exec/planned/canonical_call.h"
@@ -29,7 +32,7 @@
 namespace sfsdp::exec {
 namespace {
 
-enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
+using device::Bytes, device::Spent, device::Touched, device::Turn;
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); }
 
@@ -38,6 +41,24 @@ at::Tensor tensor_at(std::byte* begin, const ir::Type& type, std::shared_ptr<Ran
   const auto keep = [memory = std::move(memory)](void*) {};
   if (type.strides.empty()) return at::from_blob(begin, type.shape(), keep, options);
   return at::from_blob(begin, type.shape(), type.strides, keep, options);
+}
+
+// Its elements' bytes, side by side where they lie so.
+void add_bytes(const at::Tensor& tensor, std::vector<Bytes>& to) {
+  if (tensor.numel() == 0) return;
+  int64_t run = 1;  // elements side by side
+  int64_t dims = tensor.dim();
+  for (; dims > 0 && (tensor.stride(dims - 1) == run || tensor.size(dims - 1) == 1); --dims) run *= tensor.size(dims - 1);
+  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  std::vector<int64_t> at(static_cast<size_t>(dims), 0);
+  while (true) {
+    int64_t offset = 0;
+    for (int64_t d = 0; d < dims; ++d) offset += at[static_cast<size_t>(d)] * tensor.stride(d);
+    to.push_back({begin + offset * tensor.element_size(), run * tensor.element_size()});
+    int64_t d = dims - 1;
+    for (; d >= 0 && ++at[static_cast<size_t>(d)] == tensor.size(d); --d) at[static_cast<size_t>(d)] = 0;
+    if (d < 0) return;
+  }
 }
 
 }  // namespace
@@ -67,14 +88,21 @@ struct PlannedExecutor::Impl {
     bool packs = false;   // it is a pack, and its result is put together where it lies
   };
   // A kernel, or a collective.
-  struct Task {
+  struct Task final : device::Kernel {
+    explicit Task(Impl& of) : impl(of) {}
+    void run(const Turn& turn) override { impl.run(*this, turn); }
+    std::string name() const override { return ir::name_of(*calls[0].op); }
+    Touched touched(const Turn& turn) const override { return impl.touched(*this, turn); }
+    Spent spent() const override { return kind; }
+
+    Impl& impl;
     std::vector<Call> calls;
     bool collective = false;
     std::vector<const ir::Value*> written;  // what must lie in memory once it is over
     std::vector<const ir::Value*> made;     // all that it makes
     std::vector<size_t> returned;           // of Impl::returned, what it makes
     std::vector<const ir::Op*> views;       // that move nothing, of what it makes
-    Spent spent = kForwardBackward;
+    Spent kind = Spent::ForwardBackward;
   };
   struct Input {
     const ir::Value* value;
@@ -92,16 +120,21 @@ struct PlannedExecutor::Impl {
   RankMemory own;                  // what the host writes
   std::vector<at::Tensor> placed;  // by value, at its address; undefined: it has none
   std::vector<at::Tensor> made;    // by value, while its kernel runs
-  std::vector<Task> tasks;
-  std::array<std::vector<size_t>, ir::kParts> order;  // of tasks, by part of the step
+  std::deque<Task> tasks;
+  device::PlanCommands commands;
+  std::unique_ptr<device::Device> device;       // after what its kernels use
+  std::array<size_t, ir::kParts> captured = {};  // by part of the step
   std::vector<Input> inputs;
   std::map<std::string, const ir::Value*, std::less<>> state_values;
   std::vector<const ir::Value*> returned;
   std::vector<at::Tensor> results;  // by `returned`
+  StepScalars scalars;              // of the step that runs
+  const OnOp* on_op = nullptr;      // in it; null: nobody asks
   RunSeconds seconds;
 
   Impl(const plan::StepPlan& p, const std::vector<at::Tensor>& c, const Groups& g, DataPosition at, int64_t rank, Rng r,
-       std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more)
+       std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more,
+       const device::MakeDevice& make_device)
       : plan(p),
         graph(p.graph),
         constants(c),
@@ -118,7 +151,12 @@ struct PlannedExecutor::Impl {
     results.resize(returned.size());
     place_values(rank);
     make_tasks();
+    device = make_device ? make_device(commands.lanes, commands.events) : device::make_inline_device();
+    device->set_memory(memory_of_plan());
+    for (size_t part = 0; part < ir::kParts; ++part) captured[part] = device->capture(commands.parts[part]);
   }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   const at::Tensor& at_place(const ir::Value* value) const { return placed[value->id()]; }
 
@@ -164,39 +202,32 @@ struct PlannedExecutor::Impl {
 
   void make_tasks() {
     const cost::Kernels kernels = cost::kernels_of(graph);
-    std::map<const ir::Op*, size_t> task_of;  // by the first op
-    std::map<int, size_t> kernel_task;
+    std::map<const ir::Op*, Task*> collectives;
+    std::vector<Task*> kernel_tasks(kernels.ops.size(), nullptr);
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const ir::Op& op = *graph.ops()[i];
       if (ir::is_collective(op)) {
-        task_of[&op] = tasks.size();
-        Task task;
+        Task& task = tasks.emplace_back(*this);
         task.collective = true;
         task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}});
-        add(std::move(task));
-      } else if (kernels.of[i] >= 0 && !kernel_task.contains(kernels.of[i])) {
-        kernel_task[kernels.of[i]] = tasks.size();
-        add(kernel(kernels.ops[static_cast<size_t>(kernels.of[i])]));
+        task.calls.back().reads = {op.operands[0]};
+        complete(task);
+        collectives[&op] = &task;
+      } else if (kernels.of[i] >= 0 && !kernel_tasks[static_cast<size_t>(kernels.of[i])]) {
+        Task& task = tasks.emplace_back(*this);
+        add_calls(task, kernels.ops[static_cast<size_t>(kernels.of[i])]);
+        complete(task);
+        kernel_tasks[static_cast<size_t>(kernels.of[i])] = &task;
       }
     }
     find_views();
-    for (size_t p = 0; p < ir::kParts; ++p) {
-      int last = -1;
-      for (size_t i = 0; i < graph.ops().size(); ++i) {
-        const ir::Op& op = *graph.ops()[i];
-        if (!ir::runs_in(op, static_cast<ir::Part>(p))) continue;
-        if (ir::is_collective(op)) {
-          order[p].push_back(task_of.at(&op));
-        } else if (kernels.of[i] >= 0 && kernels.of[i] != last) {
-          last = kernels.of[i];
-          order[p].push_back(kernel_task.at(last));
-        }
-      }
-    }
+    commands = device::commands_of(plan, [&](const plan::Task& task) -> device::Kernel* {
+      if (task.lane == 0) return kernel_tasks[task.number];
+      return collectives.at(plan.lanes[task.lane - 1].collectives[task.number]);
+    });
   }
 
-  Task kernel(const std::vector<const ir::Op*>& ops) {
-    Task task;
+  void add_calls(Task& task, const std::vector<const ir::Op*>& ops) {
     std::vector<bool> is_made(graph.id_bound(), false);
     // A view of what this kernel makes: of what it has computed, not of what lies in memory yet.
     const std::function<void(const ir::Value*)> view = [&](const ir::Value* value) {
@@ -231,7 +262,6 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op->results()) is_made[result->id()] = true;
     }
     for (size_t i = 0; i < task.calls.size(); ++i) write_in_place(task, i);
-    return task;
   }
 
   // The op of this kernel that one of sfsdp's kernels computes along with `op`: what it makes lies nowhere, and nobody else asks.
@@ -334,7 +364,8 @@ struct PlannedExecutor::Impl {
     return std::ranges::find(task.made, value) != task.made.end();
   }
 
-  void add(Task task) {
+  // What follows from its calls.
+  void complete(Task& task) {
     for (const Call& call : task.calls)
       for (const auto& result : call.op->results()) {
         task.made.push_back(result.get());
@@ -342,10 +373,33 @@ struct PlannedExecutor::Impl {
       }
     const ir::Op& first = *task.calls[0].op;
     const bool updates = first.section == ir::Section::Clip || first.section == ir::Section::Opt;
-    task.spent = task.collective && task.calls[0].call->group() ? kCommunication : updates ? kUpdate : kForwardBackward;
+    if (updates) task.kind = Spent::Update;
+    if (task.collective && task.calls[0].call->group()) task.kind = Spent::Communication;
     for (size_t i = 0; i < returned.size(); ++i)
       if (makes(task, ir::storage_of(returned[i]))) task.returned.push_back(i);
-    tasks.push_back(std::move(task));
+  }
+
+  std::vector<device::Memory> memory_of_plan() {
+    std::vector<device::Memory> memory;
+    for (const plan::Region region : {plan::Region::State, plan::Region::Window, plan::Region::Io}) {
+      const int64_t bytes = plan.memory.region_bytes[static_cast<size_t>(region)];
+      RankMemory& of = region == plan::Region::Io ? own : *shared;
+      memory.push_back({std::string(plan::to_string(region)), of.grow(region, bytes), bytes});
+    }
+    return memory;
+  }
+
+  // What it takes from memory and leaves there.
+  Touched touched(const Task& task, const Turn& turn) const {
+    Touched bytes;
+    for (const Call& call : task.calls) {
+      for (const ir::Value* operand : call.reads)
+        if (operand && !makes(task, ir::storage_of(operand)) && at_place(operand).defined())
+          add_bytes(at_place(operand), bytes.reads);
+      if (call.op->is("accumulate") && ir::beta_in(turn.part) == 1) add_bytes(at_place(call.op->result()), bytes.reads);
+    }
+    for (const ir::Value* value : task.written) add_bytes(at_place(value), bytes.writes);
+    return bytes;
   }
 
   // ---- each step
@@ -355,8 +409,10 @@ struct PlannedExecutor::Impl {
     return made[value->id()].defined() ? made[value->id()] : placed[value->id()];
   }
 
-  void collective(const ir::Op& op, const OpCall& call) {
-    const at::Tensor in = get(op.operands[0]).resolve_conj().resolve_neg().contiguous();
+  // On a lane of its own: it asks memory alone.
+  void collective(const ir::Op& op, const OpCall& call) const {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor in = at_place(op.operands[0]).resolve_conj().resolve_neg().contiguous();
     const at::Tensor& out = at_place(op.result());
     if (call.group())
       collective_into(op, *call.group(), in, out);
@@ -374,7 +430,7 @@ struct PlannedExecutor::Impl {
     return sum;
   }
 
-  std::vector<at::Tensor> run(Call& call, const StepScalars& scalars, ir::Part part) const {
+  std::vector<at::Tensor> run(Call& call, const StepScalars& now, ir::Part part) const {
     std::vector<at::Tensor> operands;
     for (const ir::Value* operand : call.reads) operands.push_back(get(operand));
     if (call.own || call.canonical)  // which read memory as it is
@@ -388,33 +444,36 @@ struct PlannedExecutor::Impl {
       call.call->run_into(operands, {&call.out, 1});
       return {call.out};
     }
-    if (call.call) return call.call->run(operands, scalars, position);
-    if (call.canonical) return call.canonical->run(operands, scalars, position);
-    if (call.own) return call.own->run(operands, scalars);
+    if (call.call) return call.call->run(operands, now, position);
+    if (call.canonical) return call.canonical->run(operands, now, position);
+    if (call.own) return call.own->run(operands, now);
     return {accumulate(*call.op, operands[0], part)};
   }
 
-  void run(Task& task, const StepScalars& scalars, ir::Part part, const PlannedExecutor& executor) {
+  void run(Task& task, const Turn& turn) {
     if (task.collective) {
       collective(*task.calls[0].op, *task.calls[0].call);
     } else {
+      StepScalars now = scalars;
+      now.micro_batch = turn.micro_batch;
       for (Call& call : task.calls) {
-        std::vector<at::Tensor> out = run(call, scalars, part);
+        std::vector<at::Tensor> out = run(call, now, turn.part);
         if (!call.canonical) check_results(out, *call.op);
         for (size_t i = 0; i < out.size(); ++i) made[call.op->result(static_cast<int>(i))->id()] = std::move(out[i]);
       }
       write(task);
     }
     for (const size_t i : task.returned) results[i] = get(returned[i]).clone();
-    if (executor.on_op) show(task, executor.on_op);
+    if (on_op) show(task, *on_op);
+    if (task.collective) return;
     for (const ir::Value* value : task.made) made[value->id()] = at::Tensor();
   }
 
-  void show(const Task& task, const std::function<void(const ir::Op&, const std::vector<at::Tensor>&)>& on_op) const {
+  void show(const Task& task, const OnOp& to) const {
     const auto one = [&](const ir::Op& op) {
       std::vector<at::Tensor> values;
       for (const auto& result : op.results()) values.push_back(get(result.get()));
-      on_op(op, values);
+      to(op, values);
     };
     for (const Call& call : task.calls) one(*call.op);
     for (const ir::Op* op : task.views) one(*op);
@@ -440,20 +499,44 @@ struct PlannedExecutor::Impl {
       return begin >= from && begin < from + shared->bytes(region);
     });
   }
+
+  void load(const std::vector<at::Tensor>& batch) {
+    SFSDP_CHECK(batch.size() >= inputs.size(), "batch has ", batch.size(), " tensors");
+    for (const uint32_t event : commands.before_load) device->wait(event);
+    for (const Input& input : inputs) {
+      const at::Tensor& place = at_place(input.value);
+      if (!place.defined()) continue;
+      at::Tensor from = batch[input.index];
+      if (from.scalar_type() != place.scalar_type() || from.strides() != place.strides())
+        from = at::empty_strided(place.sizes(), place.strides(), place.options()).copy_(from);
+      device->upload(static_cast<std::byte*>(place.mutable_data_ptr()), static_cast<const std::byte*>(from.const_data_ptr()),
+                     input.value->type().span_bytes());
+    }
+  }
+
+  void run_part(const Turn& turn) {
+    if (!on_op) return device->replay(captured[static_cast<size_t>(turn.part)], turn);
+    for (const device::Command& command : commands.parts[static_cast<size_t>(turn.part)]) {
+      device->issue(command, turn);
+      device->synchronize();  // who asks sees one op after the other, as the program has them
+    }
+  }
 };
 
 PlannedExecutor::PlannedExecutor(const plan::StepPlan& plan, const std::vector<at::Tensor>& constants,
                                  const Groups& groups, DataPosition position, int64_t rank, Rng rng,
-                                 std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more)
-    : impl_(std::make_unique<Impl>(plan, constants, groups, position, rank, rng, std::move(memory), more)) {}
+                                 std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more,
+                                 const device::MakeDevice& make_device)
+    : impl_(std::make_unique<Impl>(plan, constants, groups, position, rank, rng, std::move(memory), more, make_device)) {}
 PlannedExecutor::~PlannedExecutor() = default;
 
 std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
-                                             const StepScalars& step_scalars) {
+                                             const StepScalars& scalars) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Impl& m = *impl_;
-  StepScalars scalars = step_scalars;
-  LapClock<kKindsOfTime> clock;
+  m.scalars = scalars;
+  m.on_op = on_op ? &on_op : nullptr;
+  m.device->restart_clock();
   for (const auto& [name, value] : m.state_values) {
     const auto found = state.find(name);
     SFSDP_CHECK(found != state.end(), "no state for ", name);
@@ -462,27 +545,21 @@ std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::T
     here.copy_(found->second);
     found->second = here;
   }
-  const auto run_part = [&](ir::Part part) {
-    for (const size_t task : m.order[static_cast<size_t>(part)]) {
-      clock.switch_to(m.tasks[task].spent);
-      m.run(m.tasks[task], scalars, part, *this);
-    }
-  };
   const std::vector<ir::Part> parts = ir::parts_of_step(std::ssize(micro_batches));
   for (size_t p = 0; p < parts.size(); ++p) {
+    Turn turn = {parts[p]};
     if (parts[p] != ir::Part::Head && parts[p] != ir::Part::Tail) {
-      scalars.micro_batch = static_cast<int64_t>(p) - 1;
-      const auto& batch = micro_batches[p - 1];
-      SFSDP_CHECK(batch.size() >= m.inputs.size(), "batch has ", batch.size(), " tensors");
-      for (const Impl::Input& input : m.inputs)
-        if (m.at_place(input.value).defined()) m.at_place(input.value).copy_(batch[input.index]);
+      turn.micro_batch = static_cast<int64_t>(p) - 1;
+      m.load(micro_batches[p - 1]);
     }
-    run_part(parts[p]);
+    m.run_part(turn);
   }
+  m.device->synchronize();
   for (size_t i = 0; i < m.returned.size(); ++i)
     if (!m.results[i].defined()) m.results[i] = m.get(m.returned[i]).clone();
-  const auto spent = clock.seconds();
-  m.seconds = {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
+  const auto spent = m.device->seconds();
+  const auto of = [&](Spent kind) { return spent[static_cast<size_t>(kind)]; };
+  m.seconds = {of(Spent::ForwardBackward), of(Spent::Update), of(Spent::Communication)};
   return std::exchange(m.results, std::vector<at::Tensor>(m.returned.size()));
 }
 

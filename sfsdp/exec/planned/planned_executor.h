@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a plan as its text says: each value at its address, kernel by kernel in the graph's order, a collective where it starts. Ops of
-// LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit, where the plan names no other kernels.
+// Runs a plan as its text says: each value at its address, kernels and collectives on the plan's lanes, which wait for each other by its
+// edges alone (device/). Ops of LibTorch and sfsdp's own compute, so that the results are those of the reference executor to the bit,
+// where the plan names no other kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/device/device.h"
 #include "sfsdp/exec/executor.h"
 #include "sfsdp/exec/planned/rank_memory.h"
 #include "sfsdp/plan/step_plan.h"
@@ -28,10 +30,11 @@ class PlannedExecutor : public Executor {
   //   rank: of the mesh
   //   memory: of all plans of the run on this rank
   //   more: values that run() returns after the graph's outputs
+  //   make_device: what runs the lanes; none: all of them on the thread that calls run()
   // throws: UserError where there is less memory than the plan needs
   PlannedExecutor(const plan::StepPlan& plan, const std::vector<at::Tensor>& constants, const Groups& groups,
                   DataPosition position, int64_t rank, Rng rng, std::shared_ptr<RankMemory> memory,
-                  const std::vector<const ir::Value*>& more = {});
+                  const std::vector<const ir::Value*>& more = {}, const device::MakeDevice& make_device = {});
   ~PlannedExecutor() override;
 
   // State that lies elsewhere is copied to its address first; after it, `state` has what lies there.
