@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/device/cpu/inline_device.h"
 #include "sfsdp/device/cpu/threaded_device.h"
@@ -193,8 +194,11 @@ TEST_CASE("the fake device finds what a kernel touches and does not say") {
   CHECK(writes.b == 7);
   int64_t elsewhere = 0;
   Act far("far", [](const Turn&) {}, {{}, {bytes_of(elsewhere)}});
-  outside.device->issue({Command::Launch, 0, 0, &far}, {});
-  outside.device->synchronize();
+  const auto run = [&] {
+    outside.device->issue({Command::Launch, 0, 0, &far}, {});
+    outside.device->synchronize();
+  };
+  CHECK_THROWS_AS(run(), UserError);
   CHECK(outside.said() == "far writes 8 bytes outside of all memory");
 }
 

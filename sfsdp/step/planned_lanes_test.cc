@@ -8,16 +8,17 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/device/cpu/threaded_device.h"
 #include "sfsdp/device/fake/fake_device.h"
 #include "sfsdp/exec/planned/planned_executor.h"
-#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
@@ -111,6 +112,177 @@ TEST_CASE("a plan's lanes beside each other give the bits of the reference, unde
     const auto threaded = program_of(form, {.make_device = device::make_threaded_device});
     for (int again = 0; again < 3; ++again) testing::expect_same_bits(train(form, threaded), expected);
   }
+}
+
+// ---- plans that are wrong in one place
+
+struct RankOutcome {
+  std::vector<at::Tensor> results;  // of all steps
+  std::map<std::string, at::Tensor, std::less<>> state;
+};
+
+bool same_bits(const RankOutcome& a, const RankOutcome& b) {
+  const auto same = [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); };
+  return std::ranges::equal(a.results, b.results, same) &&
+         std::ranges::equal(a.state, b.state, [&](const auto& x, const auto& y) { return same(x.second, y.second); });
+}
+
+// A sharded step of two ranks and two micro-batches, with made-up numbers as its state.
+class Subject {
+ public:
+  Subject()
+      : program_(program_of({"subject", init_device_mesh({{"dp_shard", kRanks}}), {}, 2}, {})),
+        variant_(program_->first()),
+        text_(print(variant_->plan)) {}
+
+  plan::StepPlan plan() const { return plan::parse_plan(text_); }
+  const std::string& text() const { return text_; }
+
+  // What each rank has after two steps of its plan. What the fake devices find goes to `faults`.
+  std::vector<RankOutcome> run(const std::vector<const plan::StepPlan*>& plans, uint64_t schedule, Faults& faults) const {
+    std::vector<RankOutcome> outcomes(kRanks);
+    testing::run_ranks(kRanks, [&](comm::CommWorld& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      const auto memory = std::make_shared<exec::RankMemory>(&world);
+      exec::PlannedExecutor executor(
+          *plans[rank], variant_->constants, {{exec::axis_key(ir::Attr(AxisList{"dp_shard"})), world.all_ranks("dp_shard")}},
+          {world.rank(), kRanks}, world.rank(), exec::Rng::Counter, memory, {}, [&](size_t lanes, size_t events) {
+            return device::make_fake_device(lanes, events,
+                                            {schedule, true, [&](const auto& fault) { faults.add(fault); }});
+          });
+      executor.state = exec::state_in_place(*plans[rank], world.rank(), memory);
+      double at = world.rank();
+      for (auto& [name, value] : executor.state) {
+        if (!value.is_floating_point()) continue;
+        const at::Tensor numbers = at::arange(value.numel(), at::kDouble).add(at += 0.37).sin().mul(0.1).view(value.sizes());
+        value.copy_(name.ends_with("exp_avg_sq") ? numbers.square() : numbers);
+      }
+      RankOutcome& outcome = outcomes[rank];
+      for (int64_t step = 0; step < 2; ++step)
+        for (const at::Tensor& result : executor.run(testing::micro_batches_of(step, world.rank(), kRanks, 2),
+                                                     {.lr = 1e-2, .step = step + 1, .seed = 7}))
+          outcome.results.push_back(result);
+      for (const auto& [name, value] : executor.state) outcome.state[name] = value.clone();
+    }, 10000);
+    return outcomes;
+  }
+  std::vector<RankOutcome> expected() const {
+    const plan::StepPlan sound = plan();
+    Faults faults;
+    auto outcomes = run({&sound, &sound}, 0, faults);
+    CHECK(faults.text() == "");
+    return outcomes;
+  }
+
+  // What is wrong with a plan that all ranks run, in words: what the devices find, an error, or other numbers.
+  std::string caught(const plan::StepPlan& plan, const std::vector<RankOutcome>& expected, uint64_t schedules) const {
+    for (uint64_t schedule = 0; schedule < schedules; ++schedule) {
+      Faults faults;
+      try {
+        const std::vector<RankOutcome> got = run({&plan, &plan}, schedule, faults);
+        if (!faults.empty()) return faults.text();
+        if (!std::ranges::equal(got, expected, same_bits)) return "other numbers";
+      } catch (const std::exception& error) {
+        return faults.empty() ? error.what() : faults.text();
+      }
+    }
+    return "";
+  }
+
+ private:
+  static constexpr int kRanks = 2;
+  std::shared_ptr<Program> program_;
+  Held<const Program::Variant> variant_;
+  std::string text_;
+};
+
+const ir::Op* first_op(const plan::StepPlan& plan, const plan::Task& task) {
+  if (task.lane > 0) return plan.lanes[task.lane - 1].collectives[task.number];
+  return cost::kernels_of(plan.graph).ops[task.number][0];
+}
+
+std::string said_of(const plan::StepPlan& plan) { return join(check_hazards(plan), "\n"); }
+
+TEST_CASE("the fake device finds each edge that is dropped, as the verifier does") {
+  const Subject subject;
+  const auto expected = subject.expected();
+  const plan::StepPlan sound = subject.plan();
+  size_t needed = 0;
+  for (size_t e = 0; e < sound.edges.size(); ++e) {
+    plan::StepPlan broken = subject.plan();
+    broken.edges.erase(broken.edges.begin() + static_cast<std::ptrdiff_t>(e));
+    const std::string caught = subject.caught(broken, expected, 2), said = said_of(broken);
+    const plan::Edge& edge = sound.edges[e];
+    CAPTURE(concat(edge.from.lane, ":", edge.from.number, " -> ", edge.to.lane, ":", edge.to.number));
+    CAPTURE(said);
+    CAPTURE(caught);
+    const auto is_update = [&](const plan::Task& task) {
+      return ir::runs_in(*first_op(sound, task), ir::Part::Tail);
+    };
+    if (is_update(edge.from) && !is_update(edge.to)) continue;  // of the step before: the host has waited for its results
+    CHECK(caught.empty() == said.empty());
+    needed += said.empty() ? 0 : 1;
+  }
+  CHECK(needed > sound.edges.size() / 2);
+}
+
+TEST_CASE("the fake device finds a host that does not wait for the readers of a batch") {
+  const Subject subject;
+  plan::StepPlan broken = subject.plan();
+  broken.load.after.clear();
+  const std::string caught = subject.caught(broken, subject.expected(), 20);
+  CHECK(caught.find("the host's next batch") != std::string::npos);
+}
+
+TEST_CASE("buffers that lie over others are found: as conflicts, or by their numbers") {
+  const Subject subject;
+  const auto expected = subject.expected();
+  size_t found = 0;
+  for (uint64_t k = 0; found < 40; ++k) {
+    plan::StepPlan broken = subject.plan();
+    auto& buffers = broken.memory.buffers;
+    plan::Buffer& moved = buffers[(k * 7919 + 13) % buffers.size()];
+    const plan::Buffer& other = buffers[(k * 104729 + 5) % buffers.size()];
+    if (&moved == &other || moved.region != other.region || moved.offset == other.offset) continue;
+    const int64_t end = broken.memory.region_bytes[static_cast<size_t>(moved.region)];
+    if (other.offset + moved.bytes > end) continue;
+    moved.offset = other.offset;
+    // LibTorch's attention leaves nothing for backward. A kernel's own results reach memory once all of its ops have read theirs.
+    const std::string said = said_of(broken);
+    if (said.empty() || moved.value->name().ends_with(".left") || said.find("of the same kernel") != std::string::npos)
+      continue;
+    ++found;
+    CAPTURE(moved.value->name());
+    CAPTURE(other.value->name());
+    CAPTURE(said);
+    const std::string caught = subject.caught(broken, expected, 2);
+    CHECK(caught != "");
+  }
+}
+
+TEST_CASE("a window that is too small is found") {
+  const Subject subject;
+  plan::StepPlan broken = subject.plan();
+  broken.memory.region_bytes[static_cast<size_t>(plan::Region::Window)] -= 4096;
+  CHECK(subject.caught(broken, subject.expected(), 1).find("outside of all memory") != std::string::npos);
+}
+
+TEST_CASE("collectives that one rank has the other way round are found, whatever the lanes do") {
+  const Subject subject;
+  const plan::StepPlan sound = subject.plan();
+  plan::StepPlan swapped = subject.plan();
+  std::vector<ir::Op*> order;
+  std::vector<size_t> gathers;
+  for (const auto& op : swapped.graph.ops()) {
+    if (op->is("all_gather.start")) gathers.push_back(order.size());
+    order.push_back(op.get());
+  }
+  REQUIRE(gathers.size() >= 2);
+  std::rotate(order.begin() + static_cast<std::ptrdiff_t>(gathers[0]), order.begin() + static_cast<std::ptrdiff_t>(gathers[1]),
+              order.begin() + static_cast<std::ptrdiff_t>(gathers[1]) + 1);
+  REQUIRE(swapped.graph.set_order(order));
+  Faults faults;
+  CHECK_THROWS_WITH_AS(subject.run({&sound, &swapped}, 0, faults), doctest::Contains("ranks disagree"), CommError);
 }
 
 }  // namespace

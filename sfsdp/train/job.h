@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/device/cpu/choose_device.h"
 #include "sfsdp/exported/program.h"
 #include "sfsdp/models/registry.h"
 #include "sfsdp/step/step.h"
@@ -44,6 +45,7 @@ struct JobOptions {
   std::string measured_on = {};  // a machine file: reports of passes say what the step takes there; "": they do not
   passes::FuseScope fuse = passes::FuseScope::All;
   cost::Target target = cost::cpu_target();  // that the plan is made for
+  device::Cores cores = {};                  // by which exec.lanes = auto decides
 };
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& options = {});
 

@@ -176,6 +176,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
     options.pipeline.kernels.products = products_of(config.exec.products);
     if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
     if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";
+    options.make_device = device::cpu_device(config.exec.lanes, job_options.cores);
   }
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);

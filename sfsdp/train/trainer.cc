@@ -2,6 +2,7 @@
 #include "sfsdp/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/version.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <iostream>
 #include <optional>
 #include <ostream>
+#include <thread>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -214,7 +216,7 @@ class Trainer {
       : config_(std::move(config)),
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
-        job_(make_job(config_, world_size(), {.rank = rank()})),
+        job_(make_job(config_, world_size(), {.rank = rank(), .cores = cores()})),
         data_(config_, job_, rank()),
         schedule_(schedule_of(config_)),
         watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }) {
@@ -291,12 +293,19 @@ class Trainer {
       throw;
     }
   }
+  int64_t local_ranks() const {
+    return world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
+  }
+  device::Cores cores() const {
+    return {.count = std::max<int64_t>(1, std::thread::hardware_concurrency()),
+            .ranks = local_ranks(),
+            .threads = at::get_num_threads()};
+  }
   // Before the step's tensors are made.
   void check_memory() {
     machine_ = read_machine_memory();
     planned_ = memory_of(*job_.program);
-    const int64_t local_ranks = world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
-    const std::string note = check_planned_memory(planned_.total(), local_ranks, machine_);
+    const std::string note = check_planned_memory(planned_.total(), local_ranks(), machine_);
     if (!note.empty()) job_.notices.push_back(note);
   }
   // Goes on from a checkpoint, or starts with the weights that the config names.

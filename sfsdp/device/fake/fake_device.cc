@@ -134,8 +134,10 @@ class FakeDevice final : public Device {
     for (const std::string& other : conflicts_.note(bytes, writes, access, clock))
       fault(concat(access.name, writes ? " writes " : " reads ", bytes.size, " bytes at ", place_of(bytes.begin),
                    " while ", other, " may use them\n  expected an event between them"));
-    if (writes && (place_of(bytes.begin).empty() || place_of(bytes.begin + bytes.size - 1).empty()))
-      fault(concat(access.name, " writes ", bytes.size, " bytes outside of all memory"));
+    if (!writes || (!place_of(bytes.begin).empty() && !place_of(bytes.begin + bytes.size - 1).empty())) return;
+    const std::string outside = concat(access.name, " writes ", bytes.size, " bytes outside of all memory");
+    fault(outside);
+    throw UserError(outside);  // it would write over what is not the plan's
   }
 
   // Runs it while the memory that it says nothing of has other bytes.

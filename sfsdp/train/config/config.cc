@@ -291,7 +291,8 @@ std::vector<std::string> notes_of(const JobConfig& config) {
                            " changes nothing: training.document_mask is false, so attention goes over documents"));
   for (const auto& [key, value] : {std::pair<const char*, const std::string&>{"products", config.exec.products},
                                    {"attention", config.exec.attention},
-                                   {"rows", config.exec.rows}})
+                                   {"rows", config.exec.rows},
+                                   {"lanes", config.exec.lanes}})
     if (value != "auto" && config.exec.executor != "planned")
       notes.push_back(concat("exec.", key, " = ", value, " changes nothing: exec.executor is ", config.exec.executor));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
