@@ -115,4 +115,18 @@ int64_t workspace_bytes(std::span<const Op* const> kernel, const Target& target)
   return round_up(bytes, kPage);
 }
 
+int64_t workspace_bytes(const ir::Graph& graph, const Kernels& kernels, const Target& target) {
+  const auto inside = values_inside(graph, kernels);
+  int64_t largest = 0;
+  for (const auto& kernel : kernels.ops) {
+    int64_t bytes = workspace_bytes(kernel, target);
+    for (const Op* op : kernel)
+      for (const auto& result : op->results())
+        if (target.is_cpu && inside.contains(result.get()) && result->type().kind == ir::Type::Kind::Tensor)
+          bytes += round_up(result->type().span_bytes(), target.alignment);
+    largest = std::max(largest, bytes);
+  }
+  return kernels.ops.empty() ? 0 : round_up(largest, kPage);
+}
+
 }  // namespace sfsdp::cost

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/ir/graph.h"
 
@@ -32,5 +33,7 @@ Target target_of(const Machine& machine);
 
 // Bytes that the kernel of these ops needs while it runs, beside what it reads and makes. At least one page.
 int64_t workspace_bytes(std::span<const ir::Op* const> kernel, const Target& target);
+// The most that a kernel of the graph needs. On a processor, which runs a kernel op by op, also what a kernel alone makes and reads.
+int64_t workspace_bytes(const ir::Graph& graph, const Kernels& kernels, const Target& target);
 
 }  // namespace sfsdp::cost

@@ -53,9 +53,10 @@ std::vector<Made> all_devices(size_t lanes, size_t events, std::vector<std::stri
   devices.push_back({"inline", make_inline_device()});
   devices.push_back({"threaded", make_threaded_device(lanes, events)});
   for (uint64_t schedule = 0; schedule < 20; ++schedule)
-    devices.push_back({concat("fake ", schedule), make_fake_device(lanes, events, {schedule, schedule % 2 == 1, [&](const auto& fault) {
-                                                   faults.push_back(fault);
-                                                 }})});
+    devices.push_back({concat("fake ", schedule),
+                       make_fake_device(lanes, events, {schedule, schedule % 2 == 1, [&](const auto& fault) {
+                                                          faults.push_back(fault);
+                                                        }})});
   return devices;
 }
 
@@ -70,7 +71,12 @@ TEST_CASE("a value goes round three lanes in the order of events, captured and r
     const Touched own = {{bytes_of(value)}, {bytes_of(value)}};
     Act first("first", [&](const Turn&) { value += batch; }, {{bytes_of(value), bytes_of(batch)}, {bytes_of(value)}});
     Act second("second", step(3, 1), own), third("third", step(2, 5), own);
-    Act last("last", [&](const Turn&) { seen = value % 1000003; value = seen; }, {{bytes_of(value)}, {bytes_of(value), bytes_of(seen)}});
+    Act last("last",
+             [&](const Turn&) {
+               seen = value % 1000003;
+               value = seen;
+             },
+             {{bytes_of(value)}, {bytes_of(value), bytes_of(seen)}});
     Device& device = *made.device;
     device.set_memory({{"value", reinterpret_cast<std::byte*>(&value), sizeof value},
                        {"batch", reinterpret_cast<std::byte*>(&batch), sizeof batch},
@@ -114,7 +120,8 @@ TEST_CASE("a lane of the threaded device takes more commands than it has room fo
 TEST_CASE("an error of a lane reaches the host at its next wait, and what stands after it is not run") {
   for (const bool by_event : {false, true}) {
     int64_t count = 0;
-    Act add("add", [&](const Turn&) { ++count; }), fail("fail", [](const Turn&) { throw std::runtime_error("no peer"); });
+    Act add("add", [&](const Turn&) { ++count; }),
+        fail("fail", [](const Turn&) { throw std::runtime_error("no peer"); });
     const auto device = make_threaded_device(3, 1);
     device->issue({Command::Launch, 1, 0, &fail}, {});
     device->issue({Command::Launch, 1, 0, &add}, {});
@@ -136,8 +143,10 @@ struct Two {
   std::unique_ptr<Device> device;
 
   explicit Two(uint64_t schedule, bool hides_memory = false)
-      : device(make_fake_device(2, 2, {schedule, hides_memory, [this](const auto& fault) { faults.push_back(fault); }})) {
-    device->set_memory({{"a", reinterpret_cast<std::byte*>(&a), sizeof a}, {"b", reinterpret_cast<std::byte*>(&b), sizeof b}});
+      : device(
+            make_fake_device(2, 2, {schedule, hides_memory, [this](const auto& fault) { faults.push_back(fault); }})) {
+    device->set_memory(
+        {{"a", reinterpret_cast<std::byte*>(&a), sizeof a}, {"b", reinterpret_cast<std::byte*>(&b), sizeof b}});
   }
   std::string said() const { return faults.empty() ? "" : faults[0]; }
 };

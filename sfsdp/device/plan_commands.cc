@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "sfsdp/base/error.h"
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 
 namespace sfsdp::device {
 

@@ -14,6 +14,7 @@
 #endif
 #include "sfsdp/kernels/cross_entropy_kernel.h"
 #include "sfsdp/kernels/embedding_kernel.h"
+#include "sfsdp/kernels/pointwise_kernel.h"
 #include "sfsdp/kernels/rms_norm_kernel.h"
 #include "sfsdp/kernels/rope_kernel.h"
 #include "sfsdp/kernels/sum_squares_kernel.h"
@@ -37,7 +38,8 @@ Family family_named(const char* name) {
           .sum_squares = &squares_sum,
           .adam = &adam_update,
           .embedding_row = &embedding_sum,
-          .rope = &rope_some};
+          .rope = &rope_some,
+          .pointwise = &pointwise_some};
 }
 
 }  // namespace

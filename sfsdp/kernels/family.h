@@ -10,6 +10,7 @@
 #include "sfsdp/kernels/attention.h"
 #include "sfsdp/kernels/cross_entropy.h"
 #include "sfsdp/kernels/embedding.h"
+#include "sfsdp/kernels/pointwise.h"
 #include "sfsdp/kernels/rms_norm.h"
 #include "sfsdp/kernels/rope.h"
 
@@ -34,6 +35,17 @@ struct AdamFactors {
   float root;  // of what the second moment lacks in the first steps
 };
 
+// Pointwise, without what only the host needs.
+struct PointwiseRun {
+  const PointData* input;
+  int64_t inputs;
+  const PointStep* step;
+  int64_t steps;
+  const PointData* output;
+  int64_t outputs;
+  int64_t begin, end;
+};
+
 struct Family {
   const char* name = "";
   void (*attend)(const AttentionUnit& unit) = nullptr;
@@ -46,6 +58,7 @@ struct Family {
   void (*adam)(const Adam& call, const AdamFactors& factors) = nullptr;
   void (*embedding_row)(const EmbeddingGrad& call, const int64_t* rows, int64_t count, int64_t id) = nullptr;
   void (*rope)(const Rope& call, int64_t begin, int64_t end) = nullptr;
+  void (*pointwise)(const PointwiseRun& run) = nullptr;
 };
 
 Family baseline_family();

@@ -58,7 +58,59 @@ bool turns_rows(const ir::Op& op) {
          (op.operands.size() == 2 || op.operands[1]->type().dtype == op.operands[2]->type().dtype);
 }
 
+// A number that LibTorch's schema calls a Scalar.
+std::optional<double> scalar_of(const ir::Op& op, const char* name, double otherwise) {
+  if (!op.has_attr(name)) return otherwise;
+  if (const auto* number = op.find_attr<double>(name)) return *number;
+  if (const auto* number = op.find_attr<int64_t>(name)) return static_cast<double>(*number);
+  return std::nullopt;
+}
+
+// Whether the operand's shape is the result's last dimensions.
+bool is_last_dimensions(const ir::Type& operand, const ir::Type& result) {
+  std::vector<int64_t> from = operand.shape(), to = result.shape();
+  from.erase(from.begin(), std::ranges::find_if(from, [](int64_t size) { return size != 1; }));
+  return from.size() <= to.size() && std::equal(from.rbegin(), from.rend(), to.rbegin());
+}
+
 }  // namespace
+
+std::optional<PointOpOf> point_op_of(const ir::Op& op) {
+  const auto is_row_major = [&](const ir::Value* value) {
+    return value && value->type().kind == ir::Type::Kind::Tensor && value->type().strides.empty() && is_known(value) &&
+           is_last_dimensions(value->type(), op.result()->type());
+  };
+  if (op.results().size() != 1 || !is_row_major(op.result()) || op.result()->type().numel() == 0 ||
+      !std::ranges::all_of(op.operands, is_row_major))
+    return std::nullopt;
+  const auto made = [&](PointOp kind, size_t operands, std::optional<double> scalar = 1,
+                        bool gradient = false) -> std::optional<PointOpOf> {
+    // A gradient is of the larger of the two: LibTorch's ops on gradients do not broadcast.
+    if (!scalar || op.operands.size() != operands) return std::nullopt;
+    if (gradient && op.operands[0]->type().numel() != op.operands[1]->type().numel()) return std::nullopt;
+    return PointOpOf{kind, 0, operands - 1, static_cast<float>(*scalar)};
+  };
+  const auto* approximate = op.find_attr<std::string>("approximate");
+  const bool by_tanh = approximate && *approximate == "tanh";
+  if (op.is("aten.add.Tensor")) return made(PointOp::Add, 2, scalar_of(op, "alpha", 1));
+  if (op.is("aten.sub.Tensor")) {
+    const auto alpha = scalar_of(op, "alpha", 1);
+    return made(PointOp::Add, 2, alpha ? std::optional(-*alpha) : std::nullopt);
+  }
+  if (op.is("aten.mul.Tensor")) return made(PointOp::Multiply, 2);
+  if (op.is("aten.mul.Scalar"))
+    return made(PointOp::Scale, 1, op.has_attr("other") ? scalar_of(op, "other", 1) : std::nullopt);
+  if (op.is("aten.sigmoid")) return made(PointOp::Sigmoid, 1);
+  if (op.is("aten.silu")) return made(PointOp::Silu, 1);
+  if (op.is("aten.silu_backward")) return made(PointOp::SiluBackward, 2, 1, true);
+  if (op.is("aten.gelu") && by_tanh) return made(PointOp::GeluTanh, 1);
+  if (op.is("aten.gelu_backward") && by_tanh) return made(PointOp::GeluTanhBackward, 2, 1, true);
+  if (op.is("aten.relu")) return made(PointOp::Relu, 1);
+  if (op.is("aten.threshold_backward"))
+    return made(PointOp::ReluBackward, 2, op.has_attr("threshold") ? scalar_of(op, "threshold", 0) : std::nullopt,
+                true);
+  return std::nullopt;
+}
 
 const ir::Op* computed_with(const ir::Op& op) {
   if (op.is("adamw", "adam")) {
@@ -79,6 +131,7 @@ bool computes_rows(const ir::Op& op) {
            (computed_with(op)->is("linear_dw") || counts_once(*computed_with(op)));
   if (op.is("rope", "rope_inverse")) return turns_rows(op);
   if (op.is("embedding_backward")) return is_known(op.operands[0]) && is_known(op.result()) && counts_once(op);
+  if (point_op_of(op)) return true;
   if (op.is("rms_norm", "rms_norm_backward")) return std::ranges::all_of(op.operands, &is_known) && are_contiguous(op);
   if (!op.is("cross_entropy", "cross_entropy_backward")) return false;
   const bool backward = op.is("cross_entropy_backward");

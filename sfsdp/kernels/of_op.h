@@ -6,6 +6,7 @@
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/kernels/attention.h"
+#include "sfsdp/kernels/pointwise.h"
 
 namespace sfsdp::kernels {
 
@@ -13,10 +14,19 @@ namespace sfsdp::kernels {
 // takes; else nullopt.
 std::optional<AttentionShape> attention_of(const ir::Op& op);
 
+// An op on elements as the block machine has it (pointwise.h): what it computes, of which operands. Tensors in float32 or bfloat16,
+// row-major; an operand may be as large as some last dimensions of the result, and begins again. Nullopt: it does not.
+struct PointOpOf {
+  PointOp op;
+  size_t a, b;  // operands
+  float scalar = 1;
+};
+std::optional<PointOpOf> point_op_of(const ir::Op& op);
+
 // sfsdp.rows, each in float32 or bfloat16 and with row-major results: rms_norm and rms_norm_backward; cross_entropy and
 // cross_entropy_backward, the loss in float32; embedding_backward; rope and
 // rope_inverse, with any strides; the cast to float32 of a weight's gradient in bfloat16; adamw
-// and adam, all in float32.
+// and adam, all in float32; ops on elements (point_op_of).
 bool computes_rows(const ir::Op& op);
 
 // The op that a kernel of rows computes along with `op`, if nobody else reads what it makes: the clipping before an update, the

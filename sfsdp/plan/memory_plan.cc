@@ -256,9 +256,7 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   plan.views = find_views(graph);
   if (!options.blocking) {
     plan.workspaces.assign(communicators(graph).size() + 1, options.target.communicator_bytes);
-    plan.workspaces[0] = 0;  // one kernel runs after the other
-    for (const auto& ops : cost::kernels_of(graph).ops)
-      plan.workspaces[0] = std::max(plan.workspaces[0], cost::workspace_bytes(ops, options.target));
+    plan.workspaces[0] = cost::workspace_bytes(graph, cost::kernels_of(graph), options.target);
   }
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;

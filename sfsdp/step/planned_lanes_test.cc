@@ -63,7 +63,11 @@ std::vector<Form> forms() {
       {"FSDP, three micro-batches", two, {}, 3},
       {"rows", two, {.layout = ParameterLayout::Dim0}, 2},
       {"DDP", init_device_mesh({{"dp_replicate", 2}}), {.mode = DataParallelMode::Replicate}, 2, true},
-      {"HSDP", init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}), {.mode = DataParallelMode::HybridShard}, 2, true},
+      {"HSDP",
+       init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}}),
+       {.mode = DataParallelMode::HybridShard},
+       2,
+       true},
       {"stage 1", two, {.zero_stage = 1}, 2},
       {"stage 2", two, {.zero_stage = 2}, 2},
       {"bfloat16", two, {}, 1, false, true}};
@@ -139,31 +143,37 @@ class Subject {
   const std::string& text() const { return text_; }
 
   // What each rank has after two steps of its plan. What the fake devices find goes to `faults`.
-  std::vector<RankOutcome> run(const std::vector<const plan::StepPlan*>& plans, uint64_t schedule, Faults& faults) const {
+  std::vector<RankOutcome> run(const std::vector<const plan::StepPlan*>& plans, uint64_t schedule,
+                               Faults& faults) const {
     std::vector<RankOutcome> outcomes(kRanks);
-    testing::run_ranks(kRanks, [&](comm::CommWorld& world) {
-      const auto rank = static_cast<size_t>(world.rank());
-      const auto memory = std::make_shared<exec::RankMemory>(&world);
-      exec::PlannedExecutor executor(
-          *plans[rank], variant_->constants, {{exec::axis_key(ir::Attr(AxisList{"dp_shard"})), world.all_ranks("dp_shard")}},
-          {world.rank(), kRanks}, world.rank(), exec::Rng::Counter, memory, {}, [&](size_t lanes, size_t events) {
-            return device::make_fake_device(lanes, events,
-                                            {schedule, true, [&](const auto& fault) { faults.add(fault); }});
-          });
-      executor.state = exec::state_in_place(*plans[rank], world.rank(), memory);
-      double at = world.rank();
-      for (auto& [name, value] : executor.state) {
-        if (!value.is_floating_point()) continue;
-        const at::Tensor numbers = at::arange(value.numel(), at::kDouble).add(at += 0.37).sin().mul(0.1).view(value.sizes());
-        value.copy_(name.ends_with("exp_avg_sq") ? numbers.square() : numbers);
-      }
-      RankOutcome& outcome = outcomes[rank];
-      for (int64_t step = 0; step < 2; ++step)
-        for (const at::Tensor& result : executor.run(testing::micro_batches_of(step, world.rank(), kRanks, 2),
-                                                     {.lr = 1e-2, .step = step + 1, .seed = 7}))
-          outcome.results.push_back(result);
-      for (const auto& [name, value] : executor.state) outcome.state[name] = value.clone();
-    }, 10000);
+    testing::run_ranks(
+        kRanks,
+        [&](comm::CommWorld& world) {
+          const auto rank = static_cast<size_t>(world.rank());
+          const auto memory = std::make_shared<exec::RankMemory>(&world);
+          exec::PlannedExecutor executor(
+              *plans[rank], variant_->constants,
+              {{exec::axis_key(ir::Attr(AxisList{"dp_shard"})), world.all_ranks("dp_shard")}}, {world.rank(), kRanks},
+              world.rank(), exec::Rng::Counter, memory, {}, [&](size_t lanes, size_t events) {
+                return device::make_fake_device(lanes, events,
+                                                {schedule, true, [&](const auto& fault) { faults.add(fault); }});
+              });
+          executor.state = exec::state_in_place(*plans[rank], world.rank(), memory);
+          double at = world.rank();
+          for (auto& [name, value] : executor.state) {
+            if (!value.is_floating_point()) continue;
+            const at::Tensor numbers =
+                at::arange(value.numel(), at::kDouble).add(at += 0.37).sin().mul(0.1).view(value.sizes());
+            value.copy_(name.ends_with("exp_avg_sq") ? numbers.square() : numbers);
+          }
+          RankOutcome& outcome = outcomes[rank];
+          for (int64_t step = 0; step < 2; ++step)
+            for (const at::Tensor& result : executor.run(testing::micro_batches_of(step, world.rank(), kRanks, 2),
+                                                         {.lr = 1e-2, .step = step + 1, .seed = 7}))
+              outcome.results.push_back(result);
+          for (const auto& [name, value] : executor.state) outcome.state[name] = value.clone();
+        },
+        10000);
     return outcomes;
   }
   std::vector<RankOutcome> expected() const {
@@ -216,10 +226,9 @@ TEST_CASE("the fake device finds each edge that is dropped, as the verifier does
     CAPTURE(concat(edge.from.lane, ":", edge.from.number, " -> ", edge.to.lane, ":", edge.to.number));
     CAPTURE(said);
     CAPTURE(caught);
-    const auto is_update = [&](const plan::Task& task) {
-      return ir::runs_in(*first_op(sound, task), ir::Part::Tail);
-    };
-    if (is_update(edge.from) && !is_update(edge.to)) continue;  // of the step before: the host has waited for its results
+    const auto is_update = [&](const plan::Task& task) { return ir::runs_in(*first_op(sound, task), ir::Part::Tail); };
+    if (is_update(edge.from) && !is_update(edge.to))
+      continue;  // of the step before: the host has waited for its results
     CHECK(caught.empty() == said.empty());
     needed += said.empty() ? 0 : 1;
   }
@@ -278,7 +287,8 @@ TEST_CASE("collectives that one rank has the other way round are found, whatever
     order.push_back(op.get());
   }
   REQUIRE(gathers.size() >= 2);
-  std::rotate(order.begin() + static_cast<std::ptrdiff_t>(gathers[0]), order.begin() + static_cast<std::ptrdiff_t>(gathers[1]),
+  std::rotate(order.begin() + static_cast<std::ptrdiff_t>(gathers[0]),
+              order.begin() + static_cast<std::ptrdiff_t>(gathers[1]),
               order.begin() + static_cast<std::ptrdiff_t>(gathers[1]) + 1);
   REQUIRE(swapped.graph.set_order(order));
   Faults faults;

@@ -18,6 +18,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/exec/planned/rank_memory.h"
+#include "sfsdp/kernels/of_op.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
@@ -246,24 +247,29 @@ TEST_CASE("a plan that names sfsdp's attention and loss trains as the reference 
   for (const bool half : {false, true}) {
     CAPTURE(half);
     const int64_t micro_batches = half ? 1 : 2;  // a cast that is added to others is by itself
-    const auto train = [&](ExecutorKind executor, const passes::NameKernelsOptions& kernels) {
+    const auto train = [&](ExecutorKind executor, const passes::NameKernelsOptions& named_kernels) {
       CompileOptions options = options_of(executor, micro_batches);
-      options.pipeline.kernels = kernels;
+      options.pipeline.kernels = named_kernels;
       DataParallelOptions parallel;
       if (half) parallel.mixed_precision.param_dtype = ir::DType::bf16;
       const auto program =
           compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 2 / micro_batches),
                           data_parallel(init_device_mesh({{"dp_shard", 2}}), parallel), options);
       const auto first = program->first();
-      std::string named;  // opcodes
-      for (const auto& op : first->graph.ops())
-        if ((op->has_attr("attention_kernel") || op->has_attr("row_kernel")) &&
-            named.find(op->opcode.str()) == std::string::npos)
+      std::string named;  // opcodes, but for ops on elements
+      int64_t on_elements = 0;
+      for (const auto& op : first->graph.ops()) {
+        if (!op->has_attr("attention_kernel") && !op->has_attr("row_kernel")) continue;
+        if (kernels::point_op_of(*op))
+          ++on_elements;
+        else if (named.find(op->opcode.str()) == std::string::npos)
           named += concat(op->opcode, " ");
+      }
+      CHECK((on_elements > 10) == named_kernels.is_any());
       const std::string expected =
           "rms_norm rope sdpa cross_entropy cross_entropy_backward rms_norm_backward sdpa_backward rope_inverse "
           "embedding_backward adamw ";
-      CHECK(named == (kernels.is_any() ? expected : ""));
+      CHECK(named == (named_kernels.is_any() ? expected : ""));
       return testing::train_on_ranks(program, 3, [&](int64_t step, int64_t rank) {
         return testing::micro_batches_of(step, rank, 2, micro_batches);
       });

@@ -70,7 +70,7 @@ std::vector<Option> joined(std::vector<Option> options, const std::vector<Option
 Command inspect_command() {
   return {
       .name = "inspect",
-      .usage = "--config F --world N [--graph | --passes | --layout | --json] | --model.path model.pt2",
+      .usage = "--config F --world N [--graph | --passes | --layout | --allocs | --json] | --model.path model.pt2",
       .summary = "what a config would run, without running it; what an archive of torch.export holds",
       .options = {kWorld,
                   kMesh,
@@ -78,6 +78,8 @@ Command inspect_command() {
                   {"--graph", "", "the graph of the step"},
                   {"--passes", "", "what each pass did"},
                   {"--layout", "", "where each parameter is stored"},
+                  {"--allocs", "",
+                   "runs steps of one rank alone: memory that kernels ask LibTorch for beside the plan"},
                   {"--json", "", "the summary and all passes as one object"}},
       .takes_config = true};
 }

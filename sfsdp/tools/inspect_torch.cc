@@ -13,6 +13,7 @@
 #include "sfsdp/exported/describe.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/models/exported/exported_graph.h"
+#include "sfsdp/tools/allocations.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/job.h"
@@ -109,6 +110,10 @@ int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
   }
   if (request.has("passes")) {
     out << passes::table(variant.passes) << tune::table(variant.remat.trials);
+    return 0;
+  }
+  if (request.has("allocs")) {
+    print_allocations(job, request.world, out);
     return 0;
   }
   const Inspection inspection{config, job, variant, train::summarise(graph)};

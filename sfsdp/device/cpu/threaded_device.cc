@@ -74,7 +74,7 @@ class LaneThread {
          begin = begin_.load(std::memory_order_acquire))
       begin_.wait(begin, std::memory_order_acquire);
   }
-  // Of the thread. Once it has happened, the lane is of no more use.
+  // The error of the thread, after which the lane is of no use.
   void rethrow() const {
     if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
   }
@@ -107,7 +107,7 @@ class LaneThread {
   }
 
   Events& events_;
-  std::vector<Entry> entries_;                // a ring
+  std::vector<Entry> entries_;                 // a ring
   std::atomic<uint32_t> begin_ = 0, end_ = 0;  // of what is in it
   std::exception_ptr error_;
   std::atomic<bool> failed_ = false;
@@ -153,7 +153,7 @@ class ThreadedDevice final : public Device {
   }
 
   Events events_;
-  std::vector<uint32_t> issued_;  // by event, how many records
+  std::vector<uint32_t> issued_;                      // by event, how many records
   std::vector<std::unique_ptr<LaneThread>> threads_;  // by lane from 1
 };
 

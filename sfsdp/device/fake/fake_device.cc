@@ -93,7 +93,8 @@ class FakeDevice final : public Device {
   void advance() {
     if (advance_one()) return;
     fault("no lane can go on");
-    throw UserError("device: no lane can go on: each waits for an event of another\n  expected edges that some order fulfils");
+    throw UserError(
+        "device: no lane can go on: each waits for an event of another\n  expected edges that some order fulfils");
   }
   void run_next(size_t lane) {
     const Entry next = std::move(queues_[lane].front());
@@ -142,7 +143,8 @@ class FakeDevice final : public Device {
 
   // Runs it while the memory that it says nothing of has other bytes.
   void run_hidden(Kernel& kernel, const Turn& turn, const Touched& touched) {
-    std::vector<std::vector<std::byte>> before, shown;  // by memory; shown: 1 where it may read or write, 2 where it may write
+    std::vector<std::vector<std::byte>> before,
+        shown;  // by memory; shown: 1 where it may read or write, 2 where it may write
     for (const Memory& memory : memory_) {
       before.emplace_back(memory.begin, memory.begin + memory.size);
       auto& mark = shown.emplace_back(static_cast<size_t>(memory.size));
@@ -150,7 +152,8 @@ class FakeDevice final : public Device {
         for (const Bytes& bytes : ranges) {
           const std::byte* begin = std::max<const std::byte*>(bytes.begin, memory.begin);
           const std::byte* end = std::min<const std::byte*>(bytes.begin + bytes.size, memory.begin + memory.size);
-          for (const std::byte* at = begin; at < end; ++at) mark[static_cast<size_t>(at - memory.begin)] = std::byte(as);
+          for (const std::byte* at = begin; at < end; ++at)
+            mark[static_cast<size_t>(at - memory.begin)] = std::byte(as);
         }
       };
       show(touched.reads, 1);
@@ -175,9 +178,9 @@ class FakeDevice final : public Device {
   const FakeOptions options_;
   const size_t host_;  // the number of its clock
   std::vector<Memory> memory_;
-  std::vector<std::deque<Entry>> queues_;              // by lane
-  std::vector<Clock> clocks_;                          // by lane, then the host's
-  std::vector<int64_t> issued_, happened_;             // by event, how many records
+  std::vector<std::deque<Entry>> queues_;   // by lane
+  std::vector<Clock> clocks_;               // by lane, then the host's
+  std::vector<int64_t> issued_, happened_;  // by event, how many records
   std::map<std::pair<uint32_t, int64_t>, Clock> records_;
   Conflicts conflicts_;
   std::vector<size_t> priority_;  // by lane

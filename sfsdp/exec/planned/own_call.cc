@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
@@ -17,6 +18,14 @@
 
 namespace sfsdp::exec {
 
+OwnCall::OwnCall(const ir::Op& op, std::vector<const ir::Value*> results)
+    : op_(op), results_(std::move(results)), places_(results_.size()) {}
+
+OwnCall::OwnCall(const ir::Op& op) : OwnCall(op, {}) {
+  for (const auto& result : op.results()) results_.push_back(result.get());
+  places_.resize(results_.size());
+}
+
 bool OwnCall::write_to(size_t index, const at::Tensor& place) {
   if (!can_write(index, place)) return false;
   places_[index] = place;
@@ -27,7 +36,7 @@ std::vector<at::Tensor> OwnCall::results() const {
   std::vector<at::Tensor> results = places_;
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].defined()) continue;
-    const ir::Type& type = op_.result(static_cast<int>(i))->type();
+    const ir::Type& type = results_[i]->type();
     if (type.kind == ir::Type::Kind::Token) continue;
     const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
     results[i] = type.strides.empty() ? at::empty(type.shape(), options)

@@ -15,8 +15,10 @@ namespace sfsdp::exec {
 
 class OwnCall {
  public:
-  //   op: must outlive the call
-  explicit OwnCall(const ir::Op& op) : op_(op), places_(op.results().size()) {}
+  //   op: must outlive the call, whose results are the op's
+  explicit OwnCall(const ir::Op& op);
+  //   op: the first of several, whose results the call makes
+  OwnCall(const ir::Op& op, std::vector<const ir::Value*> results);
   virtual ~OwnCall() = default;
   OwnCall(const OwnCall&) = delete;
   OwnCall& operator=(const OwnCall&) = delete;
@@ -38,6 +40,7 @@ class OwnCall {
   virtual bool can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
 
   const ir::Op& op_;
+  std::vector<const ir::Value*> results_;
   std::vector<at::Tensor> places_;  // by result; undefined: a new tensor
 };
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -17,10 +18,13 @@
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/device/cpu/inline_device.h"
 #include "sfsdp/device/plan_commands.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/pack_into.h"
 #include "sfsdp/exec/planned/canonical_call.h"
 #include "sfsdp/exec/planned/own_call.h"
+#include "sfsdp/exec/planned/pointwise_call.h"
+#include "sfsdp/exec/planned/tensor_place.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/loops.h"
@@ -33,33 +37,6 @@ namespace sfsdp::exec {
 namespace {
 
 using device::Bytes, device::Spent, device::Touched, device::Turn;
-
-bool same_place(const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); }
-
-at::Tensor tensor_at(std::byte* begin, const ir::Type& type, std::shared_ptr<RankMemory> memory) {
-  const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
-  const auto keep = [memory = std::move(memory)](void*) {};
-  if (type.strides.empty()) return at::from_blob(begin, type.shape(), keep, options);
-  return at::from_blob(begin, type.shape(), type.strides, keep, options);
-}
-
-// Its elements' bytes, side by side where they lie so.
-void add_bytes(const at::Tensor& tensor, std::vector<Bytes>& to) {
-  if (tensor.numel() == 0) return;
-  int64_t run = 1;  // elements side by side
-  int64_t dims = tensor.dim();
-  for (; dims > 0 && (tensor.stride(dims - 1) == run || tensor.size(dims - 1) == 1); --dims) run *= tensor.size(dims - 1);
-  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-  std::vector<int64_t> at(static_cast<size_t>(dims), 0);
-  while (true) {
-    int64_t offset = 0;
-    for (int64_t d = 0; d < dims; ++d) offset += at[static_cast<size_t>(d)] * tensor.stride(d);
-    to.push_back({begin + offset * tensor.element_size(), run * tensor.element_size()});
-    int64_t d = dims - 1;
-    for (; d >= 0 && ++at[static_cast<size_t>(d)] == tensor.size(d); --d) at[static_cast<size_t>(d)] = 0;
-    if (d < 0) return;
-  }
-}
 
 }  // namespace
 
@@ -77,9 +54,10 @@ std::map<std::string, at::Tensor, std::less<>> state_in_place(const plan::StepPl
 }
 
 struct PlannedExecutor::Impl {
-  // An op of a kernel, or a view of what the kernel has made and not yet written.
+  // An op of a kernel, or several at once, or a view of what the kernel has made and not yet written.
   struct Call {
-    const ir::Op* op = nullptr;
+    const ir::Op* op = nullptr;                  // the first
+    std::vector<const ir::Value*> results = {};  // that it gives
     std::optional<OpCall> call;
     std::optional<CanonicalCall> canonical;
     std::unique_ptr<OwnCall> own = nullptr;  // none of the three: accumulate
@@ -117,12 +95,13 @@ struct PlannedExecutor::Impl {
   const Rng rng;
   const ir::Index readers;
   std::shared_ptr<RankMemory> shared;
-  RankMemory own;                  // what the host writes
+  RankMemory own;  // what the host writes
+  Workspace& workspace;
   std::vector<at::Tensor> placed;  // by value, at its address; undefined: it has none
   std::vector<at::Tensor> made;    // by value, while its kernel runs
   std::deque<Task> tasks;
   device::PlanCommands commands;
-  std::unique_ptr<device::Device> device;       // after what its kernels use
+  std::unique_ptr<device::Device> device;        // after what its kernels use
   std::array<size_t, ir::kParts> captured = {};  // by part of the step
   std::vector<Input> inputs;
   std::map<std::string, const ir::Value*, std::less<>> state_values;
@@ -143,6 +122,7 @@ struct PlannedExecutor::Impl {
         rng(r),
         readers(p.graph),
         shared(std::move(memory)),
+        workspace(shared->grow_workspace(p.memory.workspaces.empty() ? 0 : p.memory.workspaces[0])),
         placed(graph.id_bound()),
         made(graph.id_bound()),
         returned(graph.outputs.begin(), graph.outputs.end()) {
@@ -209,7 +189,7 @@ struct PlannedExecutor::Impl {
       if (ir::is_collective(op)) {
         Task& task = tasks.emplace_back(*this);
         task.collective = true;
-        task.calls.push_back({&op, OpCall(op, graph, groups, rng), {}});
+        task.calls.push_back({&op, {op.result()}, OpCall(op, graph, groups, rng), {}});
         task.calls.back().reads = {op.operands[0]};
         complete(task);
         collectives[&op] = &task;
@@ -235,7 +215,7 @@ struct PlannedExecutor::Impl {
       const ir::Op& producer = *value->producer();
       if (ir::aliased_operand(producer) < 0 || !is_made[ir::storage_of(value)->id()]) return;
       for (const ir::Value* operand : producer.operands) view(operand);
-      task.calls.push_back({&producer, OpCall(producer, graph, groups, rng), {}});
+      task.calls.push_back({&producer, results_of(producer), OpCall(producer, graph, groups, rng), {}});
       task.calls.back().reads = operands_of_call(producer, nullptr);
       is_made[value->id()] = true;
     };
@@ -246,11 +226,20 @@ struct PlannedExecutor::Impl {
         within[op] = other;
         left_out.push_back(other);
       }
-    for (const ir::Op* op : ops) {
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const ir::Op* op = ops[i];
       if (std::ranges::find(left_out, op) != left_out.end()) continue;
+      if (const size_t count = count_pointwise(std::span(ops).subspan(i)); count > 0) {
+        Call call = pointwise(ops, i, count);
+        for (const ir::Value* operand : call.reads) view(operand);
+        for (const ir::Value* result : call.results) is_made[result->id()] = true;
+        task.calls.push_back(std::move(call));
+        i += count - 1;
+        continue;
+      }
       const auto found = within.find(op);
       const ir::Op* other = found == within.end() ? nullptr : found->second;
-      Call call{op, {}, {}};
+      Call call{op, results_of(*op), {}, {}};
       call.reads = operands_of_call(*op, other);
       for (const ir::Value* operand : call.reads) view(operand);
       call.own = make_own_call(*op, other, groups);
@@ -262,6 +251,32 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op->results()) is_made[result->id()] = true;
     }
     for (size_t i = 0; i < task.calls.size(); ++i) write_in_place(task, i);
+  }
+
+  static std::vector<const ir::Value*> results_of(const ir::Op& op) {
+    std::vector<const ir::Value*> made_by;
+    for (const auto& result : op.results()) made_by.push_back(result.get());
+    return made_by;
+  }
+
+  // ops[begin] to ops[begin + count - 1] as one: what others read of them is given, the rest lies nowhere.
+  Call pointwise(const std::vector<const ir::Op*>& ops, size_t begin, size_t count) const {
+    const auto group = std::span(ops).subspan(begin, count);
+    std::vector<const ir::Value*> given;
+    for (const ir::Op* op : group) {
+      const ir::Value* result = op->result();
+      const auto is_read_by = [&](const ir::Op* other) {
+        return std::ranges::any_of(
+            other->operands, [&](const ir::Value* operand) { return operand && ir::storage_of(operand) == result; });
+      };
+      if (at_place(result).defined() || std::ranges::find(returned, result) != returned.end() ||
+          std::any_of(ops.begin() + static_cast<std::ptrdiff_t>(begin + count), ops.end(), is_read_by))
+        given.push_back(result);
+    }
+    Call call{group[0], given, {}, {}};
+    call.reads = operands_of_pointwise(group);
+    call.own = std::make_unique<PointwiseCall>(group, given);
+    return call;
   }
 
   // The op of this kernel that one of sfsdp's kernels computes along with `op`: what it makes lies nowhere, and nobody else asks.
@@ -279,8 +294,8 @@ struct PlannedExecutor::Impl {
   void write_in_place(Task& task, size_t index) {
     Call& call = task.calls[index];
     if (ir::aliased_operand(*call.op) >= 0) return;
-    for (size_t r = 0; r < call.op->results().size(); ++r) {
-      const ir::Value* result = call.op->result(static_cast<int>(r));
+    for (size_t r = 0; r < call.results.size(); ++r) {
+      const ir::Value* result = call.results[r];
       const at::Tensor& place = at_place(result);
       if (!place.defined() || result->type().kind != ir::Type::Kind::Tensor) continue;
       const auto reads = [&](const Call& reader) {
@@ -295,8 +310,7 @@ struct PlannedExecutor::Impl {
       if (call.own && (!reads(call) || (call.own->reads_before_it_writes(r) && same_places(call, place))))
         call.own->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
-      if (call.call && call.call->can_write() && call.op->results().size() == 1 &&
-          (!reads(call) || elementwise(call, place)))
+      if (call.call && call.call->can_write() && call.results.size() == 1 && (!reads(call) || elementwise(call, place)))
         call.out = place;
     }
   }
@@ -329,20 +343,6 @@ struct PlannedExecutor::Impl {
     });
   }
 
-  // Whether two tensors have bytes in common, from the first to the last of each.
-  static bool meet(const at::Tensor& a, const at::Tensor& b) {
-    if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0) return false;
-    const auto range = [](const at::Tensor& t) {
-      int64_t last = 0;
-      for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-      const auto* begin = static_cast<const std::byte*>(t.const_data_ptr());
-      return std::pair(begin, begin + (last + 1) * t.element_size());
-    };
-    const auto [a_begin, a_end] = range(a);
-    const auto [b_begin, b_end] = range(b);
-    return a_begin < b_end && b_begin < a_end;
-  }
-
   // What moves nothing: views, and buckets whose parts all lie in them.
   void find_views() {
     std::map<const ir::Value*, size_t> maker;
@@ -367,9 +367,9 @@ struct PlannedExecutor::Impl {
   // What follows from its calls.
   void complete(Task& task) {
     for (const Call& call : task.calls)
-      for (const auto& result : call.op->results()) {
-        task.made.push_back(result.get());
-        if (ir::aliased_operand(*call.op) < 0 && at_place(result.get()).defined()) task.written.push_back(result.get());
+      for (const ir::Value* result : call.results) {
+        task.made.push_back(result);
+        if (ir::aliased_operand(*call.op) < 0 && at_place(result).defined()) task.written.push_back(result);
       }
     const ir::Op& first = *task.calls[0].op;
     const bool updates = first.section == ir::Section::Clip || first.section == ir::Section::Opt;
@@ -450,19 +450,23 @@ struct PlannedExecutor::Impl {
     return {accumulate(*call.op, operands[0], part)};
   }
 
-  void run(Task& task, const Turn& turn) {
-    if (task.collective) {
-      collective(*task.calls[0].op, *task.calls[0].call);
-    } else {
-      StepScalars now = scalars;
-      now.micro_batch = turn.micro_batch;
-      for (Call& call : task.calls) {
-        std::vector<at::Tensor> out = run(call, now, turn.part);
-        if (!call.canonical) check_results(out, *call.op);
-        for (size_t i = 0; i < out.size(); ++i) made[call.op->result(static_cast<int>(i))->id()] = std::move(out[i]);
-      }
-      write(task);
+  void compute(Task& task, const Turn& turn) {
+    const UseWorkspace in_workspace(&workspace);
+    StepScalars now = scalars;
+    now.micro_batch = turn.micro_batch;
+    for (Call& call : task.calls) {
+      std::vector<at::Tensor> out = run(call, now, turn.part);
+      if (!call.canonical && !call.own) check_results(out, *call.op);
+      for (size_t i = 0; i < out.size(); ++i) made[call.results[i]->id()] = std::move(out[i]);
     }
+    write(task);
+  }
+
+  void run(Task& task, const Turn& turn) {
+    if (task.collective)
+      collective(*task.calls[0].op, *task.calls[0].call);
+    else
+      compute(task, turn);
     for (const size_t i : task.returned) results[i] = get(returned[i]).clone();
     if (on_op) show(task, *on_op);
     if (task.collective) return;
@@ -475,7 +479,11 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op.results()) values.push_back(get(result.get()));
       to(op, values);
     };
-    for (const Call& call : task.calls) one(*call.op);
+    for (const Call& call : task.calls) {
+      one(*call.op);
+      for (const ir::Value* result : call.results)
+        if (result->producer() != call.op) one(*result->producer());
+    }
     for (const ir::Op* op : task.views) one(*op);
   }
 
@@ -509,8 +517,8 @@ struct PlannedExecutor::Impl {
       at::Tensor from = batch[input.index];
       if (from.scalar_type() != place.scalar_type() || from.strides() != place.strides())
         from = at::empty_strided(place.sizes(), place.strides(), place.options()).copy_(from);
-      device->upload(static_cast<std::byte*>(place.mutable_data_ptr()), static_cast<const std::byte*>(from.const_data_ptr()),
-                     input.value->type().span_bytes());
+      device->upload(static_cast<std::byte*>(place.mutable_data_ptr()),
+                     static_cast<const std::byte*>(from.const_data_ptr()), input.value->type().span_bytes());
     }
   }
 
@@ -527,7 +535,8 @@ PlannedExecutor::PlannedExecutor(const plan::StepPlan& plan, const std::vector<a
                                  const Groups& groups, DataPosition position, int64_t rank, Rng rng,
                                  std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more,
                                  const device::MakeDevice& make_device)
-    : impl_(std::make_unique<Impl>(plan, constants, groups, position, rank, rng, std::move(memory), more, make_device)) {}
+    : impl_(
+          std::make_unique<Impl>(plan, constants, groups, position, rank, rng, std::move(memory), more, make_device)) {}
 PlannedExecutor::~PlannedExecutor() = default;
 
 std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,

@@ -10,6 +10,7 @@
 
 #include "sfsdp/base/growing_memory.h"
 #include "sfsdp/comm/communicator.h"
+#include "sfsdp/exec/workspace.h"
 #include "sfsdp/plan/memory_plan.h"
 
 namespace sfsdp::exec {
@@ -27,12 +28,14 @@ class RankMemory {
   std::byte* grow(plan::Region region, int64_t bytes);
   const std::byte* begin(plan::Region region) const;
   int64_t bytes(plan::Region region) const;
+  // The compute lane's, whose kernels run one after the other; at least so large.   throws: as grow
+  Workspace& grow_workspace(int64_t bytes);
 
  private:
-  std::shared_ptr<GrowingMemory> make(plan::Region region, int64_t bytes) const;
-
   comm::CommWorld* world_;
   std::array<std::shared_ptr<GrowingMemory>, plan::kRegions> memories_;  // by region; null: nothing yet
+  std::unique_ptr<GrowingMemory> workspace_memory_;
+  std::unique_ptr<Workspace> workspace_;
 };
 
 }  // namespace sfsdp::exec

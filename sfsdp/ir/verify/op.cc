@@ -117,15 +117,16 @@ void check_attributes(const Op& op, Report& report) {
   const auto is_product = [](const Op&, const OpRow& row) { return row.cost == CostClass::Product; };
   const auto is_attention = [](const Op&, const OpRow& row) { return row.cost == CostClass::Attention; };
   const auto is_over_rows = [](const Op& o, const OpRow& row) {
-    return row.cost == CostClass::Reduction || is_update(o) ||
+    return row.cost == CostClass::Reduction || row.cost == CostClass::Pointwise || is_update(o) ||
            o.is("cast", "embedding_backward", "rope", "rope_inverse");
   };
   check_named_kernel(op, "product_kernel", is_product, "a product: linear, matmul, aten.mm, …", kProductKernels,
                      report);
   check_named_kernel(op, "attention_kernel", is_attention, "an attention: sdpa or sdpa_backward", kAttentionKernels,
                      report);
-  check_named_kernel(op, "row_kernel", is_over_rows, "an op over rows, such as cross_entropy, a cast or an update",
-                     kRowKernels, report);
+  check_named_kernel(op, "row_kernel", is_over_rows,
+                     "an op over rows or on elements, such as cross_entropy, aten.mul or an update", kRowKernels,
+                     report);
 }
 
 void check_rule(const Graph& graph, const Op& op, Report& report) {

@@ -57,13 +57,12 @@ void check_lanes(const StepPlan& plan, Notes& note) {
 void check_tasks(const StepPlan& plan, Notes& note) {
   if (plan.memory.workspaces.size() != plan.lanes.size() + 1)
     note(plan.memory.workspaces.size(), " workspaces\n  expected one for each of ", plan.lanes.size() + 1, " lanes");
-  const auto ops = cost::kernels_of(plan.graph).ops;
-  int64_t largest = 0;
-  for (const auto& kernel : ops) largest = std::max(largest, cost::workspace_bytes(kernel, plan.target));
+  const cost::Kernels all = cost::kernels_of(plan.graph);
+  const int64_t largest = cost::workspace_bytes(plan.graph, all, plan.target);
   for (size_t lane = 0; lane < plan.memory.workspaces.size(); ++lane)
     note.compare(lane == 0 ? "workspace of lane compute" : "workspace of a communicator", plan.memory.workspaces[lane],
                  lane == 0 ? largest : plan.target.communicator_bytes);
-  const size_t kernels = ops.size();
+  const size_t kernels = all.ops.size();
   const auto exists = [&](const Task& task) {
     return task.lane == 0
                ? task.number < kernels
