@@ -38,53 +38,6 @@ TcpCommunicator::TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Ob
       timeout_ms_(std::move(timeout_ms)),
       recorder_(std::move(recorder)) {}
 
-void TcpCommunicator::all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) {
-  run(all_gather_call(in.size(), out.size(), size(), info), [&] { gather(in, out); });
-}
-
-void TcpCommunicator::reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype,
-                                     ReduceOp op, const CallInfo& info) {
-  run(reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info),
-      [&] { reduce_chunks(in, ByteChunks(in.size(), ir::size_in_bytes(dtype), size()), out, dtype, op); });
-}
-
-void TcpCommunicator::all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) {
-  run(all_reduce_call(data.size(), dtype, op, info), [&] {
-    if (data.size() <= kSmallBytes) return reduce_small(data, dtype, op);
-    const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
-    const auto mine = chunks.of(data, rank());
-    reduce_chunks(data, chunks, mine, dtype, op);
-    post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
-    wait();
-  });
-}
-
-// A tree: whoever has the data sends it to half as far away each time.
-void TcpCommunicator::broadcast(std::span<std::byte> data, int root, const CallInfo& info) {
-  run(broadcast_call(data.size(), root, size(), info), [&] {
-    const int n = size(), from_root = (rank() - root + n) % n;
-    int reach = 1;
-    while (reach < n) reach *= 2;
-    for (reach /= 2; reach > 0; reach /= 2) {
-      if (from_root % (2 * reach) == 0 && from_root + reach < n)
-        links_->send(data, (rank() + reach) % n);
-      else if (from_root % (2 * reach) == reach) {
-        links_->receive(data, (rank() - reach + n) % n);
-        wait();
-      }
-    }
-    wait();
-  });
-}
-
-void TcpCommunicator::barrier(const CallInfo& info) {
-  run(barrier_call(info), [&] {
-    if (observer_.board) return;  // entering it was one
-    const std::byte mine{};
-    gather({&mine, 1}, scratch(static_cast<size_t>(size())));
-  });
-}
-
 void TcpCommunicator::abort(const std::string& reason) {
   if (observer_.board) observer_.board->abort(site().global_rank(), reason);
   fail(concat("rank ", site().global_rank(), " aborted: ", reason));
@@ -95,8 +48,7 @@ void TcpCommunicator::leave() {
   if (observer_.board) observer_.board->leave(rank());
 }
 
-template <class Action>
-void TcpCommunicator::run(const Call& call, Action action) {
+void TcpCommunicator::run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) {
   ++sequence_;
   call_ = &call;
   begin_ = Clock::now();
@@ -105,7 +57,7 @@ void TcpCommunicator::run(const Call& call, Action action) {
     throw AbortedError(error_text(site(), call, sequence_, failure));
   try {
     enter(call);
-    action();
+    act(in, out);
   } catch (const TransferError& error) {
     broken_ = true;
     links_->drop();
@@ -120,6 +72,21 @@ void TcpCommunicator::run(const Call& call, Action action) {
   else
     observer_.progress->finished = sequence_;
   if (recorder_) recorder_->finish(site(), sequence_);
+}
+
+void TcpCommunicator::act(std::span<const std::byte> in, std::span<std::byte> out) {
+  const std::byte mine{};
+  switch (call_->kind()) {
+    case CallKind::Barrier:
+      if (observer_.board) return;  // entering it was one
+      return gather({&mine, 1}, scratch(static_cast<size_t>(size())));
+    case CallKind::AllReduce: return all_reduce(out);
+    case CallKind::ReduceScatter:
+    case CallKind::ReduceScatterV: return reduce_chunks(in, call_->chunks(), out);
+    case CallKind::Broadcast: return broadcast(out);
+    case CallKind::AllToAllV: compare_counts(); return move(in, out);
+    default: return move(in, out);
+  }
 }
 
 void TcpCommunicator::enter(const Call& call) {
@@ -185,15 +152,58 @@ void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte>
   wait();
 }
 
+// Every rank sends every other all its counts: all find the same, before any data moves.
+void TcpCommunicator::compare_counts() {
+  const std::vector<int64_t> mine = call_->counts(size());
+  std::vector<int64_t> all(mine.size() * site().ranks.size());
+  gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  std::vector<std::span<const int64_t>> rows;
+  for (size_t r = 0; r < site().ranks.size(); ++r) rows.push_back(std::span(all).subspan(r * mine.size(), mine.size()));
+  const std::string cause = counts_disagreement(site(), rows);
+  if (cause.empty()) return;
+  fail(kEarlier + cause);
+  throw CommError(error_text(site(), *call_, sequence_, cause));
+}
+
+// Each part straight to its rank.
+void TcpCommunicator::move(std::span<const std::byte> in, std::span<std::byte> out) {
+  const int me = rank();
+  post([&](int peer) { return call_->received(peer, me).of(out); },
+       [&](int peer) { return call_->sent(me, peer).of(in); });
+  copy(call_->sent(me, me).of(in), call_->received(me, me).of(out));
+  wait();
+}
+
+// A tree: whoever has the data sends it to half as far away each time.
+void TcpCommunicator::broadcast(std::span<std::byte> data) {
+  const int n = size(), from_root = (rank() - call_->root() + n) % n;
+  int reach = 1;
+  while (reach < n) reach *= 2;
+  for (reach /= 2; reach > 0; reach /= 2) {
+    if (from_root % (2 * reach) == 0 && from_root + reach < n)
+      links_->send(data, (rank() + reach) % n);
+    else if (from_root % (2 * reach) == reach) {
+      links_->receive(data, (rank() - reach + n) % n);
+      wait();
+    }
+  }
+  wait();
+}
+
+void TcpCommunicator::all_reduce(std::span<std::byte> data) {
+  if (data.size() <= kSmallBytes) return reduce_small(data);
+  const ByteChunks chunks(data.size(), ir::size_in_bytes(*call_->dtype()), size());
+  const auto mine = chunks.of(data, rank());
+  reduce_chunks(data, chunks, mine);
+  post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
+  wait();
+}
+
 // out = the sum of all ranks' chunk rank() of `in`; out may be that chunk itself.
-void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out,
-                                    ir::DType dtype, ReduceOp op) {
+void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out) {
   const size_t n = site().ranks.size();
-  for (size_t begin = 0; begin < chunks.size(0); begin += kPieceBytes) {
-    const auto piece = [&](auto chunk) {
-      const size_t from = std::min(begin, chunk.size());
-      return chunk.subspan(from, std::min(kPieceBytes, chunk.size() - from));
-    };
+  for (size_t begin = 0; begin < chunks.largest(); begin += kPieceBytes) {
+    const auto piece = [&](auto chunk) { return Range{0, chunk.size()}.within(begin, kPieceBytes).of(chunk); };
     const auto mine = piece(out);
     const auto received = scratch(n * mine.size());
     const auto place = [&](int r) { return received.subspan(static_cast<size_t>(r) * mine.size(), mine.size()); };
@@ -201,16 +211,16 @@ void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChu
     std::vector<std::span<const std::byte>> parts;
     for (int r = 0; r < size(); ++r) parts.push_back(r == rank() ? piece(chunks.of(in, r)) : place(r));
     wait();
-    reduce(parts, mine, dtype, op);
+    reduce(parts, mine, *call_->dtype(), call_->op());
   }
 }
 
-void TcpCommunicator::reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op) {
+void TcpCommunicator::reduce_small(std::span<std::byte> data) {
   const auto all = scratch(site().ranks.size() * data.size());
   gather(data, all);
   std::vector<std::span<const std::byte>> parts;
   for (size_t r = 0; r < site().ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
-  reduce(parts, data, dtype, op);
+  reduce(parts, data, *call_->dtype(), call_->op());
 }
 
 std::span<std::byte> TcpCommunicator::scratch(size_t bytes) {

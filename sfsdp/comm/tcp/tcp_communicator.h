@@ -33,21 +33,17 @@ class TcpCommunicator final : public GroupCommunicator {
   TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer, std::shared_ptr<Rendezvous> store,
                   std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
 
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                      const CallInfo& info) override;
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override;
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override;
-  void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override;
 
   bool shares_memory() const override { return false; }
   void leave() override;
   bool is_broken() const override { return broken_; }
 
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override;
+
  private:
-  template <class Action>
-  void run(const Call& call, Action action);
+  void act(std::span<const std::byte> in, std::span<std::byte> out);
   void enter(const Call& call);
   void compare(const Call& call);
   void wait();
@@ -55,9 +51,12 @@ class TcpCommunicator final : public GroupCommunicator {
   template <class Place, class Data>
   void post(Place place, Data data);
   void gather(std::span<const std::byte> in, std::span<std::byte> out);
-  void reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out, ir::DType dtype,
-                     ReduceOp op);
-  void reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op);
+  void compare_counts();
+  void move(std::span<const std::byte> in, std::span<std::byte> out);
+  void broadcast(std::span<std::byte> data);
+  void all_reduce(std::span<std::byte> data);
+  void reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out);
+  void reduce_small(std::span<std::byte> data);
   std::span<std::byte> scratch(size_t bytes);
 
   std::string failure();
