@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/comm/tcp/tcp_communicator.h"
+#include "sfsdp/comm/messages/message_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -13,6 +13,7 @@
 namespace sfsdp::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Bytes that a reduction receives from each peer at a time: bounds its scratch memory.
@@ -28,27 +29,27 @@ constexpr int64_t kGraceMs = 2000;
 
 }  // namespace
 
-TcpCommunicator::TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer,
-                                 std::shared_ptr<Rendezvous> store, std::shared_ptr<const Timeout> timeout_ms,
-                                 std::shared_ptr<FlightRecorder> recorder)
+MessageCommunicator::MessageCommunicator(CallSite site, std::unique_ptr<Messages> messages, Observer observer,
+                                         std::shared_ptr<Store> store, std::shared_ptr<const Timeout> timeout_ms,
+                                         std::shared_ptr<FlightRecorder> recorder)
     : GroupCommunicator(std::move(site)),
-      links_(std::move(links)),
+      messages_(std::move(messages)),
       observer_(std::move(observer)),
       store_(std::move(store)),
       timeout_ms_(std::move(timeout_ms)),
       recorder_(std::move(recorder)) {}
 
-void TcpCommunicator::abort(const std::string& reason) {
+void MessageCommunicator::abort(const std::string& reason) {
   if (observer_.board) observer_.board->abort(site().global_rank(), reason);
   fail(concat("rank ", site().global_rank(), " aborted: ", reason));
-  links_->abort();
+  messages_->abort();
 }
 
-void TcpCommunicator::leave() {
+void MessageCommunicator::leave() {
   if (observer_.board) observer_.board->leave(rank());
 }
 
-void TcpCommunicator::run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) {
+void MessageCommunicator::run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) {
   ++sequence_;
   call_ = &call;
   begin_ = Clock::now();
@@ -60,11 +61,11 @@ void TcpCommunicator::run_checked(const Call& call, std::span<const std::byte> i
     act(in, out);
   } catch (const TransferError& error) {
     broken_ = true;
-    links_->drop();
+    messages_->drop();
     throw_failure(call, error);
   } catch (const CommError&) {
     broken_ = true;
-    links_->drop();
+    messages_->drop();
     throw;
   }
   if (observer_.board)
@@ -74,7 +75,7 @@ void TcpCommunicator::run_checked(const Call& call, std::span<const std::byte> i
   if (recorder_) recorder_->finish(site(), sequence_);
 }
 
-void TcpCommunicator::act(std::span<const std::byte> in, std::span<std::byte> out) {
+void MessageCommunicator::act(std::span<const std::byte> in, std::span<std::byte> out) {
   const std::byte mine{};
   switch (call_->kind()) {
     case CallKind::Barrier:
@@ -89,7 +90,7 @@ void TcpCommunicator::act(std::span<const std::byte> in, std::span<std::byte> ou
   }
 }
 
-void TcpCommunicator::enter(const Call& call) {
+void MessageCommunicator::enter(const Call& call) {
   if (observer_.board) {
     observer_.board->enter(site(), call, sequence_, *timeout_ms_);
   } else {
@@ -100,7 +101,7 @@ void TcpCommunicator::enter(const Call& call) {
 }
 
 // Every rank sends every other what it is about to do.
-void TcpCommunicator::compare(const Call& call) {
+void MessageCommunicator::compare(const Call& call) {
   struct Record {
     uint64_t hash = 0;
     std::array<char, 248> text{};
@@ -120,15 +121,15 @@ void TcpCommunicator::compare(const Call& call) {
   }
 }
 
-void TcpCommunicator::wait() {
-  links_->wait(milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
+void MessageCommunicator::wait() {
+  messages_->wait(milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
 }
 
 // The transfer takes long: throws if it is in vain.
-void TcpCommunicator::look(int peer) {
+void MessageCommunicator::look(int peer) {
   if (observer_.board) return observer_.board->look(site(), *call_, sequence_, waited_ms());
   const Wait wait = {site(), observer_.key, sequence_, waited_ms()};
-  const FoundCause found = look_at_peer(store_->store(), wait, site().ranks[static_cast<size_t>(peer)]);
+  const FoundCause found = look_at_peer(*store_, wait, site().ranks[static_cast<size_t>(peer)]);
   if (found.kind == FoundCause::Kind::None) return;
   fail(kEarlier + found.text);
   throw_found(*call_, found);
@@ -137,15 +138,15 @@ void TcpCommunicator::look(int peer) {
 // Begins to receive place(peer) from, and to send data(peer) to, each peer. Peers in the order rank + 1, rank + 2, ...:
 // not all send to the same one first.
 template <class Place, class Data>
-void TcpCommunicator::post(Place place, Data data) {
+void MessageCommunicator::post(Place place, Data data) {
   for (int i = 1; i < size(); ++i) {
     const int peer = (rank() + i) % size();
-    links_->receive(place(peer), peer);
-    links_->send(data(peer), peer);
+    messages_->receive(place(peer), peer);
+    messages_->send(data(peer), peer);
   }
 }
 
-void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte> out) {
+void MessageCommunicator::gather(std::span<const std::byte> in, std::span<std::byte> out) {
   const auto slot = [&](int r) { return out.subspan(static_cast<size_t>(r) * in.size(), in.size()); };
   post(slot, [&](int) { return in; });
   copy(in, slot(rank()));
@@ -153,7 +154,7 @@ void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte>
 }
 
 // Every rank sends every other all its counts: all find the same, before any data moves.
-void TcpCommunicator::compare_counts() {
+void MessageCommunicator::compare_counts() {
   const std::vector<int64_t> mine = call_->counts(size());
   std::vector<int64_t> all(mine.size() * site().ranks.size());
   gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
@@ -166,7 +167,7 @@ void TcpCommunicator::compare_counts() {
 }
 
 // Each part straight to its rank.
-void TcpCommunicator::move(std::span<const std::byte> in, std::span<std::byte> out) {
+void MessageCommunicator::move(std::span<const std::byte> in, std::span<std::byte> out) {
   const int me = rank();
   post([&](int peer) { return call_->received(peer, me).of(out); },
        [&](int peer) { return call_->sent(me, peer).of(in); });
@@ -175,22 +176,22 @@ void TcpCommunicator::move(std::span<const std::byte> in, std::span<std::byte> o
 }
 
 // A tree: whoever has the data sends it to half as far away each time.
-void TcpCommunicator::broadcast(std::span<std::byte> data) {
+void MessageCommunicator::broadcast(std::span<std::byte> data) {
   const int n = size(), from_root = (rank() - call_->root() + n) % n;
   int reach = 1;
   while (reach < n) reach *= 2;
   for (reach /= 2; reach > 0; reach /= 2) {
     if (from_root % (2 * reach) == 0 && from_root + reach < n)
-      links_->send(data, (rank() + reach) % n);
+      messages_->send(data, (rank() + reach) % n);
     else if (from_root % (2 * reach) == reach) {
-      links_->receive(data, (rank() - reach + n) % n);
+      messages_->receive(data, (rank() - reach + n) % n);
       wait();
     }
   }
   wait();
 }
 
-void TcpCommunicator::all_reduce(std::span<std::byte> data) {
+void MessageCommunicator::all_reduce(std::span<std::byte> data) {
   if (data.size() <= kSmallBytes) return reduce_small(data);
   const ByteChunks chunks(data.size(), ir::size_in_bytes(*call_->dtype()), size());
   const auto mine = chunks.of(data, rank());
@@ -200,7 +201,8 @@ void TcpCommunicator::all_reduce(std::span<std::byte> data) {
 }
 
 // out = the sum of all ranks' chunk rank() of `in`; out may be that chunk itself.
-void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out) {
+void MessageCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks,
+                                        std::span<std::byte> out) {
   const size_t n = site().ranks.size();
   for (size_t begin = 0; begin < chunks.largest(); begin += kPieceBytes) {
     const auto piece = [&](auto chunk) { return Range{0, chunk.size()}.within(begin, kPieceBytes).of(chunk); };
@@ -215,7 +217,7 @@ void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChu
   }
 }
 
-void TcpCommunicator::reduce_small(std::span<std::byte> data) {
+void MessageCommunicator::reduce_small(std::span<std::byte> data) {
   const auto all = scratch(site().ranks.size() * data.size());
   gather(data, all);
   std::vector<std::span<const std::byte>> parts;
@@ -223,27 +225,27 @@ void TcpCommunicator::reduce_small(std::span<std::byte> data) {
   reduce(parts, data, *call_->dtype(), call_->op());
 }
 
-std::span<std::byte> TcpCommunicator::scratch(size_t bytes) {
+std::span<std::byte> MessageCommunicator::scratch(size_t bytes) {
   if (scratch_.size() < bytes) scratch_.resize(bytes);
   return std::span(scratch_).first(bytes);
 }
 
-std::string TcpCommunicator::failure() {
+std::string MessageCommunicator::failure() {
   const std::lock_guard lock(failure_mutex_);
   return failure_;
 }
 
 // Why all later calls fail; the first such reason stays.
-void TcpCommunicator::fail(const std::string& cause) {
+void MessageCommunicator::fail(const std::string& cause) {
   const std::lock_guard lock(failure_mutex_);
   if (failure_.empty()) failure_ = cause;
 }
 
-int64_t TcpCommunicator::waited_ms() const {
+int64_t MessageCommunicator::waited_ms() const {
   return std::chrono::duration_cast<milliseconds>(Clock::now() - begin_).count();
 }
 
-void TcpCommunicator::throw_failure(const Call& call, const TransferError& error) {
+void MessageCommunicator::throw_failure(const Call& call, const TransferError& error) {
   if (const std::string aborted = failure(); !aborted.empty())
     throw AbortedError(error_text(site(), call, sequence_, aborted));
   const int peer = site().ranks[static_cast<size_t>(error.peer)];
@@ -251,11 +253,10 @@ void TcpCommunicator::throw_failure(const Call& call, const TransferError& error
                                    " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
   fail(kEarlier + cause);
   if (observer_.board) observer_.board->throw_failure(site(), call, sequence_, cause, waited_ms(), kGraceMs);
-  throw_found(call,
-              find_cause(store_->store(), {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
+  throw_found(call, find_cause(*store_, {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
 }
 
-void TcpCommunicator::throw_found(const Call& call, const FoundCause& found) {
+void MessageCommunicator::throw_found(const Call& call, const FoundCause& found) {
   const std::string text = error_text(site(), call, sequence_, found.text);
   if (found.kind == FoundCause::Kind::Aborted) throw AbortedError(text);
   throw CommError(text);
