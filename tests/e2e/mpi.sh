@@ -12,7 +12,8 @@ if ! mpirun --version 2>/dev/null | grep -q "Open MPI"; then
 fi
 sfsdp=build/release/sfsdp
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+launcher=
+trap '[[ -z $launcher ]] || pkill -P "$launcher"; rm -rf "$dir"' EXIT
 failures=0
 fail() { echo "$1"; tail -20 "$dir/out"; failures=$((failures + 1)); }
 # No network beyond loopback, ranks may share cores.
@@ -20,12 +21,12 @@ mpi() { timeout 400 mpirun --oversubscribe --mca btl self,vader,tcp --mca btl_tc
 [[ $EUID -eq 0 ]] && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 for n in 2 4; do
-  mpi -n $n build/release/core_tests --no-skip -tc="mpi ranks:*" >"$dir/out" 2>&1 || fail "suite on $n ranks: exit code $?"
+  mpi -n $n build/release/core_tests --no-colors=true --no-skip -tc="mpi ranks:*" >"$dir/out" 2>&1 || fail "suite on $n ranks: exit code $?"
   [[ $(grep -c "test cases: *7 |.* 7 passed" "$dir/out") -eq $n ]] || fail "suite on $n ranks: not 7 passed on each"
 done
 # Without shared memory between ranks, as across hosts.
 timeout 400 mpirun --oversubscribe --mca btl self,tcp --mca btl_tcp_if_include lo --mca oob_tcp_if_include lo -n 2 \
-  build/release/core_tests --no-skip -tc="mpi ranks:*" >"$dir/out" 2>&1 || fail "suite over MPI's tcp: exit code $?"
+  build/release/core_tests --no-colors=true --no-skip -tc="mpi ranks:*" >"$dir/out" 2>&1 || fail "suite over MPI's tcp: exit code $?"
 
 small=(--job.config_file configs/llama3_debug.toml --training.seq_len 32 --training.local_batch_size 2 --model.args.n_layers 2
   --training.dataset_max_bytes 200000)
@@ -53,8 +54,8 @@ start() { # $@: options; a run that goes on until something ends it
   mpi -n 2 $sfsdp train "${small[@]}" --training.steps 100000 --job.dump_folder "$dir/run" "$@" >"$dir/out" 2>&1 &
   launcher=$!
   until_that "step 2" trains
-  ranks=($(pgrep -f "^[^ ]*sfsdp-torch.*$dir/run"))
-  [[ ${#ranks[@]} -eq 2 ]] || fail "${#ranks[@]} ranks run"
+  mapfile -t ranks < <(comm -12 <(pgrep -f "$dir/run" | sort) <(pgrep -x "sfsdp-torch|sfsdp" | sort))
+  [[ ${#ranks[@]} -eq 2 ]] || { fail "${#ranks[@]} ranks run"; exit 1; }
 }
 
 # A rank is killed: mpirun says so and ends the others.
