@@ -13,7 +13,7 @@ say() { echo "setup: $*" >&2; }
 packages=(g++ cmake ninja-build ccache libtomlplusplus-dev nlohmann-json3-dev
   libonig-dev libxxhash-dev libzstd-dev zlib1g-dev libutf8proc-dev libssl-dev)
 # Where one of these is missing, the checks that need it are skipped and say so: scripts/check_format.sh, check_tidy.sh
-# and tests/e2e/*report.sh, which open pages in Chromium.
+# tests/e2e/*report.sh, which open pages in Chromium, and tests/e2e/mpi.sh; without MPI's headers no libsfsdp_mpi.so is built.
 optional=()
 readers=() # Python packages, in .venv if there is one; without them tests/e2e/tensorboard.sh and hf_python.sh are skipped
 torch=yes
@@ -21,7 +21,7 @@ for argument in "$@"; do
   case $argument in
   --tests)
     packages+=(doctest-dev)
-    optional=(clang-format-14 clang-tidy-14 chromium)
+    optional=(clang-format-14 clang-tidy-14 chromium libopenmpi-dev openmpi-bin)
     readers=(numpy safetensors tensorboard tokenizers transformers)
     ;;
   --no-torch) torch=no ;;

@@ -20,7 +20,7 @@ foreach(file IN LISTS sfsdp_all)
     set(is_torch ON)
   endif()
 
-  if(file MATCHES "^sfsdp/tools/main(_[a-z]+)?\\.cc$" OR file MATCHES "/doctest_main\\.cc$")
+  if(file MATCHES "^sfsdp/tools/main(_[a-z]+)?\\.cc$" OR file MATCHES "/doctest_main\\.cc$" OR file MATCHES "^sfsdp/comm/mpi/plugin/")
     continue()
   elseif(file MATCHES "^sfsdp/(tools|train)/no_[a-z_]*\\.cc$")
     # The twin of a torch file: says, in a build without LibTorch, what is missing.

@@ -14,7 +14,9 @@ torch_dir=
 cache=build/$preset/CMakeCache.txt
 cached=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' "$cache" 2>/dev/null || true)
 no_tests=$(grep '^SFSDP_INCLUDE_doctest.*NOTFOUND' "$cache" 2>/dev/null || true) # doctest may have come since
-if [[ ! -e build/$preset/build.ninja || $cached != "$torch_dir" || -n $no_tests ]]; then
+no_mpi= # so may MPI
+command -v mpicxx >/dev/null && no_mpi=$(grep '^MPI_CXX_COMPILER:.*NOTFOUND' "$cache" 2>/dev/null || true)
+if [[ ! -e build/$preset/build.ninja || $cached != "$torch_dir" || -n $no_tests || -n $no_mpi ]]; then
   cmake --preset "$preset" -DSFSDP_TORCH_DIR="$torch_dir" >"build/$preset/configure.log" 2>&1 ||
     { cat "build/$preset/configure.log"; exit 1; }
 fi

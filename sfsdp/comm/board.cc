@@ -205,13 +205,11 @@ void Board::claim(int rank) {
 }
 
 void Board::enter(const CallSite& site, const Call& call, uint64_t sequence, int64_t timeout_ms) {
-  const std::string text = call.text();
-  const uint64_t hash = call.hash();
   {
     const Lock lock(*memory_, site, call, sequence);
     Slot& slot = memory_->slots()[site.rank];
-    slot.call_hash = hash;
-    slot.call.set(text);
+    slot.call_hash = call.hash();
+    slot.call.set(call.text());
   }
   meet(site, call, sequence, timeout_ms);
 }

@@ -23,9 +23,18 @@ struct CallInfo {
   std::string module_path;  // "layers.0.attention"
 };
 
+// A rank that sends and one that receives, both in the group.
+struct RankPair {
+  int from = 0;
+  int to = 0;
+};
+
+class Call;  // call.h
+
 // One group of ranks. Every rank of the group makes the same calls in the same order. Calls block until done.
 // Each call has a sequence number (from 1), counted per communicator; errors are CommError and name rank, group,
 // collective, sequence number, bytes and, where known, the rank that is missing and what it did last.
+// One thread at a time makes calls of a group; different groups of a world may be used by different threads at once.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -33,16 +42,53 @@ class Communicator {
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;  // "dp_shard"
 
-  // out = every rank's `in`, in rank order: out.size() == size() * in.size().
-  virtual void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) = 0;
+  // Makes a call that has been described before; who makes it again and again describes it once.
+  //   out: of an all_reduce and a broadcast `in` itself
+  //   throws: InternalError before any peer waits, if the spans are not as described
+  void run(const Call& call, std::span<const std::byte> in, std::span<std::byte> out);
+
+  // The same, described on the way. Counts and sizes are bytes; a count may be 0. Unless said otherwise `in` and `out` do
+  // not overlap.
+  using Counts = std::span<const int64_t>;
+
+  // out = every rank's `in`, in rank order: out.size() == size() * in.size(). `in` may be its own part of `out`.
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info);
+  // The same of uneven parts: rank r gives counts[r] bytes, all know all counts.
+  void all_gather_v(std::span<const std::byte> in, std::span<std::byte> out, Counts counts, const CallInfo& info);
   // in = size() equal chunks; out = the sum of everyone's chunk rank(). Sums in rank order; bf16 accumulates in f32.
-  virtual void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                              const CallInfo& info) = 0;
-  virtual void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) = 0;
-  virtual void broadcast(std::span<std::byte> data, int root, const CallInfo& info) = 0;
-  virtual void barrier(const CallInfo& info) = 0;
+  // `out` may be that chunk.
+  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
+                      const CallInfo& info);
+  // The same of uneven chunks: rank r gets counts[r] bytes, whole elements.
+  void reduce_scatter_v(std::span<const std::byte> in, std::span<std::byte> out, Counts counts, ir::DType dtype,
+                        ReduceOp op, const CallInfo& info);
+  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info);
+  void broadcast(std::span<std::byte> data, int root, const CallInfo& info);
+  void barrier(const CallInfo& info);
+  // in = size() equal chunks, a chunk for each rank; out = the chunks that the ranks have for this one, in rank order.
+  void all_to_all(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info);
+  // The same of uneven chunks: to[r] bytes go to rank r, from[r] come from it. What rank i sends to j must be what j expects
+  // from i: otherwise all ranks get a CommError with both numbers, before a byte of data is written.
+  void all_to_all_v(std::span<const std::byte> in, Counts to, std::span<std::byte> out, Counts from,
+                    const CallInfo& info);
+  // For each pair, out of rank `to` = in of rank `from`. A rank sends at most once and receives at most once; the `out` of
+  // one that does not receive stays as it is. All ranks list the same pairs in the same order, and have in.size() == out.size().
+  void permute(std::span<const std::byte> in, std::span<std::byte> out, std::span<const RankPair> pairs,
+               const CallInfo& info);
+  // On `root` out = every rank's `in`, counts[r] bytes of rank r, in rank order; empty on the others. The root's `in` may be
+  // its own part of `out`.
+  void gather_v(std::span<const std::byte> in, std::span<std::byte> out, Counts counts, int root, const CallInfo& info);
+  // out = the part rank() of the `in` of `root`, counts[r] bytes for rank r; `in` is empty on the others. The root's `out`
+  // may be its own part of `in`.
+  void scatter_v(std::span<const std::byte> in, std::span<std::byte> out, Counts counts, int root,
+                 const CallInfo& info);
+
   // Ends all waiting calls on this rank with CommError; the group is unusable afterwards.
   virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  // What a backend implements: `call` fits the group and the spans.
+  virtual void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) = 0;
 };
 
 // The communicators of one rank: makes the one for an ordered axis list when first asked (collectively). When it goes,

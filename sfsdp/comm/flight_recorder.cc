@@ -65,11 +65,14 @@ class ObjectReader {
 }  // namespace
 
 void FlightRecorder::enter(const CallSite& site, const Call& call, uint64_t sequence) {
-  Words words = {site.group, call.text(), call.info.module_path, call.bytes};
+  const WordsView words = {site.group, call.text(), call.info().module_path, call.bytes()};
   const std::lock_guard lock(mutex_);
   if (capacity_ == 0) return;
   groups_.try_emplace(site.group, site.ranks);
-  const Entry entry = {uses_.try_emplace(std::move(words), 0).first, sequence, now_us(), 0};
+  auto found = uses_.find(words);
+  if (found == uses_.end())
+    found = uses_.try_emplace({site.group, call.text(), call.info().module_path, call.bytes()}, 0).first;
+  const Entry entry = {found, sequence, now_us(), 0};
   ++entry.words->second;
   const size_t place = calls_++ % capacity_;
   if (place == ring_.size()) {
@@ -84,9 +87,13 @@ void FlightRecorder::finish(const CallSite& site, uint64_t sequence) {
   const int64_t now = now_us();
   const std::lock_guard lock(mutex_);
   if (ring_.empty()) return;
-  // Calls of one rank follow each other, so it is the last one.
-  Entry& last = ring_[(calls_ - 1) % capacity_];
-  if (last.words->first.group == site.group && last.sequence == sequence) last.finished_us = now;
+  // Calls of a group follow each other, so it is the group's last one; other groups may have begun calls since.
+  for (uint64_t i = calls_; i > calls_ - ring_.size(); --i) {
+    Entry& entry = ring_[(i - 1) % capacity_];
+    if (entry.words->first.group != site.group) continue;
+    if (entry.sequence == sequence) entry.finished_us = now;
+    return;
+  }
 }
 
 FlightRecord FlightRecorder::record(int rank, int world_size, const std::string& reason) const {

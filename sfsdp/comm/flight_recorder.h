@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -49,12 +50,24 @@ class FlightRecorder {
   struct Words {
     std::string group, call, module_path;
     int64_t bytes = 0;
-    bool operator<(const Words& other) const {
-      return std::tie(group, call, module_path, bytes) <
-             std::tie(other.group, other.call, other.module_path, other.bytes);
+  };
+  // The same of a call that is made, whose texts need no copy to be found.
+  struct WordsView {
+    std::string_view group, call, module_path;
+    int64_t bytes = 0;
+  };
+  struct Less {
+    using is_transparent = void;
+    template <class A, class B>
+    bool operator()(const A& a, const B& b) const {
+      return key(a) < key(b);
+    }
+    template <class W>
+    static auto key(const W& w) {
+      return std::tuple(std::string_view(w.group), std::string_view(w.call), std::string_view(w.module_path), w.bytes);
     }
   };
-  using Uses = std::map<Words, size_t>;  // how many entries have these words
+  using Uses = std::map<Words, size_t, Less>;  // how many entries have these words
   struct Entry {
     Uses::iterator words;
     uint64_t sequence = 0;

@@ -56,12 +56,20 @@ class Flight {
     const Sequences& all = calls(rank, group);
     return all.empty() ? 0 : all.rbegin()->first;
   }
-  // The call that the rank is in; null if it is in none.
+  // The call that the rank is in, of its groups the one entered last; null if it is in none.
   const FlightEntry* current(int rank) const {
-    const auto found = records_.find(rank);
-    if (found == records_.end() || found->second->entries.empty()) return nullptr;
-    const FlightEntry& last = found->second->entries.back();
-    return last.finished_us == 0 ? &last : nullptr;
+    const auto of_rank = calls_.find(rank);
+    const FlightEntry* latest = nullptr;
+    if (of_rank == calls_.end()) return latest;
+    for (const auto& [group, unused] : of_rank->second)
+      if (const FlightEntry* now = current(rank, group); now && (!latest || now->entered_us > latest->entered_us))
+        latest = now;
+    return latest;
+  }
+  // In this group.
+  const FlightEntry* current(int rank, const std::string& group) const {
+    const Sequences& all = calls(rank, group);
+    return all.empty() || all.rbegin()->second->finished_us != 0 ? nullptr : all.rbegin()->second;
   }
   const FlightEntry* last_finished(int rank) const {
     const auto found = records_.find(rank);
@@ -147,8 +155,7 @@ void explain_differences(const Flight& flight, const Group& group, std::string& 
 void explain_waiting(const Flight& flight, const Group& group, std::string& text) {
   uint64_t sequence = 0;
   for (const int rank : group.ranks)
-    if (const FlightEntry* now = flight.current(rank); now && now->group == group.name)
-      sequence = std::max(sequence, now->sequence);
+    if (const FlightEntry* now = flight.current(rank, group.name)) sequence = std::max(sequence, now->sequence);
   if (sequence == 0) return;
   std::vector<int> inside, absent;
   std::vector<std::pair<int64_t, int>> entered;  // when, who

@@ -156,6 +156,26 @@ TEST_CASE("flight_recorder: the last calls are kept, written and read back") {
   }
 }
 
+TEST_CASE("flight_recorder: calls of two groups that run at once each finish by themselves") {
+  FlightRecorder recorder(10);
+  const CallSite a = {"tp", {0, 1}, 0, 4}, b = {"ep", {0, 2}, 0, 4};
+  recorder.enter(a, barrier_call({"%a", ""}), 1);
+  recorder.enter(b, barrier_call({"%b", ""}), 1);
+  recorder.finish(a, 1);
+  FlightRecord record = recorder.record(0, 4, "why");
+  REQUIRE(record.entries.size() == 2);
+  CHECK(record.entries[0].finished_us > 0);
+  CHECK(record.entries[1].finished_us == 0);
+  recorder.enter(a, barrier_call({"%c", ""}), 2);
+  recorder.finish(a, 2);
+  FlightRecorder other(10);  // a rank that has not come to group ep
+  other.enter({"ep", {0, 2}, 1, 4}, barrier_call({"%z", ""}), 0);
+  other.finish({"ep", {0, 2}, 1, 4}, 0);
+  expect_lines(explain_flight({recorder.record(0, 4, "why"), other.record(2, 4, "why")}),
+               {"barrier %b over ep, sequence 1, 0 bytes", "  rank 0 has entered it", "  rank 2 has not entered it",
+                "So: rank 2 holds up 1 rank; read its log"});
+}
+
 // A text in each entry would also keep the pages around it, among which a step frees its temporaries.
 TEST_CASE("flight_recorder: a full record takes some 40 bytes a call, and forgets the words of calls it no longer has" *
           doctest::skip(testing::kSanitized)) {

@@ -8,8 +8,8 @@
 
 namespace sfsdp {
 
-// Started by `sfsdp launch` or torchrun (RANK and WORLD_SIZE are set): blocks until all ranks are there. Else: a world of
-// this process alone. It must outlive every Step that is given it. An exception that nobody catches in a launched rank is
+// Started by `sfsdp launch` or torchrun (RANK and WORLD_SIZE are set), or by mpirun or srun: blocks until all ranks are there.
+// Else: a world of this process alone. It must outlive every Step that is given it. An exception that nobody catches in a launched rank is
 // then told as "error on rank 1: …", unless the program has a terminate handler of its own.
 //   throws: UserError naming an environment variable that is missing or wrong; CommError naming ranks that do not come
 std::unique_ptr<comm::CommWorld> init();

@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/call.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 
 namespace sfsdp::comm {
@@ -24,22 +25,15 @@ class CountingGroup final : public Communicator {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   const std::string& name() const override { return group_->name(); }
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
-    bytes_ += out.size() - in.size();
-    group_->all_gather(in, out, info);
-  }
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
-    if (root != rank()) bytes_ += data.size();
-    group_->broadcast(data, root, info);
-  }
-  void reduce_scatter(std::span<const std::byte>, std::span<std::byte>, ir::DType, ReduceOp, const CallInfo&) override {
-    throw InternalError("not counted");
-  }
-  void all_reduce(std::span<std::byte>, ir::DType, ReduceOp, const CallInfo&) override {
-    throw InternalError("not counted");
-  }
-  void barrier(const CallInfo& info) override { group_->barrier(info); }
   void abort(const std::string& reason) override { group_->abort(reason); }
+
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
+    SFSDP_CHECK(call.kind() == CallKind::AllGather || call.kind() == CallKind::Broadcast, "not counted: ", call.text());
+    if (call.kind() == CallKind::AllGather || call.root() != rank())
+      bytes_ += out.size() - (call.kind() == CallKind::AllGather ? in.size() : 0);
+    group_->run(call, in, out);
+  }
 
  private:
   std::shared_ptr<Communicator> group_;

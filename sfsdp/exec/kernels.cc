@@ -84,7 +84,7 @@ Tensors sum_squares(const KernelContext& c) {
   const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
   at::Tensor out = at::zeros(c.op.result()->type().shape(), at::kDouble);
   double* sums = out.mutable_data_ptr<double>();
-  const int64_t rank = c.group ? c.group->rank() : 0;
+  const int64_t rank = c.group ? c.group->group->rank() : 0;
   size_t segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const at::Tensor g = c.operands[i].contiguous();
@@ -188,7 +188,7 @@ void for_segments(const KernelContext& c, const Update& update) {
   Tensors whole(c.operands.begin(), c.operands.begin() + static_cast<std::ptrdiff_t>(gradient) + 1);
   whole[gradient] = whole[gradient].resolve_neg().contiguous();
   const int64_t numel = whole[0].numel();
-  for (const ir::UpdateSegment& s : ir::update_segments(c.op, c.group ? c.group->rank() * numel : 0, numel)) {
+  for (const ir::UpdateSegment& s : ir::update_segments(c.op, c.group ? c.group->group->rank() * numel : 0, numel)) {
     Tensors parts = whole;
     if (s.end - s.begin != numel)
       for (at::Tensor& part : parts)
@@ -273,16 +273,26 @@ constexpr Row kKernels[] = {
 
 }  // namespace
 
-void collective_into(const ir::Op& op, comm::Communicator& group, const at::Tensor& in, const at::Tensor& out) {
-  const comm::CallInfo info = {"%" + op.result()->name(), op.module_path};
-  const ir::DType dtype = op.result()->type().dtype;
+GroupCall::GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks) : group(std::move(ranks)) {
   const std::string_view kind = ir::collective_kind(op);
-  if (kind == "all_gather") return group.all_gather(bytes_of(in), bytes_of(out), info);
-  if (kind == "reduce_scatter")
-    return group.reduce_scatter(bytes_of(in), bytes_of(out), dtype, ir::reduce_op(op), info);
-  SFSDP_CHECK(kind == "all_reduce", "no kernel for ", op.opcode);
-  if (in.const_data_ptr() != out.const_data_ptr()) out.view(in.sizes()).copy_(in);
-  group.all_reduce(bytes_of(out), dtype, ir::reduce_op(op), info);
+  if (!ir::is_collective(op)) return;
+  const comm::CallInfo info = {"%" + op.result()->name(), op.module_path};
+  const ir::Type& out = op.result()->type();
+  const auto in_bytes = static_cast<size_t>(op.operands[0]->type().bytes());
+  const auto out_bytes = static_cast<size_t>(out.bytes());
+  if (kind == "all_gather")
+    call = comm::all_gather_call(in_bytes, out_bytes, group->size(), info);
+  else if (kind == "reduce_scatter")
+    call = comm::reduce_scatter_call(in_bytes, out_bytes, group->size(), out.dtype, ir::reduce_op(op), info);
+  else if (kind == "all_reduce")
+    call = comm::all_reduce_call(out_bytes, out.dtype, ir::reduce_op(op), info);
+}
+
+void collective_into(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out) {
+  SFSDP_CHECK(group.call, "no kernel for ", op.opcode);
+  const bool in_place = group.call->kind() == comm::CallKind::AllReduce;
+  if (in_place && in.const_data_ptr() != out.const_data_ptr()) out.view(in.sizes()).copy_(in);
+  group.group->run(*group.call, bytes_of(in_place ? out : in), bytes_of(out));
 }
 
 Kernel find_kernel(std::string_view opcode) {

@@ -5,20 +5,32 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/comm/call.h"
 #include "sfsdp/exec/executor.h"
 
 namespace sfsdp::exec {
+
+// The ranks of an op's axes, and the collective that it makes each time it runs, if it is one: described once.
+struct GroupCall {
+  //   throws: UserError where the op reduces a dtype that cannot be reduced
+  GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks);
+
+  std::shared_ptr<comm::Communicator> group;
+  std::optional<comm::Call> call;
+};
 
 // What a kernel may see of its surroundings.
 struct KernelContext {
   const ir::Op& op;
   std::span<const at::Tensor> operands;
   const StepScalars& scalars;
-  comm::Communicator* group = nullptr;  // of attr `axis`, null for an axis of size 1
+  const GroupCall* group = nullptr;  // of attr `axis`, null for an axis of size 1
 };
 
 using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
@@ -27,6 +39,6 @@ using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
 Kernel find_kernel(std::string_view opcode);
 
 // A collective of more than one rank from `in` to `out`, contiguous both; those of an all_reduce may be one.
-void collective_into(const ir::Op& op, comm::Communicator& group, const at::Tensor& in, const at::Tensor& out);
+void collective_into(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out);
 
 }  // namespace sfsdp::exec

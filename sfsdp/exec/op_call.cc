@@ -60,7 +60,7 @@ OpCall::OpCall(const ir::Op& op, const ir::Graph& graph, const Groups& groups, R
     if (group == groups.end())
       SFSDP_CHECK(ir::axis_size(graph, *axes) == 1, "no communicator for ", axis_key(*axes));
     else if (group->second->size() > 1)
-      group_ = group->second;
+      group_.emplace(op, group->second);
   }
 }
 
@@ -75,7 +75,7 @@ std::vector<at::Tensor> OpCall::run(std::span<const at::Tensor> operands, const 
                                     DataPosition position) const {
   if (by_counter_) return {draw_by_counter(operands, scalars, position)};
   if (aten_) return aten_->run(operands);
-  return kernel_({*op_, operands, scalars, group_.get()});
+  return kernel_({*op_, operands, scalars, group()});
 }
 
 at::Tensor OpCall::draw_by_counter(std::span<const at::Tensor> operands, const StepScalars& scalars,

@@ -33,8 +33,8 @@ class OpCall {
   }
 
   const ir::Op& op() const { return *op_; }
-  // What it talks to, null for an axis of size 1 and where it talks to nobody.
-  comm::Communicator* group() const { return group_.get(); }
+  // Whom it talks to and what it says, null for an axis of size 1 and where it talks to nobody.
+  const GroupCall* group() const { return group_ ? &*group_ : nullptr; }
 
  private:
   at::Tensor draw_by_counter(std::span<const at::Tensor> operands, const StepScalars& scalars,
@@ -43,7 +43,7 @@ class OpCall {
   const ir::Op* op_;
   std::optional<AtenCall> aten_;
   Kernel kernel_ = nullptr;
-  std::shared_ptr<comm::Communicator> group_;
+  std::optional<GroupCall> group_;
   bool by_counter_ = false;
 };
 

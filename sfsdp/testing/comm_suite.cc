@@ -9,56 +9,17 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
-#include "sfsdp/comm/reduce.h"
+#include "sfsdp/testing/comm_suite_data.h"
 
 namespace sfsdp::testing {
 namespace {
 
-using Bytes = std::vector<std::byte>;
 using comm::ReduceOp;
 using ir::DType;
 
 constexpr std::array kDTypes = {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32};
 constexpr std::array kOps = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min};
 constexpr std::array<size_t, 4> kCounts = {0, 1, 7, 1000};
-
-std::vector<int> all_ranks(const comm::CommWorld& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-// What a rank contributes: any bits at all, nans and infinities too, so that equal results are equal bits.
-Bytes contribution(int rank, size_t bytes) {
-  uint64_t state = 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(rank + 1) + bytes;
-  Bytes data(bytes);
-  for (std::byte& b : data) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    b = static_cast<std::byte>(state >> 56);
-  }
-  return data;
-}
-
-Bytes slice(const Bytes& data, size_t begin, size_t bytes) {
-  const auto first = data.begin() + static_cast<std::ptrdiff_t>(begin);
-  return {first, first + static_cast<std::ptrdiff_t>(bytes)};
-}
-
-void check_equal(const Bytes& got, const Bytes& expected, const std::string& what) {
-  const auto [g, e] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());
-  SFSDP_CHECK(got == expected, what, ": byte ", g - got.begin(), " of ", got.size(), " differs");
-}
-
-// The sum over the ranks' contributions of `bytes`, cut to [begin, begin + out_bytes).
-Bytes expected_sum(const std::vector<int>& ranks, size_t bytes, size_t begin, size_t out_bytes, DType dtype,
-                   ReduceOp op) {
-  std::vector<Bytes> parts;
-  for (const int r : ranks) parts.push_back(slice(contribution(r, bytes), begin, out_bytes));
-  const std::vector<std::span<const std::byte>> spans(parts.begin(), parts.end());
-  Bytes sum(out_bytes);
-  comm::reduce(spans, sum, dtype, op);
-  return sum;
-}
 
 void check_moves(comm::Communicator& group, const std::vector<int>& ranks, size_t bytes) {
   const int me = ranks[static_cast<size_t>(group.rank())];
@@ -222,21 +183,30 @@ void check_mismatch(comm::CommWorld& world, Mismatch mismatch) {
 }
 
 void check_late_peer(comm::CommWorld& world) {
-  const auto group = world.group("dp_shard", all_ranks(world));
-  for (int i = 0; i < 2; ++i) group->barrier({"%ok", ""});
   const int last = world.world_size() - 1;
   const auto elsewhere = world.group("late", all_ranks(world));
-  if (world.rank() == last) return elsewhere->barrier({"%late", ""});  // until the others have given up
-  Bytes data(64);
-  world.set_timeout_ms(200);
-  const auto error = comm_error_of([&] { group->all_reduce(data, DType::f32, ReduceOp::Sum, {"%w.rs", "layers.3"}); });
-  const std::string expected = concat(
-      "CommError on rank ", world.rank(), " of ", world.world_size(),
-      ": all_reduce %w.rs over dp_shard, sequence 3, 64 bytes at layers.3\n  no answer from rank ", last, " in ");
-  SFSDP_CHECK(error.starts_with(expected), "expected ", expected, " ..., got ", error);
-  SFSDP_CHECK(error.find("; it finished sequence 2, all others 2; read rank ") != std::string::npos, error);
-  world.set_timeout_ms(60000);
-  elsewhere->barrier({"%late", ""});
+  const std::vector<int64_t> counts(static_cast<size_t>(world.world_size()), 1);
+  Bytes data(64), in(counts.size()), out(counts.size());
+  const comm::CallInfo info = {"%w.rs", "layers.3"};
+  const auto check = [&](const std::string& name, const std::string& words,
+                         const std::function<void(comm::Communicator&)>& call) {
+    const auto group = world.group(name, all_ranks(world));
+    for (int i = 0; i < 2; ++i) group->barrier({"%ok", ""});
+    if (world.rank() != last) {
+      world.set_timeout_ms(200);
+      const auto error = comm_error_of([&] { call(*group); });
+      const std::string expected = concat("CommError on rank ", world.rank(), " of ", world.world_size(), ": ", words,
+                                          " bytes at layers.3\n  no answer from rank ", last, " in ");
+      SFSDP_CHECK(error.starts_with(expected), "expected ", expected, " ..., got ", error);
+      SFSDP_CHECK(error.find("; it finished sequence 2, all others 2; read rank ") != std::string::npos, error);
+      world.set_timeout_ms(60000);
+    }
+    elsewhere->barrier({"%late", ""});  // where the late one waits until the others have given up
+  };
+  check("dp_shard", "all_reduce %w.rs over dp_shard, sequence 3, 64",
+        [&](comm::Communicator& group) { group.all_reduce(data, DType::f32, ReduceOp::Sum, info); });
+  check("ep", concat("all_to_all_v %w.rs over ep, sequence 3, ", counts.size()),
+        [&](comm::Communicator& group) { group.all_to_all_v(in, counts, out, counts, info); });
 }
 
 }  // namespace sfsdp::testing

@@ -19,10 +19,19 @@ void check_large(comm::CommWorld& world);
 void check_windows(comm::CommWorld& world);
 // Groups of some of the ranks, in an order of their own, several at a time. Needs an even world_size.
 void check_groups(comm::CommWorld& world);
+// Exchanges between pairs of ranks and of uneven parts: of nothing, of a few bytes, where one rank has everything, at odd
+// places and in windows.
+void check_exchanges(comm::CommWorld& world);
+// The same of several MiB.
+void check_large_exchanges(comm::CommWorld& world);
+// From 2 ranks: pairs, roots or counts of the last rank are not those of the others; all get a CommError that names both.
+void check_exchange_mismatches(comm::CommWorld& world);
+// Two groups, each used by a thread of its own on each rank, at once.
+void check_two_threads(comm::CommWorld& world);
 // From 2 ranks: the last rank makes another call; all get a CommError that names both.
 enum class Mismatch { Kind, Bytes, DType, Op, Name };
 void check_mismatch(comm::CommWorld& world, Mismatch mismatch);
-// From 2 ranks: the last rank never makes its third call. All others get a CommError that names it and what it finished.
+// From 2 ranks: the last rank never makes its third call, in two groups. All others get a CommError that names it and what it finished.
 void check_late_peer(comm::CommWorld& world);
 
 // The message of the CommError that `call` throws; throws if it throws none.

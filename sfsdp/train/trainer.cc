@@ -26,6 +26,7 @@
 #include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/agent/torchrun_agent.h"
+#include "sfsdp/comm/mpi/mpi_world.h"
 #include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
@@ -57,8 +58,13 @@ int64_t number_from_environment(const char* name, int64_t otherwise) {
   return text ? parse_int(text).value_or(otherwise) : otherwise;
 }
 
-std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared_ptr<comm::FlightRecorder> recorder) {
+//   by_mpi: mpirun or srun has started the ranks
+std::unique_ptr<comm::CommWorld> make_world(const JobConfig& config, std::shared_ptr<comm::FlightRecorder> recorder,
+                                            bool by_mpi) {
   if (config.comm.mode == "fake_backend") return comm::make_null_world(static_cast<int>(imagined_ranks(std::getenv)));
+  if (by_mpi)
+    return comm::make_mpi_world(std::make_shared<comm::Mpi>(), config.comm.init_timeout_seconds * 1000,
+                                std::move(recorder));
   if (!std::getenv("WORLD_SIZE")) return nullptr;
   comm::TcpOptions options = comm::tcp_options_from_env();
   options.init_timeout_ms = config.comm.init_timeout_seconds * 1000;
@@ -481,6 +487,7 @@ int estimate_memory(const JobConfig& config, std::ostream& out) {
 }  // namespace
 
 int run_train(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
+  const bool by_mpi = comm::adopt_ranks_of_mpi();
   const char* rank = std::getenv("RANK");
   // From the first step to the end of the process: a launcher's SIGTERM must not cut short what is said of an error.
   std::optional<StopSignals> stop_signals;
@@ -496,7 +503,7 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
     if (config.memory_estimation.enable) return estimate_memory(config, out);
     check_trained(config);
     const auto recorder = std::make_shared<comm::FlightRecorder>(static_cast<size_t>(config.comm.trace_buf_size));
-    const auto world = make_world(config, recorder);
+    const auto world = make_world(config, recorder, by_mpi);
     try {
       Trainer trainer(config, world.get(), out);
       trainer.start();

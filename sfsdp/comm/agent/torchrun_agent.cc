@@ -13,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/init.h"
+#include "sfsdp/comm/mpi/mpi_world.h"
 #include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/tcp/socket.h"
 #include "sfsdp/comm/tcp/tcp_world.h"
@@ -107,8 +108,10 @@ std::unique_ptr<CommWorld> make_launched_world(TcpOptions options, std::shared_p
 }  // namespace sfsdp::comm
 
 std::unique_ptr<sfsdp::comm::CommWorld> sfsdp::init() {
+  const bool by_mpi = comm::adopt_ranks_of_mpi();
   if (!std::getenv("RANK") && !std::getenv("WORLD_SIZE")) return comm::make_null_world(1);
   if (std::get_terminate() == __gnu_cxx::__verbose_terminate_handler) std::set_terminate(comm::tell_error_of_rank);
+  if (by_mpi) return comm::make_mpi_world(std::make_shared<comm::Mpi>(), comm::TcpOptions().timeout_ms);
   comm::TcpOptions options = comm::tcp_options_from_env();
   if (options.world_size == 1) return comm::make_null_world(1);
   return comm::make_launched_world(std::move(options));

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/null/null_world.h"
 
+#include <algorithm>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,39 +24,37 @@ class NullCommunicator final : public Communicator {
   int size() const override { return static_cast<int>(site_.ranks.size()); }
   const std::string& name() const override { return site_.group; }
 
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
-    enter(all_gather_call(in.size(), out.size(), size(), info));
-    for (size_t r = 0; r < site_.ranks.size(); ++r) copy(in, out.subspan(r * in.size(), in.size()));
-  }
-
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                      const CallInfo& info) override {
-    enter(reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info));
-    copy(in.subspan(static_cast<size_t>(rank()) * out.size(), out.size()), out);
-  }
-
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override {
-    enter(all_reduce_call(data.size(), dtype, op, info));
-  }
-
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
-    enter(broadcast_call(data.size(), root, size(), info));
-  }
-
-  void barrier(const CallInfo& info) override { enter(barrier_call(info)); }
-
   void abort(const std::string& reason) override {
+    const std::lock_guard lock(mutex_);
     if (aborted_.empty()) aborted_ = concat("rank ", site_.global_rank(), " aborted: ", reason);
   }
 
- private:
-  void enter(const Call& call) {
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
     ++sequence_;
-    if (!aborted_.empty()) throw AbortedError(error_text(site_, call, sequence_, aborted_));
+    if (const std::string aborted = this->aborted(); !aborted.empty())
+      throw AbortedError(error_text(site_, call, sequence_, aborted));
+    if (call.kind() == CallKind::Broadcast) return;
+    if (call.dtype()) return copy(out.size() == in.size() ? in : call.chunks().of(in, rank()), out);
+    // What the others would send is what this rank has for itself, cut or followed by zeros where sizes differ.
+    const auto own = call.kind() == CallKind::Permute ? in : call.sent(rank(), rank()).of(in);
+    for (int r = 0; r < size(); ++r) {
+      const auto part = call.received(r, rank()).of(out);
+      const size_t known = std::min(own.size(), part.size());
+      copy(own.first(known), part.first(known));
+      std::ranges::fill(part.subspan(known), std::byte{});
+    }
+  }
+
+ private:
+  std::string aborted() const {
+    const std::lock_guard lock(mutex_);
+    return aborted_;
   }
 
   CallSite site_;
   uint64_t sequence_ = 0;
+  mutable std::mutex mutex_;  // abort comes from any thread
   std::string aborted_;
 };
 

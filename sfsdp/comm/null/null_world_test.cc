@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "sfsdp/base/error.h"
 
@@ -28,6 +31,39 @@ TEST_CASE("null: a rank of 1024 sees its own data in every place") {
   group->reduce_scatter(std::as_bytes(std::span(out)), std::as_writable_bytes(std::span(shard)), ir::DType::f32,
                         ReduceOp::Sum, {"%g", ""});
   CHECK(shard == std::vector<float>{6, 7});
+}
+
+TEST_CASE("null: what others would send is this rank's own, cut or followed by zeros") {
+  const auto world = make_null_world(3, 1);
+  const auto group = world->group("ep", {0, 1, 2});
+  const auto bytes = [](const std::string& text) {
+    const auto view = std::as_bytes(std::span(text));
+    return std::vector<std::byte>(view.begin(), view.end());
+  };
+  std::vector<std::byte> out(6, std::byte{'?'});
+  const auto expect = [&](const std::string& text) { CHECK(out == bytes(text)); };
+  using std::string_literals::operator""s;
+  const std::vector<int64_t> counts = {1, 2, 3};
+  group->all_to_all(bytes("aabbcc"), out, {"%t", ""});
+  expect("bbbbbb");
+  group->all_to_all_v(bytes("abbccc"), counts, out, counts, {"%t", ""});
+  expect("bbbbb\0"s);
+  group->all_gather_v(bytes("de"), out, counts, {"%t", ""});
+  expect("ddede\0"s);
+  group->gather_v(bytes("fg"), out, counts, 1, {"%t", ""});
+  expect("ffgfg\0"s);
+  const std::array pairs = {RankPair{0, 1}};
+  group->permute(bytes("hijklm"), out, pairs, {"%t", ""});
+  expect("hijklm");
+  group->permute(bytes("aaaaaa"), out, std::span(pairs).first(0), {"%t", ""});
+  expect("hijklm");
+  out.resize(2);
+  group->scatter_v(bytes("abbccc"), out, counts, 1, {"%t", ""});
+  expect("bb");
+  group->scatter_v({}, out, counts, 0, {"%t", ""});
+  expect("\0\0"s);
+  group->broadcast(out, 0, {"%t", ""});
+  expect("\0\0"s);
 }
 
 TEST_CASE("null: abort ends later calls") {

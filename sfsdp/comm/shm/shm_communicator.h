@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -47,35 +46,36 @@ class ShmCommunicator final : public GroupCommunicator {
                   std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
   ~ShmCommunicator() override;
 
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                      const CallInfo& info) override;
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override;
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override;
-  void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override { board_->abort(site().global_rank(), reason); }
 
   bool shares_memory() const override { return true; }
   void leave() override { board_->leave(rank()); }
   bool is_broken() const override { return broken_; }
 
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override;
+
  private:
   using Parts = std::vector<std::span<const std::byte>>;  // by rank
 
-  template <class Action>
-  void run(const Call& call, std::span<const std::byte> shown, Action action);
+  void act(std::span<const std::byte> in, std::span<std::byte> out);
   void show(std::span<const std::byte> data);
+  void show_counts();
+  std::vector<Range> compare_counts();
   void meet();
-  bool are_parts_in_place(size_t bytes) const;
+  bool are_parts_in_place() const;
+  std::span<const std::byte> part(int rank, std::span<const std::byte> own);
   Parts parts(std::span<const std::byte> own);
-  const std::byte* place(int rank, size_t bytes);
+  const std::byte* place(int rank);
   const ShmSlot& slot(int rank) const;
   std::span<const std::byte> peer_stage(int rank, size_t bytes) const;
-  Parts staged(size_t offset, size_t bytes) const;
 
-  void gather_staged(std::span<const std::byte> in, std::span<std::byte> out);
-  void reduce_scatter_staged(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op);
-  void all_reduce_staged(std::span<std::byte> data, ir::DType dtype, ReduceOp op);
+  void move(std::span<const std::byte> in, std::span<std::byte> out);
+  void move_staged(std::span<const std::byte> in, std::span<std::byte> out, const std::vector<Range>& sent);
+  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out);
+  void reduce_scatter_staged(std::span<const std::byte> in, std::span<std::byte> out);
+  void all_reduce(std::span<std::byte> data);
+  void all_reduce_staged(std::span<std::byte> data);
 
   std::unique_ptr<Board> board_;
   std::unique_ptr<ShmArea> own_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Point-to-point messages of one group: a connection to each peer. Everything else is made of these, as they need no copies,
-// name the peer that fails, and leave the order of sums to us.
+// Messages of one group over TCP: a connection to each peer. They need no copies, name the peer that fails, and leave the order
+// of sums to us.
 #pragma once
 
 #include <array>
@@ -8,24 +8,17 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/messages/messages.h"
 #include "sfsdp/comm/tcp/rendezvous.h"
 
 namespace sfsdp::comm {
 
-// What a transfer throws, with the peer it was for.
-struct TransferError {
-  int peer = 0;  // in the group
-  std::string text;
-  bool timed_out = false;
-};
-
-class Links {
+class Links final : public Messages {
  public:
   // A collective call of the group: connects every pair, the ranks with the higher number to those with the lower. Nobody
   // listens any more when it returns.
@@ -34,22 +27,13 @@ class Links {
   //   throws: CommError naming ranks that cannot be connected to
   Links(const CallSite& site, const std::string& key, const Address& listen, Rendezvous& store, int64_t timeout_ms);
 
-  // Order counts per pair of ranks and direction; empty spans are not sent. Nothing moves before wait.
-  void send(std::span<const std::byte> data, int peer);
-  void receive(std::span<std::byte> data, int peer);
-
-  // Until everything posted has been sent and received, however long that takes while bytes move. Where it takes long, calls
-  // look(peer) twice a second with a peer that has not answered, a different one each time; what it throws ends the wait.
-  //   silence: for how long no byte may move
-  //   throws: TransferError
-  using Look = std::function<void(int peer)>;
-  void wait(std::chrono::milliseconds silence, const Look& look);
+  void send(std::span<const std::byte> data, int peer) override;
+  void receive(std::span<std::byte> data, int peer) override;
+  void wait(std::chrono::milliseconds silence, const Look& look) override;
   // The first peer that data is waited for, -1 if none.
   int missing_peer() const;
-  // After an error: nothing is written to or read from the caller's memory any more.
-  void drop();
-  // From any thread: ends a wait, now or later.
-  void abort();
+  void drop() override;
+  void abort() override;
 
  private:
   // Sent in front of each message: both sides must have the same one in mind.

@@ -8,20 +8,20 @@
 #include <chrono>
 #include <cstddef>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "sfsdp/base/fd.h"
+#include "sfsdp/comm/messages/store.h"
 
 namespace sfsdp::comm {
 
 using Clock = std::chrono::steady_clock;
 
 // What a socket reports; errors of the callers add rank and place.
-class SocketError : public std::runtime_error {
+class SocketError : public TransportError {
  public:
-  using std::runtime_error::runtime_error;
+  using TransportError::TransportError;
 };
 
 // An IPv4 or IPv6 address, with or without a port.

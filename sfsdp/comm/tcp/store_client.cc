@@ -7,14 +7,6 @@
 namespace sfsdp::comm {
 namespace {
 
-constexpr int64_t kPatienceMs = 10'000;
-// How long a rank waits that looks whether others live: a stopped host of the store is to be named within 5 s.
-constexpr int64_t kLookPatienceMs = 3'000;
-
-int64_t patience_ms(StoreClient::Patience patience) {
-  return patience == StoreClient::Patience::LastWords ? kLookPatienceMs : kPatienceMs;
-}
-
 FrameWriter request(StoreOp op, const std::string& key) {
   SFSDP_CHECK(key.size() <= kMostKeyBytes, "a key of ", key.size(), " bytes");
   FrameWriter writer;
@@ -60,7 +52,7 @@ std::string StoreClient::set_first(const std::string& key, const std::string& va
   return FrameReader(answer).text(kMostValueBytes);
 }
 
-std::optional<StoreClient::Value> StoreClient::get(const std::string& key) {
+std::optional<Store::Value> StoreClient::get(const std::string& key) {
   const std::string answer = ask(request(StoreOp::Get, key).frame(), kLookPatienceMs);
   FrameReader reader(answer);
   if (reader.number<uint8_t>() == 0) return std::nullopt;

@@ -21,10 +21,12 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/messages/message_communicator.h"
 #include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/peer_process.h"
 #include "sfsdp/comm/shm/shm_communicator.h"
-#include "sfsdp/comm/tcp/tcp_communicator.h"
+#include "sfsdp/comm/tcp/links.h"
+#include "sfsdp/comm/tcp/rendezvous.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -168,8 +170,9 @@ class TcpWorld final : public CommWorld {
       if (on_one_host(site)) listen = parse_address("127.0.0.1:1"), listen.set_port(0);
       auto links = std::make_unique<Links>(site, key, listen, *store_, options_.init_timeout_ms);
       if (recorder_) recorder_->finish(contact, 1);
-      return std::make_shared<TcpCommunicator>(std::move(site), std::move(links), std::move(observer), store_,
-                                               timeout_ms_, recorder_);
+      return std::make_shared<MessageCommunicator>(std::move(site), std::move(links), std::move(observer),
+                                                   std::shared_ptr<Store>(store_, &store_->store()), timeout_ms_,
+                                                   recorder_);
     } catch (const SocketError& error) {
       throw CommError(concat("CommError on rank ", rank(), " of ", world_size(), ": ", what,
                              "\n  the store of rank 0 is gone: ", error.what(), "; read rank 0's log"));

@@ -139,6 +139,23 @@ TEST_CASE("processes: every collective has the bits of sums in rank order") {
   for (const TcpOptions& options : all_ways(3)) run_tcp(options, testing::check_large);
 }
 
+TEST_CASE("processes: every exchange brings each rank its parts") {
+  for (const int n : {1, 2, 3, 4}) run_tcp(tcp_options(n), testing::check_exchanges);
+  for (const int n : {2, 4}) run_tcp(over_tcp(tcp_options(n)), testing::check_exchanges);
+  run_tcp(watched_by_store(tcp_options(3)), testing::check_exchanges);
+  for (const TcpOptions& options : all_ways(3)) run_tcp(options, testing::check_large_exchanges);
+}
+
+TEST_CASE("processes: groups are used by threads of their own") {
+  for (const int n : {2, 4})
+    for (const TcpOptions& options : all_ways(n)) run_tcp(options, testing::check_two_threads);
+}
+
+TEST_CASE("processes: ranks that disagree about an exchange are named on every rank") {
+  for (const int n : {2, 4})
+    for (const TcpOptions& options : all_ways(n)) run_tcp(options, testing::check_exchange_mismatches);
+}
+
 TEST_CASE("processes: data may lie in windows") {
   for (const int n : {2, 5}) run_tcp(tcp_options(n), testing::check_windows);
   run_tcp(over_tcp(tcp_options(3)), testing::check_windows);

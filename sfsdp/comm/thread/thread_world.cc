@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -20,16 +19,16 @@ namespace {
 
 using Timeout = std::atomic<int64_t>;
 
-// What the ranks of a group share. A rank writes its two spans before it enters a call; all read them until they have
+// What the ranks of a group share. A rank writes its call and its input before it enters a call; all read them until they have
 // met after it, or, after an error, until each has said that it reads no more.
 struct Group {
-  struct Spans {
+  struct Shown {
+    const Call* call = nullptr;
     std::span<const std::byte> in;
-    std::span<std::byte> out;
   };
 
   explicit Group(int size)
-      : board(Board::in_process(size)), spans(static_cast<size_t>(size)), read(static_cast<size_t>(size)) {}
+      : board(Board::in_process(size)), shown(static_cast<size_t>(size)), read(static_cast<size_t>(size)) {}
 
   void reads_no_more(int rank, uint64_t sequence) {
     read[static_cast<size_t>(rank)] = sequence;
@@ -42,7 +41,7 @@ struct Group {
   }
 
   std::unique_ptr<Board> board;
-  std::vector<Spans> spans;
+  std::vector<Shown> shown;
   std::vector<std::atomic<uint64_t>> read;  // by rank: the last call that it has read
 };
 
@@ -100,50 +99,28 @@ class ThreadCommunicator final : public Communicator {
   int size() const override { return static_cast<int>(site_.ranks.size()); }
   const std::string& name() const override { return site_.group; }
 
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override {
-    const Call call = all_gather_call(in.size(), out.size(), size(), info);
-    exchange(call, {in, out}, [&] {
-      for (size_t r = 0; r < group_->spans.size(); ++r)
-        copy(group_->spans[r].in, out.subspan(r * in.size(), in.size()));
-    });
-  }
-
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                      const CallInfo& info) override {
-    const Call call = reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info);
-    const size_t begin = static_cast<size_t>(rank()) * out.size();
-    exchange(call, {in, out}, [&] { reduce(parts(begin, out.size()), out, dtype, op); });
-  }
-
-  // Each rank reduces its chunk of the elements in place, where only it looks; then all copy the others' chunks.
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override {
-    const Call call = all_reduce_call(data.size(), dtype, op, info);
-    exchange(call, {data, data}, [&] {
-      const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
-      reduce(parts(chunks.begin(rank()), chunks.size(rank())), chunks.of(data, rank()), dtype, op);
-      group_->board->meet(site_, call, sequence_, *timeout_ms_);
-      for (int r = 0; r < size(); ++r) copy(chunks.of(group_->spans[static_cast<size_t>(r)].in, r), chunks.of(data, r));
-    });
-  }
-
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override {
-    const Call call = broadcast_call(data.size(), root, size(), info);
-    exchange(call, {data, data}, [&] { copy(group_->spans[static_cast<size_t>(root)].in, data); });
-  }
-
-  void barrier(const CallInfo& info) override {
-    const Call call = barrier_call(info);
-    group_->board->enter(site_, call, ++sequence_, *timeout_ms_);
-    group_->board->finish(site_, call, sequence_);
-  }
-
   void abort(const std::string& reason) override { group_->board->abort(site_.global_rank(), reason); }
 
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
+    exchange(call, in, [&] {
+      if (call.kind() == CallKind::AllToAllV) compare_counts(call);
+      if (call.kind() == CallKind::AllReduce) return all_reduce(call, out);
+      if (call.dtype()) return reduce(parts(call.chunks().at(rank())), out, *call.dtype(), call.op());
+      for (int r = 0; r < size(); ++r) {
+        const auto& [peers_call, peers_in] = group_->shown[static_cast<size_t>(r)];
+        copy(peers_call->sent(r, rank()).of(peers_in), call.received(r, rank()).of(out));
+      }
+    });
+  }
+
  private:
-  // Shows `spans` to all, then reads theirs. Returns or throws when nobody reads this rank's memory any more.
-  void exchange(const Call& call, Group::Spans spans, const std::function<void()>& read) {
-    group_->spans[static_cast<size_t>(rank())] = spans;
+  // Shows `in` to all, then reads theirs. Returns or throws when nobody reads this rank's memory any more.
+  template <class Read>
+  void exchange(const Call& call, std::span<const std::byte> in, Read read) {
+    group_->shown[static_cast<size_t>(rank())] = {&call, in};
     group_->board->enter(site_, call, ++sequence_, *timeout_ms_);  // all ranks get past it, or none
+    if (call.kind() == CallKind::Barrier) return group_->board->finish(site_, call, sequence_);
     try {
       read();
       group_->reads_no_more(rank(), sequence_);
@@ -156,9 +133,25 @@ class ThreadCommunicator final : public Communicator {
     group_->board->finish(site_, call, sequence_);
   }
 
-  std::vector<std::span<const std::byte>> parts(size_t begin, size_t bytes) const {
+  // Each rank reduces its chunk of the elements in place, where only it looks; then all copy the others' chunks.
+  void all_reduce(const Call& call, std::span<std::byte> data) {
+    const ByteChunks chunks(data.size(), ir::size_in_bytes(*call.dtype()), size());
+    reduce(parts(chunks.at(rank())), chunks.of(data, rank()), *call.dtype(), call.op());
+    group_->board->meet(site_, call, sequence_, *timeout_ms_);
+    for (int r = 0; r < size(); ++r) copy(chunks.of(group_->shown[static_cast<size_t>(r)].in, r), chunks.of(data, r));
+  }
+
+  void compare_counts(const Call& call) {
+    std::vector<std::vector<int64_t>> counts;
+    for (const auto& shown : group_->shown) counts.push_back(shown.call->counts(size()));
+    const std::vector<std::span<const int64_t>> rows(counts.begin(), counts.end());
+    if (const std::string cause = counts_disagreement(site_, rows); !cause.empty())
+      group_->board->throw_failure(site_, call, sequence_, cause, 0, 0);
+  }
+
+  std::vector<std::span<const std::byte>> parts(Range range) const {
     std::vector<std::span<const std::byte>> parts;
-    for (const auto& spans : group_->spans) parts.push_back(spans.in.subspan(begin, bytes));
+    for (const auto& shown : group_->shown) parts.push_back(range.of(shown.in));
     return parts;
   }
 

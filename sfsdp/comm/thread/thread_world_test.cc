@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <numeric>
 #include <stdexcept>
@@ -34,6 +35,15 @@ TEST_CASE("thread: every collective has the bits of sums in rank order") {
 
 TEST_CASE("thread: data may lie anywhere") { run_ranks(3, testing::check_windows); }
 
+TEST_CASE("thread: every exchange brings each rank its parts") {
+  for (const int n : {1, 2, 3, 4}) run_ranks(n, testing::check_exchanges);
+  run_ranks(3, testing::check_large_exchanges);
+}
+
+TEST_CASE("thread: groups are used by threads of their own") {
+  for (const int n : {2, 4}) run_ranks(n, testing::check_two_threads);
+}
+
 TEST_CASE("thread: 128 ranks reduce together") {
   run_ranks(128, [](CommWorld& world) {
     const auto group = world.group("dp_shard", first_ranks(128));
@@ -50,6 +60,10 @@ TEST_CASE("thread: groups of some ranks work side by side") {
 TEST_CASE("thread: ranks that disagree about a call are named on every rank") {
   for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
     for (const int n : {2, 3, 8}) run_ranks(n, [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+}
+
+TEST_CASE("thread: ranks that disagree about an exchange are named on every rank") {
+  for (const int n : {2, 3, 4}) run_ranks(n, testing::check_exchange_mismatches);
 }
 
 TEST_CASE("thread: a rank that does not come is named after the timeout") {
@@ -125,6 +139,24 @@ TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {
     CHECK_THROWS_AS(group->reduce_scatter(four, three, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
     CHECK_THROWS_AS(group->all_reduce(three, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
     CHECK_THROWS_AS(group->all_reduce(four, ir::DType::u8, ReduceOp::Sum, {"", ""}), UserError);
+    std::vector<std::byte> other(4);
+    const std::array<int64_t, 2> fits = {2, 2}, short_by_one = {2, 1}, negative = {5, -1};
+    CHECK_THROWS_AS(group->all_to_all(three, three, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_to_all(four, four, {"", ""}), InternalError);  // in place
+    CHECK_THROWS_AS(group->all_to_all_v(four, fits, other, short_by_one, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_to_all_v(four, negative, other, negative, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_gather_v(three, four, fits, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->all_gather_v(four, other, std::span(fits).first(1), {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->reduce_scatter_v(four, three, fits, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->gather_v(three, four, fits, 2, {"", ""}), InternalError);
+    CHECK_THROWS_AS(group->scatter_v(four, four, fits, 0, {"", ""}), InternalError);
+    for (const std::array<RankPair, 2> pairs :
+         {std::array{RankPair{0, 1}, RankPair{0, 0}}, std::array{RankPair{0, 1}, RankPair{1, 1}},
+          std::array{RankPair{0, 1}, RankPair{1, 2}}})
+      CHECK_THROWS_AS(group->permute(four, other, pairs, {"", ""}), InternalError);
+    const Call described = all_gather_call(2, 4, 2, {"%w", ""});
+    CHECK_THROWS_AS(group->run(described, three, four), InternalError);
+    CHECK_THROWS_AS(group->run(all_gather_call(2, 6, 3, {"%w", ""}), std::span(four).first(2), other), InternalError);
     group->barrier({"", ""});
   });
 }

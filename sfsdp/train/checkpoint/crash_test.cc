@@ -23,6 +23,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/call.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/disk_model.h"
@@ -441,9 +442,9 @@ namespace {
 class Telling : public testing::Forwarding {
  public:
   using Forwarding::Forwarding;
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
-    testing::Forwarding::all_gather(in, out, info);
-    if (info.name != "checkpoint progress" || rank() != 0) return;
+  void run_checked(const comm::Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
+    testing::Forwarding::run_checked(call, in, out);
+    if (call.info().name != "checkpoint progress" || rank() != 0) return;
     ++told;
     told.notify_all();
   }
@@ -535,12 +536,12 @@ std::atomic<bool> over = false;
 class Mortal : public testing::Forwarding {
  public:
   using Forwarding::Forwarding;
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const comm::CallInfo& info) override {
-    if (rank() == plan.rank && dead) {
+  void run_checked(const comm::Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
+    if (call.kind() == comm::CallKind::AllGather && rank() == plan.rank && dead) {
       over.wait(false);
       throw CommError("dead");
     }
-    testing::Forwarding::all_gather(in, out, info);
+    testing::Forwarding::run_checked(call, in, out);
   }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/comm/tcp/watch.h"
+#include "sfsdp/comm/messages/watch.h"
 
 #include <algorithm>
 #include <chrono>
@@ -14,9 +14,13 @@
 namespace sfsdp::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBeat(1000);
 // Three beats missed: a machine out of breath may swallow two.
 constexpr int64_t kSilentMs = 3500;
+// A rank that has left has told all it has done before, or a beat later.
+constexpr int64_t kLeftMs = 1500;
+constexpr const char* kHasLeft = "it has closed its communicators";
 
 // What a rank has told: "<entered> <finished> <group>\n..."
 struct Told {
@@ -28,8 +32,8 @@ struct Told {
   bool is_silent() const { return ever && age_ms > kSilentMs; }
 };
 
-Told read_told(StoreClient& store, int rank, const std::string& group) {
-  const auto value = store.get("progress/" + std::to_string(rank));
+Told read_told(Store& store, int rank, const std::string& group) {
+  const auto value = store.get(progress_key(rank));
   if (!value) return {};
   Told told = {true, value->age_ms, 0, 0};
   std::istringstream lines(value->text);
@@ -43,17 +47,17 @@ Told read_told(StoreClient& store, int rank, const std::string& group) {
   return told;
 }
 
-std::string get(StoreClient& store, const std::string& key) {
+std::string get(Store& store, const std::string& key) {
   const auto value = store.get(key);
   return value ? value->text : "";
 }
 
 // The first cause that a rank of the group tells becomes that of all.
-FoundCause agree(StoreClient& store, const Wait& wait, const std::string& cause) {
+FoundCause agree(Store& store, const Wait& wait, const std::string& cause) {
   return {FoundCause::Kind::Failed, store.set_first("failed/" + wait.group, cause)};
 }
 
-std::optional<FoundCause> told_by_others(StoreClient& store, const Wait& wait) {
+std::optional<FoundCause> told_by_others(Store& store, const Wait& wait) {
   if (std::string aborted = get(store, "aborted"); !aborted.empty())
     return FoundCause{FoundCause::Kind::Aborted, std::move(aborted)};
   if (std::string failed = get(store, "failed/" + wait.group); !failed.empty())
@@ -61,13 +65,13 @@ std::optional<FoundCause> told_by_others(StoreClient& store, const Wait& wait) {
   return std::nullopt;
 }
 
-std::string lost_text(StoreClient& store, const Wait& wait, int rank, const std::string& why) {
+std::string lost_text(Store& store, const Wait& wait, int rank, const std::string& why) {
   const Told told = read_told(store, rank, wait.group);
   return silence_text({{rank, told.finished}}, 1, 0, wait.waited_ms, why);
 }
 
 // A rank of the world whose process has ended without a goodbye.
-std::optional<FoundCause> lost(StoreClient& store, const Wait& wait) {
+std::optional<FoundCause> lost(Store& store, const Wait& wait) {
   const std::string rank = get(store, "lost");
   if (rank.empty()) return std::nullopt;
   return agree(store, wait,
@@ -82,7 +86,10 @@ FoundCause store_is_gone(const std::string& seen, const std::string& reason) {
 
 }  // namespace
 
-Heartbeat::Heartbeat(std::unique_ptr<StoreClient> connection, int rank)
+std::string progress_key(int rank) { return concat("progress/", rank); }
+std::string goodbye_key(int rank) { return concat("bye/", rank); }
+
+Heartbeat::Heartbeat(std::unique_ptr<Store> connection, int rank)
     : connection_(std::move(connection)), rank_(rank), thread_([this] { run(); }) {}
 
 Heartbeat::~Heartbeat() {
@@ -102,16 +109,26 @@ std::shared_ptr<Progress> Heartbeat::add(const std::string& group) {
   return progress;
 }
 
+std::string Heartbeat::told() const {
+  std::string text;
+  for (const auto& [group, progress] : groups_)
+    text += concat(progress->entered.load(), " ", progress->finished.load(), " ", group, "\n");
+  return text;
+}
+
+std::string Heartbeat::text() const {
+  const std::lock_guard lock(mutex_);
+  return told();
+}
+
 void Heartbeat::run() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    std::string text;
-    for (const auto& [group, progress] : groups_)
-      text += concat(progress->entered.load(), " ", progress->finished.load(), " ", group, "\n");
+    const std::string text = told();
     lock.unlock();
     try {
-      connection_->set("progress/" + std::to_string(rank_), text);
-    } catch (const SocketError&) {
+      connection_->set(progress_key(rank_), text);
+    } catch (const TransportError&) {
       // The store is gone: whoever reads it finds that out and says so.
     }
     lock.lock();
@@ -119,22 +136,24 @@ void Heartbeat::run() {
   }
 }
 
-FoundCause look_at_peer(StoreClient& store, const Wait& wait, int peer) {
+FoundCause look_at_peer(Store& store, const Wait& wait, int peer) {
   try {
     if (auto told = told_by_others(store, wait)) return *told;
     if (auto gone = lost(store, wait)) return *gone;
     const Told told = read_told(store, peer, wait.group);
+    if (const auto left = store.get(goodbye_key(peer)); left && told.entered < wait.sequence && left->age_ms > kLeftMs)
+      return agree(store, wait, lost_text(store, wait, peer, kHasLeft));
     if (!told.is_silent()) return {};
     return agree(store, wait,
                  lost_text(store, wait, peer,
                            concat("it has sent no heartbeat for ", told.age_ms,
                                   " ms: its process is stopped, or its host is cut off")));
-  } catch (const SocketError& error) {
+  } catch (const TransportError& error) {
     return store_is_gone(concat("no answer from rank ", peer, " in ", wait.waited_ms, " ms"), error.what());
   }
 }
 
-FoundCause find_cause(StoreClient& store, const Wait& wait, const std::string& error, bool timed_out) {
+FoundCause find_cause(Store& store, const Wait& wait, const std::string& error, bool timed_out) {
   constexpr std::chrono::milliseconds kGrace(500);  // connections to peers close before, or after, that to the store
   try {
     const auto deadline = Clock::now() + kGrace;
@@ -153,7 +172,7 @@ FoundCause find_cause(StoreClient& store, const Wait& wait, const std::string& e
     for (const int rank : wait.site.ranks) {
       const Told told = read_told(store, rank, wait.group);
       if (rank != wait.site.global_rank() && told.entered < wait.sequence) {
-        if (silent.empty() && store.get("bye/" + std::to_string(rank))) why = "it has closed its communicators";
+        if (silent.empty() && store.get(goodbye_key(rank))) why = kHasLeft;
         silent.push_back({rank, told.finished});
       } else {
         others_min = std::min(others_min, told.finished);
@@ -162,7 +181,7 @@ FoundCause find_cause(StoreClient& store, const Wait& wait, const std::string& e
     }
     return agree(store, wait,
                  silent.empty() ? error : silence_text(silent, others_min, others_max, wait.waited_ms, why));
-  } catch (const SocketError& reason) {
+  } catch (const TransportError& reason) {
     return store_is_gone(error, reason.what());
   }
 }

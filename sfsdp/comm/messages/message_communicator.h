@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Collectives of one group of processes, made of point-to-point messages.
+// Collectives of one group of processes, made of point-to-point messages, over whatever carries them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,8 +14,9 @@
 #include "sfsdp/comm/chunks.h"
 #include "sfsdp/comm/flight_recorder.h"
 #include "sfsdp/comm/group_communicator.h"
-#include "sfsdp/comm/tcp/links.h"
-#include "sfsdp/comm/tcp/watch.h"
+#include "sfsdp/comm/messages/messages.h"
+#include "sfsdp/comm/messages/store.h"
+#include "sfsdp/comm/messages/watch.h"
 
 namespace sfsdp::comm {
 
@@ -28,26 +30,23 @@ struct Observer {
 
 // Every rank sends each peer its share once, (n - 1) messages; an all-reduce above 32 KiB does so twice; broadcast is a
 // binary tree.
-class TcpCommunicator final : public GroupCommunicator {
+class MessageCommunicator final : public GroupCommunicator {
  public:
-  TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer, std::shared_ptr<Rendezvous> store,
-                  std::shared_ptr<const Timeout> timeout_ms, std::shared_ptr<FlightRecorder> recorder);
+  MessageCommunicator(CallSite site, std::unique_ptr<Messages> messages, Observer observer,
+                      std::shared_ptr<Store> store, std::shared_ptr<const Timeout> timeout_ms,
+                      std::shared_ptr<FlightRecorder> recorder);
 
-  void all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) override;
-  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype, ReduceOp op,
-                      const CallInfo& info) override;
-  void all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) override;
-  void broadcast(std::span<std::byte> data, int root, const CallInfo& info) override;
-  void barrier(const CallInfo& info) override;
   void abort(const std::string& reason) override;
 
   bool shares_memory() const override { return false; }
   void leave() override;
   bool is_broken() const override { return broken_; }
 
+ protected:
+  void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override;
+
  private:
-  template <class Action>
-  void run(const Call& call, Action action);
+  void act(std::span<const std::byte> in, std::span<std::byte> out);
   void enter(const Call& call);
   void compare(const Call& call);
   void wait();
@@ -55,9 +54,12 @@ class TcpCommunicator final : public GroupCommunicator {
   template <class Place, class Data>
   void post(Place place, Data data);
   void gather(std::span<const std::byte> in, std::span<std::byte> out);
-  void reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out, ir::DType dtype,
-                     ReduceOp op);
-  void reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op);
+  void compare_counts();
+  void move(std::span<const std::byte> in, std::span<std::byte> out);
+  void broadcast(std::span<std::byte> data);
+  void all_reduce(std::span<std::byte> data);
+  void reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out);
+  void reduce_small(std::span<std::byte> data);
   std::span<std::byte> scratch(size_t bytes);
 
   std::string failure();
@@ -66,15 +68,15 @@ class TcpCommunicator final : public GroupCommunicator {
   [[noreturn]] void throw_found(const Call& call, const FoundCause& found);
   int64_t waited_ms() const;
 
-  std::unique_ptr<Links> links_;
+  std::unique_ptr<Messages> messages_;
   Observer observer_;
-  std::shared_ptr<Rendezvous> store_;
+  std::shared_ptr<Store> store_;
   std::shared_ptr<const Timeout> timeout_ms_;
   std::shared_ptr<FlightRecorder> recorder_;
   std::vector<std::byte> scratch_;
   uint64_t sequence_ = 0;
   const Call* call_ = nullptr;  // that runs
-  Clock::time_point begin_;
+  std::chrono::steady_clock::time_point begin_;
   bool broken_ = false;
   std::mutex failure_mutex_;
   std::string failure_;

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "sfsdp/comm/call.h"
-#include "sfsdp/comm/tcp/rendezvous.h"
+#include "sfsdp/comm/messages/store.h"
 
 namespace sfsdp::comm {
 
@@ -26,23 +26,30 @@ struct Progress {
   std::atomic<uint64_t> finished = 0;
 };
 
+// In the store.
+std::string progress_key(int rank);
+std::string goodbye_key(int rank);
+
 class Heartbeat {
  public:
   // `connection` is used by the heartbeat's thread alone.
-  Heartbeat(std::unique_ptr<StoreClient> connection, int rank);
+  Heartbeat(std::unique_ptr<Store> connection, int rank);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
   // `group`: unique among the groups of the world, the same on all its ranks.
   std::shared_ptr<Progress> add(const std::string& group);
+  // What the rank is doing, as it is told under progress_key: who leaves tells it once more.
+  std::string text() const;
 
  private:
   void run();
+  std::string told() const;
 
-  std::unique_ptr<StoreClient> connection_;
+  std::unique_ptr<Store> connection_;
   int rank_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wanted_;
   std::map<std::string, std::shared_ptr<Progress>> groups_;
   bool stop_ = false;
@@ -64,10 +71,10 @@ struct Wait {
 };
 
 // While a call takes long: whether it is in vain. Kind None: `peer`, a rank of the group, lives. Two requests to the store.
-FoundCause look_at_peer(StoreClient& store, const Wait& wait, int peer);
+FoundCause look_at_peer(Store& store, const Wait& wait, int peer);
 // A call has failed here: why, in words that all ranks of the group agree on.
 //   error: what the transport said, used if nobody is missing
 //   timed_out: this rank has waited for as long as it may; else the connection to a peer broke
-FoundCause find_cause(StoreClient& store, const Wait& wait, const std::string& error, bool timed_out);
+FoundCause find_cause(Store& store, const Wait& wait, const std::string& error, bool timed_out);
 
 }  // namespace sfsdp::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/comm/tcp/tcp_communicator.h"
+#include "sfsdp/comm/messages/message_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -13,6 +13,7 @@
 namespace sfsdp::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Bytes that a reduction receives from each peer at a time: bounds its scratch memory.
@@ -28,75 +29,27 @@ constexpr int64_t kGraceMs = 2000;
 
 }  // namespace
 
-TcpCommunicator::TcpCommunicator(CallSite site, std::unique_ptr<Links> links, Observer observer,
-                                 std::shared_ptr<Rendezvous> store, std::shared_ptr<const Timeout> timeout_ms,
-                                 std::shared_ptr<FlightRecorder> recorder)
+MessageCommunicator::MessageCommunicator(CallSite site, std::unique_ptr<Messages> messages, Observer observer,
+                                         std::shared_ptr<Store> store, std::shared_ptr<const Timeout> timeout_ms,
+                                         std::shared_ptr<FlightRecorder> recorder)
     : GroupCommunicator(std::move(site)),
-      links_(std::move(links)),
+      messages_(std::move(messages)),
       observer_(std::move(observer)),
       store_(std::move(store)),
       timeout_ms_(std::move(timeout_ms)),
       recorder_(std::move(recorder)) {}
 
-void TcpCommunicator::all_gather(std::span<const std::byte> in, std::span<std::byte> out, const CallInfo& info) {
-  run(all_gather_call(in.size(), out.size(), size(), info), [&] { gather(in, out); });
-}
-
-void TcpCommunicator::reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, ir::DType dtype,
-                                     ReduceOp op, const CallInfo& info) {
-  run(reduce_scatter_call(in.size(), out.size(), size(), dtype, op, info),
-      [&] { reduce_chunks(in, ByteChunks(in.size(), ir::size_in_bytes(dtype), size()), out, dtype, op); });
-}
-
-void TcpCommunicator::all_reduce(std::span<std::byte> data, ir::DType dtype, ReduceOp op, const CallInfo& info) {
-  run(all_reduce_call(data.size(), dtype, op, info), [&] {
-    if (data.size() <= kSmallBytes) return reduce_small(data, dtype, op);
-    const ByteChunks chunks(data.size(), ir::size_in_bytes(dtype), size());
-    const auto mine = chunks.of(data, rank());
-    reduce_chunks(data, chunks, mine, dtype, op);
-    post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
-    wait();
-  });
-}
-
-// A tree: whoever has the data sends it to half as far away each time.
-void TcpCommunicator::broadcast(std::span<std::byte> data, int root, const CallInfo& info) {
-  run(broadcast_call(data.size(), root, size(), info), [&] {
-    const int n = size(), from_root = (rank() - root + n) % n;
-    int reach = 1;
-    while (reach < n) reach *= 2;
-    for (reach /= 2; reach > 0; reach /= 2) {
-      if (from_root % (2 * reach) == 0 && from_root + reach < n)
-        links_->send(data, (rank() + reach) % n);
-      else if (from_root % (2 * reach) == reach) {
-        links_->receive(data, (rank() - reach + n) % n);
-        wait();
-      }
-    }
-    wait();
-  });
-}
-
-void TcpCommunicator::barrier(const CallInfo& info) {
-  run(barrier_call(info), [&] {
-    if (observer_.board) return;  // entering it was one
-    const std::byte mine{};
-    gather({&mine, 1}, scratch(static_cast<size_t>(size())));
-  });
-}
-
-void TcpCommunicator::abort(const std::string& reason) {
+void MessageCommunicator::abort(const std::string& reason) {
   if (observer_.board) observer_.board->abort(site().global_rank(), reason);
   fail(concat("rank ", site().global_rank(), " aborted: ", reason));
-  links_->abort();
+  messages_->abort();
 }
 
-void TcpCommunicator::leave() {
+void MessageCommunicator::leave() {
   if (observer_.board) observer_.board->leave(rank());
 }
 
-template <class Action>
-void TcpCommunicator::run(const Call& call, Action action) {
+void MessageCommunicator::run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) {
   ++sequence_;
   call_ = &call;
   begin_ = Clock::now();
@@ -105,14 +58,14 @@ void TcpCommunicator::run(const Call& call, Action action) {
     throw AbortedError(error_text(site(), call, sequence_, failure));
   try {
     enter(call);
-    action();
+    act(in, out);
   } catch (const TransferError& error) {
     broken_ = true;
-    links_->drop();
+    messages_->drop();
     throw_failure(call, error);
   } catch (const CommError&) {
     broken_ = true;
-    links_->drop();
+    messages_->drop();
     throw;
   }
   if (observer_.board)
@@ -122,7 +75,22 @@ void TcpCommunicator::run(const Call& call, Action action) {
   if (recorder_) recorder_->finish(site(), sequence_);
 }
 
-void TcpCommunicator::enter(const Call& call) {
+void MessageCommunicator::act(std::span<const std::byte> in, std::span<std::byte> out) {
+  const std::byte mine{};
+  switch (call_->kind()) {
+    case CallKind::Barrier:
+      if (observer_.board) return;  // entering it was one
+      return gather({&mine, 1}, scratch(static_cast<size_t>(size())));
+    case CallKind::AllReduce: return all_reduce(out);
+    case CallKind::ReduceScatter:
+    case CallKind::ReduceScatterV: return reduce_chunks(in, call_->chunks(), out);
+    case CallKind::Broadcast: return broadcast(out);
+    case CallKind::AllToAllV: compare_counts(); return move(in, out);
+    default: return move(in, out);
+  }
+}
+
+void MessageCommunicator::enter(const Call& call) {
   if (observer_.board) {
     observer_.board->enter(site(), call, sequence_, *timeout_ms_);
   } else {
@@ -133,7 +101,7 @@ void TcpCommunicator::enter(const Call& call) {
 }
 
 // Every rank sends every other what it is about to do.
-void TcpCommunicator::compare(const Call& call) {
+void MessageCommunicator::compare(const Call& call) {
   struct Record {
     uint64_t hash = 0;
     std::array<char, 248> text{};
@@ -153,15 +121,15 @@ void TcpCommunicator::compare(const Call& call) {
   }
 }
 
-void TcpCommunicator::wait() {
-  links_->wait(milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
+void MessageCommunicator::wait() {
+  messages_->wait(milliseconds(*timeout_ms_), [this](int peer) { look(peer); });
 }
 
 // The transfer takes long: throws if it is in vain.
-void TcpCommunicator::look(int peer) {
+void MessageCommunicator::look(int peer) {
   if (observer_.board) return observer_.board->look(site(), *call_, sequence_, waited_ms());
   const Wait wait = {site(), observer_.key, sequence_, waited_ms()};
-  const FoundCause found = look_at_peer(store_->store(), wait, site().ranks[static_cast<size_t>(peer)]);
+  const FoundCause found = look_at_peer(*store_, wait, site().ranks[static_cast<size_t>(peer)]);
   if (found.kind == FoundCause::Kind::None) return;
   fail(kEarlier + found.text);
   throw_found(*call_, found);
@@ -170,30 +138,74 @@ void TcpCommunicator::look(int peer) {
 // Begins to receive place(peer) from, and to send data(peer) to, each peer. Peers in the order rank + 1, rank + 2, ...:
 // not all send to the same one first.
 template <class Place, class Data>
-void TcpCommunicator::post(Place place, Data data) {
+void MessageCommunicator::post(Place place, Data data) {
   for (int i = 1; i < size(); ++i) {
     const int peer = (rank() + i) % size();
-    links_->receive(place(peer), peer);
-    links_->send(data(peer), peer);
+    messages_->receive(place(peer), peer);
+    messages_->send(data(peer), peer);
   }
 }
 
-void TcpCommunicator::gather(std::span<const std::byte> in, std::span<std::byte> out) {
+void MessageCommunicator::gather(std::span<const std::byte> in, std::span<std::byte> out) {
   const auto slot = [&](int r) { return out.subspan(static_cast<size_t>(r) * in.size(), in.size()); };
   post(slot, [&](int) { return in; });
   copy(in, slot(rank()));
   wait();
 }
 
+// Every rank sends every other all its counts: all find the same, before any data moves.
+void MessageCommunicator::compare_counts() {
+  const std::vector<int64_t> mine = call_->counts(size());
+  std::vector<int64_t> all(mine.size() * site().ranks.size());
+  gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  std::vector<std::span<const int64_t>> rows;
+  for (size_t r = 0; r < site().ranks.size(); ++r) rows.push_back(std::span(all).subspan(r * mine.size(), mine.size()));
+  const std::string cause = counts_disagreement(site(), rows);
+  if (cause.empty()) return;
+  fail(kEarlier + cause);
+  throw CommError(error_text(site(), *call_, sequence_, cause));
+}
+
+// Each part straight to its rank.
+void MessageCommunicator::move(std::span<const std::byte> in, std::span<std::byte> out) {
+  const int me = rank();
+  post([&](int peer) { return call_->received(peer, me).of(out); },
+       [&](int peer) { return call_->sent(me, peer).of(in); });
+  copy(call_->sent(me, me).of(in), call_->received(me, me).of(out));
+  wait();
+}
+
+// A tree: whoever has the data sends it to half as far away each time.
+void MessageCommunicator::broadcast(std::span<std::byte> data) {
+  const int n = size(), from_root = (rank() - call_->root() + n) % n;
+  int reach = 1;
+  while (reach < n) reach *= 2;
+  for (reach /= 2; reach > 0; reach /= 2) {
+    if (from_root % (2 * reach) == 0 && from_root + reach < n)
+      messages_->send(data, (rank() + reach) % n);
+    else if (from_root % (2 * reach) == reach) {
+      messages_->receive(data, (rank() - reach + n) % n);
+      wait();
+    }
+  }
+  wait();
+}
+
+void MessageCommunicator::all_reduce(std::span<std::byte> data) {
+  if (data.size() <= kSmallBytes) return reduce_small(data);
+  const ByteChunks chunks(data.size(), ir::size_in_bytes(*call_->dtype()), size());
+  const auto mine = chunks.of(data, rank());
+  reduce_chunks(data, chunks, mine);
+  post([&](int peer) { return chunks.of(data, peer); }, [&](int) { return mine; });
+  wait();
+}
+
 // out = the sum of all ranks' chunk rank() of `in`; out may be that chunk itself.
-void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks, std::span<std::byte> out,
-                                    ir::DType dtype, ReduceOp op) {
+void MessageCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChunks& chunks,
+                                        std::span<std::byte> out) {
   const size_t n = site().ranks.size();
-  for (size_t begin = 0; begin < chunks.size(0); begin += kPieceBytes) {
-    const auto piece = [&](auto chunk) {
-      const size_t from = std::min(begin, chunk.size());
-      return chunk.subspan(from, std::min(kPieceBytes, chunk.size() - from));
-    };
+  for (size_t begin = 0; begin < chunks.largest(); begin += kPieceBytes) {
+    const auto piece = [&](auto chunk) { return Range{0, chunk.size()}.within(begin, kPieceBytes).of(chunk); };
     const auto mine = piece(out);
     const auto received = scratch(n * mine.size());
     const auto place = [&](int r) { return received.subspan(static_cast<size_t>(r) * mine.size(), mine.size()); };
@@ -201,39 +213,39 @@ void TcpCommunicator::reduce_chunks(std::span<const std::byte> in, const ByteChu
     std::vector<std::span<const std::byte>> parts;
     for (int r = 0; r < size(); ++r) parts.push_back(r == rank() ? piece(chunks.of(in, r)) : place(r));
     wait();
-    reduce(parts, mine, dtype, op);
+    reduce(parts, mine, *call_->dtype(), call_->op());
   }
 }
 
-void TcpCommunicator::reduce_small(std::span<std::byte> data, ir::DType dtype, ReduceOp op) {
+void MessageCommunicator::reduce_small(std::span<std::byte> data) {
   const auto all = scratch(site().ranks.size() * data.size());
   gather(data, all);
   std::vector<std::span<const std::byte>> parts;
   for (size_t r = 0; r < site().ranks.size(); ++r) parts.push_back(all.subspan(r * data.size(), data.size()));
-  reduce(parts, data, dtype, op);
+  reduce(parts, data, *call_->dtype(), call_->op());
 }
 
-std::span<std::byte> TcpCommunicator::scratch(size_t bytes) {
+std::span<std::byte> MessageCommunicator::scratch(size_t bytes) {
   if (scratch_.size() < bytes) scratch_.resize(bytes);
   return std::span(scratch_).first(bytes);
 }
 
-std::string TcpCommunicator::failure() {
+std::string MessageCommunicator::failure() {
   const std::lock_guard lock(failure_mutex_);
   return failure_;
 }
 
 // Why all later calls fail; the first such reason stays.
-void TcpCommunicator::fail(const std::string& cause) {
+void MessageCommunicator::fail(const std::string& cause) {
   const std::lock_guard lock(failure_mutex_);
   if (failure_.empty()) failure_ = cause;
 }
 
-int64_t TcpCommunicator::waited_ms() const {
+int64_t MessageCommunicator::waited_ms() const {
   return std::chrono::duration_cast<milliseconds>(Clock::now() - begin_).count();
 }
 
-void TcpCommunicator::throw_failure(const Call& call, const TransferError& error) {
+void MessageCommunicator::throw_failure(const Call& call, const TransferError& error) {
   if (const std::string aborted = failure(); !aborted.empty())
     throw AbortedError(error_text(site(), call, sequence_, aborted));
   const int peer = site().ranks[static_cast<size_t>(error.peer)];
@@ -241,11 +253,10 @@ void TcpCommunicator::throw_failure(const Call& call, const TransferError& error
                                    " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
   fail(kEarlier + cause);
   if (observer_.board) observer_.board->throw_failure(site(), call, sequence_, cause, waited_ms(), kGraceMs);
-  throw_found(call,
-              find_cause(store_->store(), {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
+  throw_found(call, find_cause(*store_, {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
 }
 
-void TcpCommunicator::throw_found(const Call& call, const FoundCause& found) {
+void MessageCommunicator::throw_found(const Call& call, const FoundCause& found) {
   const std::string text = error_text(site(), call, sequence_, found.text);
   if (found.kind == FoundCause::Kind::Aborted) throw AbortedError(text);
   throw CommError(text);
