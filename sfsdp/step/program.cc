@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <iostream>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "sfsdp/compile/complete_step.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
@@ -248,7 +250,10 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   }
   passes.remat = variant->remat.options;
   variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
-  if (training && tensors_.empty()) lay_out(captured.graph, states);
+  if (training && tensors_.empty()) {
+    name_products(captured.graph, *variant, observer);
+    lay_out(captured.graph, states);
+  }
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
   variant->plan.constant_bits = step::bits_of_constants(variant->plan, variant->constants);
@@ -266,6 +271,21 @@ std::string Program::pass_list() const {
   for (const passes::PassCall& call : passes::pipeline_passes(pipeline(), std::nullopt))
     text += passes::to_string(call) + "\n";
   return text;
+}
+
+void Program::name_products(ir::Graph& graph, Variant& variant, const passes::PassObserver& observer) {
+  passes::PipelineOptions& pipeline = options_.pipeline;
+  const auto call = [&] { return passes::make_call("name_kernels", pipeline.kernels); };
+  if (!options_.choose_products || passes::without({call()}, pipeline.disable).empty()) return;
+  pipeline.kernels.products_by_shape = passes::to_string(options_.choose_products(passes::product_shapes(graph)));
+  if (pipeline.kernels.products_by_shape.empty()) return;
+  passes::RunOptions run = {.checks = pipeline.checks};
+  if (observer)
+    run.observer = [&](const std::string& name, const ir::Graph& seen) {
+      if (name != "start") observer(name, seen);
+    };
+  const passes::PassCall again = call();
+  std::ranges::move(passes::run_passes(graph, {&again, 1}, run), std::back_inserter(variant.passes));
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {

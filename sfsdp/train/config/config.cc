@@ -292,7 +292,7 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   for (const auto& [key, value] : {std::pair<const char*, const std::string&>{"products", config.exec.products},
                                    {"attention", config.exec.attention},
                                    {"rows", config.exec.rows}})
-    if (value != "auto" && config.exec.executor != "planned")
+    if (value != "auto" && value != "measured" && config.exec.executor != "planned")
       notes.push_back(concat("exec.", key, " = ", value, " changes nothing: exec.executor is ", config.exec.executor));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
