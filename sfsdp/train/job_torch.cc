@@ -164,13 +164,14 @@ bool measures_products(const JobConfig& config) {
   return config.exec.products == "measured" && !config.debug.deterministic;
 }
 
-// Those of its products, as the plan's ops name them.
+// Those of its products, for each shape as the plan's ops name them, and for all others.
 void add_products(std::map<std::string, std::string>& kernels, const Program& program) {
   const auto text = [](const std::string& named) { return exec::described(*exec::product_kernel(named)); };
-  const passes::NameKernelsOptions& named = program.options().pipeline.kernels;
-  kernels["products"] = text(named.products);
-  for (const auto& [shape, kernel] : passes::parse_product_table(named.products_by_shape))
-    kernels[concat("products ", ir::to_string(shape))] = text(kernel);
+  kernels["products"] = text(program.options().pipeline.kernels.products);
+  const Held<const Program::Variant> first = program.first();
+  for (const auto& op : first->graph.ops())
+    if (const auto shape = ir::product_of(*op))
+      kernels[concat("products ", ir::to_string(*shape))] = text(op->attr_or<std::string>("product_kernel", ""));
 }
 
 }  // namespace

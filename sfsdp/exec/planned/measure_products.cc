@@ -138,14 +138,15 @@ class Chooser {
     std::string text;
     for (const auto& [shape, kernels] : shapes_) text += to_string(shape) + "\n";
     std::vector<uint64_t> mine = {xxh3(text)};
-    for (const ProductKernel kernel : kAll) mine.push_back(has_product(kernel) ? xxh3(version_of(kernel)) : 0);
+    for (const ProductKernel kernel : kAll)
+      mine.push_back(!shapes_.empty() && has_product(kernel) ? xxh3(version_of(kernel)) : 0);
     const std::vector<uint64_t> all = gather(world_, mine);
     const auto same = [&](size_t place) {
       for (size_t r = 1; r < ranks_; ++r)
         if (all[r * mine.size() + place] != all[place]) return false;
       return all[place] != 0;
     };
-    if (!same(0)) return false;
+    if (!same(0) || shapes_.empty()) return false;
     for (size_t i = 0; i < std::size(kAll); ++i) {
       if (same(i + 1)) {
         key_ += concat("; ", version_of(kAll[i]));
