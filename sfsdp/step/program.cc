@@ -31,6 +31,7 @@ namespace sfsdp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr const char* kNameKernels = "name_kernels";
 
 // "element 1 was 0.5, now 0.25"; empty: the same bits. Takes two dense tensors of one type.
 std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
@@ -249,11 +250,14 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     variant->remat = cache_->remat[key];
   }
   passes.remat = variant->remat.options;
+  // The first graph's shapes are known once all other passes have run: its kernels are named then.
+  const std::vector<std::string>& disabled = options_.pipeline.disable;
+  const bool chooses = training && tensors_.empty() && options_.choose_products &&
+                       std::ranges::none_of(disabled, [](const auto& name) { return trim(name) == kNameKernels; });
+  if (chooses) passes.disable.emplace_back(kNameKernels);
   variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
-  if (training && tensors_.empty()) {
-    name_products(captured.graph, *variant, observer);
-    lay_out(captured.graph, states);
-  }
+  if (chooses) name_products(captured.graph, *variant, observer);
+  if (training && tensors_.empty()) lay_out(captured.graph, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
   variant->plan.constant_bits = step::bits_of_constants(variant->plan, variant->constants);
@@ -275,17 +279,15 @@ std::string Program::pass_list() const {
 
 void Program::name_products(ir::Graph& graph, Variant& variant, const passes::PassObserver& observer) {
   passes::PipelineOptions& pipeline = options_.pipeline;
-  const auto call = [&] { return passes::make_call("name_kernels", pipeline.kernels); };
-  if (!options_.choose_products || passes::without({call()}, pipeline.disable).empty()) return;
   pipeline.kernels.products_by_shape = passes::to_string(options_.choose_products(passes::product_shapes(graph)));
-  if (pipeline.kernels.products_by_shape.empty()) return;
+  if (!pipeline.kernels.is_any()) return;
   passes::RunOptions run = {.checks = pipeline.checks};
   if (observer)
     run.observer = [&](const std::string& name, const ir::Graph& seen) {
       if (name != "start") observer(name, seen);
     };
-  const passes::PassCall again = call();
-  std::ranges::move(passes::run_passes(graph, {&again, 1}, run), std::back_inserter(variant.passes));
+  const passes::PassCall call = passes::make_call(kNameKernels, pipeline.kernels);
+  std::ranges::move(passes::run_passes(graph, {&call, 1}, run), std::back_inserter(variant.passes));
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {
