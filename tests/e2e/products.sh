@@ -43,7 +43,7 @@ says first "other kernels compute than before, so last bits will differ: product
 $sfsdp plan --job.config_file configs/llama3_debug.toml --world 2 --training.mixed_precision_param float32 --out "$dir/plan" >"$dir/plan.log" 2>&1
 says plan "products name no library"
 hides "$dir/plan" product_kernel=
-if ldconfig -p 2>/dev/null | grep -q 'libopenblas.so.0 '; then
+if [[ $(ldconfig -p 2>/dev/null) == *'libopenblas.so.0 '* ]]; then
   run openblas 1 2 --exec.products openblas
 else
   if run openblas 1 1 --exec.products openblas >/dev/null; then exit 1; fi
