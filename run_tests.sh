@@ -80,7 +80,7 @@ launcher=()
 # own load it takes four times as long, or a little more.
 e2e() { # $1: word in the script's name, or nothing
   local script alone
-  local -x OMP_NUM_THREADS=$threads
+  local -x OMP_NUM_THREADS=$threads XDG_CACHE_HOME=$PWD/build/test_cache # times of products: none of the user's
   for script in tests/e2e/*"$1"*.sh; do
     alone=$(sed -n 's/^# Takes \([0-9]*\) s alone\.$/\1/p' "$script")
     [[ -x $script ]] && check timeout --kill-after=10 $((8 * ${alone:-60})) "$script"

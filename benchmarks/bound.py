@@ -32,6 +32,7 @@ def on_all_ranks(command, ranks):
 def product_seconds(model, options):
     libraries = [("aten", ""), ("onednn", "")]
     if options.dtype == "float32":
+        libraries += [("openblas", "")] * products.has_openblas()
         libraries += [(name, "") for name, path in products.LIBRARIES.items() if os.path.exists(path)]
     shapes = products.MODELS[model]
     rates = [products.measure(library, core, sorted(shapes), options)[0] for library, core in libraries]

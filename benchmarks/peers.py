@@ -3,7 +3,7 @@
 """One training step here and in PyTorch, on the same machine, in one run: time and memory.
 
   .venv/bin/python benchmarks/peers.py [--model 125m|debug] [--dtype float32|bfloat16] [--ranks 2] [--rounds 3] [--steps 8]
-                                       [--peers fsdp2,fsdp2_compile,ddp] [--ours planned,planned_tcp,planned_aten,reference] [--out FILE.json]
+                                       [--peers fsdp2,fsdp2_compile,ddp] [--ours planned,planned_tcp,planned_aten,planned_by_processor,reference] [--out FILE.json]
 
 Each rank is a process of one thread; the contestants run in turn, in an order that turns round in each round. A run counts as the
 median of its steps after the third; ratios are of a round, given as median [least, most]. Same sizes, batch, optimizer (AdamW, fused in
@@ -28,7 +28,7 @@ MODELS = {
 OURS = {
     "planned": ["--exec.executor", "planned"],
     "planned_tcp": ["--exec.executor", "planned", "--comm.shared_memory", "false"],
-    "planned_aten": ["--exec.executor", "planned", "--exec.products", "aten"],
+    **{f"planned_{products}": ["--exec.executor", "planned", "--exec.products", products] for products in ("aten", "by_processor", "onednn", "openblas")},
     "reference": ["--exec.executor", "reference"],
 }
 

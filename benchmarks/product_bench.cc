@@ -8,12 +8,18 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/agent/torchrun_agent.h"
+#include "sfsdp/exec/planned/measure_products.h"
 #include "sfsdp/exec/planned/onednn_matmul.h"
+#include "sfsdp/exec/planned/openblas.h"
+#include "sfsdp/train/job.h"
 
 namespace {
 
@@ -28,7 +34,7 @@ Product blas_of(const std::string& file) {
   const auto gemm = handle ? reinterpret_cast<Gemm>(dlsym(handle, "cblas_sgemm")) : nullptr;
   if (!gemm)
     throw sfsdp::UserError(
-        sfsdp::concat(file, " is no library with cblas_sgemm\n  expected aten, onednn or such a file"));
+        sfsdp::concat(file, " is no library with cblas_sgemm\n  expected aten, onednn, openblas or such a file"));
   return [gemm](const at::Tensor& a, const at::Tensor& b, const at::Tensor& out) {
     constexpr int kRowMajor = 101, kNo = 111, kYes = 112;
     const auto transposed = [](const at::Tensor& t) { return t.stride(1) == 1 ? kNo : kYes; };
@@ -50,6 +56,12 @@ Product product_of(const std::string& library, at::ScalarType dtype) {
     return [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& out) {
       sfsdp::exec::onednn_matmul(a, b, out, 0);
     };
+  }
+  if (library == "openblas") {
+    const auto* blas = sfsdp::exec::OpenBlas::find();
+    if (!blas || dtype != at::kFloat)
+      throw sfsdp::UserError("no product of OpenBLAS in this dtype here\n  expected libopenblas.so.0, and float32");
+    return [blas](const at::Tensor& a, const at::Tensor& b, const at::Tensor& out) { blas->multiply(a, b, out, 0); };
   }
   if (dtype != at::kFloat) throw sfsdp::UserError(library + " has no product of bfloat16\n  expected aten or onednn");
   return blas_of(library);
@@ -94,4 +106,24 @@ void measure_products(const std::string& library, const std::string& dtype, doub
     measure(product, "dx", dy, w, seconds, shape);
     measure(product, "dw", dy.t(), x, seconds, shape);
   }
+}
+
+void measure_products_of_job(const std::vector<std::string>& args) {
+  std::unique_ptr<sfsdp::comm::CommWorld> world;
+  if (std::getenv("WORLD_SIZE")) world = sfsdp::comm::make_launched_world(sfsdp::comm::tcp_options_from_env());
+  const int64_t ranks = world ? world->world_size() : 1;
+  sfsdp::exec::ProductChoice choice;
+  sfsdp::train::JobOptions options;
+  options.choose_products = [&](const std::vector<sfsdp::ir::ProductShape>& shapes, const std::string& rule) {
+    choice = sfsdp::exec::choose_products(shapes, {.rule = rule, .cache_folder = ""}, world.get());
+    return choice.table;
+  };
+  sfsdp::train::make_job(sfsdp::train::load_config(args), ranks, options);
+  if (world && world->rank() != 0) return;
+  for (const auto& [shape, seconds] : choice.seconds) {
+    std::printf("%-26s", to_string(shape).c_str());
+    for (const auto& [kernel, value] : seconds) std::printf("  %s %6.1f", kernel.c_str(), 1e-9 * shape.flops() / value);
+    std::printf("  -> %s\n", choice.table.at(shape).c_str());
+  }
+  for (const std::string& note : choice.notes) std::printf("%s\n", note.c_str());
 }

@@ -5,14 +5,14 @@
   python3 benchmarks/products.py [--models 125m,debug,gpt2] [--ranks 2] [--seconds 0.3] [--dtype float32|bfloat16] [--out FILE.json]
 
 Each rank is a process of one thread (`sfsdp-bench products`). For each shape (tokens x n x k) the three products of a linear layer.
-Libraries: `aten`, at::mm, which is MKL's in PyPI's wheels; `onednn`, that of LibTorch, as the planned executor calls it; `openblas` and
-`blis`, Debian's packages libopenblas0-serial and libblis4-serial, for OpenBLAS with each OPENBLAS_CORETYPE (its own choice first).
+Libraries: `aten`, at::mm, which is MKL's in PyPI's wheels; `onednn`, that of LibTorch, and `openblas`, where it is installed, as the planned executor
+calls them; `openblas_serial` and `blis`, Debian's packages libopenblas0-serial and libblis4-serial, for OpenBLAS with each OPENBLAS_CORETYPE.
 The table has GF/s a rank, the median over ranks of the best of several runs; below it, for each model, the time of all products of a step.
 """
-import argparse, json, os, statistics, subprocess, sys
+import argparse, ctypes, json, os, statistics, subprocess, sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIBRARIES = {"openblas": "/usr/lib/x86_64-linux-gnu/openblas-serial/libblas.so.3", "blis": "/usr/lib/x86_64-linux-gnu/blis-serial/libblas.so.3"}
+LIBRARIES = {"openblas_serial": "/usr/lib/x86_64-linux-gnu/openblas-serial/libblas.so.3", "blis": "/usr/lib/x86_64-linux-gnu/blis-serial/libblas.so.3"}
 
 
 def layers(dim, hidden, kv, vocab, blocks, tokens):
@@ -26,6 +26,14 @@ def layers(dim, hidden, kv, vocab, blocks, tokens):
 
 MODELS = {"125m": layers(768, 2048, 256, 32000, 12, 512), "debug": layers(256, 768, 256, 2048, 6, 2048),
           "gpt2": {(512, 2304, 768): 12, (512, 768, 768): 12, (512, 3072, 768): 12, (512, 768, 3072): 12, (512, 50304, 768): 1}}
+
+
+def has_openblas():
+    try:
+        ctypes.CDLL("libopenblas.so.0")
+    except OSError:
+        return False
+    return True
 
 
 def measure(library, core_type, shapes, options):
@@ -63,7 +71,7 @@ def main():
     shapes = sorted({shape for model in models.values() for shape in model})
     kinds = [("aten", ""), ("onednn", "")]
     if options.dtype == "float32":
-        kinds += [("blis", "")] + [("openblas", t) for t in options.core_types.split(",")]
+        kinds += [("openblas", "")] * has_openblas() + [("blis", "")] + [("openblas_serial", t) for t in options.core_types.split(",")]
     columns, errors = {}, {}
     for library, core_type in kinds:
         if library in LIBRARIES and not os.path.exists(LIBRARIES[library]):

@@ -6,6 +6,7 @@
 // sfsdp-bench collectives [tcp]: collective_bench.h, under sfsdp launch --exec; tcp: without shared memory.
 // sfsdp-bench checkpoint [MiB [FOLDER]]: checkpoint_bench.h.
 // sfsdp-bench attention: attention_bench.h.
+// sfsdp-bench products_of_job FLAG...: product_bench.h; under sfsdp launch --exec on several ranks.
 // sfsdp-bench products LIBRARY DTYPE SECONDS SHAPE...: product_bench.h, which products.py calls.
 #include <sys/resource.h>
 #include <torch/nn/functional/loss.h>
@@ -246,6 +247,10 @@ int main(int argc, char** argv) {
     measure_products(args[1], args[2], std::stod(args[3]), {args.begin() + 4, args.end()});
     return 0;
   }
+  if (args.size() > 1 && args[0] == "products_of_job") {
+    measure_products_of_job({args.begin() + 1, args.end()});
+    return 0;
+  }
   if (!args.empty() && args[0] == "checkpoint" && args.size() <= 3) {
     const auto mib = sfsdp::parse_int(args.size() > 1 ? args[1] : "512");
     if (!mib || *mib < 64) {
@@ -265,6 +270,8 @@ int main(int argc, char** argv) {
                  "       sfsdp launch -n N --exec sfsdp-bench -- collectives [tcp] rates of ranks that exchange data\n"
                  "       sfsdp-bench attention               LibTorch's kernel and sfsdp's\n"
                  "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
+                 "       sfsdp launch -n N --exec sfsdp-bench -- products_of_job FLAG...  GF/s of a job's products, by "
+                 "library\n"
                  "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
                  "in the repository's root\n";
     return 2;

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/named_kernels.h"
 
 namespace sfsdp::cost {
@@ -84,8 +85,29 @@ std::string ops_of(const std::vector<const ir::Op*>& kernel) {
   return text;
 }
 
+namespace {
+
+// Without the kernels that its products name, which stand after the types of an op.
+std::string without_products(const std::string& kernel) {
+  std::string text;
+  bool is_opcode = true;
+  for (const std::string& word : split(kernel, ' ')) {
+    const bool is_last = word.ends_with(';');
+    const std::string_view name = std::string_view(word).substr(0, word.size() - (is_last ? 1 : 0));
+    if (is_opcode || std::ranges::find(ir::kProductKernels, name) == ir::kProductKernels.end())
+      text += concat(text.empty() ? "" : " ", word);
+    else if (is_last)
+      text += ';';
+    is_opcode = is_last;
+  }
+  return text;
+}
+
+}  // namespace
+
 MeasuredOps::MeasuredOps(const Measured& measured) {
   for (const MeasuredKernel& m : measured.kernels) kernels_.emplace(m.ops, &m);
+  for (const MeasuredKernel& m : measured.kernels) kernels_.emplace(without_products(m.ops), &m);
   std::map<std::string, Points> points;
   for (const MeasuredOp& m : measured.ops) {
     exact_.emplace(concat(m.op, ' ', m.types), m.seconds);

@@ -76,7 +76,8 @@ class MeasuredOps {
   // The measured seconds of the same op and types; else from the curve of this opcode (over flops if it has any, else
   // over bytes; products of one dtype share one curve); nothing if none was measured.
   std::optional<double> seconds(const ir::Op& op, double flops, double bytes) const;
-  // That kernel of a plan; null where it was not measured.
+  // That kernel of a plan; null where it was not measured. A kernel whose products name no library takes the seconds of one whose
+  // products do, if it was not measured itself: the machine has chosen.
   const MeasuredKernel* kernel(const std::vector<const ir::Op*>& ops) const;
 
  private:

@@ -114,7 +114,8 @@ bwd:
   return %s
 )"));
   };
-  const ir::Graph graph = kernel_with(" product_kernel=onednn.matmul"), other = kernel_with("");
+  const ir::Graph graph = kernel_with(" product_kernel=onednn.matmul"),
+                  other = kernel_with(" product_kernel=openblas.gemm"), unnamed = kernel_with("");
   Machine m;
   m.peak_f32 = m.peak_bf16 = m.memory_bandwidth = 1;
   m.matmul_efficiency = m.memory_efficiency = 1;
@@ -132,8 +133,9 @@ bwd:
   CHECK(ops_of(kernel.ops) == m.measured.kernels[0].ops);
   CHECK(kernel.seconds_at(1) == 7);
   CHECK(kernel.seconds_at(0) == 5);
-  CHECK(priced(other, Execution::Fused).seconds > 100);  // another library's product
-  CHECK(priced(graph, Execution::Eager).seconds != 7);   // PyTorch's kernels are others
+  CHECK(priced(other, Execution::Fused).seconds > 100);   // another library's product
+  CHECK(priced(unnamed, Execution::Fused).seconds == 7);  // the machine's choice
+  CHECK(priced(graph, Execution::Eager).seconds != 7);    // PyTorch's kernels are others
 }
 
 TEST_CASE("calibration: what is measured of a step, and what follows for other sizes") {

@@ -11,8 +11,9 @@ namespace sfsdp::ir {
 // The attributes that name one.
 inline constexpr std::array<const char*, 3> kKernelAttributes = {"product_kernel", "attention_kernel", "row_kernel"};
 
-inline constexpr std::array<std::string_view, 7> kProductKernels = {
-    "aten.mm", "mkl.gemm", "onednn.matmul", "onednn.brgemm", "cublas.gemm", "cublaslt.matmul", "cutlass.gemm"};
+inline constexpr std::array<std::string_view, 8> kProductKernels = {"aten.mm",         "mkl.gemm",      "onednn.matmul",
+                                                                    "onednn.brgemm",   "openblas.gemm", "cublas.gemm",
+                                                                    "cublaslt.matmul", "cutlass.gemm"};
 inline constexpr std::array<std::string_view, 2> kAttentionKernels = {"aten.flash", "sfsdp.flash"};
 inline constexpr std::array<std::string_view, 2> kRowKernels = {"aten.ops", "sfsdp.rows"};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ops on elements, one after the other, over blocks that stay in the first cache: what one makes the next one finds there, in float32,
-// whatever is stored. Memory is read and written once for all of them (docs/decisions/0008-block-machine.md). Torch-free.
+// whatever is stored. Memory is read and written once for all of them (docs/decisions/0010-block-machine.md). Torch-free.
 #pragma once
 
 #include <cstdint>

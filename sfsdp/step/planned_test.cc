@@ -16,7 +16,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/exec/planned/onednn_matmul.h"
+#include "sfsdp/exec/planned/products.h"
 #include "sfsdp/exec/planned/rank_memory.h"
 #include "sfsdp/kernels/of_op.h"
 #include "sfsdp/step/step.h"
@@ -192,48 +192,41 @@ TEST_CASE("the planned executor has the bits of the reference on ranks: FSDP, DD
   expect_same_on_ranks(make_llama, init_device_mesh({{"dp_shard", 2}}), half, 1);
 }
 
-// Root of the mean square, of the numbers' own.
-double error_of(const at::Tensor& got, const at::Tensor& exact) {
-  return ((got.to(at::kDouble) - exact).square().mean() / exact.square().mean()).sqrt().item<double>();
-}
-
-// It adds up in longer chains than MKL: 2.3 times its error at most, over lengths to 32,000 (docs/benchmarks.md).
-TEST_CASE(
-    "oneDNN's product is nearly as near to the truth as LibTorch's, with transposed operands and added to a sum") {
-  REQUIRE(exec::has_onednn_matmul());
-  at::manual_seed(3);
-  for (const auto& [m, n, k] :
-       std::vector<std::array<int64_t, 3>>{{5, 7, 3}, {64, 48, 33}, {130, 96, 512}, {1, 9, 4}}) {
-    for (const int which : {0, 1, 2, 3}) {
-      const at::Tensor a = which % 2 == 0 ? at::randn({m, k}) : at::randn({k, m}).t();
-      const at::Tensor b = which / 2 == 0 ? at::randn({k, n}) : at::randn({n, k}).t();
-      const at::Tensor sum = at::randn({m, n}), out = at::empty({m, n}), both = sum.clone();
-      const at::Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
-      exec::onednn_matmul(a, b, out, 0);
-      exec::onednn_matmul(a, b, both, 1);
-      CHECK(error_of(out, exact) <= 2.3 * error_of(at::mm(a, b), exact));
-      CHECK(error_of(both, exact + sum) <= 2.3 * error_of(at::addmm(sum, a, b), exact + sum));
-    }
-  }
-}
-
-TEST_CASE("a plan that names oneDNN's products trains as the reference does, to rounding") {
-  const auto train = [&](ExecutorKind executor, const std::string& products) {
+// By one library for all, and by each in turn for the next shape.
+TEST_CASE("a plan that names other libraries' products trains as the reference does, to rounding") {
+  const std::vector<exec::ProductKernel> kernels = exec::product_kernels(ir::DType::f32);
+  const auto train = [&](ExecutorKind executor, const std::string& products, bool by_shape) {
     CompileOptions options = options_of(executor, 2);
     options.pipeline.kernels.products = products;
+    size_t shapes = 0;
+    if (by_shape)
+      options.choose_products = [&](const std::vector<ir::ProductShape>& found) {
+        passes::ProductTable table;
+        for (const ir::ProductShape& shape : found) table[shape] = to_string(kernels[shapes++ % kernels.size()]);
+        return table;
+      };
     const auto program = compile_program(meta_init(make_gpt), loss_of, kAdamW, tokens(0, 0, kGlobalBatch / 4),
                                          data_parallel(init_device_mesh({{"dp_shard", 2}})), options);
-    int64_t named = 0;
+    std::map<std::string, int64_t> named;
     const auto first = program->first();
-    for (const auto& op : first->graph.ops()) named += op->has_attr("product_kernel") ? 1 : 0;
-    CHECK((named > 0) == !products.empty());
+    for (const auto& op : first->graph.ops())
+      if (op->has_attr("product_kernel")) ++named[op->attr<std::string>("product_kernel")];
+    CHECK(named.size() == (by_shape ? kernels.size() : products.empty() ? 0 : 1));
+    CHECK((program->pass_list().find("products_by_shape=\"f32:") != std::string::npos) == by_shape);
+    if (by_shape) program->check_recapture(tokens(0, 0, kGlobalBatch / 4));  // by the same names
     return testing::train_on_ranks(
         program, 3, [&](int64_t step, int64_t rank) { return testing::micro_batches_of(step, rank, 2, 2); });
   };
-  const auto got = train(ExecutorKind::Planned, "onednn.matmul"), expected = train(ExecutorKind::Reference, "");
-  for (size_t k = 0; k < got.results.size(); ++k) {
-    CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <= 1e-6 * expected.results[k].loss);
-    CHECK(std::abs(got.results[k].grad_norm - expected.results[k].grad_norm) <= 5e-6 * expected.results[k].grad_norm);
+  const auto expected = train(ExecutorKind::Reference, "", false);
+  for (size_t i = 0; i <= kernels.size(); ++i) {
+    const bool by_shape = i == kernels.size();
+    const std::string products = by_shape || i == 0 ? "" : to_string(kernels[i]);
+    CAPTURE(products);
+    const auto got = train(ExecutorKind::Planned, products, by_shape);
+    for (size_t k = 0; k < got.results.size(); ++k) {
+      CHECK(std::abs(got.results[k].loss - expected.results[k].loss) <= 1e-6 * expected.results[k].loss);
+      CHECK(std::abs(got.results[k].grad_norm - expected.results[k].grad_norm) <= 5e-6 * expected.results[k].grad_norm);
+    }
   }
 }
 

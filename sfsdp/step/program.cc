@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <iostream>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "sfsdp/compile/complete_step.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
@@ -29,6 +31,7 @@ namespace sfsdp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr const char* kNameKernels = "name_kernels";
 
 // "element 1 was 0.5, now 0.25"; empty: the same bits. Takes two dense tensors of one type.
 std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
@@ -247,7 +250,13 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
     variant->remat = cache_->remat[key];
   }
   passes.remat = variant->remat.options;
+  // The first graph's shapes are known once all other passes have run: its kernels are named then.
+  const std::vector<std::string>& disabled = options_.pipeline.disable;
+  const bool chooses = training && tensors_.empty() && options_.choose_products &&
+                       std::ranges::none_of(disabled, [](const auto& name) { return trim(name) == kNameKernels; });
+  if (chooses) passes.disable.emplace_back(kNameKernels);
   variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
+  if (chooses) name_products(captured.graph, *variant, observer);
   if (training && tensors_.empty()) lay_out(captured.graph, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
@@ -266,6 +275,19 @@ std::string Program::pass_list() const {
   for (const passes::PassCall& call : passes::pipeline_passes(pipeline(), std::nullopt))
     text += passes::to_string(call) + "\n";
   return text;
+}
+
+void Program::name_products(ir::Graph& graph, Variant& variant, const passes::PassObserver& observer) {
+  passes::PipelineOptions& pipeline = options_.pipeline;
+  pipeline.kernels.products_by_shape = passes::to_string(options_.choose_products(passes::product_shapes(graph)));
+  if (!pipeline.kernels.is_any()) return;
+  passes::RunOptions run = {.checks = pipeline.checks};
+  if (observer)
+    run.observer = [&](const std::string& name, const ir::Graph& seen) {
+      if (name != "start") observer(name, seen);
+    };
+  const passes::PassCall call = passes::make_call(kNameKernels, pipeline.kernels);
+  std::ranges::move(passes::run_passes(graph, {&call, 1}, run), std::back_inserter(variant.passes));
 }
 
 void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {

@@ -65,6 +65,9 @@ struct CompileOptions {
   cost::Target target = cost::cpu_target();  // the device that the plan is made for
   // What runs the plan's lanes, for each rank and plan; unset: the rank's own thread, one kernel or collective after the other.
   device::MakeDevice make_device = {};
+  // The kernels for products of the first training graph's shapes; what pipeline.kernels.products says is for all others. The same on all
+  // ranks, as exec::choose_products is. Called by the constructor of Program, where name_kernels is not disabled.
+  std::function<passes::ProductTable(const std::vector<ir::ProductShape>&)> choose_products = {};
   // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
   // rank's thread.
   std::function<void(const std::string&)> notify = {};
@@ -150,6 +153,8 @@ class Program {
   std::unique_ptr<Variant> build(const Batch& example, bool training, const passes::PassObserver& observer);
   void say(const std::string& notice) const;
   passes::PipelineOptions pipeline() const;
+  // By CompileOptions::choose_products, for this graph and those to come.
+  void name_products(ir::Graph& graph, Variant& variant, const passes::PassObserver& observer);
   void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
 
   std::shared_ptr<torch::nn::Module> module_;

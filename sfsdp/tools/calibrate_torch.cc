@@ -27,9 +27,11 @@
 #include "sfsdp/cost/calibration.h"
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/cost/op_shape.h"
+#include "sfsdp/cost/product_times.h"
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/memory_counter.h"
+#include "sfsdp/exec/planned/measure_products.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/canonical/decompose.h"
@@ -265,7 +267,12 @@ class Calibration {
   Calibration(const train::JobConfig& config, const Ranks& ranks, const Settings& settings)
       : ranks_(ranks),
         settings_(settings),
-        job_(train::make_job(config, ranks.size())),
+        job_(train::make_job(
+            config, ranks.size(),
+            {.choose_products =
+                 [&](const auto& shapes, const std::string& rule) {
+                   return exec::choose_products(shapes, {rule, cost::cache_folder()}, ranks.world()).table;
+                 }})),
         graph_(graph_of(*job_.program)) {
     machine.name = "cpu_local";
     machine.device =

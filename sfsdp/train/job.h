@@ -2,6 +2,7 @@
 // From a config to a compiled program: what `train` and `inspect` share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,7 +47,14 @@ struct JobOptions {
   passes::FuseScope fuse = passes::FuseScope::All;
   cost::Target target = cost::cpu_target();  // that the plan is made for
   device::Cores cores = {};                  // by which exec.lanes = auto decides
+  // CompileOptions::choose_products, for exec.products = measured; unset: then the plan names no library for products. Told the
+  // kernel that exec.products = by_processor would name.
+  std::function<passes::ProductTable(const std::vector<ir::ProductShape>&, const std::string& rule)> choose_products =
+      {};
 };
+// Where exec.products = measured leaves products without a name, as nothing is measured; else "".
+std::string note_of_products(const JobConfig& config, const JobOptions& options);
+
 CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptions& options = {});
 
 // The capture alone.  throws: UserError for a model that does not exist or cannot be captured

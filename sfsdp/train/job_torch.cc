@@ -20,6 +20,7 @@
 #include "sfsdp/base/version.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/planned/onednn_matmul.h"
+#include "sfsdp/exec/planned/products.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/exported/describe.h"
 #include "sfsdp/kernels/family.h"
@@ -140,12 +141,37 @@ Batch example_of(const JobConfig& config, const CompiledJob& job) {
   return batch;
 }
 
-// As ir/named_kernels.h names it; "": LibTorch's at::mm.
+// As ir/named_kernels.h names it; "": LibTorch's at::mm. For `measured` what shapes take that were not.
 std::string products_of(const std::string& products) {
-  if (products == "onednn" && !exec::has_onednn_matmul())
-    throw UserError("exec.products = onednn: this LibTorch offers no product of oneDNN\n  expected aten, or auto");
-  const bool onednn = products == "onednn" || (products == "auto" && exec::prefers_onednn_matmul(at::kFloat));
-  return onednn ? "onednn.matmul" : "";
+  using exec::ProductKernel;
+  const auto all_by = [&](ProductKernel kernel, const char* expected) {
+    if (!exec::has_product(kernel))
+      throw UserError(concat("exec.products = ", products, ": this ", expected, ", or measured"));
+    return std::string(exec::to_string(kernel));
+  };
+  if (products == "onednn")
+    return all_by(ProductKernel::OneDnn, "LibTorch offers no product of oneDNN\n  expected aten");
+  if (products == "openblas")
+    return all_by(
+        ProductKernel::OpenBlas,
+        "machine has no libopenblas.so.0 (Debian: libopenblas0-pthread), or the process uses it for something else"
+        "\n  expected aten, onednn");
+  return products != "aten" && exec::prefers_onednn_matmul(at::kFloat) ? exec::to_string(ProductKernel::OneDnn) : "";
+}
+
+// What a clock chooses is not the same in each run.
+bool measures_products(const JobConfig& config) {
+  return config.exec.products == "measured" && !config.debug.deterministic;
+}
+
+// Those of its products, for each shape as the plan's ops name them, and for all others.
+void add_products(std::map<std::string, std::string>& kernels, const Program& program) {
+  const auto text = [](const std::string& named) { return exec::described(*exec::product_kernel(named)); };
+  kernels["products"] = text(program.options().pipeline.kernels.products);
+  const Held<const Program::Variant> first = program.first();
+  for (const auto& op : first->graph.ops())
+    if (const auto shape = ir::product_of(*op))
+      kernels[concat("products ", ir::to_string(*shape))] = text(op->attr_or<std::string>("product_kernel", ""));
 }
 
 }  // namespace
@@ -173,7 +199,15 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   options.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
   options.executor = config.exec.executor == "planned" ? ExecutorKind::Planned : ExecutorKind::Reference;
   if (options.executor == ExecutorKind::Planned && job_options.target.is_cpu) {
-    options.pipeline.kernels.products = products_of(config.exec.products);
+    const std::string rule = products_of(config.exec.products);
+    if (!measures_products(config)) {
+      options.pipeline.kernels.products = rule;
+    } else if (job_options.choose_products) {
+      options.pipeline.kernels.products = rule;
+      options.choose_products = [choose = job_options.choose_products, rule](const auto& shapes) {
+        return choose(shapes, rule);
+      };
+    }
     if (config.exec.attention != "aten") options.pipeline.kernels.attention = "sfsdp.flash";
     if (config.exec.rows != "aten") options.pipeline.kernels.rows = "sfsdp.rows";
     options.make_device = device::cpu_device(config.exec.lanes, job_options.cores);
@@ -181,6 +215,14 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   job.program = std::make_shared<Program>(job.model.module, job.loss, setup.options.optimizer, job.example,
                                           std::move(setup.strategy), options);
   return job;
+}
+
+std::string note_of_products(const JobConfig& config, const JobOptions& options) {
+  if (config.exec.executor != "planned" || !measures_products(config) || !options.target.is_cpu ||
+      options.choose_products)
+    return "";
+  return "products name no library: exec.products = measured chooses when training begins; another value names one "
+         "here";
 }
 
 CapturedJob capture_job(const JobConfig& config) {
@@ -331,8 +373,8 @@ checkpoint::CheckpointOptions checkpoint_options(const JobConfig& config, const 
   const auto kernel = [](const std::string& named, const char* otherwise) { return named.empty() ? otherwise : named; };
   const passes::NameKernelsOptions& kernels = program.options().pipeline.kernels;
   options.kernels = {{"attention", kernel(own(kernels.attention), "aten.flash")},
-                     {"products", kernel(kernels.products, "aten.mm")},
                      {"rows", kernel(own(kernels.rows), "aten.ops")}};
+  add_products(options.kernels, program);
   const Strategy& strategy = program.strategy();
   options.about.model = job.model_name;
   options.about.model_args = texts_of_args(job.model.args);

@@ -17,6 +17,7 @@
 #include <iostream>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -30,8 +31,11 @@
 #include "sfsdp/comm/null/null_world.h"
 #include "sfsdp/comm/progress_page.h"
 #include "sfsdp/comm/same_texts.h"
+#include "sfsdp/cost/product_times.h"
 #include "sfsdp/exec/memory_counter.h"
-#include "sfsdp/exec/planned/onednn_matmul.h"
+#include "sfsdp/exec/planned/measure_products.h"
+#include "sfsdp/exec/planned/products.h"
+#include "sfsdp/ir/canonical/product_shape.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/dataset.h"
 #include "sfsdp/train/data/validation.h"
@@ -98,25 +102,58 @@ void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
 
 // The fastest of a few square matrix products, in flops per second of this rank's threads, measured in about 0.3 s. They
 // double in size while the next ones are in time at the best speed so far: one that the system held up decides nothing.
-//   onednn: as the planned executor computes float32 products here
-double measure_peak_flops(at::ScalarType dtype, bool onednn) {
+//   kernels: that the planned executor computes products by here
+double measure_peak_flops(at::ScalarType dtype, const std::set<exec::ProductKernel>& kernels) {
   constexpr int kRounds = 3;
   const auto start = Clock::now();
   double best = 0;
   for (int64_t n = 64; n <= 2048; n *= 2) {
     const double flops = 2.0 * static_cast<double>(n * n * n);
     if (best > 0 && seconds_since(start) + (kRounds + 2) * flops / best > 0.3) break;
-    const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone();
-    at::Tensor z = at::empty_like(x);
-    const auto multiply = [&] { onednn ? exec::onednn_matmul(x, y, z, 0) : void(at::mm_out(z, x, y)); };
-    multiply();  // the first one makes threads and fetches code
-    for (int round = 0; round < kRounds; ++round) {
-      const auto begin = Clock::now();
-      multiply();
-      best = std::max(best, flops / seconds_since(begin));
+    const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone(), z = at::empty_like(x);
+    for (const exec::ProductKernel kernel : kernels) {
+      exec::multiply(kernel, x, y, z, 0);  // the first one makes threads and fetches code
+      for (int round = 0; round < kRounds; ++round) {
+        const auto begin = Clock::now();
+        exec::multiply(kernel, x, y, z, 0);
+        best = std::max(best, flops / seconds_since(begin));
+      }
     }
   }
   return best;
+}
+
+// Those of a graph's products in float32; at::mm where there is none.
+std::set<exec::ProductKernel> product_kernels_of(const ir::Graph& graph) {
+  std::set<exec::ProductKernel> kernels;
+  for (const auto& op : graph.ops())
+    if (ir::product_of(*op)) kernels.insert(*exec::product_kernel(op->attr_or<std::string>("product_kernel", "")));
+  if (kernels.empty()) kernels.insert(exec::ProductKernel::Aten);
+  return kernels;
+}
+
+// How many ranks this host has.
+int64_t local_ranks(const comm::CommWorld* world) {
+  return world ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
+}
+
+// Ranks whose configurations differ are told so before they exchange anything else. A collective call.
+CompiledJob job_of_rank(const JobConfig& config, comm::CommWorld* world) {
+  check_same_configuration(config, world);
+  std::vector<std::string> notes;
+  JobOptions options;
+  if (world) options.rank = world->rank();
+  options.cores = {.count = std::max<int64_t>(1, std::thread::hardware_concurrency()),
+                   .ranks = local_ranks(world),
+                   .threads = at::get_num_threads()};
+  options.choose_products = [&](const std::vector<ir::ProductShape>& shapes, const std::string& rule) {
+    exec::ProductChoice choice = exec::choose_products(shapes, {rule, cost::cache_folder()}, world);
+    notes = std::move(choice.notes);
+    return std::move(choice.table);
+  };
+  CompiledJob job = make_job(config, world ? world->world_size() : 1, options);
+  job.notices.insert(job.notices.end(), notes.begin(), notes.end());
+  return job;
 }
 
 PlannedMemory memory_of(const Program& program) {
@@ -222,13 +259,12 @@ class Trainer {
       : config_(std::move(config)),
         world_(world),
         log_(run_log_options(config_, rank(), world_size()), out),
-        job_(make_job(config_, world_size(), {.rank = rank(), .cores = cores()})),
+        job_(job_of_rank(config_, world_)),
         data_(config_, job_, rank()),
         schedule_(schedule_of(config_)),
         watched_(config_, job_.program, world_, [this](const std::string& line) { log_.notice(line); }) {
     if (config_.validation.enable) validation_ = open_validation_source(config_, data_options(job_));
     at::globalContext().setDeterministicAlgorithms(config_.debug.deterministic, config_.debug.deterministic_warn_only);
-    check_same_configuration(config_, world_);
     check_memory();
     step_.emplace(job_.program, world_);
     checkpoint::CheckpointOptions options = checkpoint_options(config_, job_);
@@ -299,19 +335,11 @@ class Trainer {
       throw;
     }
   }
-  int64_t local_ranks() const {
-    return world_ ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
-  }
-  device::Cores cores() const {
-    return {.count = std::max<int64_t>(1, std::thread::hardware_concurrency()),
-            .ranks = local_ranks(),
-            .threads = at::get_num_threads()};
-  }
   // Before the step's tensors are made.
   void check_memory() {
     machine_ = read_machine_memory();
     planned_ = memory_of(*job_.program);
-    const std::string note = check_planned_memory(planned_.total(), local_ranks(), machine_);
+    const std::string note = check_planned_memory(planned_.total(), local_ranks(world_), machine_);
     if (!note.empty()) job_.notices.push_back(note);
   }
   // Goes on from a checkpoint, or starts with the weights that the config names.
@@ -437,10 +465,11 @@ class Trainer {
     facts.micro_batches = job_.program->options().micro_batches;
     facts.flops_per_token = static_cast<int64_t>(job_.model.flops_per_token(config_.training.seq_len));
     const bool half = compute_dtype(config_.training) == "bfloat16";
-    facts.peak_flops = measure_peak_flops(half ? at::kBFloat16 : at::kFloat,  // all ranks at once, as they train
-                                          !half && !job_.program->options().pipeline.kernels.products.empty());
     facts.device_bytes = machine_.ram_bytes;
     const Held<const Program::Variant> first = job_.program->first();
+    facts.peak_flops =
+        half ? measure_peak_flops(at::kBFloat16, {exec::ProductKernel::Aten})
+             : measure_peak_flops(at::kFloat, product_kernels_of(first->graph));  // all ranks at once, as they train
     facts.plan = summarise(first->graph);
     facts.memory = planned_;
     facts.datasets = describe(data_.loader());

@@ -7,7 +7,7 @@ sfsdp=build/release/sfsdp
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 common=(train --job.config_file configs/llama3_debug.toml --training.steps 4 --training.seq_len 32 --model.args.n_layers 2
-  --training.dataset_max_bytes 200000)
+  --training.dataset_max_bytes 200000 --exec.products by_processor) # as inspect names them, which measures nothing
 $sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/two" \
   --debug.print_ir_after_all "$dir/graphs" --debug.print_ir_diff "$dir/diffs" --debug.disable_pass prefetch_gathers,sink_waits
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/one"
@@ -33,7 +33,7 @@ PY
 
 # The files are those of the pipeline without the two passes, and the last graph is the one that ran.
 inspect() { $sfsdp inspect --config configs/llama3_debug.toml --world 2 --training.seq_len 32 --model.args.n_layers 2 \
-  --training.local_batch_size 2 --debug.disable_pass prefetch_gathers,sink_waits "$@"; }
+  --training.local_batch_size 2 --exec.products by_processor --debug.disable_pass prefetch_gathers,sink_waits "$@"; }
 inspect --passes | awk 'NR > 1 { printf "%02d-%s\n", NR - 1, $1 }' >"$dir/passes"
 (cd "$dir/diffs" && ls) | sed 's/[.]diff$//' | diff "$dir/passes" -
 inspect --layout | grep -Eq "^storage_layout version=1 hash=[0-9a-f]{16} entries=[0-9]+$" || { inspect --layout; exit 1; }

@@ -8,7 +8,6 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
-#include "sfsdp/exec/planned/onednn_matmul.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/named_kernels.h"
@@ -51,14 +50,14 @@ Op* forward_again(ir::Graph& graph, const Op& op, size_t left, const std::vector
 }
 
 // %a, %b, or %bias, %a, %b, in `out` or a new tensor.
-at::Tensor product(const Op& op, const std::vector<at::Tensor>& in, const at::Tensor& out) {
+at::Tensor product(ProductKernel kernel, const Op& op, const std::vector<at::Tensor>& in, const at::Tensor& out) {
   const size_t first = in.size() - 2;
   const at::Tensor& a = in[first];
   const at::Tensor& b = in[first + 1];
   const at::Tensor result = out.defined() ? out : at::empty({a.size(0), b.size(1)}, a.options());
   if (first == 1) result.copy_(in[0].expand_as(result));
   SFSDP_CHECK(a.dim() == 2 && b.dim() == 2, op.opcode, " of ", a.sizes(), " and ", b.sizes());
-  onednn_matmul(a, b, result, first == 1 ? 1.0F : 0.0F);
+  multiply(kernel, a, b, result, first == 1 ? 1.0F : 0.0F);
   return result;
 }
 
@@ -108,7 +107,9 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
     for (const Value* operand : ops[i]->operands)
       if (operand) read.insert(operand);
   }
-  const bool onednn = op.attr_or<std::string>("product_kernel", "") == "onednn.matmul";
+  const std::string named = op.attr_or<std::string>("product_kernel", "");
+  const auto kernel = product_kernel(named);
+  SFSDP_CHECK(kernel && has_product(*kernel), op.opcode, " by ", named, ", which this process has not");
   std::vector<size_t> place(decomposed->id_bound(), kAbsent);
   const auto place_of = [&](const Value* value) {
     if (!value) return kAbsent;
@@ -123,7 +124,8 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
     inputs_.push_back(op.operands[i] ? place_of(decomposed->find_value(concat("in", i))) : kAbsent);
   for (const auto& o : ops) {
     if (!live.contains(o.get()) || o->is("input")) continue;
-    Step step{OpCall(*o, *decomposed, groups, rng), {}, {}, {}, {}, onednn && o->is("aten.mm", "aten.addmm")};
+    Step step{OpCall(*o, *decomposed, groups, rng), {}, {}, {}, {}};
+    if (o->is("aten.mm", "aten.addmm")) step.product = *kernel;
     for (const Value* operand : o->operands) step.operands.push_back(place_of(operand));
     for (const auto& result : o->results()) step.results.push_back(place_of(result.get()));
     steps_.push_back(std::move(step));
@@ -169,8 +171,8 @@ std::vector<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands,
   for (const Step& step : steps_) {
     in.clear();
     for (const size_t at : step.operands) in.push_back(at == kAbsent ? at::Tensor() : values_[at]);
-    if (step.onednn) {
-      values_[step.results[0]] = product(step.call.op(), in, step.out);
+    if (step.product != ProductKernel::Aten) {
+      values_[step.results[0]] = product(step.product, step.call.op(), in, step.out);
     } else if (step.out.defined()) {
       step.call.run_into(in, {&step.out, 1});
       values_[step.results[0]] = step.out;

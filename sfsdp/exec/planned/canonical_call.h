@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sfsdp/exec/op_call.h"
+#include "sfsdp/exec/planned/products.h"
 
 namespace sfsdp::exec {
 
@@ -31,8 +32,8 @@ class CanonicalCall {
     std::vector<size_t> operands;  // places in values_; kAbsent
     std::vector<size_t> results;
     std::vector<size_t> dead_after;
-    at::Tensor out;       // what its one result is written to; undefined: a new tensor
-    bool onednn = false;  // a product by oneDNN instead of at::mm
+    at::Tensor out;                               // what its one result is written to; undefined: a new tensor
+    ProductKernel product = ProductKernel::Aten;  // that computes it instead of its own call
   };
   std::shared_ptr<const ir::Graph> graph_;
   std::vector<Step> steps_;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/testing/expect_pass.h"
 
 namespace sfsdp::passes {
@@ -57,6 +58,43 @@ fwd:
   %e, %en, %el = cross_entropy %v, %t in_dtype=true : bf16[], bf16[], bf16[6]
   return %a, %b, %o, %o1, %o2, %o3, %c, %e
 )");
+}
+
+TEST_CASE("name_kernels: products by shape before the name for all, in float64 by shape alone") {
+  const std::string table = "f64:4x6x8:nt=aten.mm;f32:4x6x8:nt=openblas.gemm";
+  expect_pass("name_kernels products=onednn.matmul products_by_shape=\"" + table + "\"", R"(
+graph mesh [dp=1] view local
+  %x = input name=x : f32[4, 8]
+  %w = input name=w : f32[6, 8]
+  %d = input name=d : f64[4, 8]
+  %v = input name=v : f64[6, 8]
+  %u = input name=u : f64[5, 8]
+fwd:
+  %a = linear %x, %w : f32[4, 6]
+  %b = linear_dx %a, %w : f32[4, 8]
+  %c = linear %d, %v : f64[4, 6]
+  %e = linear %d, %u : f64[4, 5]
+  return %a, %b, %c, %e
+)",
+              R"(
+graph mesh [dp=1] view local
+  %x = input name=x : f32[4, 8]
+  %w = input name=w : f32[6, 8]
+  %d = input name=d : f64[4, 8]
+  %v = input name=v : f64[6, 8]
+  %u = input name=u : f64[5, 8]
+fwd:
+  %a = linear %x, %w product_kernel=openblas.gemm : f32[4, 6]
+  %b = linear_dx %a, %w product_kernel=onednn.matmul : f32[4, 8]
+  %c = linear %d, %v product_kernel=aten.mm : f64[4, 6]
+  %e = linear %d, %u : f64[4, 5]
+  return %a, %b, %c, %e
+)");
+  CHECK(to_string(parse_product_table(table)) == table);
+  for (const char* text : {"f32:4x6x8:nt", "f32:4x6x8:nt=", "=aten.mm", "f32:4x6:nt=aten.mm", ";"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(parse_product_table(text), UserError);
+  }
 }
 
 TEST_CASE("name_kernels: without names it changes nothing") {

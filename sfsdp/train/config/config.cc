@@ -293,7 +293,7 @@ std::vector<std::string> notes_of(const JobConfig& config) {
                                    {"attention", config.exec.attention},
                                    {"rows", config.exec.rows},
                                    {"lanes", config.exec.lanes}})
-    if (value != "auto" && config.exec.executor != "planned")
+    if (value != "auto" && value != "measured" && config.exec.executor != "planned")
       notes.push_back(concat("exec.", key, " = ", value, " changes nothing: exec.executor is ", config.exec.executor));
   if (!config.training.sources.empty() && config.training.dataset != "mix")
     notes.push_back(concat("training.sources changes nothing: training.dataset is ", config.training.dataset));
