@@ -21,7 +21,9 @@ enum class PointOp : uint8_t {
   GeluTanh,      // as LibTorch's gelu with approximate = tanh
   GeluTanhBackward,
   Relu,
-  ReluBackward,  // a where b > scalar, else 0
+  ReluBackward,         // a where b > scalar, else 0
+  SiluProduct,          // silu(a) · b
+  SiluProductBackward,  // a is the gradient of silu(b) · c: to is b's, to_too c's
 };
 
 // Registers are blocks: first those of the inputs, then what steps make, each written once.
@@ -29,6 +31,7 @@ struct PointStep {
   PointOp op = PointOp::Add;
   uint8_t to = 0, a = 0, b = 0;
   float scalar = 1;
+  uint8_t c = 0, to_too = 0;
 };
 
 // Element i is data[i], or of an input with a period, such as a bias, data[i % period].
@@ -47,6 +50,9 @@ struct Pointwise {
   std::vector<PointStep> steps;
   std::vector<PointData> outputs;  // an output may lie just where an input of its dtype does, else over none
 };
+
+// The same numbers by fewer steps, where a gate of SiLU and its gradient are computed at once, with one e^x.
+void join_steps(Pointwise& call);
 
 // Elements begin to end - 1; begin is a multiple of kPointBlock.
 void pointwise(const Pointwise& call, int64_t begin, int64_t end);

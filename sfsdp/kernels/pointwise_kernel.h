@@ -36,7 +36,19 @@ SFSDP_INLINE V gelu_slope(V x) {
   return y.of * (all(1.0f) + x * y.rest * (all(1.5957691216057308f) + all(3 * 0.07135481627159268f) * x * x));
 }
 
-inline void run_step(const PointStep& step, float* to, const float* a, const float* b, int64_t count) {
+SFSDP_INLINE void silu_product_grads(float* to_gate, float* to_up, const float* grad, const float* gate,
+                                     const float* up, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const V g = load(grad + i), x = load(gate + i), u = load(up + i);
+    const Sigmoid y = both_sigmoids(x);
+    store(to_up + i, g * (x * y.of));
+    store(to_gate + i, g * u * (y.of * (all(1.0f) + x * y.rest)));
+  }
+}
+
+inline void run_step(const PointStep& step, float* const* block, int64_t count) {
+  float* const to = block[step.to];
+  const float *const a = block[step.a], *const b = block[step.b];
   const V s = all(step.scalar);
   switch (step.op) {
     case PointOp::Add:
@@ -53,6 +65,8 @@ inline void run_step(const PointStep& step, float* to, const float* a, const flo
     case PointOp::GeluTanhBackward: SFSDP_FOR_BLOCK(x * gelu_slope(y));
     case PointOp::Relu: SFSDP_FOR_BLOCK(x < V{} ? V{} : x);
     case PointOp::ReluBackward: SFSDP_FOR_BLOCK(y <= s ? V{} : x);
+    case PointOp::SiluProduct: SFSDP_FOR_BLOCK(x * sigmoid(x) * y);
+    case PointOp::SiluProductBackward: return silu_product_grads(to, block[step.to_too], a, b, block[step.c], count);
   }
 }
 #undef SFSDP_FOR_BLOCK
@@ -70,30 +84,46 @@ SFSDP_INLINE void load_block(float* block, const T* data, int64_t period, int64_
   }
 }
 
+// A block of float32 is used where it lies in memory, but for an input that an output is written over: a step may read it later.
+SFSDP_INLINE bool is_used_in_place(const PointwiseRun& run, const PointData& input, int64_t count) {
+  if (input.dtype != ir::DType::f32 || input.period != 0 || count % kLanes != 0) return false;
+  for (int64_t i = 0; i < run.outputs; ++i)
+    if (run.output[i].data == input.data) return false;
+  return true;
+}
+
 void pointwise_some(const PointwiseRun& run) {
   alignas(64) float blocks[kMostPointRegisters][kPointBlock];
+  float* block[kMostPointRegisters];
   for (int64_t begin = run.begin; begin < run.end; begin += kPointBlock) {
     const int64_t count = run.end - begin < kPointBlock ? run.end - begin : kPointBlock;
+    for (size_t r = 0; r < kMostPointRegisters; ++r) block[r] = blocks[r];
     for (int64_t i = 0; i < run.inputs; ++i) {
       const PointData& input = run.input[i];
-      float* block = blocks[input.in];
-      if (input.dtype == ir::DType::f32)
-        load_block(block, static_cast<const float*>(input.data), input.period, begin, count);
+      if (is_used_in_place(run, input, count))
+        block[input.in] = static_cast<float*>(input.data) + begin;
+      else if (input.dtype == ir::DType::f32)
+        load_block(block[input.in], static_cast<const float*>(input.data), input.period, begin, count);
       else
-        load_block(block, static_cast<const uint16_t*>(input.data), input.period, begin, count);
+        load_block(block[input.in], static_cast<const uint16_t*>(input.data), input.period, begin, count);
     }
-    for (int64_t i = 0; i < run.steps; ++i) {
-      const PointStep& step = run.step[i];
-      run_step(step, blocks[step.to], blocks[step.a], blocks[step.b], count);
-    }
+    // An output that is an input's register has been made by no step: it is copied below.
     for (int64_t i = 0; i < run.outputs; ++i) {
       const PointData& output = run.output[i];
-      const float* block = blocks[output.in];
-      for (int64_t e = 0; e < count; e += kLanes) {
-        if (output.dtype == ir::DType::f32)
-          store_part(static_cast<float*>(output.data) + begin, e, count, load(block + e));
-        else
-          store_part(static_cast<uint16_t*>(output.data) + begin, e, count, load(block + e));
+      if (output.dtype == ir::DType::f32 && count % kLanes == 0 && block[output.in] == blocks[output.in] &&
+          output.in >= run.inputs)
+        block[output.in] = static_cast<float*>(output.data) + begin;
+    }
+    for (int64_t i = 0; i < run.steps; ++i) run_step(run.step[i], block, count);
+    for (int64_t i = 0; i < run.outputs; ++i) {
+      const PointData& output = run.output[i];
+      const float* from = block[output.in];
+      if (output.dtype == ir::DType::f32) {
+        float* to = static_cast<float*>(output.data) + begin;
+        for (int64_t e = 0; e < count && from != to; e += kLanes) store_part(to, e, count, load(from + e));
+      } else {
+        uint16_t* to = static_cast<uint16_t*>(output.data) + begin;
+        for (int64_t e = 0; e < count; e += kLanes) store_part(to, e, count, load(from + e));
       }
     }
   }

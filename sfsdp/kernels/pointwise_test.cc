@@ -39,6 +39,8 @@ double exact(PointOp op, double a, double b, double scalar) {
     case PointOp::GeluTanhBackward: return a * g * (1 + b * (1 - g) * gelu_slope(b));
     case PointOp::Relu: return a < 0 ? 0 : a;
     case PointOp::ReluBackward: return b <= scalar ? 0 : a;
+    case PointOp::SiluProduct: return a * sigmoid(a) * b;
+    case PointOp::SiluProductBackward: break;  // of three; below
   }
   return 0;
 }
@@ -59,7 +61,7 @@ double allowed(PointOp op, double a, double b, double scalar) {
 
 constexpr PointOp kOps[] = {PointOp::Add,  PointOp::Multiply,     PointOp::Scale,    PointOp::Sigmoid,
                             PointOp::Silu, PointOp::SiluBackward, PointOp::GeluTanh, PointOp::GeluTanhBackward,
-                            PointOp::Relu, PointOp::ReluBackward};
+                            PointOp::Relu, PointOp::ReluBackward, PointOp::SiluProduct};
 
 TEST_CASE("each op on elements is float64's to a few units of the last place, on all families, at odd sizes") {
   std::mt19937 random(3);
@@ -128,26 +130,76 @@ TEST_CASE("a chain of ops keeps float32 between them and may write over what it 
   std::vector<uint16_t> grad, gate, up;
   for (int64_t i = 0; i < count; ++i)
     for (auto* v : {&grad, &gate, &up}) v->push_back(to_bf16(normal(random)));
-  for (const Family& family : families()) {
-    CAPTURE(family.name);
-    std::vector<uint16_t> to_up(grad.size()), to_gate = grad;  // over the gradient
-    const Pointwise call = {{{to_gate.data(), ir::DType::bf16, 0},
-                             {const_cast<uint16_t*>(gate.data()), ir::DType::bf16, 1},
-                             {const_cast<uint16_t*>(up.data()), ir::DType::bf16, 2}},
-                            {{PointOp::Silu, 3, 1, 1},
-                             {PointOp::Multiply, 4, 0, 3},
-                             {PointOp::Multiply, 5, 0, 2},
-                             {PointOp::SiluBackward, 6, 5, 1}},
-                            {{to_up.data(), ir::DType::bf16, 4}, {to_gate.data(), ir::DType::bf16, 6}}};
-    run(family, call, 0, 1024);
-    run(family, call, 1024, count);
-    for (size_t i = 0; i < grad.size(); ++i) {
-      const double g = from_bf16(grad[i]), x = from_bf16(gate[i]), u = from_bf16(up[i]);
-      const double wanted[] = {exact(PointOp::Multiply, g, x * sigmoid(x), 0),
-                               exact(PointOp::SiluBackward, g * u, x, 0)};
-      CHECK(std::abs(from_bf16(to_up[i]) - wanted[0]) <= std::abs(wanted[0]) * 0x1.01p-8);
-      CHECK(std::abs(from_bf16(to_gate[i]) - wanted[1]) <= std::abs(g * u) * 1e-6 + std::abs(wanted[1]) * 0x1.01p-8);
+  for (const Family& family : families())
+    for (const bool joined : {false, true}) {
+      CAPTURE(family.name);
+      CAPTURE(joined);
+      std::vector<uint16_t> to_up(grad.size()), to_gate = grad;  // over the gradient
+      Pointwise call = {{{to_gate.data(), ir::DType::bf16, 0},
+                         {const_cast<uint16_t*>(gate.data()), ir::DType::bf16, 1},
+                         {const_cast<uint16_t*>(up.data()), ir::DType::bf16, 2}},
+                        {{PointOp::Silu, 3, 1, 1},
+                         {PointOp::Multiply, 4, 0, 3},
+                         {PointOp::Multiply, 5, 0, 2},
+                         {PointOp::SiluBackward, 6, 5, 1}},
+                        {{to_up.data(), ir::DType::bf16, 4}, {to_gate.data(), ir::DType::bf16, 6}}};
+      if (joined) join_steps(call);
+      CHECK(call.steps.size() == (joined ? 1 : 4));
+      run(family, call, 0, 1024);
+      run(family, call, 1024, count);
+      for (size_t i = 0; i < grad.size(); ++i) {
+        const double g = from_bf16(grad[i]), x = from_bf16(gate[i]), u = from_bf16(up[i]);
+        const double wanted[] = {exact(PointOp::Multiply, g, x * sigmoid(x), 0),
+                                 exact(PointOp::SiluBackward, g * u, x, 0)};
+        CHECK(std::abs(from_bf16(to_up[i]) - wanted[0]) <= std::abs(wanted[0]) * 0x1.01p-8);
+        CHECK(std::abs(from_bf16(to_gate[i]) - wanted[1]) <= std::abs(g * u) * 1e-6 + std::abs(wanted[1]) * 0x1.01p-8);
+      }
     }
+}
+
+TEST_CASE("steps are joined where nobody else reads between them, and give the same numbers in float32") {
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  const int64_t count = 1040;
+  std::vector<float> grad, gate, up;
+  for (int64_t i = 0; i < count; ++i)
+    for (auto* v : {&grad, &gate, &up}) v->push_back(normal(random));
+  const PointStep silu = {PointOp::Silu, 3, 1, 1}, outer = {PointOp::Multiply, 4, 3, 0},
+                  inner = {PointOp::Multiply, 5, 2, 0}, back = {PointOp::SiluBackward, 6, 5, 1},
+                  product = {PointOp::Multiply, 7, 3, 2}, reader = {PointOp::Add, 8, 3, 0},
+                  late = {PointOp::Add, 8, 4, 0};
+  const struct {
+    std::vector<PointStep> steps;
+    std::vector<uint8_t> outputs;
+    size_t joined;  // steps
+  } cases[] = {{{silu, outer, inner, back}, {4, 6}, 1},
+               {{inner, back, silu, outer}, {6, 4}, 1},
+               {{silu, outer, inner, back, late}, {4, 6, 8}, 2},
+               {{silu, outer, late, inner, back}, {4, 6, 8}, 5},  // somebody reads in between
+               {{silu, outer, inner, back}, {3, 4, 6}, 4},        // silu is asked for
+               {{silu, outer, inner, back, reader}, {4, 6, 8}, 5},
+               {{silu, product}, {7}, 1},
+               {{silu, product}, {3, 7}, 2},
+               {{silu, reader}, {8}, 2}};
+  for (const auto& one : cases) {
+    CAPTURE(one.steps.size());
+    std::vector<std::vector<float>> plain(one.outputs.size(), std::vector<float>(grad.size())), joined = plain;
+    for (auto* to : {&plain, &joined}) {
+      Pointwise call = {
+          {{grad.data(), ir::DType::f32, 0}, {gate.data(), ir::DType::f32, 1}, {up.data(), ir::DType::f32, 2}},
+          one.steps,
+          {}};
+      for (size_t i = 0; i < one.outputs.size(); ++i)
+        call.outputs.push_back({(*to)[i].data(), ir::DType::f32, one.outputs[i]});
+      if (to == &joined) {
+        join_steps(call);
+        CHECK(call.steps.size() == one.joined);
+      }
+      pointwise(call, 0, count);
+    }
+    for (size_t i = 0; i < plain.size(); ++i)
+      for (size_t e = 0; e < grad.size(); ++e)
+        CHECK(std::abs(plain[i][e] - joined[i][e]) <= 1e-6 * (1 + std::abs(plain[i][e])));
   }
 }
 

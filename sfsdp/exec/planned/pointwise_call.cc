@@ -66,6 +66,7 @@ PointwiseCall::PointwiseCall(std::span<const ir::Op* const> ops, std::vector<con
   SFSDP_CHECK(registers.size() <= kernels::kMostPointRegisters, registers.size(), " registers");
   for (const ir::Value* result : results)
     call_.outputs.push_back({nullptr, result->type().dtype, registers.at(result)});
+  kernels::join_steps(call_);
 }
 
 std::vector<at::Tensor> PointwiseCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
