@@ -21,7 +21,7 @@ namespace {
 using ir::Graph, ir::Value;
 
 constexpr std::string_view kHeader =
-    "plan target=NAME product_bytes=N communicator_bytes=N blocks=N accumulates_in_memory=0|1 alignment=N "
+    "plan target=NAME product_bytes=N communicator_bytes=N blocks=N accumulates_in_memory=0|1 is_cpu=0|1 alignment=N "
     "window_alignment=N live_bytes=N peak_position=N layout=HASH/ENTRIES|none";
 
 // The most that a number of a plan may be, bytes or a position, and the bytes of all buffers together, though they do not live

@@ -32,7 +32,7 @@ struct TargetKey {
   void (*set)(cost::Target&, int64_t);
 };
 inline constexpr int64_t kMostAlignment = 1 << 30;  // the largest page of any machine
-inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
+inline constexpr std::array<TargetKey, 7> kTargetKeys = {{
     {"product_bytes=", int64_t{1} << 40, [](const cost::Target& t) { return t.product_bytes; },
      [](cost::Target& t, int64_t n) { t.product_bytes = n; }},
     {"communicator_bytes=", int64_t{1} << 40, [](const cost::Target& t) { return t.communicator_bytes; },
@@ -41,6 +41,8 @@ inline constexpr std::array<TargetKey, 6> kTargetKeys = {{
      [](cost::Target& t, int64_t n) { t.blocks = n; }},
     {"accumulates_in_memory=", 1, [](const cost::Target& t) { return int64_t{t.accumulates_in_memory}; },
      [](cost::Target& t, int64_t n) { t.accumulates_in_memory = n != 0; }},
+    {"is_cpu=", 1, [](const cost::Target& t) { return int64_t{t.is_cpu}; },
+     [](cost::Target& t, int64_t n) { t.is_cpu = n != 0; }},
     {"alignment=", kMostAlignment, [](const cost::Target& t) { return t.alignment; },
      [](cost::Target& t, int64_t n) { t.alignment = n; }},
     {"window_alignment=", kMostAlignment, [](const cost::Target& t) { return t.window_alignment; },

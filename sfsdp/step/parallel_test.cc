@@ -559,7 +559,7 @@ TEST_CASE("real weights go as the shards come: what is left is the shards") {
     });
 }
 
-// The planned executor's regions are in pages of 2 MiB, and what its kernels make before it is written is beside them.
+// The planned executor's regions and its workspace are in pages of 2 MiB.
 TEST_CASE("a step holds what is planned for it, and little more") {
   exec::count_memory();
   for (const ExecutorKind executor : {ExecutorKind::Reference, ExecutorKind::Planned}) {
@@ -577,13 +577,15 @@ TEST_CASE("a step holds what is planned for it, and little more") {
     step(batch);
     exec::restart_most_allocated();
     step(batch);
-    const int64_t of_plan = first->plan.memory.peak() - first->plan.memory.workspace_bytes();  // kernels make their own
+    const plan::MemoryPlan& memory = first->plan.memory;
+    const int64_t of_plan =
+        memory.peak() - memory.workspace_bytes() + memory.workspaces[0];  // communicators make their own
     const auto planned = static_cast<double>(is_planned ? of_plan : plan.state_bytes + plan.live_bytes);
     const auto measured = static_cast<double>(exec::most_allocated_bytes() - before);
     CAPTURE(planned);
     CAPTURE(measured);
     CHECK(measured >= planned * 0.99);
-    CHECK(measured <= planned * 1.02 + (is_planned ? 3.0 * (2 << 20) : 0.0));
+    CHECK(measured <= planned * 1.02 + (is_planned ? 4.0 * (2 << 20) : 0.0));
   }
 }
 

@@ -100,8 +100,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
     machine = cost::load_machine(request.get("machine", ""), train::attention_of(config.model));
   train::JobOptions options;
   if (machine) options.target = cost::target_of(*machine);
-  if (const std::string note = train::note_of_products(config, options); !note.empty()) err << note << '\n';
   train::CompiledJob job = train::make_job(config, request.world, options);
+  if (const std::string note = train::note_of_products(config, options); !note.empty()) err << note << '\n';
   const Held<const Program::Variant> first = job.program->first();
   const Program::Variant& variant = *first;
   if (request.has("explain")) {

@@ -408,6 +408,7 @@ TEST_CASE("a plan's target: known ones are held against their table, others' num
                                  {communicator, "communicator_bytes=4096"},
                                  {"blocks=16", "blocks=17"},
                                  {"accumulates_in_memory=0", "accumulates_in_memory=1"},
+                                 {"is_cpu=1", "is_cpu=0"},
                                  {" alignment=256", " alignment=1"},
                                  {"window_alignment=4096", "window_alignment=256"}}) {
     CAPTURE(to);
