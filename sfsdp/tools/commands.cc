@@ -70,7 +70,9 @@ std::vector<Option> joined(std::vector<Option> options, const std::vector<Option
 Command inspect_command() {
   return {
       .name = "inspect",
-      .usage = "--config F --world N [--graph | --passes | --layout | --allocs | --json] | --model.path model.pt2",
+      .usage =
+          "--config F --world N [--graph | --passes | --layout | --allocs | --json] | --model.path model.pt2 | "
+          "--compare PREDICTED MEASURED",
       .summary = "what a config would run, without running it; what an archive of torch.export holds",
       .options = {kWorld,
                   kMesh,
@@ -80,8 +82,11 @@ Command inspect_command() {
                   {"--layout", "", "where each parameter is stored"},
                   {"--allocs", "",
                    "runs steps of one rank alone: memory that kernels ask LibTorch for beside the plan"},
+                  {"--compare", "PREDICTED",
+                   "a trace of simulate --trace, and one that profiling.enable_profiling has left: where they part"},
                   {"--json", "", "the summary and all passes as one object"}},
-      .takes_config = true};
+      .takes_config = true,
+      .operand = "MEASURED"};
 }
 
 Command plan_command() {

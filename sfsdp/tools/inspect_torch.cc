@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/uncaptured.h"
 #include "sfsdp/cost/machine.h"
@@ -89,6 +90,9 @@ int print_archive(std::ostream& out, const std::string& path) {
 }  // namespace
 
 int run_inspect(const Request& request, std::ostream& out, std::ostream&) {
+  for (const std::string& operand : request.own.operands)
+    throw UserError(
+        concat("argument ", operand, "\n  expected a flag of sfsdp inspect; --compare A B compares two traces"));
   const train::JobConfig config = config_of(request);
   if (!config.model.path.empty() && config.model.name != "exported") return print_archive(out, config.model.path);
   const bool shows_passes = request.has("passes") || request.has("json");

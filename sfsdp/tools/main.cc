@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/version.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/compare_traces.h"
 #include "sfsdp/tools/launch.h"
 #include "sfsdp/tools/main_torch.h"
 #include "sfsdp/tools/plan_file.h"
@@ -57,6 +58,8 @@ int run(const std::string& name, const std::vector<std::string>& args) {
   if (holds(args, {"--help", "-h"})) return run_command(command, args, {}, std::cout, std::cerr);
   if (name == "simulate" && names(args, "--plan"))
     return run_command(command, args, run_simulate_plan, std::cout, std::cerr);
+  if (name == "inspect" && names(args, "--compare"))
+    return run_command(command, args, run_compare_traces, std::cout, std::cerr);
   if (name == "plan" && names(args, "--diff")) return run_command(command, args, run_diff_plans, std::cout, std::cerr);
   if (name == "plan" && names(args, "--check")) return run_command(command, args, run_check_plan, std::cout, std::cerr);
   if (name == "train" && holds(args, {"--print-config", "--print_config"})) return print_config(args);

@@ -2,11 +2,11 @@
 // The product of two matrices that an op is in LibTorch's ops: what decides how fast each library computes it.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "sfsdp/ir/graph.h"
 
@@ -19,7 +19,13 @@ struct ProductShape {
   bool a_transposed = false, b_transposed = false;
 
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
-  auto operator<=>(const ProductShape&) const = default;
+  bool operator==(const ProductShape&) const = default;
+  bool operator<(const ProductShape& other) const {
+    const auto parts = [](const ProductShape& s) {
+      return std::tuple(s.dtype, s.m, s.n, s.k, s.a_transposed, s.b_transposed);
+    };
+    return parts(*this) < parts(other);
+  }
 };
 
 // "f32:512x2048x768:nt", m, n and k; t for a transposed operand, as BLAS has it.

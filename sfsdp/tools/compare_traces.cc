@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/compare_traces.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <ostream>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/json.h"
+
+namespace sfsdp::tools {
+namespace {
+
+using Key = std::pair<std::string, std::string>;  // section, module
+
+constexpr size_t kMostShown = 20;
+
+std::string text_of(const JsonValue* value) {
+  const auto* text = value ? value->as<std::string>() : nullptr;
+  return text ? *text : "";
+}
+std::optional<double> number_of(const JsonValue* value) {
+  if (!value) return std::nullopt;
+  if (const auto* n = value->as<uint64_t>()) return static_cast<double>(*n);
+  if (const auto* n = value->as<int64_t>()) return static_cast<double>(*n);
+  if (const auto* n = value->as<double>()) return *n;
+  return std::nullopt;
+}
+
+std::string ms(double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.3f", value);
+  return text.data();
+}
+std::string change(double from, double to) {
+  if (from <= 0) return "";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), " (%+.1f %%)", 100 * (to / from - 1));
+  return text.data();
+}
+
+std::string read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in)
+    throw UserError(
+        concat(path, ": cannot read\n  expected a trace of simulate --trace, or of profiling.enable_profiling"));
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace
+
+double TraceTimes::kernels_ms() const {
+  double sum = 0;
+  for (const Part& part : parts) sum += part.ms;
+  return sum;
+}
+
+// A simulated trace has lane 0 for kernels, on which starts and waits stand too; a measured one steps, computation, communication.
+TraceTimes times_of_trace(std::string_view json, const std::string& file) {
+  const JsonValue document = parse_json(json, file);
+  const JsonValue* found = document.find("traceEvents");
+  const auto* events = found ? found->as<JsonArray>() : nullptr;
+  if (!events)
+    throw UserError(
+        concat(file, ": no traceEvents\n  expected a trace of simulate --trace, or of profiling.enable_profiling"));
+  std::map<uint64_t, std::string> lanes;
+  for (const JsonValue& event : *events)
+    if (text_of(event.find("name")) == "thread_name")
+      if (const auto tid = number_of(event.find("tid"))) {
+        const JsonValue* args = event.find("args");
+        lanes[static_cast<uint64_t>(*tid)] = args ? text_of(args->find("name")) : "";
+      }
+  const bool is_measured = lanes.contains(0) && lanes[0] == "steps";
+  if (!is_measured && !(lanes.contains(0) && lanes[0] == "compute"))
+    throw UserError(concat(file, ": lane 0 is ", lanes.contains(0) ? lanes[0] : "not there",
+                           "\n  expected compute, of simulate --trace, or steps, of profiling.enable_profiling"));
+  std::map<Key, double> parts;
+  TraceTimes times;
+  int64_t steps = 0;
+  for (const JsonValue& event : *events) {
+    const auto tid = number_of(event.find("tid")), us = number_of(event.find("dur"));
+    if (text_of(event.find("ph")) != "X" || !tid || !us) continue;
+    const std::string name = text_of(event.find("name")), section = text_of(event.find("cat"));
+    const JsonValue* args = event.find("args");
+    const std::string module = args ? text_of(args->find("module")) : "";
+    if (is_measured && *tid == 0) {
+      ++steps;
+    } else if (is_measured ? *tid == 2 : *tid == 0 && (name.starts_with("start ") || name.starts_with("wait for "))) {
+      times.communication_ms += *us / 1e3;
+    } else if (*tid == (is_measured ? 1 : 0)) {
+      parts[{section, module}] += *us / 1e3;
+    }
+  }
+  if (is_measured && steps == 0) throw UserError(concat(file, ": no step in it\n  expected one that has ended"));
+  const double share = is_measured ? 1.0 / static_cast<double>(steps) : 1.0;
+  times.communication_ms *= share;
+  for (const auto& [key, value] : parts) times.parts.push_back({key.first, key.second, value * share});
+  return times;
+}
+
+void print_comparison(const TraceTimes& predicted, const TraceTimes& measured, size_t most, std::ostream& out) {
+  const auto line = [&](const std::string& what, double from, double to) {
+    out << what << ": " << ms(from) << " ms predicted, " << ms(to) << " measured" << change(from, to) << "\n";
+  };
+  line("A step", predicted.kernels_ms() + predicted.communication_ms,
+       measured.kernels_ms() + measured.communication_ms);
+  line("  kernels", predicted.kernels_ms(), measured.kernels_ms());
+  line("  communication that nothing hides", predicted.communication_ms, measured.communication_ms);
+  std::map<std::string, std::pair<double, double>> sections;
+  std::map<Key, std::pair<double, double>> parts;
+  for (const auto& part : predicted.parts) {
+    sections[part.section].first += part.ms;
+    parts[{part.section, part.module}].first += part.ms;
+  }
+  for (const auto& part : measured.parts) {
+    sections[part.section].second += part.ms;
+    parts[{part.section, part.module}].second += part.ms;
+  }
+  for (const auto& [section, both] : sections) line("  " + section, both.first, both.second);
+  std::vector<std::pair<Key, std::pair<double, double>>> rows(parts.begin(), parts.end());
+  std::ranges::stable_sort(rows, [](const auto& a, const auto& b) {
+    return std::abs(a.second.second - a.second.first) > std::abs(b.second.second - b.second.first);
+  });
+  if (rows.size() > most) rows.resize(most);
+  out << "Where they part most:\n";
+  for (const auto& [key, both] : rows)
+    line(concat("  ", key.first, " ", key.second.empty() ? "(no module)" : key.second), both.first, both.second);
+}
+
+int run_compare_traces(const Request& request, std::ostream& out, std::ostream& /*err*/) {
+  const std::string predicted = request.get("compare");
+  if (request.own.operands.empty())
+    throw UserError("inspect --compare takes two traces\n  expected --compare PREDICTED MEASURED");
+  const std::string& measured = request.own.operands[0];
+  print_comparison(times_of_trace(read(predicted), predicted), times_of_trace(read(measured), measured), kMostShown,
+                   out);
+  return 0;
+}
+
+}  // namespace sfsdp::tools
