@@ -23,7 +23,7 @@ struct TraceTimes {
   double kernels_ms() const;
 };
 
-// Of several measured steps the mean.
+// The mean of several measured steps.
 //   throws: UserError naming the file, where it is no such trace
 TraceTimes times_of_trace(std::string_view json, const std::string& file);
 
