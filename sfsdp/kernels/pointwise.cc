@@ -48,22 +48,26 @@ bool join_backward(Pointwise& call) {
       const auto gradient = other_factor(outer, silu->to);
       const auto gated = gradient ? other_factor(*inner, *gradient) : std::nullopt;
       if (!gated) continue;
+      // Four steps, none of which is read by another one but as said: where silu is multiplied by itself, they are fewer.
+      const std::array<uint8_t, 4> gone = {silu->to, inner->to, outer.to, back.to};
+      const auto is_gone = [&](uint8_t r) { return std::ranges::find(gone, r) != gone.end(); };
+      if (outer.to == inner->to || is_gone(*gradient) || is_gone(*gated) || is_gone(back.b)) continue;
       const PointStep one = {.op = PointOp::SiluProductBackward,
                              .to = back.to,
                              .a = *gradient,
                              .b = back.b,
                              .c = *gated,
                              .to_too = outer.to};
-      const std::array<uint8_t, 4> gone = {silu->to, inner->to, outer.to, back.to};
       size_t last = 0;  // what they read is there by then, and nobody reads them before
       for (size_t i = 0; i < call.steps.size(); ++i)
-        if (std::ranges::find(gone, call.steps[i].to) != gone.end()) last = i;
-      for (size_t i = 0; i < last; ++i) {
-        const PointStep& s = call.steps[i];
-        if (std::ranges::find(gone, s.to) == gone.end() &&
-            (s.a == outer.to || s.b == outer.to || s.a == back.to || s.b == back.to))
-          return false;
-      }
+        if (is_gone(call.steps[i].to)) last = i;
+      const auto reads_early = [&](const PointStep& s) {
+        const auto is_given = [&](uint8_t r) { return r == outer.to || r == back.to; };
+        return !is_gone(s.to) &&
+               (is_given(s.a) || is_given(s.b) || (s.op == PointOp::SiluProductBackward && is_given(s.c)));
+      };
+      if (std::any_of(call.steps.begin(), call.steps.begin() + static_cast<std::ptrdiff_t>(last), reads_early))
+        continue;
       call.steps.insert(call.steps.begin() + static_cast<std::ptrdiff_t>(last) + 1, one);
       for (const uint8_t r : gone)
         call.steps.erase(

@@ -220,5 +220,52 @@ TEST_CASE("an input with a period begins again after so many elements") {
     }
 }
 
+TEST_CASE("joined steps of random programs give the numbers of the program") {
+  std::mt19937 random(8);
+  const auto draw = [&](size_t n) { return static_cast<uint8_t>(random() % n); };
+  std::uniform_real_distribution<float> number(-2, 2);
+  constexpr int64_t kCount = 32;
+  constexpr uint8_t kInputs = 3;
+  std::vector<std::vector<float>> inputs(kInputs, std::vector<float>(kCount));
+  for (auto& input : inputs)
+    for (float& x : input) x = number(random);
+  // What blocks hold from before is no number.
+  std::vector<uint16_t> none(kCount, 0x7fc0);
+  Pointwise poison;
+  for (uint8_t r = 0; r < kMostPointRegisters; ++r) poison.inputs.push_back({none.data(), ir::DType::bf16, r});
+  constexpr PointOp kDrawn[] = {PointOp::Silu, PointOp::Multiply, PointOp::Multiply, PointOp::SiluBackward,
+                                PointOp::Add};
+  size_t shorter = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Pointwise call;
+    for (uint8_t r = 0; r < kInputs; ++r) call.inputs.push_back({inputs[r].data(), ir::DType::f32, r});
+    const uint8_t steps = 2 + draw(6);
+    for (uint8_t k = 0; k < steps; ++k) {
+      const auto made = static_cast<size_t>(kInputs + k);
+      call.steps.push_back({kDrawn[draw(5)], static_cast<uint8_t>(made), draw(made), draw(made), 0.5F});
+    }
+    std::vector<std::vector<float>> plain, joined;
+    for (uint8_t r = kInputs; r < kInputs + steps; ++r)
+      if (r == kInputs + steps - 1 || draw(4) == 0) call.outputs.push_back({nullptr, ir::DType::f32, r});
+    plain.resize(call.outputs.size(), std::vector<float>(kCount));
+    joined = plain;
+    for (size_t i = 0; i < plain.size(); ++i) call.outputs[i].data = plain[i].data();
+    pointwise(call, 0, kCount);
+    for (size_t i = 0; i < plain.size(); ++i) call.outputs[i].data = joined[i].data();
+    const size_t before = call.steps.size();
+    join_steps(call);
+    shorter += call.steps.size() < before ? 1 : 0;
+    pointwise(poison, 0, kCount);
+    pointwise(call, 0, kCount);
+    for (size_t i = 0; i < plain.size(); ++i)
+      for (size_t e = 0; e < kCount; ++e) {
+        const float size = 1 + std::abs(plain[i][e]);
+        if (!(std::abs(plain[i][e] - joined[i][e]) <= 2e-5F * size * size))
+          FAIL_CHECK("round " << round << ": " << joined[i][e] << " for " << plain[i][e]);
+      }
+  }
+  CHECK(shorter > 1000);
+}
+
 }  // namespace
 }  // namespace sfsdp::kernels

@@ -278,6 +278,39 @@ TEST_CASE("a plan that names sfsdp's attention and loss trains as the reference 
   }
 }
 
+// A view of what a chain of ops on elements has made, read by the same kernel, and elsewhere; silu times a copy of itself.
+struct ChainsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor a = up(x), g = at::relu(a) * gate(x);
+    const at::Tensor q = at::relu(g.view({-1, 4, 8}) * scale).view({x.size(0), 32});
+    const at::Tensor y = at::silu(a), z = y * y.detach();
+    return down(q + z.unsqueeze(0).squeeze(0) * 0.5) + down(g);
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 32));
+  torch::nn::Linear gate = register_module("gate", torch::nn::Linear(6, 32));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(32, 3));
+  at::Tensor scale = register_parameter("scale", at::linspace(0.5, 1.5, 8));
+};
+TORCH_MODULE(Chains);
+
+TEST_CASE("chains of ops on elements with views of their own, and silu times itself, train as the reference does") {
+  const auto train = [&](ExecutorKind executor, const std::string& rows) {
+    CompileOptions options = options_of(executor, 1);
+    options.pipeline.kernels.rows = rows;
+    const auto loss = [](Chains& m, const Batch& b) { return m->forward(b[0]).square().mean(); };
+    Step step = compile(meta_init([] { return Chains(); }), loss, AdamW{.lr = 1e-2}, rows_of(0, 8),
+                        data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
+    std::vector<StepResult> results;
+    for (int64_t k = 0; k < 4; ++k) results.push_back(step({rows_of(k, 8)}));
+    return results;
+  };
+  const auto got = train(ExecutorKind::Planned, "sfsdp.rows"), expected = train(ExecutorKind::Reference, "");
+  for (size_t k = 0; k < got.size(); ++k) {
+    CHECK(std::abs(got[k].loss - expected[k].loss) <= 1e-5 * expected[k].loss);
+    CHECK(std::abs(got[k].grad_norm - expected[k].grad_norm) <= 1e-5 * expected[k].grad_norm);
+  }
+}
+
 TEST_CASE("state stays at its address from step to step, whatever graph runs") {
   Step step =
       compile(meta_init([] { return Net(); }), mean_loss, AdamW{}, rows_of(0, 8),

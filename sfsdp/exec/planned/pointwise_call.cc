@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
@@ -22,7 +23,11 @@ constexpr int64_t kBlocksOfThread = 16;
 
 size_t count_pointwise(std::span<const ir::Op* const> ops) {
   size_t count = 0;
-  std::set<const ir::Value*> registers;
+  std::set<const ir::Value*> registers, made;
+  // What a step makes lies in a register, of which there are no views.
+  const auto is_view_of_made = [&](const ir::Value* operand) {
+    return !made.contains(operand) && made.contains(ir::storage_of(operand));
+  };
   for (; count < ops.size(); ++count) {
     const ir::Op& op = *ops[count];
     if (op.attr_or<std::string>("row_kernel", "") != "sfsdp.rows" || !kernels::point_op_of(op) ||
@@ -30,7 +35,8 @@ size_t count_pointwise(std::span<const ir::Op* const> ops) {
       break;
     registers.insert(op.operands.begin(), op.operands.end());
     registers.insert(op.result());
-    if (registers.size() > kernels::kMostPointRegisters) break;
+    if (registers.size() > kernels::kMostPointRegisters || std::ranges::any_of(op.operands, is_view_of_made)) break;
+    made.insert(op.result());
   }
   return count;
 }
@@ -72,6 +78,7 @@ PointwiseCall::PointwiseCall(std::span<const ir::Op* const> ops, std::vector<con
 std::vector<at::Tensor> PointwiseCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
   std::vector<at::Tensor> results = this->results(), inputs;
   for (size_t i = 0; i < operands.size(); ++i) {
+    SFSDP_CHECK(operands[i].defined(), ir::name_of(op()), " reads what is not there: operand ", i, " of the chain");
     inputs.push_back(operands[i].contiguous());
     call_.inputs[i].data = const_cast<void*>(inputs[i].const_data_ptr());  // which it does not write
   }
