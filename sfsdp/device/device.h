@@ -77,7 +77,7 @@ class Device {
   virtual void issue(const Command& command, const Turn& turn) = 0;
   // Commands that are issued together, again and again: a device may make one of them all. Returns their number.
   size_t capture(std::vector<Command> commands);
-  virtual void replay(size_t captured, const Turn& turn);
+  virtual void replay(size_t number, const Turn& turn);
   // The host waits for the event's latest Record.
   virtual void wait(uint32_t event) = 0;
   // The host waits for all lanes.
@@ -85,7 +85,7 @@ class Device {
   // The host writes memory that no lane uses meanwhile.
   virtual void upload(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   // All memory that kernels write and others see; said once, before the first command.
-  virtual void set_memory(std::vector<Memory> /*memory*/) {}
+  virtual void set_memory(const std::vector<Memory>& /*memory*/) {}
   // Whether Kernel::touched is asked.
   virtual bool looks_for_conflicts() const { return false; }
 

@@ -226,8 +226,8 @@ grep -q 'shared.pt2 reads "frozen", which .* does not have' "$dir/log" || fail "
 "$sfsdp" train "${tensors[@]}" --model.prediction 1 --training.steps 1 --optimizer.lr 0 --training.shuffle never --job.dump_folder "$dir/error" \
   >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 "$sfsdp" train "${once[@]}" --model.path "$dir/lower.pt2" --job.dump_folder "$dir/lower" >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
-for archive in again again_strict; do
-  "$sfsdp" train "${once[@]}" --model.path "$dir/$archive.pt2" --job.dump_folder "$dir/$archive" >"$dir/log" 2>&1 || fail "$archive: $(cat "$dir/log")"
+for archive in again again_strict; do # by LibTorch's kernels, which round to bfloat16 wherever PyTorch does
+  "$sfsdp" train "${once[@]}" --exec.rows aten --model.path "$dir/$archive.pt2" --job.dump_folder "$dir/$archive" >"$dir/log" 2>&1 || fail "$archive: $(cat "$dir/log")"
 done
 "$python" - "$dir" "$(validated "$dir/one")" "$(validated "$dir/two")" <<'PY' || fail "evaluation, or the mean squared error"
 import json, sys

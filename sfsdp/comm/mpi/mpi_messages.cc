@@ -68,12 +68,11 @@ bool MpiMessages::move() {
       throw TransferError{peer, error.what(), false};
     }
     if (p.way == Mpi::Way::Received && received != p.bytes) {
-      const TransferError error = {
-          p.peer,
-          concat("its message of ", received, " bytes is not what this rank expects, one of ", p.bytes, " bytes"),
-          false};
+      const std::string text =
+          concat("its message of ", received, " bytes is not what this rank expects, one of ", p.bytes, " bytes");
+      const int peer = p.peer;
       pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
-      throw error;
+      throw TransferError{peer, text, false};
     }
     moved = true;
     std::swap(p, pending_.back());

@@ -30,7 +30,7 @@ class FakeDevice final : public Device {
     std::iota(priority_.begin(), priority_.end(), size_t{0});
   }
 
-  void set_memory(std::vector<Memory> memory) override { memory_ = std::move(memory); }
+  void set_memory(const std::vector<Memory>& memory) override { memory_ = memory; }
   bool looks_for_conflicts() const override { return true; }
 
   void issue(const Command& command, const Turn& turn) override {
