@@ -82,8 +82,8 @@ class Device {
   virtual void wait(uint32_t event) = 0;
   // The host waits for all lanes.
   virtual void synchronize() = 0;
-  // The host writes memory that no lane uses meanwhile.
-  virtual void upload(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  // The host writes memory that no lane uses meanwhile. By itself: memory of the host's.
+  virtual void upload(std::byte* to, const std::byte* from, int64_t bytes);
   // All memory that kernels write and others see; said once, before the first command.
   virtual void set_memory(const std::vector<Memory>& /*memory*/) {}
   // Whether Kernel::touched is asked.

@@ -16,11 +16,8 @@ namespace {
 int64_t readers_of(const Pointwise& call, uint8_t r) {
   int64_t count = 0;
   for (const PointStep& step : call.steps) {
-    const bool two = step.op == PointOp::Add || step.op == PointOp::Multiply || step.op == PointOp::SiluBackward ||
-                     step.op == PointOp::GeluTanhBackward || step.op == PointOp::ReluBackward ||
-                     step.op == PointOp::SiluProduct || step.op == PointOp::SiluProductBackward;
-    count += (step.a == r ? 1 : 0) + (two && step.b == r ? 1 : 0) +
-             (step.op == PointOp::SiluProductBackward && step.c == r ? 1 : 0);
+    const bool reads_c = step.op == PointOp::SiluProductBackward && step.c == r;
+    count += step.a == r || step.b == r || reads_c ? 1 : 0;
   }
   for (const PointData& output : call.outputs) count += output.in == r ? 1 : 0;
   return count;

@@ -26,7 +26,7 @@ enum class PointOp : uint8_t {
   SiluProductBackward,  // a is the gradient of silu(b) · c: to is b's, to_too c's
 };
 
-// Registers are blocks: first those of the inputs, then what steps make, each written once.
+// Registers are blocks: first those of the inputs, then what steps make, each written once. A step of one operand has it as b too.
 struct PointStep {
   PointOp op = PointOp::Add;
   uint8_t to = 0, a = 0, b = 0;

@@ -113,13 +113,7 @@ std::string MpiStore::set_first(const std::string& key, const std::string& value
 std::optional<Store::Value> MpiStore::get(const std::string& key) {
   FrameWriter writer;
   writer.number(static_cast<int32_t>(answer_tag_)).number(static_cast<uint8_t>(StoreOp::Get)).text(key);
-  const std::string answer = ask(writer.frame(), kLookPatienceMs);
-  FrameReader reader(answer);
-  if (reader.number<uint8_t>() == 0) return std::nullopt;
-  Value value;
-  value.text = reader.text(kMostValueBytes);
-  value.age_ms = reader.number<int64_t>();
-  return value;
+  return found_in(ask(writer.frame(), kLookPatienceMs));
 }
 
 std::string MpiStore::ask(const std::string& frame, int64_t patience_ms) {

@@ -53,13 +53,7 @@ std::string StoreClient::set_first(const std::string& key, const std::string& va
 }
 
 std::optional<Store::Value> StoreClient::get(const std::string& key) {
-  const std::string answer = ask(request(StoreOp::Get, key).frame(), kLookPatienceMs);
-  FrameReader reader(answer);
-  if (reader.number<uint8_t>() == 0) return std::nullopt;
-  Value value;
-  value.text = reader.text(kMostValueBytes);
-  value.age_ms = reader.number<int64_t>();
-  return value;
+  return found_in(ask(request(StoreOp::Get, key).frame(), kLookPatienceMs));
 }
 
 std::vector<std::optional<std::string>> StoreClient::collect(const std::string& prefix, const std::vector<int>& numbers,

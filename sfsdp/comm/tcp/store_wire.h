@@ -12,12 +12,14 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "sfsdp/comm/messages/store.h"
 #include "sfsdp/comm/tcp/socket.h"
 
 namespace sfsdp::comm {
@@ -82,5 +84,15 @@ class FrameReader {
   }
   std::string_view rest_;
 };
+
+// What an answer to Get says.
+inline std::optional<Store::Value> found_in(std::string_view answer) {
+  FrameReader reader(answer);
+  if (reader.number<uint8_t>() == 0) return std::nullopt;
+  Store::Value value;
+  value.text = reader.text(kMostValueBytes);
+  value.age_ms = reader.number<int64_t>();
+  return value;
+}
 
 }  // namespace sfsdp::comm

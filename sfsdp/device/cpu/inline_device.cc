@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/device/cpu/inline_device.h"
 
-#include <cstring>
-
 namespace sfsdp::device {
 namespace {
 
@@ -15,10 +13,6 @@ class InlineDevice final : public Device {
   }
   void wait(uint32_t /*event*/) override {}
   void synchronize() override {}
-  void upload(std::byte* to, const std::byte* from, int64_t bytes) override {
-    spend(Spent::ForwardBackward);
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-  }
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <thread>
 #include <vector>
@@ -137,10 +136,6 @@ class ThreadedDevice final : public Device {
     spend(Spent::Communication);
     for (const auto& thread : threads_) thread->drain();
     for (const auto& thread : threads_) thread->rethrow();
-  }
-  void upload(std::byte* to, const std::byte* from, int64_t bytes) override {
-    spend(Spent::ForwardBackward);
-    std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 
  private:

@@ -36,7 +36,7 @@
 namespace sfsdp::exec {
 namespace {
 
-using device::Bytes, device::Spent, device::Touched, device::Turn;
+using device::Spent, device::Touched, device::Turn;
 
 }  // namespace
 
@@ -95,7 +95,8 @@ struct PlannedExecutor::Impl {
   const Rng rng;
   const ir::Index readers;
   std::shared_ptr<RankMemory> shared;
-  RankMemory own;  // what the host writes
+  RankMemory own;                      // what the host writes
+  std::vector<device::Memory> memory;  // all of the plan's
   Workspace& workspace;
   std::vector<at::Tensor> placed;  // by value, at its address; undefined: it has none
   std::vector<at::Tensor> made;    // by value, while its kernel runs
@@ -112,7 +113,7 @@ struct PlannedExecutor::Impl {
   RunSeconds seconds;
 
   Impl(const plan::StepPlan& p, const std::vector<at::Tensor>& c, const Groups& g, DataPosition at, int64_t rank, Rng r,
-       std::shared_ptr<RankMemory> memory, const std::vector<const ir::Value*>& more,
+       std::shared_ptr<RankMemory> of_rank, const std::vector<const ir::Value*>& more,
        const device::MakeDevice& make_device)
       : plan(p),
         graph(p.graph),
@@ -121,7 +122,7 @@ struct PlannedExecutor::Impl {
         position(at),
         rng(r),
         readers(p.graph),
-        shared(std::move(memory)),
+        shared(std::move(of_rank)),
         workspace(shared->grow_workspace(p.memory.workspaces.empty() ? 0 : p.memory.workspaces[0])),
         placed(graph.id_bound()),
         made(graph.id_bound()),
@@ -132,7 +133,7 @@ struct PlannedExecutor::Impl {
     place_values(rank);
     make_tasks();
     device = make_device ? make_device(commands.lanes, commands.events) : device::make_inline_device();
-    device->set_memory(memory_of_plan());
+    device->set_memory(memory);
     for (size_t part = 0; part < ir::kParts; ++part) captured[part] = device->capture(commands.parts[part]);
   }
   Impl(const Impl&) = delete;
@@ -158,8 +159,10 @@ struct PlannedExecutor::Impl {
   void place_values(int64_t rank) {
     std::array<std::byte*, plan::kRegions> begin = {};
     for (const plan::Region region : {plan::Region::State, plan::Region::Window, plan::Region::Io}) {
-      RankMemory& memory = region == plan::Region::Io ? own : *shared;
-      begin[static_cast<size_t>(region)] = memory.grow(region, plan.memory.region_bytes[static_cast<size_t>(region)]);
+      const int64_t bytes = plan.memory.region_bytes[static_cast<size_t>(region)];
+      RankMemory& of = region == plan::Region::Io ? own : *shared;
+      begin[static_cast<size_t>(region)] = of.grow(region, bytes);
+      memory.push_back({std::string(plan::to_string(region)), begin[static_cast<size_t>(region)], bytes});
     }
     const plan::Places places(plan, rank);
     for (const auto& op : graph.ops()) {
@@ -377,16 +380,6 @@ struct PlannedExecutor::Impl {
     if (task.collective && task.calls[0].call->group()) task.kind = Spent::Communication;
     for (size_t i = 0; i < returned.size(); ++i)
       if (makes(task, ir::storage_of(returned[i]))) task.returned.push_back(i);
-  }
-
-  std::vector<device::Memory> memory_of_plan() {
-    std::vector<device::Memory> memory;
-    for (const plan::Region region : {plan::Region::State, plan::Region::Window, plan::Region::Io}) {
-      const int64_t bytes = plan.memory.region_bytes[static_cast<size_t>(region)];
-      RankMemory& of = region == plan::Region::Io ? own : *shared;
-      memory.push_back({std::string(plan::to_string(region)), of.grow(region, bytes), bytes});
-    }
-    return memory;
   }
 
   // What it takes from memory and leaves there.
