@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "benchmarks/attention_bench.h"
+#include "benchmarks/call_bench.h"
 #include "benchmarks/checkpoint_bench.h"
 #include "benchmarks/collective_bench.h"
 #include "benchmarks/product_bench.h"
@@ -243,6 +244,10 @@ int main(int argc, char** argv) {
     measure_attention();
     return 0;
   }
+  if (args.size() == 1 && args[0] == "calls") {
+    measure_calls();
+    return 0;
+  }
   if (args.size() >= 5 && args[0] == "products") {
     measure_products(args[1], args[2], std::stod(args[3]), {args.begin() + 4, args.end()});
     return 0;
@@ -264,16 +269,18 @@ int main(int argc, char** argv) {
   const bool measures =
       !args.empty() && args[0] == "compiler" && (args.size() == 1 || (args.size() == 3 && args[1] == "--repeat"));
   if (!compares && !measures) {
-    std::cerr << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
-                 "       sfsdp-bench search                  units by search against units by name, simulated\n"
-                 "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
-                 "       sfsdp launch -n N --exec sfsdp-bench -- collectives [tcp] rates of ranks that exchange data\n"
-                 "       sfsdp-bench attention               LibTorch's kernel and sfsdp's\n"
-                 "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
-                 "       sfsdp launch -n N --exec sfsdp-bench -- products_of_job FLAG...  GF/s of a job's products, by "
-                 "library\n"
-                 "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
-                 "in the repository's root\n";
+    std::cerr
+        << "usage: sfsdp-bench compiler [--repeat N]   how long capture, passes and plan take\n"
+           "       sfsdp-bench search                  units by search against units by name, simulated\n"
+           "       sfsdp-bench agreement [ranks]       what ranks compare before a step, beside a small step\n"
+           "       sfsdp launch -n N --exec sfsdp-bench -- collectives [tcp] rates of ranks that exchange data\n"
+           "       sfsdp-bench attention               LibTorch's kernel and sfsdp's\n"
+           "       sfsdp-bench calls                   what the planned executor takes for a kernel beyond its call\n"
+           "       sfsdp-bench products LIBRARY DTYPE SECONDS TOKENS,N,K...  GF/s of products on one thread\n"
+           "       sfsdp launch -n N --exec sfsdp-bench -- products_of_job FLAG...  GF/s of a job's products, by "
+           "library\n"
+           "       sfsdp-bench checkpoint [MiB [FOLDER]]  saving and loading beside dd, on the folder's disk\n"
+           "in the repository's root\n";
     return 2;
   }
   const auto repeat = args.size() == 3 ? sfsdp::parse_int(args[2]) : 5;

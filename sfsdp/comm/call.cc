@@ -118,13 +118,27 @@ void Call::check(int rank, int size, std::span<const std::byte> in, std::span<co
   SFSDP_CHECK(w.size == 0 || w.size == size, text_, ": described for ", w.size, " ranks, made by a group of ", size);
   SFSDP_CHECK(in.size() == in_bytes(rank) && out.size() == out_bytes(rank), text_, ": ", in.size(), " bytes into ",
               out.size(), ", expected ", in_bytes(rank), " into ", out_bytes(rank));
-  if (w.kind == CallKind::AllReduce || w.kind == CallKind::Broadcast)
+  if (w.kind == CallKind::AllReduce || w.kind == CallKind::Broadcast) {
     SFSDP_CHECK(in.data() == out.data(), text_, ": is in place, its input is its output");
-  if (w.kind == CallKind::AllToAllV)
+    return;
+  }
+  if (w.kind == CallKind::AllToAllV && size == 1)  // of several ranks all compare all counts
     SFSDP_CHECK(w.sent.size(rank) == w.received.size(rank), text_, ": ", w.sent.size(rank), " bytes to itself, ",
                 w.received.size(rank), " from itself");
-  if (w.kind == CallKind::AllToAll || w.kind == CallKind::AllToAllV || w.kind == CallKind::Permute)
-    SFSDP_CHECK(!overlap(in, out), text_, ": input and output overlap");
+  SFSDP_CHECK(!overlap(in, out) || lies_in_place(rank, in, out), text_, ": input and output overlap",
+              moves_one_part() ? ", and the smaller is not the rank's own part of the larger" : "");
+}
+
+bool Call::moves_one_part() const {
+  const CallKind kind = words_.kind;
+  return kind == CallKind::AllGather || kind == CallKind::ReduceScatter || is_in_parts(kind);
+}
+
+bool Call::lies_in_place(int rank, std::span<const std::byte> in, std::span<const std::byte> out) const {
+  if (!moves_one_part()) return false;
+  const Range own = words_.sent.at(rank);
+  const std::byte* part = (in.size() <= out.size() ? out : in).data() + own.begin;
+  return own.bytes == std::min(in.size(), out.size()) && part == (in.size() <= out.size() ? in : out).data();
 }
 
 Range Call::sent(int from, int to) const {

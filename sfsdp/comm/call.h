@@ -84,6 +84,10 @@ class Call {
  private:
   size_t in_bytes(int rank) const;
   size_t out_bytes(int rank) const;
+  // A rank's own part is its input or its output, and all parts are the other.
+  bool moves_one_part() const;
+  // Whether that part lies where all parts have it.
+  bool lies_in_place(int rank, std::span<const std::byte> in, std::span<const std::byte> out) const;
   std::string make_text() const;
 
   CallWords words_;

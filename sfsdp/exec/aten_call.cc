@@ -95,8 +95,7 @@ AtenCall::AtenCall(const ir::Op& op) : where_(ir::opcode_at(op)), handle_(find_o
               " operands, its schema takes ", next);
 }
 
-torch::jit::Stack AtenCall::stack_of(std::span<const at::Tensor> operands) const {
-  torch::jit::Stack stack;
+void AtenCall::push(std::span<const at::Tensor> operands, torch::jit::Stack& stack) const {
   stack.reserve(arguments_.size() + 1);
   const auto at_index = [&](int i) -> const at::Tensor& { return operands[static_cast<size_t>(i)]; };
   const auto optional = [&](int i) { return at_index(i).defined() ? std::optional(at_index(i)) : std::nullopt; };
@@ -119,7 +118,6 @@ torch::jit::Stack AtenCall::stack_of(std::span<const at::Tensor> operands) const
       }
     }
   }
-  return stack;
 }
 
 void AtenCall::call(const c10::OperatorHandle& handle, torch::jit::Stack& stack,
@@ -137,7 +135,8 @@ void AtenCall::call(const c10::OperatorHandle& handle, torch::jit::Stack& stack,
 }
 
 std::vector<at::Tensor> AtenCall::run(std::span<const at::Tensor> operands) const {
-  torch::jit::Stack stack = stack_of(operands);
+  torch::jit::Stack stack;
+  push(operands, stack);
   call(handle_, stack, operands);
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) capture::collect(value, results);
@@ -149,10 +148,12 @@ bool AtenCall::find_out_variant() {
   return out_handle_.has_value();
 }
 
-void AtenCall::run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const {
-  torch::jit::Stack stack = stack_of(operands);
-  for (const at::Tensor& result : results) stack.emplace_back(result);
-  call(*out_handle_, stack, operands);
+void AtenCall::run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) {
+  stack_.clear();
+  push(operands, stack_);
+  for (const at::Tensor& result : results) stack_.emplace_back(result);
+  call(*out_handle_, stack_, operands);
+  stack_.clear();
 }
 
 }  // namespace sfsdp::exec

@@ -30,8 +30,8 @@ class AtenCall {
   // Looks for LibTorch's variant of the op that writes its results to given tensors; whether there is one.
   bool find_out_variant();
   // After find_out_variant() has found it: the same numbers, in `results`: one tensor each, of the sizes that run() gives, which may be an operand only where the op is
-  // elementwise.
-  void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const;
+  // elementwise. Allocates nothing but lists of tensors.
+  void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results);
 
  private:
   struct Argument {
@@ -39,13 +39,14 @@ class AtenCall {
     c10::IValue constant;
     int first = 0, count = 0;  // operands
   };
-  torch::jit::Stack stack_of(std::span<const at::Tensor> operands) const;
+  void push(std::span<const at::Tensor> operands, torch::jit::Stack& stack) const;
   void call(const c10::OperatorHandle& handle, torch::jit::Stack& stack, std::span<const at::Tensor> operands) const;
 
   std::string where_;  // "aten.mm at layers.0", for errors
   c10::OperatorHandle handle_;
   std::optional<c10::OperatorHandle> out_handle_;
   std::vector<Argument> arguments_;
+  torch::jit::Stack stack_;  // of run_into: empty, but for its memory
 };
 
 }  // namespace sfsdp::exec

@@ -38,7 +38,7 @@ bool is_of(const at::Tensor& tensor, const ir::Type& type) {
 
 }  // namespace
 
-void check_results(const std::vector<at::Tensor>& results, const ir::Op& op) {
+void check_results(std::span<const at::Tensor> results, const ir::Op& op) {
   SFSDP_CHECK(results.size() == op.results().size(), op.opcode, " gave ", results.size(), " results");
   for (size_t i = 0; i < results.size(); ++i) {
     const ir::Type& type = op.result(static_cast<int>(i))->type();

@@ -28,7 +28,7 @@ class OpCall {
   // Whether run_into can be called from now on.
   bool can_write();
   // The same numbers in `results`, each of its type's sizes and strides; an operand may be one where the op is elementwise.
-  void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) const {
+  void run_into(std::span<const at::Tensor> operands, std::span<const at::Tensor> results) {
     aten_->run_into(operands, results);
   }
 
@@ -49,6 +49,6 @@ class OpCall {
 
 // Passes and plans go by the types: a result laid out otherwise would be read at the wrong places.
 // throws: std::logic_error naming op, got and expected
-void check_results(const std::vector<at::Tensor>& results, const ir::Op& op);
+void check_results(std::span<const at::Tensor> results, const ir::Op& op);
 
 }  // namespace sfsdp::exec

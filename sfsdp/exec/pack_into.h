@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace sfsdp::exec {
 std::vector<at::Tensor> parts_of_pack(const ir::Op& op, std::span<const at::Tensor> operands, const at::Tensor& bucket);
 
 // The result of the `pack` in `bucket`: copies the operands that do not lie there, and writes zeros between them.
-//   bucket: of the result's type; operands that do not lie at their place must not overlap it
-void pack_into(const ir::Op& op, std::span<const at::Tensor> operands, const at::Tensor& bucket);
+//   bucket:  of the result's type; operands that do not lie at their place must not overlap it
+//   returns: the bytes of those that it has copied
+int64_t pack_into(const ir::Op& op, std::span<const at::Tensor> operands, const at::Tensor& bucket);
 
 }  // namespace sfsdp::exec

@@ -16,9 +16,11 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/exec/planned/products.h"
 #include "sfsdp/exec/planned/rank_memory.h"
 #include "sfsdp/kernels/of_op.h"
+#include "sfsdp/plan/copied_bytes.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
@@ -343,6 +345,53 @@ TEST_CASE("a rank's memory grows in place, begins as zeros, and refuses what the
     said = error.what();
   }
   CHECK(said.find("bytes of region state") != std::string::npos);
+}
+
+TEST_CASE("a step asks LibTorch for no memory but that of the numbers that it gives, and of LibTorch's attention") {
+  const auto check = [](auto make, const passes::NameKernelsOptions& kernels) {
+    const Batch batch = tokens(0, 0, 4);
+    CompileOptions options = options_of(ExecutorKind::Planned, 1);
+    options.pipeline.kernels = kernels;
+    Step step = compile(meta_init(make), loss_of, kAdamW, batch, data_parallel(init_device_mesh({{"dp_shard", 1}})),
+                        nullptr, options);
+    for (int k = 0; k < 2; ++k) step({batch});
+    const exec::Allocations before = exec::all_allocations();
+    step({batch});
+    const exec::Allocations after = exec::all_allocations();
+    int64_t of_attention = 0;  // what LibTorch's own threads ask for, which use no workspace
+    for (const auto& op : step.executor(batch)->graph().ops())
+      if (op->is("sdpa_backward") && !op->has_attr("attention_kernel")) ++of_attention;
+    CHECK(after.count - before.count <= 4 + of_attention);
+    CHECK(after.bytes - before.bytes <= 8 * 4 + 128 * of_attention);
+  };
+  const auto make_wide = [] {
+    models::Llama3Args args = testing::tiny_llama();
+    args.head_dim = 16;
+    return models::Llama3(args);
+  };
+  check(make_wide, {.attention = "sfsdp.flash", .rows = "sfsdp.rows"});
+  check(make_llama, {});
+  check(make_gpt, {});
+}
+
+TEST_CASE("gradients are made in their buckets, and parameters are read from theirs: nothing is copied, but for rows") {
+  const auto copied = [](auto make, DataParallelOptions parallel, int64_t micro_batches) {
+    const auto program = compile_program(meta_init(make), loss_of, kAdamW, tokens(0, 0, 4),
+                                         data_parallel(init_device_mesh({{"dp_shard", 2}}), parallel),
+                                         options_of(ExecutorKind::Planned, micro_batches));
+    const auto variant = program->first();
+    return plan::copied_bytes(variant->plan);
+  };
+  const MixedPrecisionPolicy half = {.param_dtype = ir::DType::bf16, .reduce_dtype = ir::DType::f32};
+  for (const int64_t micro_batches : {1, 3}) {
+    CHECK(copied(make_llama, {}, micro_batches) == plan::CopiedBytes{});
+    CHECK(copied(make_gpt, {}, micro_batches) == plan::CopiedBytes{});
+    CHECK(copied(make_llama, {.mixed_precision = half}, micro_batches) == plan::CopiedBytes{});
+    CHECK(copied(make_gpt, {.mixed_precision = half}, micro_batches) == plan::CopiedBytes{});
+    const plan::CopiedBytes rows = copied(make_llama, {.layout = ParameterLayout::Dim0}, micro_batches);
+    CHECK(rows.in > 0);
+    CHECK(rows.out > 0);
+  }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/compile/complete_step.h"
+#include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pass_manager.h"
@@ -130,6 +131,8 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
   check_optimizer(optimizer_);
   check_options(options_, strategy_.data_ranks());
   check_batch_dims(strategy_.options.batch_dims, example);
+  if (options_.executor == ExecutorKind::Planned)
+    exec::count_memory();  // its kernels' own values go to the plan's workspace
   state_ = capture::take_state(*module_);
   first_ = training(example);
 }

@@ -10,6 +10,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
+#include "sfsdp/plan/copied_bytes.h"
 #include "sfsdp/plan/diff.h"
 #include "sfsdp/plan/page/plan_page.h"
 #include "sfsdp/tools/explain_plan.h"
@@ -34,18 +35,23 @@ void print_summary(std::ostream& out, const plan::StepPlan& plan) {
     out << (r > 0 ? ", " : " ") << plan::to_string(static_cast<plan::Region>(r)) << " "
         << bytes_text(m.region_bytes[r]);
   out << "; " << m.buffers.size() << " buffers, most alive at op " << m.peak_position << "\n";
+  const plan::CopiedBytes copied = plan::copied_bytes(plan);
+  out << "  copied into buckets: " << bytes_text(copied.in) << " a step, out of them: " << bytes_text(copied.out)
+      << "\n";
 }
 
 void print_json(std::ostream& out, const plan::StepPlan& plan) {
   size_t collectives = 0;
   for (const plan::CommLane& lane : plan.lanes) collectives += lane.collectives.size();
   const plan::MemoryPlan& m = plan.memory;
+  const plan::CopiedBytes copied = plan::copied_bytes(plan);
   out << "{\"hash\": \"" << hex(plan::hash(plan)) << "\", \"target\": " << json_quoted(plan.target.name)
       << ", \"ops\": " << plan.graph.ops().size() << ", \"kernels\": " << cost::kernels_of(plan.graph).ops.size()
       << ", \"lanes\": " << plan.lanes.size() << ", \"collectives\": " << collectives
       << ", \"edges\": " << plan.edges.size() << ", \"buffers\": " << m.buffers.size()
       << ", \"state_bytes\": " << m.state_bytes << ", \"arena_bytes\": " << m.arena_bytes
-      << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes() << "}\n";
+      << ", \"live_bytes\": " << m.live_bytes << ", \"workspace_bytes\": " << m.workspace_bytes()
+      << ", \"bytes_copied_in\": " << copied.in << ", \"bytes_copied_out\": " << copied.out << "}\n";
 }
 
 plan::StepPlan parse_file(const std::string& path, const std::string& option) {

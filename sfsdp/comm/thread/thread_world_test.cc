@@ -131,6 +131,18 @@ TEST_CASE("thread: a rank that gives up leaves its memory to those who still rea
   CHECK(torn == 0);
 }
 
+TEST_CASE("thread: what a rank keeps for itself in an all_to_all_v is compared too, by all ranks") {
+  run_ranks(2, [](CommWorld& world) {
+    const auto group = world.group("dp_shard", {0, 1});
+    std::array<int64_t, 2> from = {2, 2};
+    if (world.rank() == 1) from[1] = 1;
+    const std::vector<std::byte> in(4);
+    std::vector<std::byte> out(static_cast<size_t>(from[0] + from[1]));
+    CHECK_THROWS_WITH_AS(group->all_to_all_v(in, std::array<int64_t, 2>{2, 2}, out, from, {"%rows", ""}),
+                         doctest::Contains("rank 1 sends 2 bytes to rank 1, which expects 1 from it"), CommError);
+  });
+}
+
 TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {
   run_ranks(2, [](CommWorld& world) {
     const auto group = world.group("dp_shard", {0, 1});
@@ -150,6 +162,16 @@ TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {
     CHECK_THROWS_AS(group->reduce_scatter_v(four, three, fits, ir::DType::f32, ReduceOp::Sum, {"", ""}), InternalError);
     CHECK_THROWS_AS(group->gather_v(three, four, fits, 2, {"", ""}), InternalError);
     CHECK_THROWS_AS(group->scatter_v(four, four, fits, 0, {"", ""}), InternalError);
+    const auto part = [&](size_t begin) { return std::span(four).subspan(begin, 2); };
+    const auto other_part = static_cast<size_t>(2 - 2 * world.rank());
+    for (const size_t begin : {size_t{1}, other_part}) {  // over the output, but not its own part of it
+      CHECK_THROWS_AS(group->all_gather(part(begin), four, {"", ""}), InternalError);
+      CHECK_THROWS_AS(group->all_gather_v(part(begin), four, fits, {"", ""}), InternalError);
+    }
+    std::vector<std::byte> eight(8);
+    CHECK_THROWS_AS(
+        group->reduce_scatter(eight, std::span(eight).subspan(2, 4), ir::DType::f32, ReduceOp::Sum, {"", ""}),
+        InternalError);
     for (const std::array<RankPair, 2> pairs :
          {std::array{RankPair{0, 1}, RankPair{0, 0}}, std::array{RankPair{0, 1}, RankPair{1, 1}},
           std::array{RankPair{0, 1}, RankPair{1, 2}}})

@@ -3,9 +3,9 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "sfsdp/ir/opset.h"
-#include "sfsdp/ir/update_segments.h"
-#include "sfsdp/kernels/adam.h"
 
 namespace sfsdp::exec {
 namespace {
@@ -14,25 +14,27 @@ constexpr int64_t kElementsOfThread = int64_t{1} << 15;
 
 }  // namespace
 
-AdamCall::AdamCall(const ir::Op& op, const ir::Op* clip, const Groups& groups) : OwnCall(op), clips_(clip), rank_(0) {
+AdamCall::AdamCall(const ir::Op& op, const ir::Op* clip, const Groups& groups) : OwnCall(op), clips_(clip) {
+  int64_t rank = 0;  // of the axes that the bucket is cut over
   if (const auto axes = ir::axes_of(op))
-    if (const auto group = groups.find(axis_key(*axes)); group != groups.end()) rank_ = group->second->rank();
+    if (const auto group = groups.find(axis_key(*axes)); group != groups.end()) rank = group->second->rank();
+  const int64_t numel = op.operands[0]->type().numel();
+  segments_ = ir::update_segments(op, rank * numel, numel);
+  whole_.decoupled = op.is("adamw");
+  whole_.beta1 = ir::number_of(op, "beta1");
+  whole_.beta2 = ir::number_of(op, "beta2");
+  whole_.eps = ir::number_of(op, "eps");
 }
 
 // The operands of the op; where it clips, the gradient before that, and its factor after all others.
-std::vector<at::Tensor> AdamCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars) {
-  const std::vector<at::Tensor> results = {operands[0], operands[1], operands[2]};
-  if (operands[5].item<float>() != 0) return results;  // non_finite: nothing is updated
+std::span<at::Tensor> AdamCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars) {
+  std::copy_n(operands.begin(), given_.size(), given_.begin());
+  if (number_in(operands[5]) != 0) return given_;  // non_finite: nothing is updated
   const at::Tensor grad = operands[3].contiguous();
-  const int64_t numel = operands[0].numel();
-  kernels::Adam whole;
-  whole.clip = clips_ ? operands[6].item<float>() : 1.0F;
-  whole.decoupled = op().is("adamw");
-  whole.beta1 = ir::number_of(op(), "beta1");
-  whole.beta2 = ir::number_of(op(), "beta2");
-  whole.eps = ir::number_of(op(), "eps");
-  whole.step = operands[4].item<float>();
-  for (const ir::UpdateSegment& s : ir::update_segments(op(), rank_ * numel, numel)) {
+  kernels::Adam whole = whole_;
+  whole.clip = clips_ ? number_in(operands[6]) : 1.0F;
+  whole.step = number_in(operands[4]);
+  for (const ir::UpdateSegment& s : segments_) {
     whole.lr = scalars.lr * s.lr_factor;
     whole.weight_decay = s.weight_decay;
     at::parallel_for(s.begin, s.end, kElementsOfThread, [&](int64_t begin, int64_t end) {
@@ -45,7 +47,7 @@ std::vector<at::Tensor> AdamCall::run(std::span<const at::Tensor> operands, cons
       kernels::adam(part);
     });
   }
-  return results;
+  return given_;
 }
 
 }  // namespace sfsdp::exec

@@ -2,8 +2,13 @@
 // adamw and adam by sfsdp's kernel (kernels/adam.h), with the clipping of the gradient in the same pass.
 #pragma once
 
+#include <array>
+#include <vector>
+
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/planned/own_call.h"
+#include "sfsdp/ir/update_segments.h"
+#include "sfsdp/kernels/adam.h"
 
 namespace sfsdp::exec {
 
@@ -11,7 +16,7 @@ class AdamCall final : public OwnCall {
  public:
   //   clip: the `scale` that makes its gradient, which it computes too; null: the gradient is as it is
   AdamCall(const ir::Op& op, const ir::Op* clip, const Groups& groups);
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   bool can_write(size_t /*index*/, const at::Tensor& /*place*/) const override {
@@ -19,7 +24,9 @@ class AdamCall final : public OwnCall {
   }  // its operands are written
 
   bool clips_;
-  int64_t rank_;  // of the axes that the bucket is cut over
+  kernels::Adam whole_;  // what all elements have in common
+  std::vector<ir::UpdateSegment> segments_;
+  std::array<at::Tensor, 3> given_;
 };
 
 }  // namespace sfsdp::exec

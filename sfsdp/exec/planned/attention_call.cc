@@ -24,8 +24,8 @@ bool AttentionCall::can_write(size_t index, const at::Tensor& place) const {
   return is_log_sum || place.stride(-1) == 1;
 }
 
-std::vector<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  const std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
   // What is made contiguous here lives until the kernel is done.
   const size_t query = backward_ ? 1 : 0, documents = backward_ ? 6 : 3;
   const at::Tensor q = by_row(operands[query]), k = by_row(operands[query + 1]), v = by_row(operands[query + 2]);

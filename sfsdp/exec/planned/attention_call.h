@@ -12,7 +12,7 @@ class AttentionCall final : public OwnCall {
   //   op: sdpa or sdpa_backward with attention_kernel=sfsdp.flash
   explicit AttentionCall(const ir::Op& op);
 
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   bool can_write(size_t index, const at::Tensor& place) const override;

@@ -142,6 +142,40 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
           kept[at] = true;
           steps_[i].dead_after.push_back(at);
         }
+  stays_.resize(values_.size(), false);
+  results_.resize(returned_.size());
+  for (Step& step : steps_) set_operands(step);
+}
+
+void CanonicalCall::set_operands(Step& step) {
+  step.in.assign(step.operands.size(), {});
+  step.late.clear();
+  for (size_t i = 0; i < step.operands.size(); ++i) {
+    const size_t at = step.operands[i];
+    if (at == kAbsent) continue;
+    if (stays_[at])
+      step.in[i] = values_[at];
+    else
+      step.late.push_back(i);
+  }
+}
+
+void CanonicalCall::bind(std::span<const at::Tensor> operands) {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i] == kAbsent || !operands[i].defined()) continue;
+    values_[inputs_[i]] = operands[i];
+    stays_[inputs_[i]] = true;
+  }
+  for (Step& step : steps_) {
+    set_operands(step);
+    if (!step.late.empty() || ir::aliased_operand(step.call.op()) < 0) continue;
+    std::vector<at::Tensor> views = step.call.run(step.in, {}, {});
+    for (size_t i = 0; i < views.size(); ++i) {
+      values_[step.results[i]] = std::move(views[i]);
+      stays_[step.results[i]] = true;
+    }
+    step.done = true;
+  }
 }
 
 bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
@@ -158,34 +192,38 @@ bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
     if (!type.strides.empty() || type.numel() != place.numel()) return false;
     if (capture::scalar_type_of(type.dtype) != place.scalar_type()) return false;
     maker->out = place.view(type.shape());
+    values_[maker->results[0]] = maker->out;
+    stays_[maker->results[0]] = true;
     return true;
   }
   return false;
 }
 
-std::vector<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars,
-                                           DataPosition position) {
+std::span<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars,
+                                         DataPosition position) {
   for (size_t i = 0; i < inputs_.size(); ++i)
-    if (inputs_[i] != kAbsent) values_[inputs_[i]] = operands[i];
-  std::vector<at::Tensor> in;
-  for (const Step& step : steps_) {
-    in.clear();
-    for (const size_t at : step.operands) in.push_back(at == kAbsent ? at::Tensor() : values_[at]);
+    if (inputs_[i] != kAbsent && !stays_[inputs_[i]]) values_[inputs_[i]] = operands[i];
+  for (Step& step : steps_) {
+    if (step.done) continue;
+    for (const size_t i : step.late) step.in[i] = values_[step.operands[i]];
     if (step.product != ProductKernel::Aten) {
-      values_[step.results[0]] = product(step.product, step.call.op(), in, step.out);
+      at::Tensor result = product(step.product, step.call.op(), step.in, step.out);
+      if (!step.out.defined()) values_[step.results[0]] = std::move(result);
     } else if (step.out.defined()) {
-      step.call.run_into(in, {&step.out, 1});
-      values_[step.results[0]] = step.out;
+      step.call.run_into(step.in, {&step.out, 1});
     } else {
-      std::vector<at::Tensor> out = step.call.run(in, scalars, position);
+      std::vector<at::Tensor> out = step.call.run(step.in, scalars, position);
       for (size_t i = 0; i < out.size(); ++i) values_[step.results[i]] = std::move(out[i]);
     }
-    for (const size_t at : step.dead_after) values_[at] = at::Tensor();
+    for (const size_t i : step.late) step.in[i] = at::Tensor();
+    for (const size_t at : step.dead_after)
+      if (!stays_[at]) values_[at] = at::Tensor();
   }
-  std::vector<at::Tensor> results;
-  for (const size_t at : returned_) results.push_back(at == kAbsent ? at::Tensor() : values_[at]);
-  std::ranges::fill(values_, at::Tensor());
-  return results;
+  for (size_t i = 0; i < returned_.size(); ++i)
+    results_[i] = returned_[i] == kAbsent ? at::Tensor() : values_[returned_[i]];
+  for (size_t at = 0; at < values_.size(); ++at)
+    if (!stays_[at]) values_[at] = at::Tensor();
+  return results_;
 }
 
 }  // namespace sfsdp::exec

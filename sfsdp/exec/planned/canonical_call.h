@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,9 +23,12 @@ class CanonicalCall {
   //   place: of the op's type; must not overlap what the op reads
   bool write_to(size_t index, const at::Tensor& place);
 
-  // As OpCall::run. A result that is of use to backward in another form than LibTorch's (left_for_backward) is undefined: the
-  // op that would read it makes LibTorch's form again.
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars, DataPosition position);
+  // From now on these operands are what run() is given, where they are defined: views of them are made once. After all write_to.
+  void bind(std::span<const at::Tensor> operands);
+
+  // As OpCall::run, until the next run; the caller may take results that have no place. A result that is of use to backward in another
+  // form than LibTorch's (left_for_backward) is undefined: the op that would read it makes LibTorch's form again.
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars, DataPosition position);
 
  private:
   struct Step {
@@ -34,12 +38,19 @@ class CanonicalCall {
     std::vector<size_t> dead_after;
     at::Tensor out;                               // what its one result is written to; undefined: a new tensor
     ProductKernel product = ProductKernel::Aten;  // that computes it instead of its own call
+    std::vector<at::Tensor> in = {};              // by operand: what stays, and while it runs the others
+    std::vector<size_t> late = {};                // operands that do not stay
+    bool done = false;                            // once and for all
   };
+  // What step's operands are, as far as they stay.
+  void set_operands(Step& step);
   std::shared_ptr<const ir::Graph> graph_;
   std::vector<Step> steps_;
   std::vector<size_t> inputs_;    // by operand of the op
   std::vector<size_t> returned_;  // by result
   std::vector<at::Tensor> values_;
+  std::vector<bool> stays_;          // by value: it is the same tensor in each run
+  std::vector<at::Tensor> results_;  // of the latest run
 };
 
 }  // namespace sfsdp::exec

@@ -26,16 +26,16 @@ kernels::CrossEntropy call_of(const at::Tensor& logits, const at::Tensor& target
 
 CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
     : OwnCall(op),
+      backward_(op.is("cross_entropy_backward")),
       reduction_(op.attr_or("reduction", int64_t{1})),
       ignored_(op.attr_or("ignore_index", int64_t{-100})) {}
 
-std::vector<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  if (op().is("cross_entropy")) return forward(operands[0].contiguous(), operands[1].contiguous());
-  return backward(operands);
+std::span<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  return backward_ ? backward(operands) : forward(operands[0].contiguous(), operands[1].contiguous());
 }
 
-std::vector<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, const at::Tensor& targets) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, const at::Tensor& targets) {
+  const std::span<at::Tensor> results = this->results();
   const int64_t rows = logits.size(0);
   losses_.resize(static_cast<size_t>(rows));
   kernels::CrossEntropy call = call_of(logits, targets, ignored_);
@@ -60,8 +60,8 @@ std::vector<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, cons
 }
 
 // grad of the loss, logits, targets, count
-std::vector<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> operands) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> operands) {
+  const std::span<at::Tensor> results = this->results();
   const at::Tensor grad = operands[0].contiguous(), logits = operands[1].contiguous(),
                    targets = operands[2].contiguous();
   float factor = 0;
@@ -69,7 +69,7 @@ std::vector<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> o
   call.factor_by_row = reduction_ == 0;
   call.factors = grad.const_data_ptr<float>();
   if (reduction_ == 1) {
-    factor = *grad.const_data_ptr<float>() / operands[3].item<float>();
+    factor = *grad.const_data_ptr<float>() / number_in(operands[3]);
     call.factors = &factor;
   }
   call.grad = results[0].mutable_data_ptr();

@@ -13,12 +13,13 @@ class CrossEntropyCall final : public OwnCall {
   explicit CrossEntropyCall(const ir::Op& op);
 
   // throws: IndexError of LibTorch for a target that is no class and not ignored
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
-  std::vector<at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets);
-  std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
+  std::span<at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets);
+  std::span<at::Tensor> backward(std::span<const at::Tensor> operands);
 
+  bool backward_;
   int64_t reduction_, ignored_;  // 0: a loss per row, 1: their mean, 2: their sum
   std::vector<float> losses_;    // by row
 };

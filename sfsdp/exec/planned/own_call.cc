@@ -19,30 +19,30 @@
 namespace sfsdp::exec {
 
 OwnCall::OwnCall(const ir::Op& op, std::vector<const ir::Value*> results)
-    : op_(op), results_(std::move(results)), places_(results_.size()) {}
+    : op_(op), results_(std::move(results)), places_(results_.size()), given_(results_.size()) {}
 
 OwnCall::OwnCall(const ir::Op& op) : OwnCall(op, {}) {
   for (const auto& result : op.results()) results_.push_back(result.get());
   places_.resize(results_.size());
+  given_.resize(results_.size());
 }
 
 bool OwnCall::write_to(size_t index, const at::Tensor& place) {
   if (!can_write(index, place)) return false;
-  places_[index] = place;
+  places_[index] = given_[index] = place;
   return true;
 }
 
-std::vector<at::Tensor> OwnCall::results() const {
-  std::vector<at::Tensor> results = places_;
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].defined()) continue;
+std::span<at::Tensor> OwnCall::results() {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i].defined()) continue;
     const ir::Type& type = results_[i]->type();
     if (type.kind == ir::Type::Kind::Token) continue;
     const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));
-    results[i] = type.strides.empty() ? at::empty(type.shape(), options)
-                                      : at::empty_strided(type.shape(), type.strides, options);
+    given_[i] = type.strides.empty() ? at::empty(type.shape(), options)
+                                     : at::empty_strided(type.shape(), type.strides, options);
   }
-  return results;
+  return given_;
 }
 
 at::Tensor by_row(const at::Tensor& tensor) {

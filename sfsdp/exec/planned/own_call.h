@@ -29,12 +29,13 @@ class OwnCall {
   bool write_to(size_t index, const at::Tensor& place);
   // Whether element i of result `index` is written after the last read of element i of each operand.
   virtual bool reads_before_it_writes(size_t /*index*/) const { return false; }
-  virtual std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) = 0;
+  // One tensor per result, until the next run: at its place, or new. The caller may take those that have no place.
+  virtual std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) = 0;
 
  protected:
   const ir::Op& op() const { return op_; }
   // At their places, or new; a token is undefined.
-  std::vector<at::Tensor> results() const;
+  std::span<at::Tensor> results();
 
  private:
   virtual bool can_write(size_t /*index*/, const at::Tensor& place) const { return place.is_contiguous(); }
@@ -42,7 +43,13 @@ class OwnCall {
   const ir::Op& op_;
   std::vector<const ir::Value*> results_;
   std::vector<at::Tensor> places_;  // by result; undefined: a new tensor
+  std::vector<at::Tensor> given_;   // by result, of the latest run
 };
+
+// The one number of a tensor.
+inline float number_in(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? *tensor.const_data_ptr<float>() : tensor.item<float>();
+}
 
 // The tensor, or a copy, with the elements of a row side by side.
 at::Tensor by_row(const at::Tensor& tensor);

@@ -21,8 +21,7 @@
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/exec/op_call.h"
 #include "sfsdp/exec/pack_into.h"
-#include "sfsdp/exec/planned/canonical_call.h"
-#include "sfsdp/exec/planned/own_call.h"
+#include "sfsdp/exec/planned/bound_call.h"
 #include "sfsdp/exec/planned/pointwise_call.h"
 #include "sfsdp/exec/planned/tensor_place.h"
 #include "sfsdp/ir/canonical/decompose.h"
@@ -54,17 +53,6 @@ std::map<std::string, at::Tensor, std::less<>> state_in_place(const plan::StepPl
 }
 
 struct PlannedExecutor::Impl {
-  // An op of a kernel, or several at once, or a view of what the kernel has made and not yet written.
-  struct Call {
-    const ir::Op* op = nullptr;                  // the first
-    std::vector<const ir::Value*> results = {};  // that it gives
-    std::optional<OpCall> call;
-    std::optional<CanonicalCall> canonical;
-    std::unique_ptr<OwnCall> own = nullptr;  // none of the three: accumulate
-    std::vector<const ir::Value*> reads = {};
-    at::Tensor out = {};  // what `call` writes its one result to; undefined: a new tensor
-    bool packs = false;   // it is a pack, and its result is put together where it lies
-  };
   // A kernel, or a collective.
   struct Task final : device::Kernel {
     explicit Task(Impl& of) : impl(of) {}
@@ -74,7 +62,7 @@ struct PlannedExecutor::Impl {
     Spent spent() const override { return kind; }
 
     Impl& impl;
-    std::vector<Call> calls;
+    std::vector<BoundCall> calls;
     bool collective = false;
     std::vector<const ir::Value*> written;  // what must lie in memory once it is over
     std::vector<const ir::Value*> made;     // all that it makes
@@ -111,6 +99,7 @@ struct PlannedExecutor::Impl {
   StepScalars scalars;              // of the step that runs
   const OnOp* on_op = nullptr;      // in it; null: nobody asks
   RunSeconds seconds;
+  plan::CopiedBytes copied;  // in it
 
   Impl(const plan::StepPlan& p, const std::vector<at::Tensor>& c, const Groups& g, DataPosition at, int64_t rank, Rng r,
        std::shared_ptr<RankMemory> of_rank, const std::vector<const ir::Value*>& more,
@@ -192,7 +181,7 @@ struct PlannedExecutor::Impl {
       if (ir::is_collective(op)) {
         Task& task = tasks.emplace_back(*this);
         task.collective = true;
-        task.calls.push_back({&op, {op.result()}, OpCall(op, graph, groups, rng), {}});
+        task.calls.emplace_back(op, results_of(op), OpCall(op, graph, groups, rng));
         task.calls.back().reads = {op.operands[0]};
         complete(task);
         collectives[&op] = &task;
@@ -218,7 +207,7 @@ struct PlannedExecutor::Impl {
       const ir::Op& producer = *value->producer();
       if (ir::aliased_operand(producer) < 0 || !is_made[ir::storage_of(value)->id()]) return;
       for (const ir::Value* operand : producer.operands) view(operand);
-      task.calls.push_back({&producer, results_of(producer), OpCall(producer, graph, groups, rng), {}});
+      task.calls.emplace_back(producer, results_of(producer), OpCall(producer, graph, groups, rng));
       task.calls.back().reads = operands_of_call(producer, nullptr);
       is_made[value->id()] = true;
     };
@@ -233,7 +222,7 @@ struct PlannedExecutor::Impl {
       const ir::Op* op = ops[i];
       if (std::ranges::find(left_out, op) != left_out.end()) continue;
       if (const size_t count = count_pointwise(std::span(ops).subspan(i)); count > 0) {
-        Call call = pointwise(ops, i, count);
+        BoundCall call = pointwise(ops, i, count);
         for (const ir::Value* operand : call.reads) view(operand);
         for (const ir::Value* result : call.results) is_made[result->id()] = true;
         task.calls.push_back(std::move(call));
@@ -242,7 +231,7 @@ struct PlannedExecutor::Impl {
       }
       const auto found = within.find(op);
       const ir::Op* other = found == within.end() ? nullptr : found->second;
-      Call call{op, results_of(*op), {}, {}};
+      BoundCall call(*op, results_of(*op));
       call.reads = operands_of_call(*op, other);
       for (const ir::Value* operand : call.reads) view(operand);
       call.own = make_own_call(*op, other, groups);
@@ -254,6 +243,17 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op->results()) is_made[result->id()] = true;
     }
     for (size_t i = 0; i < task.calls.size(); ++i) write_in_place(task, i);
+    bind(task);
+  }
+
+  // Fills in what does not change from step to step: operands at addresses, views of them.
+  void bind(Task& task) const {
+    std::vector<bool> moves(graph.id_bound(), false);
+    for (BoundCall& call : task.calls) {
+      call.bind(placed, moves);
+      for (size_t r = 0; r < call.results.size(); ++r)
+        moves[call.results[r]->id()] = !call.is_done && !call.in_place[r];
+    }
   }
 
   static std::vector<const ir::Value*> results_of(const ir::Op& op) {
@@ -263,7 +263,7 @@ struct PlannedExecutor::Impl {
   }
 
   // ops[begin] to ops[begin + count - 1] as one: what others read of them is given, the rest lies nowhere.
-  Call pointwise(const std::vector<const ir::Op*>& ops, size_t begin, size_t count) const {
+  BoundCall pointwise(const std::vector<const ir::Op*>& ops, size_t begin, size_t count) const {
     const auto group = std::span(ops).subspan(begin, count);
     std::vector<const ir::Value*> given;
     for (const ir::Op* op : group) {
@@ -276,7 +276,7 @@ struct PlannedExecutor::Impl {
           std::any_of(ops.begin() + static_cast<std::ptrdiff_t>(begin + count), ops.end(), is_read_by))
         given.push_back(result);
     }
-    Call call{group[0], given, {}, {}};
+    BoundCall call(*group[0], given);
     call.reads = operands_of_pointwise(group);
     call.own = std::make_unique<PointwiseCall>(group, given);
     return call;
@@ -295,13 +295,18 @@ struct PlannedExecutor::Impl {
 
   // Gives an op the addresses of its results, where nothing that lies there is read from then on.
   void write_in_place(Task& task, size_t index) {
-    Call& call = task.calls[index];
+    BoundCall& call = task.calls[index];
     if (ir::aliased_operand(*call.op) >= 0) return;
+    if (call.op->is("accumulate")) {  // a sum is read where it lies
+      call.out = at_place(call.op->result());
+      call.in_place[0] = true;
+      return;
+    }
     for (size_t r = 0; r < call.results.size(); ++r) {
       const ir::Value* result = call.results[r];
       const at::Tensor& place = at_place(result);
       if (!place.defined() || result->type().kind != ir::Type::Kind::Tensor) continue;
-      const auto reads = [&](const Call& reader) {
+      const auto reads = [&](const BoundCall& reader) {
         return std::ranges::any_of(reader.reads, [&](const ir::Value* operand) {
           return operand && ir::storage_of(operand) != result && meet(at_place(operand), place);
         });
@@ -309,12 +314,14 @@ struct PlannedExecutor::Impl {
       bool later = false;
       for (size_t j = index + 1; j < task.calls.size(); ++j) later |= reads(task.calls[j]);
       if (later) continue;
-      if (call.canonical && !reads(call)) call.canonical->write_to(r, place);
+      if (call.canonical && !reads(call)) call.in_place[r] = call.canonical->write_to(r, place);
       if (call.own && (!reads(call) || (call.own->reads_before_it_writes(r) && same_places(call, place))))
-        call.own->write_to(r, place);
+        call.in_place[r] = call.own->write_to(r, place);
       call.packs = call.op->is("pack") && packs_in_place(*call.op, place);
       if (call.call && call.call->can_write() && call.results.size() == 1 && (!reads(call) || elementwise(call, place)))
         call.out = place;
+      if (call.packs) call.out = place;
+      if (call.out.defined()) call.in_place[r] = true;
     }
   }
 
@@ -331,13 +338,13 @@ struct PlannedExecutor::Impl {
   }
 
   // Whether each operand that meets `place` is read there element by element as the op writes.
-  bool elementwise(const Call& call, const at::Tensor& place) const {
+  bool elementwise(const BoundCall& call, const at::Tensor& place) const {
     const ir::OpRow* row = ir::find_row(call.op->opcode);
     return row && row->cost == ir::CostClass::Pointwise && same_places(call, place);
   }
 
   // Whether each operand that meets `place` lies just there, element by element.
-  bool same_places(const Call& call, const at::Tensor& place) const {
+  bool same_places(const BoundCall& call, const at::Tensor& place) const {
     return std::ranges::all_of(call.reads, [&](const ir::Value* operand) {
       const at::Tensor& read = operand ? at_place(operand) : at::Tensor();
       return !operand || !meet(read, place) ||
@@ -369,7 +376,7 @@ struct PlannedExecutor::Impl {
 
   // What follows from its calls.
   void complete(Task& task) {
-    for (const Call& call : task.calls)
+    for (const BoundCall& call : task.calls)
       for (const ir::Value* result : call.results) {
         task.made.push_back(result);
         if (ir::aliased_operand(*call.op) < 0 && at_place(result).defined()) task.written.push_back(result);
@@ -385,7 +392,7 @@ struct PlannedExecutor::Impl {
   // What it takes from memory and leaves there.
   Touched touched(const Task& task, const Turn& turn) const {
     Touched bytes;
-    for (const Call& call : task.calls) {
+    for (const BoundCall& call : task.calls) {
       for (const ir::Value* operand : call.reads)
         if (operand && !makes(task, ir::storage_of(operand)) && at_place(operand).defined())
           add_bytes(at_place(operand), bytes.reads);
@@ -413,44 +420,20 @@ struct PlannedExecutor::Impl {
       out.copy_(in.view(out.sizes()));
   }
 
-  // beta 0: the first of several micro-batches, or the only one.
-  at::Tensor accumulate(const ir::Op& op, const at::Tensor& value, ir::Part part) const {
-    const at::Tensor& sum = at_place(op.result());
-    if (ir::beta_in(part) == 0 || graph.micro_batches == 1)
-      sum.copy_(value);
-    else
-      sum.add_(value);
-    return sum;
-  }
-
-  std::vector<at::Tensor> run(Call& call, const StepScalars& now, ir::Part part) const {
-    std::vector<at::Tensor> operands;
-    for (const ir::Value* operand : call.reads) operands.push_back(get(operand));
-    if (call.own || call.canonical)  // which read memory as it is
-      for (at::Tensor& operand : operands)
-        if (operand.defined()) operand = operand.resolve_conj().resolve_neg();
-    if (call.packs) {
-      pack_into(*call.op, operands, at_place(call.op->result()));
-      return {at_place(call.op->result())};
-    }
-    if (call.out.defined()) {
-      call.call->run_into(operands, {&call.out, 1});
-      return {call.out};
-    }
-    if (call.call) return call.call->run(operands, now, position);
-    if (call.canonical) return call.canonical->run(operands, now, position);
-    if (call.own) return call.own->run(operands, now);
-    return {accumulate(*call.op, operands[0], part)};
-  }
-
   void compute(Task& task, const Turn& turn) {
     const UseWorkspace in_workspace(&workspace);
     StepScalars now = scalars;
     now.micro_batch = turn.micro_batch;
-    for (Call& call : task.calls) {
-      std::vector<at::Tensor> out = run(call, now, turn.part);
-      if (!call.canonical && !call.own) check_results(out, *call.op);
-      for (size_t i = 0; i < out.size(); ++i) made[call.results[i]->id()] = std::move(out[i]);
+    for (BoundCall& call : task.calls) {
+      if (call.is_done) continue;
+      for (const size_t i : call.late) {
+        at::Tensor& operand = call.operands[i] = get(call.reads[i]);
+        if (call.reads_memory() && operand.defined()) operand = operand.resolve_conj().resolve_neg();
+      }
+      const std::span<at::Tensor> out = call.run(now, position, turn.part, graph.micro_batches, copied);
+      for (size_t i = 0; i < out.size(); ++i)
+        if (!call.in_place[i]) made[call.results[i]->id()] = std::move(out[i]);
+      for (const size_t i : call.late) call.operands[i] = at::Tensor();
     }
     write(task);
   }
@@ -472,7 +455,7 @@ struct PlannedExecutor::Impl {
       for (const auto& result : op.results()) values.push_back(get(result.get()));
       to(op, values);
     };
-    for (const Call& call : task.calls) {
+    for (const BoundCall& call : task.calls) {
       one(*call.op);
       for (const ir::Value* result : call.results)
         if (result->producer() != call.op) one(*result->producer());
@@ -539,6 +522,7 @@ std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::T
   m.scalars = scalars;
   m.on_op = on_op ? &on_op : nullptr;
   m.device->restart_clock();
+  m.copied = {};
   for (const auto& [name, value] : m.state_values) {
     const auto found = state.find(name);
     SFSDP_CHECK(found != state.end(), "no state for ", name);
@@ -566,6 +550,7 @@ std::vector<at::Tensor> PlannedExecutor::run(const std::vector<std::vector<at::T
 }
 
 const RunSeconds& PlannedExecutor::seconds() const { return impl_->seconds; }
+const plan::CopiedBytes& PlannedExecutor::copied_bytes() const { return impl_->copied; }
 const ir::Graph& PlannedExecutor::graph() const { return impl_->graph; }
 
 }  // namespace sfsdp::exec

@@ -14,6 +14,7 @@
 #include "sfsdp/device/device.h"
 #include "sfsdp/exec/executor.h"
 #include "sfsdp/exec/planned/rank_memory.h"
+#include "sfsdp/plan/copied_bytes.h"
 #include "sfsdp/plan/step_plan.h"
 
 namespace sfsdp::exec {
@@ -43,6 +44,8 @@ class PlannedExecutor : public Executor {
   const RunSeconds& seconds() const override;
   // The plan's.
   const ir::Graph& graph() const override;
+  // What the last run copied into buckets and out of them.
+  const plan::CopiedBytes& copied_bytes() const;
 
  private:
   struct Impl;

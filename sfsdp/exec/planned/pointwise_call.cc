@@ -75,18 +75,20 @@ PointwiseCall::PointwiseCall(std::span<const ir::Op* const> ops, std::vector<con
   kernels::join_steps(call_);
 }
 
-std::vector<at::Tensor> PointwiseCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  std::vector<at::Tensor> results = this->results(), inputs;
+std::span<at::Tensor> PointwiseCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
   for (size_t i = 0; i < operands.size(); ++i) {
     SFSDP_CHECK(operands[i].defined(), ir::name_of(op()), " reads what is not there: operand ", i, " of the chain");
-    inputs.push_back(operands[i].contiguous());
-    call_.inputs[i].data = const_cast<void*>(inputs[i].const_data_ptr());  // which it does not write
+    const at::Tensor* input = &operands[i];
+    if (!input->is_contiguous()) input = &inputs_.emplace_back(input->contiguous());
+    call_.inputs[i].data = const_cast<void*>(input->const_data_ptr());  // which it does not write
   }
   for (size_t i = 0; i < results.size(); ++i) call_.outputs[i].data = results[i].mutable_data_ptr();
   const int64_t blocks = (numel_ + kernels::kPointBlock - 1) / kernels::kPointBlock;
   at::parallel_for(0, blocks, kBlocksOfThread, [&](int64_t begin, int64_t end) {
     kernels::pointwise(call_, begin * kernels::kPointBlock, std::min(end * kernels::kPointBlock, numel_));
   });
+  inputs_.clear();
   return results;
 }
 

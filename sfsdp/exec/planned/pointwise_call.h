@@ -25,11 +25,12 @@ class PointwiseCall final : public OwnCall {
 
   // A block is read whole before it is written.
   bool reads_before_it_writes(size_t /*index*/) const override { return true; }
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   kernels::Pointwise call_;
   int64_t numel_;
+  std::vector<at::Tensor> inputs_;  // what it has made contiguous, while it runs
 };
 
 }  // namespace sfsdp::exec

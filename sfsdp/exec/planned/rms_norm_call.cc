@@ -29,14 +29,17 @@ kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at
 
 }  // namespace
 
-std::vector<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  if (op().is("rms_norm_backward")) return backward(operands);
-  std::vector<at::Tensor> results = this->results();
+RmsNormCall::RmsNormCall(const ir::Op& op)
+    : OwnCall(op), backward_(op.is("rms_norm_backward")), eps_(backward_ ? 0 : ir::number_of(op, "eps")) {}
+
+std::span<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  if (backward_) return backward(operands);
+  const std::span<at::Tensor> results = this->results();
   const at::Tensor x = operands[0].contiguous();
   at::Tensor weight;
   if (operands[1].defined()) weight = operands[1].contiguous();
   kernels::RmsNorm call = call_of(x, weight, results[1]);
-  call.eps = ir::number_of(op(), "eps");
+  call.eps = eps_;
   call.y = results[0].mutable_data_ptr();
   at::parallel_for(0, kernels::norm_blocks(call), 1,
                    [&](int64_t begin, int64_t end) { kernels::rms_norm(call, begin, end); });
@@ -44,8 +47,8 @@ std::vector<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, c
 }
 
 // grad, x, weight or none, rstd, residual or none
-std::vector<at::Tensor> RmsNormCall::backward(std::span<const at::Tensor> operands) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> RmsNormCall::backward(std::span<const at::Tensor> operands) {
+  const std::span<at::Tensor> results = this->results();
   const at::Tensor grad = operands[0].contiguous(), x = operands[1].contiguous(), rstd = operands[3].contiguous();
   at::Tensor weight, residual;
   if (operands[2].defined()) weight = operands[2].contiguous();

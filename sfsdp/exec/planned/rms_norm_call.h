@@ -10,13 +10,15 @@ namespace sfsdp::exec {
 
 class RmsNormCall final : public OwnCall {
  public:
-  using OwnCall::OwnCall;
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  explicit RmsNormCall(const ir::Op& op);
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
   bool reads_before_it_writes(size_t index) const override { return index == 0; }
 
  private:
-  std::vector<at::Tensor> backward(std::span<const at::Tensor> operands);
+  std::span<at::Tensor> backward(std::span<const at::Tensor> operands);
 
+  bool backward_;
+  double eps_;                // of forward
   std::vector<float> parts_;  // of the weight's gradient, by block of rows
 };
 

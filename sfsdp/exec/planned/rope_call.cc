@@ -23,22 +23,26 @@ kernels::RopeRows rows_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+RopeCall::RopeCall(const ir::Op& op)
+    : OwnCall(op), halves_(op.attr_or("halves", false)), inverse_(op.is("rope_inverse")) {}
+
 bool RopeCall::can_write(size_t /*index*/, const at::Tensor& place) const { return place.stride(-1) == 1; }
 
-std::vector<at::Tensor> RopeCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> RopeCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
   at::Tensor out = by_row(results[0]);  // its own memory where the type has elements of a row apart
   const at::Tensor x = by_row(operands[0]);
   kernels::Rope call;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) call.sizes[kernels::kRopeDims - x.dim() + 1 + d] = x.size(d);
   call.pairs = x.size(-1) / 2;
-  call.halves = op().attr_or("halves", false);
-  call.inverse = op().is("rope_inverse");
+  call.halves = halves_;
+  call.inverse = inverse_;
   call.dtype = capture::dtype_of(x.scalar_type());
   call.x = rows_of(x);
   call.out = rows_of(out);
   // One number for all pairs is written out: a row of a table has as many as it is asked for.
   const auto table = [&](const at::Tensor& angles, int64_t count) {
+    if (angles.dim() > 0 && angles.size(-1) == count) return by_row(angles);
     std::vector<int64_t> sizes = angles.sizes().vec();
     if (sizes.empty()) sizes.push_back(1);
     sizes.back() = count;

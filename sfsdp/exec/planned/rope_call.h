@@ -8,11 +8,13 @@ namespace sfsdp::exec {
 
 class RopeCall final : public OwnCall {
  public:
-  using OwnCall::OwnCall;
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  explicit RopeCall(const ir::Op& op);
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
   bool reads_before_it_writes(size_t /*index*/) const override { return true; }
 
  private:
+  bool halves_, inverse_;
+
   bool can_write(size_t index, const at::Tensor& place) const override;
 };
 

@@ -20,6 +20,9 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+// What a call gives stays until its next run.
+Tensors copied(std::span<at::Tensor> given) { return {given.begin(), given.end()}; }
+
 std::string with_dtype(std::string text, const std::string& dtype) {
   for (size_t at = text.find('@'); at != std::string::npos; at = text.find('@')) text.replace(at, 1, dtype);
   return text;
@@ -105,9 +108,9 @@ TEST_CASE(
       const Tensors operands = operands_for(op);
       const auto own_call = make_own_call(op, nullptr, {});
       REQUIRE(own_call);
-      const Tensors own = own_call->run(operands, {});
-      const Tensors aten = CanonicalCall(op, {}, Rng::Counter).run(operands, {}, {});
-      const Tensors exact = CanonicalCall(exact_op, {}, Rng::Counter).run(in_float64(operands), {}, {});
+      const Tensors own = copied(own_call->run(operands, {}));
+      const Tensors aten = copied(CanonicalCall(op, {}, Rng::Counter).run(operands, {}, {}));
+      const Tensors exact = copied(CanonicalCall(exact_op, {}, Rng::Counter).run(in_float64(operands), {}, {}));
       check_results(own, op);
       for (size_t i = 0; i < own.size(); ++i) {
         CAPTURE(i);
@@ -159,7 +162,7 @@ bwd:
     const auto call = make_own_call(op, nullptr, {});
     for (size_t i = 0; i < op.results().size(); ++i)
       call->write_to(i, at::full(op.result(static_cast<int>(i))->type().shape(), 7.0F));
-    const Tensors results = call->run(operands_for(op), {});
+    const Tensors results = copied(call->run(operands_for(op), {}));
     check_results(results, op);
     for (const at::Tensor& result : results) CHECK((result == 0).all().item<bool>());
   }
@@ -255,7 +258,7 @@ TEST_CASE("kernels of rows: Adam and AdamW as LibTorch's, segments and all, clip
     const Tensors aten = OpCall(op, graph, {}, Rng::Counter).run(aten_in, scalars, {});
     const Tensors exact = OpCall(exact_op, wide, {}, Rng::Counter).run(exact_in, scalars, {});
     const auto call = make_own_call(op, &clip, {});
-    const Tensors own = call->run(own_in, scalars);
+    const Tensors own = copied(call->run(own_in, scalars));
     for (size_t i = 0; i < 3; ++i) {
       CAPTURE(i);
       CHECK(own[i].is_same(own_in[i]));  // in their own memory

@@ -17,8 +17,8 @@ constexpr int64_t kElementsAtATime = int64_t{1} << 20;
 }  // namespace
 
 // grad [..., n], x [..., k] -> [n, k]
-std::vector<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
   const int64_t n = results[0].size(0), k = results[0].size(1);
   const at::Tensor grad = operands[0].reshape({-1, n}).t(), x = operands[1].reshape({-1, k});
   const int64_t most = std::clamp<int64_t>(kElementsAtATime / std::max<int64_t>(k, 1), 64, std::max<int64_t>(n, 64));
@@ -36,8 +36,8 @@ EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding)
     : OwnCall(op), padding_(embedding.attr_or("padding_idx", int64_t{-1})) {}
 
 // grad [..., width], ids [...]
-std::vector<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  std::vector<at::Tensor> results = this->results();
+std::span<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
   const at::Tensor grad = operands[0].contiguous(), ids = operands[1].contiguous();
   kernels::EmbeddingGrad call;
   call.rows = ids.numel();

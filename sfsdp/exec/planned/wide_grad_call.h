@@ -11,7 +11,7 @@ namespace sfsdp::exec {
 class WideProductCall final : public OwnCall {
  public:
   using OwnCall::OwnCall;  // of the cast
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 };
 
 // By the kernel of kernels/embedding.h.
@@ -21,7 +21,7 @@ class EmbeddingGradCall final : public OwnCall {
   //   embedding: embedding_backward
   EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding);
   // throws: IndexError of LibTorch for an id that is no row of the weight
-  std::vector<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   int64_t padding_;

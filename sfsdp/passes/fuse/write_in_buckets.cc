@@ -19,6 +19,10 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
+// A bucket is somewhat larger than the gradient that is made first: what all buckets of a step may add to its peak, 1 / kGrowth of it, saves
+// copies of a hundred times as much.
+constexpr int64_t kGrowth = 1000;
+
 // An operand that may be written in the bucket.
 struct Candidate {
   int64_t operand = 0;
@@ -42,6 +46,7 @@ class Writer {
     }
     std::partial_sum(live_.begin(), live_.end(), live_.begin());
     most_ = *std::ranges::max_element(live_);
+    most_ += most_ / kGrowth;
   }
 
   // Bytes that need not be copied any more.
