@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "sfsdp/base/cores.h"
 #include "sfsdp/comm/call.h"
 
 namespace sfsdp::comm {
@@ -70,6 +71,8 @@ std::shared_ptr<Communicator> CommWorld::all_ranks(const std::string& name) {
   std::iota(ranks.begin(), ranks.end(), 0);
   return group(name, ranks);
 }
+
+int64_t CommWorld::cores_of_host() const { return usable_cores(); }
 
 std::shared_ptr<GrowingMemory> CommWorld::make_window(int64_t /*reserved_bytes*/) { return nullptr; }
 

@@ -108,6 +108,9 @@ class CommWorld {
   virtual void set_timeout_ms(int64_t timeout_ms) = 0;
   // How the groups made so far exchange data: "shared memory", "tcp", "shared memory and tcp", "threads".
   virtual std::string_view transport() const = 0;
+  // Ranks of the world that are on this host, this one among them, and the cores that they may use together.
+  virtual int64_t ranks_of_host() const { return 1; }
+  virtual int64_t cores_of_host() const;
   // Memory of this rank that its peers on this host read in place, when a call of a group that is there already is given a part of
   // it; null where they cannot. Not a collective call.
   virtual std::shared_ptr<GrowingMemory> make_window(int64_t reserved_bytes);

@@ -182,6 +182,29 @@ void check_mismatch(comm::CommWorld& world, Mismatch mismatch) {
   expect(concat("rank ", last, " calls "));
 }
 
+void check_late_mismatch(comm::CommWorld& world, uint64_t same) {
+  const int last = world.world_size() - 1;
+  const comm::CallInfo info = {world.rank() == last ? "%m" : "%n", ""};
+  Bytes data(64);
+  const auto check = [&](const std::string& name, const std::function<void(comm::Communicator&)>& call,
+                         const std::vector<std::string>& parts) {
+    const auto group = world.group(name, all_ranks(world));
+    for (uint64_t i = 0; i < same; ++i) group->barrier({"%before", ""});
+    const std::string error = comm_error_of([&] { call(*group); });
+    for (const std::string& part : parts)
+      SFSDP_CHECK(error.find(part) != std::string::npos, "expected ", part, " in: ", error);
+  };
+  check("dp_shard", [&](comm::Communicator& group) { group.all_reduce(data, DType::f32, ReduceOp::Sum, info); },
+        {concat(", sequence ", same + 1, ", "), "ranks disagree: rank ", " calls all_reduce %n of 64 bytes, f32 sum, ",
+         concat("rank ", last, " calls all_reduce %m of 64 bytes, f32 sum; every rank")});
+  check("dp_replicate",
+        [&](comm::Communicator& group) {
+          group.broadcast(data, 0, info);
+          group.barrier({"%after", ""});  // where a root finds out that has sent and gone on
+        },
+        {"ranks disagree: rank "});
+}
+
 void check_late_peer(comm::CommWorld& world) {
   const int last = world.world_size() - 1;
   const auto elsewhere = world.group("late", all_ranks(world));

@@ -3,6 +3,7 @@
 // are the same bits. They throw on the first wrong byte, on whichever rank.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -31,6 +32,9 @@ void check_two_threads(comm::CommWorld& world);
 // From 2 ranks: the last rank makes another call; all get a CommError that names both.
 enum class Mismatch { Kind, Bytes, DType, Op, Name };
 void check_mismatch(comm::CommWorld& world, Mismatch mismatch);
+// From 2 ranks: the last rank makes a call of another name, of as many bytes, after `same` calls that were alike; all get a
+// CommError that says so. Once all ranks send each other something, once one sends and goes on.
+void check_late_mismatch(comm::CommWorld& world, uint64_t same);
 // From 2 ranks: the last rank never makes its third call, in two groups. All others get a CommError that names it and what it finished.
 void check_late_peer(comm::CommWorld& world);
 

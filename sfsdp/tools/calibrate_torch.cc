@@ -32,6 +32,7 @@
 #include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/memory_counter.h"
 #include "sfsdp/exec/planned/measure_products.h"
+#include "sfsdp/exec/planned/products.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/canonical/decompose.h"
@@ -425,6 +426,7 @@ int calibrate(const Request& request, std::ostream& out) {
   settings.seconds = number_of(request, "calibrate.seconds", settings.seconds);
   settings.max_bytes = static_cast<int64_t>(number_of(request, "calibrate.max_mib", 256) * (1 << 20));
   const train::JobConfig config = train::load_config(request.config_args);
+  exec::has_product(exec::ProductKernel::OpenBlas);  // loads it, before threads run that read the environment
   const Ranks ranks;
   try {
     Calibration calibration(config, ranks, settings);

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <ostream>
-#include <thread>
 
+#include "sfsdp/base/cores.h"
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/train/job.h"
@@ -45,7 +45,7 @@ int run_doctor(const Request& request, std::ostream& out, std::ostream& err) {
       << (headers.empty() ? "missing: dataset libtorch_headers needs training.dataset_path" : headers) << "\n"
       << "capture      " << (key_free ? "one fallback" : "one registration per op, the trace key is taken") << "\n"
       << "collectives  tcp, threads\n"
-      << "cores        " << std::thread::hardware_concurrency() << "\n"
+      << "cores        " << usable_cores() << "\n"
       << "cpu          " << cpu_features() << "\n"
       << "memory       " << train::bytes_text(memory) << "\n"
       << "compiler     " << (on_path("c++") ? "c++" : "missing: apt install g++ (fused kernels need it)") << "\n";

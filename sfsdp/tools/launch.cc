@@ -12,11 +12,11 @@
 #include <cstring>
 #include <map>
 #include <ostream>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/cores.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/strings.h"
@@ -98,8 +98,7 @@ std::vector<std::string> environment(const LaunchRequest& request, int64_t rank,
   if (alone && train::is_live_terminal(STDOUT_FILENO))
     variables["SFSDP_TERMINAL_COLUMNS"] = std::to_string(train::terminal_columns(STDOUT_FILENO));
   variables.erase(comm::JobToken::kVariable);  // of another run, if there is one
-  const int64_t cores = std::thread::hardware_concurrency();
-  variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(1, cores / request.ranks)));
+  variables.try_emplace("OMP_NUM_THREADS", std::to_string(share_of_cores(usable_cores(), request.ranks)));
   std::vector<std::string> lines;
   for (const auto& [name, value] : variables) lines.push_back(concat(name, "=", value));
   return lines;

@@ -17,8 +17,10 @@
 #include <thread>
 #include <vector>
 
+#include "sfsdp/base/cores.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/progress_page.h"
+#include "sfsdp/testing/one_core.h"
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::tools {
@@ -140,7 +142,7 @@ TEST_CASE("launch: ranks see torchrun's environment") {
       "test -n \"$TORCHELASTIC_RUN_ID\"";
   const auto given = launch(shell(script, {"-n", "2", "--master-port", "29511"}));
   CHECK(given.code == 0);
-  const std::string threads = std::to_string(std::max(1U, std::thread::hardware_concurrency() / 2));
+  const std::string threads = std::to_string(share_of_cores(usable_cores(), 2));
   CHECK(sorted_lines(given.out) == std::vector<std::string>{"[rank0]: 0 0 2 2 0 127.0.0.1 29511 " + threads,
                                                             "[rank1]: 1 1 2 2 0 127.0.0.1 29511 " + threads});
 
@@ -151,6 +153,12 @@ TEST_CASE("launch: ranks see torchrun's environment") {
   REQUIRE(words.size() == 2);
   CHECK(parse_int(words[0]).value_or(0) > 0);
   CHECK(words[1] == "7");
+}
+
+TEST_CASE("launch: ranks share the cores that the launcher may use, not those of the machine") {
+  unsetenv("OMP_NUM_THREADS");
+  const testing::OneCore bound;
+  CHECK(trim(launch(shell("echo $OMP_NUM_THREADS", {"-n", "1"})).out) == "1");
 }
 
 TEST_CASE("launch: ranks get one token by descriptor, a new one after a restart, and none by the environment") {

@@ -8,11 +8,13 @@
 #include <thread>
 #include <vector>
 
+#include "sfsdp/base/cores.h"
+
 namespace sfsdp::tools {
 
 int64_t threads_of(const Request& request) {
   if (request.has("threads")) return number_of("--threads", request.get("threads"), 1, 1024);
-  return std::max(1U, std::thread::hardware_concurrency());
+  return usable_cores();
 }
 
 void on_threads(int64_t threads, size_t count, const std::function<void(size_t)>& body) {

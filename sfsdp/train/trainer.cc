@@ -18,14 +18,15 @@
 #include <optional>
 #include <ostream>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/cores.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/exit_code.h"
 #include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/comm/agent/rank_threads.h"
 #include "sfsdp/comm/agent/torchrun_agent.h"
 #include "sfsdp/comm/mpi/mpi_world.h"
 #include "sfsdp/comm/null/null_world.h"
@@ -123,6 +124,13 @@ double measure_peak_flops(at::ScalarType dtype, const std::set<exec::ProductKern
   return best;
 }
 
+// Libraries of products that may be asked for: to load one changes the environment, so no thread may run yet that reads it.
+void find_libraries(const JobConfig& config) {
+  const std::string& products = config.exec.products;
+  if (config.exec.executor == "planned" && (products == "measured" || products == "openblas"))
+    exec::has_product(exec::ProductKernel::OpenBlas);
+}
+
 // Those of a graph's products in float32; at::mm where there is none.
 std::set<exec::ProductKernel> product_kernels_of(const ir::Graph& graph) {
   std::set<exec::ProductKernel> kernels;
@@ -132,9 +140,9 @@ std::set<exec::ProductKernel> product_kernels_of(const ir::Graph& graph) {
   return kernels;
 }
 
-// How many ranks this host has.
+// How many ranks share this host's memory.
 int64_t local_ranks(const comm::CommWorld* world) {
-  return world ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", 1)) : 1;
+  return world ? std::max<int64_t>(1, number_from_environment("LOCAL_WORLD_SIZE", world->ranks_of_host())) : 1;
 }
 
 // Ranks whose configurations differ are told so before they exchange anything else. A collective call.
@@ -143,8 +151,8 @@ CompiledJob job_of_rank(const JobConfig& config, comm::CommWorld* world) {
   std::vector<std::string> notes;
   JobOptions options;
   if (world) options.rank = world->rank();
-  options.cores = {.count = std::max<int64_t>(1, std::thread::hardware_concurrency()),
-                   .ranks = local_ranks(world),
+  options.cores = {.count = world ? world->cores_of_host() : usable_cores(),
+                   .ranks = world ? world->ranks_of_host() : 1,
                    .threads = at::get_num_threads()};
   options.choose_products = [&](const std::vector<ir::ProductShape>& shapes, const std::string& rule) {
     exec::ProductChoice choice = exec::choose_products(shapes, {rule, cost::cache_folder()}, world);
@@ -528,11 +536,14 @@ int run_train(std::span<const std::string> args, std::ostream& out, std::ostream
   };
   try {
     exec::count_memory();
-    const JobConfig config = load_config(args);
+    JobConfig config = load_config(args);
     if (config.memory_estimation.enable) return estimate_memory(config, out);
     check_trained(config);
     const auto recorder = std::make_shared<comm::FlightRecorder>(static_cast<size_t>(config.comm.trace_buf_size));
+    find_libraries(config);
     const auto world = make_world(config, recorder, by_mpi);
+    if (by_mpi && world)
+      if (std::string note = comm::share_cores(*world); !note.empty()) config.notes.push_back(std::move(note));
     try {
       Trainer trainer(config, world.get(), out);
       trainer.start();

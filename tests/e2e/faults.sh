@@ -27,15 +27,18 @@ nobody_left() { ! pgrep -f "$dir/run" >/dev/null; }
 
 free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
 
-# A rank is killed in the middle of training.
-timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
-launcher=$!
-until_that "step 2" trains
-victim=$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)
-kill -KILL "$victim"
-wait $launcher
-expect "killed rank" "rank [01].*signal 9" $?
-until_that "all processes are gone" nobody_left
+# A rank is killed in the middle of training; once while the others' collectives run on threads of their own.
+for lanes in threads auto; do
+  rm -rf "$dir/run"
+  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 --exec.lanes $lanes >"$dir/out" 2>&1 &
+  launcher=$!
+  until_that "step 2" trains
+  victim=$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)
+  kill -KILL "$victim"
+  wait $launcher
+  expect "killed rank, lanes $lanes" "rank [01].*signal 9" $?
+  until_that "all processes are gone" nobody_left
+done
 $sfsdp doctor --flight "$dir/run/comm_traces" >"$dir/out" 2>&1
 expect "flight record" "^So: rank [01] holds up 1 rank; read its log" 1
 expect "flight record" "^rank [01] left none" 1
@@ -99,9 +102,23 @@ timeout 400 $sfsdp train "${small[@]}" --training.dataset tokens --training.data
 expect "missing dataset" "error on rank 0: .*nothing" $?
 
 # The loss is not a number.
-timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --optimizer.lr 1e38 --lr_scheduler.warmup_steps 0 \
-  --training.steps 20 >"$dir/out" 2>&1
-expect "NaN loss" "error on rank [01]: the loss is (-?nan|inf)" $?
+for lanes in auto threads; do
+  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --optimizer.lr 1e38 --lr_scheduler.warmup_steps 0 \
+    --training.steps 20 --exec.lanes $lanes >"$dir/out" 2>&1
+  expect "NaN loss, lanes $lanes" "error on rank [01]: the loss is (-?nan|inf)" $?
+done
+
+# A rank is stopped while the other one's collectives run on threads of their own, over connections.
+rm -rf "$dir/run"
+timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 --exec.lanes threads --comm.shared_memory false >"$dir/out" 2>&1 &
+launcher=$!
+until_that "step 2" trains
+kill -STOP "$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)"
+begin=$SECONDS
+wait $launcher
+expect "stopped rank, lanes threads" "no answer from rank [01] .* is stopped" $?
+((SECONDS - begin <= 30)) || { echo "stopped rank, lanes threads: ended after $((SECONDS - begin)) s"; failures=$((failures + 1)); }
+until_that "all processes are gone" nobody_left
 
 # An unknown key.
 timeout 400 $sfsdp train "${small[@]}" --training.step 3 >"$dir/out" 2>&1

@@ -11,6 +11,10 @@ common=(train --job.config_file configs/llama3_debug.toml --training.steps 4 --t
 $sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/two" \
   --debug.print_ir_after_all "$dir/graphs" --debug.print_ir_diff "$dir/diffs" --debug.disable_pass prefetch_gathers,sink_waits
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/one"
+# Nor do collectives on threads of their own, which wait while others compute, whichever way ranks exchange data.
+for lanes in inline threads "threads --comm.shared_memory false"; do
+  $sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.local_batch_size 2 --job.dump_folder "$dir/lanes ${lanes// /_}" --exec.lanes $lanes
+done
 # What blocks keep changes no bit: attention alone; all products but those of wo and of its shape.
 op=(--activation_checkpoint.mode selective --activation_checkpoint.selective_ac_option op)
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/saved" "${op[@]}" --activation_checkpoint.save sdpa,feed_forward.w2
@@ -24,6 +28,9 @@ one, two = rows("one"), rows("two")
 assert len(one) == len(two) == 4, (len(one), len(two))
 for name in ("saved", "shapes"):
     for a, b in zip(one, rows(name), strict=True):
+        assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (name, a, b)
+for name in ("threads", "threads_--comm.shared_memory_false"):
+    for a, b in zip(rows("lanes inline"), rows("lanes " + name), strict=True):
         assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (name, a, b)
 for a, b in zip(one, two):
     assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (a, b)

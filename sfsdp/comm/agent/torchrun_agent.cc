@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/comm/agent/rank_threads.h"
 #include "sfsdp/comm/init.h"
 #include "sfsdp/comm/mpi/mpi_world.h"
 #include "sfsdp/comm/null/null_world.h"
@@ -111,7 +112,11 @@ std::unique_ptr<sfsdp::comm::CommWorld> sfsdp::init() {
   const bool by_mpi = comm::adopt_ranks_of_mpi();
   if (!std::getenv("RANK") && !std::getenv("WORLD_SIZE")) return comm::make_null_world(1);
   if (std::get_terminate() == __gnu_cxx::__verbose_terminate_handler) std::set_terminate(comm::tell_error_of_rank);
-  if (by_mpi) return comm::make_mpi_world(std::make_shared<comm::Mpi>(), comm::TcpOptions().timeout_ms);
+  if (by_mpi) {
+    auto world = comm::make_mpi_world(std::make_shared<comm::Mpi>(), comm::TcpOptions().timeout_ms);
+    comm::share_cores(*world);
+    return world;
+  }
   comm::TcpOptions options = comm::tcp_options_from_env();
   if (options.world_size == 1) return comm::make_null_world(1);
   return comm::make_launched_world(std::move(options));

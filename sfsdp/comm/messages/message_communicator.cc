@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -20,12 +21,15 @@ using std::chrono::milliseconds;
 constexpr size_t kPieceBytes = 8 << 20;
 // Up to here an all-reduce sends everything to everyone, one trip instead of two.
 constexpr size_t kSmallBytes = 32 << 10;
-// Calls of a group that are compared without shared memory, one more trip each: enough for the first steps;
-// later steps run the same plan.
-constexpr uint64_t kCheckedCalls = 1000;
 const std::string kEarlier = "an earlier call failed: ";
 // A dying process's connections close before it counts as dead.
 constexpr int64_t kGraceMs = 2000;
+
+// Another order, or another call, alone always gives another result.
+uint64_t order_after(uint64_t order, uint64_t call) {
+  const uint64_t mixed = (order ^ call) * 0x9e3779b97f4a7c15;
+  return mixed ^ (mixed >> 32);
+}
 
 }  // namespace
 
@@ -57,15 +61,10 @@ void MessageCommunicator::run_checked(const Call& call, std::span<const std::byt
   if (const std::string failure = this->failure(); !failure.empty())
     throw AbortedError(error_text(site(), call, sequence_, failure));
   try {
-    enter(call);
-    act(in, out);
-  } catch (const TransferError& error) {
+    transfer(call, in, out);
+  } catch (...) {  // what to say is found before anything is waited for
     broken_ = true;
-    messages_->drop();
-    throw_failure(call, error);
-  } catch (const CommError&) {
-    broken_ = true;
-    messages_->drop();
+    drop();
     throw;
   }
   if (observer_.board)
@@ -73,6 +72,22 @@ void MessageCommunicator::run_checked(const Call& call, std::span<const std::byt
   else
     observer_.progress->finished = sequence_;
   if (recorder_) recorder_->finish(site(), sequence_);
+}
+
+void MessageCommunicator::transfer(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) {
+  try {
+    enter(call);
+    act(in, out);
+  } catch (const TransferError& error) {
+    throw_failure(call, error);
+  }
+}
+
+void MessageCommunicator::drop() {
+  if (messages_->drop()) return;
+  // Lost on purpose: the transport may write there as long as the process lives.
+  static_cast<void>(std::make_unique<std::vector<std::byte>>(std::move(scratch_)).release());
+  scratch_ = {};
 }
 
 void MessageCommunicator::act(std::span<const std::byte> in, std::span<std::byte> out) {
@@ -95,8 +110,10 @@ void MessageCommunicator::enter(const Call& call) {
     observer_.board->enter(site(), call, sequence_, *timeout_ms_);
   } else {
     observer_.progress->entered = sequence_;
-    if (sequence_ <= kCheckedCalls) compare(call);
+    if (sequence_ <= kComparedCalls) compare(call);
   }
+  order_ = order_after(order_, call.hash());
+  messages_->set_order(order_);
   begin_ = Clock::now();  // messages say how long the transfer has taken
 }
 
@@ -249,11 +266,17 @@ void MessageCommunicator::throw_failure(const Call& call, const TransferError& e
   if (const std::string aborted = failure(); !aborted.empty())
     throw AbortedError(error_text(site(), call, sequence_, aborted));
   const int peer = site().ranks[static_cast<size_t>(error.peer)];
+  const Wait wait = {site(), observer_.key, sequence_, waited_ms()};
+  if (error.is_of_another_call && !observer_.board) {  // a board has compared the calls
+    const FoundCause found = find_disagreement(*store_, wait, peer, call.text());
+    fail(kEarlier + found.text);
+    throw_found(call, found);
+  }
   const std::string cause = concat("the connection to rank ", peer, error.timed_out ? " timed out" : " broke",
                                    " after ", waited_ms(), " ms (", error.text, "); read rank ", peer, "'s log");
   fail(kEarlier + cause);
   if (observer_.board) observer_.board->throw_failure(site(), call, sequence_, cause, waited_ms(), kGraceMs);
-  throw_found(call, find_cause(*store_, {site(), observer_.key, sequence_, waited_ms()}, cause, error.timed_out));
+  throw_found(call, find_cause(*store_, wait, cause, error.timed_out));
 }
 
 void MessageCommunicator::throw_found(const Call& call, const FoundCause& found) {

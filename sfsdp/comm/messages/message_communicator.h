@@ -28,6 +28,11 @@ struct Observer {
   std::string key;  // of the group in the store
 };
 
+// Calls of a group without a board that are compared by text before a byte moves, one more trip each: ranks that begin by running
+// different programs learn on every rank, at once and by name, what each of them does. Later calls are compared as well, by what
+// every message carries (Messages::set_order): who gets another rank's message of another call finds it.
+inline constexpr uint64_t kComparedCalls = 1000;
+
 // Every rank sends each peer its share once, (n - 1) messages; an all-reduce above 32 KiB does so twice; broadcast is a
 // binary tree.
 class MessageCommunicator final : public GroupCommunicator {
@@ -46,9 +51,11 @@ class MessageCommunicator final : public GroupCommunicator {
   void run_checked(const Call& call, std::span<const std::byte> in, std::span<std::byte> out) override;
 
  private:
+  void transfer(const Call& call, std::span<const std::byte> in, std::span<std::byte> out);
   void act(std::span<const std::byte> in, std::span<std::byte> out);
   void enter(const Call& call);
   void compare(const Call& call);
+  void drop();
   void wait();
   void look(int peer);
   template <class Place, class Data>
@@ -75,6 +82,7 @@ class MessageCommunicator final : public GroupCommunicator {
   std::shared_ptr<FlightRecorder> recorder_;
   std::vector<std::byte> scratch_;
   uint64_t sequence_ = 0;
+  uint64_t order_ = 0;          // of all calls so far: differs where one of them has differed
   const Call* call_ = nullptr;  // that runs
   std::chrono::steady_clock::time_point begin_;
   bool broken_ = false;

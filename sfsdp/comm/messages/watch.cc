@@ -78,6 +78,17 @@ std::optional<FoundCause> lost(Store& store, const Wait& wait) {
                lost_text(store, wait, static_cast<int>(parse_int(rank).value_or(-1)), "its process is gone"));
 }
 
+std::string call_key(const std::string& group, int rank) { return concat("call/", group, "/", rank); }
+
+std::string disagreement(int rank, const std::string& call, int peer, const std::string& others) {
+  const bool first = rank < peer;
+  if (call == others)
+    return concat("ranks disagree: rank ", first ? rank : peer, " and rank ", first ? peer : rank,
+                  " have made other calls before this one; every rank must run the same program: compare their command "
+                  "lines and config files");
+  return first ? disagreement_text(rank, call, peer, others) : disagreement_text(peer, others, rank, call);
+}
+
 FoundCause store_is_gone(const std::string& seen, const std::string& reason) {
   return {FoundCause::Kind::Failed,
           concat("no answer from rank 0, which hosts the store: ", reason,
@@ -183,6 +194,23 @@ FoundCause find_cause(Store& store, const Wait& wait, const std::string& error, 
                  silent.empty() ? error : silence_text(silent, others_min, others_max, wait.waited_ms, why));
   } catch (const TransportError& reason) {
     return store_is_gone(error, reason.what());
+  }
+}
+
+FoundCause find_disagreement(Store& store, const Wait& wait, int peer, const std::string& call) {
+  constexpr std::chrono::milliseconds kPatience(2000), kPause(5);
+  const int rank = wait.site.global_rank();
+  try {
+    store.set(call_key(wait.group, rank), call);
+    std::string others;
+    for (const auto deadline = Clock::now() + kPatience; others.empty() && Clock::now() < deadline;) {
+      if (auto told = told_by_others(store, wait)) return *told;
+      others = get(store, call_key(wait.group, peer));
+      if (others.empty()) std::this_thread::sleep_for(kPause);
+    }
+    return agree(store, wait, disagreement(rank, call, peer, others.empty() ? "something else" : others));
+  } catch (const TransportError& error) {
+    return store_is_gone(concat("a message of rank ", peer, " is of another call"), error.what());
   }
 }
 

@@ -77,4 +77,8 @@ FoundCause look_at_peer(Store& store, const Wait& wait, int peer);
 //   timed_out: this rank has waited for as long as it may; else the connection to a peer broke
 FoundCause find_cause(Store& store, const Wait& wait, const std::string& error, bool timed_out);
 
+// A message of `peer`, a rank of the world, is of another call than `call`, which this rank makes: what the two call, in words that
+// all ranks of the group agree on. The peer finds the same, unless it waits for no message: then it is not waited for long.
+FoundCause find_disagreement(Store& store, const Wait& wait, int peer, const std::string& call);
+
 }  // namespace sfsdp::comm

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/messages/store.h"
+#include "sfsdp/comm/mpi/nap.h"
 
 namespace sfsdp::comm {
 namespace {
@@ -46,6 +49,30 @@ void* open_library() {
              "start the ranks with sfsdp launch or torchrun"));
 }
 
+// The tasks of a node by Slurm's list, in which "2(x3),1" is 2, 2, 2, 1.
+std::optional<int64_t> tasks_of_node(std::string_view list, int64_t node) {
+  for (const std::string& item : split(list, ',')) {
+    const size_t times = item.find("(x");
+    const auto tasks = parse_int(item.substr(0, times));
+    const auto nodes = times == std::string::npos ? std::optional<int64_t>(1)
+                                                  : parse_int(item.substr(times + 2, item.size() - times - 3));
+    if (!tasks || !nodes || *nodes < 1) return std::nullopt;
+    if (node < *nodes) return tasks;
+    node -= *nodes;
+  }
+  return std::nullopt;
+}
+
+// srun says how many tasks each node of a step has; --ntasks-per-node is there only if it was given, and is the largest.
+std::optional<int64_t> local_ranks_by_slurm(const GetEnv& env) {
+  const char* node = env("SLURM_NODEID");
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
+    if (const char* list = env(name); list && node && parse_int(node))
+      if (const auto tasks = tasks_of_node(list, *parse_int(node))) return tasks;
+  const char* most = env("SLURM_NTASKS_PER_NODE");
+  return most ? parse_int(most) : std::nullopt;
+}
+
 }  // namespace
 
 Mpi::Mpi() : library_(open_library()) {
@@ -60,13 +87,17 @@ Mpi::Mpi() : library_(open_library()) {
 Mpi::Mpi(const SfsdpMpiFunctions& functions) : functions_(&functions) { start(); }
 
 void Mpi::start() {
-  const int error = functions_->start(&rank_, &world_size_, &several_threads_);
   try {
-    check(error);
+    check(functions_->start(&started_));
   } catch (const TransportError& failure) {
-    end_ = End::LeaveRunning;
     throw UserError(concat("MPI does not start: ", failure.what()));
   }
+  if (started_.threads > 0) return;
+  functions_->stop();
+  throw UserError(
+      "MPI serves only the thread that has started it, but ranks tell each other that they live from threads of their "
+      "own"
+      "\n  expected it started by MPI_Init_thread with MPI_THREAD_MULTIPLE or MPI_THREAD_SERIALIZED, or left to sfsdp");
 }
 
 Mpi::~Mpi() {
@@ -80,7 +111,7 @@ int Mpi::take_tags(int count) {
 
 template <class Call>
 int Mpi::call(Call call) {
-  if (several_threads_) return call();
+  if (started_.threads == 2) return call();
   const std::lock_guard lock(mutex_);
   return call();
 }
@@ -110,11 +141,31 @@ bool Mpi::test(Request& request, size_t& received) {
   return done != 0;
 }
 
-void Mpi::drop(Request& request, Way way) {
-  call([&] {
-    functions_->drop(&request, way == Way::Sent);
-    return 0;
-  });
+bool Mpi::end(std::span<Message* const> messages, std::chrono::milliseconds patience) {
+  const auto cancel = [&](Request& request) {
+    call([&] {
+      functions_->cancel(&request);
+      return 0;
+    });
+  };
+  const auto is_over = [&](Request& request) {
+    size_t received = 0;
+    try {
+      return test(request, received);
+    } catch (const TransportError&) {
+      request = nullptr;  // MPI has given it up
+      return true;
+    }
+  };
+  for (Message* message : messages)
+    if (message->request && message->way == Way::Received) cancel(message->request);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (Nap nap;; nap.rest()) {
+    bool all = true;
+    for (Message* message : messages)
+      if (message->request && !is_over(message->request)) all = false;
+    if (all || std::chrono::steady_clock::now() >= deadline) return all;
+  }
 }
 
 Mpi::Arrived Mpi::probe(int tag) {
@@ -143,15 +194,16 @@ std::map<std::string, std::string> ranks_by_torchruns_names(const GetEnv& env) {
       {"RANK", {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}},
       {"WORLD_SIZE", {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}},
       {"LOCAL_RANK", {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}},
-      {"LOCAL_WORLD_SIZE", {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}},
+      {"LOCAL_WORLD_SIZE", {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", nullptr}},
   };
   std::map<std::string, std::string> names;
   for (const Name& name : kNames)
     for (const char* launcher : name.launchers)
-      if (const char* value = env(launcher); value && parse_int(value)) {
+      if (const char* value = launcher ? env(launcher) : nullptr; value && parse_int(value)) {
         names[name.torchrun] = value;
         break;
       }
+  if (const auto ranks = local_ranks_by_slurm(env)) names.try_emplace("LOCAL_WORLD_SIZE", std::to_string(*ranks));
   return names;
 }
 

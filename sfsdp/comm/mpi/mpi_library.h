@@ -2,28 +2,34 @@
 // MPI as this process has it: libsfsdp_mpi.so, loaded where mpirun or srun has started the process.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 
 #include "sfsdp/comm/mpi/mpi_functions.h"
 
 namespace sfsdp::comm {
 
-// Started when made, stopped when it goes, unless `end_by` says otherwise: MPI waits for all ranks then.
+// Started when made, stopped when it goes, unless `end_by` says otherwise: MPI waits for all ranks then. One that the program has
+// started itself goes on.
 // Where MPI lets one thread at a time call it, calls go through a lock. Calls after an error of MPI are allowed.
 class Mpi {
  public:
-  //   throws: UserError where the plug-in is missing, is of another version, or MPI does not start
+  //   throws: UserError where the plug-in is missing, is of another version, or MPI does not start, or serves one thread alone
   Mpi();
   explicit Mpi(const SfsdpMpiFunctions& functions);
   ~Mpi();
   Mpi(const Mpi&) = delete;
   Mpi& operator=(const Mpi&) = delete;
 
-  int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int rank() const { return started_.rank; }
+  int world_size() const { return started_.world_size; }
+  int local_ranks() const { return started_.local_ranks; }
+  int local_cores() const { return started_.local_cores; }
   std::string library() const { return functions_->library(); }
   // LeaveRunning: peers may be gone, and this process ends without a goodbye to MPI.
   enum class End { Stop, LeaveRunning };
@@ -37,8 +43,16 @@ class Mpi {
   Request receive(void* data, size_t bytes, int from, int tag);
   // Whether it is done; the request is gone then.   received: set for a message that has come
   bool test(Request& request, size_t& received);
-  enum class Way { Sent, Received };
-  void drop(Request& request, Way way);
+  enum class Way : uint8_t { Sent, Received };
+  struct Message {
+    Request request = nullptr;
+    Way way = Way::Sent;
+  };
+  // Ends messages after a failure. One that is waited for is taken back, unless its data has begun to come; that one, and one that
+  // is sent, end when the peer goes on, which may be stopped. So this waits no longer than `patience`, for all together.
+  //   returns: whether all have ended; the requests of the others stay with MPI, which may use their memory as long as the process
+  //            lives
+  bool end(std::span<Message* const> messages, std::chrono::milliseconds patience);
   struct Arrived {
     bool any = false;
     int from = 0;
@@ -54,7 +68,8 @@ class Mpi {
 
   void* library_ = nullptr;  // never closed: MPI's threads run in it
   const SfsdpMpiFunctions* functions_;
-  int rank_ = 0, world_size_ = 1, several_threads_ = 0, next_tag_ = 1;
+  SfsdpMpiStarted started_ = {};
+  int next_tag_ = 1;
   End end_ = End::Stop;
   std::mutex mutex_;
 };

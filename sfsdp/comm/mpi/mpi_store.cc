@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/mpi/mpi_store.h"
 
+#include <initializer_list>
+#include <iostream>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -17,6 +19,14 @@ using std::chrono::milliseconds;
 constexpr size_t kMostAnswer = kMostValueBytes + 64;
 // An idle store looks for requests this often.
 constexpr std::chrono::microseconds kIdle{2000};
+// How long one that is given up is waited for.
+constexpr milliseconds kDropPatience{100};
+
+// Ends messages. Where MPI does not let go of them, their memory is lost on purpose: it is read or written when the peer goes on.
+template <class Owner>
+void let_go(Mpi& mpi, std::initializer_list<Mpi::Message*> messages, std::unique_ptr<Owner>& owner) {
+  if (!mpi.end({messages.begin(), messages.size()}, kDropPatience)) static_cast<void>(owner.release());
+}
 
 }  // namespace
 
@@ -33,42 +43,61 @@ void MpiStoreServer::run() {
   try {
     while (!stop_) {
       finish_answers();
-      if (serve())
+      const bool busy = take_request();
+      answer_requests();
+      if (busy)
         nap.wake();
       else
         nap.rest();
     }
     for (const auto until = Clock::now() + milliseconds(200); !answers_.empty() && Clock::now() < until; nap.rest())
       finish_answers();
-  } catch (const std::exception&) {
-    // MPI fails: who asks gets no answer, and says so.
+  } catch (const std::exception& error) {
+    // Who asks gets no answer, and says so; why is known here alone.
+    std::cerr << "the store of rank 0 has ended: " << error.what() << std::endl;
   }
-  for (Answer& answer : answers_)
-    if (answer.request) mpi_->drop(answer.request, Mpi::Way::Sent);
+  for (Letters* letters : {&requests_, &answers_})
+    for (auto& letter : *letters) let_go(*mpi_, {&letter->message}, letter);
 }
 
-// Whether there was a request.
-bool MpiStoreServer::serve() {
+// Whether there was one.
+bool MpiStoreServer::take_request() {
   const Mpi::Arrived arrived = mpi_->probe(tag_);
   if (!arrived.any) return false;
-  std::string request(arrived.bytes, '\0');
-  Mpi::Request coming = mpi_->receive(request.data(), request.size(), arrived.from, tag_);
-  size_t received = 0;
-  for (Nap nap; !mpi_->test(coming, received);) nap.rest();  // it is there already
-  try {
-    FrameReader reader(std::string_view(request).substr(sizeof(uint32_t)));
-    const auto answer_tag = reader.number<int32_t>();
-    answers_.push_back({answer(std::string_view(request).substr(sizeof(uint32_t) + sizeof answer_tag)), nullptr});
-    Answer& sent = answers_.back();
-    sent.request = mpi_->send(sent.frame.data(), sent.frame.size(), arrived.from, answer_tag);
-  } catch (const TransportError&) {
-    // no request of ours
-  }
+  auto letter = std::make_unique<Letter>();
+  letter->text.resize(arrived.bytes);
+  letter->peer = arrived.from;
+  letter->message = {mpi_->receive(letter->text.data(), arrived.bytes, arrived.from, tag_), Mpi::Way::Received};
+  requests_.push_back(std::move(letter));
   return true;
 }
 
-std::string MpiStoreServer::answer(std::string_view request) {
+// The rest of a long request may come late, or never, if its rank is stopped: nobody else waits for it.
+void MpiStoreServer::answer_requests() {
+  for (auto& letter : requests_) {
+    try {
+      size_t received = 0;
+      if (!mpi_->test(letter->message.request, received)) continue;
+      reply(letter->text, letter->peer);
+    } catch (const TransportError&) {
+      // No request of ours, or its rank is gone.
+    }
+    letter.reset();
+  }
+  std::erase(requests_, nullptr);
+}
+
+void MpiStoreServer::reply(std::string_view request, int to) {
   FrameReader reader(request);
+  reader.number<uint32_t>();  // the length, which MPI knows
+  const auto answer_tag = reader.number<int32_t>();
+  auto letter = std::make_unique<Letter>();
+  letter->text = answer(reader);
+  letter->message.request = mpi_->send(letter->text.data(), letter->text.size(), to, answer_tag);
+  answers_.push_back(std::move(letter));
+}
+
+std::string MpiStoreServer::answer(FrameReader& reader) {
   const auto op = static_cast<StoreOp>(reader.number<uint8_t>());
   const std::string key = reader.text(kMostKeyBytes);
   FrameWriter writer;
@@ -88,9 +117,13 @@ std::string MpiStoreServer::answer(std::string_view request) {
 }
 
 void MpiStoreServer::finish_answers() {
-  std::erase_if(answers_, [&](Answer& answer) {
+  std::erase_if(answers_, [&](const std::unique_ptr<Letter>& letter) {
     size_t sent = 0;
-    return mpi_->test(answer.request, sent);
+    try {
+      return mpi_->test(letter->message.request, sent);
+    } catch (const TransportError&) {
+      return true;  // who asked is gone
+    }
   });
 }
 
@@ -116,24 +149,41 @@ std::optional<Store::Value> MpiStore::get(const std::string& key) {
   return found_in(ask(writer.frame(), kLookPatienceMs));
 }
 
+// One request and its answer.
+struct MpiStore::Exchange {
+  std::string request, answer = std::string(kMostAnswer, '\0');
+  size_t answer_bytes = 0;
+  Mpi::Message coming = {nullptr, Mpi::Way::Received}, sent;
+  bool is_done = false;
+};
+
 std::string MpiStore::ask(const std::string& frame, int64_t patience_ms) {
   const std::lock_guard lock(mutex_);
   if (lost_ || interrupted_) throw TransportError("the connection is lost");
-  request_ = frame;
-  answer_.resize(kMostAnswer);
-  const auto deadline = Clock::now() + milliseconds(patience_ms);
-  Mpi::Request coming = mpi_->receive(answer_.data(), answer_.size(), 0, answer_tag_);
-  Mpi::Request sent = mpi_->send(request_.data(), request_.size(), 0, tag_);
-  size_t received = 0, unused = 0;
-  const bool is_answered = is_done_by(coming, received, deadline) && is_done_by(sent, unused, deadline);
-  if (coming) mpi_->drop(coming, Mpi::Way::Received);
-  if (sent) mpi_->drop(sent, Mpi::Way::Sent);
-  if (!is_answered) {
-    lost_ = true;  // an answer that comes too late must not be taken for the next one
-    throw TransportError("timed out");
+  auto exchange = std::make_unique<Exchange>();
+  exchange->request = frame;
+  std::string fault = "timed out";
+  try {
+    make(*exchange, Clock::now() + milliseconds(patience_ms));
+  } catch (const TransportError& error) {
+    fault = error.what();
   }
-  if (received < sizeof(uint32_t)) throw TransportError("an answer of the store is cut off");
-  return answer_.substr(sizeof(uint32_t), received - sizeof(uint32_t));
+  if (!exchange->is_done) {
+    lost_ = true;  // an answer that comes too late must not be taken for the next one
+    let_go(*mpi_, {&exchange->coming, &exchange->sent}, exchange);
+    throw TransportError(fault);
+  }
+  FrameReader reader(std::string_view(exchange->answer).substr(0, exchange->answer_bytes));
+  reader.number<uint32_t>();
+  return exchange->answer.substr(exchange->answer_bytes - reader.left(), reader.left());
+}
+
+void MpiStore::make(Exchange& exchange, Clock::time_point deadline) {
+  Mpi::Request &coming = exchange.coming.request, &sent = exchange.sent.request;
+  coming = mpi_->receive(exchange.answer.data(), exchange.answer.size(), 0, answer_tag_);
+  sent = mpi_->send(exchange.request.data(), exchange.request.size(), 0, tag_);
+  size_t unused = 0;
+  exchange.is_done = is_done_by(coming, exchange.answer_bytes, deadline) && is_done_by(sent, unused, deadline);
 }
 
 bool MpiStore::is_done_by(Mpi::Request& request, size_t& received, Clock::time_point deadline) {

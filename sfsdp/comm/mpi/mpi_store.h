@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,11 +12,14 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "sfsdp/comm/messages/store.h"
 #include "sfsdp/comm/mpi/mpi_library.h"
 
 namespace sfsdp::comm {
+
+class FrameReader;
 
 // Rank 0's.
 class MpiStoreServer {
@@ -33,19 +35,24 @@ class MpiStoreServer {
     std::string value;
     std::chrono::steady_clock::time_point set_at;
   };
+  // Lies where it is as long as MPI may read or write it.
+  struct Letter {
+    std::string text;
+    int peer = 0;
+    Mpi::Message message;
+  };
+  using Letters = std::vector<std::unique_ptr<Letter>>;
   void run();
-  bool serve();
-  std::string answer(std::string_view request);
+  bool take_request();
+  void answer_requests();
+  void reply(std::string_view request, int to);
+  std::string answer(FrameReader& request);
   void finish_answers();
 
   std::shared_ptr<Mpi> mpi_;
   int tag_;
   std::map<std::string, Entry> entries_;
-  struct Answer {
-    std::string frame;
-    Mpi::Request request = nullptr;
-  };
-  std::list<Answer> answers_;  // on their way
+  Letters requests_, answers_;  // on their way
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
@@ -63,12 +70,13 @@ class MpiStore final : public Store {
 
  private:
   std::string ask(const std::string& frame, int64_t patience_ms);
+  struct Exchange;
+  void make(Exchange& exchange, std::chrono::steady_clock::time_point deadline);
   bool is_done_by(Mpi::Request& request, size_t& received, std::chrono::steady_clock::time_point deadline);
 
   std::shared_ptr<Mpi> mpi_;
   int tag_, answer_tag_;
   std::mutex mutex_;
-  std::string request_, answer_;  // what MPI may still read or write after a timeout
   bool lost_ = false;
   std::atomic<bool> interrupted_ = false;
 };

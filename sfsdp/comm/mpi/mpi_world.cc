@@ -88,6 +88,10 @@ class MpiWorld final : public CommWorld {
     return made;
   }
 
+  int64_t ranks_of_host() const override { return mpi_->local_ranks(); }
+  int64_t cores_of_host() const override {
+    return mpi_->local_cores() > 0 ? mpi_->local_cores() : CommWorld::cores_of_host();
+  }
   void set_timeout_ms(int64_t timeout_ms) override { *timeout_ms_ = timeout_ms; }
   std::string_view transport() const override { return "mpi"; }
 

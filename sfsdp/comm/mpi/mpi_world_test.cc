@@ -3,13 +3,18 @@
 
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/comm/call.h"
+#include "sfsdp/comm/messages/message_communicator.h"
 #include "sfsdp/testing/comm_suite.h"
 
 namespace sfsdp::comm {
@@ -44,6 +49,22 @@ TEST_CASE("mpi: ranks have torchrun's names") {
         Names{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}});
   CHECK(ranks_by_torchruns_names(env_of({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS_PER_NODE", "2(x3)"}})) ==
         Names{{"RANK", "5"}});
+  const auto local_ranks = [](std::map<std::string, std::string> variables) {
+    const auto names = ranks_by_torchruns_names(env_of(variables));
+    const auto found = names.find("LOCAL_WORLD_SIZE");
+    return found == names.end() ? "" : found->second;
+  };
+  CHECK(local_ranks({{"SLURM_NTASKS_PER_NODE", "4"}}) == "4");
+  // Without --ntasks-per-node: 2, 2, 2 and 1 tasks.
+  for (const auto& [node, tasks] : {std::pair{"0", "2"}, {"2", "2"}, {"3", "1"}, {"4", ""}})
+    CHECK(local_ranks({{"SLURM_NODEID", node}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"}}) == tasks);
+  CHECK(local_ranks({{"SLURM_NODEID", "1"}, {"SLURM_TASKS_PER_NODE", "3,16"}}) == "16");
+  CHECK(local_ranks({{"SLURM_NODEID", "1"},
+                     {"SLURM_STEP_TASKS_PER_NODE", "4,1"},
+                     {"SLURM_TASKS_PER_NODE", "4(x2)"},
+                     {"SLURM_NTASKS_PER_NODE", "4"}}) == "1");
+  CHECK(local_ranks({{"SLURM_NODEID", "1"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x"}}).empty());
+  CHECK(local_ranks({{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"SLURM_NTASKS_PER_NODE", "4"}}) == "2");
 }
 
 // What follows runs in processes that mpirun has started: tests/e2e/mpi.sh. MPI is started once in each.
@@ -87,6 +108,10 @@ TEST_CASE("mpi ranks: those that disagree about a call are named on every rank" 
   run_mpi(testing::check_exchange_mismatches);
 }
 
+TEST_CASE("mpi ranks: those that disagree about a call after many that were alike are named" * doctest::skip()) {
+  run_mpi([](CommWorld& world) { testing::check_late_mismatch(world, kComparedCalls + 1); });
+}
+
 TEST_CASE("mpi ranks: one that does not come is named after the timeout" * doctest::skip()) {
   run_mpi(testing::check_late_peer);
 }
@@ -110,6 +135,19 @@ TEST_CASE("mpi ranks: who waits for one that has left does not wait for the time
     SFSDP_CHECK(error.find("no answer from rank 1 in ") != std::string::npos, error);
     SFSDP_CHECK(error.find("it has closed its communicators; it finished sequence 1") != std::string::npos, error);
   });
+}
+
+// tests/e2e/mpi.sh stops one of two such ranks: nearly always in the middle of a message, as these are large.
+TEST_CASE("mpi process: large messages until a rank is stopped" * doctest::skip()) {
+  const auto world = make_mpi_world(mpi(), 60'000);
+  const auto group = world->all_ranks("dp_shard");
+  std::vector<std::byte> mine(48 << 20), all(mine.size() * static_cast<size_t>(world->world_size()));
+  std::cerr << testing::comm_error_of([&] {
+    for (int i = 0;; ++i) {
+      group->all_gather(mine, all, {"%large", ""});
+      if (i == 2) std::cerr << "rank " << world->rank() << " sends" << std::endl;
+    }
+  }) << std::endl;
 }
 
 }  // namespace

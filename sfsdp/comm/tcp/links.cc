@@ -92,13 +92,13 @@ void Links::accept_peers(Doorman& doorman, const CallSite& site, uint64_t target
 void Links::send(std::span<const std::byte> data, int peer) {
   if (data.empty()) return;
   Peer& to = peers_[static_cast<size_t>(peer)];
-  to.outgoing.push_back({{++to.sent, data.size()}, data, 0, {}, false});
+  to.outgoing.push_back({{++to.sent, data.size(), order_}, data, 0, {}, false});
 }
 
 void Links::receive(std::span<std::byte> data, int peer) {
   if (data.empty()) return;
   Peer& from = peers_[static_cast<size_t>(peer)];
-  from.incoming.push_back({{++from.received, data.size()}, data, 0, {}, false});
+  from.incoming.push_back({{++from.received, data.size(), order_}, data, 0, {}, false});
 }
 
 // Both move what they can of the oldest messages; false: they would block, or there is nothing to do.
@@ -139,7 +139,7 @@ bool Links::pull(size_t peer) {
                             concat("its message ", m.received.sequence, " of ", m.received.bytes,
                                    " bytes is not what this rank expects, message ", m.header.sequence, " of ",
                                    m.header.bytes, " bytes"),
-                            false};
+                            false, m.received.order != m.header.order};
     }
     if (m.done == sizeof m.received + m.data.size()) from.incoming.pop_front();
   }
@@ -192,11 +192,12 @@ void Links::wait(milliseconds silence, const Look& look) {
   }
 }
 
-void Links::drop() {
+bool Links::drop() {
   for (Peer& peer : peers_) {
     peer.outgoing.clear();
     peer.incoming.clear();
   }
+  return true;
 }
 
 void Links::abort() {

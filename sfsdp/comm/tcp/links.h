@@ -27,12 +27,13 @@ class Links final : public Messages {
   //   throws: CommError naming ranks that cannot be connected to
   Links(const CallSite& site, const std::string& key, const Address& listen, Rendezvous& store, int64_t timeout_ms);
 
+  void set_order(uint64_t order) override { order_ = order; }
   void send(std::span<const std::byte> data, int peer) override;
   void receive(std::span<std::byte> data, int peer) override;
   void wait(std::chrono::milliseconds silence, const Look& look) override;
   // The first peer that data is waited for, -1 if none.
   int missing_peer() const;
-  void drop() override;
+  bool drop() override;
   void abort() override;
 
  private:
@@ -40,6 +41,7 @@ class Links final : public Messages {
   struct Header {
     uint64_t sequence = 0;  // of this pair and direction
     uint64_t bytes = 0;
+    uint64_t order = 0;
     bool operator==(const Header&) const = default;
   };
   template <class Byte>
@@ -62,6 +64,7 @@ class Links final : public Messages {
   bool pull(size_t peer);
   bool is_pending() const;
 
+  uint64_t order_ = 0;
   std::vector<Peer> peers_;  // by rank in the group; none for this one
   Fd wake_;
   std::atomic<bool> aborted_ = false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/comm/tcp/tcp_world.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -11,13 +10,16 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <system_error>
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/cores.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
@@ -128,6 +130,16 @@ class TcpWorld final : public CommWorld {
     } catch (const std::system_error&) {
       return nullptr;  // data goes through staging areas, or TCP where those cannot be made either
     }
+  }
+
+  int64_t ranks_of_host() const override { return std::ranges::count(hosts_, hosts_[static_cast<size_t>(rank())]); }
+
+  int64_t cores_of_host() const override {
+    std::set<int> cores;
+    for (size_t r = 0; r < hosts_.size(); ++r)
+      if (hosts_[r] == hosts_[static_cast<size_t>(rank())])
+        std::ranges::copy(cores_of(processes_[r].pid), std::inserter(cores, cores.end()));
+    return std::max<int64_t>(std::ssize(cores), 1);
   }
 
   void abort(const std::string& reason) override {
@@ -263,21 +275,6 @@ class TcpWorld final : public CommWorld {
     board->spin(cores_of_host() >= ranks_of_host() ? kSpinUs : 0);
     return std::make_shared<ShmCommunicator>(site, std::move(board), std::move(area), std::move(peers), windows_,
                                              timeout_ms_, recorder_);
-  }
-
-  int ranks_of_host() const {
-    return static_cast<int>(std::ranges::count(hosts_, hosts_[static_cast<size_t>(rank())]));
-  }
-
-  // That the ranks of this host may run on, all together.
-  int cores_of_host() const {
-    cpu_set_t all, one;
-    CPU_ZERO(&all);
-    for (size_t r = 0; r < hosts_.size(); ++r)
-      if (hosts_[r] == hosts_[static_cast<size_t>(rank())] &&
-          sched_getaffinity(processes_[r].pid, sizeof one, &one) == 0)
-        CPU_OR(&all, &all, &one);
-    return CPU_COUNT(&all);
   }
 
   TcpOptions options_;

@@ -27,6 +27,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/call.h"
 #include "sfsdp/comm/flight_report.h"
+#include "sfsdp/comm/messages/message_communicator.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/tcp/handshake.h"
 #include "sfsdp/comm/tcp/socket.h"
@@ -170,6 +171,12 @@ TEST_CASE("processes: ranks that disagree about a call are named on every rank")
   for (const auto mismatch : {Mismatch::Kind, Mismatch::Bytes, Mismatch::DType, Mismatch::Op, Mismatch::Name})
     for (const TcpOptions& options : all_ways(3))
       run_tcp(options, [=](CommWorld& world) { testing::check_mismatch(world, mismatch); });
+}
+
+TEST_CASE("processes: ranks that disagree about a call after many that were alike are named") {
+  for (const int n : {2, 3})
+    for (const TcpOptions& options : all_ways(n))
+      run_tcp(options, [](CommWorld& world) { testing::check_late_mismatch(world, kComparedCalls + 1); });
 }
 
 TEST_CASE("processes: a rank that does not come is named after the timeout") {

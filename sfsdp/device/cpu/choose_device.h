@@ -11,7 +11,7 @@ namespace sfsdp::device {
 
 // What this host has, and what its ranks take of it.
 struct Cores {
-  int64_t count = 1;    // that the process may use
+  int64_t count = 1;    // that these ranks may use, all together
   int64_t ranks = 1;    // on this host
   int64_t threads = 1;  // of each that compute
 };

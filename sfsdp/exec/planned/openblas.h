@@ -15,7 +15,8 @@ class OpenBlas {
   static const OpenBlas* find();
   // Loads `file` with one thread of its own and its own choice of a core type, whatever OPENBLAS_NUM_THREADS and OPENBLAS_CORETYPE
   // say. Where the processor has AVX-512 and that choice has not, as older versions take new processors of AMD for a Haswell, with
-  // SkylakeX. Changes the environment while it loads, so no other thread may read that. Null: no such library, or without
+  // SkylakeX. Changes the environment while it loads, so no other thread may read that: a program asks for it, as
+  // `sfsdp train` does, before it starts any. Null: no such library, or without
   // cblas_sgemm and cblas_dgemm.
   static const OpenBlas* load(const char* file);
 

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/cores.h"
 #include "sfsdp/base/durable_file.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/fd.h"
@@ -301,8 +302,7 @@ class Run {
   }
 
   void encode_the_rest() {
-    const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    EncoderPool pool(tokenizer_, reader_, options_.threads > 0 ? options_.threads : cores);
+    EncoderPool pool(tokenizer_, reader_, options_.threads > 0 ? options_.threads : static_cast<int>(usable_cores()));
     bool more = true;
     while (true) {
       while (more && !pool.is_full()) {
