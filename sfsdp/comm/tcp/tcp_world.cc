@@ -73,7 +73,7 @@ class TcpWorld final : public CommWorld {
                              "; expected a RANK of its own for every process, and a new store for every run"));
     const PeerProcess own = PeerProcess::of_this();
     store_->store().set(concat("process/", options.rank), concat(own.pid, " ", own.start_ticks));
-    store_->store().set(concat("host/", options.rank), host_identity());
+    store_->store().set(concat("host/", options.rank), options.host.empty() ? host_identity() : options.host);
     hosts_ = store_->wait_for("host/", all, "start");
     for (const std::string& text : store_->wait_for("process/", all, "start")) {
       PeerProcess& process = processes_.emplace_back();
