@@ -252,7 +252,8 @@ class TcpWorld final : public CommWorld {
     std::vector<std::unique_ptr<PeerMemory>> peers(areas.size());
     attempt([&] {
       for (size_t r = 0; r < areas.size(); ++r)
-        if (static_cast<int>(r) != site.rank) peers[r] = std::make_unique<PeerMemory>(areas[r]);
+        if (static_cast<int>(r) != site.rank && areas[r].pid != 0)  // who has none says why
+          peers[r] = std::make_unique<PeerMemory>(areas[r]);
     });
     store_->store().set(concat(key, "/shared/", rank()), status);
     for (const std::string& s : store_->wait_for(key + "/shared/", site.ranks, what)) {
