@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/cost/product_times.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -68,6 +73,54 @@ std::string parse(const std::string& text, std::string_view key, ProductTimes& t
   return "";
 }
 
+// One writer at a time, of threads, processes and hosts. Whoever dies lets go; one that is stopped, or a file system without locks,
+// holds nobody up for long.
+class WriteLock {
+ public:
+  explicit WriteLock(const std::string& folder)
+      : file_(::open((folder + "/products.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) {
+    const auto deadline = std::chrono::steady_clock::now() + kMostWait;
+    while (file_ && !held_) {
+      held_ = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
+      if (!held_ && (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > deadline)) break;
+      if (!held_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  bool is_held() const { return held_; }
+
+ private:
+  static constexpr std::chrono::seconds kMostWait{2};
+  Fd file_;  // whose end is the lock's
+  bool held_ = false;
+};
+
+// A name that nobody else writes to, on no other host and in no other container either: PATH.HOST-DIGITS.
+std::string temporary_of(const std::string& path) {
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
+    fail_on_file(path, "no random number for its temporary name", errno);
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  return concat(path, '.', host.data(), '-', hex(number));
+}
+
+// What writers that were killed have left of the file.
+void remove_temporaries(const std::string& path) {
+  const std::filesystem::path file(path);
+  const std::string prefix = file.filename().string() + ".";
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(file.parent_path(), ignored), end; !ignored && it != end;
+       it.increment(ignored))
+    if (it->path().filename().string().starts_with(prefix)) ::unlink(it->path().c_str());
+}
+
+// New: nobody's file is emptied.
+Fd create_temporary(const std::string& path) {
+  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file) fail_on_file(path, "cannot be made", errno);
+  return file;
+}
+
 }  // namespace
 
 std::string cache_folder() {
@@ -106,15 +159,16 @@ void add_product_times(const std::string& folder, std::string_view key, const Pr
   std::filesystem::create_directories(folder, failed);
   if (failed)
     throw UserError(concat(folder, ": cannot be made: ", failed.message(), "\n  expected a folder to write in"));
+  const std::string path = products_file(folder, key), temporary = temporary_of(path);
+  const WriteLock lock(folder);
+  if (lock.is_held()) remove_temporaries(path);
   ProductTimes all = read_product_times(folder, key).times;
   if (all.size() + times.size() > kMostShapes) all.clear();
   for (const auto& [shape, seconds] : times)
     for (const auto& [kernel, value] : seconds) all[shape][kernel] = value;
-  static std::atomic<int> number = 0;  // ranks may be threads of a process
-  const std::string path = products_file(folder, key), temporary = concat(path, '.', ::getpid(), '.', number++);
   const std::string text = print(key, all);
   try {
-    const Fd file = create_file(temporary);
+    const Fd file = create_temporary(temporary);
     write_file(file.get(), std::as_bytes(std::span(text)), 0, temporary);
     if (::rename(temporary.c_str(), path.c_str()) != 0) fail_on_file(path, "cannot be written", errno);
   } catch (const UserError&) {

@@ -26,8 +26,9 @@ struct KeptProducts {
 std::string products_file(const std::string& folder, std::string_view key);
 // Never throws. No file: no times, and no fault.
 KeptProducts read_product_times(const std::string& folder, std::string_view key);
-// Adds `times` to what is there by now, for readers and for other writers all or nothing of it; the folder is made. Where two write at
-// once, what the later one writes stays.
+// Adds `times` to what is there by now, for readers all or nothing of it; the folder is made. Writers take turns, by a lock on
+// FOLDER/products.lock, and remove what killed ones have left. Where a file system has no locks, or the lock is not to be had within 2 s,
+// of two that write at once what the later one writes stays.
 //   throws: UserError where it cannot be written
 void add_product_times(const std::string& folder, std::string_view key, const ProductTimes& times);
 

@@ -2,17 +2,25 @@
 #include "sfsdp/cost/product_times.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/fd.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/temporary_folder.h"
@@ -28,6 +36,30 @@ std::string text_of(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename().string());
+  return names;
+}
+// The file of key "one", and the lock.
+std::set<std::string> file_alone() {
+  return {std::filesystem::path(products_file("", "one")).filename().string(), "products.lock"};
+}
+
+// What `body` does where no file may have more than so many bytes.
+//   on_signal: what becomes of a process that writes more
+template <class Body>
+void with_small_files(rlim_t bytes, void (*on_signal)(int), const Body& body) {
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = std::signal(SIGXFSZ, on_signal);
+  const rlimit small = {bytes, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  body();
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
 }
 
 TEST_CASE("times of products come back from their file to the bit, those of several writes together, by machine") {
@@ -77,7 +109,8 @@ TEST_CASE("a file of times that is damaged, cut, of another machine or no file i
   CHECK_THROWS_AS(add_product_times("/dev/null/folder", "one", {}), UserError);
 }
 
-TEST_CASE("whoever reads while many write finds a whole file, and nothing else is left in the folder") {
+TEST_CASE(
+    "of many that write at once none loses anything, whoever reads finds a whole file, and no other file is left") {
   const testing::TemporaryFolder temporary;
   const std::string& folder = temporary.path();
   std::vector<std::thread> writers;
@@ -88,8 +121,70 @@ TEST_CASE("whoever reads while many write finds a whole file, and nothing else i
     });
   for (int i = 0; i < 200; ++i) CHECK(read_product_times(folder, "one").fault.empty());
   for (std::thread& writer : writers) writer.join();
-  CHECK(read_product_times(folder, "one").times.size() >= 30);
-  CHECK(std::distance(std::filesystem::directory_iterator(folder), {}) == 1);
+  CHECK(read_product_times(folder, "one").times.size() == 120);
+  CHECK(names_in(folder) == file_alone());
+}
+
+// A signal of the system ends it in the middle of its file.
+TEST_CASE("a writer that is killed holds nobody up, and the next one removes what it has left") {
+  const testing::TemporaryFolder temporary;
+  const std::string& folder = temporary.path();
+  add_product_times(folder, "one", {{kShape, {{"aten.mm", 0.1}}}});
+  add_product_times(folder, "two", {{kShape, {{"aten.mm", 0.2}}}});
+  const pid_t writer = fork();
+  REQUIRE(writer >= 0);
+  if (writer == 0) {
+    const rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none);
+    with_small_files(20, SIG_DFL, [&] { add_product_times(folder, "one", {{kOther, {{"aten.mm", 0.3}}}}); });
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(writer, &status, 0) == writer);
+  REQUIRE(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGXFSZ);
+  CHECK(names_in(folder).size() == 4);  // two files, the lock, and what the writer was writing
+  CHECK(read_product_times(folder, "one").times.at(kShape).at("aten.mm") == 0.1);
+  add_product_times(folder, "two", {});
+  CHECK(names_in(folder).size() == 4);  // it is of another file
+  add_product_times(folder, "one", {{kOther, {{"aten.mm", 0.4}}}});
+  CHECK(names_in(folder).size() == 3);
+  CHECK(read_product_times(folder, "one").times ==
+        ProductTimes{{kShape, {{"aten.mm", 0.1}}}, {kOther, {{"aten.mm", 0.4}}}});
+}
+
+TEST_CASE("a writer that is stopped with the lock holds the others up for a moment only, and what it writes stays") {
+  const testing::TemporaryFolder temporary;
+  const std::string& folder = temporary.path();
+  add_product_times(folder, "one", {{kShape, {{"aten.mm", 0.1}}}});
+  const Fd lock(open((folder + "/products.lock").c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(flock(lock.get(), LOCK_EX) == 0);
+  const std::string unfinished = products_file(folder, "one") + ".host-0123456789abcdef";
+  std::ofstream(unfinished) << "sfsdp pro";
+  const auto begin = std::chrono::steady_clock::now();
+  add_product_times(folder, "one", {{kOther, {{"aten.mm", 0.4}}}});
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));  // 2 s are promised
+  CHECK(read_product_times(folder, "one").times.size() == 2);
+  CHECK(std::filesystem::exists(unfinished));
+}
+
+TEST_CASE("where the disk is full or the folder may only be read, nothing is left, and what is kept is read") {
+  const testing::TemporaryFolder temporary;
+  const std::string& folder = temporary.path();
+  add_product_times(folder, "one", {{kShape, {{"aten.mm", 0.1}}}});
+  std::string said;
+  with_small_files(20, SIG_IGN, [&] {
+    try {
+      add_product_times(folder, "one", {{kOther, {{"aten.mm", 0.4}}}});
+    } catch (const UserError& error) {
+      said = error.what();
+    }
+  });
+  CHECK(said.find("cannot be written") != std::string::npos);
+  CHECK(names_in(folder) == file_alone());
+  CHECK(read_product_times(folder, "one").times == ProductTimes{{kShape, {{"aten.mm", 0.1}}}});
+  // In /proc/self nobody makes a file, root neither.
+  CHECK_THROWS_WITH_AS(add_product_times("/proc/self", "one", {}), doctest::Contains("cannot be made"), UserError);
 }
 
 TEST_CASE("the cache's folder is the user's") {

@@ -22,6 +22,10 @@
 namespace sfsdp::kernels {
 namespace {
 
+void exp_some(const float* x, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) store(to + i, exp(load(x + i)));
+}
+
 Family family_named(const char* name) {
   return {.name = name,
 #ifdef SFSDP_DOT
@@ -39,7 +43,8 @@ Family family_named(const char* name) {
           .adam = &adam_update,
           .embedding_row = &embedding_sum,
           .rope = &rope_some,
-          .pointwise = &pointwise_some};
+          .pointwise = &pointwise_some,
+          .exp = &exp_some};
 }
 
 }  // namespace

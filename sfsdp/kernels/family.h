@@ -59,6 +59,8 @@ struct Family {
   void (*embedding_row)(const EmbeddingGrad& call, const int64_t* rows, int64_t count, int64_t id) = nullptr;
   void (*rope)(const Rope& call, int64_t begin, int64_t end) = nullptr;
   void (*pointwise)(const PointwiseRun& run) = nullptr;
+  // e^x as all of these have it, for tests; count is a multiple of 16.
+  void (*exp)(const float* x, float* to, int64_t count) = nullptr;
 };
 
 Family baseline_family();

@@ -4,7 +4,8 @@
 namespace sfsdp::kernels {
 namespace {
 
-// sigmoid(x) = 1 / (1 + e^-x) and 1 - sigmoid(x), each to its own last place; without e^|x|, which overflows.
+// sigmoid(x) = 1 / (1 + e^-x) and 1 - sigmoid(x), the larger one to 2 units of its own last place, the smaller one to 3; without e^|x|,
+// which overflows.
 struct Sigmoid {
   V of, rest;
 };

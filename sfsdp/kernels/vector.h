@@ -40,7 +40,8 @@ SFSDP_INLINE float sum_of_lanes(V v) {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// e^x within 1.5 units of the last place, 0 below 2^-126; a nan stays one. The polynomial is that of Cephes (expf.c).
+// e^x within 1.5 units of the last place, 0 below 2^-126; a nan stays one. Up to x = 88.376, as kernels take it of what is about 0 at
+// most; beyond that it is no number. The polynomial is that of Cephes (expf.c).
 SFSDP_INLINE V exp(V x) {
   const V least = all(-87.33654f);   // ln(2^-126)
   const V magic = all(12582912.0f);  // 1.5 · 2^23: its sum with a number is that one rounded, in the last bits

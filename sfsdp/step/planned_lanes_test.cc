@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -213,11 +214,13 @@ const ir::Op* first_op(const plan::StepPlan& plan, const plan::Task& task) {
 
 std::string said_of(const plan::StepPlan& plan) { return join(check_hazards(plan), "\n"); }
 
+// The host waits for all of a step before it begins the next one, which the verifier does not count on: an edge from an update to the
+// next step's other parts is one that the device never needs.
 TEST_CASE("the fake device finds each edge that is dropped, as the verifier does") {
   const Subject subject;
   const auto expected = subject.expected();
   const plan::StepPlan sound = subject.plan();
-  size_t needed = 0;
+  size_t needed = 0, to_next_step = 0;
   for (size_t e = 0; e < sound.edges.size(); ++e) {
     plan::StepPlan broken = subject.plan();
     broken.edges.erase(broken.edges.begin() + static_cast<std::ptrdiff_t>(e));
@@ -227,12 +230,17 @@ TEST_CASE("the fake device finds each edge that is dropped, as the verifier does
     CAPTURE(said);
     CAPTURE(caught);
     const auto is_update = [&](const plan::Task& task) { return ir::runs_in(*first_op(sound, task), ir::Part::Tail); };
-    if (is_update(edge.from) && !is_update(edge.to))
-      continue;  // of the step before: the host has waited for its results
+    if (is_update(edge.from) && !is_update(edge.to)) {
+      CHECK(caught == "");
+      ++to_next_step;
+      continue;
+    }
     CHECK(caught.empty() == said.empty());
     needed += said.empty() ? 0 : 1;
   }
-  CHECK(needed > sound.edges.size() / 2);
+  // 18 and 1 of 23: the others order what is ordered by the numbers of this plan, and no run shows them.
+  CHECK(needed >= 18);
+  CHECK(to_next_step <= 1);
 }
 
 TEST_CASE("the fake device finds a host that does not wait for the readers of a batch") {
@@ -243,11 +251,14 @@ TEST_CASE("the fake device finds a host that does not wait for the readers of a 
   CHECK(caught.find("the host's next batch") != std::string::npos);
 }
 
-TEST_CASE("buffers that lie over others are found: as conflicts, or by their numbers") {
+// Both look at moves that the other one finds nothing in.
+TEST_CASE(
+    "buffers that lie over others are found: as conflicts, or by their numbers, and those that do no harm are not") {
   const Subject subject;
   const auto expected = subject.expected();
-  size_t found = 0;
-  for (uint64_t k = 0; found < 40; ++k) {
+  size_t found = 0, harmless = 0, out_of_sight = 0;
+  std::vector<std::string> missed;  // by the verifier
+  for (uint64_t k = 0; found < 40 || harmless < 20; ++k) {
     plan::StepPlan broken = subject.plan();
     auto& buffers = broken.memory.buffers;
     plan::Buffer& moved = buffers[(k * 7919 + 13) % buffers.size()];
@@ -256,17 +267,26 @@ TEST_CASE("buffers that lie over others are found: as conflicts, or by their num
     const int64_t end = broken.memory.region_bytes[static_cast<size_t>(moved.region)];
     if (other.offset + moved.bytes > end) continue;
     moved.offset = other.offset;
-    // LibTorch's attention leaves nothing for backward. A kernel's own results reach memory once all of its ops have read theirs.
     const std::string said = said_of(broken);
-    if (said.empty() || moved.value->name().ends_with(".left") || said.find("of the same kernel") != std::string::npos)
-      continue;
-    ++found;
+    if (said.empty() ? harmless == 20 : found == 40) continue;
+    const std::string caught = subject.caught(broken, expected, said.empty() ? 1 : 2);
     CAPTURE(moved.value->name());
     CAPTURE(other.value->name());
     CAPTURE(said);
-    const std::string caught = subject.caught(broken, expected, 2);
-    CHECK(caught != "");
+    if (said.empty()) {
+      ++harmless;
+      if (!caught.empty()) missed.push_back(concat(moved.value->name(), " over ", other.value->name(), ": ", caught));
+    } else if (moved.value->name().ends_with(".left") || said.find("of the same kernel") != std::string::npos) {
+      // Some are out of the device's sight: LibTorch's attention leaves nothing for backward, and a kernel's own results reach memory
+      // once all of its ops have read theirs.
+      out_of_sight += caught.empty() ? 1 : 0;
+    } else {
+      ++found;
+      CHECK(caught != "");
+    }
   }
+  CHECK(join(missed, "\n") == "");
+  CHECK(out_of_sight <= 3);
 }
 
 TEST_CASE("a window that is too small is found") {
@@ -276,23 +296,45 @@ TEST_CASE("a window that is too small is found") {
   CHECK(subject.caught(broken, subject.expected(), 1).find("outside of all memory") != std::string::npos);
 }
 
-TEST_CASE("collectives that one rank has the other way round are found, whatever the lanes do") {
+bool reads_what_is_made(const std::vector<ir::Op*>& order) {
+  std::set<const ir::Op*> before;
+  for (const ir::Op* op : order) {
+    for (const ir::Value* operand : op->operands)
+      if (operand && !before.contains(operand->producer())) return false;
+    before.insert(op);
+  }
+  return true;
+}
+
+// Which is the communicator's to find: on every rank by itself lanes are in order.
+TEST_CASE(
+    "collectives that one rank has the other way round are found, each pair of neighbours, under several schedules") {
   const Subject subject;
   const plan::StepPlan sound = subject.plan();
-  plan::StepPlan swapped = subject.plan();
-  std::vector<ir::Op*> order;
-  std::vector<size_t> gathers;
-  for (const auto& op : swapped.graph.ops()) {
-    if (op->is("all_gather.start")) gathers.push_back(order.size());
-    order.push_back(op.get());
+  size_t pairs = 0;
+  for (size_t first = 0;; ++first) {
+    plan::StepPlan swapped = subject.plan();
+    std::vector<ir::Op*> order;
+    std::vector<std::ptrdiff_t> places;
+    for (const auto& op : swapped.graph.ops()) {
+      if (ir::is_collective(*op)) places.push_back(std::ssize(order));
+      order.push_back(op.get());
+    }
+    if (first + 1 >= std::size(places)) break;
+    const auto begin = order.begin() + places[first], end = order.begin() + places[first + 1];
+    std::rotate(begin, end, end + 1);
+    if (!reads_what_is_made(order)) continue;
+    REQUIRE(swapped.graph.set_order(order));
+    ++pairs;
+    CAPTURE(order[static_cast<size_t>(places[first])]->result()->name());
+    for (uint64_t schedule = 0; schedule < 5; ++schedule) {
+      CAPTURE(schedule);
+      Faults faults;
+      CHECK_THROWS_WITH_AS(subject.run({&sound, &swapped}, schedule, faults), doctest::Contains("ranks disagree"),
+                           CommError);
+    }
   }
-  REQUIRE(gathers.size() >= 2);
-  std::rotate(order.begin() + static_cast<std::ptrdiff_t>(gathers[0]),
-              order.begin() + static_cast<std::ptrdiff_t>(gathers[1]),
-              order.begin() + static_cast<std::ptrdiff_t>(gathers[1]) + 1);
-  REQUIRE(swapped.graph.set_order(order));
-  Faults faults;
-  CHECK_THROWS_WITH_AS(subject.run({&sound, &swapped}, 0, faults), doctest::Contains("ranks disagree"), CommError);
+  CHECK(pairs >= 5);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ small=(--job.config_file configs/llama3_debug.toml --training.seq_len 16 --train
   --training.dataset_max_bytes 100000 --comm.init_timeout_seconds 20 --comm.train_timeout_seconds 10
   --job.dump_folder "$dir/run")
 failures=0
+with_limits=
 expect() {  # name, pattern, exit code of the run; output in $dir/out
   if [[ $3 -eq 0 ]]; then echo "$1: exit code 0"; failures=$((failures + 1)); fi
   if ! grep -qE "$2" "$dir/out"; then
@@ -96,6 +97,28 @@ RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp t
   --optimizer.lr 0.5 >"$dir/out1" 2>&1
 wait $first
 expect "different configurations" "rank 0 and rank 1 have different configurations" $?
+
+# Memory cannot be shared with a rank whose addresses or files are limited: the group goes over TCP, which its first rank says, and trains.
+losses() { python3 -c 'import json, sys; print([json.loads(line).get("loss") for line in open(sys.argv[1])][1:])' "$dir/run/metrics.jsonl"; }
+for limit in "-v 1000000000" "-f 100000000" none; do
+  rm -rf "$dir/run"
+  port=$(free_port)
+  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp train "${small[@]}" --training.steps 3 \
+    --metrics.log_freq 1 >"$dir/out" 2>&1 &
+  first=$!
+  (
+    # shellcheck disable=SC2086
+    [[ $limit == none ]] || ulimit $limit
+    RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 400 $sfsdp train "${small[@]}" --training.steps 3 \
+      --metrics.log_freq 1 >"$dir/out1" 2>&1
+  )
+  wait $first || { echo "ulimit $limit: exit code $?"; tail -20 "$dir/out"; failures=$((failures + 1)); }
+  pattern="^group .* goes over TCP: ranks share no memory \(rank 1: .*\(ulimit ${limit%% *}\)"
+  if [[ $limit == none ]]; then ! grep "goes over TCP" "$dir/out"; else grep -qE "$pattern" "$dir/out"; fi ||
+    { echo "ulimit $limit: expected $pattern"; tail -20 "$dir/out"; failures=$((failures + 1)); }
+  with_limits+="$(losses)"$'\n'
+done
+[[ $(sort -u <<<"$with_limits" | grep -c .) == 1 && $with_limits == *[0-9]* ]] || { echo "other losses over TCP:"; echo "$with_limits"; failures=$((failures + 1)); }
 
 # The dataset is missing.
 timeout 400 $sfsdp train "${small[@]}" --training.dataset tokens --training.dataset_path "$dir/nothing" >"$dir/out" 2>&1

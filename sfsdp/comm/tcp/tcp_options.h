@@ -33,6 +33,8 @@ struct TcpOptions {
   // What this rank listens at: an interface ("eth0") or an address of this host. Empty: the address that this host reaches
   // master_addr from, which is loopback where that is loopback. Ranks of one host talk to each other over loopback.
   std::string listen;
+  // Ranks with equal names here are on one host. Empty: those of one machine and one container. For tests, which make several hosts of one.
+  std::string host;
   int64_t init_timeout_ms = 300000;  // until all ranks are there, and for every group that is made
   // For how long a collective may wait for a rank to enter it, and for how long no byte of it may move; one whose bytes move
   // may take longer. CommWorld::set_timeout_ms changes it.

@@ -75,7 +75,7 @@ class TcpWorld final : public CommWorld {
                              "; expected a RANK of its own for every process, and a new store for every run"));
     const PeerProcess own = PeerProcess::of_this();
     store_->store().set(concat("process/", options.rank), concat(own.pid, " ", own.start_ticks));
-    store_->store().set(concat("host/", options.rank), host_identity());
+    store_->store().set(concat("host/", options.rank), options.host.empty() ? host_identity() : options.host);
     hosts_ = store_->wait_for("host/", all, "start");
     for (const std::string& text : store_->wait_for("process/", all, "start")) {
       PeerProcess& process = processes_.emplace_back();
@@ -264,7 +264,8 @@ class TcpWorld final : public CommWorld {
     std::vector<std::unique_ptr<PeerMemory>> peers(areas.size());
     attempt([&] {
       for (size_t r = 0; r < areas.size(); ++r)
-        if (static_cast<int>(r) != site.rank) peers[r] = std::make_unique<PeerMemory>(areas[r]);
+        if (static_cast<int>(r) != site.rank && areas[r].pid != 0)  // who has none says why
+          peers[r] = std::make_unique<PeerMemory>(areas[r]);
     });
     store_->store().set(concat(key, "/shared/", rank()), status);
     for (const std::string& s : store_->wait_for(key + "/shared/", site.ranks, what)) {

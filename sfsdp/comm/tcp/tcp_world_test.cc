@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,11 +14,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <latch>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -80,6 +83,7 @@ testing::MakeWorld maker(const TcpOptions& options) {
   return [options](int rank) {
     TcpOptions own = options;
     own.rank = rank;
+    if (!own.host.empty()) own.host += std::to_string(rank / 2);
     return make_tcp_world(own);
   };
 }
@@ -101,9 +105,18 @@ TcpOptions over_tcp(TcpOptions options) {
   return options;
 }
 
+// On hosts of two ranks each, as `maker` names them: groups within a host go as on one, those between hosts as on several.
+TcpOptions two_on_each_host(TcpOptions options) {
+  options.host = "host ";
+  return options;
+}
+
 // Each way that the ranks may go.
 std::vector<TcpOptions> all_ways(int world_size) {
-  return {tcp_options(world_size), over_tcp(tcp_options(world_size)), watched_by_store(tcp_options(world_size))};
+  std::vector<TcpOptions> ways = {tcp_options(world_size), over_tcp(tcp_options(world_size)),
+                                  watched_by_store(tcp_options(world_size))};
+  if (world_size > 2) ways.push_back(two_on_each_host(tcp_options(world_size)));
+  return ways;
 }
 
 std::vector<int> all_ranks(const CommWorld& world) {
@@ -160,6 +173,65 @@ TEST_CASE("processes: ranks that disagree about an exchange are named on every r
 TEST_CASE("processes: data may lie in windows") {
   for (const int n : {2, 5}) run_tcp(tcp_options(n), testing::check_windows);
   run_tcp(over_tcp(tcp_options(3)), testing::check_windows);
+}
+
+// As the two axes of HSDP lie: shards within a host, replicas between hosts.
+TEST_CASE("processes: groups within a host share memory, those between hosts go over TCP") {
+  run_tcp(two_on_each_host(tcp_options(4)), [](CommWorld& world) {
+    const int r = world.rank(), first = r / 2 * 2;
+    const auto inside = world.group("dp_shard", {first, first + 1});
+    SFSDP_CHECK(world.transport() == "shared memory", world.transport());
+    const auto across = world.group("dp_replicate", {r % 2, r % 2 + 2});
+    SFSDP_CHECK(world.transport() == "shared memory and tcp", world.transport());
+    const auto window = world.make_window(1 << 20);
+    SFSDP_CHECK(window, "peers of this host read it");
+    window->grow(1 << 20);
+    const std::span<float> gradient(reinterpret_cast<float*>(window->begin()), 1 << 18);
+    const std::span<float> shard = gradient.subspan(static_cast<size_t>(inside->rank()) * (1 << 17), 1 << 17);
+    for (int step = 1; step <= 3; ++step) {
+      for (size_t i = 0; i < gradient.size(); ++i)
+        gradient[i] = static_cast<float>(step * (r + 1)) + static_cast<float>(i % 1000);
+      inside->reduce_scatter(std::as_bytes(gradient), std::as_writable_bytes(shard), ir::DType::f32, ReduceOp::Sum,
+                             {"%g", ""});
+      across->all_reduce(std::as_writable_bytes(shard), ir::DType::f32, ReduceOp::Sum, {"%s", ""});
+      inside->all_gather(std::as_bytes(shard), std::as_writable_bytes(gradient), {"%w", ""});
+      for (size_t i = 0; i < gradient.size(); ++i)
+        SFSDP_CHECK(gradient[i] == static_cast<float>(step * 10) + static_cast<float>(4 * (i % 1000)), "element ", i,
+                    " is ", gradient[i]);
+    }
+  });
+}
+
+// What a process writes to std::cerr meanwhile.
+std::string said_meanwhile(const std::function<void()>& body) {
+  std::ostringstream said;
+  auto* const before = std::cerr.rdbuf(said.rdbuf());
+  body();
+  std::cerr.rdbuf(before);
+  return said.str();
+}
+
+// tests/e2e/faults.sh has it with one rank alone that is limited.
+TEST_CASE("processes: where a limit forbids to share memory, a group goes over TCP, and its first rank says so") {
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = signal(SIGXFSZ, SIG_IGN);  // as sfsdp does
+  const rlimit small = {1 << 20, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string said = said_meanwhile([] {
+    run_tcp(tcp_options(3), [](CommWorld& world) {
+      world.group("dp_shard", all_ranks(world))->barrier({"", ""});
+      SFSDP_CHECK(world.transport() == "tcp", world.transport());
+      SFSDP_CHECK(!world.make_window(1 << 20), "nobody reads it");
+      testing::check_collectives(world);
+    });
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  const std::string expected =
+      "group dp_shard goes over TCP: ranks share no memory (rank 0: files are limited (ulimit -f): ";
+  CHECK(said.find(expected) != std::string::npos);
+  CHECK(said.find(expected, said.find(expected) + 1) == std::string::npos);  // once
 }
 
 TEST_CASE("processes: groups of some ranks work side by side") {

@@ -83,7 +83,8 @@ TEST_CASE("a cache that is damaged is measured anew and mended, one that cannot 
   const auto choose = [&](const std::string& path) { return choose_products(kShapes, {"", path, time}, nullptr); };
   CHECK(choose(folder.path()).notes.size() == 1);
   std::string file;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) file = entry.path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    if (entry.path().extension() == ".txt") file = entry.path();
   std::ofstream(file) << "sfsdp products 1\nwhat";
   const ProductChoice anew = choose(folder.path());
   REQUIRE(anew.notes.size() == 2);
