@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What peers.py and exported_step.py share: environment and cores of the contestants, their memory, their numbers, tables."""
-import json, os, statistics, subprocess, sys, threading, time
+import array, json, os, random, statistics, subprocess, sys, threading, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULT = "RESULT "
@@ -28,6 +28,29 @@ def pin(count):
 
 def torchrun(ranks):
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(20000 + os.getpid() % 20000)]
+
+
+def write_tokens(path, vocabulary, count=200000):
+    """Small ids more often than large ones, so that a model learns something in a few steps: an update that is another shows in the loss."""
+    numbers = random.Random(0)
+    with open(path, "wb") as file:
+        array.array("H", (int(vocabulary * numbers.random() ** 3) for _ in range(count))).tofile(file)
+
+
+def row_numbers(steps, rank, ranks, rows):
+    """Of the data, for each step: those that sfsdp's loader gives this rank without shuffling."""
+    return [range((step * ranks + rank) * rows, (step * ranks + rank + 1) * rows) for step in range(steps)]
+
+
+def token_batches(path, steps, rank, ranks, rows, length):
+    """[rows, length + 1] for each step."""
+    import torch
+    ids = array.array("H")
+    with open(path, "rb") as file:
+        ids.frombytes(file.read())
+    samples = (len(ids) - 1) // length
+    first = [[row % samples * length for row in numbers] for numbers in row_numbers(steps, rank, ranks, rows)]
+    return [torch.tensor([ids[f : f + length + 1].tolist() for f in own]) for own in first]
 
 
 class Memory(threading.Thread):

@@ -31,7 +31,7 @@ first_step_s, without the launcher's.
 
 Needs torch and safetensors in this Python, and build/release/sfsdp. Run it alone.
 """
-import argparse, array, functools, json, os, random, statistics, subprocess, sys, tempfile, time
+import argparse, functools, json, os, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import contest  # noqa: E402
@@ -47,24 +47,6 @@ OURS = {
     **{f"planned_{products}": ["--exec.executor", "planned", "--exec.products", products] for products in ("aten", "by_processor", "onednn", "openblas")},
     "reference": ["--exec.executor", "reference"],
 }
-
-
-def write_tokens(path, vocabulary):
-    """Such that a model learns something in a few steps: a contestant whose update were another would be seen by its loss."""
-    numbers = random.Random(0)
-    with open(path, "wb") as file:
-        array.array("H", (int(vocabulary * numbers.random() ** 3) for _ in range(200000))).tofile(file)
-
-
-def read_batches(path, steps, rank, ranks, rows, length):
-    """[rows, length + 1] for each step: the sequences that sfsdp's loader gives this rank."""
-    import torch
-    ids = array.array("H")
-    with open(path, "rb") as file:
-        ids.frombytes(file.read())
-    samples = (len(ids) - 1) // length
-    first = [(step * ranks + rank) * rows for step in range(steps)]
-    return [torch.tensor([ids[s % samples * length : s % samples * length + length + 1].tolist() for s in range(f, f + rows)]) for f in first]
 
 
 def wrap(peer, model, kind, half):
@@ -103,7 +85,7 @@ def torch_worker(options):
         loss_of = torch.compile(loss_of)
     wrapped = wrap(peer, model, kind, half)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
-    batches = read_batches(options.tokens, options.steps, dist.get_rank(), dist.get_world_size(), rows, length)
+    batches = contest.token_batches(options.tokens, options.steps, dist.get_rank(), dist.get_world_size(), rows, length)
     found = dict(seconds=[], losses=[], norms=[])
     for step, ids in enumerate(batches):
         dist.barrier()
@@ -335,7 +317,7 @@ def main():
     contest.pin(options.cores)
     with tempfile.TemporaryDirectory() as folder:
         options.tokens, options.weights = os.path.join(folder, "tokens.bin"), os.path.join(folder, "weights")
-        write_tokens(options.tokens, MODELS[options.model][1]["vocab_size"])
+        contest.write_tokens(options.tokens, MODELS[options.model][1]["vocab_size"])
         if not options.start_up:
             contest.run_command([sys.executable, os.path.abspath(__file__), "--write", options.weights, "--model", options.model], dict(os.environ))
         found = measure(contestants_of(options), options)
