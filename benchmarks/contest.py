@@ -102,7 +102,7 @@ def run_command(command, env, first=""):
         if first and until_first is None and first in line:
             until_first = time.monotonic() - started
     if process.wait() != 0:
-        raise SystemExit(f"{' '.join(command)}\n{''.join(lines)[-2000:]}")
+        raise SystemExit(f"{' '.join(command)}\n{''.join(lines)[-6000:]}")
     return lines, until_first
 
 
