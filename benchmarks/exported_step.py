@@ -40,10 +40,10 @@ MODELS = {
 }
 OURS = {
     "llama": dict(name="llama3", flavor="debugmodel", dim=512, hidden_dim=1408, n_layers=8, n_heads=8, n_kv_heads=4, vocab_size=8192,
-                  rope_theta=500000),
+                  rope_theta=500000, rope_scaling="false"),
     "gpt2": dict(name="gpt", flavor="124M", dim=512, n_layers=8, n_heads=8, vocab_size=8192, max_positions=512),
     "qwen3": dict(name="llama3", flavor="debugmodel", dim=512, hidden_dim=1408, n_layers=8, n_heads=8, n_kv_heads=4, vocab_size=8192,
-                  head_dim=64, qk_norm="true"),
+                  head_dim=64, rope_scaling="false", qk_norm="true"),
 }
 
 

@@ -34,7 +34,7 @@ def make_model(name, own_weights=False):
 def flags_of(name):
     kind, args = MODELS[name][:2]
     flags = ["--model.name", kind, "--model.flavor", FLAVORS[kind]]
-    for key, value in dict(args, **(dict(rope_theta=THETA) if kind == LLAMA else {})).items():
+    for key, value in dict(args, **(dict(rope_theta=THETA, rope_scaling="false") if kind == LLAMA else {})).items():
         flags += [f"--model.args.{key}", str(value)]
     return flags
 
