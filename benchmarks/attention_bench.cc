@@ -119,6 +119,7 @@ void measure_attention() {
   at::manual_seed(0);
   std::printf("LibTorch's and sfsdp's kernel, in brackets how many times as fast sfsdp's is\n");
   for (const auto dtype : {at::kFloat, at::kBFloat16})
-    for (const Shape& shape : {Shape{2, 12, 4, 256, 64}, Shape{1, 16, 16, 2048, 16}, Shape{1, 8, 8, 1024, 128}})
+    for (const Shape& shape :
+         {Shape{2, 12, 4, 256, 64}, Shape{2, 12, 12, 256, 64}, Shape{1, 16, 16, 2048, 16}, Shape{1, 8, 8, 1024, 128}})
       measure(shape, dtype);
 }

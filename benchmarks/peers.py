@@ -1,38 +1,46 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""One training step here and in PyTorch, on the same machine, in one run: time and memory.
+"""One training step here and in PyTorch, on the same machine, in one run: time, memory, and what a step takes at least.
 
-  .venv/bin/python benchmarks/peers.py [--model 125m|debug] [--dtype float32|bfloat16] [--ranks 2] [--rounds 3] [--steps 8]
+  .venv/bin/python benchmarks/peers.py [--model 125m|debug|gpt2] [--dtype float32|bfloat16] [--ranks 2] [--threads 1] [--cores N]
+                                       [--rounds 3] [--steps 8] [--memory] [--bound]
                                        [--peers fsdp2,fsdp2_compile,ddp,simple_fsdp] [--ours planned,planned_tcp,planned_aten,planned_by_processor,reference]
                                        [--simple_fsdp SCRIPT] [--start_up] [--out FILE.json]
 
-Each rank is a process of one thread; the contestants run in turn, in an order that turns round in each round. A run counts as the
-median of its steps after the third; ratios are of a round, given as median [least, most]. Same sizes, batch, optimizer (AdamW, fused in
-PyTorch), clipping and precision: bfloat16 is parameters in float32, computed in bfloat16, reduced in float32. Weights and data differ, which
-costs nothing. Both sides have a malloc that keeps its pages.
+125m and debug are Llamas, gpt2 is GPT-2 of 124M parameters. Each rank is a process of --threads threads; all contestants are bound to the same
+cores, the first --cores of those that this process may use, a core for each thread if not said. They run in turn, in an order that turns round
+in each round. A run counts as the median of its steps after the third; ratios are of a round, given as median [least, most].
 
-Memory: the most of a rank's proportional set size (PSS), sampled from its start on, less that of a process that has loaded LibTorch and done
-nothing. Needs torch in this Python, and build/release/sfsdp. Run it alone.
+Same sizes, initial weights, batches, optimizer (AdamW, fused in PyTorch), clipping and precision: bfloat16 is parameters in float32, computed in
+bfloat16, reduced in float32. sfsdp starts from a Hugging Face folder of PyTorch's weights, and both read one file of random tokens, small ids more
+often than large ones. Loss and gradient norm of each step are held against the first contestant's: the program ends at a loss that differs by more
+than 1 %, or a norm by more than 5 %. Where time is measured both sides have a malloc that keeps its pages.
 
-simple_fsdp is the Python SimpleFSDP under torch.compile with a bucket a block. It is a program of others, SCRIPT: it takes --mode, --bucket, --size,
---batch, --seq, --param-dtype, --warmup, --steps and --count, and prints RESULT and a JSON object with times (ms), import_s, build_s and first_step_s.
+--memory: one more run of each, with malloc as the system has it: the most of a rank's proportional set size (PSS), sampled every 20 ms from its
+start on, less that of as many processes that have loaded LibTorch and done nothing. With --rounds 0 nothing else is measured.
+
+--bound: benchmarks/bound.py in each round; steps are set against the bound of their round. It takes a thread a rank.
+
+simple_fsdp is the Python SimpleFSDP under torch.compile with a bucket a block. It is a program of others, SCRIPT, with weights and data of its own,
+whose losses nothing checks: it takes --mode, --bucket, --size, --batch, --seq, --param-dtype, --warmup, --steps and --count, and prints RESULT and a
+JSON object with times (ms), import_s, build_s and first_step_s.
 
 --start_up prints instead, for each contestant, the seconds from the start of its processes until its first step is over, less a steady step: with
-empty caches, and once more with those that the first run left. For simple_fsdp it is import_s + build_s + first_step_s, without the launcher's.
-"""
-import argparse, array, json, os, random, statistics, subprocess, sys, tempfile, threading, time
+empty caches, and once more with those that the first run left; each makes initial weights of its own. For simple_fsdp it is import_s + build_s +
+first_step_s, without the launcher's.
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MALLOC = dict(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="34359738368", MALLOC_TOP_PAD_="67108864", MALLOC_ARENA_MAX="1",
-              GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
-ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCHINDUCTOR_COMPILE_THREADS="2", **MALLOC)
+Needs torch and safetensors in this Python, and build/release/sfsdp. Run it alone.
+"""
+import argparse, functools, json, os, statistics, subprocess, sys, tempfile, time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import contest  # noqa: E402
+from contest import ROOT, ratios, spread  # noqa: E402
+from peer_models import LLAMA, MODELS, flags_of, make_model, write_folder  # noqa: E402
+
 SKIPPED = 3
 FIRST = "first step done"
-# name: (sizes, sequences of a rank, tokens of one)
-MODELS = {
-    "125m": (dict(dim=768, n_layers=12, n_heads=12, n_kv_heads=4, hidden_dim=2048, vocab_size=32000), 2, 256),
-    "debug": (dict(dim=256, n_layers=6, n_heads=16, n_kv_heads=16, hidden_dim=768, vocab_size=2048), 1, 2048),
-}
+LR = 1e-3
 OURS = {
     "planned": ["--exec.executor", "planned"],
     "planned_tcp": ["--exec.executor", "planned", "--comm.shared_memory", "false"],
@@ -41,40 +49,45 @@ OURS = {
 }
 
 
-def torch_worker(peer, name, dtype, steps):
+def wrap(peer, model, kind, half):
+    """Returns the module that is called."""
+    import torch
+    if peer == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    blocks = model.layers if kind == LLAMA else model.h
+    if peer == "fsdp2_compile":
+        for i, block in enumerate(blocks):
+            blocks[i] = torch.compile(block, fullgraph=True)
+    policy = MixedPrecisionPolicy(**(dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else {}))
+    if kind == LLAMA:
+        fully_shard(model.tok_embeddings, mp_policy=policy)
+    for block in blocks:
+        fully_shard(block, mp_policy=policy)
+    if kind == LLAMA:
+        fully_shard([model.norm, model.output], mp_policy=policy, reshard_after_forward=False)
+    return fully_shard(model, mp_policy=policy)  # of GPT-2 embeddings too, which are also the output
+
+
+def torch_worker(options):
     import torch
     import torch.distributed as dist
-    from torch_llama import make_llama
-    args, rows, length = MODELS[name]
-    torch.set_num_threads(1)
+    kind, _, rows, length = MODELS[options.model]
+    peer, half = options.worker, options.dtype == "bfloat16"
+    torch.set_num_threads(options.threads)
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = make_llama(args, length, rope="real")
-    half = dtype == "bfloat16"
+    model = make_model(options.model, options.own_weights)
 
     def loss_of(logits, labels):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
-    if peer.startswith("fsdp2"):
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        if peer == "fsdp2_compile":
-            for i, layer in enumerate(model.layers):
-                model.layers[i] = torch.compile(layer, fullgraph=True)
-            loss_of = torch.compile(loss_of)
-        kinds = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else {}
-        policy = MixedPrecisionPolicy(**kinds)
-        fully_shard(model.tok_embeddings, mp_policy=policy)
-        for layer in model.layers:
-            fully_shard(layer, mp_policy=policy)
-        fully_shard([model.norm, model.output], mp_policy=policy, reshard_after_forward=False)
-        fully_shard(model, mp_policy=policy)
-        wrapped = model
-    else:
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    ids = torch.randint(args["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(dist.get_rank()))
-    seconds = []
-    for step in range(steps):
+    if peer == "fsdp2_compile":
+        loss_of = torch.compile(loss_of)
+    wrapped = wrap(peer, model, kind, half)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    batches = contest.token_batches(options.tokens, options.steps, dist.get_rank(), dist.get_world_size(), rows, length)
+    found = dict(seconds=[], losses=[], norms=[])
+    for step, ids in enumerate(batches):
         dist.barrier()
         begin = time.perf_counter()
         optimizer.zero_grad()
@@ -83,188 +96,235 @@ def torch_worker(peer, name, dtype, steps):
         loss = loss_of(logits, ids[:, 1:])
         del logits
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss.item()
-        seconds.append(time.perf_counter() - begin)
+        found["seconds"].append(time.perf_counter() - begin)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        found["losses"].append(mean.item() / dist.get_world_size())
+        found["norms"].append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
         if step == 0 and dist.get_rank() == 0:
             print(FIRST, flush=True)
     if dist.get_rank() == 0:
-        print(json.dumps(seconds), flush=True)
+        print(contest.RESULT + json.dumps(found), flush=True)
+    dist.barrier()  # a rank that leaves first may break what another one still does
     dist.destroy_process_group()
 
 
-class Memory(threading.Thread):
-    """Samples the PSS of the processes below one whose command line has a word; most: of any of them, in MiB."""
-
-    def __init__(self, root, word):
-        super().__init__(daemon=True)
-        self.root, self.word, self.most, self.over = root, word, 0, False
-
-    def run(self):
-        while not self.over:
-            for pid in self.below(self.root):
-                try:
-                    with open(f"/proc/{pid}/cmdline") as file:
-                        if self.word not in file.read():
-                            continue
-                    with open(f"/proc/{pid}/smaps_rollup") as file:
-                        pss = next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-                    self.most = max(self.most, pss / 1024)
-                except (OSError, StopIteration):
-                    pass
-            time.sleep(0.5)
-
-    def below(self, pid):
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                children = [int(c) for c in file.read().split()]
-        except OSError:
-            return []
-        return children + [p for c in children for p in self.below(c)]
-
-
-def run_command(command, word, environment, first):
-    """What it printed; the most memory of a process with `word` in its command line, in MiB; seconds until it printed `first`, None if never."""
-    started, until_first, lines = time.monotonic(), None, []
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    memory = Memory(os.getpid(), word)
-    memory.start()
-    for line in process.stdout:
-        lines.append(line)
-        if until_first is None and first in line:
-            until_first = time.monotonic() - started
-    process.wait()
-    memory.over = True
-    memory.join()
-    if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{''.join(lines)[-2000:]}")
-    return lines, memory.most, until_first
-
-
-def torchrun(ranks):
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(20000 + os.getpid() % 20000)]
-
-
+# A contestant: from options and environment to seconds, losses and norms of its steps, and seconds until the first one was over.
 def run_torch(peer, options, environment):
-    command = [*torchrun(options.ranks), os.path.abspath(__file__), "--worker", peer, "--model", options.model, "--dtype", options.dtype,
-               "--steps", str(options.steps)]
-    lines, most, first = run_command(command, "--worker", environment, FIRST)
-    return json.loads(next(line for line in lines if line.startswith("["))), most, first
+    command = [*contest.torchrun(options.ranks), os.path.abspath(__file__), "--worker", peer, "--model", options.model, "--dtype", options.dtype,
+               "--steps", str(options.steps), "--threads", str(options.threads), "--tokens", options.tokens]
+    command += ["--own_weights"] * options.start_up
+    lines, first = contest.run_command(command, environment, FIRST)
+    return contest.result_of(lines), first
 
 
-def run_simple_fsdp(_, options, environment):
-    size, rows, length = {"125m": "mid", "debug": "debug"}[options.model], *MODELS[options.model][1:]
-    command = [*torchrun(options.ranks), options.simple_fsdp, "--mode", "simplefsdp", "--bucket", "block", "--size", size, "--batch", str(rows),
+def run_simple_fsdp(options, environment):
+    size, rows, length = {"125m": "mid", "debug": "debug"}[options.model], *MODELS[options.model][2:]
+    command = [*contest.torchrun(options.ranks), options.simple_fsdp, "--mode", "simplefsdp", "--bucket", "block", "--size", size, "--batch", str(rows),
                "--seq", str(length), "--param-dtype", {"float32": "fp32", "bfloat16": "bf16"}[options.dtype], "--warmup", str(SKIPPED), "--steps",
-               str(options.steps - SKIPPED), "--count", "0", "--threads", "1"]
-    lines, most, _ = run_command(command, "--warmup", environment, "RESULT")
-    found = json.loads(next(line for line in lines if line.startswith("RESULT "))[7:])
+               str(options.steps - SKIPPED), "--count", "0", "--threads", str(options.threads)]
+    found = contest.result_of(contest.run_command(command, environment)[0])
     # The steps that are skipped stand for those of the warm-up, which it does not print.
-    return [0.0] * SKIPPED + [t / 1e3 for t in found["times"]], most, found["import_s"] + found["build_s"] + found["first_step_s"]
+    seconds = [0.0] * SKIPPED + [t / 1e3 for t in found["times"]]
+    return dict(seconds=seconds, losses=[], norms=[]), found["import_s"] + found["build_s"] + found["first_step_s"]
 
 
 def run_ours(peer, options, environment):
-    args, rows, length = MODELS[options.model]
+    _, _, rows, length = MODELS[options.model]
     with tempfile.TemporaryDirectory() as folder:
-        data = os.path.join(folder, "tokens.bin")
-        with open(data, "wb") as file:
-            array.array("H", random.Random(0).choices(range(args["vocab_size"]), k=200000)).tofile(file)
-        command = [options.sfsdp, "launch", "-n", str(options.ranks), "--", "train", "--model.name", "llama3", "--model.flavor", "debugmodel",
-                   "--training.dataset", "tokens", "--training.dataset_path", data, "--training.seq_len", str(length),
-                   "--training.local_batch_size", str(rows), "--training.steps", str(options.steps), "--metrics.log_freq", "1",
-                   "--training.mixed_precision_param", options.dtype, "--job.dump_folder", folder, *OURS[peer]]
-        for key, value in args.items():
-            command += [f"--model.args.{key}", str(value)]
-        _, most, first = run_command(command, "--job.dump_folder", environment, "step:  1 ")
-        with open(os.path.join(folder, "metrics.jsonl")) as file:
-            found = [json.loads(line) for line in file]
-    return [row["step_time_s"] for row in found if "loss" in row], most, first
+        command = [options.sfsdp, "launch", "-n", str(options.ranks), "--", "train", *flags_of(options.model), "--training.dataset", "tokens",
+                   "--training.dataset_path", options.tokens, "--training.shuffle", "never", "--training.seq_len", str(length),
+                   "--training.local_batch_size", str(rows), "--training.steps", str(options.steps), "--training.mixed_precision_param", options.dtype,
+                   "--optimizer.lr", str(LR), "--lr_scheduler.warmup_steps", "0", "--lr_scheduler.decay_ratio", "0", "--metrics.log_freq", "1",
+                   "--job.dump_folder", folder, *OURS[peer]]
+        if not options.start_up:
+            command += ["--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path", options.weights]
+        _, first = contest.run_command(command, environment, "step:  1 ")
+        return contest.metrics_of(folder), first
+
+
+WORDS = {run_torch: "--worker", run_simple_fsdp: "--warmup", run_ours: "--job.dump_folder"}  # in the command lines of their ranks
+
+
+def contestants_of(options):
+    """{name: (function of options and environment, word in the command line of its ranks)}"""
+    found = {}
+    for name in filter(None, options.peers.split(",")):
+        if name == "simple_fsdp":
+            found[name] = run_simple_fsdp, WORDS[run_simple_fsdp]
+        else:
+            found[name] = functools.partial(run_torch, name), WORDS[run_torch]
+    for name in filter(None, options.ours.split(",")):
+        found[name] = functools.partial(run_ours, name), WORDS[run_ours]
+    return found
+
+
+def in_turn(contestants, number):
+    names = list(contestants)
+    turn = number % len(names)
+    return names[turn:] + names[:turn]
 
 
 def measure_start_up(contestants, options):
     """Prints seconds until the first step is over, less a steady one, with empty caches and with filled ones."""
-    seconds = {name: [[], []] for _, name in contestants}
+    seconds = {name: [[], []] for name in contestants}
     for k in range(options.rounds):
-        for i in range(len(contestants)):
-            run, name = contestants[(i + k) % len(contestants)]
+        for name in in_turn(contestants, k):
             with tempfile.TemporaryDirectory() as folder:
-                caches = dict(ENVIRONMENT, XDG_CACHE_HOME=folder, TORCHINDUCTOR_CACHE_DIR=os.path.join(folder, "inductor"))
+                caches = dict(contest.environment(options.threads, True), XDG_CACHE_HOME=folder, TORCHINDUCTOR_CACHE_DIR=os.path.join(folder, "inductor"))
                 for turn, found in enumerate(seconds[name]):
-                    times, _, first = run(name, options, caches)
-                    found.append(first - statistics.median(times[SKIPPED:]))
+                    numbers, first = contestants[name][0](options, caches)
+                    found.append(first - statistics.median(numbers["seconds"][SKIPPED:]))
                     print(f"round {k + 1} {name}, caches {('empty', 'filled')[turn]}: {found[-1]:.2f} s", file=sys.stderr, flush=True)
-    base = seconds[contestants[0][1]]
-    print(f"{options.model}, {options.dtype}, {options.ranks} ranks: until the first step is over, less a steady step; ratios to {contestants[0][1]}\n")
+    base = next(iter(seconds.values()))
+    print(f"{title(options)}: until the first step is over, less a steady step; ratios to {next(iter(seconds))}\n")
     print("| | empty caches, s | of its time | filled caches, s | of its time |\n|---|---|---|---|---|")
-    for _, name in contestants:
-        cells = [f"{spread(found, 2)} | {spread([a / b for a, b in zip(found, first)], 3)}" for found, first in zip(seconds[name], base)]
+    for name, own in seconds.items():
+        cells = [f"{spread(found, 2)} | {spread(ratios(found, first))}" for found, first in zip(own, base)]
         print(f"| {name} | {' | '.join(cells)} |")
-    return seconds
+    return dict(start_up=seconds)
 
 
-def idle(command, word):
-    """PSS of a process that has loaded the library alone."""
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, cwd=ROOT)
-    memory = Memory(os.getpid(), word)
-    memory.start()
-    process.wait()
-    memory.over = True
-    memory.join()
+def measure_time(contestants, options):
+    """Seconds of each contestant in each round; the bound of each round, empty if not asked for."""
+    times, bounds = {name: [] for name in contestants}, []
+    for k in range(options.rounds):
+        numbers = {}
+        for name in in_turn(contestants, k):
+            numbers[name], _ = contestants[name][0](options, contest.environment(options.threads, True))
+            times[name].append(statistics.median(numbers[name]["seconds"][SKIPPED:]))
+            print(f"round {k + 1} {name}: {times[name][-1]:.3f} s", file=sys.stderr, flush=True)
+        contest.check_same({name: numbers[name] for name in contestants}, options.steps)
+        if options.bound:
+            import bound
+            parts = bound.measure(options.model, options.dtype, options.ranks)[0]
+            bounds.append(sum(parts.values()))
+            text = ", ".join(f"{part} {1e3 * seconds:.0f} ms" for part, seconds in parts.items())
+            print(f"round {k + 1} at least {bounds[-1]:.3f} s: {text}", file=sys.stderr, flush=True)
+    return times, bounds
+
+
+def print_times(times, bounds, options):
+    first = next(iter(times))
+    print(f"{title(options)}; ratios to {first}, round by round\n")
+    print(f"| | step, s | of its time |{' of the bound |' if bounds else ''}\n|---|---|---|{'---|' if bounds else ''}")
+    for name, own in times.items():
+        print(f"| {name} | {spread(own)} | {spread(ratios(own, times[first]))} |{f' {spread(ratios(own, bounds), 2)} |' if bounds else ''}")
+    if bounds:
+        print(f"| the bound | {spread(bounds)} | {spread(ratios(bounds, times[first]))} | |")
+    print()
+
+
+def idle_memory(ranks):
+    """PSS of as many processes as there are ranks, which share the library's pages as ranks do, and have loaded it alone."""
+    command = [sys.executable, "-c", "import ctypes, importlib.util as u, time; "
+               "ctypes.CDLL(u.find_spec('torch').submodule_search_locations[0] + '/lib/libtorch_cpu.so'); print('loaded', flush=True); time.sleep(600)"]
+    started = [subprocess.Popen(command, env=contest.environment(1, False), stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(ranks)]
+    try:
+        if not all(process.stdout.readline() for process in started):
+            raise SystemExit("LibTorch could not be loaded by this Python")
+        with contest.Memory("time.sleep") as memory:  # all have it now: one that ends leaves its share to the others
+            time.sleep(0.5)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
     return memory.most
 
 
-def spread(values, digits):
-    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+def measure_memory(contestants, options):
+    base = idle_memory(options.ranks)
+    found = {}
+    for name, (run, word) in contestants.items():
+        with contest.Memory(word) as memory:
+            run(options, contest.environment(options.threads, False))
+        found[name] = memory.most - base
+        print(f"memory {name}: {memory.most:.0f} MiB, {base:.0f} of them LibTorch's", file=sys.stderr, flush=True)
+    return found
 
 
-def main():
+def print_memory(found, options):
+    first = next(iter(found))
+    print(f"{title(options)}; the system's malloc; ratios to {first}\n\n| | memory, MiB | of its memory |\n|---|---|---|")
+    for name, most in found.items():
+        print(f"| {name} | {most:.0f} | {most / found[first]:.2f} |")
+    print()
+
+
+def title(options):
+    return f"{options.model}, {options.dtype}, {options.ranks} ranks x {options.threads} threads on {options.cores} cores"
+
+
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="125m", choices=MODELS)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cores", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--peers", default="fsdp2,ddp")
     parser.add_argument("--ours", default="planned,reference")
     parser.add_argument("--sfsdp", default=os.path.join(ROOT, "build/release/sfsdp"))
     parser.add_argument("--simple_fsdp", help="script of the contestant simple_fsdp")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--bound", action="store_true")
     parser.add_argument("--start_up", action="store_true")
     parser.add_argument("--out")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    for hidden in ("--worker", "--tokens", "--write"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--own_weights", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(parser):
     options = parser.parse_args()
-    if options.worker:
-        torch_worker(options.worker, options.model, options.dtype, options.steps)
-        return
-    if "simple_fsdp" in options.peers and not options.simple_fsdp:
+    names = options.peers.split(",")
+    if "simple_fsdp" in names and not options.simple_fsdp:
         parser.error("the contestant simple_fsdp is a program of others: name its script with --simple_fsdp")
-    contestants = [(run_simple_fsdp if p == "simple_fsdp" else run_torch, p) for p in options.peers.split(",") if p]
-    contestants += [(run_ours, p) for p in options.ours.split(",") if p]
+    if "simple_fsdp" in names and options.model == "gpt2":
+        parser.error("the contestant simple_fsdp has no gpt2: expected --model 125m or debug")
+    if options.bound and options.threads != 1:
+        parser.error(f"--bound with --threads {options.threads}: expected 1, the bound is of a rank of one thread")
+    if options.steps <= SKIPPED:
+        parser.error(f"--steps {options.steps}: expected more than {SKIPPED}, which do not count")
+    return options
+
+
+def measure(contestants, options):
     if options.start_up:
-        seconds = measure_start_up(contestants, options)
-        if options.out:
-            with open(options.out, "w") as file:
-                json.dump(dict(options=vars(options), seconds=seconds), file, indent=1)
-        return
-    base = idle([sys.executable, "-c", "import ctypes, importlib.util as u, time; "
-                 "ctypes.CDLL(u.find_spec('torch').submodule_search_locations[0] + '/lib/libtorch_cpu.so'); time.sleep(2)"], "time.sleep")
-    times, memory = {name: [] for _, name in contestants}, {name: 0.0 for _, name in contestants}
-    for k in range(options.rounds):
-        for i in range(len(contestants)):
-            run, name = contestants[(i + k) % len(contestants)]
-            seconds, most, _ = run(name, options, ENVIRONMENT)
-            times[name].append(statistics.median(seconds[SKIPPED:]))
-            memory[name] = max(memory[name], most - base)
-            print(f"round {k + 1} {name}: {times[name][-1]:.3f} s, {most:.0f} MiB", file=sys.stderr, flush=True)
-    first = contestants[0][1]
-    print(f"{options.model}, {options.dtype}, {options.ranks} ranks; ratios to {first}, round by round\n")
-    print("| | step, s | of its time | memory, MiB | of its memory |\n|---|---|---|---|---|")
-    for _, name in contestants:
-        ratios = [a / b for a, b in zip(times[name], times[first])]
-        print(f"| {name} | {spread(times[name], 3)} | {spread(ratios, 3)} | {memory[name]:.0f} | {memory[name] / memory[first]:.2f} |")
+        return measure_start_up(contestants, options)
+    times, bounds, memory = {}, [], {}
+    if options.rounds:
+        times, bounds = measure_time(contestants, options)
+        print_times(times, bounds, options)
+    if options.memory:
+        memory = measure_memory(contestants, options)
+        print_memory(memory, options)
+    return dict(times=times, bounds=bounds, memory=memory)
+
+
+def main():
+    options = parse(make_parser())
+    if options.worker:
+        return torch_worker(options)
+    if options.write:  # in a process of its own: this one loads no LibTorch, whose pages ranks would share with it
+        return write_folder(options.model, options.write)
+    options.cores = options.cores or min(options.ranks * options.threads, len(os.sched_getaffinity(0)))
+    contest.pin(options.cores)
+    with tempfile.TemporaryDirectory() as folder:
+        options.tokens, options.weights = os.path.join(folder, "tokens.bin"), os.path.join(folder, "weights")
+        contest.write_tokens(options.tokens, MODELS[options.model][1]["vocab_size"])
+        if not options.start_up:
+            contest.run_command([sys.executable, os.path.abspath(__file__), "--write", options.weights, "--model", options.model], dict(os.environ))
+        found = measure(contestants_of(options), options)
     if options.out:
         with open(options.out, "w") as file:
-            json.dump(dict(options=vars(options), times=times, memory=memory), file, indent=1)
+            json.dump(dict(options=vars(options), **found), file, indent=1)
 
 
 if __name__ == "__main__":
