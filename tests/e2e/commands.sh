@@ -23,6 +23,11 @@ refuses() { # status, part of the message, arguments
 
 run --version
 [[ $status == 0 && $(cat "$dir/out") =~ ^sfsdp\ [0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--version: $(cat "$dir/out" "$dir/err")"
+# Cores are those that the process may use.
+core=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
+taskset -c "$core" "$sfsdp" doctor >"$dir/out" && grep -qx "cores  *1" "$dir/out" || fail "doctor on one core: $(cat "$dir/out")"
+env -u OMP_NUM_THREADS taskset -c "$core" "$sfsdp" launch -n 1 --exec "$(command -v printenv)" -- OMP_NUM_THREADS >"$dir/out" && [[ $(cat "$dir/out") == 1 ]] ||
+  fail "launch on one core: $(cat "$dir/out")"
 run help
 [[ $status == 0 && ! -s $dir/err ]] || fail "help: $(cat "$dir/err")"
 commands=$(awk '/^  / { print $1 }' "$dir/out")

@@ -24,16 +24,20 @@ until_that() {  # what is waited for, then a command that says whether it has co
   echo "not within 300 s: $what"; tail -20 "$dir/out"; failures=$((failures + 1))
 }
 trains() { grep -q "step:  2" "$dir/out"; }
+start() { # $@: options; a run that goes on until something ends it, in its second step
+  rm -rf "$dir/run"
+  : >"$dir/out" # what the last run has written is not this one's
+  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 "$@" >"$dir/out" 2>&1 &
+  launcher=$!
+  until_that "step 2" trains
+}
 nobody_left() { ! pgrep -f "$dir/run" >/dev/null; }
 
 free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
 
 # A rank is killed in the middle of training; once while the others' collectives run on threads of their own.
 for lanes in threads auto; do
-  rm -rf "$dir/run"
-  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 --exec.lanes $lanes >"$dir/out" 2>&1 &
-  launcher=$!
-  until_that "step 2" trains
+  start --exec.lanes $lanes
   victim=$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)
   kill -KILL "$victim"
   wait $launcher
@@ -45,10 +49,7 @@ expect "flight record" "^So: rank [01] holds up 1 rank; read its log" 1
 expect "flight record" "^rank [01] left none" 1
 
 # Rank 0 is stopped, and with it the store that the others tell of their failure: they name it first (docs/faults.md: 3 s).
-rm -rf "$dir/run"
-timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
-launcher=$!
-until_that "step 2" trains
+start
 kill -STOP "$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | head -1)"
 begin=$SECONDS
 names_rank_0() { grep -qE "^\[rank1\]: +no answer from rank 0 .* is stopped" "$dir/out"; }
@@ -58,11 +59,8 @@ wait $launcher
 expect "stopped rank 0" "launch: rank [01] of 2" $?
 
 # A signal to the launcher, then one to a single rank: all ranks stop after the same step.
-rm -rf "$dir/run"
 for target in launcher rank; do
-  timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 >"$dir/out" 2>&1 &
-  launcher=$!
-  until_that "step 2" trains
+  start
   own=$(pgrep -P $launcher -f 'launch -n 2' | head -1)
   if [[ $target == launcher ]]; then kill -TERM "$own"; else kill -USR1 "$(pgrep -P "$own" | tail -1)"; fi
   wait $launcher
@@ -132,10 +130,7 @@ for lanes in auto threads; do
 done
 
 # A rank is stopped while the other one's collectives run on threads of their own, over connections.
-rm -rf "$dir/run"
-timeout 400 $sfsdp launch -n 2 -- train "${small[@]}" --training.steps 100000 --exec.lanes threads --comm.shared_memory false >"$dir/out" 2>&1 &
-launcher=$!
-until_that "step 2" trains
+start --exec.lanes threads --comm.shared_memory false
 kill -STOP "$(pgrep -P "$(pgrep -P $launcher -f 'launch -n 2' | head -1)" | tail -1)"
 begin=$SECONDS
 wait $launcher

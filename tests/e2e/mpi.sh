@@ -118,6 +118,7 @@ trains() { grep -q "step:  2" "$dir/out"; }
 nobody_left() { ! pgrep -f "$dir/run" >/dev/null; }
 start() { # $@: options; a run that goes on until something ends it
   rm -rf "$dir/run"
+  : >"$dir/out" # what the last run has written is not this one's
   mpi -n 2 $sfsdp train "${small[@]}" --training.steps 100000 --job.dump_folder "$dir/run" "$@" >"$dir/out" 2>&1 &
   launcher=$!
   until_that "step 2" trains

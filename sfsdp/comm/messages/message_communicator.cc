@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/comm/messages/kept.h"
 #include "sfsdp/comm/reduce.h"
 
 namespace sfsdp::comm {
@@ -85,8 +86,7 @@ void MessageCommunicator::transfer(const Call& call, std::span<const std::byte> 
 
 void MessageCommunicator::drop() {
   if (messages_->drop()) return;
-  // Lost on purpose: the transport may write there as long as the process lives.
-  static_cast<void>(std::make_unique<std::vector<std::byte>>(std::move(scratch_)).release());
+  keep_for_ever(std::make_shared<std::vector<std::byte>>(std::move(scratch_)));
   scratch_ = {};
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/comm/messages/kept.h"
 #include "sfsdp/comm/messages/store.h"
 #include "sfsdp/comm/mpi/nap.h"
 
@@ -165,8 +166,7 @@ bool MpiMessages::drop() {
   for (Pending& p : pending_) messages.push_back(&p.message);
   const bool all = mpi_->end(messages, kDropPatience);
   for (Pending& p : pending_)
-    // Lost on purpose: MPI reads or writes it when a peer goes on that was stopped or cut off, and nobody says when.
-    if (p.message.request) static_cast<void>(p.frame.release());
+    if (p.message.request && p.frame) keep_for_ever(std::move(p.frame));
   pending_.clear();
   return all;
 }

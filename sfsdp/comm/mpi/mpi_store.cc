@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/comm/messages/kept.h"
 #include "sfsdp/comm/mpi/nap.h"
 #include "sfsdp/comm/tcp/store_wire.h"
 
@@ -22,10 +23,11 @@ constexpr std::chrono::microseconds kIdle{2000};
 // How long one that is given up is waited for.
 constexpr milliseconds kDropPatience{100};
 
-// Ends messages. Where MPI does not let go of them, their memory is lost on purpose: it is read or written when the peer goes on.
+// Ends messages.
+//   owner: of their memory, which is kept where MPI does not let go of them
 template <class Owner>
 void let_go(Mpi& mpi, std::initializer_list<Mpi::Message*> messages, std::unique_ptr<Owner>& owner) {
-  if (!mpi.end({messages.begin(), messages.size()}, kDropPatience)) static_cast<void>(owner.release());
+  if (!mpi.end({messages.begin(), messages.size()}, kDropPatience)) keep_for_ever(std::move(owner));
 }
 
 }  // namespace

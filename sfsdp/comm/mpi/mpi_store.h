@@ -46,7 +46,7 @@ class MpiStoreServer {
   bool take_request();
   void answer_requests();
   void reply(std::string_view request, int to);
-  std::string answer(FrameReader& request);
+  std::string answer(FrameReader& reader);
   void finish_answers();
 
   std::shared_ptr<Mpi> mpi_;
