@@ -118,6 +118,42 @@ TEST_CASE("a kernel that runs twice in a row is two events, and steps of other c
   CHECK(trace.json().find("\"step 2\"") != std::string::npos);
 }
 
+TEST_CASE("an op that is told of before its kernel has run is no run of the kernel") {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [] view local
+  %x = input name=x : f32[4]
+fwd:
+  %a = aten.relu %x kernel=0 : f32[4]
+  %y = aten.relu %x kernel=1 : f32[4]
+  %z = aten.neg %y kernel=1 : f32[4]
+  %b = aten.neg %z kernel=2 : f32[4]
+  %c = aten.neg %b kernel=2 : f32[4]
+  return %c
+)");
+  const auto& ops = graph.ops();
+  StepRuns runs(graph);
+  runs.begin(1, 0);
+  runs.ran(*ops[1], 3);
+  runs.ran(*ops[2], 4);  // with the first kernel, though it is computed in the second
+  runs.ran(*ops[3], 9);
+  runs.ran(*ops[4], 12);  // of a kernel whose last op nobody tells of
+  runs.end(13);
+  REQUIRE(runs.runs().size() == 3);
+  CHECK(runs.runs()[1].task == 1);
+  CHECK(runs.runs()[1].begin_us == 3);  // not told apart from the start of the kernel here, as it is the next one
+  CHECK(runs.runs()[2].task == 2);
+  CHECK(runs.runs()[2].end_us == 12);
+  StepRuns far(graph);
+  far.begin(1, 0);
+  far.ran(*ops[2], 1);
+  far.ran(*ops[1], 3);
+  far.ran(*ops[3], 9);
+  far.end(9);
+  REQUIRE(far.runs().size() == 2);
+  CHECK(far.runs()[0].task == 0);
+  CHECK(far.runs()[1].task == 1);
+  CHECK(far.runs()[1].begin_us == 3);
+}
+
 TEST_CASE("a trace lies where TorchTitan's does; a folder that cannot be made is named") {
   JobConfig config;
   const testing::TemporaryFolder folder;

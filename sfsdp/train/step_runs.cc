@@ -41,16 +41,24 @@ void StepRuns::begin(int64_t step, double now_us) {
   begin_us_ = last_us_ = now_us;
 }
 
-// The first op of a kernel has its time, the others come at once after it. A kernel that runs again begins with the same op.
+// The first op of a kernel has its time, the others come at once after it.
 void StepRuns::ran(const ir::Op& op, double now_us) {
   if (const auto found = task_of_.find(&op); found != task_of_.end()) {
-    if (runs_.empty() || runs_.back().task != found->second || &op == first_) {
+    if (runs_.empty() || runs_.back().task != found->second || runs_.back().complete)
       runs_.push_back({found->second, last_us_, now_us});
-      first_ = &op;
-    }
     runs_.back().end_us = now_us;
+    runs_.back().complete = tasks_[found->second].ops.back() == &op;
   }
   last_us_ = now_us;
+}
+
+// Where a kernel has run, what was told of it before is none of its runs.
+void StepRuns::end(double now_us) {
+  std::vector<bool> completes(tasks_.size(), false);
+  for (const TaskRun& run : runs_)
+    if (run.complete) completes[run.task] = true;
+  std::erase_if(runs_, [&](const TaskRun& run) { return !run.complete && completes[run.task]; });
+  end_us_ = now_us;
 }
 
 }  // namespace sfsdp::train

@@ -24,10 +24,11 @@ struct StepTask {
 struct TaskRun {
   size_t task = 0;
   double begin_us = 0, end_us = 0;
+  bool complete = false;  // its last op has been told of
 };
 
 // One step. Its kernels and collectives run one after the other: each begins where the op before it ended. An executor tells
-// of an op once its kernel is over.
+// of a kernel's ops once the kernel is over, of one that another op of it computes perhaps before the kernel has run.
 class StepRuns {
  public:
   explicit StepRuns(const ir::Graph& graph);  // whose ops must outlive it
@@ -35,7 +36,7 @@ class StepRuns {
   // Times are microseconds of one clock.
   void begin(int64_t step, double now_us);
   void ran(const ir::Op& op, double now_us);
-  void end(double now_us) { end_us_ = now_us; }
+  void end(double now_us);
 
   int64_t step() const { return step_; }
   double begin_us() const { return begin_us_; }
@@ -52,7 +53,6 @@ class StepRuns {
   int64_t step_ = 0;
   double begin_us_ = 0, end_us_ = 0, last_us_ = 0;
   std::vector<TaskRun> runs_;
-  const ir::Op* first_ = nullptr;  // that was told of in the last run
 };
 
 }  // namespace sfsdp::train

@@ -316,7 +316,7 @@ class Trainer {
     return saved ? kExitStopped : 128 + signal;
   }
   void say_profile() {
-    if (const std::string table = watched_.profile(peak_flops_); !table.empty()) log_.notice(table);
+    if (const std::string table = watched_.profile(peak_flops_); !table.empty()) log_.notice(std::string(trim(table)));
   }
   // The run does not need the file: a disk that is full must not keep a restart from going on.
   void save_config_file() {
