@@ -51,6 +51,7 @@ void OpTrace::add(const StepRuns& step) {
       continue;
     }
     event.flow = collectives_++;
+    event.bytes = std::max(op.operands[0]->type().bytes(), op.result()->type().bytes());
     sim::TraceEvent start = event, wait = event;
     start.kind = sim::Event::Start;
     start.name = "start " + name;

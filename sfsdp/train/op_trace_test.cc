@@ -85,6 +85,8 @@ TEST_CASE(
   const std::string text = trace.json();
   CHECK(text.find(R"("cat":"fwd","args":{"module":"blocks.1","bytes":32})") !=
         std::string::npos);  // reads 16, writes 16
+  CHECK(text.find(R"("name":"all_gather %all","cat":"fwd","args":{"module":"blocks.1","bytes":32})") !=
+        std::string::npos);
   CHECK(text.find(R"({"ph":"s","bp":"e","pid":3,"tid":0,"ts":1010.000000,"id":0)") != std::string::npos);
   CHECK(text.find(R"({"ph":"t","bp":"e","pid":3,"tid":2,"ts":1012.500000,"id":1)") != std::string::npos);
   trace.clear();
