@@ -23,7 +23,7 @@ sys.path += [os.path.join(ROOT, "python"), os.path.join(ROOT, "benchmarks")]
 import contest  # noqa: E402
 from contest import ratios, spread  # noqa: E402
 
-RANKS, SKIPPED, LR = 2, 3, 1e-3
+RANKS, SKIPPED = 2, 3
 TEXT = dict(vocab_size=8192, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, max_position_embeddings=512)
 # name: (class of transformers or torch_conv, config, samples of a rank, tokens of a sample; 0: images)
 MODELS = {
@@ -38,6 +38,8 @@ MODELS = {
                                               attention_probs_dropout_prob=0.0), 2, 0),
     "conv": ("ConvNet", dict(widths=(64, 128, 256, 512), blocks=2, num_labels=100, image_size=32), 8, 0),
 }
+# Batch norm over eight images makes much of rounding: at 1e-3 the losses of both sides are 0.6 % apart after six steps.
+LR = dict({name: 1e-3 for name in MODELS}, conv=1e-4)
 OURS = {
     "llama": dict(name="llama3", flavor="debugmodel", dim=512, hidden_dim=1408, n_layers=8, n_heads=8, n_kv_heads=4, vocab_size=8192,
                   rope_theta=500000, rope_scaling="false"),
@@ -90,7 +92,7 @@ def fsdp2_worker(name, steps, folder):
         for block in blocks:
             fully_shard(block)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR[name], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
     found = dict(seconds=[], losses=[], norms=[])
     for batch in batches_of(name, folder, steps, dist.get_rank()):
         dist.barrier()
@@ -108,8 +110,7 @@ def fsdp2_worker(name, steps, folder):
         found["norms"].append(norm.full_tensor().item())
     if dist.get_rank() == 0:
         print(contest.RESULT + json.dumps(found), flush=True)
-    dist.barrier()  # a rank that leaves first may break what another one still does
-    dist.destroy_process_group()
+    contest.leave()
 
 
 def fsdp2(name, flags, folder):
@@ -124,7 +125,7 @@ def sfsdp_run(name, flags, folder, model_flags):
         "tensors", "--training.dataset_path", os.path.join(folder, name)]
     contest.run_command([os.path.join(ROOT, "build/release/sfsdp"), "launch", "-n", str(RANKS), "--", "train", *model_flags, "--training.dataset", *data,
                          "--training.shuffle", "never", "--training.local_batch_size", str(samples), "--training.steps", str(flags.steps),
-                         "--training.mixed_precision_param", "float32", "--optimizer.lr", str(LR), "--lr_scheduler.warmup_steps", "0",
+                         "--training.mixed_precision_param", "float32", "--optimizer.lr", str(LR[name]), "--lr_scheduler.warmup_steps", "0",
                          "--lr_scheduler.decay_ratio", "0", "--metrics.log_freq", "1", "--exec.executor", flags.executor, "--job.dump_folder", dump],
                         contest.environment(1, True))
     return contest.metrics_of(dump)

@@ -108,8 +108,7 @@ def torch_worker(options):
             print(FIRST, flush=True)
     if dist.get_rank() == 0:
         print(contest.RESULT + json.dumps(found), flush=True)
-    dist.barrier()  # a rank that leaves first may break what another one still does
-    dist.destroy_process_group()
+    contest.leave()
 
 
 # A contestant: from options and environment to seconds, losses and norms of its steps, and seconds until the first one was over.

@@ -9,7 +9,6 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/cost/checkpoints.h"
-#include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/product_cost.h"
 #include "sfsdp/cost/product_sums.h"
 #include "sfsdp/ir/opset.h"
@@ -290,6 +289,17 @@ KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execut
 
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution) {
   return price_kernels(graph, machine, execution, usual_system(execution));
+}
+
+std::vector<KernelWork> work_of_kernels(const ir::Graph& graph, const Kernels& kernels) {
+  const Readers readers = readers_of(graph);
+  std::vector<KernelWork> work;
+  for (const auto& ops : kernels.ops) {
+    const Op* arithmetic = arithmetic_op(ops);
+    work.push_back({.flops = arithmetic ? flops_of(*arithmetic) : 0, .bytes = border_bytes(ops, readers)});
+    for (const Op* op : ops) work.back().sum_bytes += sum_bytes(*op);
+  }
+  return work;
 }
 
 double bytes_moved(const Op& op) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sfsdp/cost/composites.h"
+#include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/machine.h"
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/graph.h"
@@ -61,6 +62,15 @@ struct KernelTable {
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution, System system,
                           const Composites& composites = {});
 KernelTable price_kernels(const ir::Graph& graph, const Machine& machine, Execution execution);
+
+// What kernels do, on whatever machine.
+struct KernelWork {
+  double flops = 0;
+  double bytes = 0;      // read and written: what crosses a kernel's border
+  double sum_bytes = 0;  // of them those that read what earlier micro-batches have added up
+};
+// By kernel.
+std::vector<KernelWork> work_of_kernels(const ir::Graph& graph, const Kernels& kernels);
 
 // Bytes that an op reads and writes when it is a kernel of its own.
 double bytes_moved(const ir::Op& op);

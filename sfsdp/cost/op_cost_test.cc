@@ -117,6 +117,33 @@ bwd:
   CHECK(own[1].seconds == doctest::Approx(launch + 24000));
 }
 
+TEST_CASE("kernels: their work is what the table has, whatever the machine, with the sums that they read") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+graph mesh [dp_shard=1] view local
+  %g = input name=g : f32[8, 16]
+  %x = input name=x : f32[8, 32]
+bwd:
+  %d = linear_dw %g, %x kernel=0 : f32[16, 32]
+  %s = accumulate %d kernel=0 : f32[16, 32]
+  %n = aten.neg %s kernel=1 : f32[16, 32]
+  return %n
+)");
+  const std::vector<KernelWork> work = work_of_kernels(graph, kernels_of(graph));
+  const auto table = price_kernels(graph, unit_machine(), Execution::Fused).kernels;
+  REQUIRE(work.size() == 2);
+  CHECK(work[0].flops == 2 * 16 * 32 * 8);
+  CHECK(work[0].sum_bytes == 4 * 16 * 32);
+  CHECK(work[0].bytes == 4 * (8 * 16 + 8 * 32 + 2 * 16 * 32));  // both operands, the sum read and written
+  CHECK(work[1].flops == 0);
+  CHECK(work[1].sum_bytes == 0);
+  CHECK(work[1].bytes == 2 * 4 * 16 * 32);
+  for (size_t k = 0; k < work.size(); ++k) {
+    CHECK(work[k].flops == table[k].flops);
+    CHECK(work[k].bytes == table[k].bytes);
+    CHECK(work[k].sum_bytes == table[k].sum_bytes);
+  }
+}
+
 TEST_CASE("kernels: a sum over micro-batches is read and written besides what is added: 10 bytes a gradient") {
   const std::string text = R"(
 graph mesh [dp_shard=1] view local

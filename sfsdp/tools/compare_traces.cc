@@ -63,7 +63,7 @@ double TraceTimes::kernels_ms() const {
   return sum;
 }
 
-// A simulated trace has lane 0 for kernels, on which starts and waits stand too; a measured one steps, computation, communication.
+// Lane 0 has kernels, on which starts and waits stand too; a measured trace has a lane of steps besides.
 TraceTimes times_of_trace(std::string_view json, const std::string& file) {
   const JsonValue document = parse_json(json, file);
   const JsonValue* found = document.find("traceEvents");
@@ -78,10 +78,11 @@ TraceTimes times_of_trace(std::string_view json, const std::string& file) {
         const JsonValue* args = event.find("args");
         lanes[static_cast<uint64_t>(*tid)] = args ? text_of(args->find("name")) : "";
       }
-  const bool is_measured = lanes.contains(0) && lanes[0] == "steps";
-  if (!is_measured && !(lanes.contains(0) && lanes[0] == "compute"))
+  if (!lanes.contains(0) || lanes[0] != "compute")
     throw UserError(concat(file, ": lane 0 is ", lanes.contains(0) ? lanes[0] : "not there",
-                           "\n  expected compute, of simulate --trace, or steps, of profiling.enable_profiling"));
+                           "\n  expected compute, of simulate --trace or of profiling.enable_profiling"));
+  const auto lane_of_steps = std::ranges::find(lanes, "steps", [](const auto& lane) { return lane.second; });
+  const bool is_measured = lane_of_steps != lanes.end();
   std::map<Key, double> parts;
   TraceTimes times;
   int64_t steps = 0;
@@ -91,13 +92,12 @@ TraceTimes times_of_trace(std::string_view json, const std::string& file) {
     const std::string name = text_of(event.find("name")), section = text_of(event.find("cat"));
     const JsonValue* args = event.find("args");
     const std::string module = args ? text_of(args->find("module")) : "";
-    if (is_measured && *tid == 0) {
+    if (is_measured && *tid == static_cast<double>(lane_of_steps->first))
       ++steps;
-    } else if (is_measured ? *tid == 2 : *tid == 0 && (name.starts_with("start ") || name.starts_with("wait for "))) {
+    else if (*tid == 0 && (name.starts_with("start ") || name.starts_with("wait for ")))
       times.communication_ms += *us / 1e3;
-    } else if (*tid == (is_measured ? 1 : 0)) {
+    else if (*tid == 0)
       parts[{section, module}] += *us / 1e3;
-    }
   }
   if (is_measured && steps == 0) throw UserError(concat(file, ": no step in it\n  expected one that has ended"));
   const double share = is_measured ? 1.0 / static_cast<double>(steps) : 1.0;

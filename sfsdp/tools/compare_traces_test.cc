@@ -21,14 +21,17 @@ const std::string kPredicted = R"({"traceEvents":[
 {"ph":"C","pid":0,"name":"memory","ts":0,"args":{"state":1}}]})";
 
 const std::string kMeasured = R"({"traceEvents":[
-{"name":"thread_name","ph":"M","pid":3,"tid":0,"args":{"name":"steps"}},
-{"name":"thread_name","ph":"M","pid":3,"tid":1,"args":{"name":"computation"}},
-{"name":"linear","cat":"fwd","ph":"X","ts":0,"dur":1200,"pid":3,"tid":1,"args":{"module":"w1"}},
-{"name":"all_gather.start","cat":"fwd","ph":"X","ts":0,"dur":100,"pid":3,"tid":2,"args":{"module":"w1"}},
-{"name":"linear_dx","cat":"bwd","ph":"X","ts":0,"dur":6000,"pid":3,"tid":1,"args":{"module":"w1"}},
-{"name":"adamw","cat":"opt","ph":"X","ts":0,"dur":800,"pid":3,"tid":1,"args":{"module":""}},
-{"name":"step 3","cat":"step","ph":"X","ts":0,"dur":8100,"pid":3,"tid":0},
-{"name":"step 4","cat":"step","ph":"X","ts":0,"dur":1,"pid":3,"tid":0}]})";
+{"ph":"M","pid":3,"tid":0,"name":"thread_name","args":{"name":"compute"}},
+{"ph":"M","pid":3,"tid":1,"name":"thread_name","args":{"name":"dp_shard"}},
+{"ph":"M","pid":3,"tid":2,"name":"thread_name","args":{"name":"steps"}},
+{"ph":"X","pid":3,"tid":0,"ts":0,"dur":1200,"name":"linear %a","cat":"fwd","args":{"module":"w1"}},
+{"ph":"X","pid":3,"tid":0,"ts":0,"dur":0,"name":"start all_gather.start %g","cat":"fwd","args":{"module":"w1"}},
+{"ph":"X","pid":3,"tid":1,"ts":0,"dur":100,"name":"all_gather.start %g","cat":"fwd","args":{"module":"w1"}},
+{"ph":"X","pid":3,"tid":0,"ts":0,"dur":100,"name":"wait for all_gather.start %g","cat":"fwd","args":{"module":"w1"}},
+{"ph":"X","pid":3,"tid":0,"ts":0,"dur":6000,"name":"linear_dx %b","cat":"bwd","args":{"module":"w1"}},
+{"ph":"X","pid":3,"tid":0,"ts":0,"dur":800,"name":"adamw","cat":"opt","args":{"module":""}},
+{"ph":"X","pid":3,"tid":2,"ts":0,"dur":8100,"name":"step 3","cat":"step","args":{"module":""}},
+{"ph":"X","pid":3,"tid":2,"ts":0,"dur":1,"name":"step 4","cat":"step","args":{"module":""}}]})";
 
 TEST_CASE("two traces are compared by section and module, a measured one by its mean step") {
   const TraceTimes predicted = times_of_trace(kPredicted, "p.json"), measured = times_of_trace(kMeasured, "m.json");
@@ -58,9 +61,10 @@ TEST_CASE("what is no trace of a step is refused") {
   CHECK_THROWS_WITH_AS(
       times_of_trace(R"({"traceEvents":[{"name":"thread_name","tid":0,"args":{"name":"GPU"}}]})", "x.json"),
       doctest::Contains("lane 0 is GPU"), UserError);
-  CHECK_THROWS_WITH_AS(
-      times_of_trace(R"({"traceEvents":[{"name":"thread_name","tid":0,"args":{"name":"steps"}}]})", "x.json"),
-      doctest::Contains("no step in it"), UserError);
+  CHECK_THROWS_WITH_AS(times_of_trace(R"({"traceEvents":[{"name":"thread_name","tid":0,"args":{"name":"compute"}},
+                                       {"name":"thread_name","tid":1,"args":{"name":"steps"}}]})",
+                                      "x.json"),
+                       doctest::Contains("no step in it"), UserError);
   CHECK_THROWS_AS(times_of_trace(R"({"traceEvents":[{"name":"thread_name","tid":0}]})", "x.json"), UserError);
 }
 

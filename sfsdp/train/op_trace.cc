@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/train/op_trace.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/durable_file.h"
@@ -11,14 +13,9 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr const char* kLanes[] = {"steps", "computation", "communication"};
-
-// Three decimals: nanoseconds.
-std::string microseconds(double value) {
-  std::ostringstream out;
-  out.precision(3);
-  out << std::fixed << value;
-  return out.str();
+std::string path_of(const JobConfig& config, int64_t step, int64_t rank, const char* name) {
+  return concat(config.job.dump_folder, '/', config.profiling.save_traces_folder, "/iteration_", step, "/rank", rank,
+                name);
 }
 
 }  // namespace
@@ -32,52 +29,70 @@ ProfilePhase profile_phase(const Profiling& config, int64_t step) {
   return left < config.profiler_active + config.profiler_warmup ? ProfilePhase::WarmUp : ProfilePhase::Wait;
 }
 
-void OpTrace::begin_step(int64_t step, double now_us) {
-  step_ = step;
-  step_begin_us_ = last_us_ = now_us;
+size_t OpTrace::lane_of(const std::string& name) {
+  const auto found = std::ranges::find(lanes_, name);
+  if (found == lanes_.end()) lanes_.push_back(name);
+  return static_cast<size_t>(std::ranges::find(lanes_, name) - lanes_.begin());
 }
 
-void OpTrace::ran(const ir::Op& op, double now_us) {
-  Event event = {op.opcode, std::string(ir::to_string(op.section)), "", op.module_path, last_us_, now_us, 0, 1};
-  if (ir::is_collective(op) || ir::is_wait(op)) event.lane = 2;
-  if (!op.results().empty()) event.value = "%" + op.result()->name();
-  for (const auto& result : op.results())
-    if (result->type().kind == ir::Type::Kind::Tensor) event.bytes += result->type().bytes();
-  events_.push_back(std::move(event));
-  last_us_ = now_us;
-}
-
-void OpTrace::end_step(double now_us) {
-  events_.push_back({concat("step ", step_), "step", "", "", step_begin_us_, now_us, 0, 0});
+void OpTrace::add(const StepRuns& step) {
+  for (const TaskRun& run : step.runs()) {
+    const StepTask& task = step.tasks()[run.task];
+    const ir::Op& op = *task.ops[0];
+    const std::string name = ir::name_of(op);
+    sim::TraceEvent event = {.name = task.ops.size() > 1 ? concat(name, " and ", task.ops.size() - 1, " more") : name,
+                             .section = std::string(ir::to_string(op.section)),
+                             .module = op.module_path,
+                             .begin = run.begin_us * 1e-6,
+                             .end = run.end_us * 1e-6,
+                             .bytes = static_cast<int64_t>(task.bytes)};
+    if (task.lane == 0) {
+      events_.push_back(std::move(event));
+      continue;
+    }
+    event.flow = collectives_++;
+    event.bytes = std::max(op.operands[0]->type().bytes(), op.result()->type().bytes());
+    sim::TraceEvent start = event, wait = event;
+    start.kind = sim::Event::Start;
+    start.name = "start " + name;
+    start.end = start.begin;
+    event.kind = sim::Event::Collective;
+    event.lane = lane_of(step.lanes()[task.lane]);
+    wait.kind = sim::Event::Wait;
+    wait.name = "wait for " + name;
+    for (sim::TraceEvent* of_collective : {&start, &event, &wait}) events_.push_back(std::move(*of_collective));
+  }
+  steps_.push_back({.name = concat("step ", step.step()),
+                    .section = "step",
+                    .begin = step.begin_us() * 1e-6,
+                    .end = step.end_us() * 1e-6});
 }
 
 std::string OpTrace::json() const {
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  for (int lane = 0; lane < 3; ++lane)
-    text += concat("{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": ", rank_, ", \"tid\": ", lane,
-                   ", \"args\": {\"name\": \"", kLanes[lane], "\"}},\n");
-  for (const Event& e : events_) {
-    text += concat("{\"name\": ", json_quoted(e.name), ", \"cat\": ", json_quoted(e.category),
-                   ", \"ph\": \"X\", \"ts\": ", microseconds(e.begin_us),
-                   ", \"dur\": ", microseconds(e.end_us - e.begin_us), ", \"pid\": ", rank_, ", \"tid\": ", e.lane);
-    if (e.lane > 0)
-      text += concat(", \"args\": {\"value\": ", json_quoted(e.value), ", \"module\": ", json_quoted(e.module),
-                     ", \"bytes\": ", e.bytes, "}");
-    text += "},\n";
+  sim::TraceText trace(rank_);
+  trace.row(concat(R"({"ph":"M","pid":)", rank_, R"(,"name":"process_name","args":{"name":"rank )", rank_, R"("}})"));
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) trace.lane(lane, lanes_[lane]);
+  trace.lane(lanes_.size(), "steps");
+  for (const sim::TraceEvent& event : events_) trace.add(event);
+  for (sim::TraceEvent step : steps_) {
+    step.lane = lanes_.size();
+    trace.add(step);
   }
-  return concat(text, "{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": ", rank_, ", \"args\": {\"name\": \"rank ",
-                rank_, "\"}}\n]}\n");
+  return trace.text();
 }
 
 std::string trace_path(const JobConfig& config, int64_t step, int64_t rank) {
-  return concat(config.job.dump_folder, '/', config.profiling.save_traces_folder, "/iteration_", step, "/rank", rank,
-                "_trace.json");
+  return path_of(config, step, rank, "_trace.json");
 }
 
-void write_trace(const std::string& path, const std::string& json) {
+std::string table_path(const JobConfig& config, int64_t step, int64_t rank) {
+  return path_of(config, step, rank, "_table.txt");
+}
+
+void write_trace(const std::string& path, const std::string& text) {
   std::error_code ignored;  // what is wrong with the folder, the file tells
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  write_atomically(path, json);
+  write_atomically(path, text);
 }
 
 }  // namespace sfsdp::train

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// profiling.enable_profiling: when each op of a step ran, as a Chrome trace (chrome://tracing, ui.perfetto.dev). Torch-free.
+// profiling.enable_profiling: when each kernel of a step ran, as a Chrome trace (chrome://tracing, ui.perfetto.dev). Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "sfsdp/ir/graph.h"
+#include "sfsdp/sim/report/trace.h"
 #include "sfsdp/train/config/config.h"
+#include "sfsdp/train/step_runs.h"
 
 namespace sfsdp::train {
 
@@ -17,37 +18,30 @@ namespace sfsdp::train {
 enum class ProfilePhase : uint8_t { Wait, WarmUp, Active, ActiveAndWrite };
 ProfilePhase profile_phase(const Profiling& config, int64_t step);
 
-// The ops of some steps of one rank, which run one after the other: each begins where the one before it ended.
+// Some steps of one rank in the form of a simulated one (sim/report/trace.h): a row per lane, on the compute row the start of a
+// collective and the wait for it, which takes all of its time. The last row has the steps.
 class OpTrace {
  public:
   explicit OpTrace(int64_t rank) : rank_(rank) {}
 
-  void clear() { events_.clear(); }
-  // Times are microseconds of one clock.
-  void begin_step(int64_t step, double now_us);
-  void ran(const ir::Op& op, double now_us);
-  void end_step(double now_us);
-
+  void clear() { *this = OpTrace(rank_); }
+  void add(const StepRuns& step);
   std::string json() const;
 
  private:
-  struct Event {
-    std::string name, category, value, module;
-    double begin_us = 0, end_us = 0;
-    int64_t bytes = 0;  // of the results
-    int lane = 0;       // 0: steps, 1: computation, 2: communication
-  };
+  size_t lane_of(const std::string& name);
 
   int64_t rank_;
-  int64_t step_ = 0;
-  double step_begin_us_ = 0, last_us_ = 0;
-  std::vector<Event> events_;
+  std::vector<std::string> lanes_ = {"compute"};
+  std::vector<sim::TraceEvent> events_, steps_;  // of steps_ no event has its lane yet
+  int64_t collectives_ = 0;
 };
 
-// <dump_folder>/<save_traces_folder>/iteration_N/rankR_trace.json, TorchTitan's names.
+// <dump_folder>/<save_traces_folder>/iteration_N/rankR_trace.json, TorchTitan's names; rankR_table.txt beside it.
 std::string trace_path(const JobConfig& config, int64_t step, int64_t rank);
+std::string table_path(const JobConfig& config, int64_t step, int64_t rank);
 // Creates the folders.
 //   throws: UserError if the file cannot be written
-void write_trace(const std::string& path, const std::string& json);
+void write_trace(const std::string& path, const std::string& text);
 
 }  // namespace sfsdp::train

@@ -310,6 +310,7 @@ class Trainer {
     }
     checkpoints_->finish();
     if (!last_hf_folder(config_, step_->step).empty()) save_in_hf();
+    say_profile();
     log_.completed(data_.entropy());
     return 0;
   }
@@ -317,9 +318,13 @@ class Trainer {
  private:
   int stop(int signal, int64_t step) {
     const bool saved = checkpoints_->save(run_state(step), checkpoint::Checkpointer::When::Now);
+    say_profile();
     log_.notice(concat("Stopped by SIG", sigabbrev_np(signal), " after step ", step,
                        saved ? ", which is saved" : ", nothing is saved"));
     return saved ? kExitStopped : 128 + signal;
+  }
+  void say_profile() {
+    if (const std::string table = watched_.profile(peak_flops_); !table.empty()) log_.notice(std::string(trim(table)));
   }
   // The run does not need the file: a disk that is full must not keep a restart from going on.
   void save_config_file() {
@@ -475,7 +480,7 @@ class Trainer {
     const bool half = compute_dtype(config_.training) == "bfloat16";
     facts.device_bytes = machine_.ram_bytes;
     const Held<const Program::Variant> first = job_.program->first();
-    facts.peak_flops =
+    peak_flops_ = facts.peak_flops =
         half ? measure_peak_flops(at::kBFloat16, {exec::ProductKernel::Aten})
              : measure_peak_flops(at::kFloat, product_kernels_of(first->graph));  // all ranks at once, as they train
     facts.plan = summarise(first->graph);
@@ -500,6 +505,7 @@ class Trainer {
   std::optional<Step> step_;
   std::optional<checkpoint::Checkpointer> checkpoints_;  // goes before the step
   WatchedStep watched_;
+  double peak_flops_ = 0;  // of this rank, measured when the run starts
   std::vector<std::string> weight_notes_;
   int64_t last_step_ = 0;  // done before this start
   int64_t tokens_ = 0;     // trained on

@@ -17,6 +17,7 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/op_trace.h"
+#include "sfsdp/train/profile_table.h"
 
 namespace sfsdp::train {
 
@@ -35,9 +36,15 @@ class WatchedStep {
   //   throws: UserError if a file of debug.nan cannot be written
   StepResult run(Step& step, const std::vector<Batch>& micro_batches);
 
+  // After the last step of a run of which profiling.* kept steps: writes their table beside the last trace and returns it, ""
+  // where none was kept. All ranks at once, as it measures how fast they copy.
+  //   peak_flops: of this rank in products, 0 if not known
+  std::string profile(double peak_flops);
+
  private:
   StepResult run_traced(Step& step, const std::vector<Batch>& micro_batches);
   void keep_trace(int64_t step);
+  int64_t rank() const { return world_ ? world_->rank() : 0; }
   void keep_buffers(const Step& step, const Batch& batch);
   void explain(Step& step, const std::vector<Batch>& micro_batches, const StepResult& result);
   void dump(Step& step, const std::vector<Batch>& micro_batches, const std::string& folder) const;
@@ -50,6 +57,8 @@ class WatchedStep {
   comm::CommWorld* world_;
   std::function<void(const std::string&)> say_;
   OpTrace trace_;
+  ProfileTable table_;
+  int64_t traced_ = 0;  // the step whose trace was written last
   std::map<std::string, at::Tensor> buffers_;
   bool explained_ = false;
 };

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -49,6 +50,24 @@ std::optional<ValueCounts> count_bad(const at::Tensor& tensor) {
 
 double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Bytes that this rank's threads read and write in a second: the median of some copies that no cache holds. 0: there is no
+// room for them.
+double measure_copies() try {
+  constexpr int64_t kBytes = 128 << 20;
+  constexpr size_t kRounds = 7;
+  const at::Tensor from = at::ones({kBytes}, at::kByte), to = at::ones({kBytes}, at::kByte);
+  std::array<double, kRounds> us = {};
+  for (double& of_one : us) {
+    const double begin = now_us();
+    to.copy_(from);
+    of_one = now_us() - begin;
+  }
+  std::ranges::nth_element(us, us.begin() + kRounds / 2);
+  return 2.0 * kBytes / (us[kRounds / 2] * 1e-6);
+} catch (const std::exception&) {
+  return 0;
 }
 
 // Runs the step with `on_op` called after each op.
@@ -104,23 +123,41 @@ StepResult WatchedStep::run_traced(Step& step, const std::vector<Batch>& micro_b
   const int64_t k = step.step + 1;
   const ProfilePhase phase = profile_phase(config_.profiling, k);
   if (phase == ProfilePhase::Wait) return step(micro_batches);
-  trace_.begin_step(k, now_us());
-  const auto ran = [&](const ir::Op& op, const std::vector<at::Tensor>&) { trace_.ran(op, now_us()); };
+  const auto executor = step.executor(micro_batches[0]);  // whose graph must be there until all is told
+  StepRuns runs(executor->graph());
+  runs.begin(k, now_us());
+  const auto ran = [&](const ir::Op& op, const std::vector<at::Tensor>&) { runs.ran(op, now_us()); };
   const StepResult result = run_with(step, micro_batches, ran);
-  trace_.end_step(now_us());
-  if (phase == ProfilePhase::Active) return result;
+  runs.end(now_us());
+  if (phase == ProfilePhase::WarmUp) return result;
+  trace_.add(runs);
+  table_.add(runs);
   if (phase == ProfilePhase::ActiveAndWrite) keep_trace(k);
-  trace_.clear();
   return result;
 }
 
 // A trace is no reason to end a run: a disk that is full now may have room for the next one.
 void WatchedStep::keep_trace(int64_t step) {
+  traced_ = step;
   try {
-    write_trace(trace_path(config_, step, world_ ? world_->rank() : 0), trace_.json());
+    write_trace(trace_path(config_, step, rank()), trace_.json());
   } catch (const UserError& error) {
     say_(concat("step ", step, " leaves no trace: ", error.what()));
   }
+  trace_.clear();
+}
+
+std::string WatchedStep::profile(double peak_flops) {
+  if (table_.empty()) return "";
+  const std::string text = table_.text(rank(), {.flops = peak_flops, .bytes = measure_copies()});
+  if (traced_ == 0) return text;  // stopped before the round's last step
+  const std::string path = table_path(config_, traced_, rank());
+  try {
+    write_trace(path, text);
+  } catch (const UserError& error) {
+    say_(concat(path, " is not written: ", error.what()));
+  }
+  return text;
 }
 
 void WatchedStep::keep_buffers(const Step& step, const Batch& batch) {

@@ -29,7 +29,15 @@ size_t class_of(const ir::Op& op) {
   return 6;
 }
 
+size_t class_of(std::span<const ir::Op* const> kernel) {
+  size_t kind = kKernels.size() - 1;
+  for (const ir::Op* op : kernel) kind = std::min(kind, class_of(*op));
+  return kind;
+}
+
 }  // namespace
+
+std::string_view class_of_kernel(std::span<const ir::Op* const> kernel) { return kKernels.at(class_of(kernel)); }
 
 std::vector<ClassShare> op_classes(const Simulation& simulation) {
   std::vector<ClassShare> shares;
@@ -42,9 +50,7 @@ std::vector<ClassShare> op_classes(const Simulation& simulation) {
     if (event.kind == Event::Kernel) {
       const int index = simulation.kernels.kernel_of[static_cast<size_t>(event.position)];
       const cost::Kernel& kernel = simulation.kernels.kernels[static_cast<size_t>(index)];
-      size_t kind = kKernels.size() - 1;
-      for (const ir::Op* op : kernel.ops) kind = std::min(kind, class_of(*op));
-      ClassShare& share = shares[kind];
+      ClassShare& share = shares[class_of(kernel.ops)];
       ++share.count;
       share.seconds += event.end - event.begin;
       share.bytes += kernel.bytes;

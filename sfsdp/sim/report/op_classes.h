@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sfsdp/sim/simulate.h"
@@ -19,9 +21,11 @@ struct ClassShare {
   double flops = 0;
 };
 
-// product, attention, row, pointwise, optimizer, copy, library: kernels by what their ops are; then each kind of collective;
-// then idle, where the host or the last collective is waited for. Classes without any are left out. The seconds add up to
-// the step's.
+// product, attention, row, pointwise, optimizer, copy or library, by what the kernel's ops are.
+std::string_view class_of_kernel(std::span<const ir::Op* const> kernel);
+
+// Those classes of kernels, each kind of collective, and idle, where the host or the last collective is waited for. Classes
+// without any are left out. The seconds add up to the step's.
 std::vector<ClassShare> op_classes(const Simulation& simulation);
 
 }  // namespace sfsdp::sim

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "sfsdp/ir/parser.h"
 
@@ -55,6 +56,23 @@ TEST_CASE("op_classes: kernels by what their ops are, collectives by what is wai
   double sum = 0;
   for (const ClassShare& share : shares) sum += share.seconds;
   CHECK(sum == doctest::Approx(simulation.step_seconds));
+}
+
+TEST_CASE("class_of_kernel: a product or an update gives its kernel the class, whatever stands before it") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [] view local
+      %x = input name=x : f32[4, 4]
+    fwd:
+      %n = aten.neg %x : f32[4, 4]
+      %y = aten.mm %n, %x : f32[4, 4]
+      %s = aten.sum.dim_IntList %y dim=[1] : f32[4]
+      return %s
+  )");
+  const ir::Op *neg = graph.ops()[1].get(), *mm = graph.ops()[2].get(), *sum = graph.ops()[3].get();
+  const auto of = [](const std::vector<const ir::Op*>& ops) { return class_of_kernel(ops); };
+  CHECK(of({neg}) == "pointwise");
+  CHECK(of({neg, sum}) == "row");
+  CHECK(of({neg, mm, sum}) == "product");
 }
 
 }  // namespace
