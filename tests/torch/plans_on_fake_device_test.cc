@@ -30,8 +30,8 @@ namespace sfsdp::testing {
 namespace {
 
 constexpr uint64_t kSchedules = 100;
-// Elements that the ops of all plans make which are run: about a minute on two cores. The smallest plans come first.
-constexpr int64_t kMostWork = 400'000;
+// Elements that the ops of all plans make which are run: half a minute on two cores. The smallest plans come first.
+constexpr int64_t kMostWork = 1'000'000;
 
 // What a rank has after two steps.
 struct Outcome {
@@ -124,6 +124,12 @@ class Subject {
     std::unique_ptr<exec::PlannedExecutor> executor_;
   };
 
+  // Random numbers in ATen's order, which other lanes do not keep.
+  bool draws_in_order() const {
+    return std::ranges::any_of(plan_.graph.ops(),
+                               [](const auto& op) { return ir::draws(*op) && !op->has_attr("stream"); });
+  }
+
   // What is wrong under any of the schedules, in words.   throws: UserError where an op does not take made-up numbers
   std::string difference(uint64_t schedules) const {
     std::string found;
@@ -169,7 +175,12 @@ TEST_CASE("plans of the suite: each that is small has the same bits on fake devi
     CAPTURE(seen.text.substr(0, seen.text.find("\nfwd:")));
     work += seen.work;
     try {
-      const std::string found = Subject(seen.text).difference(kSchedules);
+      const Subject subject(seen.text);
+      if (subject.draws_in_order()) {
+        ++refused[concat("numbers are drawn in order in ", seen.test)];
+        continue;
+      }
+      const std::string found = subject.difference(kSchedules);
       CHECK(found == "");
       ++ran;
     } catch (const UserError& error) {
@@ -177,7 +188,7 @@ TEST_CASE("plans of the suite: each that is small has the same bits on fake devi
     }
   }
   std::string lines;
-  for (const auto& [reason, count] : refused) lines += concat("\n  ", count, " on made-up numbers: ", reason);
+  for (const auto& [reason, count] : refused) lines += concat("\n  ", count, ": ", reason);
   MESSAGE(kSchedules, " schedules of ", ran, " plans; ", too_large, " too large; not run:", lines);
   int64_t all_refused = 0;
   for (const auto& [reason, count] : refused) all_refused += count;
