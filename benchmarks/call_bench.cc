@@ -51,7 +51,7 @@ ir::Graph graph_of(const Chain& chain, int64_t ops) {
   return ir::parse_or_throw(concat(text, "  return %y", ops, "\n"));
 }
 
-// Of the thread's own time: other programs, and ranks on the same core, count little.
+// The thread's own time, in which other programs, and ranks on the same core, count little.
 double thread_ns() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

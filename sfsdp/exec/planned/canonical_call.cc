@@ -132,6 +132,15 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
   }
   for (const std::string& name : wanted)
     returned_.push_back(name.empty() ? kAbsent : place_of(decomposed->find_value(name)));
+  find_last_readers();
+  stays_.resize(values_.size(), false);
+  results_.resize(returned_.size());
+  placed_.resize(returned_.size(), false);
+  for (Step& step : steps_) set_operands(step);
+  list_late();
+}
+
+void CanonicalCall::find_last_readers() {
   std::vector<bool> kept(values_.size(), false);
   for (const size_t at : returned_)
     if (at != kAbsent) kept[at] = true;
@@ -142,9 +151,24 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
           kept[at] = true;
           steps_[i].dead_after.push_back(at);
         }
-  stays_.resize(values_.size(), false);
-  results_.resize(returned_.size());
-  for (Step& step : steps_) set_operands(step);
+}
+
+void CanonicalCall::list_late() {
+  late_inputs_.clear();
+  late_results_.clear();
+  late_values_.clear();
+  for (size_t i = 0; i < inputs_.size(); ++i)
+    if (inputs_[i] != kAbsent && !stays_[inputs_[i]]) late_inputs_.push_back(i);
+  for (size_t i = 0; i < returned_.size(); ++i) {
+    if (returned_[i] == kAbsent) continue;
+    if (placed_[i] && stays_[returned_[i]])
+      results_[i] = values_[returned_[i]];
+    else
+      late_results_.push_back(i);
+  }
+  for (size_t at = 0; at < values_.size(); ++at)
+    if (!stays_[at]) late_values_.push_back(at);
+  for (Step& step : steps_) std::erase_if(step.dead_after, [&](size_t at) { return stays_[at]; });
 }
 
 void CanonicalCall::set_operands(Step& step) {
@@ -166,16 +190,17 @@ void CanonicalCall::bind(std::span<const at::Tensor> operands) {
     values_[inputs_[i]] = operands[i];
     stays_[inputs_[i]] = true;
   }
-  for (Step& step : steps_) {
+  std::erase_if(steps_, [&](Step& step) {
     set_operands(step);
-    if (!step.late.empty() || ir::aliased_operand(step.call.op()) < 0) continue;
+    if (!step.late.empty() || ir::aliased_operand(step.call.op()) < 0) return false;
     std::vector<at::Tensor> views = step.call.run(step.in, {}, {});
     for (size_t i = 0; i < views.size(); ++i) {
       values_[step.results[i]] = std::move(views[i]);
       stays_[step.results[i]] = true;
     }
-    step.done = true;
-  }
+    return true;  // done, once and for all
+  });
+  list_late();
 }
 
 bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
@@ -194,6 +219,8 @@ bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
     maker->out = place.view(type.shape());
     values_[maker->results[0]] = maker->out;
     stays_[maker->results[0]] = true;
+    placed_[index] = true;
+    list_late();
     return true;
   }
   return false;
@@ -201,10 +228,8 @@ bool CanonicalCall::write_to(size_t index, const at::Tensor& place) {
 
 std::span<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands, const StepScalars& scalars,
                                          DataPosition position) {
-  for (size_t i = 0; i < inputs_.size(); ++i)
-    if (inputs_[i] != kAbsent && !stays_[inputs_[i]]) values_[inputs_[i]] = operands[i];
+  for (const size_t i : late_inputs_) values_[inputs_[i]] = operands[i];
   for (Step& step : steps_) {
-    if (step.done) continue;
     for (const size_t i : step.late) step.in[i] = values_[step.operands[i]];
     if (step.product != ProductKernel::Aten) {
       at::Tensor result = product(step.product, step.call.op(), step.in, step.out);
@@ -216,13 +241,10 @@ std::span<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands, c
       for (size_t i = 0; i < out.size(); ++i) values_[step.results[i]] = std::move(out[i]);
     }
     for (const size_t i : step.late) step.in[i] = at::Tensor();
-    for (const size_t at : step.dead_after)
-      if (!stays_[at]) values_[at] = at::Tensor();
+    for (const size_t at : step.dead_after) values_[at] = at::Tensor();
   }
-  for (size_t i = 0; i < returned_.size(); ++i)
-    results_[i] = returned_[i] == kAbsent ? at::Tensor() : values_[returned_[i]];
-  for (size_t at = 0; at < values_.size(); ++at)
-    if (!stays_[at]) values_[at] = at::Tensor();
+  for (const size_t i : late_results_) results_[i] = values_[returned_[i]];
+  for (const size_t at : late_values_) values_[at] = at::Tensor();
   return results_;
 }
 

@@ -40,10 +40,13 @@ class CanonicalCall {
     ProductKernel product = ProductKernel::Aten;  // that computes it instead of its own call
     std::vector<at::Tensor> in = {};              // by operand: what stays, and while it runs the others
     std::vector<size_t> late = {};                // operands that do not stay
-    bool done = false;                            // once and for all
   };
+  // After which step a value is not read any more.
+  void find_last_readers();
   // What step's operands are, as far as they stay.
   void set_operands(Step& step);
+  // What each run has to do about values that do not stay.
+  void list_late();
   std::shared_ptr<const ir::Graph> graph_;
   std::vector<Step> steps_;
   std::vector<size_t> inputs_;    // by operand of the op
@@ -51,6 +54,9 @@ class CanonicalCall {
   std::vector<at::Tensor> values_;
   std::vector<bool> stays_;          // by value: it is the same tensor in each run
   std::vector<at::Tensor> results_;  // of the latest run
+  std::vector<bool> placed_;         // by result: the caller leaves it here
+  // Operands, results and values that each run fills in.
+  std::vector<size_t> late_inputs_, late_results_, late_values_;
 };
 
 }  // namespace sfsdp::exec
