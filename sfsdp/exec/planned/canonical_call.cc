@@ -126,6 +126,7 @@ CanonicalCall::CanonicalCall(const Op& op, const Groups& groups, Rng rng) {
     if (!live.contains(o.get()) || o->is("input")) continue;
     Step step{OpCall(*o, *decomposed, groups, rng), {}, {}, {}, {}};
     if (o->is("aten.mm", "aten.addmm")) step.product = *kernel;
+    step.is_mm = o->is("aten.mm");
     for (const Value* operand : o->operands) step.operands.push_back(place_of(operand));
     for (const auto& result : o->results()) step.results.push_back(place_of(result.get()));
     steps_.push_back(std::move(step));
@@ -234,6 +235,8 @@ std::span<at::Tensor> CanonicalCall::run(std::span<const at::Tensor> operands, c
     if (step.product != ProductKernel::Aten) {
       at::Tensor result = product(step.product, step.call.op(), step.in, step.out);
       if (!step.out.defined()) values_[step.results[0]] = std::move(result);
+    } else if (step.out.defined() && step.is_mm) {
+      at::mm_out(step.out, step.in[0], step.in[1]);
     } else if (step.out.defined()) {
       step.call.run_into(step.in, {&step.out, 1});
     } else {

@@ -38,6 +38,7 @@ class CanonicalCall {
     std::vector<size_t> dead_after;
     at::Tensor out;                               // what its one result is written to; undefined: a new tensor
     ProductKernel product = ProductKernel::Aten;  // that computes it instead of its own call
+    bool is_mm = false;                           // which is called without the dispatcher's list of arguments
     std::vector<at::Tensor> in = {};              // by operand: what stays, and while it runs the others
     std::vector<size_t> late = {};                // operands that do not stay
   };
