@@ -9,7 +9,7 @@
 namespace sfsdp::exec {
 
 // Counts from the first call on, for all threads: of a process that is one rank, the rank. The first call installs an
-// allocator, which must not happen while other threads allocate.
+// allocator, which must not happen while other threads allocate. A Program whose plans are run makes it.
 void count_memory();
 int64_t allocated_bytes();       // now, of what was allocated since count_memory()
 int64_t most_allocated_bytes();  // since restart_most_allocated()

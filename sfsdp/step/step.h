@@ -56,8 +56,6 @@ struct CompileOptions {
   std::vector<size_t> uncast = {};  // tensors of a batch that mixed precision does not cast, by place, such as targets
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;
-  // Planned: the first program of a process puts an allocator in front of LibTorch's (exec/memory_counter.h): no other thread may
-  // ask for memory just then.
   ExecutorKind executor = ExecutorKind::Planned;
   // Batch shapes, of training and evaluation together, whose programs are kept beside the first: the one used longest ago
   // makes place, and is compiled again when it comes back.
