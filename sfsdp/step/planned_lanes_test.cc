@@ -24,12 +24,14 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/plan_runs_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
 namespace {
 
-using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama, testing::tokens;
+using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
+    testing::RankOutcome, testing::tokens;
 
 // What the fake devices of all ranks have found.
 class Faults {
@@ -121,17 +123,6 @@ TEST_CASE("a plan's lanes beside each other give the bits of the reference, unde
 
 // ---- plans that are wrong in one place
 
-struct RankOutcome {
-  std::vector<at::Tensor> results;  // of all steps
-  std::map<std::string, at::Tensor, std::less<>> state;
-};
-
-bool same_bits(const RankOutcome& a, const RankOutcome& b) {
-  const auto same = [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); };
-  return std::ranges::equal(a.results, b.results, same) &&
-         std::ranges::equal(a.state, b.state, [&](const auto& x, const auto& y) { return same(x.second, y.second); });
-}
-
 // A sharded step of two ranks and two micro-batches, with made-up numbers as its state.
 class Subject {
  public:
@@ -151,28 +142,12 @@ class Subject {
         kRanks,
         [&](comm::CommWorld& world) {
           const auto rank = static_cast<size_t>(world.rank());
-          const auto memory = std::make_shared<exec::RankMemory>(&world);
-          exec::PlannedExecutor executor(
-              *plans[rank], variant_->constants,
-              {{exec::axis_key(ir::Attr(AxisList{"dp_shard"})), world.all_ranks("dp_shard")}}, {world.rank(), kRanks},
-              world.rank(), exec::Rng::Counter, memory, {}, [&](size_t lanes, size_t events) {
+          const auto batches = [&](int64_t step) { return testing::micro_batches_of(step, world.rank(), kRanks, 2); };
+          outcomes[rank] =
+              testing::run_plan(*plans[rank], variant_->constants, world, batches, [&](size_t lanes, size_t events) {
                 return device::make_fake_device(lanes, events,
                                                 {schedule, true, [&](const auto& fault) { faults.add(fault); }});
               });
-          executor.state = exec::state_in_place(*plans[rank], world.rank(), memory);
-          double at = world.rank();
-          for (auto& [name, value] : executor.state) {
-            if (!value.is_floating_point()) continue;
-            const at::Tensor numbers =
-                at::arange(value.numel(), at::kDouble).add(at += 0.37).sin().mul(0.1).view(value.sizes());
-            value.copy_(name.ends_with("exp_avg_sq") ? numbers.square() : numbers);
-          }
-          RankOutcome& outcome = outcomes[rank];
-          for (int64_t step = 0; step < 2; ++step)
-            for (const at::Tensor& result : executor.run(testing::micro_batches_of(step, world.rank(), kRanks, 2),
-                                                         {.lr = 1e-2, .step = step + 1, .seed = 7}))
-              outcome.results.push_back(result);
-          for (const auto& [name, value] : executor.state) outcome.state[name] = value.clone();
         },
         10000);
     return outcomes;
@@ -192,7 +167,7 @@ class Subject {
       try {
         const std::vector<RankOutcome> got = run({&plan, &plan}, schedule, faults);
         if (!faults.empty()) return faults.text();
-        if (!std::ranges::equal(got, expected, same_bits)) return "other numbers";
+        if (!std::ranges::equal(got, expected, testing::same_bits)) return "other numbers";
       } catch (const std::exception& error) {
         return faults.empty() ? error.what() : faults.text();
       }

@@ -10,18 +10,13 @@
 #include <ostream>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/fixed.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/sim/report/op_classes.h"
 #include "sfsdp/train/plan_summary.h"
 
 namespace sfsdp::tools {
 namespace {
-
-std::string fixed(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
 
 double at_or_zero(const std::map<std::string, double>& by_kind, const std::string& kind) {
   const auto found = by_kind.find(kind);

@@ -31,8 +31,9 @@ ProfilePhase profile_phase(const Profiling& config, int64_t step) {
 
 size_t OpTrace::lane_of(const std::string& name) {
   const auto found = std::ranges::find(lanes_, name);
+  const auto lane = static_cast<size_t>(found - lanes_.begin());
   if (found == lanes_.end()) lanes_.push_back(name);
-  return static_cast<size_t>(std::ranges::find(lanes_, name) - lanes_.begin());
+  return lane;
 }
 
 void OpTrace::add(const StepRuns& step) {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/fixed.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/cost/measured.h"
@@ -53,12 +53,6 @@ std::string name_of_task(const StepTask& task, const std::vector<std::string>& l
     name += concat(' ', shape.m, " x ", shape.n, " x ", shape.k);
   }
   return task.ops.size() > 1 ? concat(name, " and ", task.ops.size() - 1, " more") : name;
-}
-
-std::string fixed(double value, int decimals) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
-  return text.data();
 }
 
 std::string right(const std::string& text, size_t width) {

@@ -19,23 +19,24 @@
 namespace sfsdp::exec {
 
 OwnCall::OwnCall(const ir::Op& op, std::vector<const ir::Value*> results)
-    : op_(op), results_(std::move(results)), places_(results_.size()), given_(results_.size()) {}
+    : op_(op), results_(std::move(results)), has_place_(results_.size(), false), given_(results_.size()) {}
 
 OwnCall::OwnCall(const ir::Op& op) : OwnCall(op, {}) {
   for (const auto& result : op.results()) results_.push_back(result.get());
-  places_.resize(results_.size());
+  has_place_.resize(results_.size(), false);
   given_.resize(results_.size());
 }
 
 bool OwnCall::write_to(size_t index, const at::Tensor& place) {
   if (!can_write(index, place)) return false;
-  places_[index] = given_[index] = place;
+  has_place_[index] = true;
+  given_[index] = place;
   return true;
 }
 
 std::span<at::Tensor> OwnCall::results() {
-  for (size_t i = 0; i < places_.size(); ++i) {
-    if (places_[i].defined()) continue;
+  for (size_t i = 0; i < given_.size(); ++i) {
+    if (has_place_[i]) continue;
     const ir::Type& type = results_[i]->type();
     if (type.kind == ir::Type::Kind::Token) continue;
     const auto options = at::TensorOptions(capture::scalar_type_of(type.dtype));

@@ -42,8 +42,8 @@ class OwnCall {
 
   const ir::Op& op_;
   std::vector<const ir::Value*> results_;
-  std::vector<at::Tensor> places_;  // by result; undefined: a new tensor
-  std::vector<at::Tensor> given_;   // by result, of the latest run
+  std::vector<bool> has_place_;    // by result: else it is a new tensor
+  std::vector<at::Tensor> given_;  // by result: its place, or the tensor of the latest run
 };
 
 // The one number of a tensor.
