@@ -22,7 +22,7 @@ struct RankOutcome {
   std::map<std::string, at::Tensor, std::less<>> state;
   plan::CopiedBytes copied;  // into buckets and out of them, in the last one
 };
-// Of results and state.
+// Compares results and state.
 bool same_bits(const RankOutcome& a, const RankOutcome& b);
 
 // Other numbers for each seed; 0 or 1 where they are no floating point: what those name is there in every table and loss.
