@@ -103,6 +103,7 @@ TEST_CASE("access maps of ops that have a rule hold for LibTorch's kernels, and 
   const Proof& proof = proof_of_calls();
   for (const std::string& wrong : proof.wrong()) FAIL_CHECK(wrong);
   expect_unseen(proof, {{"aten.convolution_backward 0 -> 1, @n", kGroups}});
+  for (const std::string& wrong : proof.cuts().wrong()) FAIL_CHECK(wrong);
 }
 
 TEST_CASE("access maps of what modules of torch::nn are captured as hold, and admit no more than what is seen") {
@@ -131,6 +132,7 @@ TEST_CASE("access maps of what modules of torch::nn are captured as hold, and ad
                         {"aten.multilabel_margin_loss_backward 3 -> 0", kTargets},
                         {"aten.multilabel_margin_loss_backward 3 -> 0, !c", kTargets},
                         {"aten.nll_loss_forward 1 -> 1", "no target is ignored"}});
+  for (const std::string& wrong : proof.cuts().wrong()) FAIL_CHECK(wrong);
 }
 
 // What ops written as text read.
@@ -286,6 +288,7 @@ constexpr const char* kOwnOps[] = {
 TEST_CASE("access maps of own ops hold for what they stand for, and admit no more than what is seen") {
   const Proof proof = prove_texts(kOwnOps);
   for (const std::string& wrong : proof.wrong()) FAIL_CHECK(wrong);
+  for (const std::string& wrong : proof.cuts().wrong()) FAIL_CHECK(wrong);
   expect_unseen(proof, {{"cross_entropy_backward 4 -> 0", "eager leaves all probabilities in its place"},
                         {"cross_entropy 1 -> 1", "no target is ignored"},
                         {"dropout_backward 1 -> 0", "eager keeps the mask in the place of its counter"},

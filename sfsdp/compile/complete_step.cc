@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/canonical/decompose.h"
+#include "sfsdp/parallel/partition.h"
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
@@ -31,7 +32,9 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.flat = strategy.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy.options.units;
   const ZeroPlacements zero = zero_placements(strategy.options.zero_stage);
+  // Weights side by side are one matrix of the whole's rows, or of a rank's, but not of both.
   options.join_products |= target.joins_products && options.fuse.scope == passes::FuseScope::All;
+  options.join_products &= strategy.model_axes().empty();
   options.gather_once = zero.parameters != zero.state;
   return options;
 }
@@ -44,6 +47,7 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
     share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
+  parallel::apply_tensor_parallel(graph, strategy);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
   append_loss(graph, strategy);

@@ -84,20 +84,23 @@ Tensors sum_squares(const KernelContext& c) {
   const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
   at::Tensor out = at::zeros(c.op.result()->type().shape(), at::kDouble);
   double* sums = out.mutable_data_ptr<double>();
-  const int64_t rank = c.group ? c.group->group->rank() : 0;
-  size_t segment = 0;
+  const auto once = c.op.attr_or("counted_once", std::vector<bool>());
+  const int64_t place = c.group ? c.group->group->rank() : 0, inner = c.op.attr_or<int64_t>("inner", 1);
+  const int64_t rank = place / inner;
+  const bool first_of_inner = place % inner == 0;
+  size_t segment = 0, sum = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const at::Tensor g = c.operands[i].contiguous();
     const int64_t parts = segments.empty() ? 0 : segments[i];
     const int64_t shard = replicated[i] ? 0 : rank * g.numel();  // where this rank's begins in the bucket
-    for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sums) {
+    for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sums, ++sum) {
       int64_t begin = 0, end = g.numel();
       if (parts > 0) {
         begin = std::clamp(offsets[segment] - shard, int64_t{0}, g.numel());
         end = std::clamp(offsets[segment] + numels[segment] - shard, int64_t{0}, g.numel());
         ++segment;
       }
-      if (replicated[i] && rank != 0) continue;
+      if ((replicated[i] && rank != 0) || (sum < once.size() && once[sum] && !first_of_inner)) continue;
       if (const ir::DType dtype = c.op.operands[i]->type().dtype; dtype == ir::DType::f32 || dtype == ir::DType::bf16) {
         *sums += kernels::sum_squares(static_cast<const char*>(g.const_data_ptr()) + begin * g.itemsize(), dtype,
                                       end - begin);

@@ -482,6 +482,33 @@ bool may_reach(const Op& op, const AccessMap& map, size_t operand, std::span<con
   return true;
 }
 
+namespace {
+
+std::vector<FactorPart> plain(const Seen& seen) {
+  std::vector<FactorPart> parts;
+  for (const Part& part : seen.all())
+    parts.push_back(
+        {.factor = part.factor, .index = part.index, .mark = part.mark, .dim = part.dim, .size = part.size});
+  return parts;
+}
+
+}  // namespace
+
+std::vector<ClauseParts> parts_of(const Op& op) {
+  std::vector<ClauseParts> all;
+  for (const ClauseOfOp& clause : resolve(op, map_of(op.opcode.row()))) {
+    if (clause.pairs) return {};
+    ClauseParts& parts = all.emplace_back();
+    parts.first_result = clause.first_result;
+    for (size_t k = 0; k < op.operands.size(); ++k) {
+      const bool read = clause.operands[k] && clause.operands[k]->read && is_tensor(op.operands[k]);
+      parts.operands.push_back(read ? std::optional(plain(clause.seen_operands[k])) : std::nullopt);
+    }
+    for (const Seen& seen : clause.seen_results) parts.results.push_back(plain(seen));
+  }
+  return all;
+}
+
 std::string check_access_text(std::string_view text) {
   try {
     parse_access_map(text);

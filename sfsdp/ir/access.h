@@ -5,6 +5,11 @@
 //
 // A map is written in the factors of the op's iteration space, as an einsum is:
 //
+//   row      = map [& linear , linear ...] | map & place
+//   place    : what an element becomes depends on its place in the whole tensor (tril), so that no part of it may be cut out
+//   linear   = operand operand ...   numbers of operands in which all results are linear together, all others given: the sum of
+//                                    the results of summands is the result of their sums, and what is added up (+) of one of
+//                                    them may be added up in parts
 //   map      = [flag ?] clause ; clause ... | map    of several maps the first that the shapes fit, and whose attribute
 //                                                    `flag` is true
 //   clause   = operand, operand ... -> result, ...   a clause names the results that come after those of the clause before;
@@ -26,7 +31,7 @@
 //            | @          places that an index says
 //
 // linear is "... +k, n +k, n -> ... n", layer_norm "... !d#normalized_shape, d, d -> ... d; ... !d -> ... 1, ... 1". A mark
-// on ... is over all rows. An operand's dimension of size 1, or one that it lacks on the left, is broadcast.
+// on ... is over all rows. It is linear in its first operand with the bias, and in its second with the bias: "& 0 2, 1 2". An operand's dimension of size 1, or one that it lacks on the left, is broadcast.
 // Source: LibTorch's kernels, by which capture/access_test.cc proves every map.
 #pragma once
 
@@ -122,6 +127,24 @@ std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& ma
 //   unmarked: one of factors_of(), which is taken as if it had no mark; -1: none
 bool may_reach(const Op& op, const AccessMap& map, size_t operand, std::span<const int64_t> from, size_t result,
                std::span<const int64_t> to, int unmarked = -1);
+
+// What the placement of values on an axis follows from: a factor's part of one dimension, those of one dimension outer first.
+struct FactorPart {
+  int factor = 0;  // of the map
+  int index = 0;   // which of its dimensions, where it stands for several
+  char mark = ' ';
+  size_t dim = 0;
+  int64_t size = 1;
+  bool is(const FactorPart& other) const { return factor == other.factor && index == other.index; }
+};
+// A clause, resolved against an op: nullopt where an operand is not read, or absent.
+struct ClauseParts {
+  size_t first_result = 0;
+  std::vector<std::optional<std::vector<FactorPart>>> operands;
+  std::vector<std::vector<FactorPart>> results;
+};
+// Empty where no map fits, and where operands and results are lists that go together, i by i.
+std::vector<ClauseParts> parts_of(const Op& op);
 
 // "" or what is wrong with the text of a map.
 std::string check_access_text(std::string_view text);

@@ -18,6 +18,10 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text) {}
 
   AccessMap read() {
+    if (const size_t linear = text_.find('&'); linear != std::string_view::npos) {
+      read_linear(text_.substr(linear + 1));
+      text_ = text_.substr(0, linear);
+    }
     for (const std::string& choice : split(text_, '|')) map_.choices.push_back(read_choice(choice));
     return std::move(map_);
   }
@@ -26,6 +30,19 @@ class Reader {
   template <class... Words>
   void expect(bool holds, const Words&... what) const {
     SFSDP_CHECK(holds, "access map \"", text_, "\": ", what...);
+  }
+
+  void read_linear(std::string_view text) {
+    map_.by_place = trim(text) == "place";
+    if (map_.by_place) return;
+    for (const std::string& group : split(text, ',')) {
+      std::vector<size_t>& operands = map_.linear.emplace_back();
+      for (const std::string& word : split(trim(group), ' ')) {
+        const auto operand = parse_int(word);
+        expect(operand && *operand >= 0, '"', word, "\" is no number of an operand");
+        operands.push_back(static_cast<size_t>(*operand));
+      }
+    }
   }
 
   AccessMap::Choice read_choice(std::string_view text) {
@@ -160,7 +177,7 @@ class Reader {
     return static_cast<int>(known - map_.factors.begin());
   }
 
-  const std::string_view text_;
+  std::string_view text_;
   AccessMap map_;
 };
 

@@ -214,6 +214,9 @@ void rule_param(RuleContext& context) {
   check_rows(context);
   const auto* names = context.op.find_attr<std::vector<std::string>>("members");
   if (!names) return;
+  const auto* cuts = context.op.find_attr<std::vector<std::string>>("cuts");
+  if (cuts && cuts->size() != names->size())
+    context.report(concat("has ", cuts->size(), " cuts"), concat("expected one for each of ", names->size(), " members"));
   const Shape offsets = context.counts("offsets", names->size()), numels = context.counts("numels", names->size());
   const int64_t size = context.integer("size");
   std::vector<size_t> order(names->size());
@@ -443,6 +446,15 @@ void rule_sum_squares(RuleContext& context) {
     context.counts("numels", static_cast<size_t>(all));
   }
   context.expect(0, DType::f64, {sums});
+  if (context.find("counted_once")) {
+    const auto* once = context.op.find_attr<std::vector<bool>>("counted_once");
+    if (!once || std::ssize(*once) != sums)
+      context.report(concat("has counted_once=", context.op.attrs.at("counted_once")),
+                     concat("expected ", sums, " times true or false"));
+    const int64_t inner = context.integer("inner"), ranks = context.ranks();
+    if (inner < 1 || ranks % inner != 0)
+      context.report(concat("has inner=", inner), concat("expected a divisor of the ", ranks, " ranks over axis="));
+  }
   if (!context.op.has_attr("replicated")) return;
   const auto* flags = context.op.find_attr<std::vector<bool>>("replicated");
   if (!flags || flags->size() != count)

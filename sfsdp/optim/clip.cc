@@ -67,14 +67,22 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
     g->attrs.erase("replicated");
   }
   ir::Attrs attrs = {{"replicated", replicated}};
-  const ir::Attr axis = axis_attr(strategy.shard_axes());
-  if (any_sharded) attrs["axis"] = axis;
-  const auto n = static_cast<int64_t>(operands.size());
-  Value* value = build.at_end(Section::Clip)
-                     .list("sum_squares", operands, Type::tensor(DType::f64, {n}), "grad.squares", std::move(attrs))
-                     ->result();
-  if (any_sharded)
-    value = add(build, Section::Clip, "all_reduce", {value}, value->type(), "grad.squares.all", {{"axis", axis}});
+  AxisList axes = any_sharded ? strategy.shard_axes() : AxisList{};
+  const Type whole = Type::tensor(DType::f64, {static_cast<int64_t>(operands.size())});
+  Type part = whole;
+  if (const AxisList model = strategy.model_axes(); !model.empty()) {
+    std::vector<bool> once;  // what no model axis cuts, all of their ranks have
+    for (const Op* g : gradients) once.push_back(g->result()->type().placement_on(model[0]) == ir::Placement::replicate());
+    attrs["counted_once"] = once;
+    attrs["inner"] = strategy.mesh.group_size(model);
+    axes.insert(axes.end(), model.begin(), model.end());
+    part.placements = {{ir::Placement::partial(ir::ReduceOp::Sum), model}};
+  }
+  if (!axes.empty()) attrs["axis"] = axis_attr(axes);
+  Value* value =
+      build.at_end(Section::Clip).list("sum_squares", operands, part, "grad.squares", std::move(attrs))->result();
+  if (!axes.empty())
+    value = add(build, Section::Clip, "all_reduce", {value}, whole, "grad.squares.all", {{"axis", axis_attr(axes)}});
   std::vector<Value*> inputs = {value};
   if (count) inputs.push_back(count);
   return add(build, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/base/glob.h"
+
 namespace sfsdp {
 
 // Parameters whose path the pattern matches; that of a tied one is its first. Each number is that of the first group that
@@ -19,7 +21,6 @@ struct ParamGroup {
   bool operator==(const ParamGroup&) const = default;
 };
 
-bool matches(std::string_view pattern, std::string_view path);
 // Throws UserError where `pattern` matches none of `paths`, naming what was probably meant.
 //   key: of which it is the value: "ParamGroup::pattern"
 //   what: the paths are of: "parameter"

@@ -31,6 +31,7 @@ int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_s
 AxisList Strategy::data_axes() const { return above_one(mesh, {"dp_replicate", "dp_shard"}); }
 AxisList Strategy::shard_axes() const { return above_one(mesh, {"dp_shard"}); }
 AxisList Strategy::replicate_axes() const { return above_one(mesh, {"dp_replicate"}); }
+AxisList Strategy::model_axes() const { return above_one(mesh, {"tp"}); }
 
 ZeroPlacements zero_placements(int64_t stage) {
   constexpr std::array<ZeroPlacements, 4> kStages = {
@@ -50,15 +51,30 @@ void check_dtype(const char* name, const std::optional<ir::DType>& dtype) {
 
 }  // namespace
 
-Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options) {
-  Strategy strategy{std::move(mesh), std::move(options)};
+namespace {
+
+void check_axes(const Strategy& strategy) {
   for (const MeshAxis& a : strategy.mesh.axes()) {
     if (a.size < 1)
       throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size, "\n  expected at least 1"));
-    if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard")
-      throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size,
-                             "\n  expected only dp_replicate and dp_shard above 1: other axes are not supported yet"));
+    if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard" && a.name != "tp")
+      throw UserError(
+          concat("data_parallel: mesh axis ", a.name, " = ", a.size,
+                 "\n  expected only dp_replicate, dp_shard and tp above 1: other axes are not supported yet"));
   }
+  if (!strategy.model_axes().empty() && strategy.tensor.rules.empty())
+    throw UserError(concat("data_parallel: mesh axis tp = ", strategy.axis_size("tp"), ", and no parameter is cut over it",
+                           "\n  expected tensor_parallel({{\"*.w1\", Shard(0)}, …}) beside the options, or tp = 1"));
+  if (!strategy.model_axes().empty() && strategy.options.layout != ParameterLayout::Flat)
+    throw UserError(concat("data_parallel: DataParallelOptions::layout = Dim0 with mesh axis tp = ",
+                           strategy.axis_size("tp"), "\n  expected ParameterLayout::Flat beside a model axis"));
+}
+
+}  // namespace
+
+Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParallel tensor) {
+  Strategy strategy{std::move(mesh), std::move(options), std::move(tensor)};
+  check_axes(strategy);
   zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
   check_dtype("param_dtype", strategy.options.mixed_precision.param_dtype);
   check_dtype("reduce_dtype", strategy.options.mixed_precision.reduce_dtype);
@@ -123,9 +139,10 @@ Type plain(Type type, ir::DType dtype) {
   return type;
 }
 
+// What a model axis cuts stays cut.
 Type with_rows(Type type, int64_t rows) {
   type.strides.clear();
-  if (!type.dims.empty()) type.dims[0] = Dim{rows, {}, false};
+  if (!type.dims.empty()) type.dims[0] = Dim{rows, std::move(type.dims[0].split), false};
   return type;
 }
 
@@ -155,7 +172,7 @@ void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers
   Type stored_type = plain(full, s.dtype);
   if (s.sharded) {
     stored_type = with_rows(stored_type, s.rows);
-    stored_type.dims[0].split = {"dp_shard"};
+    stored_type.dims[0].split.emplace_back("dp_shard");
     stored_type.dims[0].padded = s.padded_rows != s.global_rows;
   }
   stored->set_type(stored_type);

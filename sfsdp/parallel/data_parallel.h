@@ -16,6 +16,7 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/parallel/tensor_parallel.h"
 
 namespace sfsdp {
 
@@ -74,10 +75,11 @@ struct DataParallelOptions {
   std::string units = {};
 };
 
-// A mesh and what the data-parallel axes on it do. Axes named dp_replicate and dp_shard are used; one may be absent.
+// A mesh and what its axes do: dp_replicate and dp_shard, of which one may be absent, and tp.
 struct Strategy {
   DeviceMesh mesh;
   DataParallelOptions options;
+  TensorParallel tensor = {};
 
   int64_t axis_size(const std::string& axis) const;  // 1 when the mesh has no such axis
   int64_t data_ranks() const;                        // dp_replicate × dp_shard
@@ -86,11 +88,13 @@ struct Strategy {
   AxisList data_axes() const;
   AxisList shard_axes() const;
   AxisList replicate_axes() const;
+  // Those that cut the model: ranks along them have the same batch.
+  AxisList model_axes() const;
 };
 
 // Fills in the mode. Throws UserError for an option out of range, and when mode and axes do not fit (FullyShard with
-// dp_replicate above 1, Replicate with dp_shard above 1, other axes above 1).
-Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {});
+// dp_replicate above 1, Replicate with dp_shard above 1, tp above 1 with nothing to cut, other axes above 1).
+Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {}, TensorParallel tensor = {});
 
 namespace parallel {
 

@@ -11,6 +11,8 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/plan/cuts.h"
 
 namespace sfsdp::plan {
 
@@ -48,15 +50,6 @@ int64_t largest_part(const std::vector<int64_t>& shape, const std::vector<Cut>& 
   return elements;
 }
 
-Box box_of(const std::vector<int64_t>& shape, const std::vector<Cut>& cuts, const DeviceMesh& mesh, int64_t rank) {
-  Box box{.dims = {}, .flat = {0, 1}};
-  for (size_t d = 0; d < shape.size(); ++d) {
-    box.dims.push_back(part_of(cut_of(cuts, d), shape[d], mesh, rank));
-    box.flat.length *= box.dims.back().length;
-  }
-  return box;
-}
-
 // ---- from a graph
 
 // Whose moment a state is, by name, and which count updates: an update carries a parameter with its moments.
@@ -82,7 +75,10 @@ Roles roles_in(const Graph& graph) {
 std::vector<int64_t> global_shape(const Op& op, const Op& param, const DeviceMesh& mesh) {
   std::vector<int64_t> shape;
   for (const ir::Dim& dim : op.result()->type().dims) shape.push_back(dim.size * mesh.group_size(dim.split));
-  if (!shape.empty() && param.has_attr("rows")) shape[0] = param.attr<int64_t>("rows");
+  if (shape.empty() || !param.has_attr("rows")) return shape;
+  shape[0] = param.attr<int64_t>("rows");  // of what model axes have left
+  for (const std::string& axis : op.result()->type().dims[0].split)
+    if (is_model_axis(axis)) shape[0] *= mesh.size(axis);
   return shape;
 }
 
@@ -96,6 +92,7 @@ std::vector<FlatMember> members_in(const Op& param, const GlobalShapes& shapes) 
     members.push_back({.name = names[i],
                        .shape = shape == shapes.end() ? std::vector<int64_t>{numels[i]} : shape->second,
                        .offset = offsets[i]});
+    members.back().cuts = cuts_of_member(param, i);
   }
   std::ranges::stable_sort(members, {}, &FlatMember::offset);
   return members;
@@ -201,6 +198,15 @@ StorageKey key_of(const StateEntry& entry) {
 
 std::string to_string(const StorageKey& key) {
   return concat(key.axes.empty() ? "none" : join(key.axes, ","), '/', ir::to_string(key.dtype));
+}
+
+Box box_of(const std::vector<int64_t>& shape, const std::vector<Cut>& cuts, const DeviceMesh& mesh, int64_t rank) {
+  Box box{.dims = {}, .flat = {0, 1}};
+  for (size_t d = 0; d < shape.size(); ++d) {
+    box.dims.push_back(part_of(cut_of(cuts, d), shape[d], mesh, rank));
+    box.flat.length *= box.dims.back().length;
+  }
+  return box;
 }
 
 Box box_of(const StorageLayout& layout, const StateEntry& entry, int64_t rank) {

@@ -25,6 +25,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/passes/pipeline.h"
+#include "sfsdp/plan/cuts.h"
 #include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
 
@@ -310,6 +311,7 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
     const auto& members = op->attr<std::vector<std::string>>("members");
     for (size_t i = 0; i < members.size(); ++i) {
       t.offset = op->attr<std::vector<int64_t>>("offsets")[i];
+      t.cuts = plan::cuts_of_member(*op, i);
       places[members[i]] = t;
     }
   }
@@ -341,15 +343,15 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
   }
 }
 
-at::Tensor Program::take_start(size_t source, int64_t first, int64_t count, int64_t steps) {
+at::Tensor Program::take_start(size_t source, const plan::Box& box, int64_t steps) {
   capture::StateTensor& tensor = state_[source];
-  if (tensor.recipe.program) return step::initialise_range(tensor, options_.seed, first, count);
+  if (tensor.recipe.program) return step::initialise_box(tensor, options_.seed, box);
   const std::lock_guard lock(cache_->mutex);
   if (!tensor.value.defined())
     throw UserError(concat("compile: the values of ", tensor.name, " are gone: an earlier Step has taken them over",
                            "\n  expected one Step per rank for a module with real weights; compile a module that has",
                            " its values, or one built by sfsdp::meta_init"));
-  const at::Tensor mine = step::initialise_range(tensor, options_.seed, first, count);
+  const at::Tensor mine = step::initialise_box(tensor, options_.seed, box);
   cache_->copied.resize(state_.size());
   if (++cache_->copied[source] == steps) tensor.value = at::Tensor();
   return mine;

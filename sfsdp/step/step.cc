@@ -23,6 +23,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/optim/own_loss.h"
+#include "sfsdp/plan/cuts.h"
 #include "sfsdp/step/constants.h"
 #include "sfsdp/step/initialise.h"
 
@@ -44,6 +45,10 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   const AxisList data = strategy.data_axes();
   for (const std::string& axis : data) add({axis});
   if (data.size() > 1) add(data);
+  AxisList model = strategy.model_axes(), all = strategy.shard_axes();
+  for (const std::string& axis : model) add({axis});
+  all.insert(all.end(), model.begin(), model.end());  // whose sums of squares add up
+  if (!model.empty() && all.size() > 1) add(all);
   return groups;
 }
 
@@ -128,6 +133,8 @@ struct Step::Impl {
   comm::CommWorld* world = nullptr;  // null: one rank
   exec::Groups groups;
   exec::DataPosition position;
+  DeviceMesh mesh;
+  int64_t rank = 0;
   std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   std::shared_ptr<exec::RankMemory> memory;              // of the plans, if they are run
@@ -141,12 +148,19 @@ struct Step::Impl {
 
   // The place of this rank's part in the whole buffer.
   int64_t begin_of(const StoredTensor& t) const { return t.sharded ? shards->rank() * t.shard : 0; }
-  // Elements of the tensor that this rank holds. Nothing of it may lie here: an empty range at its end.
-  Chunk range(const StoredTensor& t) const {
-    const int64_t numel = c10::multiply_integers(t.global_shape);
-    const int64_t begin = begin_of(t) - t.offset;
-    const int64_t first = std::clamp(begin, int64_t{0}, numel);
-    return {first, std::clamp(begin + t.shard, int64_t{0}, numel) - first};
+  // What of the tensor this rank holds: all that lies in the box that model axes leave it, or a range of that, which may be empty.
+  plan::Box box(const StoredTensor& t) const {
+    plan::Box box = plan::box_of(t.global_shape, t.cuts, mesh, rank);
+    const int64_t numel = box.flat.length, begin = begin_of(t) - t.offset;
+    box.flat.offset = std::clamp(begin, int64_t{0}, numel);
+    box.flat.length = std::clamp(begin + t.shard, int64_t{0}, numel) - box.flat.offset;
+    return box;
+  }
+  Chunk range(const StoredTensor& t) const { return box(t).flat; }
+  std::vector<int64_t> box_shape(const StoredTensor& t) const {
+    std::vector<int64_t> shape;
+    for (const Chunk& chunk : box(t).dims) shape.push_back(chunk.length);
+    return shape;
   }
   // The tensor's part of this rank's buffer, flat.
   at::Tensor local(const StoredTensor& t) const {
@@ -157,8 +171,9 @@ struct Step::Impl {
   // The same as the user sees it.
   at::Tensor shaped(const StoredTensor& t) const {
     const Chunk mine = range(t);
-    const int64_t numel = c10::multiply_integers(t.global_shape);
-    if (mine.length == numel) return local(t).view(t.global_shape);
+    const std::vector<int64_t> shape = box_shape(t);
+    const int64_t numel = c10::multiply_integers(shape);
+    if (mine.length == numel) return local(t).view(shape);
     if (t.global_shape.empty() || t.in_bucket) return local(t);
     std::vector<int64_t> rows = t.global_shape;
     rows[0] = rows[0] == 0 ? 0 : mine.length / (numel / rows[0]);
@@ -247,6 +262,8 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
   }
   impl_->memory = std::make_shared<exec::RankMemory>(impl_->world);
   const int64_t rank = world ? world->rank() : 0;
+  impl_->mesh = strategy.mesh;
+  impl_->rank = rank;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
   if (const AxisList axes = strategy.shard_axes(); !axes.empty())
     impl_->shards = impl_->groups.at(exec::axis_key(ir::Attr(axes)));
@@ -269,9 +286,9 @@ void Step::make_state(int64_t sharing) {
   for (const StoredTensor& t : program_->tensors()) {
     if (t.source < 0) continue;
     make(t.buffer);
-    const Chunk mine = impl_->range(t);
-    const at::Tensor values = program_->take_start(static_cast<size_t>(t.source), mine.offset, mine.length, sharing);
-    if (mine.length > 0) impl_->local(t).copy_(values);
+    const plan::Box mine = impl_->box(t);
+    const at::Tensor values = program_->take_start(static_cast<size_t>(t.source), mine, sharing);
+    if (mine.flat.length > 0) impl_->local(t).copy_(values);
   }
   for (const auto& [buffer, type] : types) make(buffer);
 }
@@ -326,11 +343,25 @@ const StoredTensor& find_tensor(const Program& program, const std::string& name)
 
 at::Tensor Step::gather(const std::string& name) {
   const StoredTensor& t = find_tensor(*program_, name);
-  if (!t.sharded) return impl_->local(t).view(t.global_shape).clone();
-  const at::Tensor& buffer = impl_->state.at(t.buffer);
-  at::Tensor whole = at::empty({t.shard * impl_->shards->size()}, buffer.options());
-  impl_->shards->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
-  return whole.narrow(0, t.offset, c10::multiply_integers(t.global_shape)).view(t.global_shape).clone();
+  const std::vector<int64_t> shape = impl_->box_shape(t);
+  at::Tensor part = impl_->local(t);
+  if (t.sharded) {
+    const at::Tensor& buffer = impl_->state.at(t.buffer);
+    const at::Tensor whole = at::empty({t.shard * impl_->shards->size()}, buffer.options());
+    impl_->shards->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
+    part = whole.narrow(0, t.offset, c10::multiply_integers(shape));
+  }
+  part = part.view(shape).clone();
+  for (size_t d = 0; d < t.cuts.size(); ++d)
+    for (const std::string& axis : t.cuts[d].axes) {
+      comm::Communicator& ranks = *impl_->groups.at(axis);
+      std::vector<int64_t> sizes = part.sizes().vec();
+      sizes.insert(sizes.begin(), ranks.size());
+      const at::Tensor parts = at::empty(sizes, part.options());
+      ranks.all_gather(bytes_of(part), bytes_of(parts), {"gather " + name, ""});
+      part = at::cat(parts.unbind(), static_cast<int64_t>(d));
+    }
+  return part;
 }
 
 std::map<std::string, at::Tensor> Step::state_dict() const {
@@ -339,7 +370,15 @@ std::map<std::string, at::Tensor> Step::state_dict() const {
   return values;
 }
 
-Chunk Step::range_of(const std::string& name) const { return impl_->range(find_tensor(*program_, name)); }
+Chunk Step::range_of(const std::string& name) const {
+  const StoredTensor& t = find_tensor(*program_, name);
+  if (!t.cuts.empty())
+    throw UserError(concat("range_of: ", t.name, " is cut by a model axis: what a rank has of it is no range of elements",
+                           "\n  expected a mesh of data axes alone here; Step::box_of says which elements there are"));
+  return impl_->range(t);
+}
+
+plan::Box Step::box_of(const std::string& name) const { return impl_->box(find_tensor(*program_, name)); }
 
 void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
   for (const auto& [name, value] : values) {
@@ -354,8 +393,11 @@ void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
                              value.defined() ? concat("of ", value.scalar_type()) : "undefined", "\n  expected ",
                              mine.scalar_type(), ", or a type of its kind, which is cast"));
     if (value.sizes() == at::IntArrayRef(t.global_shape)) {
-      const Chunk range = impl_->range(t);
-      impl_->local(t).copy_(value.reshape({-1}).narrow(0, range.offset, range.length));
+      const plan::Box box = impl_->box(t);
+      at::Tensor part = value;
+      for (size_t d = 0; d < box.dims.size(); ++d)
+        part = part.narrow(static_cast<int64_t>(d), box.dims[d].offset, box.dims[d].length);
+      impl_->local(t).copy_(part.reshape({-1}).narrow(0, box.flat.offset, box.flat.length));
     } else if (value.sizes() == mine.sizes()) {
       mine.copy_(value);
     } else {

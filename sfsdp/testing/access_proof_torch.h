@@ -16,6 +16,7 @@
 
 #include "sfsdp/ir/access.h"
 #include "sfsdp/ir/graph.h"
+#include "sfsdp/testing/cut_proof_torch.h"
 
 namespace sfsdp::testing {
 
@@ -35,6 +36,8 @@ class AccessProof {
   // The rows of the op set of which a call was proved.
   const std::set<std::string_view>& rows() const { return rows_; }
   const std::set<std::string>& wrong() const { return wrong_; }
+  // How ops may be cut, and in what they are linear.
+  const CutProof& cuts() const { return cuts_; }
   // What maps admit and no call has shown.
   std::set<std::string> unseen() const;
 
@@ -55,6 +58,7 @@ class AccessProof {
   std::set<std::string_view> rows_;
   std::map<std::string, bool> claims_;
   std::set<std::string> wrong_;
+  CutProof cuts_;
 };
 
 }  // namespace sfsdp::testing

@@ -7,6 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -87,8 +88,11 @@ ParamFlow ParamReader::read(Op* param) const {
   flow.param = param;
   flow.name = param->attr<std::string>("name");
   flow.whole = param->result()->type();
-  if (!flow.whole.dims.empty()) flow.split = flow.whole.dims[0].split;
-  if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), {}, false};
+  if (!flow.whole.dims.empty()) {
+    std::vector<std::string> model;  // axes that cut the whole as readers see it
+    for (const std::string& axis : flow.whole.dims[0].split) (is_model_axis(axis) ? model : flow.split).push_back(axis);
+    if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), std::move(model), false};
+  }
   for (Op* reader : index_.readers(param->result())) {
     if (ir::is_update(*reader)) {
       flow.update = reader;

@@ -34,7 +34,7 @@ struct ParamFlow {
   ir::Op* param = nullptr;
   std::string name, unit;
   ir::Type whole;                  // the parameter as readers see it
-  std::vector<std::string> split;  // the axes that cut it as it is stored, in dimension 0; none: stored whole
+  std::vector<std::string> split;  // the data axes that cut it as it is stored, in dimension 0; none: stored whole
   std::vector<ParamUse> uses;
   std::optional<GradientPath> path;
   ir::Op* update = nullptr;

@@ -16,8 +16,10 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/passes/analysis/param_flow.h"
 #include "sfsdp/passes/analysis/param_reads.h"
+#include "sfsdp/plan/cuts.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -94,9 +96,25 @@ class Rewriter {
     }
     ir::Attrs attrs = {{"name", b.name},       {"unit", b.members[0].unit}, {"members", names},
                        {"offsets", b.offsets}, {"numels", numels},          {"size", b.whole}};
+    if (auto cuts = cuts_of(b); !cuts.empty()) attrs["cuts"] = std::move(cuts);
     if (like->has_attr("trainable")) attrs["trainable"] = like->attrs.at("trainable");
     attrs.merge(plan::unit_attrs(*like));
     b.stored = before(b.members[0].param).value("param", {}, type, b.name, std::move(attrs));
+  }
+
+  // How model axes cut each member; empty: none is cut.
+  static std::vector<std::string> cuts_of(const Bucket& b) {
+    std::vector<std::string> cuts;
+    bool any = false;
+    for (const ParamFlow& m : b.members) {
+      plan::MemberCut cut;
+      for (size_t d = 0; d < m.whole.dims.size(); ++d)
+        for (const std::string& axis : m.whole.dims[d].split)
+          if (is_model_axis(axis)) cut = {static_cast<int64_t>(d), axis};
+      any |= cut.dim >= 0;
+      cuts.push_back(plan::to_string(cut));
+    }
+    return any ? cuts : std::vector<std::string>();
   }
 
   // One gather where the first member of the region was gathered; each member a view of it.
@@ -241,8 +259,11 @@ class Rewriter {
       if (!op->is("sum_squares")) continue;
       std::vector<bool> replicated(op->operands.size());
       if (op->has_attr("replicated")) replicated = op->attr<std::vector<bool>>("replicated");
+      const auto once = op->attr_or<std::vector<bool>>("counted_once", {});
+      std::map<const Value*, bool> once_of;
+      for (size_t i = 0; i < once.size(); ++i) once_of[op->operands[i]] = once[i];
       std::vector<Value*> operands;
-      std::vector<bool> flags;
+      std::vector<bool> flags, once_flags;
       std::vector<int64_t> segments, offsets, numels;
       std::set<const Value*> seen;
       for (size_t i = 0; i < op->operands.size(); ++i) {
@@ -253,8 +274,12 @@ class Rewriter {
         flags.push_back(replicated[i]);
         const auto found = bucket_of_gradient.find(value);
         segments.push_back(found == bucket_of_gradient.end() ? 0 : static_cast<int64_t>(found->second->members.size()));
-        if (found == bucket_of_gradient.end()) continue;
+        if (found == bucket_of_gradient.end()) {
+          once_flags.push_back(once_of[value]);
+          continue;
+        }
         for (size_t k = 0; k < found->second->members.size(); ++k) {
+          once_flags.push_back(once_of[found->second->members[k].path->gradient->result()]);
           offsets.push_back(found->second->offsets[k]);
           numels.push_back(found->second->members[k].whole.numel());
         }
@@ -262,6 +287,7 @@ class Rewriter {
       op->operand_lists = {{0, static_cast<int>(operands.size())}};
       op->operands = std::move(operands);
       op->attrs["replicated"] = flags;
+      if (!once.empty()) op->attrs["counted_once"] = once_flags;
       op->attrs["segments"] = segments;
       op->attrs["offsets"] = offsets;
       op->attrs["numels"] = numels;

@@ -13,6 +13,7 @@
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/side_table.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -277,7 +278,7 @@ class Checker {
 std::string check_axis_states(const Graph& graph) {
   if (graph.view != Graph::View::Local) return "the program is that of all ranks\n  expected one rank's, view local";
   for (const ir::MeshAxis& axis : graph.mesh) {
-    if (axis.size == 1) continue;
+    if (axis.size == 1 || is_model_axis(axis.name)) continue;
     if (std::string wrong = Checker(graph, axis.name).check(); !wrong.empty()) return wrong;
   }
   return "";

@@ -9,7 +9,7 @@
 
 namespace sfsdp::plan {
 
-// On every axis of the mesh a value has one ir::Placement::Kind: Replicate; Shard, the rank's part of a whole; or Own,
+// On every data axis of the mesh (model axes: layouts.h) a value has one ir::Placement::Kind: Replicate; Shard, the rank's part of a whole; or Own,
 // what the rank computed from its own batch and is still to be reduced. From the leaves on:
 //   param, state   Shard where the type is split over the axis, else Replicate (a buffer that is written from Own values, such
 //                  as batch norm's statistics, is local to a rank and so Own); input Own over the axes its type names;

@@ -14,6 +14,7 @@
 #include "sfsdp/plan/verify/buffers.h"
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/verify/kernels.h"
+#include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/plan/views.h"
 
@@ -112,6 +113,7 @@ std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& 
   if (note.errors.size() > found) return note.errors;  // the rest follows lanes and edges
   note.add(check_rendezvous(DeviceMesh(plan.graph.mesh), [&](int64_t) -> const Graph& { return plan.graph; }));
   note.add(check_axis_states(plan.graph));
+  note.add(verify_layouts(plan.graph));
   for (const std::string& error : check_views(plan.graph, plan.memory.views)) note(error);
   check_buffers(plan, note);
   for (const std::string& error : check_hazards(plan)) note(error);

@@ -135,15 +135,18 @@ Arrays sum_squares(const KernelContext& c) {
   Array out = Array::zeros(DType::f64, result_shape(c));
   const auto integers = [&](const char* key) { return c.op.attr_or<std::vector<int64_t>>(key, {}); };
   const auto segments = integers("segments"), offsets = integers("offsets"), numels = integers("numels");
+  const auto once = c.op.attr_or("counted_once", std::vector<bool>());
+  const int64_t inner = c.op.attr_or<int64_t>("inner", 1), outer_rank = c.axis_rank / inner;
   size_t sum = 0, segment = 0;
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const bool replicated = c.op.has_attr("replicated") && c.op.attr<std::vector<bool>>("replicated")[i];
     const std::vector<double>& data = c.in(i).data;
-    const bool counts = !replicated || c.axis_rank == 0;
     const auto whole = static_cast<int64_t>(data.size());
     const int64_t parts = segments.empty() ? 0 : segments[i];
-    const int64_t shard = replicated ? 0 : static_cast<int64_t>(c.axis_rank) * whole;  // where this rank's begins
+    const int64_t shard = replicated ? 0 : outer_rank * whole;  // where this rank's begins
     for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sum) {
+      const bool is_once = sum < once.size() && once[sum];
+      const bool counts = (!replicated || outer_rank == 0) && (!is_once || c.axis_rank % inner == 0);
       int64_t begin = 0, end = whole;
       if (parts > 0) {
         begin = std::clamp(offsets[segment] - shard, int64_t{0}, whole);

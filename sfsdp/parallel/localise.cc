@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/localise.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/view_geometry.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+using ir::Op, ir::Placement, ir::Type, ir::Value;
+
+// The dimensions in the same order in memory, without gaps; nullopt: those of `type` have some.
+std::optional<std::vector<int64_t>> dense_strides(const Type& type, const std::vector<int64_t>& sizes) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](size_t d) { return type.strides[d]; });
+  std::vector<int64_t> strides(sizes.size());
+  int64_t whole = 1, part = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    const size_t d = order[i];
+    if (type.dims[d].size > 1 && type.strides[d] != whole) return std::nullopt;
+    strides[d] = part;
+    whole *= type.dims[d].size;
+    part *= sizes[d];
+  }
+  return strides;
+}
+
+// Attributes that say the shape of the result.
+void set_sizes(Op& op, const std::vector<int64_t>& shape) {
+  for (const char* key : {"size", "input_sizes"})
+    if (const auto* sizes = op.find_attr<std::vector<int64_t>>(key); sizes && sizes->size() == shape.size())
+      op.attrs[key] = shape;
+}
+
+void set_strides(const Op& op, int result, const Type& whole, Type& part) {
+  part.strides.clear();
+  if (whole.strides.empty()) return;
+  const int aliased = ir::aliased_operand(op);
+  std::optional<std::vector<int64_t>> strides;
+  if (aliased >= 0) {
+    const Type& operand = op.operands[static_cast<size_t>(aliased)]->type();
+    if (const auto geometry = ir::view_geometry(op, result, {ir::strides_of(operand), 0})) strides = geometry->strides;
+  } else {
+    strides = dense_strides(whole, part.shape());
+  }
+  if (!strides)
+    throw UserError(concat("tensor_parallel: ", ir::opcode_at(op), " makes %", op.result(result)->name(), ", ", whole,
+                           ", which leaves gaps in memory\n  expected a tensor without gaps; call contiguous() on it"));
+  if (!ir::same_places(part, *strides)) part.strides = *strides;
+}
+
+}  // namespace
+
+void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements) {
+  for (const auto& op : graph.ops()) {
+    bool any = false;
+    std::vector<Type> whole;
+    for (const auto& result : op->results()) {
+      Type type = result->type();
+      whole.push_back(type);
+      const auto found = placements.find(result.get());
+      if (found == placements.end()) continue;
+      const Placement& placement = found->second;
+      if (placement.kind == Placement::Kind::Shard) {
+        ir::Dim& dim = type.dims[static_cast<size_t>(placement.dim)];
+        SFSDP_CHECK(dim.size % axis.size == 0, '%', result->name(), " of ", type, " over ", axis.size);
+        dim.size /= axis.size;
+        dim.split.push_back(axis.name);
+        any = true;
+      } else {
+        type.placements.push_back({placement, {axis.name}});
+      }
+      result->set_type(type);
+    }
+    if (!any) continue;
+    set_sizes(*op, op->result()->type().shape());
+    for (size_t r = 0; r < whole.size(); ++r) {
+      Type type = op->results()[r]->type();
+      set_strides(*op, static_cast<int>(r), whole[r], type);
+      op->results()[r]->set_type(type);
+    }
+  }
+}
+
+}  // namespace sfsdp::parallel

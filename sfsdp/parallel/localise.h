@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Makes sizes, strides and attributes of a graph those of one rank, once it is known how values lie: the end of partition.
+#pragma once
+
+#include <unordered_map>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/placement.h"
+
+namespace sfsdp::parallel {
+
+// On one axis; a value that is not there is whole.
+using Placements = std::unordered_map<const ir::Value*, ir::Placement>;
+
+// Types also name the axis.
+//   throws: UserError naming op and module path where a cut value lies in memory in a way that no part of it has
+void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements);
+
+}  // namespace sfsdp::parallel

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/op_cuts.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "sfsdp/ir/access.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+using ir::ClauseParts, ir::FactorPart, ir::Op, ir::Placement;
+
+constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
+
+OpCut like_first(const Op& op, const Placement& operand, const Placement& result) {
+  OpCut cut{.operands = std::vector<std::optional<Placement>>(op.operands.size()),
+            .results = std::vector<Placement>(op.results().size(), result)};
+  cut.operands[0] = operand;
+  return cut;
+}
+
+// ---- views
+
+// Where dimension `dim` comes to begin a dimension of the result that the ranks divide: as many elements stand before it.
+std::optional<int64_t> reshaped(const Op& op, int64_t dim, int64_t ranks) {
+  const auto before = [](const std::vector<int64_t>& shape, int64_t d) {
+    return std::accumulate(shape.begin(), shape.begin() + d, int64_t{1}, std::multiplies<>());
+  };
+  const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
+  for (int64_t d = 0; d < std::ssize(to); ++d)
+    if (to[static_cast<size_t>(d)] % ranks == 0 && to[static_cast<size_t>(d)] > 0 && before(to, d) == before(from, dim))
+      return d;
+  return std::nullopt;
+}
+
+int64_t permuted(const Op& op, int64_t dim) {
+  const auto rank = std::ssize(op.operands[0]->type().dims);
+  const auto from_front = [&](int64_t d) { return d < 0 ? d + rank : d; };
+  if (op.has_attr("dims")) {
+    const auto& dims = op.attr<std::vector<int64_t>>("dims");
+    for (int64_t i = 0; i < std::ssize(dims); ++i)
+      if (from_front(dims[static_cast<size_t>(i)]) == dim) return i;
+  }
+  const int64_t a = from_front(op.attr_or<int64_t>("dim0", 0)), b = from_front(op.attr_or<int64_t>("dim1", 1));
+  return dim == a ? b : dim == b ? a : dim;
+}
+
+std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t ranks) {
+  std::vector<OpCut> cuts;
+  if (operand == kSum) cuts.push_back(like_first(op, kSum, kSum));
+  if (operand.kind == Placement::Kind::Shard) {
+    const auto dim = ir::has_flag(op, ir::kPermute) ? permuted(op, operand.dim) : reshaped(op, operand.dim, ranks);
+    if (dim) cuts.push_back(like_first(op, operand, Placement::shard(*dim)));
+  }
+  cuts.push_back(like_first(op, kWhole, kWhole));
+  return cuts;
+}
+
+// ---- by access map
+
+const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
+  const auto found = std::ranges::find_if(parts, [&](const FactorPart& p) { return p.is(factor); });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+// The factor that a cut of the dimension cuts: the first there of more than one index.
+const FactorPart* leading(const std::vector<FactorPart>& parts, size_t dim) {
+  const auto found = std::ranges::find_if(parts, [&](const FactorPart& p) { return p.dim == dim && p.size > 1; });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+class Ways {
+ public:
+  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks)
+      : op_(op),
+        operands_(operands),
+        ranks_(ranks),
+        clauses_(ir::parts_of(op)),
+        map_(ir::map_of(op.opcode.row())) {}
+
+  std::vector<OpCut> all() const {
+    std::vector<OpCut> ways;
+    if (!(map_ && map_->by_place) && !ir::draws(op_))
+      for (const FactorPart& factor : factors_met())
+        if (auto way = by_factor(factor)) ways.push_back(std::move(*way));
+    if (auto way = of_summands()) ways.push_back(std::move(*way));
+    ways.push_back(whole());
+    return ways;
+  }
+
+ private:
+  // What the operands are cut in.
+  std::vector<FactorPart> factors_met() const {
+    std::vector<FactorPart> met;
+    for (const ClauseParts& clause : clauses_)
+      for (size_t k = 0; k < operands_.size(); ++k) {
+        if (operands_[k].kind != Placement::Kind::Shard || !clause.operands[k]) continue;
+        const FactorPart* part = leading(*clause.operands[k], static_cast<size_t>(operands_[k].dim));
+        if (part && std::ranges::none_of(met, [&](const FactorPart& p) { return p.is(*part); })) met.push_back(*part);
+      }
+    return met;
+  }
+
+  OpCut whole() const {
+    OpCut way{.operands = std::vector<std::optional<Placement>>(op_.operands.size()),
+              .results = std::vector<Placement>(op_.results().size(), kWhole)};
+    for (size_t k = 0; k < op_.operands.size(); ++k)
+      if (op_.operands[k]) way.operands[k] = kWhole;
+    return way;
+  }
+
+  std::optional<OpCut> by_factor(const FactorPart& factor) const {
+    OpCut way = whole();
+    for (const ClauseParts& clause : clauses_)
+      for (size_t k = 0; k < op_.operands.size(); ++k) {
+        if (!op_.operands[k] || !clause.operands[k]) continue;
+        const FactorPart* part = find(*clause.operands[k], factor);
+        if (!part || part->size == 1) continue;
+        if (part->size % ranks_ != 0 || leading(*clause.operands[k], part->dim) != part) return std::nullopt;
+        if (part->mark != ' ' && part->mark != '+') return std::nullopt;
+        way.operands[k] = Placement::shard(static_cast<int64_t>(part->dim));
+      }
+    for (const ClauseParts& clause : clauses_)
+      if (!set_results(clause, factor, way)) return std::nullopt;
+    return way;
+  }
+
+  bool set_results(const ClauseParts& clause, const FactorPart& factor, OpCut& way) const {
+    bool met = false, added = false;
+    for (size_t k = 0; k < op_.operands.size(); ++k) {
+      const FactorPart* part = op_.operands[k] && clause.operands[k] ? find(*clause.operands[k], factor) : nullptr;
+      if (!part || part->size == 1) continue;
+      met = true;
+      added |= part->mark == '+';
+    }
+    if (!met) return true;
+    if (added && !adds_up(clause, factor)) return false;
+    for (size_t r = 0; r < clause.results.size(); ++r) {
+      const FactorPart* part = find(clause.results[r], factor);
+      if (part && leading(clause.results[r], part->dim) != part) return false;
+      way.results[clause.first_result + r] = part ? Placement::shard(static_cast<int64_t>(part->dim)) : kSum;
+    }
+    return true;
+  }
+
+  // The op is linear in operands that are all added up over the factor.
+  bool adds_up(const ClauseParts& clause, const FactorPart& factor) const {
+    for (const std::vector<size_t>& group : map_->linear) {
+      bool all = true;
+      for (const size_t k : group) {
+        if (k >= op_.operands.size() || !op_.operands[k] || !clause.operands[k]) continue;
+        const FactorPart* part = find(*clause.operands[k], factor);
+        all &= part && part->mark == '+' && part->size > 1;
+      }
+      if (all) return true;
+    }
+    return false;
+  }
+
+  // All summands are of one group in which the op is linear, and the group has no others. Products and reductions are left out:
+  // to wait there would cost more work, or more sums.
+  std::optional<OpCut> of_summands() const {
+    if (!map_ || !is_light()) return std::nullopt;
+    for (const std::vector<size_t>& group : map_->linear) {
+      OpCut way = whole();
+      bool all = true, any = false;
+      for (const size_t k : group) {
+        if (k >= op_.operands.size() || !op_.operands[k]) continue;
+        all &= operands_[k] == kSum;
+        any = true;
+        way.operands[k] = kSum;
+      }
+      if (!all || !any) continue;
+      way.results.assign(op_.results().size(), kSum);
+      return way;
+    }
+    return std::nullopt;
+  }
+
+  bool is_light() const {
+    const ir::OpRow* row = op_.opcode.row();
+    return row && (row->cost == ir::CostClass::Free || row->cost == ir::CostClass::Pointwise);
+  }
+
+  const Op& op_;
+  const std::vector<Placement>& operands_;
+  const int64_t ranks_;
+  const std::vector<ClauseParts> clauses_;
+  const ir::AccessMap* map_;
+};
+
+bool is_view(const Op& op) { return ir::has_flag(op, ir::kReshape) || ir::has_flag(op, ir::kPermute); }
+
+}  // namespace
+
+std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks) {
+  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks).all();
+}
+
+bool has_rule(const Op& op) { return is_view(op) || ir::map_of(op.opcode.row()) != nullptr; }
+
+}  // namespace sfsdp::parallel

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// In which ways one op may be cut over an axis, as its row says (ir/access.h), for partition. Works on the whole's sizes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/placement.h"
+
+namespace sfsdp::parallel {
+
+// What each operand has to be, and what each result then is. An operand that is absent, or not read, may be anything.
+struct OpCut {
+  std::vector<std::optional<ir::Placement>> operands;
+  std::vector<ir::Placement> results;
+};
+
+// Every way that leaves one operand at least as it is, and last that of whole operands, which any op has.
+//   operands: what they are
+//   ranks:    of the axis, which has to divide what it cuts
+std::vector<OpCut> cuts_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t ranks);
+
+// Whether anything says how the op may be cut: views have rules of their own.
+bool has_rule(const ir::Op& op);
+
+}  // namespace sfsdp::parallel

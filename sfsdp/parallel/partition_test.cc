@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/partition.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/interpreter.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+// y = w2(w1(x)²), the sum of its squares, and what autograd makes of it.
+constexpr const char* kMlp = R"(
+  graph mesh [] view global
+    %w1 = param name=mlp.w1.weight : f32[8, 4] at mlp.w1.weight
+    %b1 = param name=mlp.w1.bias : f32[8] at mlp.w1.bias
+    %w2 = param name=mlp.w2.weight : f32[4, 8] at mlp.w2.weight
+    %b2 = param name=mlp.w2.bias : f32[4] at mlp.w2.bias
+    %x = input name=x : f32[2, 3, 4]
+  fwd:
+    %h = linear %x, %w1, %b1 : f32[2, 3, 8] at mlp.w1
+    %r = aten.mul.Tensor %h, %h : f32[2, 3, 8] at mlp
+    %y = linear %r, %w2, %b2 : f32[2, 3, 4] at mlp.w2
+  loss:
+    %squares = aten.mul.Tensor %y, %y : f32[2, 3, 4]
+    %loss = aten.sum %squares : f32[]
+  bwd:
+    %g = aten.mul.Scalar %y other=2.0 : f32[2, 3, 4]
+    %db2 = aten.sum.dim_IntList %g dim=[0, 1] : f32[4] at mlp.w2
+    %dr = linear_dx %g, %w2 bwd_of=%y : f32[2, 3, 8] at mlp.w2
+    %dw2 = linear_dw %g, %r bwd_of=%y : f32[4, 8] at mlp.w2
+    %d2 = aten.mul.Scalar %dr other=2.0 : f32[2, 3, 8] at mlp
+    %dh = aten.mul.Tensor %d2, %h : f32[2, 3, 8] at mlp
+    %db1 = aten.sum.dim_IntList %dh dim=[0, 1] : f32[8] at mlp.w1
+    %dw1 = linear_dw %dh, %x bwd_of=%h : f32[8, 4] at mlp.w1
+    %dx = linear_dx %dh, %w1 bwd_of=%h : f32[2, 3, 4] at mlp.w1
+    %w1.grad = gradient %dw1 param=mlp.w1.weight : f32[8, 4]
+    %b1.grad = gradient %db1 param=mlp.w1.bias : f32[8]
+    %w2.grad = gradient %dw2 param=mlp.w2.weight : f32[4, 8]
+    %b2.grad = gradient %db2 param=mlp.w2.bias : f32[4]
+    return %loss, %dx
+    carry %w1 = %w1.grad
+    carry %b1 = %b1.grad
+    carry %w2 = %w2.grad
+    carry %b2 = %b2.grad
+)";
+
+const TensorParallel kRules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}});
+
+ir::Graph cut(std::string_view text, const TensorParallel& rules, int64_t ranks) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"tp", ranks}};
+  graph.view = ir::Graph::View::Local;
+  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks));
+  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
+  CHECK(plan::verify_layouts(graph) == "");
+  return graph;
+}
+
+TEST_CASE("partition: an MLP needs one sum forward, and one backward for what it hands on") {
+  CHECK(ir::print(cut(kMlp, kRules, 2)) == testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %w1 = param name=mlp.w1.weight : f32[4/tp, 4] at mlp.w1.weight
+      %b1 = param name=mlp.w1.bias : f32[4/tp] at mlp.w1.bias
+      %w2 = param name=mlp.w2.weight : f32[4, 4/tp] at mlp.w2.weight
+      %b2 = param name=mlp.w2.bias : f32[4] at mlp.w2.bias
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %h = linear %x, %w1, %b1 : f32[2, 3, 4/tp] at mlp.w1
+      %r = aten.mul.Tensor %h, %h : f32[2, 3, 4/tp] at mlp
+      %y.product = linear %r, %w2 : f32[2, 3, 4] sum(tp) at mlp.w2
+      %y.product.sum = all_reduce %y.product axis=tp : f32[2, 3, 4] at mlp.w2
+      %y = aten.add.Tensor %y.product.sum, %b2 : f32[2, 3, 4] at mlp.w2
+    loss:
+      %squares = aten.mul.Tensor %y, %y : f32[2, 3, 4]
+      %loss = aten.sum %squares : f32[]
+    bwd:
+      %g = aten.mul.Scalar %y other=2.0 : f32[2, 3, 4]
+      %db2 = aten.sum.dim_IntList %g dim=[0, 1] : f32[4] at mlp.w2
+      %dr = linear_dx %g, %w2 bwd_of=%y.product : f32[2, 3, 4/tp] at mlp.w2
+      %dw2 = linear_dw %g, %r bwd_of=%y.product : f32[4, 4/tp] at mlp.w2
+      %d2 = aten.mul.Scalar %dr other=2.0 : f32[2, 3, 4/tp] at mlp
+      %dh = aten.mul.Tensor %d2, %h : f32[2, 3, 4/tp] at mlp
+      %db1 = aten.sum.dim_IntList %dh dim=[0, 1] : f32[4/tp] at mlp.w1
+      %dw1 = linear_dw %dh, %x bwd_of=%h : f32[4/tp, 4] at mlp.w1
+      %dx = linear_dx %dh, %w1 bwd_of=%h : f32[2, 3, 4] sum(tp) at mlp.w1
+      %dx.sum = all_reduce %dx axis=tp : f32[2, 3, 4] at mlp.w1
+      %w1.grad = gradient %dw1 param=mlp.w1.weight : f32[4/tp, 4]
+      %b1.grad = gradient %db1 param=mlp.w1.bias : f32[4/tp]
+      %w2.grad = gradient %dw2 param=mlp.w2.weight : f32[4, 4/tp]
+      %b2.grad = gradient %db2 param=mlp.w2.bias : f32[4]
+      return %loss, %dx.sum
+      carry %w1 = %w1.grad
+      carry %b1 = %b1.grad
+      carry %w2 = %w2.grad
+      carry %b2 = %b2.grad
+  )"));
+}
+
+// ---- the program of all ranks means what the whole one does
+
+using ir::interp::Array;
+
+// A rank's part of what the type says is cut in one dimension.
+Array part_of(const Array& whole, const ir::Type& type, size_t rank) {
+  Array part = whole;
+  part.shape = type.shape();
+  for (size_t i = 0; i < static_cast<size_t>(ir::interp::numel(part.shape)); ++i) {
+    size_t rest = i, at = 0, stride = 1;
+    for (size_t d = type.dims.size(); d-- > 0;) {
+      const auto size = static_cast<size_t>(part.shape[d]);
+      at += (rest % size + (type.dims[d].split.empty() ? 0 : rank * size)) * stride;
+      rest /= size;
+      stride *= static_cast<size_t>(whole.shape[d]);
+    }
+    part.data[i] = whole.data[at];
+  }
+  part.data.resize(static_cast<size_t>(ir::interp::numel(part.shape)));
+  return part;
+}
+
+void expect_close(const Array& got, const Array& expected) {
+  REQUIRE(got.shape == expected.shape);
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < got.data.size(); ++i) {
+    most = std::max(most, std::abs(got.data[i] - expected.data[i]));
+    largest = std::max(largest, std::abs(expected.data[i]));
+  }
+  CHECK(most <= 1e-11 * std::max(largest, 1.0));
+}
+
+void expect_same_meaning(std::string_view text, const TensorParallel& rules, int64_t ranks) {
+  const ir::Graph whole = ir::parse_or_throw(testing::dedent(text)), parts = cut(text, rules, ranks);
+  const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
+  const auto given = ir::interp::seeded_inputs(whole, 7);
+  const auto expected = ir::interp::run(whole, given, exact).ranks[0];
+  std::vector<ir::interp::Inputs> of_ranks(static_cast<size_t>(ranks));
+  std::map<std::string, const ir::Type*> types;
+  for (const auto& op : parts.ops())
+    if (ir::is_root(*op)) types[op->attr<std::string>("name")] = &op->result()->type();
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (const auto& [name, array] : given[0]) of_ranks[rank].emplace(name, part_of(array, *types.at(name), rank));
+  const auto got = ir::interp::run(parts, of_ranks, exact);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    CAPTURE(rank);
+    for (size_t i = 0; i < expected.outputs.size(); ++i) expect_close(got.ranks[rank].outputs[i], expected.outputs[i]);
+    for (const auto& [name, array] : expected.carried) {
+      CAPTURE(name);
+      expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), rank));
+    }
+  }
+}
+
+TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one") {
+  for (const int64_t ranks : {2, 4}) expect_same_meaning(kMlp, kRules, ranks);
+}
+
+}  // namespace
+}  // namespace sfsdp::parallel

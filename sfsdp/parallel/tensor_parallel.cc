@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/tensor_parallel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/glob.h"
+#include "sfsdp/base/strings.h"
+
+namespace sfsdp {
+
+TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules) {
+  for (const TensorParallelRule& rule : rules) {
+    if (rule.pattern.empty())
+      throw UserError("tensor_parallel: a rule without a pattern\n  expected a path such as *.w1");
+    if (rule.cut.dim < 0)
+      throw UserError(concat("tensor_parallel: ", rule.pattern, " has Shard(", rule.cut.dim,
+                             ")\n  expected a dimension, counted from 0"));
+  }
+  return {std::move(rules)};
+}
+
+namespace parallel {
+namespace {
+
+// "a.x", "a.y" of "a.x|y".
+std::vector<std::string> alternatives(std::string_view pattern) {
+  std::vector<std::string> all = split(pattern, '|');
+  const size_t dot = all[0].rfind('.');
+  for (size_t i = 1; i < all.size(); ++i)
+    if (dot != std::string::npos && all[i].find('.') == std::string::npos) all[i].insert(0, all[0], 0, dot + 1);
+  return all;
+}
+
+bool names_one(std::string_view pattern, std::string_view path) {
+  if (matches(pattern, path)) return true;
+  return pattern.starts_with("*.") && matches(pattern.substr(2), path);
+}
+
+std::string_view module_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
+}
+
+[[noreturn]] void refuse_rule(const TensorParallelRule& rule, const std::vector<std::string>& paths, bool is_named) {
+  const std::string what = concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")}");
+  if (is_named)
+    throw UserError(concat(what, ": no parameter that it names has a dimension ", rule.cut.dim,
+                           "\n  expected Shard(0) for the rows of a weight, Shard(1) for its columns"));
+  std::vector<std::string> modules;
+  for (const std::string& path : paths) modules.emplace_back(with_stars(std::string(module_of(path))));
+  throw UserError(concat(what, " names no parameter\n  expected a path such as ", paths.empty() ? "*.w1" : paths[0],
+                         ", or that of its module", did_you_mean(rule.pattern, modules)));
+}
+
+void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks) {
+  if (size % ranks == 0) return;
+  int64_t nearest = ranks;
+  while (size % nearest != 0) --nearest;
+  throw UserError(concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ",
+                         rule.cut.dim, " of ", path, ", of size ", size, ", over tp = ", ranks,
+                         "\n  expected a divisor of it: the nearest below is tp = ", nearest));
+}
+
+}  // namespace
+
+bool names(std::string_view pattern, std::string_view path) {
+  return std::ranges::any_of(alternatives(pattern), [&](const std::string& one) {
+    return names_one(one, path) || (!module_of(path).empty() && names_one(one, module_of(path)));
+  });
+}
+
+std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks) {
+  std::map<std::string, const ir::Type*> params;
+  std::vector<std::string> paths;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    paths.push_back(op->attr<std::string>("name"));
+    params[paths.back()] = &op->result()->type();
+  }
+  std::map<std::string, int64_t> cuts;
+  for (const TensorParallelRule& rule : tensor.rules) {
+    bool is_named = false, is_used = false;
+    for (const std::string& path : paths) {
+      if (!names(rule.pattern, path)) continue;
+      is_named = true;
+      const auto& dims = params.at(path)->dims;
+      if (rule.cut.dim >= std::ssize(dims)) continue;
+      is_used = true;
+      if (!cuts.emplace(path, rule.cut.dim).second) continue;
+      check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks);
+    }
+    if (!is_used) refuse_rule(rule, paths, is_named);
+  }
+  return cuts;
+}
+
+}  // namespace parallel
+}  // namespace sfsdp

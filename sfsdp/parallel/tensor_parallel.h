@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The user's verb of the axis tp: which dimension of which weights is cut.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp {
+
+// A dimension that an axis cuts into equal parts.
+struct Shard {
+  int64_t dim = 0;
+  explicit constexpr Shard(int64_t d) : dim(d) {}
+};
+
+// Parameters by path, or by the path of their module: of that one's those that have the dimension. * is any text, ? one character;
+// "*." in front stands for no text too; "a.x|y" is "a.x" or "a.y".
+struct TensorParallelRule {
+  std::string pattern;
+  Shard cut{0};
+};
+
+// What no rule names is whole on every rank of the axis. Of several rules that name a parameter the first counts.
+struct TensorParallel {
+  std::vector<TensorParallelRule> rules = {};
+};
+TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules);
+
+namespace parallel {
+
+bool names(std::string_view pattern, std::string_view path);
+
+// Which dimension of which parameters of the graph the rules cut, by name, over an axis of `ranks`.
+//   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide
+std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks);
+
+}  // namespace parallel
+}  // namespace sfsdp

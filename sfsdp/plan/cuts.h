@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How model axes cut what lies in flat buffers, as graphs say it: cuts= of a bucket's param.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sfsdp/plan/storage_layout.h"
+
+namespace sfsdp::plan {
+
+// An entry of cuts=: "0/tp" is dimension 0 over tp, "" whole.
+struct MemberCut {
+  int64_t dim = -1;  // -1: whole
+  std::string axis;
+};
+// throws: InternalError for another text
+MemberCut parse_member_cut(const std::string& text);
+std::string to_string(const MemberCut& cut);
+
+// Of a member of the bucket that the param is, by dimension; empty: it is whole.
+std::vector<Cut> cuts_of_member(const ir::Op& param, size_t member);
+
+// What a rank of the mesh has of a tensor.
+//   cuts: by dimension
+Box box_of(const std::vector<int64_t>& shape, const std::vector<Cut>& cuts, const DeviceMesh& mesh, int64_t rank);
+
+}  // namespace sfsdp::plan

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/verify/layouts.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/by_rank.h"
+#include "sfsdp/ir/loops.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/side_table.h"
+#include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/plan/cuts.h"
+#include "sfsdp/plan/verify/row_layouts.h"
+
+namespace sfsdp::plan {
+namespace {
+
+using ir::Graph, ir::Op, ir::Value;
+using Kind = Layout::Kind;
+using Integers = std::vector<int64_t>;
+
+// A part of a flat buffer.
+struct Segment {
+  int64_t offset = 0, numel = 0;
+  Layout layout;
+  bool operator==(const Segment&) const = default;
+};
+using Segments = std::vector<Segment>;
+
+// One axis at a time.
+class LayoutChecker {
+ public:
+  LayoutChecker(const Graph& graph, std::string axis) : graph_(graph), axis_(std::move(axis)), layouts_(graph) {}
+
+  std::string check() {
+    find_moments();
+    for (const auto& op : graph_.ops())
+      if (std::string wrong = visit(*op); !wrong.empty()) return wrong;
+    return check_ends();
+  }
+
+ private:
+  std::string error(const Op& op, const std::string& what, const std::string& cure) const {
+    return concat("over ", axis_, ": ", what, "\n    ", ir::print(op), "\n  ", cure);
+  }
+  const Layout& layout_of(const Value* value) const { return layouts_[value]; }
+  std::vector<Layout> layouts_of(const Op& op) const {
+    std::vector<Layout> all;
+    for (const Value* operand : op.operands) all.push_back(operand ? layout_of(operand) : Layout());
+    return all;
+  }
+  bool over_this_axis(const Op& op) const {
+    const auto axes = ir::axes_of(op);
+    return axes && std::ranges::find(*axes, axis_) != axes->end();
+  }
+
+  // Sets the results, and holds them against what their types say.
+  std::string set(const Op& op, const std::vector<Layout>& results) {
+    for (size_t r = 0; r < results.size(); ++r) {
+      const Value* value = op.results()[r].get();
+      layouts_[value] = results[r];
+      if (results[r].kind == Kind::Flat) continue;
+      if (const Layout named = named_by(*value); named != results[r] && value->type().kind != ir::Type::Kind::Token)
+        return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),
+                     "expected the type to say how the value lies");
+    }
+    return "";
+  }
+  std::string set(const Op& op, const Layout& layout) {
+    return set(op, std::vector<Layout>(op.results().size(), layout));
+  }
+
+  Layout named_by(const Value& value) const {
+    const ir::Placement placement = value.type().placement_on(axis_);
+    switch (placement.kind) {
+      case ir::Placement::Kind::Shard: return {Kind::Cut, placement.dim};
+      case ir::Placement::Kind::Partial: return {Kind::Summand};
+      default: return {};
+    }
+  }
+
+  // ---- flat buffers
+
+  Layout flat(Segments segments) {
+    const auto is_whole = [](const Segment& segment) { return segment.layout.kind == Kind::Whole; };
+    if (std::ranges::all_of(segments, is_whole)) return {};
+    const auto found = std::ranges::find(flats_, segments);
+    const auto index = static_cast<int>(found - flats_.begin());
+    if (found == flats_.end()) flats_.push_back(std::move(segments));
+    return {Kind::Flat, -1, index};
+  }
+  // nullptr: none of exactly this range.
+  const Segment* segment_at(const Layout& layout, int64_t offset, int64_t numel) const {
+    const Segments& segments = flats_[static_cast<size_t>(layout.flat)];
+    const auto found = std::ranges::find_if(
+        segments, [&](const Segment& s) { return s.offset == offset && s.numel == numel; });
+    return found == segments.end() ? nullptr : &*found;
+  }
+
+  Layout bucket(const Op& param) {
+    const auto& cuts = param.attr<std::vector<std::string>>("cuts");
+    const auto &offsets = param.attr<Integers>("offsets"), &numels = param.attr<Integers>("numels");
+    Segments segments;
+    for (size_t i = 0; i < cuts.size(); ++i) {
+      const MemberCut cut = parse_member_cut(cuts[i]);
+      segments.push_back({offsets[i], numels[i], cut.axis == axis_ ? Layout{Kind::Cut, cut.dim} : Layout()});
+    }
+    return flat(std::move(segments));
+  }
+
+  std::string pack(const Op& op) {
+    Segments segments;
+    const auto& offsets = op.attr<Integers>("offsets");
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      const Layout layout = layout_of(op.operands[i]);
+      if (layout.kind == Kind::Summand || layout.kind == Kind::Flat)
+        return error(op, concat("operand ", i, " is ", to_text(layout)), "expected what is whole or cut; reduce it");
+      segments.push_back({offsets[i], op.operands[i]->type().numel(), layout});
+    }
+    const Layout made = flat(std::move(segments));
+    if (made.kind == Kind::Flat && op.has_attr("ranks"))
+      return error(op, "parts of a model axis are packed by rank", "expected no ranks=");
+    return set(op, made);
+  }
+
+  std::string view(const Op& op) {
+    const Layout& from = layout_of(op.operands[0]);
+    if (from.kind == Kind::Whole) return set(op, from);
+    const auto* offset = op.find_attr<int64_t>("offset");
+    if (from.kind != Kind::Flat)
+      return offset ? error(op, concat("a range of what is ", to_text(from)), "expected a range of a whole, or a member")
+                    : by_row(op);
+    const Segment* segment = offset ? segment_at(from, *offset, op.result()->type().numel()) : nullptr;
+    if (!segment) return error(op, "no member of the buffer lies there", "expected one member, as a whole");
+    return set(op, segment->layout);
+  }
+
+  // ---- collectives, updates, the norm
+
+  std::string collective(const Op& op) {
+    const Layout before = layout_of(op.operands[0]);
+    const auto kind = ir::collective_kind(op);
+    const bool sums = ir::reduce_op(op) == ir::ReduceOp::Sum;
+    const bool reduces = kind == "reduce_scatter" || kind == "all_reduce";
+    if (!over_this_axis(op)) {
+      if (reduces && !sums && before.kind == Kind::Summand)
+        return error(op, "the largest of summands is not that of their sums", "expected the sum; reduce it first");
+      return set(op, before);
+    }
+    const auto* dim = op.find_attr<int64_t>("dim");
+    const auto wrong = [&](const char* expected) {
+      return error(op, concat(kind, " of what is ", to_text(before)), expected);
+    };
+    if (kind == "broadcast") return before.kind == Kind::Whole ? set(op, before) : wrong("expected what is whole");
+    if (kind == "all_gather") {
+      if (before != Layout{Kind::Cut, *dim}) return wrong("expected what is cut in the dimension that is gathered");
+      return set(op, Layout());
+    }
+    if (before.kind == Kind::Whole && !sums) return set(op, before);
+    if (before.kind != Kind::Summand || !sums) return wrong("expected a summand, and op=sum");
+    return set(op, kind == "all_reduce" ? Layout() : Layout{Kind::Cut, *dim});
+  }
+
+  std::string update(const Op& op) {
+    const Layout param = layout_of(op.operands[0]);
+    for (size_t i = 1; i < op.operands.size(); ++i) {
+      if (!op.operands[i]) continue;
+      const Layout layout = layout_of(op.operands[i]), expected = i <= ir::gradient_operand(op) ? param : Layout();
+      if (layout != expected)
+        return error(op, concat("operand ", i, ", %", op.operands[i]->name(), ", is ", to_text(layout)),
+                     concat("expected it ", to_text(expected), i <= ir::gradient_operand(op) ? ", as the parameter" : ""));
+    }
+    return set(op, param);
+  }
+
+  // One sum per parameter: over the axis it counts once.
+  std::string sum_squares(const Op& op) {
+    const auto segments = op.attr_or<Integers>("segments", Integers(op.operands.size()));
+    const auto offsets = op.attr_or<Integers>("offsets", {}), numels = op.attr_or<Integers>("numels", {});
+    const auto once = op.attr_or<std::vector<bool>>("counted_once", {});
+    const bool here = over_this_axis(op);
+    size_t sum = 0, at = 0;
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      const Layout& operand = layout_of(op.operands[i]);
+      for (int64_t part = 0; part < std::max<int64_t>(segments[i], 1); ++part, ++sum) {
+        Layout layout = operand;
+        if (operand.kind == Kind::Flat) {
+          const Segment* segment = segments[i] > 0 ? segment_at(operand, offsets[at], numels[at]) : nullptr;
+          if (!segment) return error(op, concat("sum ", sum, " is of no member of the buffer"), "expected one member");
+          layout = segment->layout;
+        }
+        at += segments[i] > 0 ? 1 : 0;
+        const bool is_once = here && sum < once.size() && once[sum];
+        if (layout.kind == Kind::Summand || (layout.kind == Kind::Cut && (!here || is_once)) ||
+            (layout.kind == Kind::Whole && here && !is_once))
+          return error(op, concat("sum ", sum, " is of what is ", to_text(layout), is_once ? ", and counts once" : ""),
+                       concat("expected axis= to name ", axis_, ", and counted_once= what is whole"));
+      }
+    }
+    return set(op, here ? Layout{Kind::Summand} : Layout());
+  }
+
+  // ---- the walk
+
+  // A moment lies as the parameter that it is updated with.
+  void find_moments() {
+    for (const auto& op : graph_.ops())
+      if (ir::is_update(*op))
+        for (size_t i = 1; i < ir::gradient_operand(*op); ++i)
+          if (op->operands[i]) param_of_[op->operands[i]] = op->operands[0];
+  }
+
+  std::string root(const Op& op) {
+    const Value* value = op.result();
+    const auto param = param_of_.find(value);
+    const Value* like = param == param_of_.end() ? value : param->second;
+    if (like->producer()->has_attr("cuts")) return set(op, bucket(*like->producer()));
+    if (value->type().placement_on(axis_).kind == ir::Placement::Kind::Own)
+      return error(op, "each rank has its own", "expected all ranks of a model axis to have the same samples");
+    return set(op, named_by(*value));
+  }
+
+  // Where elements of buffers stay in their places.
+  std::string of_flats(const Op& op, const std::vector<Layout>& operands) {
+    if (!op.is("cast", "wait", "gradient", "accumulate", "add_into", "store", "scale", "mul_scalar", "div"))
+      return error(op, "a buffer of parts is read as if it were one tensor", "expected views of its members");
+    Layout flat;
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const bool is_flat = operands[k].kind == Kind::Flat;
+      if ((is_flat && flat.kind == Kind::Flat && flat != operands[k]) ||
+          (!is_flat && (operands[k].kind != Kind::Whole || op.operands[k]->type().numel() > 1)))
+        return error(op, "a buffer of parts meets what lies otherwise", "expected buffers of the same members, or a number");
+      if (is_flat) flat = operands[k];
+    }
+    return set(op, flat);
+  }
+
+  std::string by_row(const Op& op) {
+    RowLayouts made = row_layouts(op, layouts_of(op), op.results().empty() ? Layout() : named_by(*op.result()));
+    if (made.wrong.empty()) return set(op, made.results);
+    std::string is;
+    for (size_t k = 0; k < op.operands.size(); ++k)
+      if (op.operands[k] && layout_of(op.operands[k]).kind != Kind::Whole)
+        is += concat(is.empty() ? "" : ", ", '%', op.operands[k]->name(), " is ", to_text(layout_of(op.operands[k])));
+    return error(op, concat(made.wrong, " (", is, ")"), "expected a collective before it");
+  }
+
+  std::string visit(const Op& op) {
+    if (ir::is_root(op)) return root(op);
+    if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
+    const auto coordinates = ir::coordinate_axes(op);
+    if (std::ranges::find(coordinates, axis_) != coordinates.end())
+      return error(op, "what it does depends on the rank's coordinate", "expected none beside a model axis yet");
+    if (ir::is_collective(op)) return collective(op);
+    if (ir::is_update(op)) return update(op);
+    if (op.is("sum_squares")) return sum_squares(op);
+    if (op.is("pack")) return pack(op);
+    if (op.is("view")) return view(op);
+    const std::vector<Layout> operands = layouts_of(op);
+    if (std::ranges::find(operands, Kind::Flat, &Layout::kind) != operands.end()) return of_flats(op, operands);
+    return by_row(op);
+  }
+
+  std::string check_ends() const {
+    for (const Value* output : graph_.outputs)
+      if (const Layout& layout = layout_of(output); layout.kind != Kind::Whole)
+        return error(*output->producer(), concat("the step returns %", output->name(), ", which is ", to_text(layout)),
+                     "expected what all ranks have");
+    for (const ir::Carry& carry : graph_.carries)
+      if (layout_of(carry.current) != layout_of(carry.next))
+        return error(*carry.next->producer(),
+                     concat('%', carry.current->name(), " is ", to_text(layout_of(carry.current)),
+                            ", what the next step has in its place ", to_text(layout_of(carry.next))),
+                     "expected the same of both");
+    return "";
+  }
+
+  const Graph& graph_;
+  std::string axis_;
+  ir::ValueTable<Layout> layouts_;
+  std::vector<Segments> flats_;
+  std::unordered_map<const Value*, const Value*> param_of_;  // by moment
+};
+
+}  // namespace
+
+std::string verify_layouts(const ir::Graph& graph) {
+  for (const ir::MeshAxis& axis : graph.mesh) {
+    if (axis.size == 1 || !is_model_axis(axis.name)) continue;
+    if (std::string wrong = LayoutChecker(graph, axis.name).check(); !wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+}  // namespace sfsdp::plan

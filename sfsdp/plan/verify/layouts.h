@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How each value of a rank's program lies on each model axis, derived op by op from what the ops' rows say of their iteration
+// spaces: written apart from parallel/partition.h, which makes such programs, and held against what the types say.
+#pragma once
+
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::plan {
+
+// On a model axis (is_model_axis) a value is whole on every rank, cut evenly in one dimension, or a summand; a flat buffer holds
+// parts of several kinds. From the roots on:
+//   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
+//   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, no others
+//   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with
+//   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,
+//                  and is so in the results; what is cut and added up makes summands where the op is linear; summands pass
+//                  where it is linear in them together; what must be whole must be
+//   sum_squares    over the axis: of what is whole one rank counts, of what is cut all do
+// What a step returns must be whole; what it carries on lies as what it replaces. Types that name the axis must say the same,
+// and those of values that are not whole must name it, but for flat buffers.
+// Returns "" or what is wrong, with the op.
+std::string verify_layouts(const ir::Graph& graph);
+
+}  // namespace sfsdp::plan

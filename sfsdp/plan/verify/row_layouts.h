@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the row of one op says of the layouts of its results on one axis, for layouts.h. Works on a rank's own sizes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::plan {
+
+// How a value lies on one model axis.
+struct Layout {
+  enum class Kind : uint8_t {
+    Whole,
+    Cut,      // evenly in dimension `dim`
+    Summand,  // the sum over the axis is the value
+    Flat,     // a buffer of parts of several kinds
+  };
+  Kind kind = Kind::Whole;
+  int64_t dim = -1;
+  int flat = -1;  // which, of those that the checker knows
+  bool operator==(const Layout&) const = default;
+};
+std::string to_text(const Layout& layout);
+
+// The layouts of an op's results, or why it has none.
+struct RowLayouts {
+  std::vector<Layout> results;
+  std::string wrong;
+};
+
+//   operands: none of them Flat; those of absent operands are not read
+//   named: what the result's type says, where several dimensions of it would do
+RowLayouts row_layouts(const ir::Op& op, const std::vector<Layout>& operands, const Layout& named);
+
+}  // namespace sfsdp::plan

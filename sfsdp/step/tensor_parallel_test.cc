@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Training with weights cut over the axis tp, on ranks that are threads, equals one eager process on the same global batch.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing.h"
+#include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+namespace nn = torch::nn;
+
+// Two blocks x + w2(relu(w1(x))), biases and all, and a head that is whole on every rank.
+struct BlockImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x + w2(at::relu(w1(x))); }
+  nn::Linear w1 = register_module("w1", nn::Linear(12, 20)), w2 = register_module("w2", nn::Linear(20, 12));
+};
+TORCH_MODULE(Block);
+struct MlpImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return head(second(first(x))); }
+  Block first = register_module("first", Block()), second = register_module("second", Block());
+  nn::Linear head = register_module("head", nn::Linear(12, 3));
+};
+TORCH_MODULE(Mlp);
+
+constexpr int64_t kRows = 24;
+constexpr AdamW kOptimizer{.lr = 2e-3, .weight_decay = 0.1};
+
+Batch rows(int64_t step, int64_t first, int64_t count) {
+  const at::Tensor all = at::arange(kRows * 15, at::kFloat).add(7.0 * static_cast<double>(step)).mul(0.37).sin();
+  const at::Tensor mine = all.view({kRows, 15}).narrow(0, first, count);
+  return {mine.narrow(1, 0, 12).contiguous(), mine.narrow(1, 12, 3).contiguous()};
+}
+const auto kLoss = [](auto& model, const Batch& b) { return (model->forward(b[0]) - b[1]).square().mean(); };
+
+struct Reference {
+  std::vector<StepResult> results;
+  std::map<std::string, at::Tensor> start, state, gradients;
+};
+
+template <class Make, class Loss>
+Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole, int64_t steps) {
+  Step one = compile(meta_init(make), loss, kOptimizer, whole(0), data_parallel(init_device_mesh({{"dp_shard", 1}})));
+  auto model = make();
+  testing::copy_weights(one, *model);
+  Reference reference;
+  for (const auto& p : model->named_parameters()) reference.start[p.key()] = p.value().detach().clone();
+  testing::EagerTrainer trainer(model.ptr(), kOptimizer, 1.0);
+  for (int64_t k = 0; k < steps; ++k) {
+    reference.results.push_back(trainer.step([&] { return loss(model, whole(k)); }));
+    if (k == 0) reference.gradients = trainer.gradients;
+  }
+  reference.state = trainer.state();
+  return reference;
+}
+
+// What of a bucket's gradient on this rank is of one parameter, and the same of the whole.
+struct Pieces {
+  at::Tensor got, expected;
+};
+Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& bucket, const at::Tensor& whole, int64_t begin) {
+  const plan::Box box = step.box_of(t.name);
+  at::Tensor part = whole;
+  for (size_t d = 0; d < box.dims.size(); ++d)
+    part = part.narrow(static_cast<int64_t>(d), box.dims[d].offset, box.dims[d].length);
+  return {bucket.view({-1}).narrow(0, box.flat.length == 0 ? 0 : t.offset + box.flat.offset - begin, box.flat.length),
+          part.reshape({-1}).narrow(0, box.flat.offset, box.flat.length)};
+}
+
+struct Case {
+  DeviceMesh mesh;
+  TensorParallel rules;
+  DataParallelOptions options = {};
+  int64_t micro_batches = 1;
+};
+
+template <class Make, class Loss>
+std::shared_ptr<Program> expect_parity(Make make, Loss loss, const std::function<Batch(int64_t, int64_t, int64_t)>& batch,
+                                       int64_t rows_in_all, const Case& c, const Reference& reference) {
+  CAPTURE(to_string(c.mesh));
+  CAPTURE(c.micro_batches);
+  const Strategy strategy = data_parallel(c.mesh, c.options, c.rules);
+  const int64_t data = strategy.data_ranks(), count = rows_in_all / data / c.micro_batches;
+  CompileOptions options;
+  options.max_norm = 1.0;
+  options.micro_batches = c.micro_batches;
+  auto program = compile_program(meta_init(make), loss, kOptimizer, batch(0, 0, count), strategy, options);
+  std::mutex mutex;
+  std::map<std::string, double> wrong, all;  // squares of step 1's gradients, over the ranks
+  testing::run_ranks(static_cast<int>(c.mesh.world_size()), [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const int64_t place = c.mesh.group_rank(world.rank(), strategy.data_axes());
+    for (const auto& [name, value] : reference.start) {
+      const at::Tensor start = step.gather(name);
+      std::lock_guard lock(mutex);
+      CAPTURE(name);
+      CHECK(at::equal(start, value));
+    }
+    const auto executor = step.executor(batch(0, 0, count));
+    std::map<std::string, at::Tensor> gradients;
+    executor->on_op = [&](const ir::Op& op, const std::vector<at::Tensor>& results) {
+      if (op.is("gradient")) gradients[op.attr<std::string>("param")] = results[0].clone();
+    };
+    for (size_t k = 0; k < reference.results.size(); ++k) {
+      std::vector<Batch> batches;
+      for (int64_t m = 0; m < c.micro_batches; ++m)
+        batches.push_back(batch(static_cast<int64_t>(k), (m * data + place) * count, count));
+      const StepResult got = step(batches);
+      executor->on_op = nullptr;
+      std::lock_guard lock(mutex);
+      CAPTURE(k);
+      CHECK(std::abs(got.loss - reference.results[k].loss) <= 1e-6 * std::abs(reference.results[k].loss));
+      CHECK(std::abs(got.grad_norm - reference.results[k].grad_norm) <= 5e-6 * reference.results[k].grad_norm);
+    }
+    for (const auto& [name, whole] : reference.gradients) {
+      const StoredTensor& t = *std::ranges::find(program->tensors(), name, &StoredTensor::name);
+      const AxisList shards = strategy.shard_axes();
+      const int64_t begin = t.sharded ? c.mesh.group_rank(world.rank(), shards) * t.shard : 0;
+      const auto [mine, expected] = pieces(step, t, gradients.at(t.buffer), whole, begin);
+      std::lock_guard lock(mutex);
+      wrong[name] += testing::sum_of_squares(mine - expected);
+      all[name] += testing::sum_of_squares(expected);
+    }
+    for (const auto& [name, value] : reference.state) {
+      const at::Tensor whole = step.gather(name);
+      std::lock_guard lock(mutex);
+      CAPTURE(name);
+      CHECK(whole.sizes() == value.sizes());
+      CHECK((whole - value).abs().max().template item<double>() <= 1e-5);
+    }
+  });
+  for (const auto& [name, squares] : wrong) {
+    CAPTURE(name);
+    CHECK(std::sqrt(squares) <= 5e-6 * std::sqrt(all.at(name)));
+  }
+  return program;
+}
+
+const TensorParallel kMlpRules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}});
+const auto kMakeMlp = [] { return Mlp(); };
+
+TEST_CASE("an MLP cut over tp 2, alone and with FSDP, DDP, micro-batches and ZeRO stages, trains as eager does") {
+  const Reference reference = eager(
+      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 6);
+  const auto check = [&](const Case& c) { return expect_parity(kMakeMlp, kLoss, rows, kRows, c, reference); };
+  check({init_device_mesh({{"dp_shard", 1}, {"tp", 2}}), kMlpRules});
+  check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kMlpRules});
+  check({init_device_mesh({{"tp", 4}}), kMlpRules});
+  check({init_device_mesh({{"dp_shard", 3}, {"tp", 2}}), kMlpRules, {}, 2});
+  check({init_device_mesh({{"dp_replicate", 2}, {"tp", 2}}), kMlpRules, {}, 3});
+  check({init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}), kMlpRules});
+  for (const int64_t stage : {0, 1, 2})
+    check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kMlpRules, {.zero_stage = stage}, 2});
+  check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kMlpRules, {.min_shard_numel = 100}});
+}
+
+const TensorParallel kLlamaRules = tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}});
+
+TEST_CASE("a Llama cut over tp 2 trains as eager does; heads and FFN are cut, embedding, head and norms whole") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 6);
+  const auto check = [&](const Case& c) {
+    return expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, c, reference);
+  };
+  check({init_device_mesh({{"tp", 2}}), kLlamaRules});
+  check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kLlamaRules, {}, 2});
+}
+
+// By module path, forward and backward: the all_reduces over tp, with layers as *.
+std::map<std::string, std::pair<int, int>> sums_by_module(const ir::Graph& graph) {
+  std::map<std::string, std::pair<int, int>> counts;
+  for (const auto& op : graph.ops()) {
+    if (!ir::is_collective(*op) || ir::axes_of(*op) != std::vector<std::string>{"tp"}) continue;
+    if (ir::collective_kind(*op) != "all_reduce" || !ir::is_repeated(op->section)) {
+      FAIL_CHECK(ir::print(*op));
+      continue;
+    }
+    auto& [forward, backward] = counts[std::string(ir::block_of(op->module_path))];
+    ++(op->section == ir::Section::Bwd ? backward : forward);
+  }
+  return counts;
+}
+
+TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, and nothing else") {
+  const auto program =
+      compile_program(meta_init(testing::make_llama), testing::loss_of, kOptimizer, testing::tokens(0, 0, 4),
+                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kLlamaRules), {});
+  const auto counts = sums_by_module(program->first()->graph);
+  using Counts = std::map<std::string, std::pair<int, int>>;
+  CHECK(counts == Counts{{"layers.0", {2, 2}}, {"layers.1", {2, 2}}});
+}
+
+}  // namespace
+}  // namespace sfsdp

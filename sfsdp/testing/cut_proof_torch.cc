@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/testing/cut_proof_torch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/access_map.h"
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/parallel/localise.h"
+
+namespace sfsdp::testing {
+namespace {
+
+using at::Tensor;
+using ir::Placement;
+
+constexpr Placement kSum = Placement::partial(ir::ReduceOp::Sum);
+
+std::string text_of(const parallel::OpCut& way, int64_t ranks) {
+  std::string text;
+  for (const auto& operand : way.operands)
+    text += concat(text.empty() ? "" : ", ", !operand ? "-" : *operand == Placement::replicate() ? "whole"
+                                                                 : concat(operand->dim));
+  return concat(ranks, " ranks, operands cut in ", text);
+}
+
+// The op alone, of one rank's sizes.
+ir::Graph local_op(const ir::Op& op, const parallel::OpCut& way, int64_t ranks) {
+  ir::Graph graph;
+  graph.mesh = {{"tp", ranks}};
+  parallel::Placements placements;
+  std::vector<ir::Value*> operands;
+  for (size_t k = 0; k < op.operands.size(); ++k) {
+    if (!op.operands[k]) {
+      operands.push_back(nullptr);
+      continue;
+    }
+    operands.push_back(graph.add("input", {}, {{concat("in", k), op.operands[k]->type()}})->result());
+    if (way.operands[k] && *way.operands[k] != Placement::replicate()) placements[operands[k]] = *way.operands[k];
+  }
+  std::vector<ir::Graph::NewResult> results;
+  for (const auto& result : op.results()) results.push_back({result->name(), result->type()});
+  ir::Op* made = graph.add(op.opcode, operands, std::move(results));
+  made->attrs = op.attrs;
+  made->operand_lists = op.operand_lists;
+  for (size_t r = 0; r < way.results.size(); ++r)
+    if (way.results[r] != Placement::replicate()) placements[made->results()[r].get()] = way.results[r];
+  parallel::localise(graph, graph.mesh[0], placements);
+  return graph;
+}
+
+// The rank's part, as its type lies in memory.
+Tensor part_of(const Tensor& whole, const ir::Value* operand, const ir::Value* local, int64_t ranks, int64_t rank) {
+  if (!operand || !whole.defined()) return whole;
+  Tensor part = whole;
+  for (size_t d = 0; d < operand->type().dims.size(); ++d)
+    if (const int64_t size = local->type().dims[d].size; size != operand->type().dims[d].size) {
+      SFSDP_CHECK(size * ranks == operand->type().dims[d].size, "part ", local->type(), " of ", operand->type());
+      part = part.narrow(static_cast<int64_t>(d), rank * size, size);
+    }
+  if (local->type().strides.empty()) return part.contiguous();
+  return at::empty_strided(part.sizes(), local->type().strides, part.options()).copy_(part);
+}
+
+}  // namespace
+
+void CutProof::prove(const ir::Op& op, const Tensors& operands, const Tensors& whole, const Run& run) {
+  for (const int64_t ranks : {2, 3})
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (!operands[k].defined()) continue;
+      for (int64_t d = 0; d < operands[k].dim(); ++d) {
+        if (operands[k].size(d) == 0 || operands[k].size(d) % ranks != 0) continue;
+        std::vector<Placement> placements(operands.size());
+        placements[k] = Placement::shard(d);
+        for (const parallel::OpCut& way : parallel::cuts_of(op, placements, ranks))
+          if (way.operands[k] && *way.operands[k] == placements[k]) cut(op, way, ranks, operands, whole, run);
+      }
+    }
+  if (const ir::AccessMap* map = ir::map_of(op.opcode.row()))
+    for (const std::vector<size_t>& group : map->linear) tear(op, group, operands, whole, run);
+}
+
+void CutProof::cut(const ir::Op& op, const parallel::OpCut& way, int64_t ranks, const Tensors& operands,
+                   const Tensors& whole, const Run& run) {
+  const std::string how = text_of(way, ranks);
+  std::vector<Tensors> made;
+  try {
+    const ir::Graph graph = local_op(op, way, ranks);
+    const ir::Op& local = *graph.ops().back();
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Tensors parts;
+      for (size_t k = 0; k < operands.size(); ++k)
+        parts.push_back(part_of(operands[k], op.operands[k], local.operands[k], ranks, rank));
+      made.push_back(run(local, parts));
+    }
+  } catch (const UserError&) {  // gaps in memory; what is refused is not claimed
+    return;
+  } catch (const std::exception& error) {
+    wrong_.insert(concat(op.opcode, ", ", how, ": ", error.what(), ", as in ", ir::print(op)));
+    return;
+  }
+  ++cuts_[op.opcode];
+  for (size_t r = 0; r < whole.size(); ++r) {
+    if (!whole[r].defined()) continue;
+    Tensors parts;
+    for (const Tensors& of_rank : made) parts.push_back(of_rank[r]);
+    if (way.results[r].kind == Placement::Kind::Shard) {
+      compare(op, how, r, at::cat(parts, way.results[r].dim), whole[r]);
+    } else if (way.results[r] == kSum) {
+      compare(op, how, r, at::stack(parts).sum(0), whole[r]);
+    } else {
+      for (const Tensor& part : parts) compare(op, how, r, part, whole[r]);
+    }
+  }
+}
+
+void CutProof::tear(const ir::Op& op, const std::vector<size_t>& group, const Tensors& operands, const Tensors& whole,
+                    const Run& run) {
+  Tensors first = operands, second = operands;
+  for (const size_t k : group) {
+    if (k >= operands.size() || !operands[k].defined()) continue;
+    if (!operands[k].is_floating_point() && !operands[k].is_complex()) return;
+    first[k] = at::randn_like(operands[k]);
+    second[k] = operands[k] - first[k];
+  }
+  const Tensors a = run(op, first), b = run(op, second);
+  ++groups_[op.opcode];
+  for (size_t r = 0; r < whole.size(); ++r)
+    if (whole[r].defined() && (whole[r].is_floating_point() || whole[r].is_complex()))
+      compare(op, "torn into summands", r, a[r] + b[r], whole[r]);
+}
+
+void CutProof::compare(const ir::Op& op, const std::string& how, size_t result, const Tensor& got,
+                       const Tensor& expected) {
+  const bool exact = !expected.is_floating_point() && !expected.is_complex();
+  const bool same = got.sizes() == expected.sizes() &&
+                    (exact ? at::equal(got.to(expected.scalar_type()), expected)
+                           : at::allclose(got.to(expected.scalar_type()), expected, 1e-3, 1e-4, /*equal_nan=*/true));
+  if (!same)
+    wrong_.insert(concat(op.opcode, ", result ", result, ", ", how, ": another result, as in ", ir::print(op)));
+}
+
+}  // namespace sfsdp::testing
