@@ -178,7 +178,7 @@ void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return;
   const std::array calls = {passes::make_call("canonicalise"), passes::make_call("fold_views"),
-                            passes::make_call("merge_duplicates"), passes::make_call("dead_code")};
+                            passes::make_call("merge_duplicates")};
   passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
   graph.mesh = strategy.mesh.axes();
   for (const std::string& axis : axes) {

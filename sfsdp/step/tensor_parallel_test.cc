@@ -199,7 +199,8 @@ TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, an
   const auto program =
       compile_program(meta_init(testing::make_llama), testing::loss_of, kOptimizer, testing::tokens(0, 0, 4),
                       data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kLlamaRules), {});
-  const auto counts = sums_by_module(program->first()->graph);
+  const auto variant = program->first();
+  const auto counts = sums_by_module(variant->graph);
   using Counts = std::map<std::string, std::pair<int, int>>;
   CHECK(counts == Counts{{"layers.0", {2, 2}}, {"layers.1", {2, 2}}});
 }

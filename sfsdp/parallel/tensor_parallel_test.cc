@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/tensor_parallel.h"
+
+#include <doctest/doctest.h>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/parallel/data_parallel.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+TEST_CASE("tensor_parallel: a pattern names a parameter or its module; alternatives share what stands before them") {
+  CHECK(names("*.w1", "layers.0.w1.weight"));
+  CHECK(names("*.w1", "w1.bias"));
+  CHECK(names("*.w1.weight", "mlp.w1.weight"));
+  CHECK(names("*.wq|wk|wv", "layers.3.attention.wv.weight"));
+  CHECK(names("tok_embeddings|output", "output.weight"));
+  CHECK_FALSE(names("*.w1", "layers.0.w11.weight"));
+  CHECK_FALSE(names("*.w1", "layers.w1.0.weight"));
+  CHECK_FALSE(names("*.wq|wk", "layers.3.attention.wo.weight"));
+}
+
+ir::Graph params() {
+  return ir::parse_or_throw(R"(graph mesh [] view global
+  %a = param name=mlp.w1.weight : f32[12, 4]
+  %b = param name=mlp.w1.bias : f32[12]
+  %c = param name=mlp.w2.weight : f32[4, 12]
+  %d = param name=mlp.w2.bias : f32[4]
+)");
+}
+
+TEST_CASE("tensor_parallel: the first rule that names a parameter counts, a bias is cut with rows alone") {
+  using Cuts = std::map<std::string, int64_t>;
+  CHECK(find_cuts(params(), tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}}), 2) ==
+        Cuts{{"mlp.w1.weight", 0}, {"mlp.w1.bias", 0}, {"mlp.w2.weight", 1}});
+  CHECK(find_cuts(params(), tensor_parallel({{"*.w1.weight", Shard(1)}, {"*", Shard(0)}}), 2) ==
+        Cuts{{"mlp.w1.weight", 1}, {"mlp.w1.bias", 0}, {"mlp.w2.weight", 0}, {"mlp.w2.bias", 0}});
+}
+
+void expect_refused(const std::vector<TensorParallelRule>& rules, int64_t ranks, const char* what) {
+  CHECK_THROWS_WITH_AS(find_cuts(params(), tensor_parallel(rules), ranks), doctest::Contains(what), UserError);
+}
+
+TEST_CASE("tensor_parallel: what names nothing, or cuts what the ranks do not divide, is refused with the cure") {
+  expect_refused({{"*.w4", Shard(0)}}, 2, "{\"*.w4\", Shard(0)} names no parameter");
+  expect_refused({{"*.w1.bias", Shard(1)}}, 2, "no parameter that it names has a dimension 1");
+  expect_refused({{"*.w1", Shard(0)}}, 8, "of size 12, over tp = 8\n  expected a divisor of it: the nearest below is tp = 6");
+  CHECK_THROWS_WITH_AS(tensor_parallel({{"*.w1", Shard(-1)}}), doctest::Contains("Shard(-1)"), UserError);
+  CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}})),
+                       doctest::Contains("no parameter is cut over it"), UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp::parallel

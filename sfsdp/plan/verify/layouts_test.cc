@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/plan/verify/layouts.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/testing/expect_pass.h"
+
+namespace sfsdp::plan {
+namespace {
+
+// w2(w1(x)²) in the buckets of a rank: members that are cut and one that is whole.
+const std::string kStep = testing::dedent(R"(
+  graph mesh [dp_shard=2, tp=2] view local
+    %flat = param cuts=["0/tp", "1/tp", ""] members=[w1, w2, b2] name=flat numels=[16, 16, 4] offsets=[0, 16, 32] size=36 : f32[18/dp_shard]
+    %flat.m = state name=flat.m : f32[18/dp_shard]
+    %step = state name=step : f32[]
+    %x = input name=x : f32[6, 4] own(dp_shard)
+  fwd:
+    %full.start = all_gather.start %flat axis=dp_shard dim=0 : async f32[36]
+    %full = wait %full.start : f32[36]
+    %w1 = view %full offset=0 : f32[4/tp, 4]
+    %w2 = view %full offset=16 : f32[4, 4/tp]
+    %b2 = view %full offset=32 : f32[4]
+    %h = linear %x, %w1 : f32[6, 4/tp]
+    %r = aten.mul.Tensor %h, %h : f32[6, 4/tp]
+    %y0 = linear %r, %w2 : f32[6, 4] sum(tp)
+    %y1 = all_reduce %y0 axis=tp : f32[6, 4]
+    %y = aten.add.Tensor %y1, %b2 : f32[6, 4]
+  loss:
+    %squares = aten.mul.Tensor %y, %y : f32[6, 4]
+    %loss = aten.sum %squares : f32[]
+  bwd:
+    %db2 = aten.sum.dim_IntList %y dim=[0] : f32[4]
+    %dr = linear_dx %y, %w2 : f32[6, 4/tp]
+    %dw2 = linear_dw %y, %r : f32[4, 4/tp]
+    %dh = aten.mul.Tensor %dr, %h : f32[6, 4/tp]
+    %dw1 = linear_dw %dh, %x : f32[4/tp, 4]
+    %packed = pack [%dw1, %dw2, %db2] offsets=[0, 16, 32] : f32[36]
+    %rs = reduce_scatter %packed axis=dp_shard dim=0 : f32[18]
+  clip:
+    %loss.all = all_reduce %loss axis=dp_shard : f32[]
+    %g = gradient %rs param=flat : f32[18]
+    %squares.g = sum_squares [%g] axis=[dp_shard, tp] counted_once=[false, false, true] inner=2 numels=[16, 16, 4] offsets=[0, 16, 32] replicated=[false] segments=[3] : f64[3] sum(tp)
+    %squares.all = all_reduce %squares.g axis=[dp_shard, tp] : f64[3]
+    %norm = grad_norm %squares.all : f64[]
+    %bad = non_finite %norm : f32[]
+  opt:
+    %flat.new, %flat.m.new = sgd %flat, %flat.m, %g, %bad donates=[0, 1] momentum=0.9 weight_decay=0.1 : f32[18/dp_shard], f32[18/dp_shard]
+    return %loss.all, %norm
+    carry %flat = %flat.new
+    carry %flat.m = %flat.m.new
+)");
+
+struct Mutant {
+  const char *what, *from, *to, *expected;
+};
+
+TEST_CASE("verify_layouts: a step in buckets is sound, and each change that breaks it is found, with the op") {
+  CHECK(verify_layouts(ir::parse_or_throw(kStep)) == "");
+  const std::vector<Mutant> mutants = {
+      {"a sum is dropped", "%y = aten.add.Tensor %y1, %b2", "%y = aten.add.Tensor %y0, %b2",
+       "a summand is taken for the sum"},
+      {"a sum is made twice", "%dr = linear_dx %y, %w2",
+       "%y2 = all_reduce %y axis=tp : f32[6, 4]\n  %dr = linear_dx %y2, %w2", "all_reduce of what is whole"},
+      {"a sum over the wrong axis", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=dp_shard",
+       "%y1 is a summand, its type says whole"},
+      {"the largest in place of the sum", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=tp op=max",
+       "all_reduce of what is a summand"},
+      {"a part is gathered that is a summand", "%y1 = all_reduce %y0 axis=tp : f32[6, 4]",
+       "%y1 = all_gather %y0 axis=tp dim=0 : f32[12, 4]", "all_gather of what is a summand"},
+      {"a member is taken for another", "%w2 = view %full offset=16", "%w2 = view %full offset=0",
+       "%w2 is cut in dimension 0, its type says cut in dimension 1"},
+      {"a view over the border of members", "%b2 = view %full offset=32", "%b2 = view %full offset=31",
+       "no member of the buffer lies there"},
+      {"a type that says whole", "%h = linear %x, %w1 : f32[6, 4/tp]", "%h = linear %x, %w1 : f32[6, 4]",
+       "%h is cut in dimension 1, its type says whole"},
+      {"a type that says cut", "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4]",
+       "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4/tp]", "%db2 is whole, its type says cut in dimension 0"},
+      {"a bias that each rank adds", "%y0 = linear %r, %w2 :", "%y0 = linear %r, %w2, %b2 :",
+       "what is cut is added up, in what the op is not linear in"},
+      {"gradients that are packed in another order", "%packed = pack [%dw1, %dw2, %db2]",
+       "%packed = pack [%dw2, %dw1, %db2]", "expected it a buffer of parts, as the parameter"},
+      {"the norm counts a cut member once", "counted_once=[false, false, true]", "counted_once=[true, false, true]",
+       "sum 0 is of what is cut in dimension 0, and counts once"},
+      {"the norm counts a whole member on each rank", "counted_once=[false, false, true]",
+       "counted_once=[false, false, false]", "sum 2 is of what is whole"},
+      {"the norm is not summed over tp", "%squares.all = all_reduce %squares.g axis=[dp_shard, tp]",
+       "%squares.all = all_reduce %squares.g axis=dp_shard", "%squares.all is a summand, its type says whole"},
+      {"the whole buffer is read", "%h = linear %x, %w1", "%all = aten.neg %full : f32[36]\n  %h = linear %x, %w1",
+       "a buffer of parts is read as if it were one tensor"},
+      {"a rank's own batch", "%x = input name=x : f32[6, 4] own(dp_shard)",
+       "%x = input name=x : f32[6, 4] own(dp_shard, tp)", "each rank has its own"},
+      {"a dimension that must be whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+       "%soft = aten._softmax %h dim=1 half_to_float=false : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+       "is a part where the op reads the whole dimension"},
+      {"a place in the whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+       "%low = aten.tril %h : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]", "depends on its place"},
+      {"what is returned", "return %loss.all, %norm", "return %loss.all, %norm, %h",
+       "the step returns %h, which is cut in dimension 1"},
+  };
+  for (const Mutant& mutant : mutants) {
+    CAPTURE(mutant.what);
+    std::string text = kStep;
+    const size_t at = text.find(mutant.from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, std::string(mutant.from).size(), mutant.to);
+    const std::string wrong = verify_layouts(ir::parse_or_throw(text));
+    CHECK_MESSAGE(wrong.find(mutant.expected) != std::string::npos, "\"", wrong, "\" lacks ", mutant.expected);
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp::plan
