@@ -55,6 +55,12 @@ Tensors narrow(const KernelContext& c) {
   return {c.operands[0].narrow(c.op.attr<int64_t>("dim"), c.op.attr<int64_t>("start"), c.op.attr<int64_t>("length"))};
 }
 
+Tensors own_part(const KernelContext& c) {
+  if (!c.group) return {c.operands[0].contiguous()};
+  const auto dim = c.op.attr<int64_t>("dim"), size = c.operands[0].size(dim) / c.group->group->size();
+  return {c.operands[0].narrow(dim, c.group->group->rank() * size, size).contiguous()};
+}
+
 Tensors identity(const KernelContext& c) { return {c.operands[0]}; }
 
 Tensors full(const KernelContext& c) {
@@ -249,6 +255,7 @@ constexpr Row kKernels[] = {
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
+    {"own_part", &own_part},
     {"view", &view},
     {"gradient", &identity},
     {"full", &full},

@@ -216,7 +216,8 @@ void rule_param(RuleContext& context) {
   if (!names) return;
   const auto* cuts = context.op.find_attr<std::vector<std::string>>("cuts");
   if (cuts && cuts->size() != names->size())
-    context.report(concat("has ", cuts->size(), " cuts"), concat("expected one for each of ", names->size(), " members"));
+    context.report(concat("has ", cuts->size(), " cuts"),
+                   concat("expected one for each of ", names->size(), " members"));
   const Shape offsets = context.counts("offsets", names->size()), numels = context.counts("numels", names->size());
   const int64_t size = context.integer("size");
   std::vector<size_t> order(names->size());
@@ -290,6 +291,17 @@ void rule_narrow(RuleContext& context) {
     context.report(concat("reads start=", start, " length=", length),
                    concat("expected a range inside dimension ", dim, " of ", context.operand()));
   shape[dim] = length;
+  context.expect_result(shape);
+}
+
+void rule_own_part(RuleContext& context) {
+  const size_t dim = context.dim();
+  const int64_t ranks = context.ranks();
+  Shape shape = context.operand().shape();
+  if (shape[dim] % ranks != 0)
+    context.stop(concat("cannot cut dimension ", dim, " of ", context.operand(), " into ", ranks),
+                 "expected a size that the ranks divide");
+  shape[dim] /= ranks;
   context.expect_result(shape);
 }
 

@@ -72,7 +72,8 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
   Type part = whole;
   if (const AxisList model = strategy.model_axes(); !model.empty()) {
     std::vector<bool> once;  // what no model axis cuts, all of their ranks have
-    for (const Op* g : gradients) once.push_back(g->result()->type().placement_on(model[0]) == ir::Placement::replicate());
+    for (const Op* g : gradients)
+      once.push_back(g->result()->type().placement_on(model[0]) == ir::Placement::replicate());
     attrs["counted_once"] = once;
     attrs["inner"] = strategy.mesh.group_size(model);
     axes.insert(axes.end(), model.begin(), model.end());

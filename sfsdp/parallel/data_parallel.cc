@@ -9,6 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/index.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp {
 namespace {
@@ -63,7 +64,8 @@ void check_axes(const Strategy& strategy) {
                  "\n  expected only dp_replicate, dp_shard and tp above 1: other axes are not supported yet"));
   }
   if (!strategy.model_axes().empty() && strategy.tensor.rules.empty())
-    throw UserError(concat("data_parallel: mesh axis tp = ", strategy.axis_size("tp"), ", and no parameter is cut over it",
+    throw UserError(concat("data_parallel: mesh axis tp = ", strategy.axis_size("tp"),
+                           ", and no parameter is cut over it",
                            "\n  expected tensor_parallel({{\"*.w1\", Shard(0)}, …}) beside the options, or tp = 1"));
   if (!strategy.model_axes().empty() && strategy.options.layout != ParameterLayout::Flat)
     throw UserError(concat("data_parallel: DataParallelOptions::layout = Dim0 with mesh axis tp = ",
@@ -131,12 +133,22 @@ Storage storage_of(const Op& param, const Strategy& strategy) {
   return s;
 }
 
-// A contiguous tensor, placed alike everywhere.
+// A contiguous tensor. Summands over a model axis stay summands; otherwise placed alike everywhere.
 Type plain(Type type, ir::DType dtype) {
   type.dtype = dtype;
   type.strides.clear();
-  type.placements.clear();
+  std::erase_if(type.placements, [](const ir::AxisPlacement& p) {
+    return p.placement.kind != ir::Placement::Kind::Partial || !is_model_axis(p.axes[0]);
+  });
   return type;
+}
+
+// The model axes over which a value is a summand.
+AxisList summed_over(const Type& type) {
+  AxisList axes;
+  for (const auto& [placement, over] : type.placements)
+    if (placement.kind == ir::Placement::Kind::Partial) axes.insert(axes.end(), over.begin(), over.end());
+  return axes;
 }
 
 // What a model axis cuts stays cut.
@@ -213,7 +225,9 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     value = place.value("reduce_scatter", {value}, with_rows(value->type(), s.rows), name + ".rs",
                         {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
   };
-  const AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
+  AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
+  const AxisList model = summed_over(value->type());  // on the shard: a gradient of what all ranks of a model axis have
+  axes.insert(axes.end(), model.begin(), model.end());
   const bool several = graph.micro_batches > 1;
   const bool once = s.placements.gradients == kWhole || strategy.options.reduce_once;
   if (s.sharded && !once) {
@@ -232,7 +246,9 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   place = build.before(gradient).in(Section::Clip);
   if (!axes.empty()) {
     const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
-    value = place.value("all_reduce", {value}, plain(value->type(), reduce_dtype), name + ".ar", {{"axis", axis}});
+    Type type = plain(value->type(), reduce_dtype);
+    type.placements.clear();
+    value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", axis}});
   }
   value = cast(place, value, kept_dtype, name + ".stored");
   if (options.factor != 1)

@@ -76,11 +76,7 @@ const FactorPart* leading(const std::vector<FactorPart>& parts, size_t dim) {
 class Ways {
  public:
   Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks)
-      : op_(op),
-        operands_(operands),
-        ranks_(ranks),
-        clauses_(ir::parts_of(op)),
-        map_(ir::map_of(op.opcode.row())) {}
+      : op_(op), operands_(operands), ranks_(ranks), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {}
 
   std::vector<OpCut> all() const {
     std::vector<OpCut> ways;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/parallel/partition.h"
 
-#include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -25,11 +25,14 @@ using ir::Graph, ir::Op, ir::Placement, ir::Value;
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// Bytes that pass a rank. A part cannot be made of a whole, nor of another part, yet.
+// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value.
 double cost_of(const Value& value, const Placement& from, const Placement& to) {
+  constexpr double kCopy = 1e-3;
   if (from == to) return 0;
-  if (to != kWhole) return kImpossible;
-  return static_cast<double>(value.type().bytes()) * (from == kSum ? 2 : 1);
+  if (to == kSum) return kImpossible;
+  const auto bytes = static_cast<double>(value.type().bytes());
+  if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
+  return from == kWhole ? kCopy * bytes : from == kSum ? bytes : (1 + kCopy) * bytes;
 }
 
 std::string text_of(const Placement& placement) {
@@ -96,42 +99,49 @@ class Partitioner {
     if (has_rule(op)) return;
     for (size_t k = 0; k < operands.size(); ++k)
       if (operands[k].kind == Placement::Kind::Shard)
-        throw UserError(concat("tensor_parallel: ", ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
-                               text_of(operands[k]), " over ", axis_.name,
+        throw UserError(concat("tensor_parallel: ", ir::opcode_at(op), " reads %", op.operands[k]->name(),
+                               ", which is ", text_of(operands[k]), " over ", axis_.name,
                                ", and nothing says how this op may be cut\n  expected an access map in its row of ",
                                ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                               ", or no rule for the weights of ", op.module_path.empty() ? "this module" : op.module_path));
+                               ", or no rule for the weights of ",
+                               op.module_path.empty() ? "this module" : op.module_path));
   }
 
+  // As its parameter lies. Summands are left to data_parallel, which reduces them with what ranks have of other samples.
   void gradient(Op& op) {
-    const auto& param = op.attr<std::string>("param");
-    const auto cut = cuts_.find(param);
-    const Placement wanted = cut == cuts_.end() ? kWhole : Placement::shard(cut->second);
-    const Placement got = placement_of(op.operands[0]);
-    if (cost_of(*op.operands[0], got, wanted) == kImpossible)
-      throw UserError(concat("tensor_parallel: the gradient of ", param, " comes out ", text_of(got), " of ",
-                             ir::opcode_at(*op.operands[0]->producer()), ", and ", param, " is ", text_of(wanted), " over ",
-                             axis_.name, "\n  expected no rule for it, or one for the weights that are used with it"));
+    const auto cut = cuts_.find(op.attr<std::string>("param"));
+    Placement wanted = cut == cuts_.end() ? kWhole : Placement::shard(cut->second);
+    if (wanted == kWhole && placement_of(op.operands[0]) == kSum) wanted = kSum;
     op.operands[0] = lying(op.operands[0], wanted, &op);
     if (wanted != kWhole) placements_[op.result()] = wanted;
   }
 
-  // The value as it has to lie, made where it is first asked for.
+  // The value as it has to lie, made where it is first asked for. reader: nullptr: the step, or the next one
   Value* lying(Value* value, const Placement& wanted, Op* reader) {
     const Placement from = placement_of(value);
     if (from == wanted) return value;
-    SFSDP_CHECK(wanted == kWhole, "%", value->name(), " is ", text_of(from), ", and is to be ", text_of(wanted));
-    Value*& made = whole_[value];
-    if (made) return made;
+    SFSDP_CHECK(wanted != kSum, "%", value->name(), " is ", text_of(from), ", and is to be a summand");
+    Value*& made = made_[value][wanted == kWhole ? -1 : wanted.dim];
+    if (!made) made = make(value, from, wanted, reader);
+    return made;
+  }
+
+  Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader) {
+    const bool to_part = wanted != kWhole;
+    if (to_part && from.kind == Placement::Kind::Shard) return lying(lying(value, kWhole, reader), wanted, reader);
+    const char* opcode = from == kSum ? (to_part ? "reduce_scatter" : "all_reduce")
+                         : to_part    ? "own_part"
+                                      : "all_gather";
+    const char* suffix = to_part ? ".part" : from == kSum ? ".sum" : ".whole";
     ir::Type type = value->type();
     type.strides.clear();
     ir::Attrs attrs = {{"axis", axis_.name}};
-    if (from != kSum) attrs["dim"] = from.dim;
+    if (to_part || from != kSum) attrs["dim"] = to_part ? wanted.dim : from.dim;
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
-    made = here.value(from == kSum ? "all_reduce" : "all_gather", {value}, type,
-                      value->name() + (from == kSum ? ".sum" : ".whole"), std::move(attrs));
-    ++(from == kSum ? report_.all_reduces : report_.all_gathers);
+    Value* made = here.value(opcode, {value}, type, value->name() + suffix, std::move(attrs));
+    if (to_part) placements_[made] = wanted;
+    ++report_.made[opcode];
     return made;
   }
 
@@ -139,31 +149,35 @@ class Partitioner {
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
   ir::Builder build_;
-  Placements placements_;  // of what is not whole
-  std::unordered_map<const Value*, Value*> whole_;
+  Placements placements_;                                             // of what is not whole
+  std::unordered_map<const Value*, std::map<int64_t, Value*>> made_;  // of a value, by dimension, -1: whole
   PartitionReport report_;
 };
 
-// Products that are added up over the axis, with a bias: it comes after the sum, as each rank would add it once.
+// Whether the op is a product with a bias that is added up over the axis, by the cut of its weight.
+bool adds_up_with_bias(const Op& op, const std::map<std::string, int64_t>& cuts) {
+  if (!op.is("linear") || op.operands.size() != 3 || !op.operands[1]->producer()->is("param")) return false;
+  const auto cut = cuts.find(op.operands[1]->producer()->attr<std::string>("name"));
+  return cut != cuts.end() && cut->second == 1;
+}
+
+// Its bias comes after the sum, as each rank would add it once.
 void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts) {
+  std::vector<Op*> biased;
+  for (const auto& op : graph.ops())
+    if (adds_up_with_bias(*op, cuts)) biased.push_back(op.get());
   ir::Builder build(graph);
   std::unordered_map<const Op*, const Op*> product_of;
-  for (const auto& op : graph.ops()) {
-    if (!op->is("linear") || op->operands.size() != 3 || !op->operands[1]->producer()->is("param")) continue;
-    const auto cut = cuts.find(op->operands[1]->producer()->attr<std::string>("name"));
-    if (cut == cuts.end() || cut->second != 1) continue;
-    const auto place = build.before(op.get());
+  for (Op* op : biased) {
+    const auto place = build.before(op);
     Value* old = op->result();
     Value* product = place.value("linear", {op->operands[0], op->operands[1]}, old->type(), old->name() + ".product");
     build.take_place(old, place.value("aten.add.Tensor", {product, op->operands[2]}, old->type(), "biased"));
-    product_of[op.get()] = product->producer();
+    product_of[op] = product->producer();
   }
   for (const auto& op : graph.ops())
     if (const auto found = product_of.find(op->bwd_of); found != product_of.end()) op->bwd_of = found->second;
-  std::vector<Op*> old;
-  for (const auto& op : graph.ops())
-    if (product_of.contains(op.get())) old.push_back(op.get());
-  build.erase(old);
+  build.erase(biased);
   build.apply();
 }
 

@@ -5,8 +5,8 @@
 // How:    each op is asked, in order, in which ways its row lets it be cut, given how its operands lie; the way that sends
 //         least is taken, and the collectives that it needs go in front of it. Then all sizes become a rank's own.
 // Needs:  a graph from capture, of global sizes; canonical ops, as their rows say more than those of the ops they stand for.
-// Leaves: every value's placement on the axis in its type; gradients placed as their parameters; outputs whole. What
-//         plan/verify/layouts.h proves of the final program.
+// Leaves: every value's placement on the axis in its type; gradients placed as their parameters, or summands of these; outputs
+//         whole. What plan/verify/layouts.h proves of the final program.
 // Source: DTensor's placements; the rules are the access maps' (ir/access.h), proved by execution.
 #pragma once
 
@@ -19,14 +19,13 @@
 
 namespace sfsdp::parallel {
 
-// Collectives that a cut has put into the graph.
+// What a cut has put into the graph, by opcode: collectives, and copies of a rank's part (own_part).
 struct PartitionReport {
-  int64_t all_gathers = 0, all_reduces = 0;
+  std::map<std::string, int64_t> made;
 };
 
 //   cuts: which dimension of which parameters, by name (find_cuts)
-//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, or where
-//           a gradient comes out otherwise than its parameter is cut
+//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut
 PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts);
 
 // The whole verb: names what several ops compute together (canonicalise), then partitions over each model axis.

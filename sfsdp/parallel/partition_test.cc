@@ -107,6 +107,88 @@ TEST_CASE("partition: an MLP needs one sum forward, and one backward for what it
   )"));
 }
 
+void expect_refused(const std::string& text, const TensorParallel& rules, const char* what) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"tp", 2}};
+  graph.view = ir::Graph::View::Local;
+  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, find_cuts(graph, rules, 2)), doctest::Contains(what), UserError);
+}
+
+TEST_CASE("partition: an op of which nothing says how it may be cut is refused with its module and the cure") {
+  std::string text = kMlp;
+  const std::string square = "%r = aten.mul.Tensor %h, %h : f32[2, 3, 8] at mlp\n";
+  text.replace(text.find(square), square.size(), "%r = aten.own_act %h : f32[2, 3, 8] at mlp\n");
+  expect_refused(
+      text, kRules,
+      "tensor_parallel: aten.own_act at mlp reads %h, which is cut in dimension 2 over tp, and nothing says how "
+      "this op may be cut\n  expected an access map in its row of sfsdp/ir/atenset.def, or no rule for the "
+      "weights of mlp");
+}
+
+// Softmax reads whole rows, tril knows its place; both are gathered for, and their gradients come out cut again.
+TEST_CASE("partition: what must be whole is gathered before it") {
+  const ir::Graph graph = cut(R"(
+    graph mesh [] view global
+      %w = param name=w.weight : f32[8, 4] at w.weight
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %h = linear %x, %w : f32[6, 8] at w
+      %s = aten._softmax %h dim=1 half_to_float=false : f32[6, 8] at act
+      %t = aten._softmax %h dim=0 half_to_float=false : f32[6, 8] at act
+      %l = aten.tril %t : f32[6, 8] at act
+      %y = aten.add.Tensor %s, %l : f32[6, 8]
+      return %y
+  )",
+                              tensor_parallel({{"w", Shard(0)}}), 2);
+  CHECK(ir::print(graph) == testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %w = param name=w.weight : f32[4/tp, 4] at w.weight
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %h = linear %x, %w : f32[6, 4/tp] at w
+      %h.whole = all_gather %h axis=tp dim=1 : f32[6, 8] at w
+      %s = aten._softmax %h.whole dim=1 half_to_float=false : f32[6, 8] at act
+      %t = aten._softmax %h dim=0 half_to_float=false : f32[6, 4/tp] at act
+      %t.whole = all_gather %t axis=tp dim=1 : f32[6, 8] at act
+      %l = aten.tril %t.whole : f32[6, 8] at act
+      %y = aten.add.Tensor %s, %l : f32[6, 8]
+      return %y
+  )"));
+}
+
+// Views of a cut dimension: it may lead those it is joined with, or taken apart into, and moves with the others.
+TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
+  const ir::Graph graph = cut(R"(
+    graph mesh [] view global
+      %w = param name=w.weight : f32[24, 4] at w.weight
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %h = linear %x, %w : f32[2, 3, 24] at w
+      %a = aten.view %h size=[2, 3, 4, 6] : f32[2, 3, 4, 6]
+      %b = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 4, 3, 6]{72, 6, 24, 1}
+      %c = aten.clone %b memory_format=0 : f32[2, 4, 3, 6]
+      %d = aten.view %c size=[8, 18] : f32[8, 18]
+      %n = aten.neg %b : f32[2, 4, 3, 6]{72, 6, 24, 1}
+      return %d, %n
+  )",
+                              tensor_parallel({{"w", Shard(0)}}), 2);
+  CHECK(ir::print(graph) == testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %w = param name=w.weight : f32[12/tp, 4] at w.weight
+      %x = input name=x : f32[2, 3, 4]
+    fwd:
+      %h = linear %x, %w : f32[2, 3, 12/tp] at w
+      %a = aten.view %h size=[2, 3, 2, 6] : f32[2, 3, 2/tp, 6]
+      %b = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
+      %c = aten.clone %b memory_format=0 : f32[2, 2/tp, 3, 6]
+      %c.whole = all_gather %c axis=tp dim=1 : f32[2, 4, 3, 6]
+      %d = aten.view %c.whole size=[8, 18] : f32[8, 18]
+      %n = aten.neg %b : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
+      %n.whole = all_gather %n axis=tp dim=1 : f32[2, 4, 3, 6]
+      return %d, %n.whole
+  )"));
+}
+
 // ---- the program of all ranks means what the whole one does
 
 using ir::interp::Array;
@@ -161,8 +243,16 @@ void expect_same_meaning(std::string_view text, const TensorParallel& rules, int
   }
 }
 
-TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one") {
-  for (const int64_t ranks : {2, 4}) expect_same_meaning(kMlp, kRules, ranks);
+TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one, whatever is named") {
+  for (const int64_t ranks : {2, 4}) {
+    expect_same_meaning(kMlp, kRules, ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"*.w1", Shard(0)}}), ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"*.w2", Shard(1)}}), ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"*.w1|w2", Shard(0)}}), ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"*.w1|w2", Shard(1)}}), ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"mlp.w2", Shard(0)}, {"mlp.w1.weight", Shard(1)}}), ranks);
+    expect_same_meaning(kMlp, tensor_parallel({{"*.bias", Shard(0)}}), ranks);
+  }
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct TensorParallelRule {
   Shard cut{0};
 };
 
-// What no rule names is whole on every rank of the axis. Of several rules that name a parameter the first counts.
+// What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.
 struct TensorParallel {
   std::vector<TensorParallelRule> rules = {};
 };

@@ -45,7 +45,8 @@ void expect_refused(const std::vector<TensorParallelRule>& rules, int64_t ranks,
 TEST_CASE("tensor_parallel: what names nothing, or cuts what the ranks do not divide, is refused with the cure") {
   expect_refused({{"*.w4", Shard(0)}}, 2, "{\"*.w4\", Shard(0)} names no parameter");
   expect_refused({{"*.w1.bias", Shard(1)}}, 2, "no parameter that it names has a dimension 1");
-  expect_refused({{"*.w1", Shard(0)}}, 8, "of size 12, over tp = 8\n  expected a divisor of it: the nearest below is tp = 6");
+  expect_refused({{"*.w1", Shard(0)}}, 8,
+                 "of size 12, over tp = 8\n  expected a divisor of it: the nearest below is tp = 6");
   CHECK_THROWS_WITH_AS(tensor_parallel({{"*.w1", Shard(-1)}}), doctest::Contains("Shard(-1)"), UserError);
   CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}})),
                        doctest::Contains("no parameter is cut over it"), UserError);

@@ -19,7 +19,7 @@ struct MemberCut {
 MemberCut parse_member_cut(const std::string& text);
 std::string to_string(const MemberCut& cut);
 
-// Of a member of the bucket that the param is, by dimension; empty: it is whole.
+// Those of one member of the bucket that the param is, by dimension; empty: it is whole.
 std::vector<Cut> cuts_of_member(const ir::Op& param, size_t member);
 
 // What a rank of the mesh has of a tensor.

@@ -44,7 +44,7 @@ std::string first_difference(const at::Tensor& was, const at::Tensor& now) {
   return concat("element ", i, " was ", a[i].item(), ", now ", b[i].item());
 }
 
-void check_options(const CompileOptions& options, int64_t data_ranks) {
+void check_options(const CompileOptions& options, int64_t ranks) {
   const auto refuse = [](const std::string& what, const std::string& expected) {
     throw UserError(concat("compile: CompileOptions::", what, "\n  expected ", expected));
   };
@@ -56,8 +56,8 @@ void check_options(const CompileOptions& options, int64_t data_ranks) {
     refuse(concat("pipeline.loss_chunks = ", options.pipeline.loss_chunks), "at least 1");
   if (!(options.tune.memory_gib >= 0))
     refuse(concat("tune.memory_gib = ", options.tune.memory_gib), "GiB for a rank, or 0: all of the machine's");
-  if (options.rng == exec::Rng::Eager && data_ranks > 1)
-    refuse(concat("rng = Eager on ", data_ranks, " ranks"),
+  if (options.rng == exec::Rng::Eager && ranks > 1)
+    refuse(concat("rng = Eager on ", ranks, " ranks"),
            "one rank: each would draw the numbers of the first; or rng = Counter");
   if (options.rng == exec::Rng::Eager &&
       (options.pipeline.remat.mode != passes::RematMode::None || options.tune.choose_remat))
@@ -130,7 +130,7 @@ Program::Program(std::shared_ptr<torch::nn::Module> module, capture::LossFunctio
       id_((uint64_t{std::random_device()()} << 32) | std::random_device()()),
       cache_(std::make_shared<Cache>(options_.max_variants)) {
   check_optimizer(optimizer_);
-  check_options(options_, strategy_.data_ranks());
+  check_options(options_, strategy_.mesh.world_size());
   check_batch_dims(strategy_.options.batch_dims, example);
   if (options_.executor == ExecutorKind::Planned)
     exec::count_memory();  // its kernels' own values go to the plan's workspace

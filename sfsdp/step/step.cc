@@ -45,10 +45,14 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   const AxisList data = strategy.data_axes();
   for (const std::string& axis : data) add({axis});
   if (data.size() > 1) add(data);
-  AxisList model = strategy.model_axes(), all = strategy.shard_axes();
+  const AxisList model = strategy.model_axes();
   for (const std::string& axis : model) add({axis});
-  all.insert(all.end(), model.begin(), model.end());  // whose sums of squares add up
-  if (!model.empty() && all.size() > 1) add(all);
+  // Sums of squares, and gradients of what a model axis leaves whole, are added over these together.
+  for (AxisList all : {strategy.shard_axes(), strategy.replicate_axes(), data}) {
+    if (model.empty() || all.empty()) continue;
+    all.insert(all.end(), model.begin(), model.end());
+    if (!groups.contains(exec::axis_key(ir::Attr(all)))) add(all);
+  }
   return groups;
 }
 
@@ -373,7 +377,8 @@ std::map<std::string, at::Tensor> Step::state_dict() const {
 Chunk Step::range_of(const std::string& name) const {
   const StoredTensor& t = find_tensor(*program_, name);
   if (!t.cuts.empty())
-    throw UserError(concat("range_of: ", t.name, " is cut by a model axis: what a rank has of it is no range of elements",
+    throw UserError(concat("range_of: ", t.name,
+                           " is cut by a model axis: what a rank has of it is no range of elements",
                            "\n  expected a mesh of data axes alone here; Step::box_of says which elements there are"));
   return impl_->range(t);
 }

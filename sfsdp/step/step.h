@@ -87,13 +87,12 @@ struct StoredTensor {
   std::vector<int64_t> global_shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trainable = false;
-  int64_t source = -1;  // index in Program::state, -1 for the optimizer's
-  std::string buffer;   // the param or state of the graph that holds it
-  int64_t offset = 0;   // of its first element in the whole buffer
-  std::vector<plan::Cut> cuts = {};  // by dimension, over model axes: a rank has a box of the tensor, of which the buffer holds a part
-  int64_t shard = 0;    // elements of the buffer that a rank holds: all of them, or from its place on dp_shard × shard
-  bool sharded = false;
-  bool in_bucket = false;  // with others, or alone in a flat buffer: a rank's part need not be whole rows
+  int64_t source = -1;               // index in Program::state, -1 for the optimizer's
+  std::string buffer;                // the param or state of the graph that holds it
+  int64_t offset = 0;                // of its first element in the whole buffer
+  std::vector<plan::Cut> cuts = {};  // of the tensor, by dimension, over model axes: the buffer holds a box of it
+  int64_t shard = 0;  // elements of the buffer that a rank holds: all of them, or from its place on dp_shard × shard
+  bool sharded = false, in_bucket = false;  // in a flat buffer: a rank's part need not be whole rows
 };
 
 // What is the same on all ranks: the module, its captured graphs, the layout of the state. Share one between the ranks
@@ -146,8 +145,7 @@ class Program {
  private:
   friend class Step;
   struct Cache;
-  // These elements of state()[source] as training starts, flat. Once `steps` calls have been made for a tensor with a real value,
-  // the program lets go of it. Thread-safe.
+  // Elements of state()[source] as training starts, flat; let go of, if they are real, after `steps` calls. Thread-safe.
   at::Tensor take_start(size_t source, const plan::Box& box, int64_t steps);
   Held<const Variant> variant(const Batch& example, bool training);
   void keep(const std::string& key, const Held<const Variant>& made);
@@ -199,18 +197,16 @@ class Step {
 
   // The whole tensor of a parameter, buffer or optimizer tensor ("<param>.exp_avg"); a collective call.
   at::Tensor gather(const std::string& name);
-  // This rank's part of each tensor, by name, aliasing the step's storage: the whole, or the box that model axes leave of it, rows
-  // of dimension 0 (layout Dim0), or a flat range of elements (layout Flat); see box_of. At ZeRO stages 1 and 2 it is the shard that the update
-  // writes: change it by load_state_dict, which has the whole copies gathered anew.
+  // This rank's part of each tensor, by name, aliasing the step's storage: the whole or a box, rows of dimension 0 (layout Dim0), or
+  // a flat range of elements (layout Flat); see box_of. At ZeRO stages 1 and 2 it is the shard that the update writes: change it
+  // by load_state_dict, which has the whole copies gathered anew.
   std::map<std::string, at::Tensor> state_dict() const;
   // Values by name, each either whole or as state_dict has it; to be called on every rank. Throws UserError
   // for unknown names, wrong shapes, and integers for floating point or the other way round.
   void load_state_dict(const std::map<std::string, at::Tensor>& values);
-  // Which elements of the whole tensor, in row-major order, its tensor in state_dict() holds.
-  //   throws: UserError where a model axis cuts the tensor, and there is no such range
-  Chunk range_of(const std::string& name) const;
-  // The same of any tensor: a box of it, and a range of that box.
+  // Which elements of the whole tensor state_dict() holds, row-major: a range of a box; range_of: UserError unless that is all of it.
   plan::Box box_of(const std::string& name) const;
+  Chunk range_of(const std::string& name) const;
 
   const Program& program() const { return *program_; }
   // The training graph's, for tests and debugging; the step uses it until CompileOptions::max_variants others took its place.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Training with weights cut over the axis tp, on ranks that are threads, equals one eager process on the same global batch.
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/linear.h>
 
@@ -12,7 +13,9 @@
 
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
@@ -71,7 +74,8 @@ Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole
 struct Pieces {
   at::Tensor got, expected;
 };
-Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& bucket, const at::Tensor& whole, int64_t begin) {
+Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& bucket, const at::Tensor& whole,
+              int64_t begin) {
   const plan::Box box = step.box_of(t.name);
   at::Tensor part = whole;
   for (size_t d = 0; d < box.dims.size(); ++d)
@@ -88,7 +92,8 @@ struct Case {
 };
 
 template <class Make, class Loss>
-std::shared_ptr<Program> expect_parity(Make make, Loss loss, const std::function<Batch(int64_t, int64_t, int64_t)>& batch,
+std::shared_ptr<Program> expect_parity(Make make, Loss loss,
+                                       const std::function<Batch(int64_t, int64_t, int64_t)>& batch,
                                        int64_t rows_in_all, const Case& c, const Reference& reference) {
   CAPTURE(to_string(c.mesh));
   CAPTURE(c.micro_batches);
@@ -167,6 +172,115 @@ TEST_CASE("an MLP cut over tp 2, alone and with FSDP, DDP, micro-batches and ZeR
   check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kMlpRules, {.min_shard_numel = 100}});
 }
 
+TEST_CASE(
+    "whatever is named, an MLP trains as eager does: what lies otherwise is gathered, cut or added up on the way") {
+  const Reference reference = eager(
+      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 3);
+  const std::vector<TensorParallel> all = {
+      tensor_parallel({{"*.w1", Shard(0)}}), tensor_parallel({{"*.w2", Shard(1)}}),
+      tensor_parallel({{"*.w1|w2", Shard(0)}}), tensor_parallel({{"*.w1|w2", Shard(1)}}),
+      tensor_parallel(
+          {{"first.w2", Shard(0)}, {"first.w1.weight", Shard(1)}, {"*.bias", Shard(0)}, {"head", Shard(1)}})};
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i == 4) continue;  // head.bias has 3 elements
+    CAPTURE(i);
+    expect_parity(kMakeMlp, kLoss, rows, kRows, {init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), all[i]}, reference);
+  }
+  CHECK_THROWS_WITH_AS(compile_program(meta_init(kMakeMlp), kLoss, kOptimizer, rows(0, 0, kRows),
+                                       data_parallel(init_device_mesh({{"tp", 2}}), {}, all[4]), {}),
+                       doctest::Contains("cuts dimension 0 of head.bias, of size 3, over tp = 2"), UserError);
+}
+
+// Masks of what is whole are those of one rank; what is cut is gathered before it is dropped.
+struct DroppingImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    return head(at::dropout(w2(at::dropout(at::relu(w1(x)), 0.25, is_training())), 0.5, is_training()));
+  }
+  nn::Linear w1 = register_module("w1", nn::Linear(12, 20)), w2 = register_module("w2", nn::Linear(20, 12)),
+             head = register_module("head", nn::Linear(12, 3));
+};
+TORCH_MODULE(Dropping);
+
+TEST_CASE("dropout over tp draws the masks of one rank") {
+  const auto train = [&](const DeviceMesh& mesh, const TensorParallel& rules) {
+    const auto program = compile_program(meta_init([] { return Dropping(); }), kLoss, kOptimizer,
+                                         rows(0, 0, kRows / (mesh.has("dp_shard") ? mesh.size("dp_shard") : 1)),
+                                         data_parallel(mesh, {}, rules), {});
+    const Strategy& strategy = program->strategy();
+    return testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) -> std::vector<Batch> {
+      const int64_t count = kRows / strategy.data_ranks();
+      return {rows(step, strategy.mesh.group_rank(rank, strategy.data_axes()) * count, count)};
+    });
+  };
+  const testing::Trained one = train(init_device_mesh({{"dp_shard", 1}}), {});
+  for (const DeviceMesh& mesh :
+       {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), init_device_mesh({{"tp", 4}})}) {
+    CAPTURE(to_string(mesh));
+    const testing::Trained got = train(mesh, kMlpRules);
+    for (size_t k = 0; k < one.results.size(); ++k)
+      CHECK(std::abs(got.results[k].loss - one.results[k].loss) <= 1e-6 * one.results[k].loss);
+  }
+}
+
+TEST_CASE(
+    "what a rank has of a weight that tp cuts: a box of it, of which FSDP has a range; loaded whole or as it is") {
+  const DeviceMesh mesh = init_device_mesh({{"dp_shard", 2}, {"tp", 2}});
+  const auto program =
+      compile_program(meta_init(kMakeMlp), kLoss, kOptimizer, rows(0, 0, 12), data_parallel(mesh, {}, kMlpRules), {});
+  std::mutex mutex;
+  std::map<std::string, int64_t> elements;  // that ranks have, all together
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    std::lock_guard lock(mutex);
+    const plan::Box box = step.box_of("first.w2.weight");
+    CHECK(box.dims == std::vector<Chunk>{{0, 12}, {world.rank() % 2 * 10, 10}});
+    CHECK(step.box_of("first.w2.bias").dims == std::vector<Chunk>{{0, 12}});
+    CHECK_THROWS_WITH_AS(step.range_of("first.w2.weight"), doctest::Contains("Step::box_of"), UserError);
+    for (const auto& [name, tensor] : step.state_dict()) {
+      CHECK(tensor.numel() == step.box_of(name).flat.length);
+      elements[name] += tensor.numel();
+    }
+  });
+  CHECK(elements.at("first.w2.weight") == 20 * 12);
+  CHECK(elements.at("first.w2.weight.exp_avg") == 20 * 12);
+  CHECK(elements.at("first.w2.bias") == 2 * 12);
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const at::Tensor other = at::arange(20 * 12, at::kFloat).view({12, 20});
+    step.load_state_dict({{"second.w2.weight", other}});
+    auto mine = step.state_dict().at("first.w1.weight").clone();
+    mine.fill_(static_cast<float>(world.rank()));
+    step.load_state_dict({{"first.w1.weight", mine}});
+    const at::Tensor got = step.gather("second.w2.weight"), ranks = step.gather("first.w1.weight");
+    std::lock_guard lock(mutex);
+    CHECK(at::equal(got, other));
+    CHECK(ranks[0][0].item<float>() == 0);
+    CHECK(ranks[19][11].item<float>() == 3);
+  });
+}
+
+TEST_CASE("real weights and evaluation over tp: a rank takes its box, and the loss is eager's") {
+  Mlp model, eager_model;
+  {
+    const at::NoGradGuard no_grad;
+    const auto from = model->parameters(), to = eager_model->parameters();
+    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+  }
+  const double expected = kLoss(eager_model, rows(3, 0, kRows)).item<double>();
+  const auto program =
+      compile_program(model, kLoss, kOptimizer, rows(0, 0, 12),
+                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kMlpRules), {});
+  std::mutex mutex;
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const double loss = step.eval(rows(3, world.rank() / 2 * 12, 12));
+    const at::Tensor weight = step.gather("second.w2.weight");
+    std::lock_guard lock(mutex);
+    CHECK(std::abs(loss - expected) <= 1e-6 * expected);
+    CHECK(at::equal(weight, eager_model->second->w2->weight));
+  });
+}
+
 const TensorParallel kLlamaRules = tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}});
 
 TEST_CASE("a Llama cut over tp 2 trains as eager does; heads and FFN are cut, embedding, head and norms whole") {
@@ -178,6 +292,29 @@ TEST_CASE("a Llama cut over tp 2 trains as eager does; heads and FFN are cut, em
   };
   check({init_device_mesh({{"tp", 2}}), kLlamaRules});
   check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kLlamaRules, {}, 2});
+}
+
+TEST_CASE("biases and norms of q and k under tp: gradients of what all heads share are added over it") {
+  const auto make = [] {
+    models::Llama3Args args = testing::tiny_llama();
+    args.qk_norm = args.qkv_bias = true;
+    return models::Llama3(args);
+  };
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      make, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+  for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}}),
+                                 init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}})})
+    expect_parity(make, testing::loss_of, batch, testing::kGlobalBatch, {mesh, kLlamaRules}, reference);
+}
+
+TEST_CASE("fewer heads of keys than ranks: what they make is gathered") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+  const TensorParallel rules = tensor_parallel({{"*.wq|wk|wv", Shard(0)}, {"*.wo", Shard(1)}});
+  expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch,
+                {init_device_mesh({{"tp", 4}}), rules}, reference);
 }
 
 // By module path, forward and backward: the all_reduces over tp, with layers as *.
@@ -203,6 +340,30 @@ TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, an
   const auto counts = sums_by_module(variant->graph);
   using Counts = std::map<std::string, std::pair<int, int>>;
   CHECK(counts == Counts{{"layers.0", {2, 2}}, {"layers.1", {2, 2}}});
+}
+
+TEST_CASE(
+    "a compiled Llama says of every value how it lies over tp, in text too; a sum that is left out is found each "
+    "time") {
+  const auto program =
+      compile_program(meta_init(testing::make_llama), testing::loss_of, kOptimizer, testing::tokens(0, 0, 4),
+                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kLlamaRules), {});
+  const auto variant = program->first();
+  const std::string text = ir::print(variant->graph);
+  const ir::Graph graph = ir::parse_or_throw(text);
+  CHECK(ir::print(graph) == text);
+  CHECK(plan::verify_layouts(graph) == "");
+  int changed = 0;
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    if (ir::collective_kind(*graph.ops()[i]) != "all_reduce" || !ir::is_start(*graph.ops()[i])) continue;
+    const auto axes = ir::axes_of(*graph.ops()[i]);
+    if (!axes || std::ranges::find(*axes, "tp") == axes->end()) continue;
+    const ir::Graph mutant = graph.clone();
+    mutant.ops()[i]->attrs["axis"] = std::string("dp_shard");
+    CHECK(plan::verify_layouts(mutant) != "");
+    ++changed;
+  }
+  CHECK(changed == 2 * 4 + 1);  // of two blocks, and of the norm
 }
 
 }  // namespace

@@ -23,8 +23,9 @@ constexpr Placement kSum = Placement::partial(ir::ReduceOp::Sum);
 std::string text_of(const parallel::OpCut& way, int64_t ranks) {
   std::string text;
   for (const auto& operand : way.operands)
-    text += concat(text.empty() ? "" : ", ", !operand ? "-" : *operand == Placement::replicate() ? "whole"
-                                                                 : concat(operand->dim));
+    text += concat(text.empty() ? "" : ", ", !operand                             ? "-"
+                                             : *operand == Placement::replicate() ? "whole"
+                                                                                  : concat(operand->dim));
   return concat(ranks, " ranks, operands cut in ", text);
 }
 

@@ -181,10 +181,10 @@ class Rewriter {
     }
     const auto after = build_.after(last).in(Section::Bwd).at(unit_);
     const auto head = before(index_.first_of(gradients));
-    Value* value = after
-                       .list("pack", parts, Type::tensor(parts[0]->type().dtype, {b.whole}), b.name + ".grad.packed",
-                             {{"offsets", b.offsets}})
-                       ->result();
+    Type packed_type = Type::tensor(parts[0]->type().dtype, {b.whole});
+    packed_type.placements =
+        parts[0]->type().placements;  // members of one key are all summands over a model axis, or none
+    Value* value = after.list("pack", parts, packed_type, b.name + ".grad.packed", {{"offsets", b.offsets}})->result();
     for (size_t i = packed; i < like.ops.size(); ++i) {
       const Op* op = like.ops[i];
       const int64_t size = op->is("reduce_scatter") ? b.shard : value->type().numel();
@@ -193,8 +193,9 @@ class Rewriter {
                            : op->is("mul_scalar")   ? ".grad.mean"
                                                     : ".grad.acc";
       const auto place = ir::is_repeated(op->section) ? after : head.in(op->section);
-      value = place.value(op->opcode, {value}, Type::tensor(op->result()->type().dtype, {size}), b.name + suffix,
-                          op->attrs);
+      Type type = Type::tensor(op->result()->type().dtype, {size});
+      type.placements = op->result()->type().placements;
+      value = place.value(op->opcode, {value}, type, b.name + suffix, op->attrs);
     }
     Value* flat = head.value("gradient", {value}, value->type(), b.name + ".grad", {{"param", b.name}});
     for (const ParamFlow& m : b.members) {

@@ -88,6 +88,8 @@ class LayoutChecker {
   Layout flat(Segments segments) {
     const auto is_whole = [](const Segment& segment) { return segment.layout.kind == Kind::Whole; };
     if (std::ranges::all_of(segments, is_whole)) return {};
+    const auto is_summand = [](const Segment& segment) { return segment.layout.kind == Kind::Summand; };
+    if (std::ranges::all_of(segments, is_summand)) return {Kind::Summand};
     const auto found = std::ranges::find(flats_, segments);
     const auto index = static_cast<int>(found - flats_.begin());
     if (found == flats_.end()) flats_.push_back(std::move(segments));
@@ -96,8 +98,8 @@ class LayoutChecker {
   // nullptr: none of exactly this range.
   const Segment* segment_at(const Layout& layout, int64_t offset, int64_t numel) const {
     const Segments& segments = flats_[static_cast<size_t>(layout.flat)];
-    const auto found = std::ranges::find_if(
-        segments, [&](const Segment& s) { return s.offset == offset && s.numel == numel; });
+    const auto found =
+        std::ranges::find_if(segments, [&](const Segment& s) { return s.offset == offset && s.numel == numel; });
     return found == segments.end() ? nullptr : &*found;
   }
 
@@ -115,13 +117,13 @@ class LayoutChecker {
   std::string pack(const Op& op) {
     Segments segments;
     const auto& offsets = op.attr<Integers>("offsets");
-    for (size_t i = 0; i < op.operands.size(); ++i) {
-      const Layout layout = layout_of(op.operands[i]);
-      if (layout.kind == Kind::Summand || layout.kind == Kind::Flat)
-        return error(op, concat("operand ", i, " is ", to_text(layout)), "expected what is whole or cut; reduce it");
-      segments.push_back({offsets[i], op.operands[i]->type().numel(), layout});
-    }
-    const Layout made = flat(std::move(segments));
+    for (size_t i = 0; i < op.operands.size(); ++i)
+      segments.push_back({offsets[i], op.operands[i]->type().numel(), layout_of(op.operands[i])});
+    const Layout made = flat(segments);
+    for (size_t i = 0; i < segments.size(); ++i)
+      if (const Kind kind = segments[i].layout.kind; kind == Kind::Flat || (kind == Kind::Summand && made.kind != kind))
+        return error(op, concat("operand ", i, " is ", to_text(segments[i].layout)),
+                     "expected what is whole or cut; reduce it");
     if (made.kind == Kind::Flat && op.has_attr("ranks"))
       return error(op, "parts of a model axis are packed by rank", "expected no ranks=");
     return set(op, made);
@@ -132,8 +134,9 @@ class LayoutChecker {
     if (from.kind == Kind::Whole) return set(op, from);
     const auto* offset = op.find_attr<int64_t>("offset");
     if (from.kind != Kind::Flat)
-      return offset ? error(op, concat("a range of what is ", to_text(from)), "expected a range of a whole, or a member")
-                    : by_row(op);
+      return offset
+                 ? error(op, concat("a range of what is ", to_text(from)), "expected a range of a whole, or a member")
+                 : by_row(op);
     const Segment* segment = offset ? segment_at(from, *offset, op.result()->type().numel()) : nullptr;
     if (!segment) return error(op, "no member of the buffer lies there", "expected one member, as a whole");
     return set(op, segment->layout);
@@ -165,14 +168,23 @@ class LayoutChecker {
     return set(op, kind == "all_reduce" ? Layout() : Layout{Kind::Cut, *dim});
   }
 
+  std::string own_part(const Op& op) {
+    if (!over_this_axis(op)) return by_row(op);
+    const Layout before = layout_of(op.operands[0]);
+    if (before.kind != Kind::Whole)
+      return error(op, concat("a part of what is ", to_text(before)), "expected what all ranks have");
+    return set(op, {Kind::Cut, op.attr<int64_t>("dim")});
+  }
+
   std::string update(const Op& op) {
     const Layout param = layout_of(op.operands[0]);
     for (size_t i = 1; i < op.operands.size(); ++i) {
       if (!op.operands[i]) continue;
       const Layout layout = layout_of(op.operands[i]), expected = i <= ir::gradient_operand(op) ? param : Layout();
       if (layout != expected)
-        return error(op, concat("operand ", i, ", %", op.operands[i]->name(), ", is ", to_text(layout)),
-                     concat("expected it ", to_text(expected), i <= ir::gradient_operand(op) ? ", as the parameter" : ""));
+        return error(
+            op, concat("operand ", i, ", %", op.operands[i]->name(), ", is ", to_text(layout)),
+            concat("expected it ", to_text(expected), i <= ir::gradient_operand(op) ? ", as the parameter" : ""));
     }
     return set(op, param);
   }
@@ -233,7 +245,8 @@ class LayoutChecker {
       const bool is_flat = operands[k].kind == Kind::Flat;
       if ((is_flat && flat.kind == Kind::Flat && flat != operands[k]) ||
           (!is_flat && (operands[k].kind != Kind::Whole || op.operands[k]->type().numel() > 1)))
-        return error(op, "a buffer of parts meets what lies otherwise", "expected buffers of the same members, or a number");
+        return error(op, "a buffer of parts meets what lies otherwise",
+                     "expected buffers of the same members, or a number");
       if (is_flat) flat = operands[k];
     }
     return set(op, flat);
@@ -258,6 +271,7 @@ class LayoutChecker {
     if (ir::is_collective(op)) return collective(op);
     if (ir::is_update(op)) return update(op);
     if (op.is("sum_squares")) return sum_squares(op);
+    if (op.is("own_part")) return own_part(op);
     if (op.is("pack")) return pack(op);
     if (op.is("view")) return view(op);
     const std::vector<Layout> operands = layouts_of(op);

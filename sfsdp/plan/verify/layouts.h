@@ -13,6 +13,7 @@ namespace sfsdp::plan {
 // parts of several kinds. From the roots on:
 //   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
 //   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, no others
+//   own_part       over the axis: of what is whole, cut
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with
 //   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,
 //                  and is so in the results; what is cut and added up makes summands where the op is linear; summands pass

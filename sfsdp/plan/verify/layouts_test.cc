@@ -96,7 +96,8 @@ TEST_CASE("verify_layouts: a step in buckets is sound, and each change that brea
       {"a rank's own batch", "%x = input name=x : f32[6, 4] own(dp_shard)",
        "%x = input name=x : f32[6, 4] own(dp_shard, tp)", "each rank has its own"},
       {"a dimension that must be whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
-       "%soft = aten._softmax %h dim=1 half_to_float=false : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+       "%soft = aten._softmax %h dim=1 half_to_float=false : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : "
+       "f32[6, 4]",
        "is a part where the op reads the whole dimension"},
       {"a place in the whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
        "%low = aten.tril %h : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]", "depends on its place"},

@@ -88,7 +88,8 @@ class ByMap {
   RowLayouts of_summands() const {
     const auto is_group = [&](const std::vector<size_t>& group) {
       for (size_t k = 0; k < op_.operands.size(); ++k)
-        if (has(k) && (std::ranges::find(group, k) != group.end()) != (operands_[k].kind == Kind::Summand)) return false;
+        if (has(k) && (std::ranges::find(group, k) != group.end()) != (operands_[k].kind == Kind::Summand))
+          return false;
       return true;
     };
     for (size_t k = 0; k < op_.operands.size(); ++k)
@@ -158,8 +159,8 @@ class ByMap {
 
   std::string check_operand(size_t k, const std::vector<FactorPart>& parts, const FactorPart* part) const {
     const Layout& layout = operands_[k];
-    const bool here = part && layout.kind == Kind::Cut && layout.dim == static_cast<int64_t>(part->dim) &&
-                      begins(parts, *part);
+    const bool here =
+        part && layout.kind == Kind::Cut && layout.dim == static_cast<int64_t>(part->dim) && begins(parts, *part);
     if (layout.kind == Kind::Cut && !here) return concat("operand ", k, " is cut in another factor");
     if (here && part->mark != ' ' && part->mark != '+')
       return concat("operand ", k, " is a part where the op reads the whole dimension");
@@ -167,7 +168,7 @@ class ByMap {
     return "";
   }
 
-  // Of one group, all that the clause reads is added up over the factor.
+  // All that the clause reads of one group is added up over the factor.
   bool adds_up(const ClauseParts& clause, const FactorPart& factor) const {
     return std::ranges::any_of(map_->linear, [&](const std::vector<size_t>& group) {
       return std::ranges::all_of(group, [&](size_t k) {

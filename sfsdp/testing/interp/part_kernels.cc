@@ -94,6 +94,12 @@ Arrays bmm(const KernelContext& c) {
   return {out};
 }
 
+Arrays own_part(const KernelContext& c) {
+  const size_t dim = dim_of(c.op, c.in().shape.size());
+  const Type& type = c.op.result()->type();
+  return {part_of(c.in(), type, dim, static_cast<size_t>(c.axis_rank * type.dims[dim].size), 1)};
+}
+
 Arrays bernoulli_p(const KernelContext& c) { return {bernoulli(c.in(), number_of(c.op, "p", 0.5), draw_state(c))}; }
 Arrays empty_like(const KernelContext& c) { return {Array::zeros(c.in().dtype, c.in().shape)}; }
 
@@ -109,6 +115,7 @@ constexpr std::array kKernels = {
     Row{"aten.slice.Tensor", &slice},
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
+    Row{"own_part", &own_part},
 };
 
 }  // namespace
