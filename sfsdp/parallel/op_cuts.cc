@@ -75,8 +75,13 @@ const FactorPart* leading(const std::vector<FactorPart>& parts, size_t dim) {
 
 class Ways {
  public:
-  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks)
-      : op_(op), operands_(operands), ranks_(ranks), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {}
+  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks, int64_t sequence)
+      : op_(op),
+        operands_(operands),
+        ranks_(ranks),
+        sequence_(sequence),
+        clauses_(ir::parts_of(op)),
+        map_(ir::map_of(op.opcode.row())) {}
 
   std::vector<OpCut> all() const {
     std::vector<OpCut> ways;
@@ -89,13 +94,19 @@ class Ways {
   }
 
  private:
+  // The dimension that the operand is cut in, or may be; -1: none.
+  int64_t cut_dim(size_t k) const {
+    if (operands_[k].kind == Placement::Kind::Shard) return operands_[k].dim;
+    return operands_[k] == kSum && op_.operands[k]->type().dims.size() >= 3 ? sequence_ : -1;
+  }
+
   // What the operands are cut in.
   std::vector<FactorPart> factors_met() const {
     std::vector<FactorPart> met;
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < operands_.size(); ++k) {
-        if (operands_[k].kind != Placement::Kind::Shard || !clause.operands[k]) continue;
-        const FactorPart* part = leading(*clause.operands[k], static_cast<size_t>(operands_[k].dim));
+        if (!op_.operands[k] || !clause.operands[k] || cut_dim(k) < 0) continue;
+        const FactorPart* part = leading(*clause.operands[k], static_cast<size_t>(cut_dim(k)));
         if (part && std::ranges::none_of(met, [&](const FactorPart& p) { return p.is(*part); })) met.push_back(*part);
       }
     return met;
@@ -184,7 +195,7 @@ class Ways {
 
   const Op& op_;
   const std::vector<Placement>& operands_;
-  const int64_t ranks_;
+  const int64_t ranks_, sequence_;
   const std::vector<ClauseParts> clauses_;
   const ir::AccessMap* map_;
 };
@@ -193,8 +204,8 @@ bool is_view(const Op& op) { return ir::has_flag(op, ir::kReshape) || ir::has_fl
 
 }  // namespace
 
-std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks) {
-  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks).all();
+std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks, int64_t sequence) {
+  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, sequence).all();
 }
 
 bool has_rule(const Op& op) { return is_view(op) || ir::map_of(op.opcode.row()) != nullptr; }

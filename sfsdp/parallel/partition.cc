@@ -25,12 +25,14 @@ using ir::Graph, ir::Op, ir::Placement, ir::Value;
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value.
+// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
+// is the last resort, however small it is.
 double cost_of(const Value& value, const Placement& from, const Placement& to) {
-  constexpr double kCopy = 1e-3;
+  constexpr double kCopy = 1e-3, kUndone = 1e6;
   if (from == to) return 0;
   if (to == kSum) return kImpossible;
-  const auto bytes = static_cast<double>(value.type().bytes());
+  const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
+  const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
   if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
   return from == kWhole ? kCopy * bytes : from == kSum ? bytes : (1 + kCopy) * bytes;
 }
@@ -42,8 +44,8 @@ std::string text_of(const Placement& placement) {
 
 class Partitioner {
  public:
-  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts)
-      : graph_(graph), axis_(axis), cuts_(cuts), build_(graph) {}
+  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts, int64_t sequence)
+      : graph_(graph), axis_(axis), cuts_(cuts), sequence_(sequence), build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -83,7 +85,7 @@ class Partitioner {
     check_has_rule(op, operands);
     std::optional<OpCut> best;
     double least = kImpossible;
-    for (OpCut& way : cuts_of(op, operands, axis_.size)) {
+    for (OpCut& way : cuts_of(op, operands, axis_.size, sequence_)) {
       double cost = 0;
       for (size_t k = 0; k < operands.size(); ++k)
         if (op.operands[k] && way.operands[k]) cost += cost_of(*op.operands[k], operands[k], *way.operands[k]);
@@ -148,6 +150,7 @@ class Partitioner {
   Graph& graph_;
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
+  const int64_t sequence_;
   ir::Builder build_;
   Placements placements_;                                             // of what is not whole
   std::unordered_map<const Value*, std::map<int64_t, Value*>> made_;  // of a value, by dimension, -1: whole
@@ -183,9 +186,10 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 
 }  // namespace
 
-PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts) {
+PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
+                          const TensorParallelOptions& options) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts).run();
+  return Partitioner(graph, axis, cuts, options.sequence_parallel ? 1 : -1).run();
 }
 
 void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {
@@ -197,7 +201,7 @@ void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {
   graph.mesh = strategy.mesh.axes();
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis);
-    partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks));
+    partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options);
   }
 }
 

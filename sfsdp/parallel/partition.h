@@ -26,7 +26,8 @@ struct PartitionReport {
 
 //   cuts: which dimension of which parameters, by name (find_cuts)
 //   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut
-PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts);
+PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
+                          const TensorParallelOptions& options = {});
 
 // The whole verb: names what several ops compute together (canonicalise), then partitions over each model axis.
 void apply_tensor_parallel(ir::Graph& graph, const Strategy& strategy);

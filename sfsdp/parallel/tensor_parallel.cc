@@ -11,7 +11,7 @@
 
 namespace sfsdp {
 
-TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules) {
+TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorParallelOptions options) {
   for (const TensorParallelRule& rule : rules) {
     if (rule.pattern.empty())
       throw UserError("tensor_parallel: a rule without a pattern\n  expected a path such as *.w1");
@@ -19,7 +19,7 @@ TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules) {
       throw UserError(concat("tensor_parallel: ", rule.pattern, " has Shard(", rule.cut.dim,
                              ")\n  expected a dimension, counted from 0"));
   }
-  return {std::move(rules)};
+  return {std::move(rules), options};
 }
 
 namespace parallel {

@@ -25,11 +25,18 @@ struct TensorParallelRule {
   Shard cut{0};
 };
 
+struct TensorParallelOptions {
+  // Between the products that add up and those that are cut again, each rank has its part of the sequence, dimension 1 of what has 3
+  // at least: sums are reduce_scatters, and all_gathers come before products. As many bytes, for a tp-th of these activations.
+  bool sequence_parallel = false;
+};
+
 // What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.
 struct TensorParallel {
   std::vector<TensorParallelRule> rules = {};
+  TensorParallelOptions options = {};
 };
-TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules);
+TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorParallelOptions options = {});
 
 namespace parallel {
 

@@ -317,29 +317,54 @@ TEST_CASE("fewer heads of keys than ranks: what they make is gathered") {
                 {init_device_mesh({{"tp", 4}}), rules}, reference);
 }
 
-// By module path, forward and backward: the all_reduces over tp, with layers as *.
-std::map<std::string, std::pair<int, int>> sums_by_module(const ir::Graph& graph) {
-  std::map<std::string, std::pair<int, int>> counts;
+// The collectives over tp of each block, forward and backward, by kind.
+std::map<std::string, std::string> collectives_by_block(const ir::Graph& graph) {
+  std::map<std::string, std::map<std::string, int>> counts;
   for (const auto& op : graph.ops()) {
-    if (!ir::is_collective(*op) || ir::axes_of(*op) != std::vector<std::string>{"tp"}) continue;
-    if (ir::collective_kind(*op) != "all_reduce" || !ir::is_repeated(op->section)) {
-      FAIL_CHECK(ir::print(*op));
-      continue;
-    }
-    auto& [forward, backward] = counts[std::string(ir::block_of(op->module_path))];
-    ++(op->section == ir::Section::Bwd ? backward : forward);
+    const auto axes = ir::is_collective(*op) ? ir::axes_of(*op) : std::nullopt;
+    if (axes != std::vector<std::string>{"tp"} || !ir::is_repeated(op->section)) continue;
+    const bool backward = op->section == ir::Section::Bwd;
+    ++counts[std::string(ir::block_of(op->module_path))][concat(backward ? "bwd " : "fwd ", ir::collective_kind(*op))];
   }
-  return counts;
+  std::map<std::string, std::string> texts;
+  for (const auto& [block, kinds] : counts)
+    for (const auto& [kind, count] : kinds) texts[block] += concat(texts[block].empty() ? "" : ", ", count, ' ', kind);
+  return texts;
 }
 
-TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, and nothing else") {
+std::map<std::string, std::string> collectives_of_llama(TensorParallelOptions options) {
+  const TensorParallel rules = tensor_parallel(kLlamaRules.rules, options);
   const auto program =
       compile_program(meta_init(testing::make_llama), testing::loss_of, kOptimizer, testing::tokens(0, 0, 4),
-                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kLlamaRules), {});
+                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, rules), {});
   const auto variant = program->first();
-  const auto counts = sums_by_module(variant->graph);
-  using Counts = std::map<std::string, std::pair<int, int>>;
-  CHECK(counts == Counts{{"layers.0", {2, 2}}, {"layers.1", {2, 2}}});
+  return collectives_by_block(variant->graph);
+}
+
+using Counts = std::map<std::string, std::string>;
+
+TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, and nothing else") {
+  const std::string block = "2 bwd all_reduce, 2 fwd all_reduce";
+  CHECK(collectives_of_llama({}) == Counts{{"layers.0", block}, {"layers.1", block}});
+}
+
+TEST_CASE("with sequence parallelism a block of Llama has 2 all_gathers and 2 reduce_scatters each way") {
+  const std::string block = "2 bwd all_gather, 2 bwd reduce_scatter, 2 fwd all_gather, 2 fwd reduce_scatter";
+  const Counts counts = collectives_of_llama({.sequence_parallel = true});
+  for (const auto& [where, text] : counts) {
+    CAPTURE(where);
+    CHECK(text == block);
+  }
+}
+
+TEST_CASE("sequence parallelism trains as eager does: Llama, with FSDP and micro-batches") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 6);
+  const TensorParallel rules = tensor_parallel(kLlamaRules.rules, {.sequence_parallel = true});
+  for (const Case& c :
+       {Case{init_device_mesh({{"tp", 2}}), rules}, Case{init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), rules, {}, 2}})
+    expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, c, reference);
 }
 
 TEST_CASE(

@@ -21,14 +21,14 @@ namespace {
 
 // Each of four ranks reads its quarter of what all have, through views of a view.
 constexpr const char* kQuarters = R"(
-graph mesh [dp_shard=2, tp=2] view local
+graph mesh [dp_shard=2, u=2] view local
   %w = param name=w : f32[64, 4]
 fwd:
   %x = aten.neg %w kernel=0 : f32[64, 4]
   %a = view %x offset="0 + 128*dp_shard" : f32[32, 4]
-  %b = narrow %a dim=0 length=16 start="0 + 16*tp" : f32[16, 4]
+  %b = narrow %a dim=0 length=16 start="0 + 16*u" : f32[16, 4]
   %c = aten.mul.Scalar %b kernel=1 other=0.5 : f32[16, 4]
-  %g = all_gather %c axis=tp dim=0 : f32[32, 4]
+  %g = all_gather %c axis=u dim=0 : f32[32, 4]
   %h = all_gather %g axis=dp_shard dim=0 : f32[64, 4]
   return %h
 )";
@@ -93,7 +93,7 @@ TEST_CASE("affine offsets: each of 2 x 2 ranks sees its own part, by one text") 
   const StepPlan plan = plan_of(kQuarters);
   CHECK(join(verify_plan(plan), "\n") == "");
   const std::string text = print(plan);
-  CHECK(text.substr(text.find("views:")) == "views:\n  %a at +0 +512*dp_shard\n  %b at +0 +512*dp_shard +256*tp\n");
+  CHECK(text.substr(text.find("views:")) == "views:\n  %a at +0 +512*dp_shard\n  %b at +0 +512*dp_shard +256*u\n");
   CHECK(hash(parse_plan(text)) == hash(plan));
   CHECK(faults_under(plan, 20) == "");
   const std::vector<Inputs> inputs = ir::interp::seeded_inputs(plan.graph, 7);
@@ -104,10 +104,10 @@ TEST_CASE("affine offsets: each of 2 x 2 ranks sees its own part, by one text") 
 }
 
 TEST_CASE("affine offsets: one spelling each") {
-  CHECK(ir::to_string(*ir::parse_affine("4096 + 512*dp_shard + -2*tp")) == "4096 + 512*dp_shard + -2*tp");
+  CHECK(ir::to_string(*ir::parse_affine("4096 + 512*dp_shard + -2*u")) == "4096 + 512*dp_shard + -2*u");
   for (const char* text :
-       {"", "x", "4096", "512*dp_shard", "4096 + 0*tp", "4096 +512*tp", "4096 + 512 * tp", "1 + 2*tp + 3*dp_shard",
-        "1 + 2*tp + 3*tp", "1 + 2*tp ", "01 + 2*tp", "1 + 99999999999999*tp"})
+       {"", "x", "4096", "512*dp_shard", "4096 + 0*u", "4096 +512*u", "4096 + 512 * u", "1 + 2*u + 3*dp_shard",
+        "1 + 2*u + 3*u", "1 + 2*u ", "01 + 2*u", "1 + 99999999999999*u"})
     CHECK_MESSAGE(!ir::parse_affine(text), text);
 }
 
@@ -184,13 +184,13 @@ TEST_CASE("by rank: broken texts are refused") {
   const Mutant mutants[] = {
       {"an offset is beyond the end at the last coordinate", kQuarters, "0 + 128*dp_shard", "4 + 128*dp_shard",
        "on the rank at dp_shard=1"},
-      {"a start is beyond the end at the last coordinate", kQuarters, "0 + 16*tp", "1 + 16*tp", "on the rank at tp=1"},
-      {"a start is before the begin at the last coordinate", kQuarters, "0 + 16*tp", "8 + -16*tp",
-       "on the rank at tp=1"},
-      {"an axis that the mesh lacks", kQuarters, "16*tp", "16*cp", "names axis cp"},
-      {"an offset that is no sum", kQuarters, "0 + 16*tp", "16 * tp", "expected a number, or"},
+      {"a start is beyond the end at the last coordinate", kQuarters, "0 + 16*u", "1 + 16*u", "on the rank at u=1"},
+      {"a start is before the begin at the last coordinate", kQuarters, "0 + 16*u", "8 + -16*u",
+       "on the rank at u=1"},
+      {"an axis that the mesh lacks", kQuarters, "16*u", "16*cp", "names axis cp"},
+      {"an offset that is no sum", kQuarters, "0 + 16*u", "16 * u", "expected a number, or"},
       {"an affine offset of an op that has none", kQuarters, "all_gather %g axis=dp_shard dim=0",
-       "all_gather %g axis=dp_shard dim=\"0 + 1*tp\"", "needs dim="},
+       "all_gather %g axis=dp_shard dim=\"0 + 1*u\"", "needs dim="},
       {"a part is taken for the whole", kQuarters, "  return %h", "  return %c", "each rank's own"},
       {"a reader takes rows that are not there", kRows, "aten.relu %a, %n counted=[0]", "aten.relu %a",
        "that nobody has made"},
