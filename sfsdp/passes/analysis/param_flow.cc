@@ -14,7 +14,14 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
+// What makes a part of the gradient over a model axis stands before its path.
+bool cuts_over_model_axis(const Op& op) {
+  const auto axes = ir::axes_of(op);
+  return op.is("reduce_scatter") && axes && std::ranges::any_of(*axes, is_model_axis);
+}
+
 bool is_on_gradient_path(const Op& op) {
+  if (cuts_over_model_axis(op)) return false;
   if (op.is("mul_scalar")) return op.section == ir::Section::Clip;  // the rest of a mean
   return op.is("cast", "pad", "reduce_scatter", "accumulate", "all_reduce");
 }

@@ -182,8 +182,7 @@ class Rewriter {
     const auto after = build_.after(last).in(Section::Bwd).at(unit_);
     const auto head = before(index_.first_of(gradients));
     Type packed_type = Type::tensor(parts[0]->type().dtype, {b.whole});
-    packed_type.placements =
-        parts[0]->type().placements;  // members of one key are all summands over a model axis, or none
+    packed_type.placements = parts[0]->type().placements;  // summands over a model axis are in buckets of their own
     Value* value = after.list("pack", parts, packed_type, b.name + ".grad.packed", {{"offsets", b.offsets}})->result();
     for (size_t i = packed; i < like.ops.size(); ++i) {
       const Op* op = like.ops[i];

@@ -173,7 +173,7 @@ class LayoutChecker {
     const Layout before = layout_of(op.operands[0]);
     if (before.kind != Kind::Whole)
       return error(op, concat("a part of what is ", to_text(before)), "expected what all ranks have");
-    return set(op, {Kind::Cut, op.attr<int64_t>("dim")});
+    return set(op, Layout{Kind::Cut, op.attr<int64_t>("dim")});
   }
 
   std::string update(const Op& op) {
