@@ -105,9 +105,8 @@ TEST_CASE("affine offsets: each of 2 x 2 ranks sees its own part, by one text") 
 
 TEST_CASE("affine offsets: one spelling each") {
   CHECK(ir::to_string(*ir::parse_affine("4096 + 512*dp_shard + -2*u")) == "4096 + 512*dp_shard + -2*u");
-  for (const char* text :
-       {"", "x", "4096", "512*dp_shard", "4096 + 0*u", "4096 +512*u", "4096 + 512 * u", "1 + 2*u + 3*dp_shard",
-        "1 + 2*u + 3*u", "1 + 2*u ", "01 + 2*u", "1 + 99999999999999*u"})
+  for (const char* text : {"", "x", "4096", "512*dp_shard", "4096 + 0*u", "4096 +512*u", "4096 + 512 * u",
+                           "1 + 2*u + 3*dp_shard", "1 + 2*u + 3*u", "1 + 2*u ", "01 + 2*u", "1 + 99999999999999*u"})
     CHECK_MESSAGE(!ir::parse_affine(text), text);
 }
 
@@ -185,8 +184,7 @@ TEST_CASE("by rank: broken texts are refused") {
       {"an offset is beyond the end at the last coordinate", kQuarters, "0 + 128*dp_shard", "4 + 128*dp_shard",
        "on the rank at dp_shard=1"},
       {"a start is beyond the end at the last coordinate", kQuarters, "0 + 16*u", "1 + 16*u", "on the rank at u=1"},
-      {"a start is before the begin at the last coordinate", kQuarters, "0 + 16*u", "8 + -16*u",
-       "on the rank at u=1"},
+      {"a start is before the begin at the last coordinate", kQuarters, "0 + 16*u", "8 + -16*u", "on the rank at u=1"},
       {"an axis that the mesh lacks", kQuarters, "16*u", "16*cp", "names axis cp"},
       {"an offset that is no sum", kQuarters, "0 + 16*u", "16 * u", "expected a number, or"},
       {"an affine offset of an op that has none", kQuarters, "all_gather %g axis=dp_shard dim=0",
