@@ -492,11 +492,61 @@ std::vector<FactorPart> plain(const Seen& seen) {
   return parts;
 }
 
+struct Rows {
+  size_t dims = 0;
+  int64_t count = 1;
+};
+
+Rows rows_of(const AccessMap& map, const std::vector<FactorPart>& parts) {
+  Rows rows;
+  for (const FactorPart& part : parts)
+    if (map.factors[static_cast<size_t>(part.factor)].length == Length::Dots) ++rows.dims, rows.count *= part.size;
+  return rows;
+}
+
+// All dimensions of ... as one: the outermost of more than one index, or that an axis has left one of.
+void merge_rows(const AccessMap& map, const Type& type, std::vector<FactorPart>& parts) {
+  const Rows rows = rows_of(map, parts);
+  const auto is_row = [&](const FactorPart& part) {
+    return map.factors[static_cast<size_t>(part.factor)].length == Length::Dots;
+  };
+  const auto counts = [&](const FactorPart& part) {
+    return is_row(part) && (part.size > 1 || !type.dims[part.dim].split.empty());
+  };
+  const auto outer = std::ranges::find_if(parts, counts);
+  if (outer == parts.end()) return;
+  FactorPart merged = *outer;
+  merged.index = 0;
+  merged.size = rows.count;
+  std::erase_if(parts, is_row);
+  parts.insert(parts.begin(), merged);
+}
+
+// [48, n] beside [4, 12, k]: the same rows, counted otherwise.
+void merge_rows(const AccessMap& map, const Op& op, ClauseParts& clause) {
+  std::optional<Rows> first;
+  bool differ = false;
+  for (const auto& parts : clause.operands) {
+    if (!parts) continue;
+    const Rows rows = rows_of(map, *parts);
+    if (rows.dims == 0) continue;
+    if (first && first->count != rows.count) return;  // broadcast
+    differ |= first && first->dims != rows.dims;
+    first = rows;
+  }
+  if (!differ) return;
+  for (size_t k = 0; k < clause.operands.size(); ++k)
+    if (clause.operands[k]) merge_rows(map, op.operands[k]->type(), *clause.operands[k]);
+  for (size_t r = 0; r < clause.results.size(); ++r)
+    merge_rows(map, op.results()[clause.first_result + r]->type(), clause.results[r]);
+}
+
 }  // namespace
 
 std::vector<ClauseParts> parts_of(const Op& op) {
   std::vector<ClauseParts> all;
-  for (const ClauseOfOp& clause : resolve(op, map_of(op.opcode.row()))) {
+  const AccessMap* map = map_of(op.opcode.row());
+  for (const ClauseOfOp& clause : resolve(op, map)) {
     if (clause.pairs) return {};
     ClauseParts& parts = all.emplace_back();
     parts.first_result = clause.first_result;
@@ -505,6 +555,7 @@ std::vector<ClauseParts> parts_of(const Op& op) {
       parts.operands.push_back(read ? std::optional(plain(clause.seen_operands[k])) : std::nullopt);
     }
     for (const Seen& seen : clause.seen_results) parts.results.push_back(plain(seen));
+    merge_rows(*map, op, parts);
   }
   return all;
 }

@@ -128,7 +128,8 @@ std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& ma
 bool may_reach(const Op& op, const AccessMap& map, size_t operand, std::span<const int64_t> from, size_t result,
                std::span<const int64_t> to, int unmarked = -1);
 
-// What the placement of values on an axis follows from: a factor's part of one dimension, those of one dimension outer first.
+// What the placement of values on an axis follows from: a factor's part of one dimension, those of one dimension outer first. Where
+// operands count the same rows (...) by other dimensions, these are one part, at the outermost.
 struct FactorPart {
   int factor = 0;  // of the map
   int index = 0;   // which of its dimensions, where it stands for several

@@ -357,8 +357,19 @@ void rule_unpack(RuleContext& context) {
                    concat("expected a range inside the ", whole, " elements of a share of ", context.operand()));
 }
 
-void rule_all_gather(RuleContext& context) {
+// Ranks exchange what lies together in memory: one part after the other, so that nothing may stand before the dimension.
+size_t exchanged_dim(RuleContext& context) {
   const size_t dim = context.dim();
+  for (size_t d = 0; d < dim; ++d)
+    if (context.operand().dims[d].size != 1)
+      context.stop(concat("has dim=", dim, ", before which ", context.operand(), " has a dimension of ",
+                          context.operand().dims[d].size),
+                   "expected the dimension in front, or sizes of 1 before it; permute it first");
+  return dim;
+}
+
+void rule_all_gather(RuleContext& context) {
+  const size_t dim = exchanged_dim(context);
   Shape shape = context.operand().shape();
   shape[dim] = saturating_product(shape[dim], context.ranks());
   context.expect_result(shape);
@@ -367,7 +378,7 @@ void rule_all_gather(RuleContext& context) {
 
 void rule_reduce_scatter(RuleContext& context) {
   check_reduction(context);
-  const size_t dim = context.dim();
+  const size_t dim = exchanged_dim(context);
   const int64_t ranks = context.ranks();
   Shape shape = context.operand().shape();
   if (shape[dim] % ranks != 0)

@@ -75,11 +75,11 @@ const FactorPart* leading(const std::vector<FactorPart>& parts, size_t dim) {
 
 class Ways {
  public:
-  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks, int64_t sequence)
+  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks, bool cut_summands)
       : op_(op),
         operands_(operands),
         ranks_(ranks),
-        sequence_(sequence),
+        cut_summands_(cut_summands),
         clauses_(ir::parts_of(op)),
         map_(ir::map_of(op.opcode.row())) {}
 
@@ -94,10 +94,14 @@ class Ways {
   }
 
  private:
-  // The dimension that the operand is cut in, or may be; -1: none.
+  // The dimension that the operand is cut in, or may be; -1: none. A summand's: samples lie one after the other in memory, the
+  // positions of several do not.
   int64_t cut_dim(size_t k) const {
     if (operands_[k].kind == Placement::Kind::Shard) return operands_[k].dim;
-    return operands_[k] == kSum && op_.operands[k]->type().dims.size() >= 3 ? sequence_ : -1;
+    if (operands_[k] != kSum || !cut_summands_) return -1;
+    const auto& dims = op_.operands[k]->type().dims;
+    if (dims.size() < 3) return -1;
+    return dims[0].size % ranks_ == 0 ? 0 : 1;
   }
 
   // What the operands are cut in.
@@ -120,14 +124,22 @@ class Ways {
     return way;
   }
 
+  // Rows that several dimensions count are cut in the outermost.
+  bool divides(const ir::Value& value, const FactorPart& part) const {
+    return part.size % ranks_ == 0 && value.type().dims[part.dim].size % ranks_ == 0;
+  }
+
   std::optional<OpCut> by_factor(const FactorPart& factor) const {
     OpCut way = whole();
+    int64_t size = 0;  // of the factor, the same in all that have it
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
         const FactorPart* part = find(*clause.operands[k], factor);
         if (!part || part->size == 1) continue;
-        if (part->size % ranks_ != 0 || leading(*clause.operands[k], part->dim) != part) return std::nullopt;
+        if (!divides(*op_.operands[k], *part) || leading(*clause.operands[k], part->dim) != part) return std::nullopt;
+        if (size != 0 && part->size != size) return std::nullopt;
+        size = part->size;
         if (part->mark != ' ' && part->mark != '+') return std::nullopt;
         way.operands[k] = Placement::shard(static_cast<int64_t>(part->dim));
       }
@@ -149,6 +161,7 @@ class Ways {
     for (size_t r = 0; r < clause.results.size(); ++r) {
       const FactorPart* part = find(clause.results[r], factor);
       if (part && leading(clause.results[r], part->dim) != part) return false;
+      if (part && !divides(*op_.results()[clause.first_result + r], *part)) return false;
       way.results[clause.first_result + r] = part ? Placement::shard(static_cast<int64_t>(part->dim)) : kSum;
     }
     return true;
@@ -195,7 +208,8 @@ class Ways {
 
   const Op& op_;
   const std::vector<Placement>& operands_;
-  const int64_t ranks_, sequence_;
+  const int64_t ranks_;
+  const bool cut_summands_;
   const std::vector<ClauseParts> clauses_;
   const ir::AccessMap* map_;
 };
@@ -204,8 +218,8 @@ bool is_view(const Op& op) { return ir::has_flag(op, ir::kReshape) || ir::has_fl
 
 }  // namespace
 
-std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks, int64_t sequence) {
-  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, sequence).all();
+std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks, bool cut_summands) {
+  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, cut_summands).all();
 }
 
 bool has_rule(const Op& op) { return is_view(op) || ir::map_of(op.opcode.row()) != nullptr; }

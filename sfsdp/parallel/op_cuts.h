@@ -21,9 +21,9 @@ struct OpCut {
 // Every way that leaves one operand at least as it is, and last that of whole operands, which any op has.
 //   operands: what they are
 //   ranks:    of the axis, which has to divide what it cuts
-//   sequence: a dimension that a summand of 3 dimensions or more may be cut in instead of being whole; -1: none
+//   cut_summands: one of 3 dimensions or more may be cut instead of being whole, in dimension 0 where the ranks divide it, else in 1
 std::vector<OpCut> cuts_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t ranks,
-                           int64_t sequence = -1);
+                           bool cut_summands = false);
 
 // Whether anything says how the op may be cut: views have rules of their own.
 bool has_rule(const ir::Op& op);

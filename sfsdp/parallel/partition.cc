@@ -15,6 +15,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
+#include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/passes/pass_manager.h"
 
 namespace sfsdp::parallel {
@@ -44,8 +45,8 @@ std::string text_of(const Placement& placement) {
 
 class Partitioner {
  public:
-  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts, int64_t sequence)
-      : graph_(graph), axis_(axis), cuts_(cuts), sequence_(sequence), build_(graph) {}
+  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts, bool cut_summands)
+      : graph_(graph), axis_(axis), cuts_(cuts), cut_summands_(cut_summands), build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -85,10 +86,11 @@ class Partitioner {
     check_has_rule(op, operands);
     std::optional<OpCut> best;
     double least = kImpossible;
-    for (OpCut& way : cuts_of(op, operands, axis_.size, sequence_)) {
+    for (OpCut& way : cuts_of(op, operands, axis_.size, cut_summands_)) {
       double cost = 0;
       for (size_t k = 0; k < operands.size(); ++k)
-        if (op.operands[k] && way.operands[k]) cost += cost_of(*op.operands[k], operands[k], *way.operands[k]);
+        if (op.operands[k] && way.operands[k] && !is_made(op.operands[k], *way.operands[k]))
+          cost += cost_of(*op.operands[k], operands[k], *way.operands[k]);
       if (cost >= least) continue;
       least = cost;
       best = std::move(way);
@@ -96,6 +98,13 @@ class Partitioner {
     SFSDP_CHECK(best, op.opcode, " cannot be cut, nor left whole");
     return std::move(*best);
   }
+
+  // Whether the value lies so already, for another op.
+  bool is_made(const Value* value, const Placement& wanted) const {
+    const auto found = made_.find(value);
+    return found != made_.end() && found->second.contains(key_of(wanted));
+  }
+  static int64_t key_of(const Placement& placement) { return placement == kWhole ? -1 : placement.dim; }
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
     if (has_rule(op)) return;
@@ -123,34 +132,25 @@ class Partitioner {
     const Placement from = placement_of(value);
     if (from == wanted) return value;
     SFSDP_CHECK(wanted != kSum, "%", value->name(), " is ", text_of(from), ", and is to be a summand");
-    Value*& made = made_[value][wanted == kWhole ? -1 : wanted.dim];
+    Value*& made = made_[value][key_of(wanted)];
     if (!made) made = make(value, from, wanted, reader);
     return made;
   }
 
   Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader) {
-    const bool to_part = wanted != kWhole;
-    if (to_part && from.kind == Placement::Kind::Shard) return lying(lying(value, kWhole, reader), wanted, reader);
-    const char* opcode = from == kSum ? (to_part ? "reduce_scatter" : "all_reduce")
-                         : to_part    ? "own_part"
-                                      : "all_gather";
-    const char* suffix = to_part ? ".part" : from == kSum ? ".sum" : ".whole";
-    ir::Type type = value->type();
-    type.strides.clear();
-    ir::Attrs attrs = {{"axis", axis_.name}};
-    if (to_part || from != kSum) attrs["dim"] = to_part ? wanted.dim : from.dim;
+    if (wanted != kWhole && from.kind == Placement::Kind::Shard)
+      return lying(lying(value, kWhole, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
-    Value* made = here.value(opcode, {value}, type, value->name() + suffix, std::move(attrs));
-    if (to_part) placements_[made] = wanted;
-    ++report_.made[opcode];
-    return made;
+    ++report_.made[wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
+                                    : (from == kSum ? "reduce_scatter" : "own_part")];
+    return redistribute(here, value, axis_, from, wanted, placements_);
   }
 
   Graph& graph_;
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
-  const int64_t sequence_;
+  const bool cut_summands_;
   ir::Builder build_;
   Placements placements_;                                             // of what is not whole
   std::unordered_map<const Value*, std::map<int64_t, Value*>> made_;  // of a value, by dimension, -1: whole
@@ -189,7 +189,7 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
                           const TensorParallelOptions& options) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options.sequence_parallel ? 1 : -1).run();
+  return Partitioner(graph, axis, cuts, options.sequence_parallel).run();
 }
 
 void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {

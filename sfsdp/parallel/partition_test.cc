@@ -146,10 +146,20 @@ TEST_CASE("partition: what must be whole is gathered before it") {
       %x = input name=x : f32[6, 4]
     fwd:
       %h = linear %x, %w : f32[6, 4/tp] at w
-      %h.whole = all_gather %h axis=tp dim=1 : f32[6, 8] at w
+      %h.parts = aten.view %h size=[6, 1, 4] : f32[6, 1/tp, 4] at w
+      %h.front = aten.permute %h.parts dims=[1, 0, 2] : f32[1/tp, 6, 4] at w
+      %h.all = all_gather %h.front axis=tp dim=0 : f32[2, 6, 4] at w
+      %h.back = aten.permute %h.all dims=[1, 0, 2] : f32[6, 2, 4]{4, 24, 1} at w
+      %h.dense = aten.clone %h.back memory_format=0 : f32[6, 2, 4] at w
+      %h.whole = aten.view %h.dense size=[6, 8] : f32[6, 8] at w
       %s = aten._softmax %h.whole dim=1 half_to_float=false : f32[6, 8] at act
       %t = aten._softmax %h dim=0 half_to_float=false : f32[6, 4/tp] at act
-      %t.whole = all_gather %t axis=tp dim=1 : f32[6, 8] at act
+      %t.parts = aten.view %t size=[6, 1, 4] : f32[6, 1/tp, 4] at act
+      %t.front = aten.permute %t.parts dims=[1, 0, 2] : f32[1/tp, 6, 4] at act
+      %t.all = all_gather %t.front axis=tp dim=0 : f32[2, 6, 4] at act
+      %t.back = aten.permute %t.all dims=[1, 0, 2] : f32[6, 2, 4]{4, 24, 1} at act
+      %t.dense = aten.clone %t.back memory_format=0 : f32[6, 2, 4] at act
+      %t.whole = aten.view %t.dense size=[6, 8] : f32[6, 8] at act
       %l = aten.tril %t.whole : f32[6, 8] at act
       %y = aten.add.Tensor %s, %l : f32[6, 8]
       return %y
@@ -181,10 +191,21 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %a = aten.view %h size=[2, 3, 2, 6] : f32[2, 3, 2/tp, 6]
       %b = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
       %c = aten.clone %b memory_format=0 : f32[2, 2/tp, 3, 6]
-      %c.whole = all_gather %c axis=tp dim=1 : f32[2, 4, 3, 6]
+      %c.parts = aten.view %c size=[2, 1, 2, 3, 6] : f32[2, 1/tp, 2, 3, 6]
+      %c.front = aten.permute %c.parts dims=[1, 0, 2, 3, 4] : f32[1/tp, 2, 2, 3, 6]
+      %c.all = all_gather %c.front axis=tp dim=0 : f32[2, 2, 2, 3, 6]
+      %c.back = aten.permute %c.all dims=[1, 0, 2, 3, 4] : f32[2, 2, 2, 3, 6]{36, 72, 18, 6, 1}
+      %c.dense = aten.clone %c.back memory_format=0 : f32[2, 2, 2, 3, 6]
+      %c.whole = aten.view %c.dense size=[2, 4, 3, 6] : f32[2, 4, 3, 6]
       %d = aten.view %c.whole size=[8, 18] : f32[8, 18]
       %n = aten.neg %b : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
-      %n.whole = all_gather %n axis=tp dim=1 : f32[2, 4, 3, 6]
+      %n.dense = aten.clone %n memory_format=0 : f32[2, 2/tp, 3, 6]
+      %n.parts = aten.view %n.dense size=[2, 1, 2, 3, 6] : f32[2, 1/tp, 2, 3, 6]
+      %n.front = aten.permute %n.parts dims=[1, 0, 2, 3, 4] : f32[1/tp, 2, 2, 3, 6]
+      %n.all = all_gather %n.front axis=tp dim=0 : f32[2, 2, 2, 3, 6]
+      %n.back = aten.permute %n.all dims=[1, 0, 2, 3, 4] : f32[2, 2, 2, 3, 6]{36, 72, 18, 6, 1}
+      %n.dense_1 = aten.clone %n.back memory_format=0 : f32[2, 2, 2, 3, 6]
+      %n.whole = aten.view %n.dense_1 size=[2, 4, 3, 6] : f32[2, 4, 3, 6]
       return %d, %n.whole
   )"));
 }

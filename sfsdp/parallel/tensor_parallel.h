@@ -26,8 +26,9 @@ struct TensorParallelRule {
 };
 
 struct TensorParallelOptions {
-  // Between the products that add up and those that are cut again, each rank has its part of the sequence, dimension 1 of what has 3
-  // at least: sums are reduce_scatters, and all_gathers come before products. As many bytes, for a tp-th of these activations.
+  // Between the products that add up and those that are cut again, each rank has its part of the rows of what has 3 dimensions at
+  // least: of the samples where the axis divides their number, else of the sequence. Sums are reduce_scatters, and all_gathers
+  // come before products: as many bytes, for a tp-th of these activations.
   bool sequence_parallel = false;
 };
 

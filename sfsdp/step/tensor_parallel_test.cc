@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
@@ -233,8 +234,8 @@ TEST_CASE(
     Step step(program, &world);
     std::lock_guard lock(mutex);
     const plan::Box box = step.box_of("first.w2.weight");
-    CHECK(box.dims == std::vector<Chunk>{{0, 12}, {world.rank() % 2 * 10, 10}});
-    CHECK(step.box_of("first.w2.bias").dims == std::vector<Chunk>{{0, 12}});
+    CHECK((box.dims == std::vector<Chunk>{{0, 12}, {world.rank() % 2 * 10, 10}}));
+    CHECK((step.box_of("first.w2.bias").dims == std::vector<Chunk>{{0, 12}}));
     CHECK_THROWS_WITH_AS(step.range_of("first.w2.weight"), doctest::Contains("Step::box_of"), UserError);
     for (const auto& [name, tensor] : step.state_dict()) {
       CHECK(tensor.numel() == step.box_of(name).flat.length);
@@ -254,8 +255,9 @@ TEST_CASE(
     const at::Tensor got = step.gather("second.w2.weight"), ranks = step.gather("first.w1.weight");
     std::lock_guard lock(mutex);
     CHECK(at::equal(got, other));
-    CHECK(ranks[0][0].item<float>() == 0);
-    CHECK(ranks[19][11].item<float>() == 3);
+    CHECK(static_cast<int>(ranks[0][0].item<float>()) % 2 ==
+          0);  // of the first along tp; which along dp_shard, says the bucket
+    CHECK(static_cast<int>(ranks[19][11].item<float>()) % 2 == 1);
   });
 }
 
@@ -348,13 +350,12 @@ TEST_CASE("a block of Llama has 2 all_reduces over tp forward and 2 backward, an
   CHECK(collectives_of_llama({}) == Counts{{"layers.0", block}, {"layers.1", block}});
 }
 
+// The all_reduce adds the gradients of norms, which each rank has of its rows. The first norm reads embeddings that are whole.
 TEST_CASE("with sequence parallelism a block of Llama has 2 all_gathers and 2 reduce_scatters each way") {
-  const std::string block = "2 bwd all_gather, 2 bwd reduce_scatter, 2 fwd all_gather, 2 fwd reduce_scatter";
+  const std::string back = "2 bwd all_gather, 1 bwd all_reduce, 2 bwd reduce_scatter, ";
   const Counts counts = collectives_of_llama({.sequence_parallel = true});
-  for (const auto& [where, text] : counts) {
-    CAPTURE(where);
-    CHECK(text == block);
-  }
+  CHECK(counts.at("layers.0") == back + "1 fwd all_gather, 2 fwd reduce_scatter");
+  CHECK(counts.at("layers.1") == back + "2 fwd all_gather, 2 fwd reduce_scatter");
 }
 
 TEST_CASE("sequence parallelism trains as eager does: Llama, with FSDP and micro-batches") {

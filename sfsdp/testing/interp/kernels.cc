@@ -568,6 +568,7 @@ constexpr Row kKernels[] = {
     {"aten.unsqueeze", &view},
     {"aten.squeeze.dim", &view},
     {"aten.alias", &identity},
+    {"aten.clone", &identity},
     {"aten.detach", &identity},
     {"aten._to_copy", &identity},
     {"aten.sum", &sum_all},

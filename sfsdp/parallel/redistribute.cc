@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/redistribute.h"
+
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/view_geometry.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+using ir::Placement, ir::Type, ir::Value;
+using Shape = std::vector<int64_t>;
+
+constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
+
+class Redistributor {
+ public:
+  Redistributor(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, Placements& placements)
+      : place_(place), value_(value), shape_(value->type().shape()), axis_(axis), placements_(placements) {}
+
+  Value* gather(int64_t dim) {
+    const Placement at_dim = Placement::shard(dim);
+    if (leads(dim)) return send("all_gather", dense(value_, at_dim), shape_, value_->name() + ".whole", kWhole, dim);
+    Value* own = permute(view(dense(value_, at_dim), split(dim), at_dim, ".parts"), to_front(dim), Placement::shard(0),
+                         ".front");
+    Value* all = send("all_gather", own, own->type().shape(), value_->name() + ".all", kWhole);
+    return view(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), shape_, kWhole, ".whole");
+  }
+
+  Value* scatter_sum(int64_t dim) {
+    const Placement at_dim = Placement::shard(dim);
+    if (leads(dim)) return send("reduce_scatter", dense(value_, kSum), shape_, value_->name() + ".part", at_dim, dim);
+    Value* front = permute(view(dense(value_, kSum), split(dim), kSum, ".parts"), to_front(dim), kSum, ".front");
+    Value* parts = dense(front, kSum);
+    Value* own = send("reduce_scatter", parts, parts->type().shape(), value_->name() + ".own", Placement::shard(0));
+    return view(permute(own, to_back(dim), at_dim, ".back"), shape_, at_dim, ".part");
+  }
+
+  Value* sum() {
+    Type type = value_->type();
+    type.strides.clear();
+    return place_.value("all_reduce", {value_}, type, value_->name() + ".sum", {{"axis", axis_.name}});
+  }
+
+  Value* own_part(int64_t dim) {
+    return send("own_part", value_, shape_, value_->name() + ".part", Placement::shard(dim), dim);
+  }
+
+ private:
+  // Whether the parts of the dimension lie one after the other, as what stands before it has one index.
+  bool leads(int64_t dim) const {
+    return std::accumulate(shape_.begin(), shape_.begin() + dim, int64_t{1}, std::multiplies<>()) == 1;
+  }
+
+  // ---- the dimension as ranks × its part
+
+  Shape split(int64_t dim) const {
+    Shape shape = shape_;
+    shape[static_cast<size_t>(dim)] /= axis_.size;
+    shape.insert(shape.begin() + dim, axis_.size);
+    return shape;
+  }
+  Shape to_front(int64_t dim) const {
+    Shape order(shape_.size() + 1);
+    std::iota(order.begin(), order.end(), 0);
+    order.erase(order.begin() + dim);
+    order.insert(order.begin(), dim);
+    return order;
+  }
+  Shape to_back(int64_t dim) const {
+    Shape order(shape_.size() + 1);
+    std::iota(order.begin(), order.end(), 0);
+    order.erase(order.begin());
+    order.insert(order.begin() + dim, 0);
+    return order;
+  }
+
+  // ---- ops
+
+  Value* made(Value* value, const Placement& placement) {
+    if (placement != kWhole) placements_[value] = placement;
+    return value;
+  }
+  Value* send(const char* opcode, Value* value, const Shape& shape, const std::string& name, const Placement& placement,
+              int64_t dim = 0) {
+    return made(place_.value(opcode, {value}, Type::tensor(value->type().dtype, shape), name,
+                             {{"axis", axis_.name}, {"dim", dim}}),
+                placement);
+  }
+  Value* dense(Value* value, const Placement& placement) {
+    if (value->type().strides.empty()) return value;
+    return made(place_.value("aten.clone", {value}, Type::tensor(value->type().dtype, value->type().shape()),
+                             value_->name() + ".dense", {{"memory_format", int64_t{0}}}),
+                placement);
+  }
+  Value* view(Value* value, const Shape& shape, const Placement& placement, const char* suffix) {
+    return made(place_.value("aten.view", {value}, Type::tensor(value->type().dtype, shape), value_->name() + suffix,
+                             {{"size", shape}}),
+                placement);
+  }
+  Value* permute(Value* value, const Shape& order, const Placement& placement, const char* suffix) {
+    const Shape sizes = value->type().shape(), strides = ir::strides_of(value->type());
+    Shape shape, moved;
+    for (const int64_t dim : order) {
+      shape.push_back(sizes[static_cast<size_t>(dim)]);
+      moved.push_back(strides[static_cast<size_t>(dim)]);
+    }
+    Type type = Type::tensor(value->type().dtype, shape);
+    if (!ir::same_places(type, moved)) type.strides = moved;
+    return made(place_.value("aten.permute", {value}, type, value_->name() + suffix, {{"dims", order}}), placement);
+  }
+
+  const ir::Builder::Place& place_;
+  Value* const value_;
+  const Shape shape_;
+  const MeshAxis& axis_;
+  Placements& placements_;
+};
+
+}  // namespace
+
+Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, const Placement& from,
+                    const Placement& to, Placements& placements) {
+  Redistributor make(place, value, axis, placements);
+  if (to == kWhole) return from == kSum ? make.sum() : make.gather(from.dim);
+  SFSDP_CHECK(from.kind != Placement::Kind::Shard && to.kind == Placement::Kind::Shard, "%", value->name());
+  return from == kSum ? make.scatter_sum(to.dim) : make.own_part(to.dim);
+}
+
+}  // namespace sfsdp::parallel
