@@ -541,9 +541,31 @@ void merge_rows(const AccessMap& map, const Op& op, ClauseParts& clause) {
     merge_rows(map, op.results()[clause.first_result + r]->type(), clause.results[r]);
 }
 
+// Where it is causal or within documents, attention compares places in the sequence, of which each part would begin at 0; and its
+// kernels take one width of queries, keys and values. What is held whole so is marked.
+void hold_attention(const Op& op, ClauseParts& clause) {
+  const OpRow* row = op.opcode.row();
+  if (row->cost != CostClass::Attention) return;
+  const size_t q = row->name.ends_with("_backward") ? 1 : 0;
+  std::vector<FactorPart> held;
+  const auto hold = [&](size_t operand, size_t dim) {
+    if (operand >= clause.operands.size() || !clause.operands[operand]) return;
+    for (const FactorPart& part : *clause.operands[operand])
+      if (part.dim == dim) held.push_back(part);
+  };
+  hold(q + 2, 3);
+  if (op.attr_or("is_causal", false) || op.attr_or("documents", false)) hold(q, 2), hold(q + 1, 2);
+  for (auto& parts : clause.operands) {
+    if (!parts) continue;
+    for (FactorPart& part : *parts)
+      if (std::ranges::any_of(held, [&](const FactorPart& h) { return h.is(part); })) part.mark = '!';
+  }
+}
+
 }  // namespace
 
 std::vector<ClauseParts> parts_of(const Op& op) {
+  if (op.attr_or<int64_t>("groups", 1) != 1) return {};  // of a convolution, whose channels then are not one factor
   std::vector<ClauseParts> all;
   const AccessMap* map = map_of(op.opcode.row());
   for (const ClauseOfOp& clause : resolve(op, map)) {
@@ -556,6 +578,7 @@ std::vector<ClauseParts> parts_of(const Op& op) {
     }
     for (const Seen& seen : clause.seen_results) parts.results.push_back(plain(seen));
     merge_rows(*map, op, parts);
+    hold_attention(op, parts);
   }
   return all;
 }

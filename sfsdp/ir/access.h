@@ -6,7 +6,8 @@
 // A map is written in the factors of the op's iteration space, as an einsum is:
 //
 //   row      = map [& linear , linear ...] | map & place
-//   place    : what an element becomes depends on its place in the whole tensor (tril), so that no part of it may be cut out
+//   place    : what an element becomes depends on its place in the whole tensor (tril), or on how many there are (the gradient of a
+//              mean), so that no part of it may be cut out
 //   linear   = operand operand ...   numbers of operands in which all results are linear together, all others given: the sum of
 //                                    the results of summands is the result of their sums, and what is added up (+) of one of
 //                                    them may be added up in parts
@@ -30,8 +31,9 @@
 //            | ~          a window, or another place
 //            | @          places that an index says
 //
-// linear is "... +k, n +k, n -> ... n", layer_norm "... !d#normalized_shape, d, d -> ... d; ... !d -> ... 1, ... 1". A mark
-// on ... is over all rows. It is linear in its first operand with the bias, and in its second with the bias: "& 0 2, 1 2". An operand's dimension of size 1, or one that it lacks on the left, is broadcast.
+// linear is "... +k, n +k, n -> ... n", layer_norm "... !d#normalized_shape, d, d -> ... d; ... !d -> ... 1, ... 1". A mark on
+// ... is over all rows. linear is linear in its first operand with the bias, and in its second with it: "& 0 2, 1 2". An
+// operand's dimension of size 1, or one that it lacks on the left, is broadcast.
 // Source: LibTorch's kernels, by which capture/access_test.cc proves every map.
 #pragma once
 
@@ -144,7 +146,7 @@ struct ClauseParts {
   std::vector<std::optional<std::vector<FactorPart>>> operands;
   std::vector<std::vector<FactorPart>> results;
 };
-// Empty where no map fits, and where operands and results are lists that go together, i by i.
+// Empty where no map fits, where operands and results are lists that go together, i by i, and for convolutions of groups.
 std::vector<ClauseParts> parts_of(const Op& op);
 
 // "" or what is wrong with the text of a map.

@@ -85,7 +85,7 @@ class Ways {
 
   std::vector<OpCut> all() const {
     std::vector<OpCut> ways;
-    if (!(map_ && map_->by_place) && !ir::draws(op_))
+    if (!(map_ && map_->by_place) && !ir::draws(op_) && reads_all())
       for (const FactorPart& factor : factors_met())
         if (auto way = by_factor(factor)) ways.push_back(std::move(*way));
     if (auto way = of_summands()) ways.push_back(std::move(*way));
@@ -94,6 +94,15 @@ class Ways {
   }
 
  private:
+  // An operand that is not read says how large the result is: it would have to be cut with it.
+  bool reads_all() const {
+    for (size_t k = 0; k < op_.operands.size(); ++k)
+      if (op_.operands[k] &&
+          std::ranges::none_of(clauses_, [&](const ClauseParts& c) { return c.operands[k].has_value(); }))
+        return false;
+    return true;
+  }
+
   // The dimension that the operand is cut in, or may be; -1: none. A summand's: samples lie one after the other in memory, the
   // positions of several do not.
   int64_t cut_dim(size_t k) const {

@@ -23,7 +23,7 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-constexpr int kMostCalls = 60, kMostElements = 4, kMostCuts = 20;
+constexpr int kMostCalls = 60, kMostElements = 4, kMostCuts = 2;
 
 class OneThread {
  public:
@@ -147,7 +147,7 @@ void AccessProof::prove(const ir::Op& op, const Tensors& operands, const Run& ru
     return;
   }
   rows_.insert(op.opcode.row()->name);
-  if (!other_ && calls_[op.opcode] <= kMostCuts) cuts_.prove(op, operands, before, run_any);
+  if (!other_ && ++texts_[ir::print(op)] <= kMostCuts) cuts_.prove(op, operands, run_any);
   for (size_t k = 0; k < operands.size(); ++k) {
     if (!operands[k].defined()) continue;
     claim(op, k, before);

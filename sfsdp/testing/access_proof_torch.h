@@ -54,7 +54,7 @@ class AccessProof {
   const ir::AccessMap* other_ = nullptr;
   const ir::AccessMap* map_ = nullptr;  // of the op at hand
   std::mt19937_64 engine_{11};
-  std::map<std::string, int> calls_;
+  std::map<std::string, int> calls_, texts_;  // by opcode; by an op's text
   std::set<std::string_view> rows_;
   std::map<std::string, bool> claims_;
   std::set<std::string> wrong_;

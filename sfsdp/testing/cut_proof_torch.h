@@ -23,10 +23,9 @@ class CutProof {
  public:
   using Run = std::function<std::vector<at::Tensor>(const ir::Op& op, const std::vector<at::Tensor>& operands)>;
 
-  // Every dimension of every operand over 2 and 3 ranks, and every group of operands that the row calls linear.
-  //   whole: what the op makes of the operands
-  void prove(const ir::Op& op, const std::vector<at::Tensor>& operands, const std::vector<at::Tensor>& whole,
-             const Run& run);
+  // Every dimension of every operand over 2 and 3 ranks, and every group of operands that the row calls linear; in double
+  // precision, for which an op has to have a kernel.
+  void prove(const ir::Op& op, const std::vector<at::Tensor>& operands, const Run& run);
 
   const std::set<std::string>& wrong() const { return wrong_; }
   // By opcode, how many ways were run; by opcode, how many groups.
@@ -35,6 +34,7 @@ class CutProof {
 
  private:
   using Tensors = std::vector<at::Tensor>;
+  void prove_wide(const ir::Op& op, const Tensors& operands, const Tensors& whole, const Run& run);
   void cut(const ir::Op& op, const parallel::OpCut& way, int64_t ranks, const Tensors& operands, const Tensors& whole,
            const Run& run);
   void tear(const ir::Op& op, const std::vector<size_t>& group, const Tensors& operands, const Tensors& whole,

@@ -277,7 +277,7 @@ int run_search(const Request& request, const CaptureJob& capture, std::ostream& 
   const Candidate& first = best[0].candidate;
   out << "Model " << train::title_of(search.config().model) << " on " << search.world() << " × "
       << search.machine().device << " (" << search.machine().name << "), "
-      << first.local * first.accumulation * search.world()
+      << first.local * first.accumulation * first.replicate * first.shard
       << " sequences a step: " << with_commas(static_cast<int64_t>(search.found().size()))
       << (search.estimates() ? " configurations estimated, " : " configurations simulated, ") << fitting << " fit into "
       << train::bytes_text(static_cast<int64_t>(search.memory_for(first))) << ", the best simulated, in "

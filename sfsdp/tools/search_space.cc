@@ -5,6 +5,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/train/config/config_fields.h"
+#include "sfsdp/train/config/config_resolve.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -16,7 +17,9 @@ std::vector<int64_t> divisors(int64_t n) {
   return all;
 }
 
-std::string mesh_of(const Candidate& c) { return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard); }
+std::string mesh_of(const Candidate& c) {
+  return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard, c.tensor > 1 ? concat(",tp=", c.tensor) : "");
+}
 
 // Stages and whether parameters are gathered again: those that differ on a mesh of so many shards.
 std::vector<std::pair<int64_t, bool>> stages_of(int64_t shard) {
@@ -38,16 +41,19 @@ Choices choices_of(const Candidate& c) {
 
 std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world) {
   const train::Training& t = config.training;
-  const int64_t global = t.global_batch_size == -1 ? t.local_batch_size * world : t.global_batch_size;
-  if (global % world != 0)
-    throw UserError(concat("training.global_batch_size = ", global, " on ", world,
-                           " ranks\n  expected a multiple of the ranks; try ", (global / world + 1) * world));
+  const int64_t tensor = config.parallelism.tensor_parallel_degree, ranks = world / tensor;  // that have samples of their own
+  if (world % tensor != 0) train::make_mesh(config.parallelism, world);  // says what fits
+  const int64_t global = t.global_batch_size == -1 ? t.local_batch_size * ranks : t.global_batch_size;
+  if (global % ranks != 0)
+    throw UserError(concat("training.global_batch_size = ", global, " on ", ranks,
+                           tensor > 1 ? " data-parallel" : "", " ranks\n  expected a multiple of the ranks; try ",
+                           (global / ranks + 1) * ranks));
   std::vector<Candidate> all;
-  for (const int64_t shard : divisors(world))
-    for (const int64_t local : divisors(global / world))
+  for (const int64_t shard : divisors(ranks))
+    for (const int64_t local : divisors(global / ranks))
       for (const auto& [stage, reshard] : stages_of(shard))
         for (const char* remat : {"none", "op", "full"})
-          all.push_back({world / shard, shard, stage, local, global / world / local, remat, reshard});
+          all.push_back({ranks / shard, shard, tensor, stage, local, global / ranks / local, remat, reshard});
   return all;
 }
 

@@ -13,7 +13,7 @@
 namespace sfsdp::tools {
 
 struct Candidate {
-  int64_t replicate = 1, shard = 1;     // ranks on each axis
+  int64_t replicate = 1, shard = 1, tensor = 1;  // ranks on each axis
   int64_t stage = 3;                    // ZeRO
   int64_t local = 1, accumulation = 1;  // sequences of a micro-batch, micro-batches
   std::string remat = "none";           // none, op, full
@@ -24,7 +24,7 @@ struct Candidate {
 using Choices = std::array<std::pair<std::string, std::string>, 5>;
 Choices choices_of(const Candidate& c);
 
-// Every mesh of `world` ranks, every micro-batch that divides a rank's share of the global batch, all stages that differ on
+// Every mesh of `world` ranks with the config's tensor_parallel_degree, every micro-batch that divides a rank's share of the global batch, all stages that differ on
 // that mesh.
 //   throws: UserError where the global batch is no multiple of the ranks
 std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world);

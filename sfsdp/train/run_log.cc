@@ -107,7 +107,7 @@ double RunLog::memory_percent(double gib) const {
 void RunLog::step(StepMetrics metrics) {
   const double now = options_.now();
   metrics.tps =
-      static_cast<double>(facts_.tokens_per_step()) / metrics.step_time_s / static_cast<double>(facts_.data_ranks);
+      static_cast<double>(facts_.tokens_per_step()) / metrics.step_time_s / static_cast<double>(facts_.world_size);
   metrics.between_s = std::max(0.0, now - last_end_ - metrics.step_time_s);
   if (file_) file_->write(metrics);
   tps_.push_back(metrics.tps);
@@ -134,7 +134,7 @@ void RunLog::step(StepMetrics metrics) {
 void RunLog::report(StepMetrics metrics, double now) {
   const double seconds = now - interval_begin_;
   metrics.tps = static_cast<double>(interval_steps_ * facts_.tokens_per_step()) / seconds /
-                static_cast<double>(facts_.data_ranks);
+                static_cast<double>(facts_.world_size);
   metrics.memory_gib = interval_memory_gib_;
   metrics.memory_percent = memory_percent(metrics.memory_gib);
   metrics.data_s = interval_data_s_ / static_cast<double>(interval_steps_);
@@ -173,7 +173,7 @@ void RunLog::write_scalars(const StepMetrics& metrics, double seconds_per_step) 
 }
 
 void RunLog::validation(ValidationMetrics metrics) {
-  metrics.tps = static_cast<double>(metrics.tokens) / metrics.seconds / static_cast<double>(facts_.data_ranks);
+  metrics.tps = static_cast<double>(metrics.tokens) / metrics.seconds / static_cast<double>(facts_.world_size);
   metrics.memory_percent = memory_percent(metrics.memory_gib);
   interval_begin_ += metrics.seconds;
   if (file_) file_->write(metrics);

@@ -170,13 +170,19 @@ PlannedMemory memory_of(const Program& program) {
                                                              : planned_memory(first->graph);
 }
 
-// A collective call.
-int64_t sum_of_ranks(comm::CommWorld* world, int64_t value, const char* what) {
+// Which samples the rank has: ranks along a model axis have the same.
+int64_t data_rank_of(const CompiledJob& job, int64_t rank) {
+  const Strategy& strategy = job.program->strategy();
+  return strategy.mesh.group_rank(rank, strategy.data_axes());
+}
+
+// Of a number that each rank has of its samples, of all samples. A collective call.
+int64_t sum_of_samples(comm::CommWorld* world, const CompiledJob& job, int64_t value, const char* what) {
   if (!world) return value;
   int64_t sum = 0;
   for (const uint64_t number : comm::gather_numbers(*world, {static_cast<uint64_t>(value)}, what))
     sum += static_cast<int64_t>(number);
-  return sum;
+  return sum * job.program->strategy().data_ranks() / world->world_size();
 }
 
 // A collective call.
@@ -222,8 +228,9 @@ class TrainingData {
   TrainingData(const JobConfig& config, const CompiledJob& job, int64_t rank)
       : config_(config),
         job_(job),
-        loader_(open_job_sources(config, data_options(job)), {config.training.local_batch_size, job.shares.accumulation,
-                                                              rank, job.program->strategy().data_ranks()}),
+        loader_(open_job_sources(config, data_options(job)),
+                {config.training.local_batch_size, job.shares.accumulation, data_rank_of(job, rank),
+                 job.program->strategy().data_ranks()}),
         id_counts_(static_cast<size_t>(job.model.vocab_size)) {}
 
   Loader& loader() { return loader_; }
@@ -404,7 +411,7 @@ class Trainer {
 
   // Targets of step k that the loss counts, over all ranks: a mean over none would be no number. A collective call.
   int64_t expect_targets(int64_t k) {
-    const int64_t targets = sum_of_ranks(world_, data_.own_targets(), "targets that the loss counts");
+    const int64_t targets = sum_of_samples(world_, job_, data_.own_targets(), "targets that the loss counts");
     if (targets == 0)
       throw UserError(concat("the loss counts none of the ", global_batch() * config_.training.seq_len,
                              " targets of step ", k,
@@ -452,10 +459,11 @@ class Trainer {
     std::function<int64_t(const MicroBatch&)> count;
     if (counts_targets(config_.training))
       count = [&](const MicroBatch& rows) {
-        return sum_of_ranks(world_, counted_targets(job_, rows, validation_->layout()), "targets of validation");
+        return sum_of_samples(world_, job_, counted_targets(job_, rows, validation_->layout()),
+                              "targets of validation");
       };
     const ValidationResult result = validate(
-        *validation_, {v.local_batch_size, rank(), data_ranks(), v.steps},
+        *validation_, {v.local_batch_size, data_rank_of(job_, rank()), data_ranks(), v.steps},
         [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); }, count);
     ValidationMetrics metrics;
     metrics.step = k;

@@ -8,20 +8,35 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/type.h"
+#include "sfsdp/models/tensor_parallel_plans.h"
+#include "sfsdp/train/weights/hf_config.h"
 
 namespace sfsdp::train {
+namespace {
+
+std::string nearest_degree(int64_t degree, int64_t world_size) {
+  int64_t nearest = std::min(degree, world_size);
+  while (world_size % nearest != 0) --nearest;
+  return concat(" --parallelism.tensor_parallel_degree ", nearest);
+}
+
+}  // namespace
 
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   SFSDP_CHECK(world_size >= 1, "world_size ", world_size);
-  const int64_t replicate = parallelism.data_parallel_replicate_degree;
+  const int64_t replicate = parallelism.data_parallel_replicate_degree, tensor = parallelism.tensor_parallel_degree;
   int64_t shard = parallelism.data_parallel_shard_degree;
-  if (shard == -1 && world_size % replicate == 0) shard = world_size / replicate;
-  if (shard == -1 || replicate * shard != world_size)
+  const int64_t others = ir::saturating_product(replicate, tensor);
+  if (shard == -1 && world_size % others == 0) shard = world_size / others;
+  if (shard == -1 || ir::saturating_product(others, shard) != world_size)
     throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
                            ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree,
-                           " on ", world_size, " ranks\n  expected degrees that multiply to ", world_size,
+                           tensor > 1 ? concat(", parallelism.tensor_parallel_degree = ", tensor) : "", " on ",
+                           world_size, " ranks\n  expected degrees that multiply to ", world_size,
                            "; try --parallelism.data_parallel_replicate_degree 1 "
-                           "--parallelism.data_parallel_shard_degree -1"));
+                           "--parallelism.data_parallel_shard_degree -1",
+                           tensor > 1 ? nearest_degree(tensor, world_size) : ""));
   std::vector<MeshAxis> axes;
   AxisList data_axes;
   if (replicate > 1) {
@@ -30,13 +45,15 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   }
   axes.push_back({"dp_shard", shard});
   data_axes.push_back("dp_shard");
+  if (tensor > 1)
+    axes.push_back({"tp", tensor});  // innermost: what it sends is the most, and in the way of each product
   DeviceMesh mesh(std::move(axes));
   mesh.add_view("dp", data_axes);
   return mesh;
 }
 
 MeshFlags mesh_flags(const std::string& text) {
-  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard"};
+  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard", "tp"};
   const auto fail = [&](const std::string& what, const std::string& expected) {
     throw UserError(concat("--mesh ", text, ": ", what, "\n  expected ", expected));
   };
@@ -47,14 +64,16 @@ MeshFlags mesh_flags(const std::string& text) {
     const size_t equals = part.find('=');
     const std::string axis(trim(part.substr(0, equals)));
     if (std::ranges::find(kAxes, axis) == kAxes.end())
-      fail(concat("no axis ", axis), join(kAxes, " or ") + did_you_mean(axis, kAxes));
+      fail(concat("no axis ", axis), concat(join(kAxes, ", ")) + did_you_mean(axis, kAxes));
     if (std::ranges::find(seen, axis) != seen.end()) fail(axis + " twice", "each axis once");
     seen.push_back(axis);
     const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));
     const auto ranks = parse_int(size);
     if (!ranks || *ranks < 1) fail(concat(axis, " = ", size), concat("a number of at least 1, as in ", axis, "=4"));
     axes.push_back({axis, *ranks});
-    mesh.flags.push_back(concat("--parallelism.data_parallel_", axis.substr(axis.find('_') + 1), "_degree=", size));
+    mesh.flags.push_back(concat(
+        "--parallelism.", axis == "tp" ? "tensor_parallel" : concat("data_parallel_", axis.substr(axis.find('_') + 1)),
+        "_degree=", size));
   }
   mesh.world = init_device_mesh(std::move(axes)).world_size();
   return mesh;
@@ -169,6 +188,31 @@ std::vector<ParamGroup> param_groups_of(const Optimizer& config) {
 
 }  // namespace
 
+TensorParallel tensor_parallel_of(const JobConfig& config) {
+  const Parallelism& p = config.parallelism;
+  if (p.tensor_parallel_degree == 1) return {};
+  const std::string model =
+      config.model.name == "hf" ? read_hf_config(config.model.hf_assets_path).model : config.model.name;
+  const std::vector<std::string> plan =
+      p.tensor_parallel_plan.empty() ? models::tensor_parallel_plan(model) : p.tensor_parallel_plan;
+  if (plan.empty())
+    throw UserError(concat("parallelism.tensor_parallel_degree = ", p.tensor_parallel_degree, " with model ", model,
+                           ": nothing says which weights are cut\n  expected parallelism.tensor_parallel_plan, such as "
+                           "[\"*.q_proj|k_proj|v_proj=0\", \"*.o_proj=1\"]"));
+  std::vector<TensorParallelRule> rules;
+  for (const std::string& entry : plan) {
+    const size_t equals = entry.rfind('=');
+    const int64_t dim =
+        equals == std::string::npos ? -1 : parse_int(trim(std::string_view(entry).substr(equals + 1))).value_or(-1);
+    const std::string pattern(trim(std::string_view(entry).substr(0, equals)));
+    if (dim < 0 || pattern.empty())
+      throw UserError(concat("parallelism.tensor_parallel_plan: ", entry,
+                             "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
+    rules.push_back({pattern, Shard(dim)});
+  }
+  return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel});
+}
+
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
   const std::vector<ParamGroup> groups = param_groups_of(config);
   if (config.name == "SGD") return SGD{config.lr, config.momentum, config.weight_decay, groups};
@@ -214,6 +258,7 @@ std::string with_keys(std::string message) {
       {"ParamGroup::lr_factor", "optimizer.lr_factors"},
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
+      {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},
       {"RematOptions::memory_budget", "activation_checkpoint.memory_budget"},

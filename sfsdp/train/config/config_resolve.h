@@ -9,6 +9,7 @@
 
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/optim/optimizer.h"
+#include "sfsdp/parallel/tensor_parallel.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/lr_schedule.h"
@@ -16,11 +17,11 @@
 
 namespace sfsdp::train {
 
-// Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there); view "dp" over both.
+// Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there), tp (left out when 1); view "dp" over the first two.
 //   throws: UserError if the degrees do not multiply to world_size
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size);
 
-// dp_replicate=2,dp_shard=4: the degrees of [parallelism] as flags, and the ranks that they multiply to.
+// dp_replicate=2,dp_shard=4,tp=2: the degrees of [parallelism] as flags, and the ranks that they multiply to.
 struct MeshFlags {
   std::vector<std::string> flags;
   int64_t world = 1;
@@ -38,6 +39,10 @@ struct BatchShares {
 
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
+
+// What parallelism.tensor_parallel_degree cuts; nothing for 1.
+//   throws: UserError for an entry that is not pattern=dimension, and for a model without a plan
+TensorParallel tensor_parallel_of(const JobConfig& config);
 
 //   throws: UserError for an entry of lr_factors that is not pattern=factor
 sfsdp::Optimizer optimizer_of(const Optimizer& config);

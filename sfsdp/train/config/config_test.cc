@@ -172,7 +172,8 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   for (const char* flag : {"--checkpoint.initial_load_in_hf_quantized", "--parallelism.enable_async_tensor_parallel",
                            "--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
-  CHECK(from_toml("[parallelism]\ntensor_parallel_degree = 1\n[checkpoint]\ninitial_load_in_hf_quantized = false")
+  CHECK(from_toml(
+            "[parallelism]\nenable_async_tensor_parallel = false\n[checkpoint]\ninitial_load_in_hf_quantized = false")
             .notes.empty());
 }
 
@@ -449,6 +450,12 @@ TEST_CASE("the mesh has the data axes, dp_replicate outside dp_shard, and a view
   CHECK(to_string(mesh(4, 1, 4)) == "[dp_replicate=4, dp_shard=1]");
   CHECK(to_string(mesh(1, -1, 1)) == "[dp_shard=1]");
   CHECK(mesh(2, 4, 8).size("dp") == 8);
+  Parallelism tensor;
+  tensor.tensor_parallel_degree = 2;
+  CHECK(to_string(make_mesh(tensor, 8)) == "[dp_shard=4, tp=2]");
+  CHECK(to_string(make_mesh(tensor, 2)) == "[dp_shard=1, tp=2]");
+  tensor.tensor_parallel_degree = 3;
+  CHECK_THROWS_WITH_AS(make_mesh(tensor, 8), doctest::Contains("--parallelism.tensor_parallel_degree 2"), UserError);
   CHECK_THROWS_WITH_AS(mesh(1, 4, 8), doctest::Contains("expected degrees that multiply to 8"), UserError);
   CHECK_THROWS_AS(mesh(3, -1, 8), UserError);
 }
