@@ -492,76 +492,6 @@ std::vector<FactorPart> plain(const Seen& seen) {
   return parts;
 }
 
-struct Rows {
-  size_t dims = 0;
-  int64_t count = 1;
-};
-
-Rows rows_of(const AccessMap& map, const std::vector<FactorPart>& parts) {
-  Rows rows;
-  for (const FactorPart& part : parts)
-    if (map.factors[static_cast<size_t>(part.factor)].length == Length::Dots) ++rows.dims, rows.count *= part.size;
-  return rows;
-}
-
-// All dimensions of ... as one: the outermost of more than one index, or that an axis has left one of.
-void merge_rows(const AccessMap& map, const Type& type, std::vector<FactorPart>& parts) {
-  const Rows rows = rows_of(map, parts);
-  const auto is_row = [&](const FactorPart& part) {
-    return map.factors[static_cast<size_t>(part.factor)].length == Length::Dots;
-  };
-  const auto counts = [&](const FactorPart& part) {
-    return is_row(part) && (part.size > 1 || !type.dims[part.dim].split.empty());
-  };
-  const auto outer = std::ranges::find_if(parts, counts);
-  if (outer == parts.end()) return;
-  FactorPart merged = *outer;
-  merged.index = 0;
-  merged.size = rows.count;
-  std::erase_if(parts, is_row);
-  parts.insert(parts.begin(), merged);
-}
-
-// [48, n] beside [4, 12, k]: the same rows, counted otherwise.
-void merge_rows(const AccessMap& map, const Op& op, ClauseParts& clause) {
-  std::optional<Rows> first;
-  bool differ = false;
-  for (const auto& parts : clause.operands) {
-    if (!parts) continue;
-    const Rows rows = rows_of(map, *parts);
-    if (rows.dims == 0) continue;
-    if (first && first->count != rows.count) return;  // broadcast
-    differ |= first && first->dims != rows.dims;
-    first = rows;
-  }
-  if (!differ) return;
-  for (size_t k = 0; k < clause.operands.size(); ++k)
-    if (clause.operands[k]) merge_rows(map, op.operands[k]->type(), *clause.operands[k]);
-  for (size_t r = 0; r < clause.results.size(); ++r)
-    merge_rows(map, op.results()[clause.first_result + r]->type(), clause.results[r]);
-}
-
-// Where it is causal or within documents, attention compares places in the sequence, of which each part would begin at 0; and its
-// kernels take one width of queries, keys and values. What is held whole so is marked.
-void hold_attention(const Op& op, ClauseParts& clause) {
-  const OpRow* row = op.opcode.row();
-  if (row->cost != CostClass::Attention) return;
-  const size_t q = row->name.ends_with("_backward") ? 1 : 0;
-  std::vector<FactorPart> held;
-  const auto hold = [&](size_t operand, size_t dim) {
-    if (operand >= clause.operands.size() || !clause.operands[operand]) return;
-    for (const FactorPart& part : *clause.operands[operand])
-      if (part.dim == dim) held.push_back(part);
-  };
-  hold(q + 2, 3);
-  if (op.attr_or("is_causal", false) || op.attr_or("documents", false)) hold(q, 2), hold(q + 1, 2);
-  for (auto& parts : clause.operands) {
-    if (!parts) continue;
-    for (FactorPart& part : *parts)
-      if (std::ranges::any_of(held, [&](const FactorPart& h) { return h.is(part); })) part.mark = '!';
-  }
-}
-
 }  // namespace
 
 std::vector<ClauseParts> parts_of(const Op& op) {
@@ -577,8 +507,7 @@ std::vector<ClauseParts> parts_of(const Op& op) {
       parts.operands.push_back(read ? std::optional(plain(clause.seen_operands[k])) : std::nullopt);
     }
     for (const Seen& seen : clause.seen_results) parts.results.push_back(plain(seen));
-    merge_rows(*map, op, parts);
-    hold_attention(op, parts);
+    refine(*map, op, parts);
   }
   return all;
 }

@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "sfsdp/ir/access_map.h"
+#include "sfsdp/ir/factor_parts.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/side_table.h"
 
@@ -130,22 +131,6 @@ std::vector<std::vector<FactorUse>> factors_of(const Op& op, const AccessMap& ma
 bool may_reach(const Op& op, const AccessMap& map, size_t operand, std::span<const int64_t> from, size_t result,
                std::span<const int64_t> to, int unmarked = -1);
 
-// What the placement of values on an axis follows from: a factor's part of one dimension, those of one dimension outer first. Where
-// operands count the same rows (...) by other dimensions, these are one part, at the outermost.
-struct FactorPart {
-  int factor = 0;  // of the map
-  int index = 0;   // which of its dimensions, where it stands for several
-  char mark = ' ';
-  size_t dim = 0;
-  int64_t size = 1;
-  bool is(const FactorPart& other) const { return factor == other.factor && index == other.index; }
-};
-// A clause, resolved against an op: nullopt where an operand is not read, or absent.
-struct ClauseParts {
-  size_t first_result = 0;
-  std::vector<std::optional<std::vector<FactorPart>>> operands;
-  std::vector<std::vector<FactorPart>> results;
-};
 // Empty where no map fits, where operands and results are lists that go together, i by i, and for convolutions of groups.
 std::vector<ClauseParts> parts_of(const Op& op);
 

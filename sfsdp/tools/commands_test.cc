@@ -110,7 +110,8 @@ TEST_CASE("a mesh is short for the degrees, and the world where none is given") 
   CHECK(parse("plan", {"--mesh=dp_replicate=2", "--world", "8"}).world == 8);
   CHECK_THROWS_WITH_AS(
       parse("plan", {"--mesh", "dp_shart=4"}),
-      "--mesh dp_shart=4: no axis dp_shart\n  expected dp_replicate or dp_shard; did you mean dp_shard?", UserError);
+      "--mesh dp_shart=4: no axis dp_shart\n  expected dp_replicate, dp_shard or tp; did you mean dp_shard?",
+      UserError);
   for (const char* mesh : {"dp_shard=0", "dp_shard"})
     CHECK_THROWS_WITH_AS(parse("plan", {"--mesh", mesh}),
                          doctest::Contains("expected a number of at least 1, as in dp_shard=4"), UserError);

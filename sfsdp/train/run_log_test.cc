@@ -23,7 +23,7 @@ RunFacts example_facts() {
   facts.config.training.seq_len = 100;
   facts.config.training.steps = 20;
   facts.global_batch = 10;
-  facts.data_ranks = 2;
+  facts.data_ranks = facts.world_size = 2;
   facts.flops_per_token = 2'000'000;
   facts.peak_flops = 8e9;
   facts.device_bytes = int64_t{4} << 30;

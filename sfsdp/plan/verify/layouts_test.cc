@@ -115,5 +115,37 @@ TEST_CASE("verify_layouts: a step in buckets is sound, and each change that brea
   }
 }
 
+// What is left of one head, of one sample, of rows counted by other dimensions: sizes of 1 that are parts.
+TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that is broadcast") {
+  const auto verdict = [](std::string_view ops) {
+    return verify_layouts(ir::parse_or_throw(testing::dedent(concat("graph mesh [tp=2] view local\n", ops))));
+  };
+  CHECK(verdict(R"(
+      %x = param name=x : f32[1, 6, 1/tp, 4]
+      %t = input name=t : f32[6, 1, 2]
+    fwd:
+      %y = rope %x, %t, %t : f32[1, 6, 1/tp, 4]
+      %p = aten.permute %y dims=[2, 0, 1, 3] : f32[1/tp, 1, 6, 4]
+      %z = all_gather %p axis=tp dim=0 : f32[2, 1, 6, 4]
+      return %z
+  )") == "");
+  CHECK(verdict(R"(
+      %g = param name=g : f32[6/tp, 5]
+      %x = param name=x : f32[1/tp, 6, 4]
+    fwd:
+      %w = linear_dw %g, %x : f32[5, 4] sum(tp)
+      %all = all_reduce %w axis=tp : f32[5, 4]
+      return %all
+  )") == "");
+  CHECK(verdict(R"(
+      %g = param name=g : f32[6/tp, 5]
+      %x = param name=x : f32[1, 6, 4]
+    fwd:
+      %w = linear_dw %g, %x : f32[5, 4] sum(tp)
+      %all = all_reduce %w axis=tp : f32[5, 4]
+      return %all
+  )") != "");
+}
+
 }  // namespace
 }  // namespace sfsdp::plan

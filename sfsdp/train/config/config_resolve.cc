@@ -64,7 +64,7 @@ MeshFlags mesh_flags(const std::string& text) {
     const size_t equals = part.find('=');
     const std::string axis(trim(part.substr(0, equals)));
     if (std::ranges::find(kAxes, axis) == kAxes.end())
-      fail(concat("no axis ", axis), concat(join(kAxes, ", ")) + did_you_mean(axis, kAxes));
+      fail(concat("no axis ", axis), std::string("dp_replicate, dp_shard or tp") + did_you_mean(axis, kAxes));
     if (std::ranges::find(seen, axis) != seen.end()) fail(axis + " twice", "each axis once");
     seen.push_back(axis);
     const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));

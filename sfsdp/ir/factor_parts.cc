@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/ir/factor_parts.h"
+
+#include <algorithm>
+
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::ir {
+namespace {
+
+using Length = AccessMap::Length;
+
+struct Rows {
+  size_t dims = 0;
+  int64_t count = 1;
+};
+
+Rows rows_of(const AccessMap& map, const std::vector<FactorPart>& parts) {
+  Rows rows;
+  for (const FactorPart& part : parts)
+    if (map.factors[static_cast<size_t>(part.factor)].length == Length::Dots) ++rows.dims, rows.count *= part.size;
+  return rows;
+}
+
+// All dimensions of ... as one: the outermost of more than one index, or that an axis has left one of.
+void merge_rows(const AccessMap& map, const Type& type, std::vector<FactorPart>& parts) {
+  const Rows rows = rows_of(map, parts);
+  const auto is_row = [&](const FactorPart& part) {
+    return map.factors[static_cast<size_t>(part.factor)].length == Length::Dots;
+  };
+  const auto counts = [&](const FactorPart& part) {
+    return is_row(part) && (part.size > 1 || !type.dims[part.dim].split.empty());
+  };
+  const auto outer = std::ranges::find_if(parts, counts);
+  if (outer == parts.end()) return;
+  FactorPart merged = *outer;
+  merged.index = 0;
+  merged.size = rows.count;
+  std::erase_if(parts, is_row);
+  parts.insert(parts.begin(), merged);
+}
+
+// The row dimensions of an operand, innermost first.
+std::vector<const FactorPart*> row_dims(const AccessMap& map, const std::vector<FactorPart>& parts) {
+  std::vector<const FactorPart*> dims;
+  for (const FactorPart& part : parts)
+    if (map.factors[static_cast<size_t>(part.factor)].length == Length::Dots) dims.push_back(&part);
+  std::ranges::sort(dims, {}, [](const FactorPart* part) { return part->index; });
+  return dims;
+}
+
+// Whether one of two operands is not the other one with dimensions of 1 in front: then they count the same rows otherwise, as
+// [48, n] beside [4, 12, k] does. Cut by an axis, dimensions are not the same as uncut ones of that size.
+bool count_otherwise(const AccessMap& map, const Op& op, const ClauseParts& clause, size_t a, size_t b) {
+  const auto left = row_dims(map, *clause.operands[a]), right = row_dims(map, *clause.operands[b]);
+  const auto cut = [&](size_t k, const FactorPart& part) {
+    return !op.operands[k]->type().dims[part.dim].split.empty();
+  };
+  if (left.empty() || right.empty() || left.size() == right.size()) return false;
+  if (rows_of(map, *clause.operands[a]).count != rows_of(map, *clause.operands[b]).count) return false;
+  for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
+    if (left[i]->size != right[i]->size) return true;
+    if (left[i]->size > 1 && cut(a, *left[i]) != cut(b, *right[i])) return true;
+  }
+  return false;
+}
+
+void merge_rows(const AccessMap& map, const Op& op, ClauseParts& clause) {
+  std::optional<size_t> first;
+  bool otherwise = false;
+  for (size_t k = 0; k < clause.operands.size(); ++k) {
+    if (!clause.operands[k] || rows_of(map, *clause.operands[k]).dims == 0) continue;
+    otherwise |= first && count_otherwise(map, op, clause, *first, k);
+    first = first.value_or(k);
+  }
+  if (!otherwise) return;
+  const int64_t rows = rows_of(map, *clause.operands[*first]).count;
+  for (const auto& parts : clause.results)
+    if (const Rows made = rows_of(map, parts); made.dims > 0 && made.count != rows)
+      return;  // [12] and [12, 1] are broadcast
+  for (size_t k = 0; k < clause.operands.size(); ++k)
+    if (clause.operands[k]) merge_rows(map, op.operands[k]->type(), *clause.operands[k]);
+  for (size_t r = 0; r < clause.results.size(); ++r)
+    merge_rows(map, op.results()[clause.first_result + r]->type(), clause.results[r]);
+}
+
+// Where it is causal or within documents, attention compares places in the sequence, of which each part would begin at 0; and its
+// kernels take one width of queries, keys and values. What is held whole so is marked.
+void hold_attention(const Op& op, ClauseParts& clause) {
+  const OpRow* row = op.opcode.row();
+  if (row->cost != CostClass::Attention) return;
+  const size_t q = row->name.ends_with("_backward") ? 1 : 0;
+  std::vector<FactorPart> held;
+  const auto hold = [&](size_t operand, size_t dim) {
+    if (operand >= clause.operands.size() || !clause.operands[operand]) return;
+    for (const FactorPart& part : *clause.operands[operand])
+      if (part.dim == dim) held.push_back(part);
+  };
+  hold(q + 2, 3);
+  if (op.attr_or("is_causal", false) || op.attr_or("documents", false)) hold(q, 2), hold(q + 1, 2);
+  for (auto& parts : clause.operands) {
+    if (!parts) continue;
+    for (FactorPart& part : *parts)
+      if (std::ranges::any_of(held, [&](const FactorPart& h) { return h.is(part); })) part.mark = '!';
+  }
+}
+
+}  // namespace
+
+void refine(const AccessMap& map, const Op& op, ClauseParts& clause) {
+  merge_rows(map, op, clause);
+  hold_attention(op, clause);
+}
+
+}  // namespace sfsdp::ir

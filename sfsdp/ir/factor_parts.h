@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// An op's access map resolved against its operands, as the placement of values on an axis needs it (parts_of in access.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "sfsdp/ir/access_map.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::ir {
+
+// What the placement of values on an axis follows from: a factor's part of one dimension, those of one dimension outer first. Where
+// operands count the same rows (...) by other dimensions, these are one part, at the outermost.
+struct FactorPart {
+  int factor = 0;  // of the map
+  int index = 0;   // which of its dimensions, where it stands for several
+  char mark = ' ';
+  size_t dim = 0;
+  int64_t size = 1;
+  bool is(const FactorPart& other) const { return factor == other.factor && index == other.index; }
+};
+// A clause, resolved against an op: nullopt where an operand is not read, or absent.
+struct ClauseParts {
+  size_t first_result = 0;
+  std::vector<std::optional<std::vector<FactorPart>>> operands;
+  std::vector<std::vector<FactorPart>> results;
+};
+// What the map's text cannot say: rows counted by other dimensions become one part, and what attention compares is marked as read
+// whole.
+void refine(const AccessMap& map, const Op& op, ClauseParts& clause);
+
+}  // namespace sfsdp::ir
