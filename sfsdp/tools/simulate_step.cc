@@ -211,7 +211,7 @@ SimulateReport simulate_step(const ir::Graph& graph, plan::MemoryPlan memory, co
     if (report.counts_retries()) report.simulation.step_seconds += report.allocator_seconds;
   }
   report.shows_allocated = setup.shows_allocated;
-  report.tokens_per_second = static_cast<double>(facts.tokens) / report.simulation.step_seconds;
+  report.tokens_per_second = facts.tokens / report.simulation.step_seconds;
   report.mfu = report.tokens_per_second * facts.flops_per_token / report.machine.peak_bf16;
   return report;
 }

@@ -41,7 +41,7 @@ SimulateSetup simulate_setup(const Request& request, const train::JobConfig& con
 struct StepFacts {
   std::string model, mesh;
   int64_t world = 1;
-  int64_t tokens = 0;  // of a rank and step; 0: not known
+  double tokens = 0;  // of a step, for each rank: those along a model axis share theirs; 0: not known
   double flops_per_token = 0;
 };
 //   graph: as it is executed

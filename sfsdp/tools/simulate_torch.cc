@@ -22,13 +22,14 @@ int run_simulate(const Request& request, std::ostream& out, std::ostream& err) {
   const train::CompiledJob job =
       train::make_job(config, request.world, {.fuse = setup.fuse_scope(), .target = cost::target_of(setup.machine)});
   const Held<const Program::Variant> first = job.program->first();
-  show_simulation(request, setup, first->plan,
-                  {.model = train::title_of(config.model),
-                   .mesh = to_string(job.program->strategy().mesh),
-                   .world = request.world,
-                   .tokens = job.shares.local * job.shares.accumulation * config.training.seq_len,
-                   .flops_per_token = job.model.flops_per_token(config.training.seq_len)},
-                  config.parallelism.fsdp_units, out);
+  show_simulation(
+      request, setup, first->plan,
+      {.model = train::title_of(config.model),
+       .mesh = to_string(job.program->strategy().mesh),
+       .world = request.world,
+       .tokens = static_cast<double>(job.shares.global * config.training.seq_len) / static_cast<double>(request.world),
+       .flops_per_token = job.model.flops_per_token(config.training.seq_len)},
+      config.parallelism.fsdp_units, out);
   return 0;
 }
 

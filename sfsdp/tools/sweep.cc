@@ -95,12 +95,13 @@ SimulatedConfig simulate_config(const Request& request, const train::JobConfig& 
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   made.options.target = cost::target_of(setup.machine);
   SimulatedConfig out{captures.compile(bucketed, made), {}};
-  out.simulated = simulate_step(out.step.plan, setup,
-                                {.model = train::title_of(config.model),
-                                 .mesh = to_string(made.strategy.mesh),
-                                 .world = request.world,
-                                 .tokens = made.shares.local * made.shares.accumulation * config.training.seq_len,
-                                 .flops_per_token = out.step.flops_per_token});
+  out.simulated = simulate_step(
+      out.step.plan, setup,
+      {.model = train::title_of(config.model),
+       .mesh = to_string(made.strategy.mesh),
+       .world = request.world,
+       .tokens = static_cast<double>(made.shares.global * config.training.seq_len) / static_cast<double>(request.world),
+       .flops_per_token = out.step.flops_per_token});
   return out;
 }
 

@@ -176,7 +176,7 @@ int64_t data_rank_of(const CompiledJob& job, int64_t rank) {
   return strategy.mesh.group_rank(rank, strategy.data_axes());
 }
 
-// Of a number that each rank has of its samples, of all samples. A collective call.
+// Adds up a number that each rank has of its samples, over all samples. A collective call.
 int64_t sum_of_samples(comm::CommWorld* world, const CompiledJob& job, int64_t value, const char* what) {
   if (!world) return value;
   int64_t sum = 0;

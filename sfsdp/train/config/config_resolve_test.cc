@@ -30,6 +30,56 @@ TEST_CASE("gradients and moments of another dtype than the parameters are refuse
 
 }  // namespace
 TEST_CASE(
+    "config_resolve: the mesh has the data axes, dp_replicate outside dp_shard, a view of both, and tp innermost") {
+  const auto mesh = [](int64_t replicate, int64_t shard, int64_t world) {
+    Parallelism parallelism;
+    parallelism.data_parallel_replicate_degree = replicate;
+    parallelism.data_parallel_shard_degree = shard;
+    return make_mesh(parallelism, world);
+  };
+  CHECK(to_string(mesh(1, -1, 8)) == "[dp_shard=8]");
+  CHECK(to_string(mesh(2, -1, 8)) == "[dp_replicate=2, dp_shard=4]");
+  CHECK(to_string(mesh(4, 1, 4)) == "[dp_replicate=4, dp_shard=1]");
+  CHECK(to_string(mesh(1, -1, 1)) == "[dp_shard=1]");
+  CHECK(mesh(2, 4, 8).size("dp") == 8);
+  Parallelism tensor;
+  tensor.tensor_parallel_degree = 2;
+  CHECK(to_string(make_mesh(tensor, 8)) == "[dp_shard=4, tp=2]");
+  CHECK(to_string(make_mesh(tensor, 2)) == "[dp_shard=1, tp=2]");
+  tensor.tensor_parallel_degree = 3;
+  CHECK_THROWS_WITH_AS(make_mesh(tensor, 8), doctest::Contains("--parallelism.tensor_parallel_degree 2"), UserError);
+  CHECK_THROWS_WITH_AS(mesh(1, 4, 8), doctest::Contains("expected degrees that multiply to 8"), UserError);
+  CHECK_THROWS_AS(mesh(3, -1, 8), UserError);
+}
+
+TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan, or tensor_parallel_plan") {
+  JobConfig config;
+  CHECK(tensor_parallel_of(config).rules.empty());
+  config.parallelism.tensor_parallel_degree = 2;
+  const TensorParallel llama = tensor_parallel_of(config);
+  REQUIRE(!llama.rules.empty());
+  CHECK(llama.rules[0].pattern == "*.wq|wk|wv|w1|w3");
+  CHECK(llama.options.sequence_parallel);
+  config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1"};
+  config.parallelism.enable_sequence_parallel = false;
+  const TensorParallel own = tensor_parallel_of(config);
+  REQUIRE(own.rules.size() == 2);
+  CHECK(own.rules[0].pattern == "*.q_proj|k_proj");
+  CHECK(own.rules[0].cut.dim == 0);
+  CHECK(own.rules[1].cut.dim == 1);
+  CHECK_FALSE(own.options.sequence_parallel);
+  for (const char* wrong : {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x"}) {
+    config.parallelism.tensor_parallel_plan = {wrong};
+    CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("expected a pattern, = and a dimension"),
+                         UserError);
+  }
+  config.parallelism.tensor_parallel_plan = {};
+  config.model.name = "exported";
+  CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("with model exported: nothing says which"),
+                       UserError);
+}
+
+TEST_CASE(
     "config_resolve: a list of what is kept is the pass's, and a list without its mode is said to change nothing") {
   JobConfig config = load_config(std::vector<std::string>{
       "--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op",

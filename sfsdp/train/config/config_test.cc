@@ -438,28 +438,6 @@ TEST_CASE("every file in configs/ loads and sets nothing without effect") {
     CHECK(std::count(names.begin(), names.end(), name) == 1);
 }
 
-TEST_CASE("the mesh has the data axes, dp_replicate outside dp_shard, and a view of both") {
-  const auto mesh = [](int64_t replicate, int64_t shard, int64_t world) {
-    Parallelism parallelism;
-    parallelism.data_parallel_replicate_degree = replicate;
-    parallelism.data_parallel_shard_degree = shard;
-    return make_mesh(parallelism, world);
-  };
-  CHECK(to_string(mesh(1, -1, 8)) == "[dp_shard=8]");
-  CHECK(to_string(mesh(2, -1, 8)) == "[dp_replicate=2, dp_shard=4]");
-  CHECK(to_string(mesh(4, 1, 4)) == "[dp_replicate=4, dp_shard=1]");
-  CHECK(to_string(mesh(1, -1, 1)) == "[dp_shard=1]");
-  CHECK(mesh(2, 4, 8).size("dp") == 8);
-  Parallelism tensor;
-  tensor.tensor_parallel_degree = 2;
-  CHECK(to_string(make_mesh(tensor, 8)) == "[dp_shard=4, tp=2]");
-  CHECK(to_string(make_mesh(tensor, 2)) == "[dp_shard=1, tp=2]");
-  tensor.tensor_parallel_degree = 3;
-  CHECK_THROWS_WITH_AS(make_mesh(tensor, 8), doctest::Contains("--parallelism.tensor_parallel_degree 2"), UserError);
-  CHECK_THROWS_WITH_AS(mesh(1, 4, 8), doctest::Contains("expected degrees that multiply to 8"), UserError);
-  CHECK_THROWS_AS(mesh(3, -1, 8), UserError);
-}
-
 // conventions.md: "B is a multiple of the number of data-parallel ranks", "each gets as many".
 TEST_CASE("a step's batch is shared evenly over ranks and micro-batches") {
   Training training;
