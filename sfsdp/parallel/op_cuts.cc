@@ -52,7 +52,7 @@ int64_t permuted(const Op& op, int64_t dim) {
 std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t ranks) {
   std::vector<OpCut> cuts;
   if (operand == kSum) cuts.push_back(like_first(op, kSum, kSum));
-  if (operand.kind == Placement::Kind::Shard) {
+  if (operand.kind == Placement::Kind::Shard && !op.has_attr("stride")) {  // strides are the whole's
     const auto dim = ir::has_flag(op, ir::kPermute) ? permuted(op, operand.dim) : reshaped(op, operand.dim, ranks);
     if (dim) cuts.push_back(like_first(op, operand, Placement::shard(*dim)));
   }
