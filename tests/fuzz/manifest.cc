@@ -44,7 +44,10 @@ std::vector<std::string> seeds() {
   large.files[0].bytes = 3 * kBlockBytes;
   large.tensors = {
       {"v", TensorKind::Optimizer, ir::DType::f32, {kBlockBytes / 2}, -1, {{0, kBlockBytes / 2, 0, 200, {1, 2}}}}};
-  return {print(m), print(large)};
+  Manifest boxes = m;
+  boxes.tensors[0].boxes = {{{0, 10}, {0, 2}}, {{0, 10}, {2, 1}}};
+  boxes.tensors[0].ranges = {{0, 16, 0, 200, {5}, 0}, {16, 20, 1, 200, {6}, 0}, {0, 10, 1, 216, {7}, 1}};
+  return {print(m), print(large), print(boxes)};
 }
 
 SFSDP_FUZZ_TARGET(manifest, read, seeds)
