@@ -114,6 +114,12 @@ Chunk CommonRuns::range() const {
   return {first.first, last.first + last.count - first.first};
 }
 
+int64_t place_in_whole(const std::vector<int64_t>& shape, const Box& box, int64_t index) {
+  const auto run = CommonRuns({box.dims, {box.flat.offset + index, 1}}, whole_box(shape)).next();
+  SFSDP_CHECK(run && index < box.flat.length, "element ", index, " of ", box.flat.length, " of ", to_string(box.dims));
+  return run->second;
+}
+
 void for_each_run(const Box& first, const Box& second, const std::function<void(const BoxRun&)>& body) {
   CommonRuns runs(first, second);
   while (const auto run = runs.next()) body(*run);

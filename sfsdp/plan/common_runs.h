@@ -33,7 +33,7 @@ class CommonRuns {
  public:
   CommonRuns(const Box& first, const Box& second);
   std::optional<BoxRun> next();
-  // Of `first`, from the first element that is shared to the last; empty: none is.
+  // The elements of `first` from the first one that is shared to the last; empty: none is.
   Chunk range() const;
 
  private:
@@ -49,6 +49,9 @@ class CommonRuns {
   Chunk of_first_, of_second_;
   int64_t begin_ = 0, end_ = 0, at_ = 0;  // numbers of runs
 };
+
+// Which element of the whole tensor the element `index` of Box::flat is.
+int64_t place_in_whole(const std::vector<int64_t>& shape, const Box& box, int64_t index);
 
 void for_each_run(const Box& first, const Box& second, const std::function<void(const BoxRun&)>& body);
 

@@ -17,6 +17,7 @@
 #include "sfsdp/exported/grad_marks.h"
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/sample_source.h"
 #include "sfsdp/train/trained_parameters_torch.h"
@@ -258,10 +259,23 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-void check_finite(const Program& program, const std::string& name, Chunk range, const at::Tensor& mine) {
+// This rank's part, by runs that lie side by side in the archive.
+void read_part(const Program& program, const exported::StateTensor& tensor, const plan::Box& box,
+               const at::Tensor& mine) {
+  const ir::DType dtype = capture::dtype_of(mine.scalar_type());
+  const int64_t element = ir::size_in_bytes(dtype);
+  plan::for_each_run(box, plan::whole_box(tensor.sizes), [&](const plan::BoxRun& run) {
+    const auto bytes = bytes_of(mine).subspan(static_cast<size_t>((run.first - box.flat.offset) * element),
+                                              static_cast<size_t>(run.count * element));
+    read_archive_values(program.archive, tensor, run.second, bytes, dtype);
+  });
+}
+
+void check_finite(const Program& program, const StoredTensor& stored, const plan::Box& box, const at::Tensor& mine) {
   if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
-    refuse(concat(program.archive.path(), ": ", name,
-                  " holds infinite values or no numbers, the first of them element ", range.offset + *first),
+    refuse(concat(program.archive.path(), ": ", stored.name,
+                  " holds infinite values or no numbers, the first of them element ",
+                  plan::place_in_whole(stored.global_shape, box, *first)),
            "finite numbers; the file is damaged, or the run that wrote it had diverged");
 }
 
@@ -321,9 +335,9 @@ std::vector<std::string> load_exported_weights(const Program& program, Step& ste
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     const at::Tensor& mine = state.at(stored.name);
-    read_archive_values(program.archive, *found->second, step.range_of(stored.name).offset, bytes_of(mine),
-                        capture::dtype_of(mine.scalar_type()));
-    if (stored.trainable) check_finite(program, stored.name, step.range_of(stored.name), mine);
+    const plan::Box box = step.box_of(stored.name);
+    read_part(program, *found->second, box, mine);
+    if (stored.trainable) check_finite(program, stored, box, mine);
     ++tensors;
   }
   step.load_state_dict({});  // whole copies are gathered anew from what was written
