@@ -153,6 +153,31 @@ TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the sa
   }
 }
 
+TEST_CASE("a run over tp that is stopped goes on with the bits of one that is not") {
+  for (const DeviceMesh& mesh : {mesh_of(2, 2, 2), mesh_of(1, 1, 4)}) {
+    CAPTURE(to_string(mesh));
+    const MemoryFolder folder;
+    const auto program = program_of(make_wide_llama, mesh, kLlamaRules);
+    const auto train = [&](Step& step, comm::CommWorld& world, int64_t from, int64_t to) {
+      const Strategy& strategy = step.program().strategy();
+      const int64_t place = strategy.mesh.group_rank(world.rank(), strategy.data_axes());
+      for (int64_t k = from; k < to; ++k) step(testing::micro_batches_of(k, place, strategy.data_ranks(), 1));
+    };
+    const State whole = on_ranks(program, [&](Step& step, comm::CommWorld& world) { train(step, world, 0, 4); });
+    on_ranks(program, [&](Step& step, comm::CommWorld& world) {
+      train(step, world, 0, 2);
+      save(step, world, folder / "c");
+    });
+    expect_same(on_ranks(program,
+                         [&](Step& step, comm::CommWorld& world) {
+                           load(step, world, folder / "c/step-2");
+                           step.step = 2;
+                           train(step, world, 2, 4);
+                         }),
+                whole);
+  }
+}
+
 TEST_CASE("a Hugging Face folder fills any mesh with the same bits: heads in another order, and a transposed GPT") {
   const TensorParallel gpt_rules = tensor_parallel({{"*.c_attn|c_fc", Shard(0)}, {"*.c_proj", Shard(1)}});
   const auto expect = [](auto make, const TensorParallel& rules, const std::string& name,

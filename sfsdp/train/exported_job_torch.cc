@@ -259,18 +259,6 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-// This rank's part, by runs that lie side by side in the archive.
-void read_part(const Program& program, const exported::StateTensor& tensor, const plan::Box& box,
-               const at::Tensor& mine) {
-  const ir::DType dtype = capture::dtype_of(mine.scalar_type());
-  const int64_t element = ir::size_in_bytes(dtype);
-  plan::for_each_run(box, plan::whole_box(tensor.sizes), [&](const plan::BoxRun& run) {
-    const auto bytes = bytes_of(mine).subspan(static_cast<size_t>((run.first - box.flat.offset) * element),
-                                              static_cast<size_t>(run.count * element));
-    read_archive_values(program.archive, tensor, run.second, bytes, dtype);
-  });
-}
-
 void check_finite(const Program& program, const StoredTensor& stored, const plan::Box& box, const at::Tensor& mine) {
   if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
     refuse(concat(program.archive.path(), ": ", stored.name,
@@ -336,7 +324,7 @@ std::vector<std::string> load_exported_weights(const Program& program, Step& ste
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     const at::Tensor& mine = state.at(stored.name);
     const plan::Box box = step.box_of(stored.name);
-    read_part(program, *found->second, box, mine);
+    read_archive_values(program.archive, *found->second, box, bytes_of(mine), capture::dtype_of(mine.scalar_type()));
     if (stored.trainable) check_finite(program, stored, box, mine);
     ++tensors;
   }

@@ -135,6 +135,20 @@ TEST_CASE("a checkpoint that was written before the storage layout of state had 
     }
 }
 
+TEST_CASE("what data parallelism saves is byte for byte what it was before there were boxes") {
+  const MemoryFolder folder;
+  save({2, 1}, folder.path(), 3);
+  const std::string before = testing::source_dir() + "/sfsdp/train/checkpoint/testdata/step-5";
+  for (const char* name : {"rank-0.safetensors", "rank-1.safetensors"})
+    CHECK(read_text_file(folder / concat("step-5/", name), 1 << 20) ==
+          read_text_file(concat(before, "/", name), 1 << 20));
+  const auto tensors = [](const std::string& path) {
+    const std::string text = read_text_file(path + "/manifest.json", 1 << 20);
+    return text.substr(text.find("\"files\""));
+  };
+  CHECK(tensors(folder / "step-5") == tensors(before));
+}
+
 TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts by their range") {
   const MemoryFolder folder;
   save({2, 1}, folder.path(), 3);

@@ -37,7 +37,8 @@ ReadElements of_archive(const std::string& path) {
     if (found == program->state.end() || found->sizes != t.shape) not_there(program->archive.path(), t);
     if (found->dtype != t.dtype && (!is_weight_dtype(found->dtype) || !is_weight_dtype(t.dtype)))
       not_there(program->archive.path(), t);
-    read_archive_values(program->archive, *found, begin, out, t.dtype);
+    const auto count = static_cast<int64_t>(out.size()) / ir::size_in_bytes(t.dtype);
+    read_archive_values(program->archive, *found, plan::whole_box(t.shape, {begin, count}), out, t.dtype);
   };
 }
 
