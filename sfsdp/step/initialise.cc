@@ -17,6 +17,7 @@
 #include "sfsdp/exec/random_ops.h"
 #include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/plan/common_runs.h"
 
 namespace sfsdp::step {
 namespace {
@@ -131,36 +132,11 @@ at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, i
   return out;
 }
 
-namespace {
-
-// Where the elements of a box lie in the whole, side by side as long as they can.
-std::vector<Chunk> runs_of(const std::vector<int64_t>& shape, const plan::Box& box) {
-  size_t inner = shape.size();  // dimensions from here on are whole
-  int64_t below = 1;            // elements of these
-  while (inner > 0 && box.dims[inner - 1].length == shape[inner - 1]) below *= shape[--inner];
-  const int64_t length = inner == 0 ? below : below * box.dims[inner - 1].length;  // of a run
-  std::vector<Chunk> runs;
-  for (int64_t at = box.flat.offset; at < box.flat.offset + box.flat.length;) {
-    int64_t rest = at / std::max<int64_t>(length, 1), place = 0, stride = below;
-    if (inner > 0) {
-      place = box.dims[inner - 1].offset * below;
-      stride *= shape[inner - 1];
-    }
-    for (size_t d = inner > 0 ? inner - 1 : 0; d-- > 0; stride *= shape[d]) {
-      place += (box.dims[d].offset + rest % box.dims[d].length) * stride;
-      rest /= box.dims[d].length;
-    }
-    const int64_t inside = at % length, count = std::min(length - inside, box.flat.offset + box.flat.length - at);
-    runs.push_back({place + inside, count});
-    at += count;
-  }
-  return runs;
-}
-
-}  // namespace
-
 at::Tensor initialise_box(const capture::StateTensor& tensor, uint64_t seed, const plan::Box& box) {
-  const std::vector<Chunk> runs = runs_of(tensor.shape, box);
+  std::vector<Chunk> runs;  // of the whole
+  plan::for_each_run(box, plan::whole_box(tensor.shape), [&](const plan::BoxRun& run) {
+    runs.push_back({run.second, run.count});
+  });
   if (runs.empty()) return initialise_range(tensor, seed, 0, 0);
   if (runs.size() == 1) return initialise_range(tensor, seed, runs[0].offset, runs[0].length);
   at::Tensor whole;  // where parts are not made by themselves

@@ -30,7 +30,8 @@ void save(const std::string& folder, TestMesh mesh, int64_t step, int64_t salt) 
   for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
     Manifest& fragment = fragments[static_cast<size_t>(rank)];
     fragment.run.step = step;
-    fragment.world_size = fragment.data_ranks = mesh.ranks();
+    fragment.world_size = mesh.ranks();
+    fragment.data_ranks = mesh.data_ranks();
     const TestState state(mesh, rank, salt);
     write_shard(store.temporary_path_of(step), shard_name(static_cast<int>(rank)), share_out(state.pieces()), fragment);
   }
@@ -151,6 +152,35 @@ TEST_CASE("checkpoint diff compares elements, whatever ranks and dtypes the two 
   ran = run({"diff", folder / "a/step-4", folder / "two/step-4"});
   CHECK(ran.status == 1);
   CHECK(ran.out == "stats@1: only in the second\n9 tensors compared, 1 of all differ\n");
+}
+
+TEST_CASE("checkpoint diff, convert, verify and ls of what tensor parallelism has saved in boxes") {
+  const MemoryFolder folder;
+  save(folder / "one", {1, 1}, 4, 1);
+  save(folder / "data", {2, 1}, 4, 1);
+  save(folder / "tp", {1, 1, 3}, 4, 1);
+  save(folder / "both", {2, 1, 2}, 4, 1);
+  const std::string same = "9 tensors compared, 0 of all differ\n";
+  CHECK(run({"diff", folder / "one/step-4", folder / "tp/step-4"}).out == same);
+  CHECK(run({"diff", folder / "tp/step-4", folder / "one/step-4"}).out == same);
+  CHECK(run({"diff", folder / "data/step-4", folder / "both/step-4"}).out == "10 tensors compared, 0 of all differ\n");
+  for (const char* from : {"tp", "both"}) {
+    const std::string path = folder / concat(from, "/step-4"), to = folder / concat(from, "-converted");
+    CHECK(open_checkpoint(path).find("w")->boxes.size() > 1);
+    CHECK(run({"verify", path}).status == 0);
+    CHECK(
+        contains(run({"ls", path.substr(0, path.rfind('/'))}).out, from == std::string("tp") ? "of 3 ranks" : "of 4"));
+    CHECK(run({"convert", path, to, "--ranks", "2"}).status == 0);
+    CHECK(open_checkpoint(to + "/step-4").find("w")->boxes.empty());
+    CHECK(run({"diff", path, to + "/step-4"}).status == 0);
+    for (int64_t rank = 0; rank < 3; ++rank) {  // into boxes again
+      const TestState loaded({1, 1, 3}, rank, -1);
+      load(open_checkpoint(to + "/step-4"), to + "/step-4", loaded.pieces());
+      CHECK(loaded.bytes() == TestState({1, 1, 3}, rank, 1).bytes());
+    }
+  }
+  save(folder / "other", {1, 1, 2}, 4, 2);
+  CHECK(contains(run({"diff", folder / "one/step-4", folder / "other/step-4"}).out, "w: 91 elements differ"));
 }
 
 TEST_CASE("checkpoint diff says where two runs stand") {

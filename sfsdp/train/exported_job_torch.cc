@@ -17,6 +17,7 @@
 #include "sfsdp/exported/grad_marks.h"
 #include "sfsdp/models/exported/exported_module.h"
 #include "sfsdp/models/loss.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/data/sample_source.h"
 #include "sfsdp/train/trained_parameters_torch.h"
@@ -258,10 +259,11 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-void check_finite(const Program& program, const std::string& name, Chunk range, const at::Tensor& mine) {
+void check_finite(const Program& program, const StoredTensor& stored, const plan::Box& box, const at::Tensor& mine) {
   if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
-    refuse(concat(program.archive.path(), ": ", name,
-                  " holds infinite values or no numbers, the first of them element ", range.offset + *first),
+    refuse(concat(program.archive.path(), ": ", stored.name,
+                  " holds infinite values or no numbers, the first of them element ",
+                  plan::place_in_whole(stored.global_shape, box, *first)),
            "finite numbers; the file is damaged, or the run that wrote it had diverged");
 }
 
@@ -321,9 +323,9 @@ std::vector<std::string> load_exported_weights(const Program& program, Step& ste
     const auto found = by_name.find(stored.name);
     SFSDP_CHECK(found != by_name.end(), stored.name, " is not in ", program.archive.path());
     const at::Tensor& mine = state.at(stored.name);
-    read_archive_values(program.archive, *found->second, step.range_of(stored.name).offset, bytes_of(mine),
-                        capture::dtype_of(mine.scalar_type()));
-    if (stored.trainable) check_finite(program, stored.name, step.range_of(stored.name), mine);
+    const plan::Box box = step.box_of(stored.name);
+    read_archive_values(program.archive, *found->second, box, bytes_of(mine), capture::dtype_of(mine.scalar_type()));
+    if (stored.trainable) check_finite(program, stored, box, mine);
     ++tensors;
   }
   step.load_state_dict({});  // whole copies are gathered anew from what was written

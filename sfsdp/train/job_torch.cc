@@ -26,6 +26,7 @@
 #include "sfsdp/kernels/family.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/passes/print_ir.h"
+#include "sfsdp/step/holders.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/train/config/step_setup.h"
@@ -304,24 +305,23 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
   for (const auto& t : program.tensors()) {
     const at::Tensor& value = values.at(t.name);
     SFSDP_CHECK(value.is_contiguous(), t.name);
-    const Chunk range = step.range_of(t.name);
+    const plan::Box box = step.box_of(t.name);
     checkpoint::Piece piece;
     piece.name = t.name;
     piece.dtype = capture::dtype_of(value.scalar_type());
     piece.shape = t.global_shape;
-    piece.begin = range.offset;
-    piece.end = range.offset + range.length;
+    if (!t.cuts.empty()) piece.box = box.dims;
+    piece.begin = box.flat.offset;
+    piece.end = box.flat.offset + box.flat.length;
     piece.data = static_cast<std::byte*>(value.mutable_data_ptr());
     const bool is_buffer = t.source >= 0 && program.state()[static_cast<size_t>(t.source)].is_buffer;
     piece.kind = t.source < 0 ? Kind::Optimizer : is_buffer ? Kind::Buffer : Kind::Parameter;
     piece.frozen = piece.kind == Kind::Parameter && !t.trainable && !written.contains(t.buffer);
-    const AxisList same = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
-    if (is_buffer && written.contains(t.buffer)) {
-      piece.rank = strategy.mesh.group_rank(rank, strategy.data_axes());
-    } else if (!same.empty()) {
-      piece.holder = strategy.mesh.group_rank(rank, same);
-      for (const std::string& axis : same) piece.holders *= strategy.axis_size(axis);
-    }
+    const bool own = is_buffer && written.contains(t.buffer);
+    if (own) piece.rank = strategy.mesh.group_rank(rank, strategy.data_axes());
+    piece.along = own ? step::model_holder_axes(strategy, t) : step::holder_axes(strategy, t);
+    piece.holder = strategy.mesh.group_rank(rank, piece.along);
+    piece.holders = strategy.mesh.group_size(piece.along);
     pieces.push_back(std::move(piece));
   }
   return pieces;

@@ -85,7 +85,7 @@ std::string load_adapter(const PeftAdapter& adapter, Step& step) {
   for (const StoredTensor& t : step.program().tensors()) {
     if (t.source < 0 || !is_adapter(t.name)) continue;
     const at::Tensor& mine = state.at(t.name);
-    adapter.read(t.name, t.global_shape, step.range_of(t.name),
+    adapter.read(t.name, t.global_shape, step.box_of(t.name),
                  {static_cast<std::byte*>(mine.mutable_data_ptr()), static_cast<size_t>(mine.nbytes())},
                  capture::dtype_of(mine.scalar_type()));
   }

@@ -5,6 +5,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "target.h"
@@ -13,6 +14,22 @@ namespace sfsdp::fuzz {
 namespace {
 
 using namespace train::checkpoint;  // NOLINT(google-build-using-namespace): the target is all about it
+
+// As a rank of two reads that holds the second half of the last dimension: of each range what lies in it, and nothing twice.
+void plan_half(const Manifest& manifest, const StoredTensor& t) {
+  if (t.shape.empty() || t.digest) return;
+  Piece half = piece_of(t);
+  half.box = plan::whole_box(t.shape).dims;
+  half.box.back() = chunk_of(t.shape.back(), 2, 1);
+  half.end = half.box_numel();
+  const StoredRange* before = nullptr;
+  for (const PlannedRead& planned : plan_reads(manifest, {half}, "checkpoint")) {
+    const StoredRange& range = *planned.range;
+    SFSDP_CHECK(range.begin <= planned.begin && planned.begin < planned.end && planned.end <= range.end, "outside");
+    SFSDP_CHECK(&range != before, "a range twice");
+    before = &range;
+  }
+}
 
 void read(std::string_view bytes) {
   const size_t line = bytes.find('\n');
@@ -29,6 +46,7 @@ void read(std::string_view bytes) {
       elements += count;
     }
     SFSDP_CHECK(elements == t.numel(), elements, " of ", t.numel(), " elements");
+    plan_half(manifest, t);
   }
 }
 
@@ -44,7 +62,10 @@ std::vector<std::string> seeds() {
   large.files[0].bytes = 3 * kBlockBytes;
   large.tensors = {
       {"v", TensorKind::Optimizer, ir::DType::f32, {kBlockBytes / 2}, -1, {{0, kBlockBytes / 2, 0, 200, {1, 2}}}}};
-  return {print(m), print(large)};
+  Manifest boxes = m;
+  boxes.tensors[0].boxes = {{{0, 10}, {0, 2}}, {{0, 10}, {2, 1}}};
+  boxes.tensors[0].ranges = {{0, 16, 0, 200, {5}, 0}, {16, 20, 1, 200, {6}, 0}, {0, 10, 1, 216, {7}, 1}};
+  return {print(m), print(large), print(boxes)};
 }
 
 SFSDP_FUZZ_TARGET(manifest, read, seeds)

@@ -19,7 +19,7 @@ namespace {
 // Adds this rank's part of each tensor's digest: ranks that hold the same elements digest a share each, as they write it.
 void add_digests(const std::vector<Piece>& pieces, std::map<std::string, uint64_t>& digests) {
   for (const Piece& p : pieces) digests[p.name] = 0;
-  for (const Piece& p : share_out(pieces)) digests[p.name] += digest_of(p.bytes(), ir::size_in_bytes(p.dtype), p.begin);
+  for (const Piece& p : share_out(pieces)) digests[p.name] += digest_of(p);
 }
 
 // A checkpoint of `folder` by its name there, so that the folder may be moved.

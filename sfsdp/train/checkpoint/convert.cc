@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
@@ -123,7 +124,8 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
       const int64_t at_once = kBlockBytes / ir::size_in_bytes(t.dtype);
       for (int64_t begin = 0; begin < t.numel(); begin += at_once) {
         const int64_t end = std::min(t.numel(), begin + at_once);
-        writer.write(placed, {begin, end - begin}, merged.read(piece_of(t), begin, end), t.dtype);
+        writer.write(placed, plan::whole_box(t.shape, {begin, end - begin}), merged.read(piece_of(t), begin, end),
+                     t.dtype);
       }
     }
     writer.flush();

@@ -56,7 +56,7 @@ struct Plan {
 };
 
 constexpr int kRanks = 2;
-Plan plan;
+Plan doomed;
 std::array<std::atomic<int>, kRanks> calls;
 std::atomic<bool> armed = false;
 std::string folder_of_calls;  // what lies elsewhere is not counted
@@ -97,7 +97,7 @@ bool refuses(int fd, const void* bytes, size_t size) {
   if ((syscall(SYS_fcntl, fd, F_GETFL) & O_DIRECT) == 0) return false;
   const auto offset = static_cast<size_t>(::lseek(fd, 0, SEEK_CUR));
   const bool taken =
-      plan.direct == Plan::Direct::Taken && (reinterpret_cast<uintptr_t>(bytes) | size | offset) % 4096 == 0;
+      doomed.direct == Plan::Direct::Taken && (reinterpret_cast<uintptr_t>(bytes) | size | offset) % 4096 == 0;
   direct_writes += taken;
   if (!taken) errno = EINVAL;
   return !taken;
@@ -117,13 +117,13 @@ Fault next_fault(const char* call, const std::string& path) {
   if (rank >= 0 && disk) lose_power();
   if (!armed || rank < 0) return Fault::None;
   const int number = ++calls[static_cast<size_t>(rank)];
-  if (rank != plan.rank) return Fault::None;
-  if (plan.fault == Fault::Die) {
-    if (number >= plan.call) dead = true;
+  if (rank != doomed.rank) return Fault::None;
+  if (doomed.fault == Fault::Die) {
+    if (number >= doomed.call) dead = true;
     return dead ? Fault::Eio : Fault::None;
   }
-  if (plan.fault == Fault::FullDisk) return number >= plan.call && needs_room(call) ? Fault::FullDisk : Fault::None;
-  return number == plan.call ? plan.fault : Fault::None;
+  if (doomed.fault == Fault::FullDisk) return number >= doomed.call && needs_room(call) ? Fault::FullDisk : Fault::None;
+  return number == doomed.call ? doomed.fault : Fault::None;
 }
 
 [[noreturn]] void die() {
@@ -169,7 +169,7 @@ int fcntl(int fd, int command, ...) {
   void* const value = va_arg(rest, void*);
   va_end(rest);
   if (command == F_SETFL && (reinterpret_cast<intptr_t>(value) & O_DIRECT) != 0 &&
-      plan.direct == Plan::Direct::NotAsked) {
+      doomed.direct == Plan::Direct::NotAsked) {
     errno = EINVAL;
     return -1;
   }
@@ -206,7 +206,7 @@ int rename(const char* from, const char* to) noexcept {
 }
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
-  if (plan.no_exchange) {
+  if (doomed.no_exchange) {
     errno = EINVAL;
     return -1;
   }
@@ -280,7 +280,7 @@ void tell(int pipe, const std::string& line) { syscall(SYS_write, pipe, line.dat
     with_savers(folder, [&](Saver& saver, int rank) {
       if (rank == 0) {
         folder_of_calls = folder;
-        plan = faults;
+        doomed = faults;
         armed = true;
       }
       while (!armed) std::this_thread::yield();
@@ -414,7 +414,7 @@ TEST_CASE("crash: a step that is saved again, with a fault at each call") {
 TEST_CASE("a save in the background writes the same file past the page cache, or through it where that is refused") {
   const MemoryFolder root;
   const auto file_of = [&](const char* name, const Plan& how) {
-    plan = how;
+    doomed = how;
     folder_of_calls = root / name;
     direct_writes = 0;
     armed = true;
@@ -423,7 +423,7 @@ TEST_CASE("a save in the background writes the same file past the page cache, or
       CHECK(save(saver, rank, 1, 8, how.in_background).failure == "");  // into the same buffer
     });
     armed = false;
-    plan = {};
+    doomed = {};
     for (auto& number : calls) number = 0;
     return read_text_file(root / concat(name, "/step-1/rank-00001.safetensors"), 1 << 20);
   };
@@ -454,7 +454,7 @@ class Telling : public testing::Forwarding {
 
 TEST_CASE("a rank whose disk is slow tells the others so, and is not taken for lost") {
   const MemoryFolder folder;
-  plan = {Fault::Wait, 1, 3};
+  doomed = {Fault::Wait, 1, 3};
   told = 0;
   folder_of_calls = folder.path();
   armed = true;
@@ -468,7 +468,7 @@ TEST_CASE("a rank whose disk is slow tells the others so, and is not taken for l
       },
       patience_ms);
   armed = false;
-  plan = {};
+  doomed = {};
   CHECK(told >= 3);
 }
 
@@ -490,7 +490,7 @@ void lose_power_everywhere(int64_t step, const Plan& how) {
   fill(folder);
   DiskModel model(folder);
   folder_of_calls = folder;
-  plan = how;
+  doomed = how;
   reported = 2;
   with_savers(folder, [&](Saver& saver, int rank) {
     for (const int64_t k : {step, step + 1}) {
@@ -504,7 +504,7 @@ void lose_power_everywhere(int64_t step, const Plan& how) {
     }
     if (rank == 0) disk = nullptr;
   });
-  plan = {};
+  doomed = {};
   std::set<std::pair<int64_t, std::map<std::string, std::string>>> seen;
   for (const Moment& moment : moments) {
     if (!seen.emplace(moment.reported, moment.found.files).second) continue;
@@ -537,7 +537,7 @@ class Mortal : public testing::Forwarding {
  public:
   using Forwarding::Forwarding;
   void run_checked(const comm::Call& call, std::span<const std::byte> in, std::span<std::byte> out) override {
-    if (call.kind() == comm::CallKind::AllGather && rank() == plan.rank && dead) {
+    if (call.kind() == comm::CallKind::AllGather && rank() == doomed.rank && dead) {
       over.wait(false);
       throw CommError("dead");
     }
@@ -545,10 +545,10 @@ class Mortal : public testing::Forwarding {
   }
 };
 
-// Rank `plan.rank` dies at call `plan.call`, the other one lives on and finds it gone.  returns: the newest step reported
+// Rank `doomed.rank` dies at call `doomed.call`, the other one lives on and finds it gone.  returns: the newest step reported
 int64_t save_with_a_death(const std::string& folder, const Plan& faults) {
   const int64_t patience_ms = 300;
-  plan = faults;
+  doomed = faults;
   folder_of_calls = folder;
   dead = over = false;
   for (auto& number : calls) number = 0;
@@ -564,14 +564,14 @@ int64_t save_with_a_death(const std::string& folder, const Plan& faults) {
         while (!armed) std::this_thread::yield();
         Saver saver(store, std::make_shared<Mortal>(world.group("checkpoint", {0, 1})), kKeep);
         const SaveResult result = save(saver, world.rank(), 3, 103);
-        if (world.rank() == plan.rank && dead) return;
+        if (world.rank() == doomed.rank && dead) return;
         if (world.rank() == 0 && result.failure.empty()) newest = 3;
         over = true;
         over.notify_all();
       },
       patience_ms);
   armed = false;
-  plan = {};
+  doomed = {};
   return newest;
 }
 

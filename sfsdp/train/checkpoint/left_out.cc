@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/plan/common_runs.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -39,6 +40,17 @@ uint64_t digest_of(std::span<const std::byte> bytes, int64_t width, int64_t begi
     case 4: return sum_of<uint32_t>(bytes, begin);
     default: SFSDP_CHECK(width == 8, "elements of ", width, " bytes"); return sum_of<uint64_t>(bytes, begin);
   }
+}
+
+uint64_t digest_of(const Piece& piece) {
+  const int64_t width = ir::size_in_bytes(piece.dtype);
+  uint64_t sum = 0;
+  plan::for_each_run(piece.place(), plan::whole_box(piece.shape), [&](const plan::BoxRun& run) {
+    sum += digest_of(piece.bytes().subspan(static_cast<size_t>((run.first - piece.begin) * width),
+                                           static_cast<size_t>(run.count * width)),
+                     width, run.second);
+  });
+  return sum;
 }
 
 std::string to_string(const WeightSource& source) {

@@ -24,6 +24,8 @@ inline constexpr const char* kCircle =
 // they lie, and the digest of the whole is their sum, whatever the mesh. It finds damage, it does not resist an attacker.
 //   bytes: elements of `width` bytes (1, 2, 4 or 8), the first of which is element `begin` of the tensor
 uint64_t digest_of(std::span<const std::byte> bytes, int64_t width, int64_t begin);
+// The same of what a piece holds, wherever that lies in the tensor.
+uint64_t digest_of(const Piece& piece);
 
 // "the archive model.pt2", "the Hugging Face folder F", for messages.
 std::string to_string(const WeightSource& source);

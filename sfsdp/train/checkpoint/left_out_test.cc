@@ -75,7 +75,8 @@ bool run(const Job& job, std::vector<std::string>* said = nullptr) {
     options.load_step = job.load_step;
     options.initial_load_path = job.initial;
     options.lock_seconds = 0;
-    options.about.world_size = options.about.data_ranks = job.mesh.ranks();
+    options.about.world_size = job.mesh.ranks();
+    options.about.data_ranks = job.mesh.data_ranks();
     options.frozen.leave_out = job.leave_out;
     options.frozen.source = job.source;
     const auto begin = [&] { state = FrozenState(job.mesh, rank, -1, job.base); };
@@ -148,7 +149,8 @@ TEST_CASE("a digest is that of all elements, however they are cut, and of their 
 
 TEST_CASE("frozen weights that are left out: the manifest says which, from where, and the same digests on any mesh") {
   std::map<std::string, uint64_t> digests;
-  for (const TestMesh mesh : {TestMesh{1, 1}, TestMesh{3, 1}, TestMesh{2, 2}, TestMesh{1, 4}}) {
+  for (const TestMesh mesh :
+       {TestMesh{1, 1}, TestMesh{3, 1}, TestMesh{2, 2}, TestMesh{1, 4}, TestMesh{1, 1, 3}, TestMesh{2, 2, 2}}) {
     const MemoryFolder folder;
     std::vector<std::string> said;
     run({.folder = folder / "c", .mesh = mesh, .from = 1, .to = 1}, &said);
@@ -171,14 +173,14 @@ TEST_CASE("frozen weights that are left out: the manifest says which, from where
 }
 
 TEST_CASE("a run goes on without them from any mesh on any other, and its checkpoints are smaller") {
-  for (const TestMesh from : {TestMesh{1, 1}, TestMesh{2, 2}})
-    for (const TestMesh to : {TestMesh{1, 1}, TestMesh{3, 1}, TestMesh{1, 2}}) {
+  for (const TestMesh from : {TestMesh{1, 1}, TestMesh{2, 2}, TestMesh{2, 1, 2}})
+    for (const TestMesh to : {TestMesh{1, 1}, TestMesh{3, 1}, TestMesh{1, 2}, TestMesh{1, 1, 2}, TestMesh{1, 2, 2}}) {
       const MemoryFolder folder;
       run({.folder = folder / "c", .mesh = from, .from = 1, .to = 2});
       run({.folder = folder / "all", .mesh = from, .leave_out = false, .from = 1, .to = 2});
       CHECK(open_checkpoint(folder / "c/step-2").bytes() < open_checkpoint(folder / "all/step-2").bytes());
       // per-rank statistics of another number of ranks are others
-      if (from.ranks() == to.ranks())
+      if (from.data_ranks() == to.data_ranks())
         CHECK(run({.folder = folder / "c", .mesh = to, .from = 3, .to = 3}));
       else
         run({.folder = folder / "c", .mesh = to, .from = 3, .to = 3});

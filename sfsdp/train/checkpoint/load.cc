@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "sfsdp/base/check.h"
@@ -12,6 +13,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/checkpoint/files.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/weights/float_convert.h"
@@ -62,33 +64,53 @@ class BlockReader {
   }
 
  private:
-  // Elements [from, to) share a hash: all of them are read, those that the piece has are kept.
+  // Elements [from, to) share a hash: all of them are read, those that the piece has are kept. Where it has none between two
+  // that it has, nothing is read.
   void run_block(const PlannedRead& read, int64_t block, int64_t from, int64_t to) {
     const Piece& piece = *read.piece;
-    const ir::DType dtype = read.tensor->dtype;
-    const int64_t width = ir::size_in_bytes(dtype);
-    const int64_t begin = std::max(from, read.begin), end = std::min(to, read.end);
-    const std::span<std::byte> target =
-        piece.bytes().subspan(static_cast<size_t>((begin - piece.begin) * ir::size_in_bytes(piece.dtype)),
-                              static_cast<size_t>((end - begin) * ir::size_in_bytes(piece.dtype)));
-    const bool straight = dtype == piece.dtype && begin == from && end == to;
-    const std::span<std::byte> bytes = straight ? target : staging(static_cast<size_t>((to - from) * width));
-    const int64_t offset = read.range->offset + (from - read.range->begin) * width;
+    plan::Box stored = read.tensor->place_of(*read.range);
+    stored.flat = {from, to - from};
+    plan::CommonRuns runs(stored, piece.place());
+    std::optional<plan::BoxRun> run = runs.next();
+    if (!run) return;
+    const int64_t width = ir::size_in_bytes(read.tensor->dtype);
+    const bool straight = read.tensor->dtype == piece.dtype && run->count == to - from;
+    const std::span<std::byte> bytes =
+        straight ? part_of(piece, *run) : staging(static_cast<size_t>((to - from) * width));
+    read_block(read, block, from, to, bytes);
+    if (straight) return;
+    int64_t lost = 0;
+    for (; run; run = runs.next())
+      lost +=
+          keep(bytes.subspan(static_cast<size_t>((run->first - from) * width), static_cast<size_t>(run->count * width)),
+               read.tensor->dtype, part_of(piece, *run), piece.dtype);
+    if (lost > 0)
+      throw UserError(concat(path_, ": ", lost, " numbers of ", quote_safe(read.tensor->name), " are too large for ",
+                             ir::to_string(piece.dtype), "\n  expected a dtype that holds them: bfloat16 or float32"));
+  }
+
+  void read_block(const PlannedRead& read, int64_t block, int64_t from, int64_t to, std::span<std::byte> bytes) {
+    const int64_t offset = read.range->offset + (from - read.range->begin) * ir::size_in_bytes(read.tensor->dtype);
     const StoredFile& file = manifest_.files[static_cast<size_t>(read.file)];
     read_all(open(read.file), offset, bytes, path_ + "/" + file.name);
     if (xxh3(bytes) != read.range->hashes[static_cast<size_t>(block)])
       throw DamagedError(concat(path_, "/", file.name, ": bytes ", offset, " to ",
                                 offset + static_cast<int64_t>(bytes.size()),
-                                " are not what was written there: elements ", from, " to ", to, " of ",
-                                quote_safe(read.tensor->name), "\n  expected the hash that ", kManifestFile, " has"));
-    if (straight) return;
-    const auto kept =
-        bytes.subspan(static_cast<size_t>((begin - from) * width), static_cast<size_t>((end - begin) * width));
-    if (dtype == piece.dtype)
-      std::memcpy(target.data(), kept.data(), kept.size());
-    else if (const int64_t lost = convert_floats(kept, dtype, target, piece.dtype); lost > 0)
-      throw UserError(concat(path_, ": ", lost, " numbers of ", quote_safe(read.tensor->name), " are too large for ",
-                             ir::to_string(piece.dtype), "\n  expected a dtype that holds them: bfloat16 or float32"));
+                                " are not what was written there: ", read.tensor->name_of(*read.range, from, to),
+                                "\n  expected the hash that ", kManifestFile, " has"));
+  }
+
+  static std::span<std::byte> part_of(const Piece& piece, const plan::BoxRun& run) {
+    const int64_t width = ir::size_in_bytes(piece.dtype);
+    return piece.bytes().subspan(static_cast<size_t>((run.second - piece.begin) * width),
+                                 static_cast<size_t>(run.count * width));
+  }
+
+  // Returns how many numbers are too large.
+  static int64_t keep(std::span<const std::byte> from, ir::DType stored, std::span<std::byte> to, ir::DType dtype) {
+    if (stored != dtype) return convert_floats(from, stored, to, dtype);
+    std::memcpy(to.data(), from.data(), from.size());
+    return 0;
   }
 
   std::span<std::byte> staging(size_t bytes) {
@@ -138,9 +160,7 @@ void verify_file(const Manifest& manifest, const std::string& path, int64_t numb
       covered += size;
       for (size_t i = 0; i < r.hashes.size(); ++i) {
         const int64_t at = static_cast<int64_t>(i) * kBlockBytes, part = std::min(kBlockBytes, size - at);
-        check(r.offset + at, part, r.hashes[i],
-              concat("elements ", r.begin + at / width, " to ", r.begin + (at + part) / width, " of ",
-                     quote_safe(t.name)));
+        check(r.offset + at, part, r.hashes[i], t.name_of(r, r.begin + at / width, r.begin + (at + part) / width));
       }
     }
   if (covered != bytes) wrong.push_back(concat(name, ": ", bytes, " bytes, of which ", covered, " are listed"));
@@ -153,10 +173,18 @@ std::vector<PlannedRead> plan_reads(const Manifest& manifest, const std::vector<
   std::vector<PlannedRead> reads;
   for (const Piece& piece : pieces) {
     const StoredTensor& tensor = find_tensor(manifest, piece, checkpoint);
-    auto range = std::ranges::upper_bound(tensor.ranges, piece.begin, {}, &StoredRange::end);
-    for (; range != tensor.ranges.end() && range->begin < piece.end; ++range)
-      reads.push_back({range->file, range->offset, &*range, &tensor, &piece, std::max(range->begin, piece.begin),
-                       std::min(range->end, piece.end)});
+    for (const auto ranges : tensor.by_box()) {
+      plan::Box stored = tensor.place_of(ranges[0]);
+      stored.flat = {0, plan::elements_of(stored.dims)};
+      const Chunk wanted = plan::CommonRuns(stored, piece.place()).range();  // of the box
+      auto range = std::ranges::upper_bound(ranges, wanted.offset, {}, &StoredRange::end);
+      for (; range != ranges.end() && range->begin < wanted.offset + wanted.length; ++range) {
+        stored.flat = {range->begin, range->end - range->begin};
+        if (const Chunk some = plan::CommonRuns(stored, piece.place()).range(); some.length > 0)
+          reads.push_back(
+              {range->file, range->offset, &*range, &tensor, &piece, some.offset, some.offset + some.length});
+      }
+    }
   }
   std::ranges::sort(reads, {}, [](const PlannedRead& r) { return std::tuple(r.file, r.offset, r.begin); });
   return reads;

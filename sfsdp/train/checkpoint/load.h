@@ -12,14 +12,14 @@
 
 namespace sfsdp::train::checkpoint {
 
-// One stretch of a file that becomes elements of a piece.
+// One stretch of a file, of which elements of a piece are taken: all of it, unless their boxes differ.
 struct PlannedRead {
   int64_t file = 0;
   int64_t offset = 0;  // in the file, of the stored range's first element
   const StoredRange* range = nullptr;
   const StoredTensor* tensor = nullptr;
   const Piece* piece = nullptr;
-  int64_t begin = 0, end = 0;  // elements of the tensor: what range and piece share
+  int64_t begin = 0, end = 0;  // as the range counts them: from the first element that the piece has to the last
 };
 
 // What must be read for the pieces, in the order of files and offsets. Where a buffer has one value per rank, a data rank takes

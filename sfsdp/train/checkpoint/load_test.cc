@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/testing/checkpoint_state.h"
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/testing/source_dir.h"
@@ -36,7 +37,8 @@ Manifest save(TestMesh mesh, const std::string& folder, int64_t salt, int64_t st
     const TestState state(mesh, rank, salt);
     fragments.emplace_back();
     fragments.back().run.step = step;
-    fragments.back().world_size = fragments.back().data_ranks = mesh.ranks();
+    fragments.back().world_size = mesh.ranks();
+    fragments.back().data_ranks = mesh.data_ranks();
     write_shard(store.temporary_path_of(step), concat("rank-", rank, ".safetensors"), share_out(state.pieces()),
                 fragments.back());
   }
@@ -51,9 +53,11 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 TEST_CASE("share_out: each element is written by one rank, and ranks write as many bytes, give or take an element") {
   for (const TestMesh mesh :
-       {TestMesh{1, 1}, TestMesh{2, 1}, TestMesh{1, 3}, TestMesh{4, 2}, TestMesh{8, 1}, TestMesh{3, 5}}) {
+       {TestMesh{1, 1}, TestMesh{2, 1}, TestMesh{1, 3}, TestMesh{4, 2}, TestMesh{8, 1}, TestMesh{3, 5},
+        TestMesh{1, 1, 4}, TestMesh{2, 2, 2}, TestMesh{1, 2, 3}, TestMesh{3, 3, 3}}) {
     CAPTURE(mesh.shards);
     CAPTURE(mesh.replicas);
+    CAPTURE(mesh.tp);
     std::map<std::string, std::map<int64_t, int>> writers;
     std::map<int64_t, int64_t> bytes;
     for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
@@ -63,7 +67,9 @@ TEST_CASE("share_out: each element is written by one rank, and ranks write as ma
         CHECK(ir::size_in_bytes(p.dtype) <= width);
         width = ir::size_in_bytes(p.dtype);
         if (p.rank < 0) bytes[rank] += static_cast<int64_t>(p.bytes().size());
-        for (int64_t i = p.begin; i < p.end; ++i) ++writers[concat(p.name, "@", p.rank)][i];
+        plan::for_each_run(p.place(), plan::whole_box(p.shape), [&](const plan::BoxRun& run) {
+          for (int64_t i = 0; i < run.count; ++i) ++writers[concat(p.name, "@", p.rank)][run.second + i];
+        });
       }
     }
     const TestState whole({1, 1}, 0, 1);
@@ -73,14 +79,19 @@ TEST_CASE("share_out: each element is written by one rank, and ranks write as ma
       CHECK(static_cast<int64_t>(writers[p.name + "@-1"].size()) == p.numel());
       for (const auto& [element, count] : writers[p.name + "@-1"]) CHECK(count == 1);
     }
-    for (int64_t rank = 0; rank < mesh.ranks(); ++rank) CHECK(writers[concat("stats@", rank)].size() == 4);
-    if (mesh.shards == 1)  // else shards are uneven themselves
+    for (int64_t rank = 0; rank < mesh.data_ranks(); ++rank) {
+      CHECK(writers[concat("stats@", rank)].size() == 4);
+      for (const auto& [element, count] : writers[concat("stats@", rank)]) CHECK(count == 1);
+    }
+    if (mesh.shards == 1 && mesh.tp == 1)  // else shards are uneven themselves
       for (int64_t rank = 0; rank < mesh.ranks(); ++rank) CHECK(std::abs(bytes[rank] - bytes[0]) <= 16);
   }
 }
 
 TEST_CASE("what any mesh saved, any other loads, bit for bit, from just the bytes it needs") {
-  const TestMesh meshes[] = {{1, 1}, {2, 1}, {3, 1}, {1, 2}, {2, 2}, {4, 1}, {8, 1}, {1, 8}, {3, 2}};
+  const TestMesh meshes[] = {{1, 1},    {2, 1},    {3, 1},    {1, 2},    {2, 2},    {4, 1},
+                             {8, 1},    {1, 8},    {3, 2},    {1, 1, 2}, {1, 1, 3}, {1, 1, 5},
+                             {2, 1, 2}, {1, 2, 2}, {2, 2, 2}, {3, 1, 3}, {2, 3, 4}};
   for (const TestMesh from : meshes) {
     const MemoryFolder folder;
     save(from, folder.path(), 3);
@@ -91,12 +102,15 @@ TEST_CASE("what any mesh saved, any other loads, bit for bit, from just the byte
       for (int64_t rank = 0; rank < to.ranks(); ++rank) {
         CAPTURE(from.ranks());
         CAPTURE(to.ranks());
+        CAPTURE(from.tp);
+        CAPTURE(to.tp);
         CAPTURE(rank);
         const TestState loaded(to, rank, -1);
         load(manifest, path, loaded.pieces());
         auto expected = TestState(to, rank, 3).bytes();
-        expected["stats"] = TestState(to, rank % from.ranks(), 3).bytes()["stats"];
+        expected["stats"] = TestState({from.data_ranks()}, rank / to.tp % from.data_ranks(), 3).bytes()["stats"];
         CHECK(loaded.bytes() == expected);
+        if (from.tp > 1 || to.tp > 1) continue;  // what boxes share lies in between what they do not
         int64_t elements = 0, mine = 0;
         for (const PlannedRead& read : plan_reads(manifest, loaded.pieces(), path)) elements += read.end - read.begin;
         for (const Piece& p : loaded.pieces()) mine += p.end - p.begin;
@@ -121,6 +135,20 @@ TEST_CASE("a checkpoint that was written before the storage layout of state had 
     }
 }
 
+TEST_CASE("what data parallelism saves is byte for byte what it was before there were boxes") {
+  const MemoryFolder folder;
+  save({2, 1}, folder.path(), 3);
+  const std::string before = testing::source_dir() + "/sfsdp/train/checkpoint/testdata/step-5";
+  for (const char* name : {"rank-0.safetensors", "rank-1.safetensors"})
+    CHECK(read_text_file(folder / concat("step-5/", name), 1 << 20) ==
+          read_text_file(concat(before, "/", name), 1 << 20));
+  const auto tensors = [](const std::string& path) {
+    const std::string text = read_text_file(path + "/manifest.json", 1 << 20);
+    return text.substr(text.find("\"files\""));
+  };
+  CHECK(tensors(folder / "step-5") == tensors(before));
+}
+
 TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts by their range") {
   const MemoryFolder folder;
   save({2, 1}, folder.path(), 3);
@@ -136,6 +164,67 @@ TEST_CASE("a rank's file is safetensors: whole tensors by name and shape, parts 
   CHECK(whole.find("w")->shape == std::vector<int64_t>{7, 13});
   CHECK(whole.find("counter")->shape.empty());
   CHECK(whole.find("half")->dtype == ir::DType::bf16);
+  save({2, 1, 2}, folder / "boxes", 3);
+  const auto boxes = SafetensorsFile::open(folder / "boxes/step-5/rank-3.safetensors");  // shard 1 of tp rank 1
+  REQUIRE(boxes.find("w[0:7,7:13][21:42]"));
+  CHECK(boxes.find("w[0:7,7:13][21:42]")->shape == std::vector<int64_t>{21});
+  CHECK(boxes.find("half[3:5,0:3][3:6]"));
+  save({1, 1, 2}, folder / "tp", 3);
+  const auto tp = SafetensorsFile::open(folder / "tp/step-5/rank-1.safetensors");
+  REQUIRE(tp.find("w[0:7,7:13]"));
+  CHECK(tp.find("w[0:7,7:13]")->shape == std::vector<int64_t>{7, 6});
+  CHECK(std::ranges::equal(testing::bytes_of(*tp.find("w[0:7,7:13]")), TestState({1, 1, 2}, 1, 3).pieces()[0].bytes()));
+}
+
+TEST_CASE("a damaged block of a box is named with its box") {
+  const MemoryFolder folder;
+  const Manifest manifest = save({1, 1, 2}, folder.path(), 3);
+  const std::string path = folder / "step-5", name = path + "/rank-1.safetensors";
+  const StoredTensor& w = *manifest.find("w");
+  std::string bytes = read_text_file(name, 1 << 20);
+  bytes[static_cast<size_t>(w.ranges[1].offset)] ^= 1;
+  std::ofstream(name, std::ios::binary) << bytes;
+  const std::string says = "are not what was written there: elements 0 to 42 of box [0:7,7:13] of \"w\"";
+  const std::vector<std::string> wrong = verify(manifest, path);
+  REQUIRE(wrong.size() == 1);
+  CHECK(wrong[0].find("are not what was written there: elements 0 to 42 of box [0:7,7:13] of \"w\"") !=
+        std::string::npos);
+  CHECK_NOTHROW(load(manifest, path, TestState({1, 1, 2}, 0, -1).pieces()));  // the other box alone
+  CHECK_THROWS_WITH_AS(load(manifest, path, TestState({1, 1, 2}, 1, -1).pieces()), doctest::Contains(says.c_str()),
+                       DamagedError);
+}
+
+TEST_CASE("of a box that crosses many blocks each is read once, straight where it can be, and one between is not") {
+  const MemoryFolder folder;
+  constexpr int64_t kRow = kBlockBytes / 4 * 3;  // a row is three blocks
+  const std::vector<int64_t> shape = {3, kRow};
+  std::vector<float> memory(static_cast<size_t>(3 * kRow));
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
+  Piece piece;
+  piece.name = "w";
+  piece.shape = shape;
+  piece.end = 3 * kRow;
+  piece.data = reinterpret_cast<std::byte*>(memory.data());
+  Manifest manifest;
+  write_shard(folder.path(), "f", {piece}, manifest);
+  std::vector<float> part(3 * 10);
+  Piece column = piece;
+  column.box = {{0, 3}, {5, 10}};
+  column.end = 30;
+  column.data = reinterpret_cast<std::byte*>(part.data());
+  std::fstream file(folder / "f", std::ios::in | std::ios::out | std::ios::binary);  // the second block of nine
+  file.seekp(manifest.tensors[0].ranges[0].offset + kBlockBytes + 17);
+  file.put('x');
+  file.close();
+  CHECK_NOTHROW(load(manifest, folder.path(), {column}));
+  for (int64_t i = 0; i < 30; ++i)
+    REQUIRE(part[static_cast<size_t>(i)] == static_cast<float>(i / 10 * kRow + 5 + i % 10));
+  std::vector<double> wide(30);
+  column.dtype = ir::DType::f64;
+  column.data = reinterpret_cast<std::byte*>(wide.data());
+  load(manifest, folder.path(), {column});
+  CHECK(std::ranges::equal(wide, part));
+  CHECK_THROWS_AS(load(manifest, folder.path(), {piece}), DamagedError);
 }
 
 TEST_CASE("every flipped byte of every file is found and named, by verify and by who reads it") {

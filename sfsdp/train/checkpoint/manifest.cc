@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/weights/safetensors.h"
 
 namespace sfsdp::train::checkpoint {
@@ -51,16 +53,27 @@ std::string print(const StoredRange& r) {
   return text + "]";
 }
 
+std::string print(std::span<const StoredRange> ranges) {
+  std::string text;
+  for (const StoredRange& r : ranges) text += (text.empty() ? "" : ", ") + print(r);
+  return "\"ranges\": [" + text + "]";
+}
+
+std::string print(const std::vector<Chunk>& box) {
+  std::string text;
+  for (const Chunk& c : box) text += concat(text.empty() ? "" : ", ", "[", c.offset, ", ", c.offset + c.length, "]");
+  return "\"box\": [" + text + "]";
+}
+
 std::string print(const StoredTensor& t) {
   std::string text = concat("{\"name\": ", json_quoted(t.name), ", \"kind\": \"", kKinds[static_cast<size_t>(t.kind)],
                             "\", \"dtype\": \"", safetensors_name(t.dtype), "\", \"shape\": ", numbers(t.shape));
   if (t.rank >= 0) text += concat(", \"rank\": ", t.rank);
-  text += ", \"ranges\": [";
-  for (size_t i = 0; i < t.ranges.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += print(t.ranges[i]);
-  }
-  return text + "]}";
+  if (t.boxes.empty()) return concat(text, ", ", print(std::span(t.ranges)), "}");
+  std::string boxes;
+  for (const auto ranges : t.by_box())
+    boxes += concat(boxes.empty() ? "{" : ", {", print(t.place_of(ranges[0]).dims), ", ", print(ranges), "}");
+  return concat(text, ", \"boxes\": [", boxes, "]}");
 }
 
 std::string print_left_out(const StoredTensor& t) {
@@ -229,6 +242,37 @@ StoredRange read_range(const Reader& in, const JsonValue& value, const std::vect
   return range;
 }
 
+std::vector<Chunk> read_box(const Reader& in, const std::vector<int64_t>& shape) {
+  const JsonArray& dims = in.array("box");
+  if (dims.size() != shape.size())
+    in.fail(concat("a box of ", dims.size(), " dimensions"), concat(shape.size(), ", as the tensor has"));
+  std::vector<Chunk> box;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const auto* ends = dims[d].as<JsonArray>();
+    if (!ends || ends->size() != 2) in.fail("a range of a box is " + describe(dims[d]), "[begin, end]");
+    const int64_t begin = in.count((*ends)[0], "begin"), end = in.count((*ends)[1], "end");
+    if (begin >= end || end > shape[d])
+      in.fail(concat("a box has ", begin, " to ", end, " of dimension ", d),
+              concat("a begin below its end, and both inside its size, ", shape[d]));
+    box.push_back({begin, end - begin});
+  }
+  return box;
+}
+
+void read_boxes(const Reader& in, const std::vector<StoredFile>& files, StoredTensor& t) {
+  if (in.has("ranges")) in.fail("both ranges and boxes", "one of the two");
+  for (const JsonValue& value : in.array("boxes")) {
+    const Reader one(value, in.where());
+    t.boxes.push_back(read_box(one, t.shape));
+    const Reader named(value, concat(in.where(), ": box ", plan::to_string(t.boxes.back())));
+    if (named.array("ranges").empty()) named.fail("no ranges", "all of its elements");
+    for (const JsonValue& range : named.array("ranges")) {
+      t.ranges.push_back(read_range(named, range, files, ir::size_in_bytes(t.dtype)));
+      t.ranges.back().box = std::ssize(t.boxes) - 1;
+    }
+  }
+}
+
 void check_name(const Reader& in, const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) in.fail("this name", "1 to 4096 bytes");
 }
@@ -259,8 +303,11 @@ StoredTensor read_tensor(const JsonValue& value, const std::vector<StoredFile>& 
   read_type(in, t);
   if (in.has("rank")) t.rank = in.count("rank");
   if (t.rank >= data_ranks) in.fail(concat("rank is ", t.rank), concat("below data_ranks, ", data_ranks));
-  for (const JsonValue& range : in.array("ranges"))
-    t.ranges.push_back(read_range(in, range, files, ir::size_in_bytes(t.dtype)));
+  if (in.has("boxes"))
+    read_boxes(in, files, t);
+  else
+    for (const JsonValue& range : in.array("ranges"))
+      t.ranges.push_back(read_range(in, range, files, ir::size_in_bytes(t.dtype)));
   return t;
 }
 
@@ -284,20 +331,52 @@ void read_left_out(const JsonValue& value, Manifest& m, const std::string& file)
   }
 }
 
-// Ranges stand in order and do not overlap; with `whole` nothing is missing.
-void check_ranges(const StoredTensor& t, bool whole, const std::string& file) {
+// Ranges of one box, or of the whole tensor, stand in order and do not overlap; with `whole` nothing is missing.
+void check_ranges(std::span<const StoredRange> ranges, int64_t numel, bool whole, const std::string& where) {
   const auto fail = [&](const std::string& what) {
-    throw DamagedError(concat(file, ": tensor ", quote_safe(t.name), ": ", what, "\n  expected each of its ", t.numel(),
-                              " elements once"));
+    throw DamagedError(concat(where, ": ", what, "\n  expected each of its ", numel, " elements once"));
   };
   int64_t at = 0;
-  for (const StoredRange& r : t.ranges) {
+  for (const StoredRange& r : ranges) {
     if (r.begin < at) fail(concat("element ", r.begin, " twice"));
     if (whole && r.begin > at) fail(concat("elements ", at, " to ", r.begin, " are nowhere"));
     at = r.end;
   }
-  if (at > t.numel()) fail(concat("an element ", at - 1));
-  if (whole && at < t.numel()) fail(concat("elements ", at, " to ", t.numel(), " are nowhere"));
+  if (at > numel) fail(concat("an element ", at - 1));
+  if (whole && at < numel) fail(concat("elements ", at, " to ", numel, " are nowhere"));
+}
+
+bool overlap(const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
+  for (size_t d = 0; d < a.size(); ++d)
+    if (a[d].offset >= b[d].offset + b[d].length || b[d].offset >= a[d].offset + a[d].length) return false;
+  return true;
+}
+
+// No two boxes share an element; with `whole` they are all of the tensor together.
+void check_boxes(const StoredTensor& t, bool whole, const std::string& where) {
+  const auto fail = [&](const std::string& what) {
+    throw DamagedError(concat(where, ": ", what, "\n  expected each of its ", t.numel(), " elements in one box"));
+  };
+  if (t.boxes.size() > kMaxBoxes)
+    throw DamagedError(concat(where, ": ", t.boxes.size(), " boxes\n  expected at most ", kMaxBoxes));
+  int64_t elements = 0;
+  for (size_t i = 0; i < t.boxes.size(); ++i) {
+    for (size_t k = 0; k < i; ++k)
+      if (overlap(t.boxes[i], t.boxes[k]))
+        fail(concat("boxes ", plan::to_string(t.boxes[k]), " and ", plan::to_string(t.boxes[i]), " overlap"));
+    elements += plan::elements_of(t.boxes[i]);  // at most all of the tensor, as none is counted twice
+  }
+  if (whole && elements < t.numel()) fail(concat("its boxes have ", elements, " elements"));
+}
+
+void check_tensor(const StoredTensor& t, bool whole, const std::string& file) {
+  const std::string where = concat(file, ": tensor ", quote_safe(t.name));
+  if (t.boxes.empty()) return check_ranges(t.ranges, t.numel(), whole, where);
+  check_boxes(t, whole, where);
+  for (const auto ranges : t.by_box()) {
+    const std::vector<Chunk> box = t.place_of(ranges[0]).dims;
+    check_ranges(ranges, plan::elements_of(box), whole, concat(where, ": box ", plan::to_string(box)));
+  }
 }
 
 void check(const Manifest& m, bool whole, const std::string& file) {
@@ -309,7 +388,7 @@ void check(const Manifest& m, bool whole, const std::string& file) {
   for (const StoredTensor& t : m.tensors) {
     if (!tensors.emplace(t.name, t.rank).second)
       throw DamagedError(concat(file, ": tensor ", quote_safe(t.name), " twice\n  expected each once"));
-    if (!t.digest) check_ranges(t, whole, file);
+    if (!t.digest) check_tensor(t, whole, file);
   }
 }
 
@@ -386,6 +465,28 @@ int64_t StoredTensor::numel() const {
   return product;
 }
 
+plan::Box StoredTensor::place_of(const StoredRange& range) const {
+  const Chunk elements{range.begin, range.end - range.begin};
+  if (range.box < 0) return plan::whole_box(shape, elements);
+  return {boxes.at(static_cast<size_t>(range.box)), elements};
+}
+
+std::vector<std::span<const StoredRange>> StoredTensor::by_box() const {
+  std::vector<std::span<const StoredRange>> groups;
+  for (std::span<const StoredRange> rest = ranges; !rest.empty();) {
+    const int64_t box = rest.front().box;
+    const auto end = std::ranges::partition_point(rest, [&](const StoredRange& r) { return r.box <= box; });
+    groups.push_back(rest.first(static_cast<size_t>(end - rest.begin())));
+    rest = rest.subspan(groups.back().size());
+  }
+  return groups;
+}
+
+std::string StoredTensor::name_of(const StoredRange& range, int64_t begin, int64_t end) const {
+  const std::string of = range.box < 0 ? "" : concat("box ", plan::to_string(place_of(range).dims), " of ");
+  return concat("elements ", begin, " to ", end, " of ", of, quote_safe(name));
+}
+
 const StoredTensor* Manifest::find(std::string_view name, int64_t rank) const {
   const auto found = std::ranges::find_if(tensors, [&](const auto& t) { return t.name == name && t.rank == rank; });
   return found == tensors.end() ? nullptr : &*found;
@@ -416,6 +517,18 @@ std::string print(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text, const std::string& file) { return read(text, file, /*whole=*/true); }
 Manifest parse_fragment(std::string_view text, const std::string& file) { return read(text, file, /*whole=*/false); }
 
+namespace {
+
+// The place of a box in the list, at whose end it is added.
+int64_t number_of(const std::vector<Chunk>& box, std::vector<std::vector<Chunk>>& boxes) {
+  const auto found = std::ranges::find(boxes, box);
+  const int64_t place = found - boxes.begin();
+  if (found == boxes.end()) boxes.push_back(box);
+  return place;
+}
+
+}  // namespace
+
 Manifest merge(const std::vector<Manifest>& fragments) {
   Manifest all = fragments.at(0);
   all.files.clear();
@@ -429,6 +542,7 @@ Manifest merge(const std::vector<Manifest>& fragments) {
       if (fresh) {
         all.tensors.push_back(t);
         all.tensors.back().ranges.clear();
+        all.tensors.back().boxes.clear();
         if (t.digest) all.tensors.back().digest = 0;
       }
       StoredTensor& into = all.tensors[place->second];
@@ -437,11 +551,15 @@ Manifest merge(const std::vector<Manifest>& fragments) {
       if (t.digest) *into.digest += *t.digest;
       for (StoredRange range : t.ranges) {
         range.file += first_file;
+        if (range.box >= 0) range.box = number_of(t.boxes[static_cast<size_t>(range.box)], into.boxes);
         into.ranges.push_back(std::move(range));
       }
     }
   }
-  for (StoredTensor& t : all.tensors) std::ranges::sort(t.ranges, {}, &StoredRange::begin);
+  for (StoredTensor& t : all.tensors) {
+    std::ranges::sort(t.ranges, {}, [](const StoredRange& r) { return std::pair(r.box, r.begin); });
+    SFSDP_CHECK(t.boxes.empty() || t.ranges[0].box >= 0, "ranks differ in whether they hold a box of ", t.name);
+  }
   try {
     check(all, /*whole=*/true, "what the ranks wrote");
   } catch (const DamagedError& error) {

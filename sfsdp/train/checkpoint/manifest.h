@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -13,10 +14,14 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/type.h"
+#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/storage_layout.h"
 
 namespace sfsdp::train::checkpoint {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
+// Boxes of a tensor: as many as ranks along its model axes. No two may overlap, and each is compared with each.
+inline constexpr size_t kMaxBoxes = 4096;
 // Bytes of a range that share a hash: what a rank reads too much, at most, at either end of its part.
 inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
@@ -29,12 +34,13 @@ class DamagedError : public UserError {
 // Parameters and buffers make the model; Optimizer: moments and the count of updates.
 enum class TensorKind : uint8_t { Parameter, Buffer, Optimizer };
 
-// Elements [begin, end) of a tensor, row-major, at byte `offset` of a file.
+// Elements [begin, end) of a tensor, or of a box of it, row-major, at byte `offset` of a file.
 struct StoredRange {
   int64_t begin = 0, end = 0;
   int64_t file = 0;  // index in Manifest::files
   int64_t offset = 0;
   std::vector<uint64_t> hashes;  // one per kBlockBytes, the last one of the rest
+  int64_t box = -1;              // index in StoredTensor::boxes; -1: the whole tensor
   bool operator==(const StoredRange&) const = default;
 };
 
@@ -45,11 +51,17 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   // Whose it is, where each data rank has a buffer of its own (batch norm's statistics). -1: the same on all ranks.
   int64_t rank = -1;
-  std::vector<StoredRange> ranges;  // by begin; together all elements, each once
+  std::vector<StoredRange> ranges;  // by box, then by begin; together all elements, each once
   // There for a tensor that is left out: it has no ranges, its values are those of Manifest::source, and this is their digest
   // (left_out.h). In a rank's fragment: of what the rank would have written.
   std::optional<uint64_t> digest = {};
+  // Parts of the tensor by dimension, as tensor parallelism cuts it, side by side; empty: ranges are of the whole.
+  std::vector<std::vector<Chunk>> boxes = {};
   int64_t numel() const;
+  plan::Box place_of(const StoredRange& range) const;        // what of the tensor it is
+  std::vector<std::span<const StoredRange>> by_box() const;  // ranges of one box together
+  // "elements 5 to 17 of "w"", for messages.
+  std::string name_of(const StoredRange& range, int64_t begin, int64_t end) const;
   bool operator==(const StoredTensor&) const = default;
 };
 
@@ -119,8 +131,8 @@ std::string print(const Manifest& manifest);
 
 // A manifest as printed, or a rank's fragment of one: then tensors need not be whole.
 //   file:   its name, for messages
-//   throws: DamagedError naming file, expected and got: a changed byte, a name that leaves the folder, ranges that overlap,
-//           have gaps or do not fit into their file, sizes beyond int64, counts that check_counts refuses
+//   throws: DamagedError naming file, expected and got: a changed byte, a name that leaves the folder, ranges or boxes that
+//           overlap, have gaps or do not fit into their file or tensor, sizes beyond int64, counts that check_counts refuses
 Manifest parse_manifest(std::string_view text, const std::string& file);
 Manifest parse_fragment(std::string_view text, const std::string& file);
 

@@ -39,6 +39,14 @@ Manifest small() {
   return m;
 }
 
+// The same, but `w` was cut in dimension 1 over tp, and its first half over data ranks.
+Manifest boxed() {
+  Manifest m = small();
+  m.tensors[0].boxes = {{{0, 10}, {0, 2}}, {{0, 10}, {2, 1}}};
+  m.tensors[0].ranges = {{0, 16, 0, 200, {5}, 0}, {16, 20, 1, 200, {6}, 0}, {0, 10, 1, 216, {7}, 1}};
+  return m;
+}
+
 // What is said of a text whose first line has the right hash, as a careful enemy would write it.
 std::string message_of(std::string text) {
   const size_t line = text.find('\n');
@@ -52,8 +60,8 @@ std::string message_of(std::string text) {
   return "";
 }
 
-std::string with(const std::string& from, const std::string& to) {
-  std::string text = print(small());
+std::string with(const std::string& from, const std::string& to, const Manifest& manifest = small()) {
+  std::string text = print(manifest);
   const size_t at = text.find(from);
   REQUIRE(at != std::string::npos);
   return text.replace(at, from.size(), to);
@@ -66,6 +74,68 @@ TEST_CASE("a manifest reads back as it was") {
   CHECK(message_of(print(small())) == "");
   CHECK(small().find("stats", 1)->dtype == ir::DType::i64);
   CHECK(small().find("stats") == nullptr);
+}
+
+TEST_CASE("a manifest says boxes of a tensor in place of ranges, and nothing else of one that has none") {
+  CHECK(parse_manifest(print(boxed()), "F") == boxed());
+  const std::string text = print(boxed());
+  CHECK(
+      text.find(R"("shape": [10, 3], "boxes": [{"box": [[0, 10], [0, 2]], "ranges": [[0, 16, 0, 200, )"
+                R"("0000000000000005"], [16, 20, 1, 200, "0000000000000006"]]}, {"box": [[0, 10], [2, 3]], "ranges": )"
+                R"([[0, 10, 1, 216, "0000000000000007"]]}]},)") != std::string::npos);
+  CHECK(print(small()).find(R"("shape": [10, 3], "ranges": [[0, 20, 0, 200, "0000000000000005"], [20, 30, 1, 200, )"
+                            R"("0000000000000006"]]},)") != std::string::npos);
+}
+
+TEST_CASE("boxes of a manifest whose hash is right and whose content is not are refused by name") {
+  const struct {
+    const char *from, *to, *says;
+  } cases[] = {
+      {"[[0, 10], [2, 3]]", "[[0, 10], [1, 3]]", "boxes [0:10,0:2] and [0:10,1:3] overlap"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [0, 2]]", "boxes [0:10,0:2] and [0:10,0:2] overlap"},
+      {"[[0, 10], [2, 3]]", "[[0, 9], [2, 3]]", "its boxes have 29 elements"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [2, 4]]", "2 to 4 of dimension 1"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [3, 3]]", "3 to 3 of dimension 1"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [2, 9223372036854775807]]", "both inside its size, 3"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [-1, 3]]", "2^63"},
+      {"[[0, 10], [2, 3]]", "[[0, 10]]", "a box of 1 dimensions\n  expected 2"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [2, 3], [0, 1]]", "a box of 3 dimensions"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], [2, 3, 4]]", "[begin, end]"},
+      {"[[0, 10], [2, 3]]", "[[0, 10], 2]", "[begin, end]"},
+      {"[[0, 10], [2, 3]]", "7", "a list"},
+      {"[16, 20, 1,", "[17, 20, 1,", "box [0:10,0:2]: elements 16 to 17 are nowhere"},
+      {"[16, 20, 1,", "[15, 20, 1,", "box [0:10,0:2]: element 15 twice"},
+      {"[16, 20, 1,", "[16, 21, 1,", "box [0:10,0:2]: an element 20"},
+      {"[16, 20, 1,", "[16, 19, 1,", "box [0:10,0:2]: elements 19 to 20 are nowhere"},
+      {"[16, 20, 1, 200,", "[16, 20, 1, 700,", "box [0:10,0:2]: range 16 to 20 is 16 bytes at 700"},
+      {"[16, 20, 1, 200,", "[16, 20, 2, 200,", "one of the 2 files"},
+      {"[[0, 10, 1, 216, \"0000000000000007\"]]", "[]", "box [0:10,2:3]: no ranges"},
+      {"\"boxes\": [", "\"ranges\": [], \"boxes\": [", "both ranges and boxes"},
+      {"\"boxes\": [", "\"boxes\": [1, ", "an object"},
+      {"[10, 3]", "[10, 4]", "its boxes have 30 elements"},
+      {"[10, 3]", "[10, 3, 1]", "a box of 2 dimensions"},
+  };
+  for (const auto& bad : cases) {
+    CAPTURE(std::string(bad.to));
+    const std::string message = message_of(with(bad.from, bad.to, boxed()));
+    CAPTURE(message);
+    CHECK(message.starts_with("F: tensor \"w\""));
+    CHECK(message.find(bad.says) != std::string::npos);
+    CHECK(message.find("\n  expected ") != std::string::npos);
+  }
+}
+
+TEST_CASE("more boxes than any mesh has are refused before they are compared") {
+  Manifest many = boxed();
+  StoredTensor& t = many.tensors[0];
+  t.shape = {30000};
+  t.boxes.clear();
+  t.ranges.clear();
+  for (int64_t i = 0; i < 30000; ++i) {
+    t.boxes.push_back({{i, 1}});
+    t.ranges.push_back({0, 1, 0, 200, {5}, i});
+  }
+  CHECK(message_of(print(many)).find("30000 boxes\n  expected at most 4096") != std::string::npos);
 }
 
 TEST_CASE("a manifest of before launches and skipped steps were written down still reads") {
@@ -168,6 +238,33 @@ TEST_CASE("fragments of ranks become one manifest; a rank's part that is missing
   CHECK(all.files == small().files);
   for (const StoredTensor& t : small().tensors) CHECK(*all.find(t.name, t.rank) == t);
   CHECK_THROWS_AS(merge({first}), InternalError);
+}
+
+TEST_CASE("fragments that hold boxes are joined by box, whichever rank names one first") {
+  const auto fragment = [](const std::vector<Chunk>& box, StoredRange range) {
+    Manifest m = boxed();
+    m.tensors = {m.tensors[0]};
+    m.tensors[0].boxes = {box};
+    range.file = range.box = 0;
+    m.tensors[0].ranges = {range};
+    m.files = {{concat("rank-", range.hashes[0]), 1000, 200, 1}};
+    CHECK(parse_fragment(print(m), "F") == m);
+    return m;
+  };
+  const std::vector<Chunk> left = {{0, 10}, {0, 2}}, right = {{0, 10}, {2, 1}};
+  const Manifest one = fragment(left, {16, 20, 0, 200, {6}}), two = fragment(right, {0, 10, 0, 216, {7}}),
+                 three = fragment(left, {0, 16, 0, 200, {5}});
+  const StoredTensor t = merge({one, two, three}).tensors.at(0);
+  CHECK(t.boxes == std::vector<std::vector<Chunk>>{left, right});
+  CHECK(t.ranges ==
+        std::vector<StoredRange>{{0, 16, 2, 200, {5}, 0}, {16, 20, 0, 200, {6}, 0}, {0, 10, 1, 216, {7}, 1}});
+  CHECK_THROWS_AS(merge({one, three}), InternalError);
+  CHECK_THROWS_AS(merge({one, two}), InternalError);
+  Manifest whole = one;
+  whole.files[0].name = "whole";
+  whole.tensors[0].boxes.clear();
+  whole.tensors[0].ranges = {{0, 30, 0, 200, {9}}};
+  CHECK_THROWS_AS(merge({one, two, three, whole}), InternalError);
 }
 
 TEST_CASE("the hash is XXH3 as xxhsum -H3 prints it") {

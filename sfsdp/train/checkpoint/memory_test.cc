@@ -12,6 +12,7 @@
 #include "sfsdp/testing/process_memory.h"
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/saver.h"
+#include "sfsdp/train/checkpoint/shard_file.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
@@ -97,6 +98,40 @@ TEST_CASE("memory: a load takes one block per rank, whatever cut and dtype" * do
   CHECK(growth(load_on_ranks) <= 3 * kBlockBytes + kSlack);
   for (const State& state : cut)
     for (const Piece& p : state.pieces) CHECK(std::ranges::count(p.bytes(), std::byte{0x3f}) == std::ssize(p.bytes()));
+}
+
+TEST_CASE("memory: of a matrix a load of some columns takes one block, and so does one of all from boxes of columns" *
+          doctest::skip(kSanitized)) {
+  const MemoryFolder folder;
+  const auto columns = [](int64_t first, int64_t count, std::vector<std::byte>& memory) {
+    Piece p;
+    p.name = "w";
+    p.shape = {4096, 4096};
+    if (count < 4096) p.box = {{0, 4096}, {first, count}};
+    p.end = 4096 * count;
+    memory.assign(static_cast<size_t>(p.end * 4), std::byte{0x3f});
+    p.data = memory.data();
+    return p;
+  };
+  std::vector<std::byte> all, some;
+  const Piece whole = columns(0, 4096, all), part = columns(1000, 1000, some);
+  Store store(folder / "c");
+  store.lock();
+  std::vector<Manifest> fragments(2);
+  for (Manifest& fragment : fragments) fragment.run.step = 1;
+  store.begin(1);
+  write_shard(store.temporary_path_of(1), shard_name(0), {whole}, fragments[0]);
+  store.publish(merge({fragments[0]}));
+  CHECK(growth([&] { load(open_checkpoint(store.path_of(1)), store.path_of(1), {part}); }) <= kBlockBytes + kSlack);
+  std::vector<std::byte> left, right;
+  for (Manifest& fragment : fragments) fragment.run.step = 2;
+  store.begin(2);
+  write_shard(store.temporary_path_of(2), shard_name(0), {columns(0, 3000, left)}, fragments[0]);
+  write_shard(store.temporary_path_of(2), shard_name(1), {columns(3000, 1096, right)}, fragments[1]);
+  store.publish(merge(fragments));
+  std::ranges::fill(all, std::byte{0});
+  CHECK(growth([&] { load(open_checkpoint(store.path_of(2)), store.path_of(2), {whole}); }) <= kBlockBytes + kSlack);
+  CHECK(std::ranges::count(all, std::byte{0x3f}) == std::ssize(all));
 }
 
 }  // namespace sfsdp::train::checkpoint

@@ -9,28 +9,35 @@
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/checkpoint/files.h"
 #include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train::checkpoint {
 namespace {
 
-bool is_whole(const Piece& piece) { return piece.begin == 0 && piece.end == piece.numel(); }
+bool is_whole(const Piece& piece) { return piece.begin == 0 && piece.end == piece.box_numel(); }
+
+std::vector<int64_t> shape_in_file(const Piece& piece) {
+  if (!is_whole(piece)) return {piece.end - piece.begin};
+  if (piece.box.empty()) return piece.shape;
+  std::vector<int64_t> shape;
+  for (const Chunk& chunk : piece.box) shape.push_back(chunk.length);
+  return shape;
+}
 
 }  // namespace
 
 std::string shard_header(const std::vector<Piece>& pieces) {
   SafetensorsHeader header;
-  for (const Piece& p : pieces) {
-    const std::vector<int64_t> part = {p.end - p.begin};
-    header.add(name_in_file(p), p.dtype, is_whole(p) ? p.shape : part, p.bytes().size());
-  }
+  for (const Piece& p : pieces) header.add(name_in_file(p), p.dtype, shape_in_file(p), p.bytes().size());
   return header.bytes(64);
 }
 
 std::string name_in_file(const Piece& piece) {
   std::string name = piece.name;
   if (piece.rank >= 0) name += concat("@", piece.rank);
+  if (!piece.box.empty()) name += plan::to_string(piece.box);
   if (!is_whole(piece)) name += concat("[", piece.begin, ":", piece.end, "]");
   return name;
 }
@@ -61,6 +68,10 @@ void write_shard(const std::string& folder, const std::string& name, const std::
       range.hashes.push_back(xxh3(block));
       if (image.empty()) write_all(file.get(), block, path);
       offset += static_cast<int64_t>(block.size());
+    }
+    if (p.begin < p.end && !p.box.empty()) {
+      tensor.boxes = {p.box};
+      range.box = 0;
     }
     if (p.begin < p.end) tensor.ranges.push_back(std::move(range));
     fragment.tensors.push_back(std::move(tensor));

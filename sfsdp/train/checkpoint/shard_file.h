@@ -13,6 +13,7 @@
 namespace sfsdp::train::checkpoint {
 
 // "w" for a whole tensor, which keeps its shape; "w[128:256]" for these elements, one-dimensional; "w@3" for data rank 3's.
+// "w[0:12,10:20]" for a box, of its shape; "w[0:12,10:20][5:17]" for these elements of the box.
 std::string name_in_file(const Piece& piece);
 
 // "rank-00003.safetensors".

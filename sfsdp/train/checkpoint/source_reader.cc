@@ -11,6 +11,7 @@
 #include "sfsdp/base/passing_error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exported/program.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "sfsdp/train/weights/archive_values.h"
@@ -36,7 +37,8 @@ ReadElements of_archive(const std::string& path) {
     if (found == program->state.end() || found->sizes != t.shape) not_there(program->archive.path(), t);
     if (found->dtype != t.dtype && (!is_weight_dtype(found->dtype) || !is_weight_dtype(t.dtype)))
       not_there(program->archive.path(), t);
-    read_archive_values(program->archive, *found, begin, out, t.dtype);
+    const auto count = static_cast<int64_t>(out.size()) / ir::size_in_bytes(t.dtype);
+    read_archive_values(program->archive, *found, plan::whole_box(t.shape, {begin, count}), out, t.dtype);
   };
 }
 
@@ -53,8 +55,9 @@ ReadElements of_hf_folder(const std::string& path) {
     std::array<std::byte, 65536> staging;
     const auto count = static_cast<int64_t>(out.size()) / ir::size_in_bytes(t.dtype);
     copy_from_hf(
-        *place, t.shape, {begin, count}, [&](uint64_t first, std::span<std::byte> bytes) { view->read(first, bytes); },
-        *view->dtype, staging, out, t.dtype);
+        *place, t.shape, plan::whole_box(t.shape, {begin, count}),
+        [&](uint64_t first, std::span<std::byte> bytes) { view->read(first, bytes); }, *view->dtype, staging, out,
+        t.dtype);
   };
 }
 

@@ -7,12 +7,14 @@
 #include <span>
 
 #include "sfsdp/exported/program.h"
+#include "sfsdp/plan/storage_layout.h"
 
 namespace sfsdp::train {
 
-// Elements [first, …) of the tensor, in row-major order, as `dtype`: its own, or another where both are weight dtypes.
+// Elements `box` of the tensor, in row-major order, as `dtype`: its own, or another where both are weight dtypes. Where the
+// tensor does not lie row by row in the file, and the box is no range of it, whole rows are read a block at a time.
 //   throws: UserError as exported::read_values does
-void read_archive_values(const exported::ZipArchive& archive, const exported::StateTensor& tensor, int64_t first,
+void read_archive_values(const exported::ZipArchive& archive, const exported::StateTensor& tensor, const plan::Box& box,
                          std::span<std::byte> out, ir::DType dtype);
 
 }  // namespace sfsdp::train

@@ -2,8 +2,10 @@
 #include "sfsdp/train/weights/hf_copy.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train {
@@ -24,7 +26,33 @@ Matrix matrix_of(const std::vector<int64_t>& shape) {
   return m;
 }
 
-// A rectangle of the parameter: rows [row, row + rows), columns [column, column + columns).
+// What a box is of the matrix: elements are numbered in it, row by row.
+struct Window {
+  Matrix whole;
+  Chunk rows, columns;
+
+  bool is_as_wide() const { return columns.length == whole.columns; }
+  // Where the element in this row and column of the window lies in the matrix, row by row, and column by column.
+  int64_t place(int64_t row, int64_t column) const {
+    return (rows.offset + row) * whole.columns + columns.offset + column;
+  }
+  int64_t transposed_place(int64_t row, int64_t column) const {
+    return (columns.offset + column) * whole.rows + rows.offset + row;
+  }
+};
+
+// None: of the columns the box has more than one stretch, as of a tensor that is cut in its third dimension.
+std::optional<Window> window_of(const std::vector<int64_t>& shape, const std::vector<Chunk>& dims) {
+  const Matrix whole = matrix_of(shape);
+  if (shape.empty()) return Window{whole, {0, 1}, {0, 1}};
+  plan::Box inner{{dims.begin() + 1, dims.end()}, {}};
+  inner.flat.length = plan::elements_of(inner.dims);
+  const auto run = plan::CommonRuns(inner, plan::whole_box({shape.begin() + 1, shape.end()})).next();
+  if (run && run->count < inner.flat.length) return std::nullopt;
+  return Window{whole, dims[0], run ? Chunk{run->second, run->count} : Chunk{}};
+}
+
+// A rectangle of the window: rows [row, row + rows), columns [column, column + columns).
 struct Block {
   int64_t row = 0, rows = 0, column = 0, columns = 0;
 };
@@ -45,9 +73,9 @@ std::vector<Block> blocks_of(Chunk range, int64_t columns) {
 
 // What `visit` returns, added up over pieces of these rectangles: as high as can be, of at most `capacity` elements.
 template <class Visit>
-int64_t sum_over_pieces(Chunk range, const Matrix& matrix, int64_t capacity, Visit visit) {
+int64_t sum_over_pieces(Chunk range, const Window& window, int64_t capacity, Visit visit) {
   int64_t sum = 0;
-  for (const Block& block : blocks_of(range, matrix.columns)) {
+  for (const Block& block : blocks_of(range, window.columns.length)) {
     const int64_t rows = std::min(block.rows, capacity);
     const int64_t columns = std::min(block.columns, std::max<int64_t>(1, capacity / rows));
     for (int64_t r = 0; r < block.rows; r += rows)
@@ -65,13 +93,23 @@ struct Run {
 
 // One run per row of the range.
 template <class Body>
-void for_each_row(const HfTensor& tensor, const Matrix& matrix, Chunk range, const Body& body) {
+void for_each_row(const HfTensor& tensor, const Window& window, Chunk range, const Body& body) {
   for (int64_t at = range.offset, end = range.offset + range.length; at < end;) {
-    const int64_t row = at / matrix.columns, column = at % matrix.columns;
-    const int64_t count = std::min(matrix.columns - column, end - at);
-    body(Run{at, source_row(tensor, matrix.rows, row) * matrix.columns + column, count});
+    const int64_t row = at / window.columns.length, column = at % window.columns.length;
+    const int64_t count = std::min(window.columns.length - column, end - at);
+    const int64_t theirs = source_row(tensor, window.whole.rows, window.rows.offset + row);
+    body(Run{at, theirs * window.whole.columns + window.columns.offset + column, count});
     at += count;
   }
+}
+
+// The same where rows have one order on both sides: rows that lie side by side are one run.
+template <class Body>
+void for_each_run(const HfTensor& tensor, const Window& window, Chunk range, const Body& body) {
+  if (window.is_as_wide())
+    body(Run{range.offset, window.place(0, range.offset), range.length});
+  else
+    for_each_row(tensor, window, range, body);
 }
 
 size_t bytes_of(int64_t elements, ir::DType dtype) { return static_cast<size_t>(elements * ir::size_in_bytes(dtype)); }
@@ -82,12 +120,30 @@ Bytes part(Bytes bytes, int64_t origin, int64_t first, int64_t count, ir::DType 
   return bytes.subspan(bytes_of(first - origin, dtype), bytes_of(count, dtype));
 }
 
-void check_range(const std::vector<int64_t>& shape, Chunk range, size_t bytes, ir::DType dtype) {
-  const Matrix m = matrix_of(shape);
-  SFSDP_CHECK(range.offset >= 0 && range.length >= 0 && range.offset + range.length <= m.rows * m.columns, "elements ",
-              range.offset, " + ", range.length, " of ", m.rows, " x ", m.columns);
+void check_box(const std::vector<int64_t>& shape, const plan::Box& box, size_t bytes, ir::DType dtype) {
+  SFSDP_CHECK(box.dims.size() == shape.size(), box.dims.size(), " dimensions of ", shape.size());
+  for (size_t d = 0; d < shape.size(); ++d)
+    SFSDP_CHECK(
+        box.dims[d].offset >= 0 && box.dims[d].length >= 0 && box.dims[d].offset + box.dims[d].length <= shape[d],
+        plan::to_string(box.dims), ", dimension ", d, " of ", shape[d]);
+  const Chunk range = box.flat;
+  const int64_t numel = plan::elements_of(box.dims);
+  SFSDP_CHECK(range.offset >= 0 && range.length >= 0 && range.offset + range.length <= numel, "elements ", range.offset,
+              " + ", range.length, " of ", numel);
   SFSDP_CHECK(bytes == bytes_of(range.length, dtype), bytes, " bytes for ", range.length, " elements of ",
               ir::to_string(dtype));
+}
+
+// What `copy` returns, added up over the runs of a box that is no window: each is a range of the whole.
+template <class Bytes, class Copy>
+int64_t sum_over_runs(const std::vector<int64_t>& shape, const plan::Box& box, Bytes ours, ir::DType dtype,
+                      const Copy& copy) {
+  int64_t sum = 0;
+  plan::for_each_run(box, plan::whole_box(shape), [&](const plan::BoxRun& run) {
+    sum +=
+        copy(plan::whole_box(shape, {run.second, run.count}), part(ours, box.flat.offset, run.first, run.count, dtype));
+  });
+  return sum;
 }
 
 class Importer {
@@ -121,25 +177,25 @@ class Importer {
   }
 
   // A column of ours is a stretch of theirs, and whole columns are neighbours there.
-  int64_t transposed(const Matrix& matrix) {
-    return sum_over_pieces(range_, matrix, capacity_,
-                           [&](const Block& piece) { return copy_transposed(matrix, piece); });
+  int64_t transposed(const Window& window) {
+    return sum_over_pieces(range_, window, capacity_,
+                           [&](const Block& piece) { return copy_transposed(window, piece); });
   }
 
  private:
   void fetch(int64_t element, std::span<std::byte> out) { read_(bytes_of(element, their_dtype_), out); }
 
-  int64_t copy_transposed(const Matrix& matrix, const Block& b) {
-    const int64_t first = b.column * matrix.rows + b.row;
-    if (b.rows == matrix.rows)
+  int64_t copy_transposed(const Window& window, const Block& b) {
+    const int64_t first = window.transposed_place(b.row, b.column), rows = window.whole.rows;
+    if (b.rows == rows)
       fetch(first, part(staging_, 0, 0, b.rows * b.columns, their_dtype_));
     else
       for (int64_t c = 0; c < b.columns; ++c)
-        fetch(first + c * matrix.rows, part(staging_, 0, c * b.rows, b.rows, their_dtype_));
-    const int64_t written = (b.rows - 1) * matrix.columns + b.columns;
-    return convert_transposed(
-        part(staging_, 0, 0, b.rows * b.columns, their_dtype_), their_dtype_, b.rows, b.columns, b.rows,
-        part(ours_, range_.offset, b.row * matrix.columns + b.column, written, our_dtype_), our_dtype_, matrix.columns);
+        fetch(first + c * rows, part(staging_, 0, c * b.rows, b.rows, their_dtype_));
+    const int64_t stride = window.columns.length, written = (b.rows - 1) * stride + b.columns;
+    return convert_transposed(part(staging_, 0, 0, b.rows * b.columns, their_dtype_), their_dtype_, b.rows, b.columns,
+                              b.rows, part(ours_, range_.offset, b.row * stride + b.column, written, our_dtype_),
+                              our_dtype_, stride);
   }
 
   Chunk range_;
@@ -165,30 +221,29 @@ class Exporter {
     SFSDP_CHECK(capacity_ >= 1, "a staging buffer of ", staging.size(), " bytes");
   }
 
-  int64_t in_order() {
+  int64_t copy(const Run& run) {
     if (our_dtype_ == their_dtype_) {
-      sink_(range_.offset, ours_);
+      sink_(run.theirs, part(ours_, range_.offset, run.ours, run.count, our_dtype_));
       return 0;
     }
     int64_t lost = 0;
-    for (int64_t at = range_.offset, end = at + range_.length; at < end;) {
-      const int64_t count = std::min(capacity_, end - at);
-      lost += stage({at, at, count}, 0);
-      sink_(at, staging_.first(bytes_of(count, their_dtype_)));
-      at += count;
+    for (int64_t done = 0; done < run.count; done += capacity_) {
+      const int64_t count = std::min(capacity_, run.count - done);
+      lost += stage({run.ours + done, 0, count}, 0);
+      sink_(run.theirs + done, staging_.first(bytes_of(count, their_dtype_)));
     }
     return lost;
   }
 
   // Pieces of our order, each sorted into theirs: as pieces hold whole heads or more, stretches are a head or longer.
-  int64_t permuted(const HfTensor& tensor, const Matrix& matrix) {
+  int64_t permuted(const HfTensor& tensor, const Window& window) {
     int64_t lost = 0;
     std::vector<Run> runs;
     for (int64_t at = range_.offset, end = at + range_.length; at < end;) {
-      const int64_t last_row = at / matrix.columns + kMaxRuns;
-      const int64_t count = std::min({capacity_, end - at, last_row * matrix.columns - at});
+      const int64_t last_row = at / window.columns.length + kMaxRuns;
+      const int64_t count = std::min({capacity_, end - at, last_row * window.columns.length - at});
       runs.clear();
-      for_each_row(tensor, matrix, {at, count}, [&](const Run& run) { runs.push_back(run); });
+      for_each_row(tensor, window, {at, count}, [&](const Run& run) { runs.push_back(run); });
       std::ranges::sort(runs, {}, &Run::theirs);
       lost += write_sorted(runs);
       at += count;
@@ -197,9 +252,9 @@ class Exporter {
   }
 
   // Pieces as high as can be: a column of ours is a stretch of theirs.
-  int64_t transposed(const Matrix& matrix) {
-    return sum_over_pieces(range_, matrix, capacity_,
-                           [&](const Block& piece) { return write_transposed(matrix, piece); });
+  int64_t transposed(const Window& window) {
+    return sum_over_pieces(range_, window, capacity_,
+                           [&](const Block& piece) { return write_transposed(window, piece); });
   }
 
  private:
@@ -226,18 +281,18 @@ class Exporter {
     return lost;
   }
 
-  int64_t write_transposed(const Matrix& matrix, const Block& b) {
-    const int64_t first = b.row * matrix.columns + b.column;
-    const int64_t span = (b.rows - 1) * matrix.columns + b.columns;
+  int64_t write_transposed(const Window& window, const Block& b) {
+    const int64_t stride = window.columns.length, first = b.row * stride + b.column;
+    const int64_t span = (b.rows - 1) * stride + b.columns;
     const int64_t lost =
-        convert_transposed(part(ours_, range_.offset, first, span, our_dtype_), our_dtype_, matrix.columns, b.rows,
-                           b.columns, staging_.first(bytes_of(b.rows * b.columns, their_dtype_)), their_dtype_, b.rows);
-    if (b.rows == matrix.rows) {  // then the columns are neighbours
-      sink_(b.column * matrix.rows, staging_.first(bytes_of(b.rows * b.columns, their_dtype_)));
+        convert_transposed(part(ours_, range_.offset, first, span, our_dtype_), our_dtype_, stride, b.rows, b.columns,
+                           staging_.first(bytes_of(b.rows * b.columns, their_dtype_)), their_dtype_, b.rows);
+    if (b.rows == window.whole.rows) {  // then the columns are neighbours
+      sink_(window.transposed_place(0, b.column), staging_.first(bytes_of(b.rows * b.columns, their_dtype_)));
       return lost;
     }
     for (int64_t c = 0; c < b.columns; ++c)
-      sink_((b.column + c) * matrix.rows + b.row, part(staging_, 0, c * b.rows, b.rows, their_dtype_));
+      sink_(window.transposed_place(b.row, b.column + c), part(staging_, 0, c * b.rows, b.rows, their_dtype_));
     return lost;
   }
 
@@ -257,29 +312,43 @@ std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64
   return shape;
 }
 
-int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range, const HfRead& read,
-                     ir::DType their_dtype, std::span<std::byte> staging, std::span<std::byte> ours,
+int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, const plan::Box& box,
+                     const HfRead& read, ir::DType their_dtype, std::span<std::byte> staging, std::span<std::byte> ours,
                      ir::DType our_dtype) {
-  check_range(our_shape, range, ours.size(), our_dtype);
-  if (range.length == 0) return 0;
-  Importer importer(range, read, their_dtype, staging, ours, our_dtype);
-  if (tensor.transform == HfTensor::None) return importer.copy({range.offset, range.offset, range.length});
-  const Matrix matrix = matrix_of(our_shape);
-  if (tensor.transform == HfTensor::Transpose) return importer.transposed(matrix);
+  check_box(our_shape, box, ours.size(), our_dtype);
+  if (box.flat.length == 0) return 0;
+  const auto window = window_of(our_shape, box.dims);
+  if (!window)
+    return sum_over_runs(our_shape, box, ours, our_dtype, [&](const plan::Box& run, std::span<std::byte> bytes) {
+      return copy_from_hf(tensor, our_shape, run, read, their_dtype, staging, bytes, our_dtype);
+    });
+  Importer importer(box.flat, read, their_dtype, staging, ours, our_dtype);
+  if (tensor.transform == HfTensor::Transpose) return importer.transposed(*window);
   int64_t lost = 0;
-  for_each_row(tensor, matrix, range, [&](const Run& run) { lost += importer.copy(run); });
+  const auto copy = [&](const Run& run) { lost += importer.copy(run); };
+  if (tensor.transform == HfTensor::None)
+    for_each_run(tensor, *window, box.flat, copy);
+  else
+    for_each_row(tensor, *window, box.flat, copy);
   return lost;
 }
 
-int64_t copy_to_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, Chunk range,
+int64_t copy_to_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, const plan::Box& box,
                    std::span<const std::byte> ours, ir::DType our_dtype, ir::DType their_dtype,
                    std::span<std::byte> staging, const HfSink& sink) {
-  check_range(our_shape, range, ours.size(), our_dtype);
-  if (range.length == 0) return 0;
-  Exporter exporter(range, ours, our_dtype, their_dtype, staging, sink);
-  if (tensor.transform == HfTensor::None) return exporter.in_order();
-  if (tensor.transform == HfTensor::PermuteHeads) return exporter.permuted(tensor, matrix_of(our_shape));
-  return exporter.transposed(matrix_of(our_shape));
+  check_box(our_shape, box, ours.size(), our_dtype);
+  if (box.flat.length == 0) return 0;
+  const auto window = window_of(our_shape, box.dims);
+  if (!window)
+    return sum_over_runs(our_shape, box, ours, our_dtype, [&](const plan::Box& run, std::span<const std::byte> bytes) {
+      return copy_to_hf(tensor, our_shape, run, bytes, our_dtype, their_dtype, staging, sink);
+    });
+  Exporter exporter(box.flat, ours, our_dtype, their_dtype, staging, sink);
+  if (tensor.transform == HfTensor::PermuteHeads) return exporter.permuted(tensor, *window);
+  if (tensor.transform == HfTensor::Transpose) return exporter.transposed(*window);
+  int64_t lost = 0;
+  for_each_run(tensor, *window, box.flat, [&](const Run& run) { lost += exporter.copy(run); });
+  return lost;
 }
 
 }  // namespace sfsdp::train

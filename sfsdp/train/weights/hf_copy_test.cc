@@ -10,6 +10,7 @@
 #include <random>
 #include <tuple>
 
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/weights/float_convert.h"
 
 namespace sfsdp::train {
@@ -75,7 +76,8 @@ TEST_CASE("hf_copy: any range of a parameter comes from where the transform's ru
         REQUIRE(out.size() <= staging.size());
         std::memcpy(out.data(), bytes(theirs).data() + first, out.size());
       };
-      CHECK(copy_from_hf(c.tensor, c.shape, range, read, ir::DType::f32, staging, writable(ours), ir::DType::f64) == 0);
+      CHECK(copy_from_hf(c.tensor, c.shape, plan::whole_box(c.shape, range), read, ir::DType::f32, staging,
+                         writable(ours), ir::DType::f64) == 0);
       for (int64_t i = 0; i < range.length; ++i)
         REQUIRE(ours[static_cast<size_t>(i)] ==
                 static_cast<double>(place_of(c.tensor, rows, columns, range.offset + i)));
@@ -95,8 +97,8 @@ TEST_CASE("hf_copy: ranges of all ranks fill the checkpoint's tensor, each eleme
           const Chunk range = chunk_of(count, ranks, rank);
           std::vector<double> ours;
           for (int64_t i = 0; i < range.length; ++i) ours.push_back(static_cast<double>(range.offset + i));
-          copy_to_hf(c.tensor, c.shape, range, bytes(ours), ir::DType::f64, ir::DType::f32, staging,
-                     [&](int64_t first, std::span<const std::byte> part) {
+          copy_to_hf(c.tensor, c.shape, plan::whole_box(c.shape, range), bytes(ours), ir::DType::f64, ir::DType::f32,
+                     staging, [&](int64_t first, std::span<const std::byte> part) {
                        REQUIRE(part.size() <= staging_bytes);
                        std::memcpy(theirs.data() + first, part.data(), part.size());
                        for (size_t i = 0; i < part.size() / 4; ++i) ++written[static_cast<size_t>(first) + i];
@@ -110,13 +112,75 @@ TEST_CASE("hf_copy: ranges of all ranks fill the checkpoint's tensor, each eleme
       }
 }
 
+// The place in the whole of each element of a box, in its order: element by element.
+std::vector<int64_t> elements_in(const std::vector<int64_t>& shape, const std::vector<Chunk>& dims) {
+  std::vector<int64_t> places = {0};
+  for (size_t d = 0; d < shape.size(); ++d) {
+    std::vector<int64_t> next;
+    for (const int64_t place : places)
+      for (int64_t i = 0; i < dims[d].length; ++i) next.push_back(place * shape[d] + dims[d].offset + i);
+    places = std::move(next);
+  }
+  return places;
+}
+
+TEST_CASE("hf_copy: a range of any box of a parameter goes where the transform's rule says, and comes from there") {
+  std::mt19937 random(5);
+  const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % static_cast<uint64_t>(bound)); };
+  for (const Case& c : cases())
+    for (int trial = 0; trial < 150; ++trial) {
+      const int64_t rows = c.shape[0], columns = columns_of(c), count = rows * columns;
+      plan::Box box;
+      for (const int64_t size : c.shape) {
+        const int64_t offset = below(3) == 0 ? 0 : below(size + 1);
+        box.dims.push_back({offset, offset == 0 ? size : below(size - offset + 1)});
+      }
+      const std::vector<int64_t> places = elements_in(c.shape, box.dims);
+      box.flat.offset = below(2) == 0 ? 0 : below(std::ssize(places) + 1);
+      box.flat.length =
+          below(2) == 0 ? std::ssize(places) - box.flat.offset : below(std::ssize(places) - box.flat.offset + 1);
+      CAPTURE(plan::to_string(box.dims));
+      CAPTURE(static_cast<int>(c.tensor.transform));
+      std::vector<float> theirs(static_cast<size_t>(count), -1);
+      std::vector<std::byte> staging(static_cast<size_t>(4 << below(13)));
+      const bool converts = trial % 2 == 0;  // else of one dtype: straight
+      std::vector<double> wide;
+      std::vector<float> same;
+      for (int64_t i = 0; i < box.flat.length; ++i) {
+        same.push_back(static_cast<float>(places[static_cast<size_t>(box.flat.offset + i)]));
+        wide.push_back(same.back());
+      }
+      const ir::DType dtype = converts ? ir::DType::f64 : ir::DType::f32;
+      int64_t written = 0;
+      copy_to_hf(c.tensor, c.shape, box, converts ? bytes(wide) : bytes(same), dtype, ir::DType::f32, staging,
+                 [&](int64_t first, std::span<const std::byte> part) {
+                   std::memcpy(theirs.data() + first, part.data(), part.size());
+                   written += std::ssize(part) / 4;
+                 });
+      REQUIRE(written == box.flat.length);
+      std::vector<float> expected(theirs.size(), -1);
+      for (const float place : same)
+        expected[static_cast<size_t>(place_of(c.tensor, rows, columns, static_cast<int64_t>(place)))] = place;
+      REQUIRE(theirs == expected);
+      const auto read = [&](uint64_t first, std::span<std::byte> out) {
+        REQUIRE(first + out.size() <= bytes(theirs).size());
+        std::memcpy(out.data(), bytes(theirs).data() + first, out.size());
+      };
+      std::vector<double> wide_back(wide.size(), -1);
+      std::vector<float> same_back(same.size(), -1);
+      copy_from_hf(c.tensor, c.shape, box, read, ir::DType::f32, staging,
+                   converts ? writable(wide_back) : writable(same_back), dtype);
+      REQUIRE((converts ? wide_back == wide : same_back == same));
+    }
+}
+
 TEST_CASE("hf_copy: stretches are as long as they can be") {
   const auto stretches = [](const HfTensor& tensor, const std::vector<int64_t>& shape, ir::DType dtype,
                             size_t staging) {
     const std::vector<float> ours(static_cast<size_t>(shape[0] * shape[1]));
     std::vector<std::byte> buffer(staging);
     int64_t calls = 0;
-    copy_to_hf(tensor, shape, {0, shape[0] * shape[1]}, bytes(ours), ir::DType::f32, dtype, buffer,
+    copy_to_hf(tensor, shape, plan::whole_box(shape), bytes(ours), ir::DType::f32, dtype, buffer,
                [&](int64_t, std::span<const std::byte>) { ++calls; });
     return calls;
   };
@@ -133,15 +197,16 @@ TEST_CASE("hf_copy: stretches are as long as they can be") {
 TEST_CASE(
     "hf_copy: of one dtype an import reads straight into the shard, and of a transposed matrix whole columns at once") {
   const std::vector<float> theirs(64 * 8, 1);
-  const auto reads = [&](const HfTensor& tensor, ir::DType our_dtype, size_t staging_bytes) {
+  const auto reads = [&](const HfTensor& tensor, ir::DType our_dtype, size_t staging_bytes,
+                         const plan::Box& box = plan::whole_box({64, 8})) {
     std::vector<std::byte> staging(staging_bytes),
-        ours(theirs.size() * static_cast<size_t>(ir::size_in_bytes(our_dtype)));
+        ours(static_cast<size_t>(box.flat.length * ir::size_in_bytes(our_dtype)));
     int64_t calls = 0;
     const auto read = [&](uint64_t first, std::span<std::byte> out) {
       ++calls;
       std::memcpy(out.data(), bytes(theirs).data() + first, out.size());
     };
-    copy_from_hf(tensor, {64, 8}, {0, 64 * 8}, read, ir::DType::f32, staging, ours, our_dtype);
+    copy_from_hf(tensor, {64, 8}, box, read, ir::DType::f32, staging, ours, our_dtype);
     return calls;
   };
   const HfTensor none{"t", HfTensor::None, 0, ""}, heads{"t", HfTensor::PermuteHeads, 4, ""},
@@ -151,6 +216,13 @@ TEST_CASE(
   CHECK(reads(heads, ir::DType::f32, 4) == 64);  // a row each
   CHECK(reads(transpose, ir::DType::f32, 2048) == 1);
   CHECK(reads(transpose, ir::DType::f32, 512) == 4);
+  // half the columns of ours are rows side by side there, and half the rows parts of each
+  plan::Box half = plan::whole_box({64, 8}, {0, 64 * 4});
+  half.dims[1] = {4, 4};
+  CHECK(reads(transpose, ir::DType::f32, 2048, half) == 1);
+  half.dims = {{32, 32}, {0, 8}};
+  CHECK(reads(transpose, ir::DType::f32, 2048, half) == 8);
+  CHECK(reads(none, ir::DType::f32, 4, half) == 1);
 }
 
 TEST_CASE("float_convert: the first number that is none is found, in every dtype and wherever it stands") {

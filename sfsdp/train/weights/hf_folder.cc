@@ -158,8 +158,9 @@ int HfFolderWriter::file_of(size_t index) {
   return file.get();
 }
 
-void HfFolderWriter::write(const HfPlaced& tensor, Chunk range, std::span<const std::byte> values, ir::DType dtype) {
-  if (range.length == 0) return;
+void HfFolderWriter::write(const HfPlaced& tensor, const plan::Box& box, std::span<const std::byte> values,
+                           ir::DType dtype) {
+  if (box.flat.length == 0) return;
   const int fd = file_of(tensor.file);
   const std::string path = incomplete_ + "/" + layout_.files[tensor.file].name;
   if (!staging_) {
@@ -168,8 +169,8 @@ void HfFolderWriter::write(const HfPlaced& tensor, Chunk range, std::span<const 
   }
   const auto element = static_cast<uint64_t>(ir::size_in_bytes(layout_.dtype));
   const int64_t lost =
-      copy_to_hf(tensor.tensor, tensor.source.shape, range, values, dtype, layout_.dtype,
-                 {staging_.get(), staging_size_}, [&](int64_t first, std::span<const std::byte> bytes) {
+      copy_to_hf(tensor.tensor, tensor.source.shape, box, values, dtype, layout_.dtype, {staging_.get(), staging_size_},
+                 [&](int64_t first, std::span<const std::byte> bytes) {
                    const uint64_t at = static_cast<uint64_t>(first) * element;
                    SFSDP_CHECK(at + bytes.size() <= tensor.bytes, at, " + ", bytes.size(), " of ", tensor.bytes,
                                " bytes of ", tensor.tensor.hf_name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Writes a Hugging Face folder: by one process, or by several that each write their own ranges. Until the last call the
+// Writes a Hugging Face folder: by one process, or by several that each write their own parts. Until the last call the
 // folder does not exist under its name. Torch-free.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sfsdp/base/fd.h"
-#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/storage_layout.h"
 #include "sfsdp/train/weights/hf_layout.h"
 
 namespace sfsdp::train {
@@ -25,7 +25,7 @@ std::string check_hf_assets(const std::string& assets);
 
 // The order of calls:
 //   one process:   create();
-//   all, after it: write() for their ranges, then flush();
+//   all, after it: write() for their parts, then flush();
 //   one process:   publish(), after all have flushed; or none does, and the folder's name never appears
 // All processes make it from the same layout and see one file system. Not thread-safe.
 class HfFolderWriter {
@@ -40,9 +40,9 @@ class HfFolderWriter {
   //           writing it, no permission, no space
   void create(const std::string& config_json, const std::string& assets);
 
-  // Our elements `range` of a tensor of the layout: `values` in row-major order.
+  // Our elements `box` of a tensor of the layout: `values` in row-major order.
   //   throws: UserError for a number too large for the layout's dtype, and for what the system refuses, naming the file
-  void write(const HfPlaced& tensor, Chunk range, std::span<const std::byte> values, ir::DType dtype);
+  void write(const HfPlaced& tensor, const plan::Box& box, std::span<const std::byte> values, ir::DType dtype);
   void flush();  // what this process has written is on disk
 
   void publish();

@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/safetensors.h"
 
@@ -43,7 +44,7 @@ void write_rank(HfFolderWriter& writer, int64_t ranks, int64_t rank) {
     const Chunk range = chunk_of(count, ranks, rank);
     std::vector<float> values;
     for (int64_t e = 0; e < range.length; ++e) values.push_back(value_of(i, range.offset + e));
-    writer.write(*placed, range, std::as_bytes(std::span(values)), ir::DType::f32);
+    writer.write(*placed, plan::whole_box(kSources[i].shape, range), std::as_bytes(std::span(values)), ir::DType::f32);
   }
   writer.flush();
 }
@@ -129,15 +130,16 @@ TEST_CASE("hf_folder: what the system and the dtype refuse names file and tensor
   writer.create("{}", "");
   std::vector<float> values(12, 70000.0F);
   CHECK_THROWS_WITH_AS(
-      writer.write(*writer.layout().find("h.0.attn.c_attn.bias"), {0, 12}, std::as_bytes(std::span(values)),
-                   ir::DType::f32),
+      writer.write(*writer.layout().find("h.0.attn.c_attn.bias"), plan::whole_box({12}),
+                   std::as_bytes(std::span(values)), ir::DType::f32),
       doctest::Contains("h.0.attn.c_attn.bias: 12 of the values become infinite as f16\n  expected values that"),
       UserError);
   fs::remove(folder / "out.incomplete/model.safetensors");
   HfFolderWriter other(layout, folder / "out");
-  CHECK_THROWS_WITH_AS(
-      other.write(*other.layout().find("wte.weight"), {0, 12}, std::as_bytes(std::span(values)), ir::DType::f32),
-      doctest::Contains("out.incomplete/model.safetensors: cannot be opened: No such file"), UserError);
+  CHECK_THROWS_WITH_AS(other.write(*other.layout().find("wte.weight"), plan::whole_box({10, 4}, {0, 12}),
+                                   std::as_bytes(std::span(values)), ir::DType::f32),
+                       doctest::Contains("out.incomplete/model.safetensors: cannot be opened: No such file"),
+                       UserError);
   other.abandon();  // not its own
   CHECK(fs::exists(folder / "out.incomplete"));
   writer.abandon();

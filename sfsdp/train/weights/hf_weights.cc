@@ -15,6 +15,8 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/comm/same_texts.h"
 #include "sfsdp/comm/work_beside.h"
+#include "sfsdp/plan/common_runs.h"
+#include "sfsdp/step/holders.h"
 #include "sfsdp/train/weights/adapter_names.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
@@ -34,8 +36,8 @@ void expect_floating(const TensorView& view, const std::string& file) {
                " are not supported, save the model as bfloat16 or float32"));
 }
 
-// On all threads of this rank, each its part of the range. Returns how many values became infinite in the parameter's dtype.
-int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const StoredTensor& t, Chunk range,
+// On all threads of this rank, each its part of what the rank has. Returns how many values became infinite in the parameter's dtype.
+int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const StoredTensor& t, const plan::Box& box,
                         std::span<std::byte> mine) {
   constexpr int64_t kLeast = 1 << 18;  // elements: what a thread costs is 1 % of copying these
   constexpr size_t kStaging = 256 << 10;
@@ -43,11 +45,11 @@ int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const Sto
   const int64_t element = ir::size_in_bytes(dtype);
   const auto read = [&](uint64_t first, std::span<std::byte> out) { view.read(first, out); };
   std::atomic<int64_t> lost = 0;
-  at::parallel_for(0, range.length, kLeast, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, box.flat.length, kLeast, [&](int64_t begin, int64_t end) {
     const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
     std::vector<std::byte> staging(kStaging);
-    lost += copy_from_hf(place, t.global_shape, {range.offset + begin, end - begin}, read, *view.dtype, staging, part,
-                         dtype);
+    lost += copy_from_hf(place, t.global_shape, {box.dims, {box.flat.offset + begin, end - begin}}, read, *view.dtype,
+                         staging, part, dtype);
   });
   return lost;
 }
@@ -66,13 +68,11 @@ const TensorView& find_view(const SafetensorsCheckpoint& checkpoint, const HfTen
   return view ? *view : checkpoint.at(place.hf_name);  // throws
 }
 
-// Ranks that hold the same range write a share of it each.
-Chunk share_of_range(const Step& step, const StoredTensor& t, int64_t rank) {
+// Ranks that hold the same elements write a share of them each: a range of what this one holds.
+Chunk share_of(const Step& step, const StoredTensor& t, int64_t held, int64_t rank) {
   const Strategy& strategy = step.program().strategy();
-  const AxisList axes = t.sharded ? strategy.replicate_axes() : strategy.data_axes();
-  const Chunk range = step.range_of(t.name);
-  const Chunk mine = chunk_of(range.length, strategy.mesh.group_size(axes), strategy.mesh.group_rank(rank, axes));
-  return {range.offset + mine.offset, mine.length};
+  const AxisList axes = step::holder_axes(strategy, t);
+  return chunk_of(held, strategy.mesh.group_size(axes), strategy.mesh.group_rank(rank, axes));
 }
 
 void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
@@ -80,12 +80,13 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
   for (const StoredTensor& t : step.program().tensors()) {
     const HfPlaced* placed = is_parameter(step.program(), t) ? writer.layout().find(t.name) : nullptr;
     if (!placed) continue;  // the optimizer's, a buffer, or a tied weight under its second name
-    const Chunk range = step.range_of(t.name), mine = share_of_range(step, t, rank);
+    const plan::Box box = step.box_of(t.name);
+    const Chunk mine = share_of(step, t, box.flat.length, rank);
     const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
-    const auto values = bytes_of(state.at(t.name))
-                            .subspan(static_cast<size_t>((mine.offset - range.offset) * element),
-                                     static_cast<size_t>(mine.length * element));
-    writer.write(*placed, mine, values, capture::dtype_of(t.dtype));
+    const auto values =
+        bytes_of(state.at(t.name))
+            .subspan(static_cast<size_t>(mine.offset * element), static_cast<size_t>(mine.length * element));
+    writer.write(*placed, {box.dims, {box.flat.offset + mine.offset, mine.length}}, values, capture::dtype_of(t.dtype));
   }
 }
 
@@ -120,17 +121,17 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
                              at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
                              " by config.json; the two are not of one model"));
     expect_floating(view, checkpoint.file_of(view.name));
-    const Chunk range = step.range_of(t.name);
+    const plan::Box box = step.box_of(t.name);
     const std::span<std::byte> mine = bytes_of(state.at(t.name));
-    const int64_t lost = copy_on_threads(view, *place, t, range, mine);
+    const int64_t lost = copy_on_threads(view, *place, t, box, mine);
     if (lost > 0)
       throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                              " become infinite as ", t.dtype, ", which ", t.name,
                              " is stored in\n  expected values that it can hold; store the model in float32"));
     if (const auto first = first_not_finite(mine, capture::dtype_of(t.dtype)))
       throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name,
-                             " holds infinite values or no numbers, the first of them element ", range.offset + *first,
-                             " of ", t.name,
+                             " holds infinite values or no numbers, the first of them element ",
+                             plan::place_in_whole(t.global_shape, box, *first), " of ", t.name,
                              "\n  expected finite numbers; the file is damaged, or the run that wrote it "
                              "had diverged"));
   }

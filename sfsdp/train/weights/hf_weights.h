@@ -38,7 +38,7 @@ struct HfExported {
   std::string set_aside;     // where what an export that died had left is now; rank 0's
 };
 
-// Writes a folder that transformers loads: every rank its own ranges, so nothing is gathered. All ranks must see the
+// Writes a folder that transformers loads: every rank its own parts, so nothing is gathered. All ranks must see the
 // folder. A collective call; `world` is null for one rank.
 //   config:  of the model: hf_config_of_model, or that of the folder it came from
 //   folder:  must not exist, or be empty. It appears under its name once all of it is on disk

@@ -219,7 +219,7 @@ std::vector<std::string> PeftAdapter::match(const std::vector<std::string>& ours
   return paths;
 }
 
-void PeftAdapter::read(const std::string& name, const std::vector<int64_t>& shape, Chunk range,
+void PeftAdapter::read(const std::string& name, const std::vector<int64_t>& shape, const plan::Box& box,
                        std::span<std::byte> out, ir::DType dtype) const {
   const bool is_b = name.ends_with(kLoraB);
   const std::string_view part = is_b ? kLoraB : kLoraA;
@@ -234,7 +234,7 @@ void PeftAdapter::read(const std::string& name, const std::vector<int64_t>& shap
   if (is_b && module->second.rows.transform == HfTensor::PermuteHeads) rows = module->second.rows;
   std::array<std::byte, 65536> staging;
   const int64_t lost = copy_from_hf(
-      rows, shape, range, [&](uint64_t first, std::span<std::byte> bytes) { view.read(first, bytes); }, *view.dtype,
+      rows, shape, box, [&](uint64_t first, std::span<std::byte> bytes) { view.read(first, bytes); }, *view.dtype,
       staging, out, dtype);
   if (lost > 0)
     refuse(concat(file_.path(), ": ", lost, " values of tensor ", quote_safe(view.name), " become infinite as ",

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sfsdp/mesh/chunk.h"
+#include "sfsdp/plan/storage_layout.h"
 #include "sfsdp/train/weights/hf_config.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/safetensors.h"
@@ -48,10 +48,10 @@ class PeftAdapter {
   //   throws:  UserError naming a module that the model has not
   std::vector<std::string> match(const std::vector<std::string>& ours, const HfConfig* hf);
 
-  // Elements `range` of one of our adapters' parameters, in row-major order, converted.
+  // Elements `box` of one of our adapters' parameters, in row-major order, converted.
   //   name, shape: of the whole parameter: "layers.0.attention.wq.lora_B.weight"
   //   throws:      UserError naming the tensor: of another shape, or with values that are not finite or too large
-  void read(const std::string& name, const std::vector<int64_t>& shape, Chunk range, std::span<std::byte> out,
+  void read(const std::string& name, const std::vector<int64_t>& shape, const plan::Box& box, std::span<std::byte> out,
             ir::DType dtype) const;
 
  private:

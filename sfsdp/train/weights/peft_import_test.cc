@@ -11,6 +11,7 @@
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/plan/common_runs.h"
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/weights/safetensors_header.h"
@@ -108,13 +109,15 @@ TEST_CASE("an adapter of PEFT: modules by name, parts of their values") {
   CHECK(adapter.size() == 2);
   CHECK(adapter.match({"l.0.q", "l.0.k", "v"}, nullptr) == std::vector<std::string>{"l.0.q", "v"});
   std::array<float, 3> got{};
-  adapter.read("l.0.q.lora_B.weight", {4, 2}, {3, 3}, std::as_writable_bytes(std::span(got)), ir::DType::f32);
+  adapter.read("l.0.q.lora_B.weight", {4, 2}, plan::whole_box({4, 2}, {3, 3}), std::as_writable_bytes(std::span(got)),
+               ir::DType::f32);
   CHECK(got == std::array<float, 3>{23, 24, 25});
-  adapter.read("v.lora_A.weight", {2, 5}, {7, 3}, std::as_writable_bytes(std::span(got)), ir::DType::f32);
+  adapter.read("v.lora_A.weight", {2, 5}, plan::whole_box({2, 5}, {7, 3}), std::as_writable_bytes(std::span(got)),
+               ir::DType::f32);
   CHECK(got == std::array<float, 3>{47, 48, 49});
-  CHECK_THROWS_WITH_AS(
-      adapter.read("v.lora_A.weight", {2, 6}, {0, 3}, std::as_writable_bytes(std::span(got)), ir::DType::f32),
-      doctest::Contains("has shape [2, 5]\n  expected [2, 6]"), UserError);
+  CHECK_THROWS_WITH_AS(adapter.read("v.lora_A.weight", {2, 6}, plan::whole_box({2, 6}, {0, 3}),
+                                    std::as_writable_bytes(std::span(got)), ir::DType::f32),
+                       doctest::Contains("has shape [2, 5]\n  expected [2, 6]"), UserError);
   CHECK_THROWS_WITH_AS(adapter.match({"l.0.q", "w"}, nullptr), doctest::Contains("has an adapter of \"v\""), UserError);
 }
 
@@ -131,8 +134,8 @@ TEST_CASE("an adapter of a Llama in Python: names, and rows of B as its heads ha
   CHECK(adapter.match({"layers.0.attention.wq", "layers.1.attention.wq", "tok_embeddings"}, &llama) ==
         std::vector<std::string>{"layers.1.attention.wq"});
   std::array<float, 16> got{};
-  adapter.read("layers.1.attention.wq.lora_B.weight", {8, 2}, {0, 16}, std::as_writable_bytes(std::span(got)),
-               ir::DType::f32);
+  adapter.read("layers.1.attention.wq.lora_B.weight", {8, 2}, plan::whole_box({8, 2}, {0, 16}),
+               std::as_writable_bytes(std::span(got)), ir::DType::f32);
   const std::array<float, 8> rows = {0, 2, 1, 3, 4, 6, 5, 7};  // of a head of 4 there: 0 and 2 are a pair
   for (size_t row = 0; row < 8; ++row) CHECK(got[2 * row] == 2 * rows[row]);
 }
@@ -169,9 +172,9 @@ TEST_CASE("what is no adapter is refused by name") {
   PeftAdapter adapter(folder.path());
   adapter.match({"l.0.q", "v"}, nullptr);
   std::array<float, 6> got{};
-  CHECK_THROWS_WITH_AS(
-      adapter.read("l.0.q.lora_A.weight", {2, 3}, {0, 6}, std::as_writable_bytes(std::span(got)), ir::DType::f32),
-      doctest::Contains("holds infinite values"), UserError);
+  CHECK_THROWS_WITH_AS(adapter.read("l.0.q.lora_A.weight", {2, 3}, plan::whole_box({2, 3}, {0, 6}),
+                                    std::as_writable_bytes(std::span(got)), ir::DType::f32),
+                       doctest::Contains("holds infinite values"), UserError);
 }
 
 TEST_CASE("the folder that PEFT 0.21 has written is read whole") {
