@@ -12,7 +12,7 @@ tp=(--parallelism.tensor_parallel_degree 2)
 run() { # $1: ranks, $2: name, then flags
   local ranks=$1 name=$2
   shift 2
-  $sfsdp launch -n "$ranks" --log-rank 0 -- "${common[@]}" --training.steps 4 --job.dump_folder "$dir/$name" "$@"
+  $sfsdp launch -n "$ranks" --log-rank 0 -- "${common[@]}" --training.steps 4 --job.dump_folder "$dir/$name" "$@" # the last flag of a name holds
 }
 $sfsdp "${common[@]}" --training.steps 4 --training.local_batch_size 4 --job.dump_folder "$dir/one"
 run 2 tp "${tp[@]}" --training.local_batch_size 4
@@ -21,13 +21,18 @@ run 2 whole_rows "${tp[@]}" --training.local_batch_size 4 --parallelism.no_enabl
 run 2 reference "${tp[@]}" --training.local_batch_size 4 --exec.executor reference
 run 4 fsdp "${tp[@]}" --training.local_batch_size 2
 run 4 micro_batches "${tp[@]}" --training.local_batch_size 1 --training.global_batch_size 4
+# Two steps by two ranks of tp, which one process goes on from, and two of data parallelism from its checkpoint.
+saved=(--lr_scheduler.total_steps 4 --checkpoint.enable --checkpoint.interval 1 --checkpoint.no_last_save_model_only)
+run 2 moved "${tp[@]}" --training.local_batch_size 4 "${saved[@]}" --training.steps 2
+$sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/moved" "${saved[@]}" --training.steps 3
+run 2 moved --training.local_batch_size 2 "${saved[@]}"
 python3 - "$dir" <<'PY'
 import json, sys
 def rows(name):
     return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
 one = rows("one")
 assert len(one) == 4
-for name in ("tp", "sockets", "whole_rows", "reference", "fsdp", "micro_batches"):
+for name in ("tp", "sockets", "whole_rows", "reference", "fsdp", "micro_batches", "moved"):
     for a, b in zip(one, rows(name), strict=True):
         assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (name, a, b)
         assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (name, a, b)
@@ -66,7 +71,7 @@ fault() { # $1: signal
     --job.dump_folder "$dir/fault$1" >"$dir/fault$1.log" 2>&1 &
   local launcher=$! rank1=
   for _ in $(seq 300); do
-    [[ $(wc -l <"$dir/fault$1/metrics.jsonl" 2>/dev/null || echo 0) -ge 3 ]] && break
+    [[ -e $dir/fault$1/metrics.jsonl && $(wc -l <"$dir/fault$1/metrics.jsonl") -ge 3 ]] && break
     sleep 0.2
   done
   rank1=$(pgrep -P "$launcher" | tail -1)
