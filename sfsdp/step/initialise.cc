@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -114,13 +115,11 @@ bool needs_whole_tensor(const capture::StateTensor& tensor) {
          !is_elementwise(slice(tensor.recipe.program->graph, tensor.recipe.value), tensor.recipe.value);
 }
 
-at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count) {
-  if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count);
-  const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
-  if (!is_elementwise(ops, tensor.recipe.value)) {
-    const at::Tensor all = run(tensor, seed, ops, nullptr, 0).reshape({-1});
-    return count == all.numel() ? all : all.narrow(0, first, count).clone();
-  }
+namespace {
+
+// Elements [first, first + count), each made by itself.
+at::Tensor make_elements(const capture::StateTensor& tensor, uint64_t seed, const std::vector<const Op*>& ops,
+                         int64_t first, int64_t count) {
   at::Tensor out;
   for (int64_t begin = 0; begin == 0 || begin < count; begin += kBlock) {
     const std::vector<int64_t> shape = {std::min(kBlock, count - begin)};
@@ -132,21 +131,35 @@ at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, i
   return out;
 }
 
+}  // namespace
+
+at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, int64_t first, int64_t count) {
+  if (tensor.value.defined()) return tensor.value.view({-1}).narrow(0, first, count);
+  const auto ops = slice(tensor.recipe.program->graph, tensor.recipe.value);
+  if (is_elementwise(ops, tensor.recipe.value)) return make_elements(tensor, seed, ops, first, count);
+  const at::Tensor all = run(tensor, seed, ops, nullptr, 0).reshape({-1});
+  return count == all.numel() ? all : all.narrow(0, first, count).clone();
+}
+
+// A box of several runs is filled run by run: the recipe is looked up once, as a box of columns has a run in every row.
 at::Tensor initialise_box(const capture::StateTensor& tensor, uint64_t seed, const plan::Box& box) {
-  std::vector<Chunk> runs;  // of the whole
-  plan::for_each_run(box, plan::whole_box(tensor.shape), [&](const plan::BoxRun& run) {
-    runs.push_back({run.second, run.count});
-  });
-  if (runs.empty()) return initialise_range(tensor, seed, 0, 0);
-  if (runs.size() == 1) return initialise_range(tensor, seed, runs[0].offset, runs[0].length);
+  plan::CommonRuns runs(box, plan::whole_box(tensor.shape));
+  std::optional<plan::BoxRun> run = runs.next();
+  if (!run) return initialise_range(tensor, seed, 0, 0);
+  if (run->count == box.flat.length) return initialise_range(tensor, seed, run->second, run->count);
   at::Tensor whole;  // where parts are not made by themselves
   if (tensor.value.defined() || needs_whole_tensor(tensor))
     whole = initialise_range(tensor, seed, 0, c10::multiply_integers(tensor.shape));
-  std::vector<at::Tensor> parts;
-  for (const Chunk& run : runs)
-    parts.push_back(whole.defined() ? whole.narrow(0, run.offset, run.length)
-                                    : initialise_range(tensor, seed, run.offset, run.length));
-  return at::cat(parts);
+  const auto ops =
+      whole.defined() ? std::vector<const Op*>() : slice(tensor.recipe.program->graph, tensor.recipe.value);
+  at::Tensor out;
+  for (; run; run = runs.next()) {
+    const at::Tensor part = whole.defined() ? whole.narrow(0, run->second, run->count)
+                                            : make_elements(tensor, seed, ops, run->second, run->count);
+    if (!out.defined()) out = at::empty({box.flat.length}, part.options());
+    out.narrow(0, run->first - box.flat.offset, run->count).copy_(part);
+  }
+  return out;
 }
 
 }  // namespace sfsdp::step

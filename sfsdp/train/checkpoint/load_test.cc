@@ -88,6 +88,32 @@ TEST_CASE("share_out: each element is written by one rank, and ranks write as ma
   }
 }
 
+// On dp_replicate 2 × tp 2: `cut` in uneven parts over tp, each held by two replicas; `own` each replica's, held by two ranks of tp.
+TEST_CASE("share_out: two holders along one axis are not the two along another, whose bytes may end elsewhere") {
+  std::map<int64_t, std::vector<int>> written;  // elements of `own`, by replica
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const int64_t replica = rank / 2, tp = rank % 2;
+    Piece cut, own;
+    cut.name = "cut";
+    cut.shape = {16};
+    cut.box = {tp == 0 ? Chunk{0, 10} : Chunk{10, 6}};
+    cut.end = cut.box_numel();
+    cut.holder = replica;
+    cut.along = {"dp_replicate"};
+    own.name = "own";
+    own.shape = {10};
+    own.rank = replica;
+    own.end = 10;
+    own.holder = tp;
+    own.along = {"tp"};
+    cut.holders = own.holders = 2;
+    written[replica].resize(10);
+    for (const Piece& p : share_out({cut, own}))
+      for (int64_t i = p.begin; p.name == "own" && i < p.end; ++i) ++written[replica][static_cast<size_t>(i)];
+  }
+  for (const auto& [replica, counts] : written) CHECK(counts == std::vector<int>(10, 1));
+}
+
 TEST_CASE("what any mesh saved, any other loads, bit for bit, from just the bytes it needs") {
   const TestMesh meshes[] = {{1, 1},    {2, 1},    {3, 1},    {1, 2},    {2, 2},    {4, 1},
                              {8, 1},    {1, 8},    {3, 2},    {1, 1, 2}, {1, 1, 3}, {1, 1, 5},
