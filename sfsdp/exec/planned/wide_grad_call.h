@@ -4,6 +4,7 @@
 #pragma once
 
 #include "sfsdp/exec/planned/own_call.h"
+#include "sfsdp/exec/vocabulary.h"
 
 namespace sfsdp::exec {
 
@@ -19,12 +20,14 @@ class EmbeddingGradCall final : public OwnCall {
  public:
   //   op:        embedding_backward, or a cast of what it makes
   //   embedding: embedding_backward
-  EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding);
+  //   groups:    of its axis=
+  EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding, const Groups& groups);
   // throws: IndexError of LibTorch for an id that is no row of the weight
   std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
  private:
   int64_t padding_;
+  OwnClasses own_;
   std::vector<int64_t> order_;
 };
 

@@ -34,7 +34,7 @@ void report_unknown(const Op& op, Report& report) {
 // What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it.
 bool is_made_contiguous(const Op& op) {
   const OpRow* row = op.opcode.row();
-  return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op.opcode);
+  return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op);
 }
 
 // On every axis a value is in one state only.
