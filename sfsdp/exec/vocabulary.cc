@@ -68,12 +68,8 @@ int64_t check_targets(std::span<const int64_t> targets, int64_t ignored, const O
   return count;
 }
 
-// %w [rows, width], %ids
-Tensors embedding_of_part(const KernelContext& c) {
-  const Tensor w = c.operands[0].contiguous(), ids = c.operands[1].to(at::kLong).contiguous();
-  const OwnClasses own = own_classes(c, w.size(0));
+void look_up(const Tensor& w, const Tensor& ids, const OwnClasses& own, const Tensor& out) {
   check_ids(numbers(ids), own);
-  const Tensor out = at::empty(c.op.result()->type().shape(), w.options());
   const auto row_bytes = static_cast<size_t>(w.size(1)) * w.itemsize();
   const auto* from = static_cast<const std::byte*>(w.const_data_ptr());
   auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
@@ -84,6 +80,13 @@ Tensors embedding_of_part(const KernelContext& c) {
       std::memset(to, 0, row_bytes);
     to += row_bytes;
   }
+}
+
+// %w [rows, width], %ids
+Tensors embedding_of_part(const KernelContext& c) {
+  const Tensor w = c.operands[0].contiguous();
+  const Tensor out = at::empty(c.op.result()->type().shape(), w.options());
+  look_up(w, c.operands[1].to(at::kLong).contiguous(), own_classes(c, w.size(0)), out);
   return {out};
 }
 

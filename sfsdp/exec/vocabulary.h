@@ -25,6 +25,10 @@ void check_ids(std::span<const int64_t> ids, const OwnClasses& own);
 // The same for a target that is not ignored. Returns how many are not.
 int64_t check_targets(std::span<const int64_t> targets, int64_t ignored, const OwnClasses& own);
 
+// Rows of w, [own.count, width], by id, in `out`, contiguous all; zeros for ids of others.
+//   throws: as check_ids
+void look_up(const at::Tensor& w, const at::Tensor& ids, const OwnClasses& own, const at::Tensor& out);
+
 // The rows of opset.def say what these compute.
 std::vector<at::Tensor> embedding_of_part(const KernelContext& c);
 std::vector<at::Tensor> embedding_backward_of_part(const KernelContext& c);

@@ -133,12 +133,13 @@ TEST_CASE("a loss in parts refuses what is no class of the whole, as LibTorch do
 }
 
 ir::Graph table_graph(const char* dtype, bool own) {
-  const std::string rows = concat(dtype, '[', kRows, ", 8]"), table = concat(dtype, '[', kOwn, "/tp, 8]");
-  return ir::parse_or_throw(
-      concat("graph mesh [tp=2] view local\n  %w = input name=w : ", table, "\n  %i = input name=i : i64[", kRows,
-             "]\n  %g = input name=g : ", rows, "\nfwd:\n  %e = embedding %w, %i axis=tp padding_idx=40 : ", rows,
-             " sum(tp)\nbwd:\n  %gw = embedding_backward %g, %i axis=tp num_weights=", 2 * kOwn, " padding_idx=40",
-             own ? " row_kernel=sfsdp.rows" : "", " : ", table, "\n  return %gw\n"));
+  const std::string rows = concat(dtype, '[', kRows, ", 8]"), table = concat(dtype, '[', kOwn, "/tp, 8]"),
+                    kernel = own ? " row_kernel=sfsdp.rows" : "";
+  return ir::parse_or_throw(concat("graph mesh [tp=2] view local\n  %w = input name=w : ", table,
+                                   "\n  %i = input name=i : i64[", kRows, "]\n  %g = input name=g : ", rows,
+                                   "\nfwd:\n  %e = embedding %w, %i axis=tp padding_idx=40", kernel, " : ", rows,
+                                   " sum(tp)\nbwd:\n  %gw = embedding_backward %g, %i axis=tp num_weights=", 2 * kOwn,
+                                   " padding_idx=40", kernel, " : ", table, "\n  return %gw\n"));
 }
 
 TEST_CASE(

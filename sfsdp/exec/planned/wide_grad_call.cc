@@ -32,6 +32,16 @@ std::span<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands,
   return results;
 }
 
+EmbeddingPartCall::EmbeddingPartCall(const ir::Op& op, const Groups& groups)
+    : OwnCall(op), own_(own_classes(op, groups, op.operands[0]->type().shape()[0])) {}
+
+// w [rows, width], ids [...]
+std::span<at::Tensor> EmbeddingPartCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
+  look_up(operands[0].contiguous(), operands[1].contiguous(), own_, results[0]);
+  return results;
+}
+
 EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding, const Groups& groups)
     : OwnCall(op),
       padding_(embedding.attr_or("padding_idx", int64_t{-1})),

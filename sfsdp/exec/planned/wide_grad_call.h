@@ -15,6 +15,18 @@ class WideProductCall final : public OwnCall {
   std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 };
 
+// embedding with axis=, written where the plan has it.
+class EmbeddingPartCall final : public OwnCall {
+ public:
+  //   groups: of its axis=
+  EmbeddingPartCall(const ir::Op& op, const Groups& groups);
+  // throws: IndexError of LibTorch for an id that is no row of the whole table
+  std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
+
+ private:
+  OwnClasses own_;
+};
+
 // By the kernel of kernels/embedding.h.
 class EmbeddingGradCall final : public OwnCall {
  public:
