@@ -163,6 +163,7 @@ constexpr const char* kOperands = R"(graph mesh [a=1] view local
   %mask3 = param name=mask3 : f32[3, 3]
   %o = param name=o : f32[2, 4, 3, 8]
   %lse = param name=lse : f32[2, 4, 3]
+  %pp = param name=pp : f32[6, 6]
   %gl = param name=gl : f32[2, 3, 2]
   %gr = param name=gr : f32[2, 3, 3]
   %d = param name=d : i64[2]
@@ -260,6 +261,10 @@ constexpr const char* kOwnOps[] = {
     "%o1, %o2, %o3 = cross_entropy %x, %i ignore_index=-100 reduction=0 : f32[6], f32[], f32[6]",
     "%o1 = cross_entropy_backward %s, %x, %i, %c, %e ignore_index=-100 reduction=1 : f32[6, 4]",
     "%o1 = cross_entropy_backward %e, %x, %i, %c, %e ignore_index=-100 reduction=0 : f32[6, 4]",
+    "%o1 = cross_entropy_parts %x, %i axis=a ignore_index=-100 : f32[3, 6]",
+    "%o1, %o2, %o3 = cross_entropy_of_parts %pp, %i ignore_index=1 reduction=1 : f32[], f32[], f32[6]",
+    "%o1, %o2, %o3 = cross_entropy_of_parts %pp, %i ignore_index=1 reduction=2 : f32[], f32[], f32[6]",
+    "%o1, %o2, %o3 = cross_entropy_of_parts %pp, %i ignore_index=1 reduction=0 : f32[6], f32[], f32[6]",
     "%o1 = full value=1.0 : f32[6, 4]",
     "%o1 = cast %x : bf16[6, 4]",
     "%o1 = pad %x dim=0 size=8 : f32[8, 4]",

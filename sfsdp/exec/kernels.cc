@@ -11,6 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/pack_into.h"
+#include "sfsdp/exec/vocabulary.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
 #include "sfsdp/kernels/sum_squares.h"
@@ -256,6 +257,11 @@ constexpr Row kKernels[] = {
     {"pad", &pad},
     {"narrow", &narrow},
     {"own_part", &own_part},
+    {"embedding", &embedding_of_part},
+    {"embedding_backward", &embedding_backward_of_part},
+    {"cross_entropy_parts", &cross_entropy_parts},
+    {"cross_entropy_of_parts", &cross_entropy_of_parts},
+    {"cross_entropy_backward", &cross_entropy_backward_of_part},
     {"view", &view},
     {"gradient", &identity},
     {"full", &full},

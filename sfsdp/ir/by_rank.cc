@@ -164,6 +164,8 @@ std::vector<std::string> coordinate_axes(const Op& op) {
     if (const auto affine = parse_affine(std::get<std::string>(text->second)))
       for (const auto& [axis, step] : affine->steps) axes.push_back(axis);
   if (const auto* axis = op.find_attr<std::string>("row_axis")) axes.push_back(*axis);
+  if (has_flag(op, kByCoordinate))
+    for (const std::string& axis : axes_of(op).value_or(std::vector<std::string>())) axes.push_back(axis);
   std::ranges::sort(axes);
   axes.erase(std::unique(axes.begin(), axes.end()), axes.end());
   return axes;

@@ -28,6 +28,7 @@ enum OpFlags : uint32_t {
   kPicks = 256,     // reads of the first operand as much as the second, of indexes, picks
   kMoves = 512,     // computes nothing: the result has the operands' elements, elsewhere or in another dtype, and zeros
   kDraws = 1024,    // draws random numbers: the host's seed, step and micro-batch say which
+  kByCoordinate = 2048,  // with axis=, what it does depends on the rank's coordinate there
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing

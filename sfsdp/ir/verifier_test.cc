@@ -453,6 +453,22 @@ TEST_CASE("an attribute that counts elements is no number that overflows") {
                     "has segments=");
 }
 
+TEST_CASE("ops over a part of a vocabulary: what they give fits the ranks of axis=, which is one of the mesh") {
+  const std::string head =
+      "graph mesh [tp=2] view local\n  %w = param name=w : f32[4, 6]\n  %x = input name=x : f32[5, 4]\n"
+      "  %i = input name=i : i64[5]\n  %g = input name=g : f32[5, 6]\n  %p = input name=p : f32[6, 5]\nfwd:\n";
+  expect_diagnostic(head + "  %e = embedding %w, %i axis=ep : f32[5, 6]\n", "ep");
+  expect_diagnostic(head + "  %d = embedding_backward %g, %i axis=tp num_weights=8 : f32[8, 6]\n",
+                    "has the wrong shape");
+  expect_diagnostic(head + "  %d = embedding_backward %g, %i axis=tp num_weights=9 : f32[4, 6]\n",
+                    "has num_weights=9 over 2 ranks");
+  expect_diagnostic(head + "  %s = cross_entropy_parts %x, %i : f32[3, 5]\n", "needs axis=");
+  expect_diagnostic(head + "  %s = cross_entropy_parts %x, %i axis=tp : f32[5, 3]\n", "has the wrong shape");
+  expect_diagnostic(head + "  %l, %n, %s = cross_entropy_of_parts %x, %i : f32[], f32[], f32[5]\n", "reads parts of");
+  expect_diagnostic(head + "  %l, %n, %s = cross_entropy_of_parts %p, %i reduction=0 : f32[], f32[], f32[5]\n",
+                    "has the wrong shape");
+}
+
 TEST_CASE("what runs once and what every micro-batch runs do not mix") {
   const std::string head = "graph mesh [a=2] view local\n  %w = param name=w : f32[2]\n  %x = input name=x : f32[2]\n";
   expect_diagnostic(head + "clip:\n  %s = accumulate %w : f32[2]\n", "adds up in section clip");

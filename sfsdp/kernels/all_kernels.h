@@ -36,6 +36,7 @@ Family family_named(const char* name) {
           .attend_backward = &attention_backward,
 #endif
           .cross_entropy = &cross_entropy_forward,
+          .cross_entropy_parts = &cross_entropy_parts_some,
           .cross_entropy_backward = &cross_entropy_grad,
           .rms_norm = &norm_forward,
           .rms_norm_backward = &norm_grad,

@@ -7,6 +7,10 @@ namespace sfsdp::kernels {
 
 void cross_entropy(const CrossEntropy& call, int64_t begin, int64_t end) { family().cross_entropy(call, begin, end); }
 
+void cross_entropy_parts(const CrossEntropy& call, int64_t begin, int64_t end) {
+  family().cross_entropy_parts(call, begin, end);
+}
+
 void cross_entropy_backward(const CrossEntropy& call, int64_t begin, int64_t end) {
   family().cross_entropy_backward(call, begin, end);
 }

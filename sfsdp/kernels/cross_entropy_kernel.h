@@ -56,16 +56,29 @@ void cross_entropy_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
   }
 }
 
-// The sum is made again: the logarithm that forward left is rounded, which would cost each probability up to two last bits.
+template <class T>
+void cross_entropy_parts_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    const T* row = static_cast<const T*>(c.logits) + r * c.classes;
+    const SumOfRow of = sum_of(row, c.classes);
+    const int64_t column = c.targets[r] - c.first;
+    const bool is_own = c.targets[r] != c.ignored && column >= 0 && column < c.classes;
+    c.parts[r] = of.base;
+    c.parts[c.rows + r] = of.base == kMinusInfinity ? 0.0f : static_cast<float>(of.sum);  // relative to it nothing is
+    c.parts[2 * c.rows + r] = is_own ? as_float(row[column]) : 0.0f;
+  }
+}
+
+// Where these are all classes the sum is made again: the logarithm that forward left is rounded, which would cost each probability up to two last bits.
 template <class T>
 void cross_entropy_backward_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* row = static_cast<const T*>(c.logits) + r * c.classes;
     T* grad = static_cast<T*>(c.grad) + r * c.classes;
-    const int64_t target = c.targets[r];
-    const bool counts = target != c.ignored;
+    const int64_t target = c.targets[r] - c.first;
+    const bool counts = c.targets[r] != c.ignored;
     const float factor = counts ? c.factors[c.factor_by_row ? r : 0] : 0.0f;
-    const SumOfRow of = counts ? sum_of(row, c.classes) : SumOfRow{0, 1};
+    const SumOfRow of = !counts ? SumOfRow{0, 1} : c.given_sums ? SumOfRow{c.given_sums[r], 1} : sum_of(row, c.classes);
     const V share = all(static_cast<float>(factor / of.sum));
     for (int64_t i = 0; i < c.classes; i += kLanes) {
       V slope = counts ? exp(logits_at(row, i, c.classes) - all(of.base)) * share : V{};
@@ -80,6 +93,11 @@ void cross_entropy_backward_rows(const CrossEntropy& c, int64_t begin, int64_t e
 
 void cross_entropy_forward(const CrossEntropy& c, int64_t begin, int64_t end) {
   c.dtype == ir::DType::f32 ? cross_entropy_rows<float>(c, begin, end) : cross_entropy_rows<uint16_t>(c, begin, end);
+}
+
+void cross_entropy_parts_some(const CrossEntropy& c, int64_t begin, int64_t end) {
+  c.dtype == ir::DType::f32 ? cross_entropy_parts_rows<float>(c, begin, end)
+                            : cross_entropy_parts_rows<uint16_t>(c, begin, end);
 }
 
 void cross_entropy_grad(const CrossEntropy& c, int64_t begin, int64_t end) {

@@ -42,16 +42,16 @@ struct Data {
     for (float& x : factors) x = normal(random);
   }
   CrossEntropy call(bool by_row) {
-    return {classes,
-            half ? ir::DType::bf16 : ir::DType::f32,
-            half ? static_cast<const void*>(narrow.data()) : wide.data(),
-            targets.data(),
-            -100,
-            log_sums.data(),
-            losses.data(),
-            factors.data(),
-            by_row,
-            half ? static_cast<void*>(narrow_grad.data()) : wide_grad.data()};
+    return {.classes = classes,
+            .dtype = half ? ir::DType::bf16 : ir::DType::f32,
+            .logits = half ? static_cast<const void*>(narrow.data()) : wide.data(),
+            .targets = targets.data(),
+            .ignored = -100,
+            .log_sums = log_sums.data(),
+            .losses = losses.data(),
+            .factors = factors.data(),
+            .factor_by_row = by_row,
+            .grad = half ? static_cast<void*>(narrow_grad.data()) : wide_grad.data()};
   }
   double grad(size_t i) const { return half ? from_bf16(narrow_grad[i]) : wide_grad[i]; }
 };
@@ -126,6 +126,47 @@ TEST_CASE("cross entropy: logits that are large alike have the loss of small one
     family.cross_entropy(many, 0, 6);
     CHECK(small.losses == large.losses);
   }
+}
+
+// The part has classes 40 to 76, and their targets alone; backward is given the sum of all parts.
+TEST_CASE("cross entropy: a part of the classes leaves its largest logit, its sum and its targets, on every family") {
+  for (const bool half : {false, true})
+    for (const Family& family : families()) {
+      CAPTURE(half);
+      CAPTURE(family.name);
+      Data d(8, 37, half);
+      for (int64_t& target : d.targets)
+        if (target != -100) target += 40;
+      d.targets[0] = 39;  // another part's
+      d.targets[1] = 77;
+      CrossEntropy call = d.call(true);
+      std::vector<float> parts(24), sums(8);
+      call.first = 40;
+      call.rows = 8;
+      call.parts = parts.data();
+      family.cross_entropy_parts(call, 3, 8);
+      family.cross_entropy_parts(call, 0, 3);
+      for (size_t r = 0; r < 8; ++r) {
+        const float* row = d.wide.data() + r * 37;
+        double sum = 0;
+        for (size_t i = 0; i < 37; ++i) sum += std::exp(static_cast<double>(row[i]) - parts[r]);
+        const int64_t own = d.targets[r] - 40;
+        const bool is_own = own >= 0 && own < 37;
+        REQUIRE(parts[r] == *std::max_element(row, row + 37));
+        REQUIRE(std::abs(parts[8 + r] - sum) <= 3e-7 * sum);
+        REQUIRE(parts[16 + r] == (is_own ? row[own] : 0));
+        sums[r] = static_cast<float>(parts[r] + std::log(2 * sum));  // as if the others had as much
+      }
+      call.given_sums = sums.data();
+      family.cross_entropy_backward(call, 0, 8);
+      for (size_t r = 0; r < 8; ++r)
+        for (size_t i = 0; i < 37; ++i) {
+          const double p = std::exp(static_cast<double>(d.wide[r * 37 + i]) - sums[r]) -
+                           (d.targets[r] == 40 + static_cast<int64_t>(i) ? 1 : 0);
+          const double expected = d.targets[r] == -100 ? 0 : p * d.factors[r];
+          REQUIRE(std::abs(d.grad(r * 37 + i) - expected) <= (half ? 4e-3 : 4e-7) * (1 + std::abs(expected)));
+        }
+    }
 }
 
 TEST_CASE("cross entropy: rows may be computed in parts") {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -71,6 +72,29 @@ TEST_CASE("embedding: sums of the rows of each id, zeros elsewhere, whatever lay
               REQUIRE(std::abs(got - expected[i]) <= (narrow_out ? 0x1p-8 * std::abs(expected[i]) : 0) + 4e-6);
             }
           }
+}
+
+TEST_CASE("embedding: the gradient of some rows of a table is these of the whole's; ids of others are passed over") {
+  const Data d = make(50, 16, 30);
+  std::vector<float> whole(30 * 16), part(10 * 16, std::numeric_limits<float>::quiet_NaN());
+  std::vector<int64_t> order;
+  EmbeddingGrad call = {.rows = 50,
+                        .width = 16,
+                        .num_weights = 30,
+                        .padding = 14,
+                        .ids = d.ids.data(),
+                        .grad = d.grad.data(),
+                        .out = whole.data()};
+  embedding_backward(call, order);
+  call.num_weights = 10;
+  call.whole = 30;
+  call.out = part.data();
+  for (const int64_t first : {0, 10, 20}) {
+    CAPTURE(first);
+    call.first = first;
+    embedding_backward(call, order);
+    CHECK(std::equal(part.begin(), part.end(), whole.begin() + first * 16));
+  }
 }
 
 TEST_CASE("embedding: every family of processors has the same bits, and an id that is no row is refused") {

@@ -51,6 +51,7 @@ struct Family {
   void (*attend)(const AttentionUnit& unit) = nullptr;
   void (*attend_backward)(const AttentionUnit& unit) = nullptr;
   void (*cross_entropy)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
+  void (*cross_entropy_parts)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
   void (*cross_entropy_backward)(const CrossEntropy& call, int64_t begin, int64_t end) = nullptr;
   void (*rms_norm)(const RmsNorm& call, int64_t begin, int64_t end) = nullptr;
   void (*rms_norm_backward)(const RmsNorm& call, int64_t begin, int64_t end) = nullptr;

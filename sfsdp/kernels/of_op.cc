@@ -130,10 +130,12 @@ bool computes_rows(const ir::Op& op) {
     return computed_with(op) && is_wide(op.result()) && op.operands[0]->type().dtype == ir::DType::bf16 &&
            (computed_with(op)->is("linear_dw") || counts_once(*computed_with(op)));
   if (op.is("rope", "rope_inverse")) return turns_rows(op);
+  if (op.is("embedding"))
+    return op.has_attr("axis") && op.operands[1]->type().dtype == ir::DType::i64 && are_contiguous(op);
   if (op.is("embedding_backward")) return is_known(op.operands[0]) && is_known(op.result()) && counts_once(op);
   if (point_op_of(op)) return true;
   if (op.is("rms_norm", "rms_norm_backward")) return std::ranges::all_of(op.operands, &is_known) && are_contiguous(op);
-  if (!op.is("cross_entropy", "cross_entropy_backward")) return false;
+  if (!op.is("cross_entropy", "cross_entropy_backward", "cross_entropy_parts")) return false;
   const bool backward = op.is("cross_entropy_backward");
   const ir::DType logits = op.operands[backward ? 1 : 0]->type().dtype;
   const ir::DType loss = (backward ? *op.operands[0] : *op.result()).type().dtype;

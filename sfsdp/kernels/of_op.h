@@ -24,7 +24,7 @@ struct PointOpOf {
 std::optional<PointOpOf> point_op_of(const ir::Op& op);
 
 // sfsdp.rows, each in float32 or bfloat16 and with row-major results: rms_norm and rms_norm_backward; cross_entropy and
-// cross_entropy_backward, the loss in float32; embedding_backward; rope and
+// cross_entropy_backward, the loss in float32, and cross_entropy_parts; embedding_backward, and embedding with axis=; rope and
 // rope_inverse, with any strides; the cast to float32 of a weight's gradient in bfloat16; adamw
 // and adam, all in float32; ops on elements (point_op_of).
 bool computes_rows(const ir::Op& op);

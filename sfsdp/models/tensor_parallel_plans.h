@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which dimension of which weights tensor parallelism cuts, by model: rows where a product makes more of a token, columns where
-// the next one adds that up, so that a block has one sum for attention and one for the feed-forward.
+// the next one adds that up, so that a block has one sum for attention and one for the feed-forward; and the vocabulary.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace sfsdp::models {
 // As parallelism.tensor_parallel_plan has it, pattern=dimension; empty for a model that has no plan. The Llama family has also
 // the models that are built of its parts, such as Qwen3. GPT's attention is whole: one matrix makes q, k and v.
 inline std::vector<std::string> tensor_parallel_plan(std::string_view model) {
-  if (model == "llama3") return {"*.wq|wk|wv|w1|w3=0", "*.wo|w2=1"};
-  if (model == "gpt") return {"*.mlp.c_fc=0", "*.mlp.c_proj=1"};
+  if (model == "llama3") return {"*.wq|wk|wv|w1|w3=0", "*.wo|w2=1", "tok_embeddings|output=0"};
+  if (model == "gpt") return {"*.mlp.c_fc=0", "*.mlp.c_proj=1", "wte=0"};
   return {};
 }
 

@@ -193,7 +193,7 @@ class Ways {
   // All summands are of one group in which the op is linear, and the group has no others. Products and reductions are left out:
   // to wait there would cost more work, or more sums.
   std::optional<OpCut> of_summands() const {
-    if (!map_ || !is_light() || narrows()) return std::nullopt;
+    if (!map_ || !is_light()) return std::nullopt;
     for (const std::vector<size_t>& group : map_->linear) {
       OpCut way = whole();
       bool all = true, any = false;
@@ -208,12 +208,6 @@ class Ways {
       return way;
     }
     return std::nullopt;
-  }
-
-  // A cast that would round each summand; of gradients data_parallel makes one where its user asks for it.
-  bool narrows() const {
-    return op_.is("cast") &&
-           ir::size_in_bytes(op_.result()->type().dtype) < ir::size_in_bytes(op_.operands[0]->type().dtype);
   }
 
   bool is_light() const {

@@ -16,6 +16,7 @@
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
+#include "sfsdp/parallel/vocabulary_cuts.h"
 #include "sfsdp/passes/pass_manager.h"
 
 namespace sfsdp::parallel {
@@ -45,8 +46,9 @@ std::string text_of(const Placement& placement) {
 
 class Partitioner {
  public:
-  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts, bool cut_summands)
-      : graph_(graph), axis_(axis), cuts_(cuts), cut_summands_(cut_summands), build_(graph) {}
+  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
+              const TensorParallelOptions& options)
+      : graph_(graph), axis_(axis), cuts_(cuts), options_(options), build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -73,30 +75,56 @@ class Partitioner {
     }
     if (ir::is_root(op)) return;
     if (op.is("gradient")) return gradient(op);
-    const OpCut way = choose(op);
+    const Choice chosen = choose(op);
+    const OpCut& way = chosen.way;
     for (size_t k = 0; k < op.operands.size(); ++k)
       if (op.operands[k] && way.operands[k]) op.operands[k] = lying(op.operands[k], *way.operands[k], &op);
     for (size_t r = 0; r < way.results.size(); ++r)
       if (way.results[r] != kWhole) placements_[op.results()[r].get()] = way.results[r];
+    if (!chosen.of_vocabulary) return;
+    if (op.is("cross_entropy")) ++report_.made["all_gather"];
+    lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
   }
 
-  OpCut choose(const Op& op) const {
+  struct Choice {
+    OpCut way;
+    bool of_vocabulary = false;  // the op becomes what vocabulary_cuts.h has
+  };
+
+  Choice choose(const Op& op) const {
     std::vector<Placement> operands;
     for (const Value* operand : op.operands) operands.push_back(operand ? placement_of(operand) : kWhole);
     check_has_rule(op, operands);
-    std::optional<OpCut> best;
+    std::vector<Choice> ways;
+    const auto named = vocabulary_cut_of(op, operands, options_.loss_parallel);
+    if (named) ways.push_back({named->way, true});
+    if (!named || !named->only)
+      for (OpCut& way : cuts_of(op, operands, axis_.size, options_.sequence_parallel)) ways.push_back({std::move(way)});
+    std::optional<Choice> best;
     double least = kImpossible;
-    for (OpCut& way : cuts_of(op, operands, axis_.size, cut_summands_)) {
-      double cost = 0;
-      for (size_t k = 0; k < operands.size(); ++k)
-        if (op.operands[k] && way.operands[k] && !is_made(op.operands[k], *way.operands[k]))
-          cost += cost_of(*op.operands[k], operands[k], *way.operands[k]);
+    for (Choice& choice : ways) {
+      const double cost = cost_of_way(op, operands, choice.way);
       if (cost >= least) continue;
       least = cost;
-      best = std::move(way);
+      best = std::move(choice);
     }
     SFSDP_CHECK(best, op.opcode, " cannot be cut, nor left whole");
     return std::move(*best);
+  }
+
+  // What is added up, for another op or another operand, is not taken for a summand too: it would be added up twice.
+  double cost_of_way(const Op& op, const std::vector<Placement>& operands, const OpCut& way) const {
+    double cost = 0;
+    std::map<const Value*, Placement> wanted;
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const Value* operand = op.operands[k];
+      if (!operand || !way.operands[k]) continue;
+      const auto [first, is_first] = wanted.emplace(operand, *way.operands[k]);
+      if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
+      if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
+      if (is_first && !is_made(operand, *way.operands[k])) cost += cost_of(*operand, operands[k], *way.operands[k]);
+    }
+    return cost;
   }
 
   // Whether the value lies so already, for another op.
@@ -150,7 +178,7 @@ class Partitioner {
   Graph& graph_;
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
-  const bool cut_summands_;
+  const TensorParallelOptions& options_;
   ir::Builder build_;
   Placements placements_;                                             // of what is not whole
   std::unordered_map<const Value*, std::map<int64_t, Value*>> made_;  // of a value, by dimension, -1: whole
@@ -189,7 +217,7 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
                           const TensorParallelOptions& options) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options.sequence_parallel).run();
+  return Partitioner(graph, axis, cuts, options).run();
 }
 
 void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {

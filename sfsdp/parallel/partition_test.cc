@@ -61,7 +61,7 @@ ir::Graph cut(std::string_view text, const TensorParallel& rules, int64_t ranks)
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", ranks}};
   graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks));
+  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks), rules.options);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -274,6 +274,134 @@ TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one, whatever
     expect_same_meaning(kMlp, tensor_parallel({{"mlp.w2", Shard(0)}, {"mlp.w1.weight", Shard(1)}}), ranks);
     expect_same_meaning(kMlp, tensor_parallel({{"*.bias", Shard(0)}}), ranks);
   }
+}
+
+// ---- vocabularies
+
+// A table, a head and the loss, and what autograd makes of them: no token 2 is learnt, no target 1 counts.
+const std::string kWords = R"(
+  graph mesh [] view global
+    %w = param name=tok.weight : f32[4, 6] at tok.weight
+    %o = param name=head.weight : f32[4, 6] at head.weight
+    %ids = input name=ids : i64[2, 3]
+    %t = input name=t : i64[6]
+  fwd:
+    %e = embedding %w, %ids padding_idx=2 : f32[2, 3, 6] at tok
+    %h = aten.mul.Tensor %e, %e : f32[2, 3, 6]
+    %y = linear %h, %o : f32[2, 3, 4] at head
+    %x = aten.view %y size=[6, 4] : f32[6, 4]
+  loss:
+    %loss, %n, %lse = cross_entropy %x, %t ignore_index=1 : f32[], f32[], f32[6]
+  bwd:
+    %one = full value=1.0 : f32[]
+    %dx = cross_entropy_backward %one, %x, %t, %n, %lse ignore_index=1 bwd_of=%loss : f32[6, 4]
+    %dy = aten.view %dx size=[2, 3, 4] : f32[2, 3, 4]
+    %do = linear_dw %dy, %h bwd_of=%y : f32[4, 6] at head
+    %dh = linear_dx %dy, %o bwd_of=%y : f32[2, 3, 6] at head
+    %d2 = aten.mul.Scalar %dh other=2.0 : f32[2, 3, 6]
+    %de = aten.mul.Tensor %d2, %e : f32[2, 3, 6]
+    %dw = embedding_backward %de, %ids num_weights=4 padding_idx=2 bwd_of=%e : f32[4, 6] at tok
+    %w.grad = gradient %dw param=tok.weight : f32[4, 6]
+    %o.grad = gradient %do param=head.weight : f32[4, 6]
+    return %loss
+    carry %w = %w.grad
+    carry %o = %o.grad
+)";
+
+const TensorParallel kRowsOfWords = tensor_parallel({{"tok|head", Shard(0)}});
+
+TEST_CASE(
+    "partition: a vocabulary in parts needs one sum of what is looked up, and three numbers a token for the loss") {
+  CHECK(ir::print(cut(kWords, kRowsOfWords, 2)) == testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %w = param name=tok.weight : f32[2/tp, 6] at tok.weight
+      %o = param name=head.weight : f32[2/tp, 6] at head.weight
+      %ids = input name=ids : i64[2, 3]
+      %t = input name=t : i64[6]
+    fwd:
+      %e = embedding %w, %ids axis=tp padding_idx=2 : f32[2, 3, 6] sum(tp) at tok
+      %e.sum = all_reduce %e axis=tp : f32[2, 3, 6] at tok
+      %h = aten.mul.Tensor %e.sum, %e.sum : f32[2, 3, 6]
+      %y = linear %h, %o : f32[2, 3, 2/tp] at head
+      %x = aten.view %y size=[6, 2] : f32[6, 2/tp]
+    loss:
+      %loss.parts = cross_entropy_parts %x, %t axis=tp ignore_index=1 : f32[3/tp, 6]
+      %loss.parts.whole = all_gather %loss.parts axis=tp dim=0 : f32[6, 6]
+      %loss, %n, %lse = cross_entropy_of_parts %loss.parts.whole, %t ignore_index=1 : f32[], f32[], f32[6]
+    bwd:
+      %one = full value=1.0 : f32[]
+      %dx = cross_entropy_backward %one, %x, %t, %n, %lse axis=tp ignore_index=1 bwd_of=%loss : f32[6, 2/tp]
+      %dy = aten.view %dx size=[2, 3, 2] : f32[2, 3, 2/tp]
+      %do = linear_dw %dy, %h bwd_of=%y : f32[2/tp, 6] at head
+      %dh = linear_dx %dy, %o bwd_of=%y : f32[2, 3, 6] sum(tp) at head
+      %dh.sum = all_reduce %dh axis=tp : f32[2, 3, 6] at head
+      %d2 = aten.mul.Scalar %dh.sum other=2.0 : f32[2, 3, 6]
+      %de = aten.mul.Tensor %d2, %e.sum : f32[2, 3, 6]
+      %dw = embedding_backward %de, %ids axis=tp num_weights=4 padding_idx=2 bwd_of=%e : f32[2/tp, 6] at tok
+      %w.grad = gradient %dw param=tok.weight : f32[2/tp, 6]
+      %o.grad = gradient %do param=head.weight : f32[2/tp, 6]
+      return %loss
+      carry %w = %w.grad
+      carry %o = %o.grad
+  )"));
+}
+
+TEST_CASE("partition: on 2 and 4 ranks a vocabulary means the same as on one, whichever part of it is cut, and how") {
+  std::string of_sum = kWords, each = kWords, half = kWords;
+  const auto replace = [](std::string& text, const std::string& from, const std::string& to) {
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+  };
+  replace(of_sum, "ignore_index=1", "ignore_index=1 reduction=2");
+  replace(each, "ignore_index=1", "ignore_index=1 reduction=0");
+  replace(each, "%one = full value=1.0 : f32[]", "%one = full value=1.0 : f32[6]");
+  replace(each, "%loss, %n, %lse = cross_entropy %x, %t ignore_index=1 reduction=0 : f32[]",
+          "%loss, %n, %lse = cross_entropy %x, %t ignore_index=1 reduction=0 : f32[6]");
+  const TensorParallel gathered = tensor_parallel(kRowsOfWords.rules, {.loss_parallel = false}),
+                       by_sequence = tensor_parallel(kRowsOfWords.rules, {.sequence_parallel = true});
+  for (const std::string& text : {kWords, of_sum, each})
+    for (const int64_t ranks : {2, 4}) {
+      CAPTURE(ranks);
+      for (const TensorParallel& rules :
+           {kRowsOfWords, gathered, tensor_parallel({{"tok", Shard(0)}}), tensor_parallel({{"head", Shard(0)}})})
+        expect_same_meaning(text, rules, ranks);
+      if (ranks > 2) continue;  // 6 columns, 2 samples
+      expect_same_meaning(text, by_sequence, ranks);
+      expect_same_meaning(text, tensor_parallel({{"tok|head", Shard(1)}}), ranks);
+    }
+}
+
+TEST_CASE("partition: logits in bfloat16 leave parts in float32; without loss_parallel they are gathered") {
+  std::string text = kWords;
+  const std::string loss = "%loss, %n, %lse = cross_entropy %x, %t ignore_index=1 : f32[], f32[], f32[6]",
+                    x = "%x = aten.view %y size=[6, 4] : f32[6, 4]\n",
+                    backward =
+                        "%dx = cross_entropy_backward %one, %x, %t, %n, %lse ignore_index=1 bwd_of=%loss : f32[6, 4]";
+  text.replace(text.find(backward), backward.size(),
+               "%dx.h = cross_entropy_backward %one, %x, %t, %n, %lse ignore_index=1 in_dtype=true bwd_of=%loss : "
+               "bf16[6, 4]\n    %dx = cast %dx.h : f32[6, 4]");
+  text.replace(text.find("%one = full value=1.0 : f32[]"), 29, "%one = full value=1.0 : bf16[]");
+  text.replace(text.find(loss), loss.size(),
+               "%loss, %n, %lse = cross_entropy %x, %t ignore_index=1 in_dtype=true : bf16[], bf16[], bf16[6]");
+  text.replace(text.find(x), x.size(),
+               "%x.f = aten.view %y size=[6, 4] : f32[6, 4]\n    %x = cast %x.f : bf16[6, 4]\n");
+  const std::string got = ir::print(cut(text, kRowsOfWords, 2));
+  CHECK(got.find("%loss.parts = cross_entropy_parts %x, %t axis=tp ignore_index=1 : f32[3/tp, 6]") != got.npos);
+  CHECK(got.find("ignore_index=1 : bf16[], bf16[], f32[6]") != got.npos);
+  expect_same_meaning(text, kRowsOfWords, 2);
+  const std::string whole = ir::print(cut(text, tensor_parallel(kRowsOfWords.rules, {.loss_parallel = false}), 2));
+  CHECK(whole.find("cross_entropy_parts") == whole.npos);
+  CHECK(whole.find("cross_entropy %x.whole, %t") != whole.npos);
+}
+
+TEST_CASE("partition: a vocabulary that the ranks do not divide is refused by name, with the cure") {
+  expect_refused(
+      std::string(kWords).replace(kWords.find("f32[4, 6] at tok.weight"), 9, "f32[5, 6]"),
+      tensor_parallel({{"tok", Shard(0)}}),
+      "cuts dimension 0 of tok.weight, of size 5, the vocabulary, over tp = 2\n  expected a divisor of it: the nearest "
+      "below is tp = 1; or a vocabulary padded to 6, with ids that no text has");
+  expect_refused(std::string(kWords).replace(kWords.find("f32[4, 6] at head.weight"), 9, "f32[5, 6]"),
+                 tensor_parallel({{"head", Shard(0)}}), "of head.weight, of size 5, the vocabulary, over tp = 2");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "sfsdp/parallel/tensor_parallel.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -55,13 +56,41 @@ std::string_view module_of(std::string_view path) {
                          ", or that of its module", did_you_mean(rule.pattern, modules)));
 }
 
-void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks) {
+void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks,
+                   bool is_vocabulary) {
   if (size % ranks == 0) return;
   int64_t nearest = ranks;
   while (size % nearest != 0) --nearest;
-  throw UserError(concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ",
-                         rule.cut.dim, " of ", path, ", of size ", size, ", over tp = ", ranks,
-                         "\n  expected a divisor of it: the nearest below is tp = ", nearest));
+  throw UserError(concat(
+      "tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ", rule.cut.dim, " of ",
+      path, ", of size ", size, is_vocabulary ? ", the vocabulary" : "", ", over tp = ", ranks,
+      "\n  expected a divisor of it: the nearest below is tp = ", nearest,
+      is_vocabulary ? concat("; or a vocabulary padded to ", (size / ranks + 1) * ranks, ", with ids that no text has")
+                    : ""));
+}
+
+// The parameter that the value is, in another dtype or under another view; nullptr: none.
+const ir::Op* param_of(const ir::Value* value) {
+  const ir::Op* op = value->producer();
+  while (op->is("cast", "aten._to_copy", "aten.view", "aten.t", "aten.alias") && !op->operands.empty())
+    op = op->operands[0]->producer();
+  return op->is("param") ? op : nullptr;
+}
+
+// The parameters whose rows stand for ids or classes: tables that are looked up, and weights of products that make logits.
+std::set<std::string> find_vocabularies(const ir::Graph& graph) {
+  std::set<std::string> names;
+  const auto add = [&](const ir::Value* value) {
+    if (const ir::Op* param = param_of(value)) names.insert(param->attr<std::string>("name"));
+  };
+  for (const auto& op : graph.ops()) {
+    if (op->is("embedding", "aten.embedding")) add(op->operands[0]);
+    if (!op->is("cross_entropy")) continue;
+    const ir::Op* logits = op->operands[0]->producer();
+    while (logits->is("cast", "aten._to_copy", "aten.view")) logits = logits->operands[0]->producer();
+    if (logits->is("linear")) add(logits->operands[1]);
+  }
+  return names;
 }
 
 }  // namespace
@@ -80,6 +109,7 @@ std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorPar
     paths.push_back(op->attr<std::string>("name"));
     params[paths.back()] = &op->result()->type();
   }
+  const std::set<std::string> vocabularies = find_vocabularies(graph);
   std::map<std::string, int64_t> cuts;
   for (const TensorParallelRule& rule : tensor.rules) {
     bool is_named = false, is_used = false;
@@ -90,7 +120,8 @@ std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorPar
       if (rule.cut.dim >= std::ssize(dims)) continue;
       is_used = true;
       if (!cuts.emplace(path, rule.cut.dim).second) continue;
-      check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks);
+      check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks,
+                    rule.cut.dim == 0 && vocabularies.contains(path));
     }
     if (!is_used) refuse_rule(rule, paths, is_named);
   }

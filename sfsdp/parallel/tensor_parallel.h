@@ -30,6 +30,9 @@ struct TensorParallelOptions {
   // least: of the samples where the axis divides their number, else of the sequence. Sums are reduce_scatters, and all_gathers
   // come before products: as many bytes, for a tp-th of these activations.
   bool sequence_parallel = false;
+  // Where logits are cut in their classes, ranks send three numbers a token for the loss, and each makes the gradient of its own.
+  // false: the logits are gathered before the loss.
+  bool loss_parallel = true;
 };
 
 // What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.

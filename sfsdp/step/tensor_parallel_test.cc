@@ -20,12 +20,14 @@
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
+#include "sfsdp/testing/parity_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
 namespace {
 
 namespace nn = torch::nn;
+using testing::Case, testing::Reference, testing::eager, testing::expect_parity;
 
 // Two blocks x + w2(relu(w1(x))), biases and all, and a head that is whole on every rank.
 struct BlockImpl : nn::Module {
@@ -41,7 +43,7 @@ struct MlpImpl : nn::Module {
 TORCH_MODULE(Mlp);
 
 constexpr int64_t kRows = 24;
-constexpr AdamW kOptimizer{.lr = 2e-3, .weight_decay = 0.1};
+const AdamW kOptimizer = testing::kParityOptimizer;
 
 Batch rows(int64_t step, int64_t first, int64_t count) {
   const at::Tensor all = at::arange(kRows * 15, at::kFloat).add(7.0 * static_cast<double>(step)).mul(0.37).sin();
@@ -49,111 +51,6 @@ Batch rows(int64_t step, int64_t first, int64_t count) {
   return {mine.narrow(1, 0, 12).contiguous(), mine.narrow(1, 12, 3).contiguous()};
 }
 const auto kLoss = [](auto& model, const Batch& b) { return (model->forward(b[0]) - b[1]).square().mean(); };
-
-struct Reference {
-  std::vector<StepResult> results;
-  std::map<std::string, at::Tensor> start, state, gradients;
-};
-
-template <class Make, class Loss>
-Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole, int64_t steps) {
-  Step one = compile(meta_init(make), loss, kOptimizer, whole(0), data_parallel(init_device_mesh({{"dp_shard", 1}})));
-  auto model = make();
-  testing::copy_weights(one, *model);
-  Reference reference;
-  for (const auto& p : model->named_parameters()) reference.start[p.key()] = p.value().detach().clone();
-  testing::EagerTrainer trainer(model.ptr(), kOptimizer, 1.0);
-  for (int64_t k = 0; k < steps; ++k) {
-    reference.results.push_back(trainer.step([&] { return loss(model, whole(k)); }));
-    if (k == 0) reference.gradients = trainer.gradients;
-  }
-  reference.state = trainer.state();
-  return reference;
-}
-
-// What of a bucket's gradient on this rank is of one parameter, and the same of the whole.
-struct Pieces {
-  at::Tensor got, expected;
-};
-Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& bucket, const at::Tensor& whole,
-              int64_t begin) {
-  const plan::Box box = step.box_of(t.name);
-  at::Tensor part = whole;
-  for (size_t d = 0; d < box.dims.size(); ++d)
-    part = part.narrow(static_cast<int64_t>(d), box.dims[d].offset, box.dims[d].length);
-  return {bucket.view({-1}).narrow(0, box.flat.length == 0 ? 0 : t.offset + box.flat.offset - begin, box.flat.length),
-          part.reshape({-1}).narrow(0, box.flat.offset, box.flat.length)};
-}
-
-struct Case {
-  DeviceMesh mesh;
-  TensorParallel rules;
-  DataParallelOptions options = {};
-  int64_t micro_batches = 1;
-};
-
-template <class Make, class Loss>
-std::shared_ptr<Program> expect_parity(Make make, Loss loss,
-                                       const std::function<Batch(int64_t, int64_t, int64_t)>& batch,
-                                       int64_t rows_in_all, const Case& c, const Reference& reference) {
-  CAPTURE(to_string(c.mesh));
-  CAPTURE(c.micro_batches);
-  const Strategy strategy = data_parallel(c.mesh, c.options, c.rules);
-  const int64_t data = strategy.data_ranks(), count = rows_in_all / data / c.micro_batches;
-  CompileOptions options;
-  options.max_norm = 1.0;
-  options.micro_batches = c.micro_batches;
-  auto program = compile_program(meta_init(make), loss, kOptimizer, batch(0, 0, count), strategy, options);
-  std::mutex mutex;
-  std::map<std::string, double> wrong, all;  // squares of step 1's gradients, over the ranks
-  testing::run_ranks(static_cast<int>(c.mesh.world_size()), [&](comm::CommWorld& world) {
-    Step step(program, &world);
-    const int64_t place = c.mesh.group_rank(world.rank(), strategy.data_axes());
-    for (const auto& [name, value] : reference.start) {
-      const at::Tensor start = step.gather(name);
-      std::lock_guard lock(mutex);
-      CAPTURE(name);
-      CHECK(at::equal(start, value));
-    }
-    const auto executor = step.executor(batch(0, 0, count));
-    std::map<std::string, at::Tensor> gradients;
-    executor->on_op = [&](const ir::Op& op, const std::vector<at::Tensor>& results) {
-      if (op.is("gradient")) gradients[op.attr<std::string>("param")] = results[0].clone();
-    };
-    for (size_t k = 0; k < reference.results.size(); ++k) {
-      std::vector<Batch> batches;
-      for (int64_t m = 0; m < c.micro_batches; ++m)
-        batches.push_back(batch(static_cast<int64_t>(k), (m * data + place) * count, count));
-      const StepResult got = step(batches);
-      executor->on_op = nullptr;
-      std::lock_guard lock(mutex);
-      CAPTURE(k);
-      CHECK(std::abs(got.loss - reference.results[k].loss) <= 1e-6 * std::abs(reference.results[k].loss));
-      CHECK(std::abs(got.grad_norm - reference.results[k].grad_norm) <= 5e-6 * reference.results[k].grad_norm);
-    }
-    for (const auto& [name, whole] : reference.gradients) {
-      const StoredTensor& t = *std::ranges::find(program->tensors(), name, &StoredTensor::name);
-      const AxisList shards = strategy.shard_axes();
-      const int64_t begin = t.sharded ? c.mesh.group_rank(world.rank(), shards) * t.shard : 0;
-      const auto [mine, expected] = pieces(step, t, gradients.at(t.buffer), whole, begin);
-      std::lock_guard lock(mutex);
-      wrong[name] += testing::sum_of_squares(mine - expected);
-      all[name] += testing::sum_of_squares(expected);
-    }
-    for (const auto& [name, value] : reference.state) {
-      const at::Tensor whole = step.gather(name);
-      std::lock_guard lock(mutex);
-      CAPTURE(name);
-      CHECK(whole.sizes() == value.sizes());
-      CHECK((whole - value).abs().max().template item<double>() <= 1e-5);
-    }
-  });
-  for (const auto& [name, squares] : wrong) {
-    CAPTURE(name);
-    CHECK(std::sqrt(squares) <= 5e-6 * std::sqrt(all.at(name)));
-  }
-  return program;
-}
 
 const TensorParallel kMlpRules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}});
 const auto kMakeMlp = [] { return Mlp(); };

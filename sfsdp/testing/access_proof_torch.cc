@@ -13,6 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/exec/aten_call.h"
 #include "sfsdp/exec/kernels.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/canonical/decompose.h"
@@ -97,7 +98,8 @@ ir::Graph decomposed(const ir::Op& op) {
 
 // One op, or what a canonical op stands for. Results that are none are undefined.
 Tensors run_any(const ir::Op& op, const Tensors& operands) {
-  if (ir::is_aten(op.opcode) || op.is("accumulate") || exec::find_kernel(op.opcode)) return run_op(op, operands);
+  const bool has_kernel = !ir::is_canonical(op) && exec::find_kernel(op.opcode);
+  if (ir::is_aten(op.opcode) || op.is("accumulate") || has_kernel) return run_op(op, operands);
   const ir::Graph graph = decomposed(op);
   std::unordered_map<const ir::Value*, Tensor> values;
   size_t next = 0;

@@ -32,10 +32,20 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
   }
   CHECK(without_row);
   // On numbers of the whole step; of one rank among several; what gathers parameters; what stops the program; loops.
-  const std::set<std::string_view> apart = {"sum_squares", "grad_norm",  "clip_coefficient",
-                                            "non_finite",  "step_count", "store",
-                                            "own_part",    "unpack",     "loop",
-                                            "when",        "end",        "aten._functional_assert_async.msg"};
+  const std::set<std::string_view> apart = {"sum_squares",
+                                            "grad_norm",
+                                            "clip_coefficient",
+                                            "non_finite",
+                                            "step_count",
+                                            "store",
+                                            "own_part",
+                                            "unpack",
+                                            "loop",
+                                            "when",
+                                            "end",
+                                            "aten._functional_assert_async.msg",
+                                            "cross_entropy_parts",
+                                            "cross_entropy_of_parts"};
   for (const ir::OpRow& row : ir::opset()) {
     if (row.cost == ir::CostClass::Free || row.cost == ir::CostClass::Communication) continue;
     CHECK_MESSAGE((drawn.contains(&row) || apart.contains(row.name)), row.name, " is never drawn");

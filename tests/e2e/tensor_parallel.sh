@@ -19,6 +19,7 @@ run 2 tp "${tp[@]}" --training.local_batch_size 4
 run 2 sockets "${tp[@]}" --training.local_batch_size 4 --comm.shared_memory false
 run 2 whole_rows "${tp[@]}" --training.local_batch_size 4 --parallelism.no_enable_sequence_parallel
 run 2 reference "${tp[@]}" --training.local_batch_size 4 --exec.executor reference
+run 2 logits "${tp[@]}" --training.local_batch_size 4 --parallelism.disable_loss_parallel
 run 4 fsdp "${tp[@]}" --training.local_batch_size 2
 run 4 micro_batches "${tp[@]}" --training.local_batch_size 1 --training.global_batch_size 4
 # Two steps by two ranks of tp, which one process goes on from, and two of data parallelism from its checkpoint.
@@ -32,7 +33,7 @@ def rows(name):
     return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
 one = rows("one")
 assert len(one) == 4
-for name in ("tp", "sockets", "whole_rows", "reference", "fsdp", "micro_batches", "moved"):
+for name in ("tp", "sockets", "whole_rows", "logits", "reference", "fsdp", "micro_batches", "moved"):
     for a, b in zip(one, rows(name), strict=True):
         assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (name, a, b)
         assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (name, a, b)

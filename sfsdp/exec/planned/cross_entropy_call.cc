@@ -2,7 +2,6 @@
 #include "sfsdp/exec/planned/cross_entropy_call.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/kernels/cross_entropy.h"
@@ -24,14 +23,18 @@ kernels::CrossEntropy call_of(const at::Tensor& logits, const at::Tensor& target
 
 }  // namespace
 
-CrossEntropyCall::CrossEntropyCall(const ir::Op& op)
+CrossEntropyCall::CrossEntropyCall(const ir::Op& op, const Groups& groups)
     : OwnCall(op),
       backward_(op.is("cross_entropy_backward")),
+      in_parts_(op.has_attr("axis")),
+      own_(own_classes(op, groups, op.operands[backward_ ? 1 : 0]->type().shape()[1])),
       reduction_(op.attr_or("reduction", int64_t{1})),
       ignored_(op.attr_or("ignore_index", int64_t{-100})) {}
 
 std::span<at::Tensor> CrossEntropyCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
-  return backward_ ? backward(operands) : forward(operands[0].contiguous(), operands[1].contiguous());
+  if (backward_) return backward(operands);
+  const at::Tensor logits = operands[0].contiguous(), targets = operands[1].contiguous();
+  return in_parts_ ? parts(logits, targets) : forward(logits, targets);
 }
 
 std::span<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, const at::Tensor& targets) {
@@ -41,13 +44,7 @@ std::span<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, const 
   kernels::CrossEntropy call = call_of(logits, targets, ignored_);
   call.log_sums = results[2].mutable_data_ptr<float>();
   call.losses = reduction_ == 0 ? results[0].mutable_data_ptr<float>() : losses_.data();
-  int64_t count = 0;
-  for (int64_t r = 0; r < rows; ++r) {
-    if (call.targets[r] == ignored_) continue;
-    TORCH_CHECK_INDEX(call.targets[r] >= 0 && call.targets[r] < call.classes, "Target ", call.targets[r],
-                      " is out of bounds.");
-    ++count;
-  }
+  const int64_t count = check_targets({call.targets, static_cast<size_t>(rows)}, ignored_, own_);
   at::parallel_for(0, rows, kRowsOfThread,
                    [&](int64_t begin, int64_t end) { kernels::cross_entropy(call, begin, end); });
   // As nll_loss leaves it where no loss is reduced: 0.
@@ -59,7 +56,19 @@ std::span<at::Tensor> CrossEntropyCall::forward(const at::Tensor& logits, const 
   return results;
 }
 
-// grad of the loss, logits, targets, count
+std::span<at::Tensor> CrossEntropyCall::parts(const at::Tensor& logits, const at::Tensor& targets) {
+  const std::span<at::Tensor> results = this->results();
+  kernels::CrossEntropy call = call_of(logits, targets, ignored_);
+  call.first = own_.first;
+  call.rows = logits.size(0);
+  call.parts = results[0].mutable_data_ptr<float>();
+  check_targets({call.targets, static_cast<size_t>(call.rows)}, ignored_, own_);
+  at::parallel_for(0, call.rows, kRowsOfThread,
+                   [&](int64_t begin, int64_t end) { kernels::cross_entropy_parts(call, begin, end); });
+  return results;
+}
+
+// grad of the loss, logits, targets, count, lse
 std::span<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> operands) {
   const std::span<at::Tensor> results = this->results();
   const at::Tensor grad = operands[0].contiguous(), logits = operands[1].contiguous(),
@@ -71,6 +80,11 @@ std::span<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> ope
   if (reduction_ == 1) {
     factor = *grad.const_data_ptr<float>() / number_in(operands[3]);
     call.factors = &factor;
+  }
+  const at::Tensor log_sums = in_parts_ ? operands[4].contiguous() : at::Tensor();
+  if (in_parts_) {
+    call.first = own_.first;
+    call.given_sums = log_sums.const_data_ptr<float>();
   }
   call.grad = results[0].mutable_data_ptr();
   at::parallel_for(0, logits.size(0), kRowsOfThread,

@@ -55,12 +55,14 @@ std::unique_ptr<OwnCall> make_own_call(const ir::Op& op, const ir::Op* within, c
   if (op.attr_or<std::string>("row_kernel", "") != "sfsdp.rows") return nullptr;
   SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
   if (op.is("adamw", "adam")) return std::make_unique<AdamCall>(op, within, groups);
-  if (op.is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, op);
+  if (op.is("embedding")) return std::make_unique<EmbeddingPartCall>(op, groups);
+  if (op.is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, op, groups);
   if (op.is("rope", "rope_inverse")) return std::make_unique<RopeCall>(op);
   if (op.is("rms_norm", "rms_norm_backward")) return std::make_unique<RmsNormCall>(op);
-  if (op.is("cross_entropy", "cross_entropy_backward")) return std::make_unique<CrossEntropyCall>(op);
+  if (op.is("cross_entropy", "cross_entropy_backward", "cross_entropy_parts"))
+    return std::make_unique<CrossEntropyCall>(op, groups);
   if (!within) return nullptr;  // a cast by itself
-  if (within->is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, *within);
+  if (within->is("embedding_backward")) return std::make_unique<EmbeddingGradCall>(op, *within, groups);
   return std::make_unique<WideProductCall>(op);
 }
 

@@ -235,7 +235,7 @@ struct PlannedExecutor::Impl {
       call.reads = operands_of_call(*op, other);
       for (const ir::Value* operand : call.reads) view(operand);
       call.own = make_own_call(*op, other, groups);
-      if (!call.own && ir::is_canonical(op->opcode))
+      if (!call.own && ir::is_canonical(*op))
         call.canonical.emplace(*op, groups, rng);
       else if (!call.own && !op->is("accumulate"))
         call.call.emplace(*op, graph, groups, rng);

@@ -32,8 +32,20 @@ std::span<at::Tensor> WideProductCall::run(std::span<const at::Tensor> operands,
   return results;
 }
 
-EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding)
-    : OwnCall(op), padding_(embedding.attr_or("padding_idx", int64_t{-1})) {}
+EmbeddingPartCall::EmbeddingPartCall(const ir::Op& op, const Groups& groups)
+    : OwnCall(op), own_(own_classes(op, groups, op.operands[0]->type().shape()[0])) {}
+
+// w [rows, width], ids [...]
+std::span<at::Tensor> EmbeddingPartCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
+  const std::span<at::Tensor> results = this->results();
+  look_up(operands[0].contiguous(), operands[1].contiguous(), own_, results[0]);
+  return results;
+}
+
+EmbeddingGradCall::EmbeddingGradCall(const ir::Op& op, const ir::Op& embedding, const Groups& groups)
+    : OwnCall(op),
+      padding_(embedding.attr_or("padding_idx", int64_t{-1})),
+      own_(own_classes(embedding, groups, op.result()->type().shape()[0])) {}
 
 // grad [..., width], ids [...]
 std::span<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operands, const StepScalars& /*scalars*/) {
@@ -43,15 +55,15 @@ std::span<at::Tensor> EmbeddingGradCall::run(std::span<const at::Tensor> operand
   call.rows = ids.numel();
   call.width = results[0].size(1);
   call.num_weights = results[0].size(0);
+  call.first = own_.first;
+  call.whole = own_.whole;
   call.padding = padding_;
   call.ids = ids.const_data_ptr<int64_t>();
   call.grad = grad.const_data_ptr();
   call.grad_dtype = capture::dtype_of(grad.scalar_type());
   call.out = results[0].mutable_data_ptr();
   call.out_dtype = capture::dtype_of(results[0].scalar_type());
-  for (int64_t i = 0; i < call.rows; ++i)
-    TORCH_CHECK_INDEX(call.ids[i] >= 0 && call.ids[i] < call.num_weights, "index ", call.ids[i],
-                      " is out of bounds of ", call.num_weights, " rows");
+  check_ids({call.ids, static_cast<size_t>(call.rows)}, own_);
   kernels::embedding_backward(call, order_);
   return results;
 }

@@ -50,6 +50,8 @@ const Family* find_family(std::string_view opcode) {
 
 bool is_canonical(std::string_view opcode) { return find_family(opcode) != nullptr; }
 
+bool is_canonical(const Op& op) { return !op.has_attr("axis") && is_canonical(std::string_view(op.opcode)); }
+
 const LeftForBackward* left_for_backward(std::string_view opcode) {
   const Family* family = find_family(opcode);
   return family && family->left ? &*family->left : nullptr;

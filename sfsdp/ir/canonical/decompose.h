@@ -31,6 +31,8 @@ class Emitter {
 
 // Whether an opcode is canonical: a row of opset.def with a decomposition.
 bool is_canonical(std::string_view opcode);
+// Whether the op stands for ops of LibTorch: not where a rank does its part alone, as axis= says.
+bool is_canonical(const Op& op);
 
 // A canonical op as it is, or as it is proposed before it stands in a graph.
 struct CanonicalCall {

@@ -244,6 +244,25 @@ void rule_sdpa_backward(RuleContext& context) {
   check_documents(context, 6, 1);
 }
 
+// %weight [rows, width] %ids
+void rule_embedding(RuleContext& context) {
+  if (context.op.has_attr("axis")) context.ranks();
+  aten_embedding(context);
+}
+
+// %grad [ids..., width] %ids num_weights=
+void rule_embedding_backward(RuleContext& context) {
+  if (!context.op.has_attr("axis")) return aten_embedding_backward(context);
+  const int64_t rows = context.integer("num_weights"), ranks = context.ranks();
+  if (rows % ranks != 0)
+    context.stop(concat("has num_weights=", rows, " over ", ranks, " ranks"), "expected rows that the ranks divide");
+  if (context.operand().dims.empty()) context.stop("has a number as gradient", concat("got ", context.operand()));
+  Shape expected = context.operand(1).shape();
+  expected.push_back(context.operand().dims.back().size);
+  context.expect_shape(expected, context.operand(), "the gradient");
+  context.expect_result({rows / ranks, expected.back()});
+}
+
 // targets are class numbers, one for each row of operand `logits`.
 void check_targets(RuleContext& context, size_t logits) {
   const Type& x = context.tensor(logits, 2);
@@ -270,8 +289,30 @@ void rule_cross_entropy_backward(RuleContext& context) {
   check_targets(context, 1);
   const Type& logits = context.operand(1);
   context.expect_shape({logits.dims[0].size}, context.operand(4), "lse");
-  context.expect_dtype(loss_dtype(context, logits), context.operand(4).dtype, "lse");
+  const bool in_parts = context.op.has_attr("axis");
+  if (in_parts) context.ranks();
+  context.expect_dtype(in_parts ? wide(logits.dtype) : loss_dtype(context, logits), context.operand(4).dtype, "lse");
   context.expect_like(0, logits);
+}
+
+void rule_cross_entropy_parts(RuleContext& context) {
+  check_targets(context, 0);
+  context.ranks();
+  const Type& logits = context.operand(0);
+  context.expect(0, wide(logits.dtype), {3, logits.dims[0].size});
+}
+
+void rule_cross_entropy_of_parts(RuleContext& context) {
+  const Type& parts = context.tensor(0, 2);
+  if (parts.dims[0].size < 3 || parts.dims[0].size % 3 != 0)
+    context.stop(concat("reads parts of ", parts), "expected 3 rows for each rank");
+  const int64_t rows = parts.dims[1].size;
+  context.expect_shape({rows}, context.operand(1), "the targets");
+  context.expect_dtype(DType::i64, context.operand(1).dtype, "the targets");
+  const DType dtype = context.result().dtype;
+  context.expect(0, dtype, context.integer("reduction", 1) == 0 ? Shape{rows} : Shape{});
+  context.expect(1, dtype, {});
+  context.expect(2, parts.dtype, {rows});
 }
 
 void rule_dropout(RuleContext& context) {

@@ -34,7 +34,7 @@ void report_unknown(const Op& op, Report& report) {
 // What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it.
 bool is_made_contiguous(const Op& op) {
   const OpRow* row = op.opcode.row();
-  return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op.opcode);
+  return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op);
 }
 
 // On every axis a value is in one state only.
@@ -118,7 +118,7 @@ void check_attributes(const Op& op, Report& report) {
   const auto is_attention = [](const Op&, const OpRow& row) { return row.cost == CostClass::Attention; };
   const auto is_over_rows = [](const Op& o, const OpRow& row) {
     return row.cost == CostClass::Reduction || row.cost == CostClass::Pointwise || is_update(o) ||
-           o.is("cast", "embedding_backward", "rope", "rope_inverse");
+           o.is("cast", "embedding", "embedding_backward", "rope", "rope_inverse");
   };
   check_named_kernel(op, "product_kernel", is_product, "a product: linear, matmul, aten.mm, …", kProductKernels,
                      report);

@@ -71,7 +71,7 @@ class Decomposer {
   int64_t run() {
     std::vector<Op*> canonical;
     for (const auto& op : graph_.ops())
-      if (ir::is_canonical(op->opcode)) canonical.push_back(op.get());
+      if (ir::is_canonical(*op)) canonical.push_back(op.get());
     for (Op* op : canonical) replace(*op);
     build_.erase(canonical);
     build_.apply();

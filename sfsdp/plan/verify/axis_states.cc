@@ -194,7 +194,7 @@ class Checker {
 
   bool depends_on_place(const Op& op) const {
     const auto axes = ir::coordinate_axes(op);
-    return std::ranges::find(axes, axis_) != axes.end() || (op.is("own_part") && over_this_axis(op));
+    return std::ranges::find(axes, axis_) != axes.end();
   }
 
   bool over_this_axis(const Op& op) const {

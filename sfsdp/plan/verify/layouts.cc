@@ -15,6 +15,7 @@
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
+#include "sfsdp/plan/verify/vocabulary_layouts.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -253,7 +254,10 @@ class LayoutChecker {
   }
 
   std::string by_row(const Op& op) {
-    RowLayouts made = row_layouts(op, layouts_of(op), op.results().empty() ? Layout() : named_by(*op.result()));
+    return set(op, row_layouts(op, layouts_of(op), op.results().empty() ? Layout() : named_by(*op.result())));
+  }
+
+  std::string set(const Op& op, const RowLayouts& made) {
     if (made.wrong.empty()) return set(op, made.results);
     std::string is;
     for (size_t k = 0; k < op.operands.size(); ++k)
@@ -265,13 +269,15 @@ class LayoutChecker {
   std::string visit(const Op& op) {
     if (ir::is_root(op)) return root(op);
     if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
+    if (op.is("own_part")) return own_part(op);
+    if (over_this_axis(op))
+      if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
     const auto coordinates = ir::coordinate_axes(op);
     if (std::ranges::find(coordinates, axis_) != coordinates.end())
       return error(op, "what it does depends on the rank's coordinate", "expected none beside a model axis yet");
     if (ir::is_collective(op)) return collective(op);
     if (ir::is_update(op)) return update(op);
     if (op.is("sum_squares")) return sum_squares(op);
-    if (op.is("own_part")) return own_part(op);
     if (op.is("pack")) return pack(op);
     if (op.is("view")) return view(op);
     const std::vector<Layout> operands = layouts_of(op);

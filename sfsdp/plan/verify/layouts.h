@@ -14,10 +14,12 @@ namespace sfsdp::plan {
 //   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
 //   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, no others
 //   own_part       over the axis: of what is whole, cut
+//   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with
 //   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,
 //                  and is so in the results; what is cut and added up makes summands where the op is linear; summands pass
 //                  where it is linear in them together; what must be whole must be
+//   cast           of a summand to a wider floating dtype: a summand
 //   sum_squares    over the axis: of what is whole one rank counts, of what is cut all do
 // What a step returns must be whole; what it carries on lies as what it replaces. Types that name the axis must say the same,
 // and those of values that are not whole must name it, but for flat buffers.

@@ -147,5 +147,28 @@ TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that i
   )") != "");
 }
 
+TEST_CASE("verify_layouts: a summand may be cast to a wider dtype, which loses nothing, and to no other") {
+  const auto wrong_of = [](const std::string& from, const std::string& to) {
+    std::string text = testing::dedent(R"(
+      graph mesh [tp=2] view local
+        %x = input name=x : F[3, 4]
+        %w = param name=w : F[4, 2/tp]
+      fwd:
+        %h = own_part %x axis=tp dim=1 : F[3, 2/tp]
+        %y = linear %h, %w : F[3, 4] sum(tp)
+        %c = cast %y : T[3, 4] sum(tp)
+        %z = all_reduce %c axis=tp : T[3, 4]
+        return %z
+    )");
+    for (size_t at = 0; (at = text.find_first_of("FT", at)) != std::string::npos; ++at)
+      if (text[at + 1] == '[') text.replace(at, 1, text[at] == 'F' ? from : to);
+    return verify_layouts(ir::parse_or_throw(text));
+  };
+  CHECK(wrong_of("bf16", "f32") == "");
+  CHECK(wrong_of("f32", "f64") == "");
+  for (const auto& [from, to] : {std::pair("f32", "bf16"), std::pair("bf16", "f16"), std::pair("f32", "i64")})
+    CHECK(wrong_of(from, to).find("a summand is taken for the sum") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace sfsdp::plan

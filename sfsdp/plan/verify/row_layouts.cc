@@ -70,6 +70,14 @@ const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& f
   return found == parts.end() ? nullptr : &*found;
 }
 
+// A cast that loses nothing: the sum of what is cast is what the sum would be.
+bool widens(const Op& op) {
+  if (!op.is("cast")) return false;
+  const ir::DType from = op.operands[0]->type().dtype, to = op.result()->type().dtype;
+  return ir::is_floating(from) && ir::is_floating(to) &&
+         (from == to || ir::size_in_bytes(to) > ir::size_in_bytes(from));
+}
+
 class ByMap {
  public:
   ByMap(const Op& op, const std::vector<Layout>& operands)
@@ -94,6 +102,7 @@ class ByMap {
     };
     for (size_t k = 0; k < op_.operands.size(); ++k)
       if (has(k) && operands_[k].kind == Kind::Cut) return {{}, "what is cut meets a summand"};
+    if (widens(op_)) return all_results(op_, {Kind::Summand});
     if (!map_ || std::ranges::none_of(map_->linear, is_group))
       return {{}, "a summand is taken for the sum, in what it is not linear in"};
     RowLayouts made = all_results(op_, {});

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -121,21 +122,28 @@ Arrays matmul(const KernelContext& c) {
   return {out};
 }
 
+// Which of the `count` ids or classes that the rank has this one is; nullopt: another rank's.
+std::optional<size_t> own_index(const KernelContext& c, double index, int64_t count) {
+  const auto whole = static_cast<int64_t>(index_in(c, index, count * c.axis_ranks)), own = whole - c.axis_rank * count;
+  return own >= 0 && own < count ? std::optional(static_cast<size_t>(own)) : std::nullopt;
+}
+
 Arrays embedding(const KernelContext& c) {
   const Array &w = c.in(0), &ids = c.in(1);
   Array out = Array::zeros(w.dtype, c.op.result()->type().shape());
   for (size_t i = 0; i < ids.data.size(); ++i)
-    for (size_t d = 0; d < width_of(w); ++d)
-      out.data[i * width_of(w) + d] = w.data[index_in(c, ids.data[i], w.shape[0]) * width_of(w) + d];
+    if (const auto row = own_index(c, ids.data[i], w.shape[0]))
+      for (size_t d = 0; d < width_of(w); ++d) out.data[i * width_of(w) + d] = w.data[*row * width_of(w) + d];
   return {out};
 }
 
 Arrays embedding_backward(const KernelContext& c) {
   const Array &g = c.in(0), &ids = c.in(1);
   Array out = Array::zeros(g.dtype, c.op.result()->type().shape());
+  const double padding = number_of(c.op, "padding_idx", -1);
   for (size_t i = 0; i < ids.data.size(); ++i)
-    for (size_t d = 0; d < width_of(g); ++d)
-      out.data[index_in(c, ids.data[i], out.shape[0]) * width_of(g) + d] += g.data[i * width_of(g) + d];
+    if (const auto row = own_index(c, ids.data[i], out.shape[0]); row && ids.data[i] != padding)
+      for (size_t d = 0; d < width_of(g); ++d) out.data[*row * width_of(g) + d] += g.data[i * width_of(g) + d];
   return {out};
 }
 
@@ -330,9 +338,45 @@ Arrays cross_entropy_backward(const KernelContext& c) {
     const std::vector<double> x = row(logits, r);
     for (size_t v = 0; v < x.size(); ++v)
       out.data[r * x.size() + v] =
-          each * (std::exp(x[v] - c.in(4).data[r]) - (targets.data[r] == static_cast<double>(v) ? 1 : 0));
+          each * (std::exp(x[v] - c.in(4).data[r]) - (own_index(c, targets.data[r], logits.shape.back()) == v ? 1 : 0));
   }
   return {out};
+}
+
+// What a rank knows of its classes: the largest logit, the sum of exponentials relative to it, the target's logit.
+Arrays cross_entropy_parts(const KernelContext& c) {
+  const Array &logits = c.in(0), &targets = c.in(1);
+  const size_t rows = targets.data.size();
+  Array out = Array::zeros(logits.dtype, {3, static_cast<int64_t>(rows)});
+  for (size_t r = 0; r < rows; ++r) {
+    const std::vector<double> x = row(logits, r);
+    out.data[r] = *std::ranges::max_element(x);
+    for (const double v : x) out.data[rows + r] += std::exp(v - out.data[r]);
+    if (targets.data[r] == number_of(c.op, "ignore_index", -100)) continue;
+    if (const auto own = own_index(c, targets.data[r], logits.shape.back())) out.data[2 * rows + r] = x[*own];
+  }
+  return {out};
+}
+
+Arrays cross_entropy_of_parts(const KernelContext& c) {
+  const Array &parts = c.in(0), &targets = c.in(1);
+  const Targets t(c, targets);
+  const size_t rows = targets.data.size();
+  Array each = Array::zeros(parts.dtype, targets.shape), lse = each;
+  double sum = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    double exponentials = 0, target = 0;
+    for (size_t part = 0; part < parts.data.size(); part += 3 * rows) {
+      exponentials += parts.data[part + rows + r] * std::exp(parts.data[part + r]);
+      target += parts.data[part + 2 * rows + r];
+    }
+    lse.data[r] = std::log(exponentials);
+    if (targets.data[r] != t.ignored) each.data[r] = lse.data[r] - target;
+    sum += each.data[r];
+  }
+  const Array count = Array::scalar(parts.dtype, t.reduction == kEach ? 0 : t.count);
+  if (t.reduction == kEach) return {each, count, lse};
+  return {Array::scalar(parts.dtype, t.reduction == kMean ? sum / t.count : sum), count, lse};
 }
 
 // The mask is that of aten.bernoulli.p: what it depends on stands in the state.
@@ -462,6 +506,8 @@ constexpr std::array kKernels = {
     Row{"sdpa_backward", &sdpa_backward},
     Row{"cross_entropy", &cross_entropy},
     Row{"cross_entropy_backward", &cross_entropy_backward},
+    Row{"cross_entropy_of_parts", &cross_entropy_of_parts},
+    Row{"cross_entropy_parts", &cross_entropy_parts},
 };
 
 }  // namespace

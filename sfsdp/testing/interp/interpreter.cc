@@ -178,9 +178,10 @@ class Interpreter {
     if (!kernel) return options_.other(op, operands);
     const auto axes = axes_of(op);
     const int64_t place = axes ? mesh_.group_rank(static_cast<int64_t>(rank), *axes) : 0;
+    const int64_t places = axes ? axis_size(graph_, *axes).value_or(1) : 1;
     HostNumbers host = options_.host;
     host.micro_batch = std::min(micro_batch_, graph_.micro_batches - 1);
-    return kernel({.op = op, .operands = operands, .host = host, .axis_rank = place});
+    return kernel({.op = op, .operands = operands, .host = host, .axis_rank = place, .axis_ranks = places});
   }
 
   void store(const Value& value, Array array) {

@@ -25,7 +25,8 @@ struct KernelContext {
   const Op& op;
   std::span<const Array* const> operands;  // nullptr: absent
   HostNumbers host;
-  int64_t axis_rank;  // over attribute `axis`, 0 if there is none
+  int64_t axis_rank;       // over attribute `axis`, 0 if there is none
+  int64_t axis_ranks = 1;  // how many there are
   const Array& in(size_t index = 0) const { return *operands[index]; }
 };
 

@@ -160,8 +160,10 @@ std::vector<Array> Rank::run_whole(const Op& op, const std::vector<Array>& opera
   for (const Value* operand : op.operands) in.push_back(operand ? &operands[next++] : nullptr);
   const auto axes = ir::axes_of(op);
   const int64_t place = axes ? DeviceMesh(plan_.graph.mesh).group_rank(rank_, *axes) : 0;
+  const int64_t places = axes ? ir::axis_size(plan_.graph, *axes).value_or(1) : 1;
   auto results =
-      kernel ? kernel({.op = op, .operands = in, .host = host_numbers(), .axis_rank = place}) : other_(op, in);
+      kernel ? kernel({.op = op, .operands = in, .host = host_numbers(), .axis_rank = place, .axis_ranks = places})
+             : other_(op, in);
   for (size_t i = 0; i < results.size(); ++i) {
     const ir::Type& type = op.result(static_cast<int>(i))->type();
     SFSDP_CHECK(results[i].shape == type.shape(), op.opcode, " gave ", results[i], " for ", type);

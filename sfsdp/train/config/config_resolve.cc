@@ -210,7 +210,8 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
                              "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
     rules.push_back({pattern, Shard(dim)});
   }
-  return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel});
+  return tensor_parallel(std::move(rules),
+                         {.sequence_parallel = p.enable_sequence_parallel, .loss_parallel = !p.disable_loss_parallel});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/vocabulary_cuts.h"
+
+#include <string>
+
+#include "sfsdp/parallel/redistribute.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+using ir::Op, ir::Placement, ir::Type, ir::Value;
+
+constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
+
+// All operands whole but the one that is cut.
+VocabularyCut cut(const Op& op, int operand, const Placement& lies, const Placement& result, bool only) {
+  VocabularyCut made{.way = {.operands = std::vector<std::optional<Placement>>(op.operands.size(), kWhole),
+                             .results = std::vector<Placement>(op.results().size(), result)},
+                     .only = only};
+  if (operand >= 0) made.way.operands[static_cast<size_t>(operand)] = lies;
+  return made;
+}
+
+// What each rank knows of its classes in every row, in the order of the ranks.
+Value* gathered_parts(const Op& op, const ir::Builder::Place& before, const MeshAxis& axis, Placements& placements) {
+  const Type& logits = op.operands[0]->type();
+  const Type type = Type::tensor(ir::wide(logits.dtype), {3 * axis.size, logits.dims[0].size});
+  ir::Attrs attrs = {{"axis", axis.name}};
+  if (const auto ignored = op.attrs.find("ignore_index"); ignored != op.attrs.end())
+    attrs["ignore_index"] = ignored->second;
+  Value* parts = before.value("cross_entropy_parts", {op.operands[0], op.operands[1]}, type,
+                              op.result()->name() + ".parts", std::move(attrs));
+  placements[parts] = Placement::shard(0);
+  return redistribute(before, parts, axis, Placement::shard(0), kWhole, placements);
+}
+
+}  // namespace
+
+std::optional<VocabularyCut> vocabulary_cut_of(const Op& op, const std::vector<Placement>& operands,
+                                               bool loss_parallel) {
+  const Placement rows = Placement::shard(0), classes = Placement::shard(1);
+  if (op.is("embedding") && operands[0] == rows) return cut(op, 0, rows, kSum, false);
+  if (op.is("embedding_backward") && op.bwd_of && op.bwd_of->is("embedding") && op.bwd_of->has_attr("axis"))
+    return cut(op, -1, kWhole, rows, true);
+  if (op.is("cross_entropy") && loss_parallel && operands[0] == classes) return cut(op, 0, classes, kWhole, false);
+  if (op.is("cross_entropy_backward") && op.operands[4]->producer()->is("cross_entropy_of_parts"))
+    return cut(op, 1, classes, classes, true);
+  return std::nullopt;
+}
+
+void lower_to_own_part(Op& op, const ir::Builder::Place& before, const MeshAxis& axis, Placements& placements) {
+  if (!op.is("cross_entropy")) {
+    op.attrs["axis"] = axis.name;
+    return;
+  }
+  Value* parts = gathered_parts(op, before, axis, placements);
+  op.opcode = "cross_entropy_of_parts";
+  op.operands[0] = parts;
+  op.attrs.erase("in_dtype");
+  op.result(2)->set_type(Type::tensor(parts->type().dtype, op.result(2)->type().shape()));
+}
+
+}  // namespace sfsdp::parallel
