@@ -169,6 +169,18 @@ fwd:
   CHECK(bytes_of(text, Execution::Fused) == Bytes{4 * 64 + 4 * 8 + 4 * 64});
 }
 
+TEST_CASE("kernels: a loss in parts reads the rank's logits once and leaves three numbers a row") {
+  const std::string text = R"(
+graph mesh [tp=2] view local
+  %x = input name=x : f32[4, 8/tp]
+  %t = input name=t : i64[4]
+loss:
+  %p = cross_entropy_parts %x, %t axis=tp : f32[3/tp, 4]
+  return %p
+)";
+  CHECK(bytes_of(text, Execution::Fused) == Bytes{4 * 8 * 4 + 4 * 8 + 3 * 4 * 4});
+}
+
 TEST_CASE("kernels: attention within documents counts pairs of one, from a triangle's down to a token's own") {
   Machine m = unit_machine();
   m.memory_bandwidth = 1e9;

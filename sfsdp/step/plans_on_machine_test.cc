@@ -159,6 +159,30 @@ TEST_CASE("plan machine: GPT on every mesh and with every option is what the int
     }
 }
 
+TEST_CASE("plan machine: a Llama that tp cuts, vocabulary too, is what the interpreter computes") {
+  const auto make = [] {
+    models::Llama3Args args = llama_args();
+    args.vocab_size = kVocabulary + 1;
+    return models::Llama3(args);
+  };
+  for (const bool by_sequence : {false, true})
+    for (const int64_t micro_batches : {1, 3}) {
+      CAPTURE(by_sequence);
+      CAPTURE(micro_batches);
+      const TensorParallel rules =
+          tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}, {"tok_embeddings|output", Shard(0)}},
+                          {.sequence_parallel = by_sequence});
+      CompileOptions options;
+      options.max_norm = 1.0;
+      options.micro_batches = micro_batches;
+      const auto program =
+          compile_program(meta_init(make), loss_of, kAdamW, ids(2),
+                          data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, rules), options);
+      CHECK(run_on_machine(program->first()) == "");
+      CHECK(run_on_machine(program->evaluation(ids(2))) == "");
+    }
+}
+
 TEST_CASE("plan machine: batch norm and dropout, whose state goes on between micro-batches") {
   const auto rows = [](int64_t n) -> Batch {
     return {at::arange(n * 4, at::kFloat).sin().view({n, 4}), at::arange(n).remainder(4)};
