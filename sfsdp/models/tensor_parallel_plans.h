@@ -10,10 +10,11 @@
 namespace sfsdp::models {
 
 // As parallelism.tensor_parallel_plan has it, pattern=dimension; empty for a model that has no plan. The Llama family has also
-// the models that are built of its parts, such as Qwen3. GPT's attention is whole: one matrix makes q, k and v.
+// the models that are built of its parts, such as Qwen3. GPT's attention is whole, as one matrix makes q, k and v, and so is
+// its vocabulary, as GPT-2's is odd.
 inline std::vector<std::string> tensor_parallel_plan(std::string_view model) {
   if (model == "llama3") return {"*.wq|wk|wv|w1|w3=0", "*.wo|w2=1", "tok_embeddings|output=0"};
-  if (model == "gpt") return {"*.mlp.c_fc=0", "*.mlp.c_proj=1", "wte=0"};
+  if (model == "gpt") return {"*.mlp.c_fc=0", "*.mlp.c_proj=1"};
   return {};
 }
 

@@ -82,8 +82,19 @@ class Partitioner {
     for (size_t r = 0; r < way.results.size(); ++r)
       if (way.results[r] != kWhole) placements_[op.results()[r].get()] = way.results[r];
     if (!chosen.of_vocabulary) return;
-    if (op.is("cross_entropy")) ++report_.made["all_gather"];
+    if (op.is("cross_entropy")) count_parts_of_loss(op);
     lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
+  }
+
+  // Three numbers a row from each rank.
+  void count_parts_of_loss(const Op& op) {
+    ++report_.made["all_gather"];
+    report_.moves.push_back({.opcode = "all_gather",
+                             .path = op.module_path,
+                             .reader = "cross_entropy_of_parts",
+                             .reader_path = op.module_path,
+                             .section = op.section,
+                             .bytes = 12 * axis_.size * op.operands[0]->type().dims[0].size});
   }
 
   struct Choice {
@@ -170,8 +181,15 @@ class Partitioner {
       return lying(lying(value, kWhole, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
-    ++report_.made[wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
-                                    : (from == kSum ? "reduce_scatter" : "own_part")];
+    const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
+                                          : (from == kSum ? "reduce_scatter" : "own_part");
+    ++report_.made[opcode];
+    report_.moves.push_back({.opcode = opcode,
+                             .path = value->producer()->module_path,
+                             .reader = reader ? reader->opcode.str() : "the step",
+                             .reader_path = reader ? reader->module_path : "",
+                             .section = reader ? reader->section : value->producer()->section,
+                             .bytes = value->type().bytes()});
     return redistribute(here, value, axis_, from, wanted, placements_);
   }
 
@@ -220,17 +238,21 @@ PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std
   return Partitioner(graph, axis, cuts, options).run();
 }
 
-void apply_tensor_parallel(Graph& graph, const Strategy& strategy) {
+std::vector<PartitionReport> apply_tensor_parallel(Graph& graph, const Strategy& strategy,
+                                                   const passes::CanonicaliseOptions& canonical) {
   const AxisList axes = strategy.model_axes();
-  if (axes.empty()) return;
-  const std::array calls = {passes::make_call("canonicalise"), passes::make_call("fold_views"),
+  if (axes.empty()) return {};
+  const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
                             passes::make_call("merge_duplicates")};
   passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
   graph.mesh = strategy.mesh.axes();
+  std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis);
-    partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options);
+    reports.push_back(
+        partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
   }
+  return reports;
 }
 
 }  // namespace sfsdp::parallel

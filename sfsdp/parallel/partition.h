@@ -13,15 +13,24 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/passes/canonical/canonicalise.h"
 
 namespace sfsdp::parallel {
 
-// What a cut has put into the graph, by opcode: collectives, and copies of a rank's part (own_part).
+// What a cut has put into the graph.
 struct PartitionReport {
-  std::map<std::string, int64_t> made;
+  // A value that is made to lie otherwise, by a collective or a copy of a rank's part (own_part), and which op wants it so.
+  struct Move {
+    std::string opcode, path, reader, reader_path;
+    ir::Section section = ir::Section::Fwd;
+    int64_t bytes = 0;  // of the whole value
+  };
+  std::map<std::string, int64_t> made;  // by opcode
+  std::vector<Move> moves;
 };
 
 //   cuts: which dimension of which parameters, by name (find_cuts)
@@ -30,6 +39,8 @@ PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map
                           const TensorParallelOptions& options = {});
 
 // The whole verb: names what several ops compute together (canonicalise), then partitions over each model axis.
-void apply_tensor_parallel(ir::Graph& graph, const Strategy& strategy);
+//   returns: by model axis
+std::vector<PartitionReport> apply_tensor_parallel(ir::Graph& graph, const Strategy& strategy,
+                                                   const passes::CanonicaliseOptions& canonical = {});
 
 }  // namespace sfsdp::parallel

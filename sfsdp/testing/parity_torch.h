@@ -63,6 +63,7 @@ struct Case {
   TensorParallel rules;
   DataParallelOptions options = {};
   int64_t micro_batches = 1;
+  CompileOptions compile = {};  // but for what is named above
 };
 
 template <class Make, class Loss>
@@ -73,7 +74,7 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
   CAPTURE(c.micro_batches);
   const Strategy strategy = data_parallel(c.mesh, c.options, c.rules);
   const int64_t data = strategy.data_ranks(), count = rows_in_all / data / c.micro_batches;
-  CompileOptions options;
+  CompileOptions options = c.compile;
   options.max_norm = 1.0;
   options.micro_batches = c.micro_batches;
   auto program = compile_program(meta_init(make), loss, kParityOptimizer, batch(0, 0, count), strategy, options);

@@ -13,6 +13,7 @@
 #include "sfsdp/cost/target.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/tools/commands.h"
+#include "sfsdp/tools/explain_partition.h"
 #include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/tools/plan_file.h"
 #include "sfsdp/tools/plan_search.h"
@@ -105,6 +106,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Held<const Program::Variant> first = job.program->first();
   const Program::Variant& variant = *first;
   if (request.has("explain")) {
+    train::CapturedJob capture = train::capture_job(config);
+    explain_partition(capture.graph, job.program->strategy(), out);
     if (machine) explain_units(out, request, variant, *machine);
     explain_plan(variant.plan, request.get("explain"), out);
     return 0;

@@ -62,7 +62,7 @@ expect() { # $1: in the message, then flags
   grep -qF -- "$what" <<<"$out" || { echo "expected: $what"; echo "$out"; exit 1; }
 }
 expect "--parallelism.tensor_parallel_degree 2" --parallelism.tensor_parallel_degree 3
-expect "cuts dimension 0 of tok_embeddings.weight, of size 259, over tp = 2" "${tp[@]}" --parallelism.tensor_parallel_plan "tok_embeddings=0" --model.args.vocab_size 259
+expect "cuts dimension 0 of tok_embeddings.weight, of size 259, the vocabulary, over tp = 2" "${tp[@]}" --parallelism.tensor_parallel_plan "tok_embeddings=0" --model.args.vocab_size 259
 expect "names no parameter" "${tp[@]}" --parallelism.tensor_parallel_plan "*.q_proj=0"
 expect "expected a pattern, = and a dimension" "${tp[@]}" --parallelism.tensor_parallel_plan "*.wq"
 

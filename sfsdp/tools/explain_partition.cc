@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/tools/explain_partition.h"
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/tensor_parallel.h"
+#include "sfsdp/train/plan_summary.h"
+
+namespace sfsdp::tools {
+namespace {
+
+// Lines in the order in which they were met first, each with how often.
+class Counted {
+ public:
+  void add(std::string line) {
+    const auto found = std::ranges::find(lines_, line, &std::pair<std::string, int64_t>::first);
+    if (found == lines_.end())
+      lines_.emplace_back(std::move(line), 1);
+    else
+      ++found->second;
+  }
+  void print(std::ostream& out) const {
+    for (const auto& [line, count] : lines_) out << "    " << line << (count > 1 ? concat("  × ", count) : "") << '\n';
+  }
+
+ private:
+  std::vector<std::pair<std::string, int64_t>> lines_;
+};
+
+void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks, std::ostream& out) {
+  const auto cuts = parallel::find_cuts(graph, tensor, ranks);
+  Counted cut, whole;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    const auto name = op->attr<std::string>("name");
+    const auto found = cuts.find(name);
+    const auto rule = std::ranges::find_if(tensor.rules, [&](const TensorParallelRule& r) {
+      return parallel::names(r.pattern, name) && (found == cuts.end() || r.cut.dim == found->second);
+    });
+    const std::string path = with_stars(name);
+    if (found != cuts.end())
+      cut.add(concat(path, "  ", op->result()->type(), ", dimension ", found->second, ": ", rule->pattern));
+    else
+      whole.add(
+          concat(path, "  ", op->result()->type(),
+                 rule == tensor.rules.end() ? ": no rule names it" : concat(": it has no dimension ", rule->cut.dim)));
+  }
+  out << "  cut\n";
+  cut.print(out);
+  out << "  whole on every rank\n";
+  whole.print(out);
+}
+
+}  // namespace
+
+void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream& out) {
+  if (strategy.model_axes().empty()) return;
+  const std::string axis = strategy.model_axes()[0];
+  out << "Over " << axis << " = " << strategy.mesh.size(axis) << '\n';
+  explain_parameters(graph, strategy.tensor, strategy.mesh.size(axis), out);
+  for (const parallel::PartitionReport& report : parallel::apply_tensor_parallel(graph, strategy)) {
+    Counted moves;
+    for (const parallel::PartitionReport::Move& move : report.moves)
+      moves.add(concat(
+          ir::to_string(move.section), "  ", with_stars(move.path), "  ", move.opcode, " of ",
+          train::bytes_text(move.bytes), ", as ", move.reader,
+          move.reader_path.empty() || move.reader_path == move.path ? "" : concat(" at ", with_stars(move.reader_path)),
+          " wants it"));
+    out << "  made to lie otherwise\n";
+    moves.print(out);
+  }
+}
+
+}  // namespace sfsdp::tools
