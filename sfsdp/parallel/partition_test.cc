@@ -199,13 +199,14 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %c.whole = aten.view %c.dense size=[2, 4, 3, 6] : f32[2, 4, 3, 6]
       %d = aten.view %c.whole size=[8, 18] : f32[8, 18]
       %n = aten.neg %b : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
-      %n.dense = aten.clone %n memory_format=0 : f32[2, 2/tp, 3, 6]
-      %n.parts = aten.view %n.dense size=[2, 1, 2, 3, 6] : f32[2, 1/tp, 2, 3, 6]
-      %n.front = aten.permute %n.parts dims=[1, 0, 2, 3, 4] : f32[1/tp, 2, 2, 3, 6]
-      %n.all = all_gather %n.front axis=tp dim=0 : f32[2, 2, 2, 3, 6]
-      %n.back = aten.permute %n.all dims=[1, 0, 2, 3, 4] : f32[2, 2, 2, 3, 6]{36, 72, 18, 6, 1}
-      %n.dense_1 = aten.clone %n.back memory_format=0 : f32[2, 2, 2, 3, 6]
-      %n.whole = aten.view %n.dense_1 size=[2, 4, 3, 6] : f32[2, 4, 3, 6]
+      %n.flat = aten.permute %n dims=[0, 2, 1, 3] : f32[2, 3, 2/tp, 6]
+      %n.flat.parts = aten.view %n.flat size=[2, 3, 1, 2, 6] : f32[2, 3, 1/tp, 2, 6]
+      %n.flat.front = aten.permute %n.flat.parts dims=[2, 0, 1, 3, 4] : f32[1/tp, 2, 3, 2, 6]
+      %n.flat.all = all_gather %n.flat.front axis=tp dim=0 : f32[2, 2, 3, 2, 6]
+      %n.flat.back = aten.permute %n.flat.all dims=[1, 2, 0, 3, 4] : f32[2, 3, 2, 2, 6]{36, 12, 72, 6, 1}
+      %n.flat.dense = aten.clone %n.flat.back memory_format=0 : f32[2, 3, 2, 2, 6]
+      %n.flat.whole = aten.view %n.flat.dense size=[2, 3, 4, 6] : f32[2, 3, 4, 6]
+      %n.whole = aten.permute %n.flat.whole dims=[0, 2, 1, 3] : f32[2, 4, 3, 6]{72, 6, 24, 1}
       return %d, %n.whole
   )"));
 }

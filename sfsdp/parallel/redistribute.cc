@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/parallel/redistribute.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,46 @@ using ir::Placement, ir::Type, ir::Value;
 using Shape = std::vector<int64_t>;
 
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
+
+// The dimensions in the order in which they lie in memory; nullopt: as they are written, or with gaps.
+std::optional<Shape> memory_order(const Type& type) {
+  if (type.strides.empty()) return std::nullopt;
+  Shape order(type.dims.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](int64_t d) { return type.strides[static_cast<size_t>(d)]; });
+  int64_t below = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    const auto d = static_cast<size_t>(order[i]);
+    if (type.dims[d].size > 1 && type.strides[d] != below) return std::nullopt;
+    below *= type.dims[d].size;
+  }
+  return std::ranges::is_sorted(order) ? std::nullopt : std::optional(order);
+}
+
+Placement moved(const Placement& placement, const Shape& order) {
+  if (placement.kind != Placement::Kind::Shard) return placement;
+  return Placement::shard(std::ranges::find(order, placement.dim) - order.begin());
+}
+
+Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& order, const std::string& name,
+                const Placement& placement, Placements& placements) {
+  const Shape sizes = value->type().shape(), strides = ir::strides_of(value->type());
+  Shape shape, steps;
+  for (const int64_t dim : order) {
+    shape.push_back(sizes[static_cast<size_t>(dim)]);
+    steps.push_back(strides[static_cast<size_t>(dim)]);
+  }
+  Type type = Type::tensor(value->type().dtype, shape);
+  if (!ir::same_places(type, steps)) type.strides = steps;
+  Value* made = place.value("aten.permute", {value}, type, name, {{"dims", order}});
+  if (placement != kWhole) placements[made] = placement;
+  return made;
+}
+
+const char* suffix_of(const Placement& from, const Placement& to) {
+  return to != kWhole ? ".part" : from == kSum ? ".sum" : ".whole";
+}
 
 class Redistributor {
  public:
@@ -104,15 +146,7 @@ class Redistributor {
                 placement);
   }
   Value* permute(Value* value, const Shape& order, const Placement& placement, const char* suffix) {
-    const Shape sizes = value->type().shape(), strides = ir::strides_of(value->type());
-    Shape shape, moved;
-    for (const int64_t dim : order) {
-      shape.push_back(sizes[static_cast<size_t>(dim)]);
-      moved.push_back(strides[static_cast<size_t>(dim)]);
-    }
-    Type type = Type::tensor(value->type().dtype, shape);
-    if (!ir::same_places(type, moved)) type.strides = moved;
-    return made(place_.value("aten.permute", {value}, type, value_->name() + suffix, {{"dims", order}}), placement);
+    return permuted(place_, value, order, value_->name() + suffix, placement, placements_);
   }
 
   const ir::Builder::Place& place_;
@@ -126,6 +160,13 @@ class Redistributor {
 
 Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, const Placement& from,
                     const Placement& to, Placements& placements) {
+  if (const auto order = memory_order(value->type())) {  // readers expect it to lie in memory as it did
+    Value* flat = permuted(place, value, *order, value->name() + ".flat", moved(from, *order), placements);
+    Value* made = redistribute(place, flat, axis, moved(from, *order), moved(to, *order), placements);
+    Shape back(order->size());
+    for (size_t i = 0; i < back.size(); ++i) back[static_cast<size_t>((*order)[i])] = static_cast<int64_t>(i);
+    return permuted(place, made, back, value->name() + suffix_of(from, to), to, placements);
+  }
   Redistributor make(place, value, axis, placements);
   if (to == kWhole) return from == kSum ? make.sum() : make.gather(from.dim);
   SFSDP_CHECK(from.kind != Placement::Kind::Shard && to.kind == Placement::Kind::Shard, "%", value->name());

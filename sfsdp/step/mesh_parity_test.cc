@@ -4,12 +4,13 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <functional>
+#include <cstdlib>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
-#include "sfsdp/base/strings.h"
+#include "sfsdp/base/check.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/parity_torch.h"
@@ -37,8 +38,7 @@ std::vector<Pair> pairs_of(const Choice& choice) {
   return pairs;
 }
 
-// Choices in which each pair of values stands, the next one always that with the most pairs that none before it has.
-std::vector<Choice> pairwise() {
+std::vector<Choice> all_choices() {
   std::vector<Choice> every = {{}};
   for (size_t f = 0; f < kChoices.size(); ++f) {
     std::vector<Choice> longer;
@@ -49,6 +49,13 @@ std::vector<Choice> pairwise() {
       }
     every = std::move(longer);
   }
+  return every;
+}
+
+// Choices in which each pair of values stands, the next one always that with the most pairs that none before it has. With
+// SFSDP_EVERY_MESH=1 in the environment all 2,880 are run (docs/benchmarks.md).
+std::vector<Choice> pairwise() {
+  const std::vector<Choice> every = all_choices();
   std::vector<Choice> chosen;
   std::set<Pair> seen;
   for (;;) {
@@ -84,7 +91,7 @@ models::Llama3Args llama_args() {
   models::Llama3Args args = testing::tiny_llama();
   args.vocab_size = kVocabulary;
   args.hidden_dim = 40;
-  args.n_heads = 8;
+  args.n_heads = args.head_dim = 8;
   return args;
 }
 const auto kMakeLlama = [] { return models::Llama3(llama_args()); };
@@ -123,9 +130,11 @@ template <class Make>
 void check_all(int model, Make make, std::vector<TensorParallelRule> rules) {
   const Reference reference = testing::eager(
       make, testing::loss_of, [](int64_t k) { return words(k, 0, testing::kGlobalBatch); }, kSteps);
-  for (const Choice& choice : pairwise()) {
+  for (const Choice& choice : std::getenv("SFSDP_EVERY_MESH") ? all_choices() : pairwise()) {
     if (choice[0] != model) continue;
-    CAPTURE(choice);
+    std::string of;
+    for (const int value : choice) of += concat(of.empty() ? "" : " ", value);
+    CAPTURE(of);
     const auto program =
         testing::expect_parity(make, testing::loss_of, words, testing::kGlobalBatch, case_of(choice, rules), reference);
     const auto variant = program->first();

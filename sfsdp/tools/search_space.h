@@ -14,10 +14,10 @@ namespace sfsdp::tools {
 
 struct Candidate {
   int64_t replicate = 1, shard = 1, tensor = 1;  // ranks on each axis
-  int64_t stage = 3;                    // ZeRO
-  int64_t local = 1, accumulation = 1;  // sequences of a micro-batch, micro-batches
-  std::string remat = "none";           // none, op, full
-  bool reshard = true;                  // gather again for backward; stage 3 alone asks
+  int64_t stage = 3;                             // ZeRO
+  int64_t local = 1, accumulation = 1;           // sequences of a micro-batch, micro-batches
+  std::string remat = "none";                    // none, op, full
+  bool reshard = true;                           // gather again for backward; stage 3 alone asks
 };
 
 // What is varied, and a candidate's value of it, in this order: mesh, ZeRO stage, micro-batch, remat, reshard.
