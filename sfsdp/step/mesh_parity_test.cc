@@ -53,7 +53,7 @@ std::vector<Choice> all_choices() {
 }
 
 // Choices in which each pair of values stands, the next one always that with the most pairs that none before it has. With
-// SFSDP_EVERY_MESH=1 in the environment all 2,880 are run (docs/benchmarks.md).
+// SFSDP_EVERY_MESH=1 in the environment all 5,760 are run (docs/benchmarks.md).
 std::vector<Choice> pairwise() {
   const std::vector<Choice> every = all_choices();
   std::vector<Choice> chosen;
