@@ -15,7 +15,7 @@
 namespace sfsdp::parallel {
 namespace {
 
-using ir::Op, ir::Placement, ir::Type, ir::Value;
+using ir::Op, ir::Placement, ir::Type;
 
 // The dimensions in the same order in memory, without gaps; nullopt: those of `type` have some.
 std::optional<std::vector<int64_t>> dense_strides(const Type& type, const std::vector<int64_t>& sizes) {

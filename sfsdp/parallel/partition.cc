@@ -46,9 +46,9 @@ std::string text_of(const Placement& placement) {
 
 class Partitioner {
  public:
-  Partitioner(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
+  Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
               const TensorParallelOptions& options)
-      : graph_(graph), axis_(axis), cuts_(cuts), options_(options), build_(graph) {}
+      : graph_(graph), axis_(std::move(axis)), cuts_(cuts), options_(options), build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;

@@ -260,9 +260,9 @@ class LayoutChecker {
   std::string set(const Op& op, const RowLayouts& made) {
     if (made.wrong.empty()) return set(op, made.results);
     std::string is;
-    for (size_t k = 0; k < op.operands.size(); ++k)
-      if (op.operands[k] && layout_of(op.operands[k]).kind != Kind::Whole)
-        is += concat(is.empty() ? "" : ", ", '%', op.operands[k]->name(), " is ", to_text(layout_of(op.operands[k])));
+    for (const Value* operand : op.operands)
+      if (operand && layout_of(operand).kind != Kind::Whole)
+        is += concat(is.empty() ? "" : ", ", '%', operand->name(), " is ", to_text(layout_of(operand)));
     return error(op, concat(made.wrong, " (", is, ")"), "expected a collective before it");
   }
 
