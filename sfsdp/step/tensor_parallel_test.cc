@@ -207,6 +207,15 @@ TEST_CASE("biases and norms of q and k under tp: gradients of what all heads sha
     expect_parity(make, testing::loss_of, batch, testing::kGlobalBatch, {mesh, kLlamaRules}, reference);
 }
 
+TEST_CASE("norms that are cut are gathered where they are read, beside FSDP and without it") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+  const TensorParallel rules = tensor_parallel({{"*norm", Shard(0)}, {"*.w1|w3", Shard(0)}, {"*.w2", Shard(1)}});
+  for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}})})
+    expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, {mesh, rules}, reference);
+}
+
 TEST_CASE("fewer heads of keys than ranks: what they make is gathered") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(

@@ -14,14 +14,16 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-// What makes a part of the gradient over a model axis stands before its path.
-bool cuts_over_model_axis(const Op& op) {
+// What makes a whole or a part over a model axis is no step of a parameter's way to its readers, nor of its gradient's back.
+bool moves_over_model_axis(const Op& op) {
   const auto axes = ir::axes_of(op);
-  return op.is("reduce_scatter") && axes && std::ranges::any_of(*axes, is_model_axis);
+  return op.is("all_gather", "reduce_scatter") && axes && std::ranges::any_of(*axes, is_model_axis);
 }
 
+bool materialises(const Op& op) { return op.is("all_gather", "cast") && !moves_over_model_axis(op); }
+
 bool is_on_gradient_path(const Op& op) {
-  if (cuts_over_model_axis(op)) return false;
+  if (moves_over_model_axis(op)) return false;
   if (op.is("mul_scalar")) return op.section == ir::Section::Clip;  // the rest of a mean
   return op.is("cast", "pad", "reduce_scatter", "accumulate", "all_reduce");
 }
@@ -103,7 +105,7 @@ ParamFlow ParamReader::read(Op* param) const {
   for (Op* reader : index_.readers(param->result())) {
     if (ir::is_update(*reader)) {
       flow.update = reader;
-    } else if (reader->is("all_gather", "cast")) {
+    } else if (materialises(*reader)) {
       flow.uses.push_back(follow(reader));
     } else {
       add_plain_use(flow, reader);
@@ -126,7 +128,8 @@ ParamUse ParamReader::follow(Op* op) const {
     use.value = op->result();
     const auto next = index_.readers(use.value);
     if (next.size() != 1) break;
-    const bool more = (op->is("cast") && next[0]->is("all_gather")) || (op->is("all_gather") && next[0]->is("narrow"));
+    const bool more = (op->is("cast") && next[0]->is("all_gather") && materialises(*next[0])) ||
+                      (op->is("all_gather") && next[0]->is("narrow"));
     if (!more || next[0]->section != op->section) break;
     op = next[0];
   }
