@@ -20,19 +20,13 @@ using Shape = std::vector<int64_t>;
 
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 
-// The dimensions in the order in which they lie in memory; nullopt: as they are written, or with gaps.
+// The dimensions in the order in which they lie in memory, with or without gaps; nullopt: as they are written, or repeated.
 std::optional<Shape> memory_order(const Type& type) {
-  if (type.strides.empty()) return std::nullopt;
+  if (type.strides.empty() || std::ranges::find(type.strides, 0) != type.strides.end()) return std::nullopt;
   Shape order(type.dims.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::ranges::greater(),
                            [&](int64_t d) { return type.strides[static_cast<size_t>(d)]; });
-  int64_t below = 1;
-  for (size_t i = order.size(); i-- > 0;) {
-    const auto d = static_cast<size_t>(order[i]);
-    if (type.dims[d].size > 1 && type.strides[d] != below) return std::nullopt;
-    below *= type.dims[d].size;
-  }
   return std::ranges::is_sorted(order) ? std::nullopt : std::optional(order);
 }
 

@@ -13,7 +13,7 @@ namespace sfsdp::parallel {
 // what lies together in memory: a dimension that others stand before is brought to the front and back, which is one copy.
 //   to:         whole, or, unless `from` is cut, cut in a dimension that the axis divides
 //   placements: of the graph's values; those that are made are added
-//   returns:    the value, named after `value`, in memory in the order in which `value` lies there, unless that has gaps
+//   returns:    the value, named after `value`, in memory in the order in which `value` lies there, without gaps
 ir::Value* redistribute(const ir::Builder::Place& place, ir::Value* value, const MeshAxis& axis,
                         const ir::Placement& from, const ir::Placement& to, Placements& placements);
 
