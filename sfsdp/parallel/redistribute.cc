@@ -78,13 +78,12 @@ class Redistributor {
   }
 
   Value* sum() {
-    Type type = value_->type();
-    type.strides.clear();
-    return place_.value("all_reduce", {value_}, type, value_->name() + ".sum", {{"axis", axis_.name}});
+    return place_.value("all_reduce", {dense(value_, kSum)}, Type::tensor(value_->type().dtype, shape_),
+                        value_->name() + ".sum", {{"axis", axis_.name}});
   }
 
   Value* own_part(int64_t dim) {
-    return send("own_part", value_, shape_, value_->name() + ".part", Placement::shard(dim), dim);
+    return send("own_part", dense(value_, kWhole), shape_, value_->name() + ".part", Placement::shard(dim), dim);
   }
 
  private:
