@@ -193,7 +193,7 @@ class Ways {
   // All summands are of one group in which the op is linear, and the group has no others. Products and reductions are left out:
   // to wait there would cost more work, or more sums.
   std::optional<OpCut> of_summands() const {
-    if (!map_ || !is_light()) return std::nullopt;
+    if (!map_ || !is_light() || repeats()) return std::nullopt;
     for (const std::vector<size_t>& group : map_->linear) {
       OpCut way = whole();
       bool all = true, any = false;
@@ -208,6 +208,12 @@ class Ways {
       return way;
     }
     return std::nullopt;
+  }
+
+  // An expanded value would be sent as often as it is repeated.
+  bool repeats() const {
+    return op_.operands.size() == 1 && !op_.results().empty() &&
+           op_.result()->type().numel() > op_.operands[0]->type().numel();
   }
 
   bool is_light() const {
