@@ -11,7 +11,7 @@ cat >"$dir/cases.jsonl" <<'JSON'
 {"world": 4, "simulate.execution": ["eager", "compile", "reference"], "machine": "a100_80g"}
 {"world": 8, "parallelism.zero_stage": [0, 1, 2], "training.mixed_precision_param": ["float32", "bfloat16"]}
 {"world": 6, "training.loss_chunks": [1, 4], "parallelism.fsdp_layout": ["flat", "dim0"]}
-{"world": 4, "debug.disable_pass": [["canonicalise"], ["prefetch_gathers", "sink_waits"]]}
+{"world": 4, "debug.disable_pass": [["canonicalise"], ["prefetch_gathers", "sink_waits"]], "parallelism.tensor_parallel_degree": 1}
 {"world": 4, "model.name": "gpt", "model.flavor": "124M", "training.seq_len": 256, "optimizer.name": ["AdamW", "SGD"]}
 {"world": 4, "training.dtype": "bfloat16", "simulate.jitter": 0.1, "simulate.seed": 3, "parallelism.fsdp_wrap": ["auto", "search"]}
 {"world": 3, "mesh": "dp_shard=2"}
@@ -22,7 +22,7 @@ not json
 {"world": 2}
 {"world": 2, "compile.enable": [true, false], "optimizer.momentum": 0.5}
 {"world": 2, "compile.enable": false, "simulate.execution": "fused"}
-{"world": 2, "parallelism.tensor_parallel_degree": 2}
+{"world": 2, "parallelism.pipeline_parallel_degree": 2}
 JSON
 base=(--config configs/llama3_debug.toml --machine dgx_h100)
 build/release/sfsdp simulate "${base[@]}" --sweep "$dir/cases.jsonl" >"$dir/lines" 2>"$dir/err"
@@ -34,7 +34,7 @@ lines, base = [json.loads(line) for line in open(sys.argv[1])], sys.argv[2:]
 text = lambda v: "None" if v is None else ",".join(v) if isinstance(v, list) else str(v).lower() if isinstance(v, bool) else str(v)
 assert [l["case"]["training.local_batch_size"] for l in lines[:4]] == [1, 2, 1, 2]
 wrong = [l["error"] for l in lines if "error" in l]
-expected = ["parallelism.data_parallel_replicate_degree = 1", "unknown flag --training.seq_lenn", "--trace in a case", "none", "cases.jsonl:13", "tensor_parallel_degree"]
+expected = ["parallelism.data_parallel_replicate_degree = 1", "unknown flag --training.seq_lenn", "--trace in a case", "none", "cases.jsonl:13", "pipeline_parallel_degree"]
 assert len(wrong) == len(expected) and all(e in w for e, w in zip(expected, wrong)), wrong
 compiled, eager, ours = lines[-4:-1]
 momentum = "optimizer.momentum changes nothing: it belongs to SGD"
