@@ -9,9 +9,9 @@ cat >"$dir/cases.jsonl" <<'JSON'
 {"mesh": ["dp_shard=8", "dp_replicate=2,dp_shard=4"], "training": {"local_batch_size": [1, 2], "global_batch_size": 32}}
 {"world": 4, "activation_checkpoint": {"mode": ["full", "selective", "auto"], "selective_ac_option": "op"}}
 {"world": 4, "simulate.execution": ["eager", "compile", "reference"], "machine": "a100_80g"}
-{"world": 8, "parallelism.zero_stage": [0, 1, 2], "training.mixed_precision_param": ["float32", "bfloat16"]}
+{"world": 8, "parallelism.zero_stage": [0, 1, 2], "training.mixed_precision_param": ["float32", "bfloat16"], "parallelism.tensor_parallel_degree": 2}
 {"world": 6, "training.loss_chunks": [1, 4], "parallelism.fsdp_layout": ["flat", "dim0"]}
-{"world": 4, "debug.disable_pass": [["canonicalise"], ["prefetch_gathers", "sink_waits"]], "parallelism.tensor_parallel_degree": 1}
+{"world": 4, "debug.disable_pass": [["canonicalise"], ["prefetch_gathers", "sink_waits"]]}
 {"world": 4, "model.name": "gpt", "model.flavor": "124M", "training.seq_len": 256, "optimizer.name": ["AdamW", "SGD"]}
 {"world": 4, "training.dtype": "bfloat16", "simulate.jitter": 0.1, "simulate.seed": 3, "parallelism.fsdp_wrap": ["auto", "search"]}
 {"world": 3, "mesh": "dp_shard=2"}
