@@ -149,12 +149,13 @@ class Partitioner {
     if (has_rule(op)) return;
     for (size_t k = 0; k < operands.size(); ++k)
       if (operands[k].kind == Placement::Kind::Shard)
-        throw UserError(concat("tensor_parallel: ", ir::opcode_at(op), " reads %", op.operands[k]->name(),
-                               ", which is ", text_of(operands[k]), " over ", axis_.name,
-                               ", and nothing says how this op may be cut\n  expected an access map in its row of ",
-                               ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                               ", or no rule for the weights of ",
-                               op.module_path.empty() ? "this module" : op.module_path));
+        throw UserError(
+            concat("tensor_parallel: ", ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
+                   text_of(operands[k]), " over ", axis_.name,
+                   ", and nothing says how this op may be cut\n  expected an access map in its row of ",
+                   ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
+                   ", or no rule for the weights of ", op.module_path.empty() ? "this module" : op.module_path,
+                   options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
   }
 
   // As its parameter lies. Summands are left to data_parallel, which reduces them with what ranks have of other samples.

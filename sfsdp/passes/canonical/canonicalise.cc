@@ -15,6 +15,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/passes/canonical/casts_of_loss.h"
 #include "sfsdp/passes/canonical/finder.h"
 #include "sfsdp/passes/canonical/proposals.h"
@@ -59,6 +60,17 @@ ir::CanonicalCall call_of(const Match& match) {
   return call;
 }
 
+// How a model axis has placed the value that the type is made after: a step that is cut already may hold what only now matches.
+ir::Type placed_as(const ir::Type& made, ir::Type type) {
+  if (made.shape() != type.shape()) return type;
+  for (size_t d = 0; d < made.dims.size(); ++d)
+    for (const std::string& axis : made.dims[d].split)
+      if (is_model_axis(axis)) type.dims[d].split.push_back(axis);
+  for (const ir::AxisPlacement& placement : made.placements)
+    if (std::ranges::all_of(placement.axes, is_model_axis)) type.placements.push_back(placement);
+  return type;
+}
+
 // The types of what the op that stands for a match results in; a gradient that was not asked for is a token.
 std::vector<ir::Type> types_of(const Match& match) {
   const auto* left = ir::left_for_backward(match.proposal.opcode);
@@ -68,7 +80,7 @@ std::vector<ir::Type> types_of(const Match& match) {
     if (left && left->result == std::ssize(types))
       type = left->type(call_of(match));
     else if (term.base && term.base->type().kind == ir::Type::Kind::Tensor)
-      type = term.type;
+      type = placed_as(term.base->type(), term.type);
     else
       type.kind = ir::Type::Kind::Token;
     types.push_back(std::move(type));
