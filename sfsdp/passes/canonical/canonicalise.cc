@@ -61,11 +61,21 @@ ir::CanonicalCall call_of(const Match& match) {
 }
 
 // How a model axis has placed the value that the type is made after: a step that is cut already may hold what only now matches.
+// Rows may be counted by other dimensions: a cut dimension begins where as many elements stand before it.
 ir::Type placed_as(const ir::Type& made, ir::Type type) {
-  if (made.shape() != type.shape()) return type;
-  for (size_t d = 0; d < made.dims.size(); ++d)
+  const auto before = [](const ir::Type& of, size_t dim) {
+    int64_t elements = 1;
+    for (size_t d = 0; d < dim; ++d) elements *= of.dims[d].size;
+    return elements;
+  };
+  const bool in_order = made.shape() == type.shape() || (made.strides.empty() && type.strides.empty());
+  for (size_t d = 0; d < made.dims.size() && in_order; ++d)
     for (const std::string& axis : made.dims[d].split)
-      if (is_model_axis(axis)) type.dims[d].split.push_back(axis);
+      for (size_t t = 0; is_model_axis(axis) && t < type.dims.size(); ++t) {
+        if (before(type, t) != before(made, d) || (type.dims[t].size == 1 && t + 1 < type.dims.size())) continue;
+        type.dims[t].split.push_back(axis);
+        break;
+      }
   for (const ir::AxisPlacement& placement : made.placements)
     if (std::ranges::all_of(placement.axes, is_model_axis)) type.placements.push_back(placement);
   return type;
