@@ -9,6 +9,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -86,6 +87,9 @@ bool is_copied(const Op& collective, const Op& param) {
 
 std::string reason_of(const Op& collective, const Op* param, const std::map<std::string, std::string>& rules,
                       const std::map<std::string, int64_t>& buckets) {
+  const auto axes = ir::axes_of(collective);
+  if (!param && axes && std::ranges::all_of(*axes, is_model_axis))
+    return concat("no parameters: a value at ", collective.module_path, " that ", join(*axes, ", "), " cuts");
   if (!param) return "belongs to no unit: a scalar of the step, as loss, count or gradient norm";
   if (!param->has_attr("members") && !is_copied(collective, *param)) return "one parameter, no bucket";
   const std::string& unit = param->attr<std::string>("unit");
