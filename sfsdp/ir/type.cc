@@ -106,7 +106,7 @@ int64_t Type::bytes() const { return numel() * size_in_bytes(dtype); }
 int64_t Type::span_bytes() const {
   if (strides.empty() || numel() == 0) return bytes();
   int64_t last = 0;
-  for (size_t i = 0; i < dims.size(); ++i) last += (dims[i].size - 1) * strides[i];
+  for (size_t i = 0; i < std::min(strides.size(), dims.size()); ++i) last += (dims[i].size - 1) * strides[i];
   return (last + 1) * size_in_bytes(dtype);
 }
 
