@@ -35,7 +35,8 @@ std::vector<Proposal> propose_attention(ir::Op* op, const OpFinder&) {
   if (!documents) return {};
   Proposal p{backward ? "sdpa_backward" : "sdpa", op->operands, op->attrs};
   p.operands[at] = documents;
-  p.attrs["is_causal"] = p.attrs["documents"] = true;
+  p.attrs["documents"] = true;
+  p.attrs["is_causal"] = true;
   return {p};
 }
 
