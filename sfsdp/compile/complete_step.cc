@@ -53,7 +53,7 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
     share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
-  parallel::apply_tensor_parallel(graph, strategy, options.pipeline.canonical);
+  parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
   append_loss(graph, strategy);

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 
 #include "sfsdp/base/check.h"
@@ -60,6 +62,25 @@ Tensors own_part(const KernelContext& c) {
   if (!c.group) return {c.operands[0].contiguous()};
   const auto dim = c.op.attr<int64_t>("dim"), size = c.operands[0].size(dim) / c.group->group->size();
   return {c.operands[0].narrow(dim, c.group->group->rank() * size, size).contiguous()};
+}
+
+// Chunks lie in memory as ranges, one for each index of the dimensions before.
+Tensors reorder(const KernelContext& c) {
+  const at::Tensor from = c.operands[0].contiguous(), out = at::empty_like(from);
+  const auto& order = c.op.attr<std::vector<int64_t>>("order");
+  const auto dim = static_cast<size_t>(c.op.attr<int64_t>("dim"));
+  const auto sizes = from.sizes();
+  const int64_t rows = c10::multiply_integers(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(dim));
+  if (from.numel() == 0) return {out};
+  const size_t bytes = from.nbytes() / static_cast<size_t>(rows) / order.size();
+  const auto* source = static_cast<const std::byte*>(from.const_data_ptr());
+  auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
+  for (int64_t row = 0; row < rows; ++row, source += bytes * order.size())
+    for (const int64_t chunk : order) {
+      std::memcpy(to, source + static_cast<size_t>(chunk) * bytes, bytes);
+      to += bytes;
+    }
+  return {out};
 }
 
 Tensors identity(const KernelContext& c) { return {c.operands[0]}; }
@@ -257,6 +278,7 @@ constexpr Row kKernels[] = {
     {"pad", &pad},
     {"narrow", &narrow},
     {"own_part", &own_part},
+    {"reorder", &reorder},
     {"embedding", &embedding_of_part},
     {"embedding_backward", &embedding_backward_of_part},
     {"cross_entropy_parts", &cross_entropy_parts},

@@ -36,6 +36,8 @@ void merge_rows(const AccessMap& map, const Type& type, std::vector<FactorPart>&
   FactorPart merged = *outer;
   merged.index = 0;
   merged.size = rows.count;
+  for (const FactorPart& part : parts)
+    if (is_row(part) && part.dim >= merged.dim) merged.rows.push_back(part.size);
   std::erase_if(parts, is_row);
   parts.insert(parts.begin(), merged);
 }
@@ -106,6 +108,32 @@ void hold_attention(const Op& op, ClauseParts& clause) {
 }
 
 }  // namespace
+
+std::optional<FactorCut> cut_factor(const std::vector<FactorPart>& parts, size_t dim, int64_t blocks) {
+  int64_t before = 1;  // ranges of the dimension, or of what several are, that the factors before the part make
+  for (const FactorPart& part : parts) {
+    const bool spans = dim >= part.dim && dim < part.dim + std::max<size_t>(part.rows.size(), 1);
+    if (!spans) continue;
+    int64_t ranges = blocks;
+    for (size_t i = 0; i < part.rows.size() && part.dim + i < dim; ++i) ranges *= part.rows[i];
+    if (before == 0 || ranges % before != 0) return std::nullopt;
+    ranges /= before;
+    if (part.size > ranges) return part.size % ranges == 0 ? std::optional(FactorCut{&part, ranges}) : std::nullopt;
+    before *= part.size;
+  }
+  return std::nullopt;
+}
+
+DimCut cut_dim(const std::vector<FactorPart>& parts, const FactorPart& part, int64_t blocks) {
+  DimCut cut{part.dim, blocks};
+  for (size_t i = 0; i + 1 < part.rows.size() && cut.blocks > 1 && part.rows[i] > 0 && cut.blocks % part.rows[i] == 0; ++i) {
+    cut.blocks /= part.rows[i];
+    ++cut.dim;
+  }
+  for (const FactorPart& other : parts)
+    if (&other < &part && other.dim == part.dim) cut.blocks *= other.size;
+  return cut;
+}
 
 void refine(const AccessMap& map, const Op& op, ClauseParts& clause) {
   merge_rows(map, op, clause);

@@ -20,6 +20,7 @@ struct FactorPart {
   char mark = ' ';
   size_t dim = 0;
   int64_t size = 1;
+  std::vector<int64_t> rows = {};  // of a part that several dimensions are, `dim` and those after it: their sizes
   bool is(const FactorPart& other) const { return factor == other.factor && index == other.index; }
 };
 // A clause, resolved against an op: nullopt where an operand is not read, or absent.
@@ -28,6 +29,21 @@ struct ClauseParts {
   std::vector<std::optional<std::vector<FactorPart>>> operands;
   std::vector<std::vector<FactorPart>> results;
 };
+// Which factor of an operand or result a cut of dimension `dim` in `blocks` ranges cuts, and in how many ranges of the factor.
+struct FactorCut {
+  const FactorPart* part = nullptr;
+  int64_t blocks = 1;
+};
+// parts: of one operand or result, which the answer points into. nullopt: none; the ranges end within one.
+std::optional<FactorCut> cut_factor(const std::vector<FactorPart>& parts, size_t dim, int64_t blocks);
+
+// The inverse: the dimension, and its ranges, that a cut of one of the parts in `blocks` ranges of the factor cuts.
+struct DimCut {
+  size_t dim = 0;
+  int64_t blocks = 1;
+};
+DimCut cut_dim(const std::vector<FactorPart>& parts, const FactorPart& part, int64_t blocks);
+
 // What the map's text cannot say: rows counted by other dimensions become one part, and what attention compares is marked as read
 // whole.
 void refine(const AccessMap& map, const Op& op, ClauseParts& clause);

@@ -90,7 +90,13 @@ int64_t parse_integer(Cursor& cursor, std::string_view purpose) {
 Dim parse_dim(Cursor& cursor) {
   Dim dim;
   dim.size = parse_integer(cursor, "the size of a dimension");
-  while (cursor.accept('/')) dim.split.push_back(cursor.word("a mesh axis after '/'"));
+  while (cursor.accept('/')) {
+    dim.split.push_back(cursor.word("a mesh axis after '/'"));
+    if (!cursor.accept(':')) continue;
+    dim.blocks.resize(dim.split.size() - 1, 1);
+    dim.blocks.push_back(parse_integer(cursor, "a number of blocks after ':'"));
+  }
+  if (!dim.blocks.empty()) dim.blocks.resize(dim.split.size(), 1);
   dim.padded = cursor.accept('~');
   return dim;
 }

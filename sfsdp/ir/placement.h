@@ -26,11 +26,16 @@ struct Placement {
   Kind kind = Kind::Replicate;
   int64_t dim = 0;
   ReduceOp reduce = ReduceOp::Sum;
+  // Of a Shard: the dimension is as many equal ranges, and each of them is cut, as rows are where a sequence is cut and samples
+  // were joined with it: [4, 12] cut in dimension 1 is [48] cut in 4 blocks. DTensor's strided shard.
+  int64_t blocks = 1;
 
   static constexpr Placement replicate() { return {}; }
-  static constexpr Placement shard(int64_t dim) { return {Kind::Shard, dim, ReduceOp::Sum}; }
-  static constexpr Placement partial(ReduceOp reduce) { return {Kind::Partial, 0, reduce}; }
-  static constexpr Placement own() { return {Kind::Own, 0, ReduceOp::Sum}; }
+  static constexpr Placement shard(int64_t dim, int64_t blocks = 1) {
+    return {Kind::Shard, dim, ReduceOp::Sum, blocks};
+  }
+  static constexpr Placement partial(ReduceOp reduce) { return {Kind::Partial, 0, reduce, 1}; }
+  static constexpr Placement own() { return {Kind::Own, 0, ReduceOp::Sum, 1}; }
   bool operator==(const Placement&) const = default;
 };
 

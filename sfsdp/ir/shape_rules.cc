@@ -305,6 +305,21 @@ void rule_own_part(RuleContext& context) {
   context.expect_result(shape);
 }
 
+void rule_reorder(RuleContext& context) {
+  const size_t dim = context.dim();
+  const Shape shape = context.operand().shape();
+  Shape order = context.integers("order");
+  const auto chunks = static_cast<int64_t>(order.size());
+  if (order.empty() || shape[dim] % chunks != 0)
+    context.stop(concat("cannot cut dimension ", dim, " of ", context.operand(), " into ", chunks, " chunks"),
+                 "expected a size that their number divides");
+  std::ranges::sort(order);
+  for (int64_t i = 0; i < chunks; ++i)
+    if (order[static_cast<size_t>(i)] != i)
+      context.stop("has an order= that leaves a chunk out", concat("expected each of 0 to ", chunks - 1, " once"));
+  context.expect_result(shape);
+}
+
 void rule_view(RuleContext& context) {
   context.expect_dtype(context.operand().dtype, context.result().dtype, "the result");
   const int64_t whole = context.operand().numel(), part = context.result().numel();

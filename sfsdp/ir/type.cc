@@ -46,7 +46,10 @@ void print_dims(std::ostream& out, const std::vector<Dim>& dims) {
   const char* separator = "";
   for (const Dim& dim : dims) {
     out << separator << dim.size;
-    for (const std::string& axis : dim.split) out << '/' << axis;
+    for (size_t i = 0; i < dim.split.size(); ++i) {
+      out << '/' << dim.split[i];
+      if (dim.blocks_of(i) != 1) out << ':' << dim.blocks_of(i);
+    }
     if (dim.padded) out << '~';
     separator = ", ";
   }
@@ -78,6 +81,23 @@ bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; 
 DType wide(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; }
 
 bool is_floating(DType dtype) { return row(dtype).floating; }
+
+void Dim::cut(const std::string& axis, int64_t ranks, int64_t in_blocks) {
+  SFSDP_CHECK(in_blocks > 0 && size % (ranks * in_blocks) == 0, "a dimension of ", size, " in ", in_blocks,
+              " blocks over ", ranks);
+  size /= ranks;
+  // Ranges that other axes cut, within one that this one cuts, are fewer now.
+  for (int64_t& inner : blocks)
+    if (inner > in_blocks) inner /= ranks;
+  add_axis(axis, in_blocks);
+}
+
+void Dim::add_axis(const std::string& axis, int64_t in_blocks) {
+  split.push_back(axis);
+  if (in_blocks == 1 && blocks.empty()) return;
+  blocks.resize(split.size() - 1, 1);
+  blocks.push_back(in_blocks);
+}
 
 Type Type::tensor(DType dtype, const std::vector<int64_t>& shape) {
   Type type;
@@ -146,8 +166,9 @@ std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
 
 Placement Type::placement_on(std::string_view axis) const {
   for (size_t dim = 0; dim < dims.size(); ++dim)
-    if (std::ranges::find(dims[dim].split, axis) != dims[dim].split.end())
-      return Placement::shard(static_cast<int64_t>(dim));
+    if (const auto found = std::ranges::find(dims[dim].split, axis); found != dims[dim].split.end())
+      return Placement::shard(static_cast<int64_t>(dim),
+                              dims[dim].blocks_of(static_cast<size_t>(found - dims[dim].split.begin())));
   for (const auto& [placement, axes] : placements)
     if (std::ranges::find(axes, axis) != axes.end()) return placement;
   return Placement::replicate();

@@ -33,14 +33,22 @@ int64_t saturating_product(int64_t a, int64_t b);
 
 // One dimension. `size` is what this view of the graph holds: the rank's own (view local) or the whole (view global).
 // `split` lists the mesh axes that cut it, outer first; `padded` says that the last ranks' rows are padding.
+// `blocks` says of each of these axes how many equal ranges of the dimension it cuts, one by one (Placement::blocks); empty: 1.
 struct Dim {
   int64_t size = 0;
   std::vector<std::string> split;
   bool padded = false;
+  std::vector<int64_t> blocks = {};
   bool operator==(const Dim&) const = default;
+
+  int64_t blocks_of(size_t axis) const { return axis < blocks.size() ? blocks[axis] : 1; }
+  // By one more axis, within those that cut it already; `size` becomes a rank's.
+  void cut(const std::string& axis, int64_t ranks, int64_t in_blocks = 1);
+  // The same where `size` is a rank's already.
+  void add_axis(const std::string& axis, int64_t in_blocks = 1);
 };
 
-// tensor: bf16[4096/dp_shard, 1024] own(dp_shard); async: a tensor in flight, to be read after `wait`; token: order only.
+// tensor: bf16[4096/dp_shard, 1024] own(dp_shard), f32[24/cp:4, 8] with 4 blocks; async: a tensor in flight, to be read after `wait`; token: order only.
 struct Type {
   enum class Kind : uint8_t { Tensor, Async, Token };
   Kind kind = Kind::Tensor;

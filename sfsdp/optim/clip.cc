@@ -70,7 +70,7 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
   AxisList axes = any_sharded ? strategy.shard_axes() : AxisList{};
   const Type whole = Type::tensor(DType::f64, {static_cast<int64_t>(operands.size())});
   Type part = whole;
-  if (const AxisList model = strategy.model_axes(); !model.empty()) {
+  if (const AxisList model = strategy.tensor_axes(); !model.empty()) {
     std::vector<bool> once;  // what no model axis cuts, all of their ranks have
     for (const Op* g : gradients)
       once.push_back(g->result()->type().placement_on(model[0]) == ir::Placement::replicate());

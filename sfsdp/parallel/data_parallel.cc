@@ -30,9 +30,11 @@ int64_t Strategy::axis_size(const std::string& axis) const { return mesh.has(axi
 int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_size("dp_shard"); }
 
 AxisList Strategy::data_axes() const { return above_one(mesh, {"dp_replicate", "dp_shard"}); }
-AxisList Strategy::shard_axes() const { return above_one(mesh, {"dp_shard"}); }
+AxisList Strategy::shard_axes() const { return above_one(mesh, {"dp_shard", "cp"}); }
 AxisList Strategy::replicate_axes() const { return above_one(mesh, {"dp_replicate"}); }
-AxisList Strategy::model_axes() const { return above_one(mesh, {"tp"}); }
+AxisList Strategy::model_axes() const { return above_one(mesh, {"cp", "tp"}); }
+AxisList Strategy::sequence_axes() const { return above_one(mesh, {"cp"}); }
+AxisList Strategy::tensor_axes() const { return above_one(mesh, {"tp"}); }
 
 ZeroPlacements zero_placements(int64_t stage) {
   constexpr std::array<ZeroPlacements, 4> kStages = {
@@ -58,24 +60,26 @@ void check_axes(const Strategy& strategy) {
   for (const MeshAxis& a : strategy.mesh.axes()) {
     if (a.size < 1)
       throw UserError(concat("data_parallel: mesh axis ", a.name, " = ", a.size, "\n  expected at least 1"));
-    if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard" && a.name != "tp")
+    if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard" && !is_model_axis(a.name))
       throw UserError(
           concat("data_parallel: mesh axis ", a.name, " = ", a.size,
-                 "\n  expected only dp_replicate, dp_shard and tp above 1: other axes are not supported yet"));
+                 "\n  expected only dp_replicate, dp_shard, cp and tp above 1: other axes are not supported yet"));
   }
-  if (!strategy.model_axes().empty() && strategy.tensor.rules.empty())
+  if (!strategy.tensor_axes().empty() && strategy.tensor.rules.empty())
     throw UserError(concat("data_parallel: mesh axis tp = ", strategy.axis_size("tp"),
                            ", and no parameter is cut over it",
                            "\n  expected tensor_parallel({{\"*.w1\", Shard(0)}, …}) beside the options, or tp = 1"));
   if (!strategy.model_axes().empty() && strategy.options.layout != ParameterLayout::Flat)
-    throw UserError(concat("data_parallel: DataParallelOptions::layout = Dim0 with mesh axis tp = ",
-                           strategy.axis_size("tp"), "\n  expected ParameterLayout::Flat beside a model axis"));
+    throw UserError(concat("data_parallel: DataParallelOptions::layout = Dim0 with mesh axis ",
+                           strategy.model_axes()[0], " = ", strategy.mesh.size(strategy.model_axes()[0]),
+                           "\n  expected ParameterLayout::Flat beside a model axis"));
 }
 
 }  // namespace
 
-Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParallel tensor) {
-  Strategy strategy{std::move(mesh), std::move(options), std::move(tensor)};
+Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParallel tensor,
+                       ContextParallelOptions context) {
+  Strategy strategy{std::move(mesh), std::move(options), std::move(tensor), std::move(context)};
   check_axes(strategy);
   zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
   check_dtype("param_dtype", strategy.options.mixed_precision.param_dtype);
@@ -84,7 +88,8 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParal
   if (strategy.options.min_shard_numel < 0)
     throw UserError(concat("data_parallel: DataParallelOptions::min_shard_numel = ", strategy.options.min_shard_numel,
                            "\n  expected 0 or more elements"));
-  const int64_t shard = strategy.axis_size("dp_shard"), replicate = strategy.axis_size("dp_replicate");
+  const int64_t shard = strategy.axis_size("dp_shard") * strategy.axis_size("cp"),
+                replicate = strategy.axis_size("dp_replicate");
   if (!strategy.options.mode)
     strategy.options.mode = replicate == 1 ? DataParallelMode::FullyShard
                             : shard == 1   ? DataParallelMode::Replicate
@@ -92,8 +97,9 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParal
   if (strategy.options.mode == DataParallelMode::FullyShard && replicate > 1)
     throw UserError(concat("data_parallel: DataParallelOptions::mode = FullyShard on a mesh with dp_replicate = ",
                            replicate, "\n  expected dp_replicate = 1; leave the mode unset, or use HybridShard"));
-  if (strategy.options.mode == DataParallelMode::Replicate && shard > 1)
-    throw UserError(concat("data_parallel: DataParallelOptions::mode = Replicate on a mesh with dp_shard = ", shard,
+  if (strategy.options.mode == DataParallelMode::Replicate && strategy.axis_size("dp_shard") > 1)
+    throw UserError(concat("data_parallel: DataParallelOptions::mode = Replicate on a mesh with dp_shard = ",
+                           strategy.axis_size("dp_shard"),
                            "\n  expected dp_shard = 1; name the axis dp_replicate, or leave the mode unset"));
   return strategy;
 }
@@ -118,7 +124,7 @@ struct Storage {
 
 Storage storage_of(const Op& param, const Strategy& strategy) {
   const Type& type = param.result()->type();
-  const int64_t world = strategy.axis_size("dp_shard");
+  const int64_t world = strategy.mesh.group_size(strategy.shard_axes());
   Storage s;
   s.dtype = param.has_attr("storage") ? param.attr<ir::DType>("storage") : type.dtype;
   s.placements = zero_placements(strategy.options.zero_stage);
@@ -143,13 +149,24 @@ Type plain(Type type, ir::DType dtype) {
   return type;
 }
 
-// The model axes over which a value is a summand.
-AxisList summed_over(const Type& type) {
+// The model axes over which a value is a summand, in the order of the mesh; not those of `but`.
+AxisList summed_over(const Type& type, const Strategy& strategy, const AxisList& but) {
   AxisList axes;
-  for (const auto& [placement, over] : type.placements)
-    if (placement.kind == ir::Placement::Kind::Partial) axes.insert(axes.end(), over.begin(), over.end());
+  for (const std::string& axis : strategy.model_axes())
+    if (type.placement_on(axis).kind == ir::Placement::Kind::Partial && std::ranges::find(but, axis) == but.end())
+      axes.push_back(axis);
   return axes;
 }
+
+// Without what is added up over these axes.
+Type reduced(Type type, const AxisList& axes) {
+  std::erase_if(type.placements, [&](const ir::AxisPlacement& p) {
+    return std::ranges::all_of(p.axes, [&](const std::string& axis) { return std::ranges::find(axes, axis) != axes.end(); });
+  });
+  return type;
+}
+
+ir::Attr attr_of(const AxisList& axes) { return axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes); }
 
 // What a model axis cuts stays cut.
 Type with_rows(Type type, int64_t rows) {
@@ -163,12 +180,13 @@ Value* cast(const ir::Builder::Place& place, Value* value, ir::DType dtype, cons
 }
 
 // cast -> all_gather -> narrow: the cast comes first, so that the wire carries the compute dtype.
-Value* materialise(const ir::Builder::Place& place, Value* stored, const Storage& s, const Type& full) {
+Value* materialise(const ir::Builder::Place& place, Value* stored, const Storage& s, const Type& full,
+                   const AxisList& over) {
   const std::string name = stored->name();
   Value* value = cast(place, stored, full.dtype, name + ".cast");
   if (!s.sharded) return value;
   value = place.value("all_gather", {value}, with_rows(full, s.padded_rows), name + ".full",
-                      {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+                      {{"axis", attr_of(over)}, {"dim", int64_t{0}}});
   if (s.padded_rows == s.global_rows) return value;
   return place.value("narrow", {value}, full, name + ".unpad",
                      {{"dim", int64_t{0}}, {"start", int64_t{0}}, {"length", s.global_rows}});
@@ -184,7 +202,7 @@ void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers
   Type stored_type = plain(full, s.dtype);
   if (s.sharded) {
     stored_type = with_rows(stored_type, s.rows);
-    stored_type.dims[0].split.emplace_back("dp_shard");
+    for (const std::string& axis : strategy.shard_axes()) stored_type.dims[0].split.push_back(axis);
     stored_type.dims[0].padded = s.padded_rows != s.global_rows;
   }
   stored->set_type(stored_type);
@@ -198,7 +216,7 @@ void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers
                        is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
-      materialised = materialise(build.before(reader).at(param->module_path), stored, s, full);
+      materialised = materialise(build.before(reader).at(param->module_path), stored, s, full, strategy.shard_axes());
     }
     for (Value*& operand : reader->operands)
       if (operand == stored) operand = materialised;
@@ -221,12 +239,14 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   if (s.sharded && s.padded_rows != s.global_rows)
     value = place.value("pad", {value}, with_rows(value->type(), s.padded_rows), name + ".pad",
                         {{"dim", int64_t{0}}, {"size", s.padded_rows}});
+  const AxisList shards = strategy.shard_axes();
   const auto reduce_scatter = [&] {
-    value = place.value("reduce_scatter", {value}, with_rows(value->type(), s.rows), name + ".rs",
-                        {{"axis", std::string("dp_shard")}, {"dim", int64_t{0}}});
+    value = place.value("reduce_scatter", {value}, reduced(with_rows(value->type(), s.rows), shards), name + ".rs",
+                        {{"axis", attr_of(shards)}, {"dim", int64_t{0}}});
   };
   AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
-  const AxisList model = summed_over(value->type());  // on the shard: a gradient of what all ranks of a model axis have
+  // On the shard: a gradient of what all ranks of a model axis have.
+  const AxisList model = summed_over(value->type(), strategy, s.sharded ? shards : AxisList());
   axes.insert(axes.end(), model.begin(), model.end());
   const bool several = graph.micro_batches > 1;
   const bool once = s.placements.gradients == kWhole || strategy.options.reduce_once;
@@ -245,10 +265,9 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   }
   place = build.before(gradient).in(Section::Clip);
   if (!axes.empty()) {
-    const ir::Attr axis = axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes);
     Type type = plain(value->type(), reduce_dtype);
     type.placements.clear();
-    value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", axis}});
+    value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", attr_of(axes)}});
   }
   value = cast(place, value, kept_dtype, name + ".stored");
   if (options.factor != 1)

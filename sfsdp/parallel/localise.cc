@@ -11,6 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/view_geometry.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::parallel {
 namespace {
@@ -41,7 +42,7 @@ void set_sizes(Op& op, const std::vector<int64_t>& shape) {
       op.attrs[key] = shape;
 }
 
-void set_strides(const Op& op, int result, const Type& whole, Type& part) {
+void set_strides(const Op& op, int result, const Type& whole, Type& part, std::string_view axis) {
   part.strides.clear();
   if (whole.strides.empty()) return;
   const int aliased = ir::aliased_operand(op);
@@ -53,12 +54,16 @@ void set_strides(const Op& op, int result, const Type& whole, Type& part) {
     strides = dense_strides(whole, part.shape());
   }
   if (!strides)
-    throw UserError(concat("tensor_parallel: ", ir::opcode_at(op), " makes %", op.result(result)->name(), ", ", whole,
+    throw UserError(concat(verb_of(axis), ir::opcode_at(op), " makes %", op.result(result)->name(), ", ", whole,
                            ", which leaves gaps in memory\n  expected a tensor without gaps; call contiguous() on it"));
   if (!ir::same_places(part, *strides)) part.strides = *strides;
 }
 
 }  // namespace
+
+std::string_view verb_of(std::string_view axis) {
+  return is_sequence_axis(axis) ? "context_parallel: " : "tensor_parallel: ";
+}
 
 void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements) {
   for (const auto& op : graph.ops()) {
@@ -71,10 +76,7 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
       if (found == placements.end()) continue;
       const Placement& placement = found->second;
       if (placement.kind == Placement::Kind::Shard) {
-        ir::Dim& dim = type.dims[static_cast<size_t>(placement.dim)];
-        SFSDP_CHECK(dim.size % axis.size == 0, '%', result->name(), " of ", type, " over ", axis.size);
-        dim.size /= axis.size;
-        dim.split.push_back(axis.name);
+        type.dims[static_cast<size_t>(placement.dim)].cut(axis.name, axis.size, placement.blocks);
         any = true;
       } else {
         type.placements.push_back({placement, {axis.name}});
@@ -85,7 +87,7 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
     set_sizes(*op, op->result()->type().shape());
     for (size_t r = 0; r < whole.size(); ++r) {
       Type type = op->results()[r]->type();
-      set_strides(*op, static_cast<int>(r), whole[r], type);
+      set_strides(*op, static_cast<int>(r), whole[r], type, axis.name);
       op->results()[r]->set_type(type);
     }
   }

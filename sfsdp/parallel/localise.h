@@ -2,6 +2,7 @@
 // Makes sizes, strides and attributes of a graph those of one rank, once it is known how values lie: the end of partition.
 #pragma once
 
+#include <string_view>
 #include <unordered_map>
 
 #include "sfsdp/ir/graph.h"
@@ -11,6 +12,9 @@ namespace sfsdp::parallel {
 
 // On one axis; a value that is not there is whole.
 using Placements = std::unordered_map<const ir::Value*, ir::Placement>;
+
+// "tensor_parallel: ", with which errors about the axis begin.
+std::string_view verb_of(std::string_view axis);
 
 // Types also name the axis.
 //   throws: UserError naming op and module path where a cut value lies in memory in a way that no part of it has

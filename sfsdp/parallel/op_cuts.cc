@@ -25,16 +25,22 @@ OpCut like_first(const Op& op, const Placement& operand, const Placement& result
 
 // ---- views
 
-// Where dimension `dim` comes to begin a dimension of the result that the ranks divide: as many elements stand before it.
-std::optional<int64_t> reshaped(const Op& op, int64_t dim, int64_t ranks) {
+// As many ranges of elements are cut, one by one, before and after: of a dimension of the result that has as many, and whose ranges
+// the ranks divide. The innermost, as there the ranges are fewest.
+std::optional<Placement> reshaped(const Op& op, const Placement& cut, int64_t ranks) {
   const auto before = [](const std::vector<int64_t>& shape, int64_t d) {
     return std::accumulate(shape.begin(), shape.begin() + d, int64_t{1}, std::multiplies<>());
   };
   const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
-  for (int64_t d = 0; d < std::ssize(to); ++d)
-    if (to[static_cast<size_t>(d)] % ranks == 0 && to[static_cast<size_t>(d)] > 0 && before(to, d) == before(from, dim))
-      return d;
-  return std::nullopt;
+  const int64_t ranges = before(from, cut.dim) * cut.blocks;
+  std::optional<Placement> found;
+  for (int64_t d = 0; d < std::ssize(to); ++d) {
+    const int64_t outer = before(to, d), size = to[static_cast<size_t>(d)];
+    if (size == 0 || outer == 0 || ranges % outer != 0) break;
+    const int64_t blocks = ranges / outer;
+    if (size % (blocks * ranks) == 0 && (!found || blocks < found->blocks)) found = Placement::shard(d, blocks);
+  }
+  return found;
 }
 
 int64_t permuted(const Op& op, int64_t dim) {
@@ -53,9 +59,25 @@ std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t 
   std::vector<OpCut> cuts;
   if (operand == kSum) cuts.push_back(like_first(op, kSum, kSum));
   if (operand.kind == Placement::Kind::Shard && !op.has_attr("stride")) {  // strides are the whole's
-    const auto dim = ir::has_flag(op, ir::kPermute) ? permuted(op, operand.dim) : reshaped(op, operand.dim, ranks);
-    if (dim) cuts.push_back(like_first(op, operand, Placement::shard(*dim)));
+    const auto result = ir::has_flag(op, ir::kPermute)
+                            ? std::optional(Placement::shard(permuted(op, operand.dim), operand.blocks))
+                            : reshaped(op, operand, ranks);
+    if (result) cuts.push_back(like_first(op, operand, *result));
   }
+  cuts.push_back(like_first(op, kWhole, kWhole));
+  return cuts;
+}
+
+// ---- collectives over other axes
+
+// They move or add what is cut otherwise as they do the whole; not what is cut in the dimension that they join or cut. A sum may
+// wait for another one.
+std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
+  std::vector<OpCut> cuts;
+  const auto* dim = op.find_attr<int64_t>("dim");
+  const bool sums = op.is("all_gather") || (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
+  const bool passes = operand.kind == Placement::Kind::Shard ? !dim || *dim != operand.dim : operand == kSum && sums;
+  if (passes) cuts.push_back(like_first(op, operand, operand));
   cuts.push_back(like_first(op, kWhole, kWhole));
   return cuts;
 }
@@ -67,11 +89,11 @@ const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& f
   return found == parts.end() ? nullptr : &*found;
 }
 
-// The factor that a cut of the dimension cuts: the first there of more than one index.
-const FactorPart* leading(const std::vector<FactorPart>& parts, size_t dim) {
-  const auto found = std::ranges::find_if(parts, [&](const FactorPart& p) { return p.dim == dim && p.size > 1; });
-  return found == parts.end() ? nullptr : &*found;
-}
+// A factor, cut in so many ranges.
+struct Cut {
+  FactorPart factor;
+  int64_t blocks = 1;
+};
 
 class Ways {
  public:
@@ -86,8 +108,8 @@ class Ways {
   std::vector<OpCut> all() const {
     std::vector<OpCut> ways;
     if (!(map_ && map_->by_place) && !ir::draws(op_) && reads_all())
-      for (const FactorPart& factor : factors_met())
-        if (auto way = by_factor(factor)) ways.push_back(std::move(*way));
+      for (const Cut& cut : cuts_met())
+        if (auto way = by_cut(cut)) ways.push_back(std::move(*way));
     if (auto way = of_summands()) ways.push_back(std::move(*way));
     ways.push_back(whole());
     return ways;
@@ -114,13 +136,18 @@ class Ways {
   }
 
   // What the operands are cut in.
-  std::vector<FactorPart> factors_met() const {
-    std::vector<FactorPart> met;
+  std::vector<Cut> cuts_met() const {
+    std::vector<Cut> met;
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < operands_.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k] || cut_dim(k) < 0) continue;
-        const FactorPart* part = leading(*clause.operands[k], static_cast<size_t>(cut_dim(k)));
-        if (part && std::ranges::none_of(met, [&](const FactorPart& p) { return p.is(*part); })) met.push_back(*part);
+        const bool is_cut = operands_[k].kind == Placement::Kind::Shard;
+        const auto cut =
+            ir::cut_factor(*clause.operands[k], static_cast<size_t>(cut_dim(k)), is_cut ? operands_[k].blocks : 1);
+        const auto is_it = [&](const Cut& other) {
+          return other.factor.is(*cut->part) && other.blocks == cut->blocks;
+        };
+        if (cut && std::ranges::none_of(met, is_it)) met.push_back({*cut->part, cut->blocks});
       }
     return met;
   }
@@ -133,45 +160,51 @@ class Ways {
     return way;
   }
 
-  // Rows that several dimensions count are cut in the outermost.
-  bool divides(const ir::Value& value, const FactorPart& part) const {
-    return part.size % ranks_ == 0 && value.type().dims[part.dim].size % ranks_ == 0;
+  // How a value lies whose part is cut so; nullopt: the ranks do not divide its ranges.
+  std::optional<Placement> placement_of(const ir::Value& value, const std::vector<FactorPart>& parts,
+                                        const FactorPart& part, int64_t blocks) const {
+    const ir::DimCut cut = ir::cut_dim(parts, part, blocks);
+    if (part.size % (blocks * ranks_) != 0 || value.type().dims[cut.dim].size % (cut.blocks * ranks_) != 0)
+      return std::nullopt;
+    return Placement::shard(static_cast<int64_t>(cut.dim), cut.blocks);
   }
 
-  std::optional<OpCut> by_factor(const FactorPart& factor) const {
+  std::optional<OpCut> by_cut(const Cut& cut) const {
     OpCut way = whole();
     int64_t size = 0;  // of the factor, the same in all that have it
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], factor);
+        const FactorPart* part = find(*clause.operands[k], cut.factor);
         if (!part || part->size == 1) continue;
-        if (!divides(*op_.operands[k], *part) || leading(*clause.operands[k], part->dim) != part) return std::nullopt;
         if (size != 0 && part->size != size) return std::nullopt;
         size = part->size;
         if (part->mark != ' ' && part->mark != '+') return std::nullopt;
-        way.operands[k] = Placement::shard(static_cast<int64_t>(part->dim));
+        way.operands[k] = placement_of(*op_.operands[k], *clause.operands[k], *part, cut.blocks);
+        if (!way.operands[k]) return std::nullopt;
       }
     for (const ClauseParts& clause : clauses_)
-      if (!set_results(clause, factor, way)) return std::nullopt;
+      if (!set_results(clause, cut, way)) return std::nullopt;
     return way;
   }
 
-  bool set_results(const ClauseParts& clause, const FactorPart& factor, OpCut& way) const {
+  bool set_results(const ClauseParts& clause, const Cut& cut, OpCut& way) const {
     bool met = false, added = false;
     for (size_t k = 0; k < op_.operands.size(); ++k) {
-      const FactorPart* part = op_.operands[k] && clause.operands[k] ? find(*clause.operands[k], factor) : nullptr;
+      const FactorPart* part = op_.operands[k] && clause.operands[k] ? find(*clause.operands[k], cut.factor) : nullptr;
       if (!part || part->size == 1) continue;
       met = true;
       added |= part->mark == '+';
     }
     if (!met) return true;
-    if (added && !adds_up(clause, factor)) return false;
+    if (added && !adds_up(clause, cut.factor)) return false;
     for (size_t r = 0; r < clause.results.size(); ++r) {
-      const FactorPart* part = find(clause.results[r], factor);
-      if (part && leading(clause.results[r], part->dim) != part) return false;
-      if (part && !divides(*op_.results()[clause.first_result + r], *part)) return false;
-      way.results[clause.first_result + r] = part ? Placement::shard(static_cast<int64_t>(part->dim)) : kSum;
+      const size_t index = clause.first_result + r;
+      const FactorPart* part = find(clause.results[r], cut.factor);
+      const auto placement =
+          part ? placement_of(*op_.results()[index], clause.results[r], *part, cut.blocks) : std::optional(kSum);
+      if (!placement) return false;
+      way.results[index] = *placement;
     }
     return true;
   }
@@ -234,9 +267,12 @@ bool is_view(const Op& op) { return ir::has_flag(op, ir::kReshape) || ir::has_fl
 }  // namespace
 
 std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks, bool cut_summands) {
+  if (ir::is_collective(op)) return cuts_of_collective(op, operands[0]);
   return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, cut_summands).all();
 }
 
-bool has_rule(const Op& op) { return is_view(op) || ir::map_of(op.opcode.row()) != nullptr; }
+bool has_rule(const Op& op) {
+  return is_view(op) || ir::is_collective(op) || ir::map_of(op.opcode.row()) != nullptr;
+}
 
 }  // namespace sfsdp::parallel

@@ -13,9 +13,11 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
+#include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/parallel/vocabulary_cuts.h"
 #include "sfsdp/passes/pass_manager.h"
 
@@ -40,22 +42,30 @@ double cost_of(const Value& value, const Placement& from, const Placement& to) {
 }
 
 std::string text_of(const Placement& placement) {
-  if (placement.kind == Placement::Kind::Shard) return concat("cut in dimension ", placement.dim);
+  if (placement.kind == Placement::Kind::Shard)
+    return concat("cut in dimension ", placement.dim,
+                  placement.blocks == 1 ? "" : concat(", in ", placement.blocks, " blocks"));
   return placement == kSum ? "a summand" : "whole";
 }
 
 class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
-              const TensorParallelOptions& options)
-      : graph_(graph), axis_(std::move(axis)), cuts_(cuts), options_(options), build_(graph) {}
+              const TensorParallelOptions& options, const ContextParallelOptions* context)
+      : graph_(graph), axis_(std::move(axis)), cuts_(cuts), options_(options), context_(context), build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;
     for (const auto& op : graph_.ops()) ops.push_back(op.get());
-    for (Op* op : ops) visit(*op);
-    for (Value*& output : graph_.outputs) output = lying(output, kWhole, nullptr);
-    for (ir::Carry& carry : graph_.carries) carry.next = lying(carry.next, placement_of(carry.current), nullptr);
+    const auto first = std::ranges::find_if(ops, [](const Op* op) { return !ir::is_root(*op); });
+    first_ = first == ops.end() ? nullptr : *first;
+    for (Op* op : ops) {
+      for (Value*& operand : op->operands) operand = instead_of(operand);
+      visit(*op);
+    }
+    for (Value*& output : graph_.outputs) output = lying(instead_of(output), kWhole, nullptr);
+    for (ir::Carry& carry : graph_.carries)
+      carry.next = lying(instead_of(carry.next), placement_of(carry.current), nullptr);
     build_.apply();
     localise(graph_, axis_, placements_);
     return report_;
@@ -67,7 +77,44 @@ class Partitioner {
     return found == placements_.end() ? kWhole : found->second;
   }
 
+  // What later ops read in place of a value: a rank's part of an input, a mean that was made of sums.
+  Value* instead_of(Value* value) const {
+    const auto found = instead_.find(value);
+    return found == instead_.end() ? value : found->second;
+  }
+
+  // The dimension that is the sequence of the step's next input; -1: none.
+  int64_t sequence_dim(const Value& input) {
+    const std::vector<int64_t>& given = context_->sequence_dims;
+    const auto rank = std::ssize(input.type().dims);
+    const size_t index = inputs_++;
+    if (given.empty()) return rank > 1 ? 1 : -1;
+    const int64_t dim = index < given.size() ? given[index] : rank;
+    if (dim >= -1 && dim < rank) return dim;
+    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given), ", and input ",
+                           index, " is ", input.type(),
+                           "\n  expected one of its dimensions for each tensor of the batch, or -1: none"));
+  }
+
+  void cut_sequence(Op& op) {
+    const int64_t dim = sequence_dim(*op.result());
+    if (dim < 0) return;
+    const int64_t size = op.result()->type().dims[static_cast<size_t>(dim)].size;
+    if (size % granule() != 0)
+      throw UserError(concat("context_parallel: the sequence of ", size, " tokens of %", op.result()->name(), " over ",
+                             axis_.name, " = ", axis_.size, "\n  expected a multiple of ", granule(),
+                             context_->load_balance ? ", or ContextParallelOptions::load_balance = false" : ""));
+    Value* whole = op.result();
+    Value* part = lying(whole, Placement::shard(dim), first_);
+    made_[part][key_of(kWhole)] = whole;
+    instead_[whole] = part;
+  }
+
+  // What cut sizes have to be multiples of: as many chunks as head and tail have.
+  int64_t granule() const { return context_ && context_->load_balance ? 2 * axis_.size : axis_.size; }
+
   void visit(Op& op) {
+    if (context_ && first_ && op.is("input")) return cut_sequence(op);
     if (op.is("param")) {
       const auto cut = cuts_.find(op.attr<std::string>("name"));
       if (cut != cuts_.end()) placements_[op.result()] = Placement::shard(cut->second);
@@ -75,15 +122,29 @@ class Partitioner {
     }
     if (ir::is_root(op)) return;
     if (op.is("gradient")) return gradient(op);
-    const Choice chosen = choose(op);
+    std::vector<Placement> operands;
+    for (const Value* operand : op.operands) operands.push_back(operand ? placement_of(operand) : kWhole);
+    const Choice chosen = choose(op, operands);
     const OpCut& way = chosen.way;
+    const std::vector<Value*> given = op.operands;
     for (size_t k = 0; k < op.operands.size(); ++k)
       if (op.operands[k] && way.operands[k]) op.operands[k] = lying(op.operands[k], *way.operands[k], &op);
     for (size_t r = 0; r < way.results.size(); ++r)
       if (way.results[r] != kWhole) placements_[op.results()[r].get()] = way.results[r];
-    if (!chosen.of_vocabulary) return;
-    if (op.is("cross_entropy")) count_parts_of_loss(op);
-    lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
+    if (context_) set_hints(op, given, operands, way);
+    if (chosen.named == Named::Vocabulary) {
+      if (op.is("cross_entropy")) count_parts_of_loss(op);
+      lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
+    } else if (chosen.named == Named::Sequence) {
+      if (is_mean_of_rows(op)) divide_by_count(op);
+      lower_to_own_tokens(op, axis_, *context_);
+    }
+  }
+
+  // The mean over all ranks' rows, of sums and counts.
+  void divide_by_count(Op& op) {
+    Value *sum = lying(op.result(0), kWhole, nullptr), *count = lying(op.result(1), kWhole, nullptr);
+    instead_[op.result(0)] = build_.after(&op).like(op).value("div", {sum, count}, sum->type(), op.result(0)->name() + ".mean");
   }
 
   // Three numbers a row from each rank.
@@ -97,20 +158,24 @@ class Partitioner {
                              .bytes = 12 * axis_.size * op.operands[0]->type().dims[0].size});
   }
 
+  // The op becomes what vocabulary_cuts.h, or sequence_cuts.h, has.
+  enum class Named : uint8_t { No, Vocabulary, Sequence };
   struct Choice {
     OpCut way;
-    bool of_vocabulary = false;  // the op becomes what vocabulary_cuts.h has
+    Named named = Named::No;
   };
 
-  Choice choose(const Op& op) const {
-    std::vector<Placement> operands;
-    for (const Value* operand : op.operands) operands.push_back(operand ? placement_of(operand) : kWhole);
+  Choice choose(const Op& op, const std::vector<Placement>& operands) const {
     check_has_rule(op, operands);
     std::vector<Choice> ways;
-    const auto named = vocabulary_cut_of(op, operands, options_.loss_parallel);
-    if (named) ways.push_back({named->way, true});
+    const auto named = context_ ? std::nullopt : vocabulary_cut_of(op, operands, options_.loss_parallel);
+    if (named) ways.push_back({named->way, Named::Vocabulary});
+    if (context_)
+      if (auto way = sequence_cut_of(op, operands)) ways.push_back({std::move(*way), Named::Sequence});
     if (!named || !named->only)
-      for (OpCut& way : cuts_of(op, operands, axis_.size, options_.sequence_parallel)) ways.push_back({std::move(way)});
+      for (OpCut& way : cuts_of(op, operands, granule(), options_.sequence_parallel)) ways.push_back({std::move(way)});
+    if (const auto hinted = with_hints(op.operands, operands))
+      for (OpCut& way : cuts_of(op, *hinted, granule())) ways.push_back({std::move(way)});
     std::optional<Choice> best;
     double least = kImpossible;
     for (Choice& choice : ways) {
@@ -121,6 +186,34 @@ class Partitioner {
     }
     SFSDP_CHECK(best, op.opcode, " cannot be cut, nor left whole");
     return std::move(*best);
+  }
+
+  // Summands of keys and values are best reduced to a rank's part of the sequence; which dimension that is goes with them.
+  std::optional<std::vector<Placement>> with_hints(const std::vector<Value*>& values,
+                                                   const std::vector<Placement>& operands) const {
+    std::vector<Placement> hinted = operands;
+    bool any = false;
+    for (size_t k = 0; k < values.size(); ++k) {
+      const auto found = hints_.find(values[k]);
+      if (found == hints_.end() || operands[k] != kSum) continue;
+      hinted[k] = found->second;
+      any = true;
+    }
+    return any ? std::optional(hinted) : std::nullopt;
+  }
+
+  void set_hints(const Op& op, const std::vector<Value*>& values, const std::vector<Placement>& operands,
+                 const OpCut& way) {
+    if (op.is("sdpa_backward") && way.results[1] == kSum) {
+      for (const int r : {1, 2}) hints_[op.result(r)] = Placement::shard(2);
+      return;
+    }
+    const auto hinted = with_hints(values, operands);
+    if (!hinted) return;
+    for (const OpCut& cut : cuts_of(op, *hinted, granule()))
+      for (size_t r = 0; r < way.results.size(); ++r)
+        if (way.results[r] == kSum && cut.results[r].kind == Placement::Kind::Shard)
+          hints_.emplace(op.results()[r].get(), cut.results[r]);
   }
 
   // What is added up, for another op or another operand, is not taken for a summand too: it would be added up twice.
@@ -143,18 +236,22 @@ class Partitioner {
     const auto found = made_.find(value);
     return found != made_.end() && found->second.contains(key_of(wanted));
   }
-  static int64_t key_of(const Placement& placement) { return placement == kWhole ? -1 : placement.dim; }
+  using Key = std::pair<int64_t, int64_t>;
+  static Key key_of(const Placement& placement) {
+    return placement == kWhole ? Key{-1, 1} : Key{placement.dim, placement.blocks};
+  }
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
     if (has_rule(op)) return;
     for (size_t k = 0; k < operands.size(); ++k)
       if (operands[k].kind == Placement::Kind::Shard)
         throw UserError(
-            concat("tensor_parallel: ", ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
+            concat(verb_of(axis_.name), ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
                    text_of(operands[k]), " over ", axis_.name,
                    ", and nothing says how this op may be cut\n  expected an access map in its row of ",
                    ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                   ", or no rule for the weights of ", op.module_path.empty() ? "this module" : op.module_path,
+                   context_ ? ", or no axis " + axis_.name : ", or no rule for the weights of " +
+                              (op.module_path.empty() ? std::string("this module") : op.module_path),
                    options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
   }
 
@@ -191,16 +288,21 @@ class Partitioner {
                              .reader_path = reader ? reader->module_path : "",
                              .section = reader ? reader->section : value->producer()->section,
                              .bytes = value->type().bytes()});
-    return redistribute(here, value, axis_, from, wanted, placements_);
+    return redistribute(here, value, axis_, from, wanted, placements_, context_ && context_->load_balance);
   }
 
   Graph& graph_;
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
   const TensorParallelOptions& options_;
+  const ContextParallelOptions* const context_;
   ir::Builder build_;
   Placements placements_;                                             // of what is not whole
-  std::unordered_map<const Value*, std::map<int64_t, Value*>> made_;  // of a value, by dimension, -1: whole
+  std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension and blocks, -1: whole
+  std::unordered_map<const Value*, Value*> instead_;
+  std::unordered_map<const Value*, Placement> hints_;  // of summands
+  Op* first_ = nullptr;                                // that is no root
+  size_t inputs_ = 0;  // of the step, that were met
   PartitionReport report_;
 };
 
@@ -234,12 +336,12 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 }  // namespace
 
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
-                          const TensorParallelOptions& options) {
+                          const TensorParallelOptions& options, const ContextParallelOptions* context) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options).run();
+  return Partitioner(graph, axis, cuts, options, context).run();
 }
 
-std::vector<PartitionReport> apply_tensor_parallel(Graph& graph, const Strategy& strategy,
+std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& strategy,
                                                    const passes::CanonicaliseOptions& canonical) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
@@ -250,8 +352,11 @@ std::vector<PartitionReport> apply_tensor_parallel(Graph& graph, const Strategy&
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis);
-    reports.push_back(
-        partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
+    if (is_sequence_axis(axis))
+      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context));
+    else
+      reports.push_back(
+          partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
   }
   return reports;
 }

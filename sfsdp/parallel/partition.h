@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   cuts a captured step over a model axis: parameters as the user named them, and all that follows from it.
+// What:   cuts a captured step over a model axis: parameters as the user named them, or the sequence, and all that follows from it.
 // Why:    a rank holds and computes its part of every wide product; forward, backward and gradients are one graph, so one walk
 //         places them all.
 // How:    each op is asked, in order, in which ways its row lets it be cut, given how its operands lie; the way that sends
@@ -33,14 +33,15 @@ struct PartitionReport {
   std::vector<Move> moves;
 };
 
-//   cuts: which dimension of which parameters, by name (find_cuts)
+//   cuts:    which dimension of which parameters, by name (find_cuts)
+//   context: not nullptr: the axis cuts the sequence of the batch, and no parameter
 //   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut
 PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
-                          const TensorParallelOptions& options = {});
+                          const TensorParallelOptions& options = {}, const ContextParallelOptions* context = nullptr);
 
-// The whole verb: names what several ops compute together (canonicalise), then partitions over each model axis.
+// Both verbs: names what several ops compute together (canonicalise), then partitions over each model axis.
 //   returns: by model axis
-std::vector<PartitionReport> apply_tensor_parallel(ir::Graph& graph, const Strategy& strategy,
+std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                    const passes::CanonicaliseOptions& canonical = {});
 
 }  // namespace sfsdp::parallel

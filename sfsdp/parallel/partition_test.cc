@@ -243,8 +243,8 @@ void expect_close(const Array& got, const Array& expected) {
   CHECK(most <= 1e-11 * std::max(largest, 1.0));
 }
 
-void expect_same_meaning(std::string_view text, const TensorParallel& rules, int64_t ranks) {
-  const ir::Graph whole = ir::parse_or_throw(testing::dedent(text)), parts = cut(text, rules, ranks);
+void expect_same_meaning(std::string_view text, const ir::Graph& parts, int64_t ranks) {
+  const ir::Graph whole = ir::parse_or_throw(testing::dedent(text));
   const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
   const auto given = ir::interp::seeded_inputs(whole, 7);
   const auto expected = ir::interp::run(whole, given, exact).ranks[0];
@@ -263,6 +263,10 @@ void expect_same_meaning(std::string_view text, const TensorParallel& rules, int
       expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), rank));
     }
   }
+}
+
+void expect_same_meaning(std::string_view text, const TensorParallel& rules, int64_t ranks) {
+  expect_same_meaning(text, cut(text, rules, ranks), ranks);
 }
 
 TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one, whatever is named") {
@@ -403,6 +407,100 @@ TEST_CASE("partition: a vocabulary that the ranks do not divide is refused by na
       "below is tp = 1; or a vocabulary padded to 6, with ids that no text has");
   expect_refused(std::string(kWords).replace(kWords.find("f32[4, 6] at head.weight"), 9, "f32[5, 6]"),
                  tensor_parallel({{"head", Shard(0)}}), "of head.weight, of size 5, the vocabulary, over tp = 2");
+}
+
+// ---- sequences
+
+// Causal attention over projections of looked up tokens, positions that are added, and the mean loss of all tokens.
+constexpr const char* kSentences = R"(
+  graph mesh [] view global
+    %e = param name=tok.weight : f32[5, 4] at tok.weight
+    %p = param name=pos : f32[8, 4] at pos
+    %w = param name=wk.weight : f32[4, 4] at wk.weight
+    %o = param name=head.weight : f32[5, 4] at head.weight
+    %ids = input name=ids : i64[2, 8]
+    %t = input name=t : i64[2, 8]
+  fwd:
+    %x.e = embedding %e, %ids : f32[2, 8, 4] at tok
+    %x = aten.add.Tensor %x.e, %p : f32[2, 8, 4]
+    %k.w = linear %x, %w : f32[2, 8, 4] at wk
+    %k.v = aten.view %k.w size=[2, 8, 2, 2] : f32[2, 8, 2, 2]
+    %k = aten.transpose.int %k.v dim0=1 dim1=2 : f32[2, 2, 8, 2]{32, 2, 4, 1}
+    %q.v = aten.view %x size=[2, 8, 2, 2] : f32[2, 8, 2, 2]
+    %q = aten.transpose.int %q.v dim0=1 dim1=2 : f32[2, 2, 8, 2]{32, 2, 4, 1}
+    %a, %lse = sdpa %q, %k, %k is_causal=true : f32[2, 2, 8, 2]{32, 2, 4, 1}, f32[2, 2, 8]{16, 1, 2}
+    %a.t = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 8, 2, 2]
+    %h = aten.view %a.t size=[2, 8, 4] : f32[2, 8, 4]
+    %y = linear %h, %o : f32[2, 8, 5] at head
+    %rows = aten.view %y size=[16, 5] : f32[16, 5]
+    %targets = aten.view %t size=[16] : i64[16]
+  loss:
+    %loss, %n, %l = cross_entropy %rows, %targets ignore_index=1 : f32[], f32[], f32[16]
+  bwd:
+    %one = full value=1.0 : f32[]
+    %drows = cross_entropy_backward %one, %rows, %targets, %n, %l ignore_index=1 bwd_of=%loss : f32[16, 5]
+    %dy = aten.view %drows size=[2, 8, 5] : f32[2, 8, 5]
+    %do = linear_dw %dy, %h bwd_of=%y : f32[5, 4] at head
+    %dh = linear_dx %dy, %o bwd_of=%y : f32[2, 8, 4] at head
+    %dh.v = aten.view %dh size=[2, 8, 2, 2] : f32[2, 8, 2, 2]
+    %da = aten.transpose.int %dh.v dim0=1 dim1=2 : f32[2, 2, 8, 2]{32, 2, 4, 1}
+    %dq, %dk, %dv = sdpa_backward %da, %q, %k, %k, %a, %lse is_causal=true bwd_of=%a : f32[2, 2, 8, 2]{32, 2, 4, 1}, f32[2, 2, 8, 2]{32, 2, 4, 1}, f32[2, 2, 8, 2]{32, 2, 4, 1}
+    %dkv = aten.add.Tensor %dk, %dv : f32[2, 2, 8, 2]{32, 2, 4, 1}
+    %dk.t = aten.transpose.int %dkv dim0=1 dim1=2 : f32[2, 8, 2, 2]
+    %dk.w = aten.view %dk.t size=[2, 8, 4] : f32[2, 8, 4]
+    %dw = linear_dw %dk.w, %x bwd_of=%k.w : f32[4, 4] at wk
+    %dx.k = linear_dx %dk.w, %w bwd_of=%k.w : f32[2, 8, 4] at wk
+    %dq.t = aten.transpose.int %dq dim0=1 dim1=2 : f32[2, 8, 2, 2]
+    %dx.q = aten.view %dq.t size=[2, 8, 4] : f32[2, 8, 4]
+    %dx = aten.add.Tensor %dx.q, %dx.k : f32[2, 8, 4]
+    %dp = aten.sum.dim_IntList %dx dim=[0] : f32[8, 4]
+    %de = embedding_backward %dx, %ids num_weights=5 padding_idx=-1 bwd_of=%x.e : f32[5, 4] at tok
+    %e.grad = gradient %de param=tok.weight : f32[5, 4]
+    %p.grad = gradient %dp param=pos : f32[8, 4]
+    %w.grad = gradient %dw param=wk.weight : f32[4, 4]
+    %o.grad = gradient %do param=head.weight : f32[5, 4]
+    return %loss
+    carry %e = %e.grad
+    carry %p = %p.grad
+    carry %w = %w.grad
+    carry %o = %o.grad
+)";
+
+// Gradients are left to data_parallel as summands; here each is added up where it is carried on.
+ir::Graph cut_sequence(std::string_view text, const ContextParallelOptions& options, int64_t ranks) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"cp", ranks}};
+  graph.view = ir::Graph::View::Local;
+  partition(graph, {"cp", ranks}, {}, {}, &options);
+  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
+  CHECK(plan::verify_layouts(graph) == "");
+  return graph;
+}
+
+void expect_same_of_tokens(std::string_view text, const ContextParallelOptions& options, int64_t ranks) {
+  expect_same_meaning(text, cut_sequence(text, options, ranks), ranks);
+}
+
+TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives what the whole one does") {
+  for (const bool balanced : {false, true}) {
+    const std::string got = ir::print(cut_sequence(kSentences, {.load_balance = balanced}, 2));
+    CAPTURE(got);
+    const auto count = [&](const std::string& what) {
+      int64_t found = 0;
+      for (size_t at = 0; (at = got.find(what, at)) != got.npos; ++at) ++found;
+      return found;
+    };
+    CHECK(count("= all_gather ") == 2);      // k forward and, for pos, what is cut in its rows
+    CHECK(count("= reduce_scatter ") == 1);  // of dk
+    CHECK(count("= own_part ") == 3);        // ids, targets, pos
+    CHECK(count("reorder ") == (balanced ? 6 : 0));
+  }
+  for (const int64_t ranks : {2, 4})
+    for (const bool balanced : {false, true}) {
+      CAPTURE(ranks);
+      CAPTURE(balanced);
+      expect_same_of_tokens(kSentences, {.load_balance = balanced}, ranks);
+    }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/sequence_order.h"
 #include "sfsdp/ir/view_geometry.h"
 
 namespace sfsdp::parallel {
@@ -30,9 +31,16 @@ std::optional<Shape> memory_order(const Type& type) {
   return std::ranges::is_sorted(order) ? std::nullopt : std::optional(order);
 }
 
+// Where each of 0 to n - 1 stands in the order.
+Shape inverse(const Shape& order) {
+  Shape places(order.size());
+  for (size_t i = 0; i < places.size(); ++i) places[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  return places;
+}
+
 Placement moved(const Placement& placement, const Shape& order) {
   if (placement.kind != Placement::Kind::Shard) return placement;
-  return Placement::shard(std::ranges::find(order, placement.dim) - order.begin());
+  return Placement::shard(std::ranges::find(order, placement.dim) - order.begin(), placement.blocks);
 }
 
 Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& order, const std::string& name,
@@ -59,6 +67,16 @@ class Redistributor {
   Redistributor(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, Placements& placements)
       : place_(place), value_(value), shape_(value->type().shape()), axis_(axis), placements_(placements) {}
 
+  // From the order of the sequence to rank after rank, head and tail; `back`: from there to that of the sequence.
+  Value* reorder(int64_t dim, const Placement& placement, bool back) {
+    std::vector<int64_t> order = ir::chunk_order(axis_.size);
+    if (back) order = inverse(order);
+    Value* flat = dense(value_, placement);
+    return made(place_.value("reorder", {flat}, flat->type(), value_->name() + (back ? ".natural" : ".balanced"),
+                             {{"dim", dim}, {"order", order}}),
+                placement);
+  }
+
   Value* gather(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
     if (leads(dim)) return send("all_gather", dense(value_, at_dim), shape_, value_->name() + ".whole", kWhole, dim);
@@ -84,6 +102,20 @@ class Redistributor {
 
   Value* own_part(int64_t dim) {
     return send("own_part", dense(value_, kWhole), shape_, value_->name() + ".part", Placement::shard(dim), dim);
+  }
+
+  // With the blocks of the dimension as a dimension of their own before it, and without them again.
+  Value* with_blocks(const Placement& cut, const Placement& placement) {
+    Shape shape = shape_;
+    shape[static_cast<size_t>(cut.dim)] /= cut.blocks;
+    shape.insert(shape.begin() + cut.dim, cut.blocks);
+    return view(dense(value_, placement), shape, in_block(placement), ".blocks");
+  }
+  Value* without_blocks(const Shape& shape, const Placement& placement, const char* suffix) {
+    return view(dense(value_, in_block(placement)), shape, placement, suffix);
+  }
+  static Placement in_block(const Placement& placement) {
+    return placement.kind == Placement::Kind::Shard ? Placement::shard(placement.dim + 1) : placement;
   }
 
  private:
@@ -144,7 +176,7 @@ class Redistributor {
 
   const ir::Builder::Place& place_;
   Value* const value_;
-  const Shape shape_;
+  const Shape shape_;  // of the whole
   const MeshAxis& axis_;
   Placements& placements_;
 };
@@ -152,18 +184,28 @@ class Redistributor {
 }  // namespace
 
 Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, const Placement& from,
-                    const Placement& to, Placements& placements) {
+                    const Placement& to, Placements& placements, bool balanced) {
   if (const auto order = memory_order(value->type())) {  // readers expect it to lie in memory as it did
     Value* flat = permuted(place, value, *order, value->name() + ".flat", moved(from, *order), placements);
-    Value* made = redistribute(place, flat, axis, moved(from, *order), moved(to, *order), placements);
-    Shape back(order->size());
-    for (size_t i = 0; i < back.size(); ++i) back[static_cast<size_t>((*order)[i])] = static_cast<int64_t>(i);
-    return permuted(place, made, back, value->name() + suffix_of(from, to), to, placements);
+    Value* made = redistribute(place, flat, axis, moved(from, *order), moved(to, *order), placements, balanced);
+    return permuted(place, made, inverse(*order), value->name() + suffix_of(from, to), to, placements);
   }
   Redistributor make(place, value, axis, placements);
-  if (to == kWhole) return from == kSum ? make.sum() : make.gather(from.dim);
+  if (const Placement& cut = from.kind == Placement::Kind::Shard ? from : to; cut.blocks > 1) {
+    const auto in_block = Redistributor::in_block;
+    Value* made = redistribute(place, make.with_blocks(cut, from), axis, in_block(from), in_block(to), placements,
+                              balanced);
+    return Redistributor(place, made, axis, placements).without_blocks(value->type().shape(), to, suffix_of(from, to));
+  }
+  if (to == kWhole && from == kSum) return make.sum();
+  if (to == kWhole) {
+    Value* all = make.gather(from.dim);
+    return balanced ? Redistributor(place, all, axis, placements).reorder(from.dim, kWhole, true) : all;
+  }
   SFSDP_CHECK(from.kind != Placement::Kind::Shard && to.kind == Placement::Kind::Shard, "%", value->name());
-  return from == kSum ? make.scatter_sum(to.dim) : make.own_part(to.dim);
+  if (balanced) value = make.reorder(to.dim, from, false);
+  Redistributor part(place, value, axis, placements);
+  return from == kSum ? part.scatter_sum(to.dim) : part.own_part(to.dim);
 }
 
 }  // namespace sfsdp::parallel

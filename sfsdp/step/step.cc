@@ -45,13 +45,19 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   const AxisList data = strategy.data_axes();
   for (const std::string& axis : data) add({axis});
   if (data.size() > 1) add(data);
-  const AxisList model = strategy.model_axes();
-  for (const std::string& axis : model) add({axis});
-  // Sums of squares, and gradients of what a model axis leaves whole, are added over these together.
-  for (AxisList all : {strategy.shard_axes(), strategy.replicate_axes(), data}) {
-    if (model.empty() || all.empty()) continue;
-    all.insert(all.end(), model.begin(), model.end());
-    if (!groups.contains(exec::axis_key(ir::Attr(all)))) add(all);
+  for (const std::string& axis : strategy.model_axes()) add({axis});
+  const auto joined = [](AxisList all, const AxisList& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto once = [&](const AxisList& all) {
+    if (!all.empty() && !groups.contains(exec::axis_key(ir::Attr(all)))) add(all);
+  };
+  // Parameters are gathered over all that shards them. Sums of squares, and gradients of what a model axis leaves whole, are added
+  // over these together.
+  for (const AxisList& all : {strategy.shard_axes(), strategy.replicate_axes(), joined(data, strategy.sequence_axes())}) {
+    once(all);
+    if (!all.empty()) once(joined(all, strategy.tensor_axes()));
   }
   return groups;
 }

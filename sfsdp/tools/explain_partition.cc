@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/partition.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 #include "sfsdp/train/plan_summary.h"
@@ -61,13 +62,16 @@ void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, in
 }  // namespace
 
 void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream& out) {
-  if (strategy.model_axes().empty()) return;
-  const std::string axis = strategy.model_axes()[0];
-  out << "Over " << axis << " = " << strategy.mesh.size(axis) << '\n';
-  explain_parameters(graph, strategy.tensor, strategy.mesh.size(axis), out);
-  for (const parallel::PartitionReport& report : parallel::apply_tensor_parallel(graph, strategy)) {
+  const AxisList axes = strategy.model_axes();
+  if (axes.empty()) return;
+  const ir::Graph captured = graph.clone();
+  const auto reports = parallel::apply_model_parallel(graph, strategy);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const int64_t ranks = strategy.mesh.size(axes[i]);
+    out << "Over " << axes[i] << " = " << ranks << '\n';
+    if (is_tensor_axis(axes[i])) explain_parameters(captured, strategy.tensor, ranks, out);
     Counted moves;
-    for (const parallel::PartitionReport::Move& move : report.moves)
+    for (const parallel::PartitionReport::Move& move : reports[i].moves)
       moves.add(concat(
           ir::to_string(move.section), "  ", with_stars(move.path), "  ", move.opcode, " of ",
           train::bytes_text(move.bytes), ", as ", move.reader,

@@ -4,6 +4,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/type.h"
 #include "sfsdp/train/config/config_fields.h"
 #include "sfsdp/train/config/config_resolve.h"
 
@@ -42,11 +43,12 @@ Choices choices_of(const Candidate& c) {
 std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world) {
   const train::Training& t = config.training;
   const int64_t tensor = config.parallelism.tensor_parallel_degree,
-                ranks = world / tensor;                                  // that have samples of their own
-  if (world % tensor != 0) train::make_mesh(config.parallelism, world);  // says what fits
+                model = ir::saturating_product(tensor, config.parallelism.context_parallel_degree),
+                ranks = world / model;                                  // that have samples of their own
+  if (world % model != 0) train::make_mesh(config.parallelism, world);  // says what fits
   const int64_t global = t.global_batch_size == -1 ? t.local_batch_size * ranks : t.global_batch_size;
   if (global % ranks != 0)
-    throw UserError(concat("training.global_batch_size = ", global, " on ", ranks, tensor > 1 ? " data-parallel" : "",
+    throw UserError(concat("training.global_batch_size = ", global, " on ", ranks, model > 1 ? " data-parallel" : "",
                            " ranks\n  expected a multiple of the ranks; try ", (global / ranks + 1) * ranks));
   std::vector<Candidate> all;
   for (const int64_t shard : divisors(ranks))

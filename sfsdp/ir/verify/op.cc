@@ -140,8 +140,13 @@ void check_types(const Graph& graph, const Op& op, Report& report) {
   for (const auto& result : op.results()) {
     const Type& type = result->type();
     std::set<std::string> axes;
-    for (const Dim& dim : type.dims)
+    for (const Dim& dim : type.dims) {
       for (const std::string& axis : dim.split) check_axis(graph, *result, axis, axes, report);
+      for (const int64_t blocks : dim.blocks)
+        if (blocks < 1 || dim.size % blocks != 0)
+          report(concat('%', result->name(), " has a dimension of ", dim.size, " in ", blocks, " blocks"),
+                 concat("expected a number of blocks that divides it, got ", type));
+    }
     for (const AxisPlacement& placement : type.placements)
       for (const std::string& axis : placement.axes) check_axis(graph, *result, axis, axes, report);
     if (!type.strides.empty() && is_made_contiguous(op))

@@ -14,16 +14,16 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-// What makes a whole or a part over a model axis is no step of a parameter's way to its readers, nor of its gradient's back.
-bool moves_over_model_axis(const Op& op) {
+// What makes a whole or a part over a tensor axis is no step of a parameter's way to its readers, nor of its gradient's back.
+bool moves_over_tensor_axis(const Op& op) {
   const auto axes = ir::axes_of(op);
-  return op.is("all_gather", "reduce_scatter") && axes && std::ranges::any_of(*axes, is_model_axis);
+  return op.is("all_gather", "reduce_scatter") && axes && std::ranges::any_of(*axes, is_tensor_axis);
 }
 
-bool materialises(const Op& op) { return op.is("all_gather", "cast") && !moves_over_model_axis(op); }
+bool materialises(const Op& op) { return op.is("all_gather", "cast") && !moves_over_tensor_axis(op); }
 
 bool is_on_gradient_path(const Op& op) {
-  if (moves_over_model_axis(op)) return false;
+  if (moves_over_tensor_axis(op)) return false;
   if (op.is("mul_scalar")) return op.section == ir::Section::Clip;  // the rest of a mean
   return op.is("cast", "pad", "reduce_scatter", "accumulate", "all_reduce");
 }
@@ -99,7 +99,7 @@ ParamFlow ParamReader::read(Op* param) const {
   flow.whole = param->result()->type();
   if (!flow.whole.dims.empty()) {
     std::vector<std::string> model;  // axes that cut the whole as readers see it
-    for (const std::string& axis : flow.whole.dims[0].split) (is_model_axis(axis) ? model : flow.split).push_back(axis);
+    for (const std::string& axis : flow.whole.dims[0].split) (is_tensor_axis(axis) ? model : flow.split).push_back(axis);
     if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), std::move(model), false};
   }
   for (Op* reader : index_.readers(param->result())) {

@@ -110,7 +110,7 @@ class Rewriter {
       plan::MemberCut cut;
       for (size_t d = 0; d < m.whole.dims.size(); ++d)
         for (const std::string& axis : m.whole.dims[d].split)
-          if (is_model_axis(axis)) cut = {static_cast<int64_t>(d), axis};
+          if (is_tensor_axis(axis)) cut = {static_cast<int64_t>(d), axis};
       any |= cut.dim >= 0;
       cuts.push_back(plan::to_string(cut));
     }

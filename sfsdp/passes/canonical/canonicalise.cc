@@ -61,7 +61,7 @@ ir::CanonicalCall call_of(const Match& match) {
 }
 
 // How a model axis has placed the value that the type is made after: a step that is cut already may hold what only now matches.
-// Rows may be counted by other dimensions: a cut dimension begins where as many elements stand before it.
+// Rows may be counted by other dimensions: as many ranges of elements are cut, of the innermost dimension that has them.
 ir::Type placed_as(const ir::Type& made, ir::Type type) {
   const auto before = [](const ir::Type& of, size_t dim) {
     int64_t elements = 1;
@@ -69,13 +69,18 @@ ir::Type placed_as(const ir::Type& made, ir::Type type) {
     return elements;
   };
   const bool in_order = made.shape() == type.shape() || (made.strides.empty() && type.strides.empty());
+  const auto set = [&](const std::string& axis, int64_t ranges) {
+    for (size_t t = 0; t < type.dims.size(); ++t) {
+      const int64_t outer = before(type, t);
+      if (outer == 0 || ranges % outer != 0 || type.dims[t].size % (ranges / outer) != 0) continue;
+      if (type.dims[t].size <= ranges / outer && t + 1 < type.dims.size()) continue;
+      type.dims[t].add_axis(axis, ranges / outer);
+      return;
+    }
+  };
   for (size_t d = 0; d < made.dims.size() && in_order; ++d)
-    for (const std::string& axis : made.dims[d].split)
-      for (size_t t = 0; is_model_axis(axis) && t < type.dims.size(); ++t) {
-        if (before(type, t) != before(made, d) || (type.dims[t].size == 1 && t + 1 < type.dims.size())) continue;
-        type.dims[t].split.push_back(axis);
-        break;
-      }
+    for (size_t i = 0; i < made.dims[d].split.size(); ++i)
+      if (is_model_axis(made.dims[d].split[i])) set(made.dims[d].split[i], before(made, d) * made.dims[d].blocks_of(i));
   for (const ir::AxisPlacement& placement : made.placements)
     if (std::ranges::all_of(placement.axes, is_model_axis)) type.placements.push_back(placement);
   return type;

@@ -15,6 +15,7 @@
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
+#include "sfsdp/plan/verify/sequence_layouts.h"
 #include "sfsdp/plan/verify/vocabulary_layouts.h"
 
 namespace sfsdp::plan {
@@ -78,7 +79,7 @@ class LayoutChecker {
   Layout named_by(const Value& value) const {
     const ir::Placement placement = value.type().placement_on(axis_);
     switch (placement.kind) {
-      case ir::Placement::Kind::Shard: return {Kind::Cut, placement.dim};
+      case ir::Placement::Kind::Shard: return {Kind::Cut, placement.dim, -1, placement.blocks};
       case ir::Placement::Kind::Partial: return {Kind::Summand};
       default: return {};
     }
@@ -153,7 +154,7 @@ class LayoutChecker {
     if (!over_this_axis(op)) {
       if (reduces && !sums && before.kind == Kind::Summand)
         return error(op, "the largest of summands is not that of their sums", "expected the sum; reduce it first");
-      return set(op, before);
+      return within(op, before);
     }
     const auto* dim = op.find_attr<int64_t>("dim");
     const auto wrong = [&](const char* expected) {
@@ -167,6 +168,22 @@ class LayoutChecker {
     if (before.kind == Kind::Whole && !sums) return set(op, before);
     if (before.kind != Kind::Summand || !sums) return wrong("expected a summand, and op=sum");
     return set(op, kind == "all_reduce" ? Layout() : Layout{Kind::Cut, *dim});
+  }
+
+  // Over other axes: what is cut in the dimension that they join or cut must be cut first, or they would join parts of it.
+  std::string within(const Op& op, const Layout& before) {
+    const auto* dim = op.find_attr<int64_t>("dim");
+    if (before.kind == Kind::Cut && dim && before.dim == *dim) {
+      const bool joins = op.is("all_gather");
+      const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
+      const auto axes = ir::axes_of(op);
+      const auto place = [&](const std::string& axis) { return std::ranges::find(cut.split, axis) - cut.split.begin(); };
+      for (const std::string& other : *axes)
+        if (place(other) < place(axis_) || before.blocks != 1)
+          return error(op, concat("what it ", joins ? "joins" : "cuts", " is ", to_text(before), ", within ", other),
+                       "expected another dimension, or what is cut before");
+    }
+    return set(op, before);
   }
 
   std::string own_part(const Op& op) {
@@ -194,7 +211,7 @@ class LayoutChecker {
   std::string sum_squares(const Op& op) {
     const auto segments = op.attr_or<Integers>("segments", Integers(op.operands.size()));
     const auto offsets = op.attr_or<Integers>("offsets", {}), numels = op.attr_or<Integers>("numels", {});
-    const auto once = op.attr_or<std::vector<bool>>("counted_once", {});
+    const auto once = op.attr_or<std::vector<bool>>(is_tensor_axis(axis_) ? "counted_once" : "replicated", {});
     const bool here = over_this_axis(op);
     size_t sum = 0, at = 0;
     for (size_t i = 0; i < op.operands.size(); ++i) {
@@ -211,7 +228,8 @@ class LayoutChecker {
         if (layout.kind == Kind::Summand || (layout.kind == Kind::Cut && (!here || is_once)) ||
             (layout.kind == Kind::Whole && here && !is_once))
           return error(op, concat("sum ", sum, " is of what is ", to_text(layout), is_once ? ", and counts once" : ""),
-                       concat("expected axis= to name ", axis_, ", and counted_once= what is whole"));
+                       concat("expected axis= to name ", axis_, ", and ",
+                              is_tensor_axis(axis_) ? "counted_once" : "replicated", "= what is whole"));
       }
     }
     return set(op, here ? Layout{Kind::Summand} : Layout());
@@ -231,7 +249,7 @@ class LayoutChecker {
     const Value* value = op.result();
     const auto param = param_of_.find(value);
     const Value* like = param == param_of_.end() ? value : param->second;
-    if (like->producer()->has_attr("cuts")) return set(op, bucket(*like->producer()));
+    if (like->producer()->has_attr("cuts") && is_tensor_axis(axis_)) return set(op, bucket(*like->producer()));
     if (value->type().placement_on(axis_).kind == ir::Placement::Kind::Own)
       return error(op, "each rank has its own", "expected all ranks of a model axis to have the same samples");
     return set(op, named_by(*value));
@@ -254,7 +272,9 @@ class LayoutChecker {
   }
 
   std::string by_row(const Op& op) {
-    return set(op, row_layouts(op, layouts_of(op), op.results().empty() ? Layout() : named_by(*op.result())));
+    std::vector<Layout> named;
+    for (const auto& result : op.results()) named.push_back(named_by(*result));
+    return set(op, row_layouts(op, layouts_of(op), named));
   }
 
   std::string set(const Op& op, const RowLayouts& made) {
@@ -272,6 +292,7 @@ class LayoutChecker {
     if (op.is("own_part")) return own_part(op);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
+    if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);
     const auto coordinates = ir::coordinate_axes(op);
     if (std::ranges::find(coordinates, axis_) != coordinates.end())
       return error(op, "what it does depends on the rank's coordinate", "expected none beside a model axis yet");

@@ -2,7 +2,9 @@
 #include "sfsdp/plan/verify/row_layouts.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -26,19 +28,20 @@ int64_t elements_before(const std::vector<int64_t>& shape, size_t dim) {
                          std::multiplies<>());
 }
 
-// The rank's elements are as many ranges as there are indexes before the cut dimension, in both shapes the same.
+// The rank's elements are as many ranges as there are blocks, and indexes before the cut dimension, in both shapes the same.
 RowLayouts reshaped(const Op& op, const Layout& operand, const Layout& named) {
   if (operand.kind != Kind::Cut) return all_results(op, operand);
   const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
-  const int64_t before = elements_before(from, static_cast<size_t>(operand.dim));
-  std::vector<size_t> fitting;
-  for (size_t d = 0; d < to.size(); ++d)
-    if (elements_before(to, d) == before) fitting.push_back(d);
-  if (fitting.empty()) return {{}, "the dimension that is cut does not begin one of the result"};
-  size_t dim = fitting.back();  // sizes of 1 stand before it
-  if (named.kind == Kind::Cut && std::ranges::find(fitting, static_cast<size_t>(named.dim)) != fitting.end())
-    dim = static_cast<size_t>(named.dim);
-  return all_results(op, {Kind::Cut, static_cast<int64_t>(dim)});
+  const int64_t ranges = elements_before(from, static_cast<size_t>(operand.dim)) * operand.blocks;
+  std::vector<Layout> fitting;
+  for (size_t d = 0; d < to.size(); ++d) {
+    const int64_t before = elements_before(to, d);
+    if (before == 0 || ranges % before != 0 || to[d] % (ranges / before) != 0) continue;
+    fitting.push_back({Kind::Cut, static_cast<int64_t>(d), -1, ranges / before});
+  }
+  if (fitting.empty()) return {{}, "the ranges that are cut are not those of a dimension of the result"};
+  const bool is_named = std::ranges::find(fitting, named) != fitting.end();
+  return all_results(op, is_named ? named : fitting.back());  // sizes of 1 stand before it
 }
 
 RowLayouts permuted(const Op& op, const Layout& operand) {
@@ -54,15 +57,35 @@ RowLayouts permuted(const Op& op, const Layout& operand) {
     const int64_t a = named ? wrapped(op.attr<int64_t>("dim0")) : 0, b = named ? wrapped(op.attr<int64_t>("dim1")) : 1;
     dim = operand.dim == a ? b : operand.dim == b ? a : operand.dim;
   }
-  return all_results(op, {Kind::Cut, dim});
+  return all_results(op, {Kind::Cut, dim, -1, operand.blocks});
 }
 
 // ---- by access map ----------------------------------------------------------------------------------------------------
 
-// Whether the part begins its dimension: what stands before it there is of size 1.
-bool begins(const std::vector<FactorPart>& parts, const FactorPart& part) {
-  return std::ranges::all_of(
-      parts, [&](const FactorPart& other) { return other.dim != part.dim || &other >= &part || other.size == 1; });
+// In how many ranges a factor is cut where an operand of these parts lies so: those of the dimension, less what stands before the factor
+// there, or times the dimensions that it spans before that one. nullopt: its ranges are not cut evenly.
+std::optional<int64_t> ranges_of(const std::vector<FactorPart>& parts, const FactorPart& part, const Layout& layout) {
+  if (layout.kind != Kind::Cut) return std::nullopt;
+  const auto first = static_cast<int64_t>(part.dim), last = first + std::max<int64_t>(std::ssize(part.rows), 1) - 1;
+  if (layout.dim < first || layout.dim > last) return std::nullopt;
+  int64_t before = 1, ranges = layout.blocks;
+  for (const FactorPart& other : parts)
+    if (other.dim == part.dim && &other < &part) before *= other.size;
+  for (int64_t d = first; d < layout.dim; ++d) ranges *= part.rows[static_cast<size_t>(d - first)];
+  if (before == 0 || ranges % before != 0) return std::nullopt;
+  ranges /= before;
+  return part.size % ranges == 0 ? std::optional(ranges) : std::nullopt;
+}
+
+// How a result of these parts lies of which the factor is cut in so many ranges: in one of the dimensions that it spans; `named`, if that
+// is one.
+std::optional<Layout> cut_in(const std::vector<FactorPart>& parts, const FactorPart& part, int64_t ranges,
+                             const Layout& named) {
+  if (ranges_of(parts, part, named) == ranges) return named;
+  Layout layout{Kind::Cut, static_cast<int64_t>(part.dim), -1, ranges};
+  for (const FactorPart& other : parts)
+    if (other.dim == part.dim && &other < &part) layout.blocks *= other.size;
+  return part.rows.empty() || part.rows[0] % ranges == 0 ? std::optional(layout) : std::nullopt;
 }
 
 const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
@@ -80,8 +103,8 @@ bool widens(const Op& op) {
 
 class ByMap {
  public:
-  ByMap(const Op& op, const std::vector<Layout>& operands)
-      : op_(op), operands_(operands), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {}
+  ByMap(const Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named)
+      : op_(op), operands_(operands), named_(named), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {}
 
   RowLayouts layouts() const {
     if (clauses_.empty()) return {{}, concat("no row says how ", op_.opcode, " may be cut")};
@@ -119,8 +142,8 @@ class ByMap {
       return {{}, "what it makes of an element depends on its place, so that no part may be cut out"};
     RowLayouts made = all_results(op_, {});
     std::string wrong;
-    for (const FactorPart& factor : candidates()) {
-      made = by_factor(factor);
+    for (const CutFactor& cut : candidates()) {
+      made = by_factor(cut);
       if (made.wrong.empty()) return made;
       if (wrong.empty()) wrong = made.wrong;
     }
@@ -128,50 +151,55 @@ class ByMap {
     return made;
   }
 
-  std::vector<FactorPart> candidates() const {
+  struct CutFactor {
+    FactorPart factor;
+    int64_t ranges = 1;
+  };
+
+  std::vector<CutFactor> candidates() const {
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < operands_.size(); ++k) {
         if (operands_[k].kind != Kind::Cut || !clause.operands[k]) continue;
-        std::vector<FactorPart> found;
+        std::vector<CutFactor> found;
         for (const FactorPart& part : *clause.operands[k])
-          if (static_cast<int64_t>(part.dim) == operands_[k].dim && begins(*clause.operands[k], part))
-            found.push_back(part);
+          if (const auto ranges = ranges_of(*clause.operands[k], part, operands_[k])) found.push_back({part, *ranges});
         return found;
       }
     return {};
   }
 
-  RowLayouts by_factor(const FactorPart& factor) const {
+  RowLayouts by_factor(const CutFactor& cut) const {
     RowLayouts made = all_results(op_, {});
     for (const ClauseParts& clause : clauses_) {
       bool met = false, added = false;
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!has(k) || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], factor);
-        if (part && part->size != factor.size && part->size != 1)
-          return {{}, concat("operand ", k, " has ", part->size, " where another one has ", factor.size)};
-        if (made.wrong = check_operand(k, *clause.operands[k], part); !made.wrong.empty()) return made;
+        const FactorPart* part = find(*clause.operands[k], cut.factor);
+        if (part && part->size != cut.factor.size && part->size != 1)
+          return {{}, concat("operand ", k, " has ", part->size, " where another one has ", cut.factor.size)};
+        if (made.wrong = check_operand(k, *clause.operands[k], part, cut.ranges); !made.wrong.empty()) return made;
         if (!part || operands_[k].kind != Kind::Cut) continue;
         met = true;
         added |= part->mark == '+';
       }
       if (!met) continue;
-      if (added && !adds_up(clause, factor))
+      if (added && !adds_up(clause, cut.factor))
         return {{}, "what is cut is added up, in what the op is not linear in; it would need the whole"};
       for (size_t r = 0; r < clause.results.size(); ++r) {
-        const FactorPart* part = find(clause.results[r], factor);
-        if (part && !begins(clause.results[r], *part)) return {{}, "the cut factor does not begin its dimension"};
-        made.results[clause.first_result + r] =
-            part ? Layout{Kind::Cut, static_cast<int64_t>(part->dim)} : Layout{Kind::Summand};
+        const FactorPart* part = find(clause.results[r], cut.factor);
+        const auto layout = part ? cut_in(clause.results[r], *part, cut.ranges, named_[clause.first_result + r])
+                                 : std::optional(Layout{Kind::Summand});
+        if (!layout) return {{}, "the ranges of the cut factor are not those of a dimension of the result"};
+        made.results[clause.first_result + r] = *layout;
       }
     }
     return made;
   }
 
-  std::string check_operand(size_t k, const std::vector<FactorPart>& parts, const FactorPart* part) const {
+  std::string check_operand(size_t k, const std::vector<FactorPart>& parts, const FactorPart* part,
+                            int64_t ranges) const {
     const Layout& layout = operands_[k];
-    const bool here =
-        part && layout.kind == Kind::Cut && layout.dim == static_cast<int64_t>(part->dim) && begins(parts, *part);
+    const bool here = part && ranges_of(parts, *part, layout) == ranges;
     if (layout.kind == Kind::Cut && !here) return concat("operand ", k, " is cut in another factor");
     if (here && part->mark != ' ' && part->mark != '+')
       return concat("operand ", k, " is a part where the op reads the whole dimension");
@@ -192,6 +220,7 @@ class ByMap {
 
   const Op& op_;
   const std::vector<Layout>& operands_;
+  const std::vector<Layout>& named_;  // what the types of the results say
   const std::vector<ClauseParts> clauses_;
   const ir::AccessMap* map_;
 };
@@ -201,19 +230,21 @@ class ByMap {
 std::string to_text(const Layout& layout) {
   switch (layout.kind) {
     case Kind::Whole: return "whole";
-    case Kind::Cut: return concat("cut in dimension ", layout.dim);
+    case Kind::Cut:
+      return concat("cut in dimension ", layout.dim,
+                    layout.blocks == 1 ? "" : concat(", in ", layout.blocks, " blocks"));
     case Kind::Summand: return "a summand";
     case Kind::Flat: return "a buffer of parts";
   }
   return "";
 }
 
-RowLayouts row_layouts(const Op& op, const std::vector<Layout>& operands, const Layout& named) {
+RowLayouts row_layouts(const Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named) {
   const auto is_whole = [](const Layout& layout) { return layout.kind == Kind::Whole; };
   if (std::ranges::all_of(operands, is_whole)) return all_results(op, {});
-  if (ir::has_flag(op, ir::kReshape)) return reshaped(op, operands[0], named);
+  if (ir::has_flag(op, ir::kReshape)) return reshaped(op, operands[0], named.at(0));
   if (ir::has_flag(op, ir::kPermute)) return permuted(op, operands[0]);
-  return ByMap(op, operands).layouts();
+  return ByMap(op, operands, named).layouts();
 }
 
 }  // namespace sfsdp::plan

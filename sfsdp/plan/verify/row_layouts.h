@@ -15,13 +15,14 @@ namespace sfsdp::plan {
 struct Layout {
   enum class Kind : uint8_t {
     Whole,
-    Cut,      // evenly in dimension `dim`
+    Cut,      // evenly in dimension `dim`, of which each of `blocks` equal ranges
     Summand,  // the sum over the axis is the value
     Flat,     // a buffer of parts of several kinds
   };
   Kind kind = Kind::Whole;
   int64_t dim = -1;
   int flat = -1;  // which, of those that the checker knows
+  int64_t blocks = 1;
   bool operator==(const Layout&) const = default;
 };
 std::string to_text(const Layout& layout);
@@ -33,7 +34,7 @@ struct RowLayouts {
 };
 
 //   operands: none of them Flat; those of absent operands are not read
-//   named: what the result's type says, where several dimensions of it would do
-RowLayouts row_layouts(const ir::Op& op, const std::vector<Layout>& operands, const Layout& named);
+//   named: what the types of the results say, where several dimensions of one would do
+RowLayouts row_layouts(const ir::Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named);
 
 }  // namespace sfsdp::plan

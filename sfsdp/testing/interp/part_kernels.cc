@@ -100,6 +100,22 @@ Arrays own_part(const KernelContext& c) {
   return {part_of(c.in(), type, dim, static_cast<size_t>(c.axis_rank * type.dims[dim].size), 1)};
 }
 
+Arrays reorder(const KernelContext& c) {
+  Array out = c.in();
+  const size_t dim = dim_of(c.op, out.shape.size());
+  const auto& order = c.op.attr<std::vector<int64_t>>("order");
+  const auto chunk = static_cast<size_t>(out.shape[dim]) / order.size();
+  size_t inner = 1;
+  for (size_t d = dim + 1; d < out.shape.size(); ++d) inner *= static_cast<size_t>(out.shape[d]);
+  const size_t row = static_cast<size_t>(out.shape[dim]) * inner;
+  for (size_t i = 0; i < out.data.size(); ++i) {
+    const size_t at = i % row / inner;
+    const size_t from = static_cast<size_t>(order[at / chunk]) * chunk + at % chunk;
+    out.data[i] = c.in().data[i - i % row + from * inner + i % inner];
+  }
+  return {out};
+}
+
 Arrays bernoulli_p(const KernelContext& c) { return {bernoulli(c.in(), number_of(c.op, "p", 0.5), draw_state(c))}; }
 Arrays empty_like(const KernelContext& c) { return {Array::zeros(c.in().dtype, c.in().shape)}; }
 
@@ -116,6 +132,7 @@ constexpr std::array kKernels = {
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
     Row{"own_part", &own_part},
+    Row{"reorder", &reorder},
 };
 
 }  // namespace

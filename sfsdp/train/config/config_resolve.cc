@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -15,28 +16,34 @@
 namespace sfsdp::train {
 namespace {
 
-std::string nearest_degree(int64_t degree, int64_t world_size) {
+std::string nearest_degree(const char* key, int64_t degree, int64_t world_size) {
+  if (degree == 1) return "";
   int64_t nearest = std::min(degree, world_size);
   while (world_size % nearest != 0) --nearest;
-  return concat(" --parallelism.tensor_parallel_degree ", nearest);
+  return concat(" --parallelism.", key, "_parallel_degree ", nearest);
+}
+std::string degree_text(const char* key, int64_t degree) {
+  return degree > 1 ? concat(", parallelism.", key, "_parallel_degree = ", degree) : "";
 }
 
 }  // namespace
 
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   SFSDP_CHECK(world_size >= 1, "world_size ", world_size);
-  const int64_t replicate = parallelism.data_parallel_replicate_degree, tensor = parallelism.tensor_parallel_degree;
+  const int64_t replicate = parallelism.data_parallel_replicate_degree, tensor = parallelism.tensor_parallel_degree,
+                context = parallelism.context_parallel_degree;
   int64_t shard = parallelism.data_parallel_shard_degree;
-  const int64_t others = ir::saturating_product(replicate, tensor);
+  const int64_t others = ir::saturating_product(replicate, ir::saturating_product(context, tensor));
   if (shard == -1 && world_size % others == 0) shard = world_size / others;
   if (shard == -1 || ir::saturating_product(others, shard) != world_size)
     throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
                            ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree,
-                           tensor > 1 ? concat(", parallelism.tensor_parallel_degree = ", tensor) : "", " on ",
+                           degree_text("context", context), degree_text("tensor", tensor), " on ",
                            world_size, " ranks\n  expected degrees that multiply to ", world_size,
                            "; try --parallelism.data_parallel_replicate_degree 1 "
                            "--parallelism.data_parallel_shard_degree -1",
-                           tensor > 1 ? nearest_degree(tensor, world_size) : ""));
+                           nearest_degree("context", context, world_size),
+                           nearest_degree("tensor", tensor, world_size / std::gcd(context, world_size))));
   std::vector<MeshAxis> axes;
   AxisList data_axes;
   if (replicate > 1) {
@@ -45,6 +52,7 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   }
   axes.push_back({"dp_shard", shard});
   data_axes.push_back("dp_shard");
+  if (context > 1) axes.push_back({"cp", context});
   if (tensor > 1)
     axes.push_back({"tp", tensor});  // innermost: what it sends is the most, and in the way of each product
   DeviceMesh mesh(std::move(axes));
@@ -53,7 +61,7 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
 }
 
 MeshFlags mesh_flags(const std::string& text) {
-  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard", "tp"};
+  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard", "cp", "tp"};
   const auto fail = [&](const std::string& what, const std::string& expected) {
     throw UserError(concat("--mesh ", text, ": ", what, "\n  expected ", expected));
   };
@@ -64,16 +72,17 @@ MeshFlags mesh_flags(const std::string& text) {
     const size_t equals = part.find('=');
     const std::string axis(trim(part.substr(0, equals)));
     if (std::ranges::find(kAxes, axis) == kAxes.end())
-      fail(concat("no axis ", axis), std::string("dp_replicate, dp_shard or tp") + did_you_mean(axis, kAxes));
+      fail(concat("no axis ", axis), std::string("dp_replicate, dp_shard, cp or tp") + did_you_mean(axis, kAxes));
     if (std::ranges::find(seen, axis) != seen.end()) fail(axis + " twice", "each axis once");
     seen.push_back(axis);
     const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));
     const auto ranks = parse_int(size);
     if (!ranks || *ranks < 1) fail(concat(axis, " = ", size), concat("a number of at least 1, as in ", axis, "=4"));
     axes.push_back({axis, *ranks});
-    mesh.flags.push_back(concat(
-        "--parallelism.", axis == "tp" ? "tensor_parallel" : concat("data_parallel_", axis.substr(axis.find('_') + 1)),
-        "_degree=", size));
+    const std::string key = axis == "tp"   ? "tensor_parallel"
+                            : axis == "cp" ? "context_parallel"
+                                           : concat("data_parallel_", axis.substr(axis.find('_') + 1));
+    mesh.flags.push_back(concat("--parallelism.", key, "_degree=", size));
   }
   mesh.world = init_device_mesh(std::move(axes)).world_size();
   return mesh;
@@ -188,6 +197,10 @@ std::vector<ParamGroup> param_groups_of(const Optimizer& config) {
 
 }  // namespace
 
+ContextParallelOptions context_parallel_of(const JobConfig& config) {
+  return {.load_balance = config.parallelism.context_parallel_load_balancer == "headtail"};
+}
+
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};
@@ -239,6 +252,8 @@ std::string with_keys(std::string message) {
       {"AdamW::", "optimizer."},
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
+      {"ContextParallelOptions::load_balance = false", "parallelism.context_parallel_load_balancer = none"},
+      {"ContextParallelOptions::sequence_dims", "the program's sequence_dims"},
       {"DataParallelOptions::batch_dims", "the program's batch_dims"},
       {"DataParallelOptions::layout", "parallelism.fsdp_layout"},
       {"ParameterLayout::Dim0", "dim0"},
@@ -259,6 +274,7 @@ std::string with_keys(std::string message) {
       {"ParamGroup::lr_factor", "optimizer.lr_factors"},
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
+      {"context_parallel: ", "parallelism.context_parallel_degree: "},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},

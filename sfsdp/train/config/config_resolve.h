@@ -9,6 +9,7 @@
 
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/optim/optimizer.h"
+#include "sfsdp/parallel/context_parallel.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/train/config/config.h"
@@ -39,6 +40,9 @@ struct BatchShares {
 
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
+
+// How parallelism.context_parallel_degree cuts the sequence.
+ContextParallelOptions context_parallel_of(const JobConfig& config);
 
 // What parallelism.tensor_parallel_degree cuts; nothing for 1.
 //   throws: UserError for an entry that is not pattern=dimension, and for a model without a plan

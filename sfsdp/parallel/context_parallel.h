@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The user's options of the axis cp, which cuts the sequence: each of its ranks has some tokens of every sample.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sfsdp {
+
+struct ContextParallelOptions {
+  // Head-tail: of 2 · cp chunks of the sequence rank r has chunk r and chunk 2 · cp - 1 - r, so that causal attention is as much work
+  // on every rank. false: each rank has one range.
+  // Source: Llama 3, arXiv:2407.21783, section 3.3.2.
+  bool load_balance = true;
+  // Which dimension of each tensor of the batch is the sequence, -1: none; empty: dimension 1 of those that have it. A model
+  // and its loss see the whole tensors; each rank computes its part of what follows from them.
+  std::vector<int64_t> sequence_dims = {};
+};
+
+}  // namespace sfsdp
