@@ -72,8 +72,8 @@ void measure(const Shape& s, at::ScalarType dtype) {
   const std::vector<at::Tensor> in = {random_heads(s, s.heads, dtype), random_heads(s, s.groups, dtype),
                                       random_heads(s, s.groups, dtype), random_heads(s, s.heads, dtype)};
   const ir::Graph graph = graph_of(s, dtype);
-  exec::AttentionCall own_forward(*graph.find_value("o")->producer()),
-      own_backward(*graph.find_value("gq")->producer());
+  exec::AttentionCall own_forward(*graph.find_value("o")->producer(), {}),
+      own_backward(*graph.find_value("gq")->producer(), {});
   std::vector<at::Tensor> aten(5), own(5);  // out, three gradients, logarithms
   const std::vector<std::function<void()>> runs = {
       [&] {
