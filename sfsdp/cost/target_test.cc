@@ -111,7 +111,7 @@ TEST_CASE("workspaces: a processor's attention makes a mask of the documents, a 
   // 2 x 130 x 130 x (2 + 1 + 1) bytes are 135,200: 34 pages.
   CHECK(bytes(causal, cpu_target()) == 10518528);
   CHECK(bytes(documents, cpu_target()) == 10518528 + 34 * 4096);
-  // Of a part, 65 of 130 queries: half as many, 67,600 bytes, 17 pages; without documents one for all samples, 9 pages.
+  // A part, 65 of 130 queries, has half as many, 67,600 bytes, 17 pages; without documents one for all samples, 9 pages.
   const auto part = [](const std::string& fourth, const std::string& attrs) {
     return concat(
         "  %d = full value=1 : i64[2, 130]\n  %p = aten.slice.Tensor %q dim=2 end=65 start=0 : "

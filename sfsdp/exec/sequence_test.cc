@@ -36,7 +36,7 @@ struct Case {
   bool documents;
 };
 
-// Of one rank, or of the whole without axis=; in memory [batch, rows, heads, width], as models have it.
+// The ops of one rank, or without axis= those of the whole; in memory [batch, rows, heads, width], as models have it.
 ir::Graph graph_of(const Case& c, bool own, bool whole) {
   const int64_t rows = whole ? c.length : c.length / c.ranks;
   const std::string dtype = c.dtype == at::kFloat ? "f32" : "bf16", count = std::to_string(c.length);

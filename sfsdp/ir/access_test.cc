@@ -110,8 +110,9 @@ TEST_CASE("access: products, attention, windows and indexes read other places") 
   CHECK(reads_of("%o, %l = sdpa %q, %q, %q, %j documents=true is_causal=true : f32[2, 4, 3, 8], f32[2, 4, 3]") ==
         "others, others, others, others; row of 8, others, -, others (alone)");
   // of a part, 3 of 5 queries, with the documents of all
-  CHECK(reads_of("%o, %l = sdpa %q, %k, %k, %j5 axis=a documents=true is_causal=true : f32[2, 4, 3, 8], f32[2, 4, 3]") ==
-        "others, others, others, others; row of 8, others, -, others (alone)");
+  CHECK(
+      reads_of("%o, %l = sdpa %q, %k, %k, %j5 axis=a documents=true is_causal=true : f32[2, 4, 3, 8], f32[2, 4, 3]") ==
+      "others, others, others, others; row of 8, others, -, others (alone)");
   CHECK(reads_of("%y = embedding %m, %i : f32[6, 4]") == "others, element (alone)");
   CHECK(reads_of("%y = aten.flip %x dims=[0] : f32[6, 4]") == "others (alone)");
   CHECK(reads_of("%y = pad %x dim=0 size=8 : f32[8, 4]") == "others (alone)");

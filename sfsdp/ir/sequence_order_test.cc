@@ -109,7 +109,7 @@ void expect_numbers(const std::vector<double>& got, const std::vector<double>& e
 }
 
 TEST_CASE("attention of a part: each query sees the keys up to its position, of its document") {
-  // Of two heads with gradients of 0.5 each, key j has the sum over queries p >= j of 1 / (p + 1).
+  // Two heads have gradients of 0.5 each: key j has the sum over queries p >= j of 1 / (p + 1).
   const std::vector<double> of_values = {1 + 1. / 2 + 1. / 3 + 1. / 4, 1. / 2 + 1. / 3 + 1. / 4, 1. / 3 + 1. / 4,
                                          1. / 4};
   for (const int64_t ranks : {1, 2, 4}) {

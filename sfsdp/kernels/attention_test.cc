@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "sfsdp/base/half.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/kernels/family.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::kernels {
 namespace {
@@ -331,6 +333,22 @@ TEST_CASE("attention: what it does not compute, it says") {
   CHECK_FALSE(with([](AttentionShape& s) { s.scale = -1; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.dtype = ir::DType::f64; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.heads = 3, s.groups = 2; }));
+}
+
+TEST_CASE("attention of an op: a scale may be a whole number, queries may be a part, which only axis= makes them") {
+  const auto shape_of = [](const std::string& attrs) {
+    const ir::Graph graph = ir::parse_or_throw(
+        "graph mesh [cp=2] view local\n  %q = input name=q : f32[1, 2, 32, 16]\n  %k = input name=k : f32[1, 2, 64, "
+        "16]\n"
+        "fwd:\n  %o, %l = sdpa %q, %k, %k, none " +
+        attrs + " : f32[1, 2, 32, 16], f32[1, 2, 32]\n");
+    return attention_of(*graph.find_value("o")->producer());
+  };
+  CHECK(shape_of("scale=2").value().scale == 2);
+  CHECK(shape_of("scale=0.5").value().scale == 0.5F);
+  CHECK(shape_of("").value().scale == 0.25F);
+  CHECK(shape_of("axis=cp is_causal=true").value().is_part);
+  CHECK_FALSE(shape_of("is_causal=true"));
 }
 
 }  // namespace
