@@ -47,6 +47,13 @@ Tensor documents_in(const KernelContext& c, size_t index) {
   return c.operands.size() > index ? c.operands[index] : Tensor();
 }
 
+// LibTorch's kernel takes the elements of a row to lie side by side, whatever the strides.
+Tensors by_row(std::span<const Tensor> tensors) {
+  Tensors rows;
+  for (const Tensor& t : tensors) rows.push_back(t.stride(-1) == 1 ? t : t.contiguous());
+  return rows;
+}
+
 std::optional<double> scale_of(const ir::Op& op) {
   const bool is_number = op.find_attr<double>("scale") || op.find_attr<int64_t>("scale");
   return is_number ? std::optional(ir::number_of(op, "scale")) : std::nullopt;
@@ -76,17 +83,19 @@ std::vector<ir::PositionRun> own_positions(const ir::Op& op, const Groups& group
 
 // %q, %k, %v[, %documents]
 Tensors attention_of_part(const KernelContext& c) {
+  const Tensors in = by_row(c.operands.first(3));
   const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
-      c.operands[0], c.operands[1], c.operands[2], ir::number_of(c.op, "dropout_p", 0), /*is_causal=*/false,
-      mask_of(c, documents_in(c, 3)), scale_of(c.op));
+      in[0], in[1], in[2], ir::number_of(c.op, "dropout_p", 0), /*is_causal=*/false, mask_of(c, documents_in(c, 3)),
+      scale_of(c.op));
   return laid_out(c.op, Tensors{out, log_sum});
 }
 
 // %grad, %q, %k, %v, %o, %lse[, %documents]
 Tensors attention_backward_of_part(const KernelContext& c) {
+  const Tensors in = by_row(c.operands.first(5));
   const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      c.operands[0], c.operands[1], c.operands[2], c.operands[3], c.operands[4], c.operands[5],
-      ir::number_of(c.op, "dropout_p", 0), /*is_causal=*/false, mask_of(c, documents_in(c, 6)), scale_of(c.op));
+      in[0], in[1], in[2], in[3], in[4], c.operands[5], ir::number_of(c.op, "dropout_p", 0), /*is_causal=*/false,
+      mask_of(c, documents_in(c, 6)), scale_of(c.op));
   return laid_out(c.op, Tensors{q, k, v});
 }
 

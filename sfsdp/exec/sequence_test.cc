@@ -212,6 +212,29 @@ TEST_CASE("attention of parts, joined, is as near to float64 as attention of the
         }
 }
 
+TEST_CASE("attention of a part by LibTorch's kernel: results lie as the op's types say") {
+  at::manual_seed(2);
+  const Case c = {1, false, at::kFloat, 1, 2, 2, 4, 3, false};
+  const Data d = data_of(c);
+  const auto run = [&](const std::string& result, const std::string& sums, const std::string& grad) {
+    const ir::Graph graph = ir::parse_or_throw(concat(
+        "graph mesh [cp=1] view local\n  %q = input name=q : f32[1, 2, 4, 3]\n  %l = input name=l : f32[1, 2, 4]\n"
+        "fwd:\n  %o, %s = sdpa %q, %q, %q, none axis=cp is_causal=true : f32[1, 2, 4, 3]",
+        result, ", f32[1, 2, 4]", sums,
+        "\nbwd:\n  %a, %b, %c = sdpa_backward %q, %q, %q, %q, %q, %l axis=cp is_causal=true : f32[1, 2, 4, 3]", grad,
+        ", f32[1, 2, 4, 3], f32[1, 2, 4, 3]", result, "\n"));
+    Tensors made = compute(graph, "o", {}, {d.in[0], d.in[1], d.in[2], Tensor()});  // which check the layout
+    for (const Tensor& t : compute(graph, "a", {}, {d.in[3], d.in[0], d.in[1], d.in[2], made[0], made[1]}))
+      made.push_back(t);
+    return made;
+  };
+  const Tensors as_usual = run("{24, 3, 6, 1}", "{8, 1, 2}", "{24, 3, 6, 1}"), apart = run("{24, 12, 1, 4}", "", "");
+  for (size_t i = 0; i < as_usual.size(); ++i) {
+    CAPTURE(i);
+    CHECK((as_usual[i] - apart[i]).abs().max().item<double>() == 0);
+  }
+}
+
 // Results and gradients of a rank, by an executor, twice in a row.
 Tensors run_step(const ir::Graph& graph, bool planned, const Tensors& operands, comm::CommWorld& world) {
   if (planned) {

@@ -185,6 +185,7 @@ std::vector<Case> cases() {
   Case packed = {{2, 4, 2, 200, 200, 32, true, 0.2F, ir::DType::f32}, {}};
   for (int64_t i = 0; i < 400; ++i) packed.documents.push_back(i % 200 < 30 ? 5 : i % 200 < 140 ? 8 : 9 + i / 200);
   cases.push_back(packed);
+  const std::vector<int64_t> blocks = packed.documents;  // of which a tile of queries sees no key of most
   for (size_t i = 0; i < packed.documents.size(); ++i) packed.documents[i] = static_cast<int64_t>(i * 7 % 3) - 1;
   packed.shape.dtype = ir::DType::bf16;
   cases.push_back(packed);  // documents that come again, in no order
@@ -192,8 +193,8 @@ std::vector<Case> cases() {
   for (const auto dtype : {ir::DType::f32, ir::DType::bf16})
     for (const auto& positions : std::vector<std::vector<ir::PositionRun>>{
              {{0, 50}, {150, 50}}, {{50, 25}, {125, 25}}, {{64, 70}, {136, 64}}, {{0, 100}}, {{3, 130}}, {{199, 1}}})
-      for (const bool has_documents : {false, true}) {
-        Case part = {packed.shape, has_documents ? packed.documents : std::vector<int64_t>(), positions};
+      for (const auto& documents : {std::vector<int64_t>(), packed.documents, blocks}) {
+        Case part = {packed.shape, documents, positions};
         part.shape.dtype = dtype;
         part.shape.is_part = true;
         part.shape.queries = 0;

@@ -248,10 +248,10 @@ void check_part(RuleContext& context, size_t mask, size_t query) {
   const int64_t rows = context.tensor(query, 4).shape()[2], length = context.tensor(query + 1, 4).shape()[2];
   if (rows == 0 || length % ranks != 0 || length / ranks != rows)
     context.stop(concat("has ", rows, " queries and ", length, " keys over ", ranks, " ranks"),
-                 concat("expected as many keys as all ranks have queries, ", rows * ranks));
+                 "expected as many keys as all ranks have queries together");
   if (balanced && rows % 2 != 0)
     context.stop(concat("has balanced=true and ", rows, " queries"),
-                 concat("expected an even number: the sequence is cut into ", 2 * ranks, " equal chunks"));
+                 "expected an even number: a rank has two equal chunks of the sequence");
 }
 
 }  // namespace
