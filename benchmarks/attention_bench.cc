@@ -16,6 +16,8 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/exec/planned/attention_call.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/sequence_order.h"
+#include "sfsdp/kernels/attention.h"
 
 namespace {
 
@@ -72,8 +74,8 @@ void measure(const Shape& s, at::ScalarType dtype) {
   const std::vector<at::Tensor> in = {random_heads(s, s.heads, dtype), random_heads(s, s.groups, dtype),
                                       random_heads(s, s.groups, dtype), random_heads(s, s.heads, dtype)};
   const ir::Graph graph = graph_of(s, dtype);
-  exec::AttentionCall own_forward(*graph.find_value("o")->producer()),
-      own_backward(*graph.find_value("gq")->producer());
+  exec::AttentionCall own_forward(*graph.find_value("o")->producer(), {}),
+      own_backward(*graph.find_value("gq")->producer(), {});
   std::vector<at::Tensor> aten(5), own(5);  // out, three gradients, logarithms
   const std::vector<std::function<void()>> runs = {
       [&] {
@@ -112,6 +114,63 @@ void measure(const Shape& s, at::ScalarType dtype) {
   std::fflush(stdout);
 }
 
+// Forward and backward of each rank's part of a causal sequence, and what a share of the whole would take.
+void measure_parts(const Shape& s, at::ScalarType dtype, int64_t ranks) {
+  const std::vector<at::Tensor> in = {random_heads(s, s.heads, dtype), random_heads(s, s.groups, dtype),
+                                      random_heads(s, s.groups, dtype), random_heads(s, s.heads, dtype)};
+  const auto heads_of = [](const at::Tensor& t) {
+    return kernels::Heads{t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+  };
+  const auto milliseconds = [&](const std::vector<ir::PositionRun>& positions) {
+    kernels::AttentionShape shape = {s.batch,
+                                     s.heads,
+                                     s.groups,
+                                     s.length,
+                                     s.length,
+                                     s.width,
+                                     true,
+                                     1 / std::sqrt(static_cast<float>(s.width)),
+                                     dtype == at::kFloat ? ir::DType::f32 : ir::DType::bf16};
+    shape.is_part = !positions.empty();
+    if (shape.is_part) shape.queries = s.length / ranks;
+    const auto rows = [&](const at::Tensor& t) { return t.narrow(2, 0, shape.queries); };
+    const at::Tensor out = at::empty_like(in[0]), dq = at::empty_like(in[0]), dk = at::empty_like(in[1]),
+                     dv = at::empty_like(in[2]), sums = at::empty({s.batch, s.heads, shape.queries});
+    kernels::Attention attention = {.shape = shape,
+                                    .query = heads_of(rows(in[0])),
+                                    .key = heads_of(in[1]),
+                                    .value = heads_of(in[2]),
+                                    .out = heads_of(rows(out)),
+                                    .log_sum = {sums.data_ptr<float>(), sums.stride(0), sums.stride(1), sums.stride(2)},
+                                    .grad_out = heads_of(rows(in[3])),
+                                    .grad_query = heads_of(rows(dq)),
+                                    .grad_key = heads_of(dk),
+                                    .grad_value = heads_of(dv)};
+    std::ranges::copy(positions, attention.positions);
+    std::vector<double> ms;
+    for (int round = 0; round < 5; ++round) {
+      const auto begin = Clock::now();
+      kernels::attend(attention, 0, kernels::units_of(shape));
+      kernels::attend_backward(attention, 0, kernels::units_of(shape));
+      ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+    }
+    std::ranges::sort(ms);
+    return ms[2];
+  };
+  std::printf("%-8s %lld ranks of %lld x %lld/%lld heads, %lld x %lld: a share of the whole takes %.1f ms;",
+              dtype == at::kFloat ? "float32" : "bfloat16", static_cast<long long>(ranks),
+              static_cast<long long>(s.batch), static_cast<long long>(s.heads), static_cast<long long>(s.groups),
+              static_cast<long long>(s.length), static_cast<long long>(s.width),
+              milliseconds({}) / static_cast<double>(ranks));
+  for (const bool balanced : {true, false}) {
+    std::printf(balanced ? " balanced" : ", natural");
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      std::printf(" %.1f", milliseconds(ir::positions_of_rank({s.length, ranks, balanced}, rank)));
+  }
+  std::printf(" ms\n");
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 void measure_attention() {
@@ -122,4 +181,5 @@ void measure_attention() {
     for (const Shape& shape :
          {Shape{2, 12, 4, 256, 64}, Shape{2, 12, 12, 256, 64}, Shape{1, 16, 16, 2048, 16}, Shape{1, 8, 8, 1024, 128}})
       measure(shape, dtype);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) measure_parts({1, 4, 2, 4096, 64}, dtype, 4);
 }

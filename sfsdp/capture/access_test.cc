@@ -256,6 +256,9 @@ constexpr const char* kOwnOps[] = {
     "1, 4}",
     "%o1, %o2, %o3 = sdpa_backward %o, %q, %q, %q, %q, %lse, %i2 documents=true dropout_p=0.0 is_causal=true : "
     "f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3, 8]{96, 8, 32, 1}",
+    "%o1, %o2 = sdpa %q, %q, %q, none axis=a is_causal=true : f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3]{12, 1, 4}",
+    "%o1, %o2, %o3 = sdpa_backward %o, %q, %q, %q, %q, %lse, %i2 axis=a documents=true dropout_p=0.0 is_causal=true : "
+    "f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3, 8]{96, 8, 32, 1}",
     "%o1, %o2, %o3 = cross_entropy %x, %i ignore_index=-100 reduction=1 : f32[], f32[], f32[6]",
     "%o1, %o2, %o3 = cross_entropy %x, %i ignore_index=-100 reduction=2 : f32[], f32[], f32[6]",
     "%o1, %o2, %o3 = cross_entropy %x, %i ignore_index=-100 reduction=0 : f32[6], f32[], f32[6]",

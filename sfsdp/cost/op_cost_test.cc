@@ -227,6 +227,28 @@ bwd:
   CHECK(flops == causal[1].flops);
 }
 
+TEST_CASE(
+    "kernels: attention of a part counts its share of the triangle, the mean over the ranks, and reads all keys") {
+  const auto kernels = [&](int64_t ranks, const std::string& axis) {
+    const std::string q = concat("bf16[2, 4, ", 64 / ranks, ", 128]"), k = "bf16[2, 2, 64, 128]";
+    const std::string sums = concat("f32[2, 4, ", 64 / ranks, "]"), attrs = concat(axis, " is_causal=true : ");
+    const ir::Graph graph = ir::parse_or_throw(
+        concat("graph mesh [cp=", ranks, "] view local\n  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
+               "\nfwd:\n  %o, %l = sdpa %q, %k, %k, none", attrs, q, ", ", sums,
+               "\nbwd:\n  %a, %b, %c = sdpa_backward %o, %q, %k, %k, %o, %l, none dropout_p=0.0", attrs, q, ", ", k,
+               ", ", k, "\n  return %a, %b, %c\n"));
+    return price_kernels(graph, unit_machine(), Execution::Fused).kernels;
+  };
+  const auto whole = kernels(1, "");
+  for (const char* axis : {" axis=cp", " axis=cp balanced=true"}) {
+    const auto part = kernels(4, axis);
+    REQUIRE(part.size() == 2);
+    for (const size_t i : {0u, 1u}) CHECK(part[i].flops == whole[i].flops / 4);
+    // q, o and lse of 16 queries; keys and values, one tensor here, of 64
+    CHECK(part[0].bytes == 2 * (2 * 4 * 16 * 128 * 2) + 2 * 4 * 16 * 4 + 2 * 2 * 64 * 128 * 2);
+  }
+}
+
 TEST_CASE("kernels: narrow heads are slower per flop, wide ones no faster than 128") {
   Machine m = unit_machine();
   m.memory_bandwidth = 1e9;

@@ -38,12 +38,16 @@ constexpr int64_t kCommunicator = 80 * kMiB;
 // ranks are one text.
 constexpr int64_t kCpuTile = kKiB * (512 + 2 + 128), kCpuThreads = 16;
 
-// The mask of documents: where two tokens are in one, where the key is no later, and what is added to the scores.
+// The mask of documents, or of the positions of a part's queries: where two tokens are in one document, where the key is no later,
+// and what is added to the scores. sfsdp's own kernel makes none.
 int64_t mask_bytes(const Op& op, const Target& target) {
-  if (!target.masks_documents || !op.attr_or("documents", false)) return 0;
-  const auto& documents = op.operands.back()->type();  // [batch, positions]
+  const bool documents = op.attr_or("documents", false), part = op.has_attr("axis");
+  if (!target.masks_documents || (!documents && !part)) return 0;
+  if (op.attr_or<std::string>("attention_kernel", "") == "sfsdp.flash") return 0;
+  const size_t query = op.is("sdpa_backward") ? 1 : 0;
+  const auto queries = op.operands[query]->type().shape(), keys = op.operands[query + 1]->type().shape();
   const auto width = static_cast<int64_t>(ir::size_in_bytes(op.result()->type().dtype));
-  return documents.numel() * documents.shape().back() * (width + 2);
+  return (documents ? keys[0] : 1) * queries[2] * keys[2] * (width + 2);
 }
 
 // FlashAttention's backward (csrc/flash_attn/flash_api.cpp, mha_bwd): dq in f32 with lengths rounded up to 128 and widths to 32, a

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 
@@ -110,6 +111,16 @@ TEST_CASE("workspaces: a processor's attention makes a mask of the documents, a 
   // 2 x 130 x 130 x (2 + 1 + 1) bytes are 135,200: 34 pages.
   CHECK(bytes(causal, cpu_target()) == 10518528);
   CHECK(bytes(documents, cpu_target()) == 10518528 + 34 * 4096);
+  // A part, 65 of 130 queries, has half as many, 67,600 bytes, 17 pages; without documents one for all samples, 9 pages.
+  const auto part = [](const std::string& fourth, const std::string& attrs) {
+    return concat(
+        "  %d = full value=1 : i64[2, 130]\n  %p = aten.slice.Tensor %q dim=2 end=65 start=0 : "
+        "bf16[2, 4, 65, 40]{20800, 5200, 40, 1}\n  %a, %b = sdpa %p, %q, %q, ",
+        fourth, " axis=cp is_causal=true", attrs, " : bf16[2, 4, 65, 40], f32[2, 4, 65]\n");
+  };
+  CHECK(bytes(part("%d", " documents=true"), cpu_target()) == 10518528 + 17 * 4096);
+  CHECK(bytes(part("none", ""), cpu_target()) == 10518528 + 9 * 4096);
+  CHECK(bytes(part("%d", " attention_kernel=sfsdp.flash documents=true"), cpu_target()) == 10518528);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/pack_into.h"
+#include "sfsdp/exec/sequence.h"
 #include "sfsdp/exec/vocabulary.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
@@ -284,6 +285,8 @@ constexpr Row kKernels[] = {
     {"cross_entropy_parts", &cross_entropy_parts},
     {"cross_entropy_of_parts", &cross_entropy_of_parts},
     {"cross_entropy_backward", &cross_entropy_backward_of_part},
+    {"sdpa", &attention_of_part},
+    {"sdpa_backward", &attention_backward_of_part},
     {"view", &view},
     {"gradient", &identity},
     {"full", &full},

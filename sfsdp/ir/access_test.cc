@@ -38,6 +38,7 @@ std::string reads_of(const std::string& op) {
   %m = param name=m : f32[4, 4]
   %i = param name=i : i64[6]
   %j = param name=j : i64[2, 3]
+  %j5 = param name=j5 : i64[2, 5]
   %q = param name=q : f32[2, 4, 3, 8]
   %k = param name=k : f32[2, 2, 5, 8]
 fwd:
@@ -108,6 +109,10 @@ TEST_CASE("access: products, attention, windows and indexes read other places") 
         "others, others, others; row of 8, others, - (alone)");
   CHECK(reads_of("%o, %l = sdpa %q, %q, %q, %j documents=true is_causal=true : f32[2, 4, 3, 8], f32[2, 4, 3]") ==
         "others, others, others, others; row of 8, others, -, others (alone)");
+  // of a part, 3 of 5 queries, with the documents of all
+  CHECK(
+      reads_of("%o, %l = sdpa %q, %k, %k, %j5 axis=a documents=true is_causal=true : f32[2, 4, 3, 8], f32[2, 4, 3]") ==
+      "others, others, others, others; row of 8, others, -, others (alone)");
   CHECK(reads_of("%y = embedding %m, %i : f32[6, 4]") == "others, element (alone)");
   CHECK(reads_of("%y = aten.flip %x dims=[0] : f32[6, 4]") == "others (alone)");
   CHECK(reads_of("%y = pad %x dim=0 size=8 : f32[8, 4]") == "others (alone)");

@@ -35,7 +35,7 @@ std::string to_string(const Affine& affine);
 // Whether the op has one of these forms.
 bool is_by_rank(const Op& op);
 // The axes on which what an op does depends on the rank's coordinate, each once: those of these forms, and axis= of own_part and of
-// ops over a rank's part of a vocabulary (kByCoordinate).
+// ops over a rank's part of a vocabulary or of a sequence (kByCoordinate).
 std::vector<std::string> coordinate_axes(const Op& op);
 // Whether the last operand says how many rows there are.
 bool is_counted_in_memory(const Op& op);

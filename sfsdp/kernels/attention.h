@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "sfsdp/ir/sequence_order.h"
 #include "sfsdp/ir/type.h"
 
 namespace sfsdp::kernels {
@@ -15,12 +16,14 @@ namespace sfsdp::kernels {
 struct AttentionShape {
   int64_t batch = 1, heads = 1, groups = 1;  // each group of heads / groups heads shares keys and values
   int64_t queries = 1, keys = 1, width = 16;
-  bool causal = false;  // query i sees keys 0 to i
+  bool causal = false;  // a query sees keys 0 to its own position
   float scale = 1;      // of the scores, above 0
   ir::DType dtype = ir::DType::f32;
+  bool is_part = false;  // Attention::positions says where the queries stand; else query i stands at i
 };
 
-// Whether the functions below compute it: f32 or bf16, widths of 16 to 256 in steps of 16; if causal, as many keys as queries.
+// Whether the functions below compute it: f32 or bf16, widths of 16 to 256 in steps of 16; if causal, as many keys as
+// queries; of a part, which is causal, at least as many.
 bool can_attend(const AttentionShape& shape);
 
 // [batch, heads, rows, width]: where element (b, h, r, i) is, in elements: b · batch + h · head + r · row + i.
@@ -38,11 +41,12 @@ struct Attention {
   AttentionShape shape;
   Heads query, key, value;  // of shape.dtype; key and value: [batch, groups, keys, width]
   const int64_t* documents =
-      nullptr;     // [batch, queries], contiguous: a query sees keys of its own document alone; null: all
+      nullptr;     // [batch, keys], contiguous: a query sees keys of its own document alone; null: all
   Heads out;       // as query
   Rows log_sum;    // of each query: the logarithm of the sum of exp(scale · score)
   Heads grad_out;  // backward alone, as query, as are the next three
   Heads grad_query, grad_key, grad_value;
+  ir::PositionRun positions[2] = {};  // of a part's queries, one run after the other; the second may be empty
 };
 
 // Units of work that do not touch each other's results: shape.batch · shape.groups. Threads may take parts of them.

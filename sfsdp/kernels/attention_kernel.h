@@ -27,7 +27,8 @@ void transpose(const Block& block, int64_t count, int64_t width, float* to) {
     for (int64_t i = 0; i < width; ++i) to[i * kTile + q] = q < count ? block.data[q * block.row + i] : 0.0f;
 }
 
-void forward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, float* space) {
+void forward_tile(const AttentionUnit& unit, const Queries& tile, float* space) {
+  const auto [head, first, count, position] = tile;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const int64_t block = kTile * s.width;
@@ -37,14 +38,14 @@ void forward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64_
   begin(softmax);
   transpose(rows_of(a.query, unit.sample, head, first, count, s, key_space), count, s.width, queries);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys;
+  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
   for (int64_t k = 0; k < end; k += kTile) {
     const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, first, count, k, keys)) continue;
+    if (is_hidden(unit, position, count, k, keys)) continue;
     const Block key = rows_of(a.key, unit.sample, unit.group, k, keys, s, key_space);
     multiply(key.data, key.row, 1, queries, kTile, scores, kTile, keys, kTile, s.width, false);
-    mask(unit, first, k, keys, scores);
+    mask(unit, position, k, keys, scores);
     add_keys(softmax, scores, keys, scale, [&](int64_t q, V base) {
       V added = V{};
       for (int64_t r = 0; r < keys; ++r) {
@@ -63,8 +64,7 @@ void forward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64_
 }
 
 void attention_forward(const AttentionUnit& unit) {
-  for_tiles(unit,
-            [&](int64_t head, int64_t first, int64_t count) { forward_tile(unit, head, first, count, unit.scratch); });
+  for_tiles(unit, [&](const Queries& tile) { forward_tile(unit, tile, unit.scratch); });
 }
 
 // What backward keeps of a block of queries, and the sums of the unit.
@@ -87,7 +87,8 @@ BackwardSpace backward_space(float* scratch, const AttentionShape& s) {
   return space;
 }
 
-void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, const BackwardSpace& space) {
+void backward_tile(const AttentionUnit& unit, const Queries& tile, const BackwardSpace& space) {
+  const auto [head, first, count, position] = tile;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   float base[kTile], delta[kTile];
@@ -99,15 +100,15 @@ void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64
   transpose(queries, count, s.width, space.queries_across);
   transpose(grads, count, s.width, space.grads_across);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys;
+  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
   for (int64_t k = 0; k < end; k += kTile) {
     const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, first, count, k, keys)) continue;
+    if (is_hidden(unit, position, count, k, keys)) continue;
     const Block key = rows_of(a.key, unit.sample, unit.group, k, keys, s, space.key);
     const Block value = rows_of(a.value, unit.sample, unit.group, k, keys, s, space.value);
     multiply(key.data, key.row, 1, space.queries_across, kTile, space.weights, kTile, keys, kTile, s.width, false);
-    mask(unit, first, k, keys, space.weights);
+    mask(unit, position, k, keys, space.weights);
     multiply(value.data, value.row, 1, space.grads_across, kTile, space.slopes, kTile, keys, kTile, s.width, false);
     for (int64_t r = 0; r < keys; ++r)
       for (int64_t q = 0; q < kTile; q += kLanes) {
@@ -128,8 +129,7 @@ void backward_tile(const AttentionUnit& unit, int64_t head, int64_t first, int64
 
 void attention_backward(const AttentionUnit& unit) {
   const BackwardSpace space = backward_space(unit.scratch, unit.attention->shape);
-  add_gradients(unit, space,
-                [&](int64_t head, int64_t first, int64_t count) { backward_tile(unit, head, first, count, space); });
+  add_gradients(unit, space, [&](const Queries& tile) { backward_tile(unit, tile, space); });
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ SFSDP_INLINE void store_pair(V even, V odd, uint32_t* to) {
   __builtin_memcpy(to, &both, sizeof both);
 }
 
-void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, float* space) {
+void forward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, float* space) {
+  const auto [head, first, count, position] = tile;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const int64_t block = kTile * s.width;
@@ -60,14 +61,14 @@ void forward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t firs
   begin(softmax);
   pairs_across(narrow_rows(a.query, unit.sample, head, first), count, s.width, queries);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys;
+  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
   for (int64_t k = 0; k < end; k += kTile) {
     const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, first, count, k, keys)) continue;
+    if (is_hidden(unit, position, count, k, keys)) continue;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k);
     multiply(key.data, key.row, 2, queries, kTile, scores, kTile, keys, kTile, s.width / 2, false);
-    mask(unit, first, k, keys, scores);
+    mask(unit, position, k, keys, scores);
     add_keys(softmax, scores, keys, scale, [&](int64_t q, V base) {
       V added = V{};
       for (int64_t r = 0; r < keys; r += 2) {
@@ -112,8 +113,8 @@ PairsSpace pairs_space(float* scratch, const AttentionShape& s) {
   return p;
 }
 
-void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count,
-                            const PairsSpace& p) {
+void backward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, const PairsSpace& p) {
+  const auto [head, first, count, position] = tile;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   float base[kTile], delta[kTile];
@@ -126,15 +127,15 @@ void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t fir
   pair_rows(queries, count, s.width, p.queries);
   pair_rows(grads, count, s.width, p.grads);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(first + count, s.keys) : s.keys, query_pairs = (count + 1) / 2;
+  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys, query_pairs = (count + 1) / 2;
   bool begun = false;
   for (int64_t k = 0; k < end; k += kTile) {
     const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, first, count, k, keys)) continue;
+    if (is_hidden(unit, position, count, k, keys)) continue;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k),
                  value = narrow_rows(a.value, unit.sample, unit.group, k);
     multiply(key.data, key.row, 2, p.queries_across, kTile, p.scores, kTile, keys, kTile, s.width / 2, false);
-    mask(unit, first, k, keys, p.scores);
+    mask(unit, position, k, keys, p.scores);
     multiply(value.data, value.row, 2, p.grads_across, kTile, p.slopes, kTile, keys, kTile, s.width / 2, false);
     for (int64_t r = 0; r < keys; ++r)
       for (int64_t q = 0; q < kTile; q += kLanes) {
@@ -160,16 +161,12 @@ void backward_tile_of_pairs(const AttentionUnit& unit, int64_t head, int64_t fir
 }
 
 void forward_of_pairs(const AttentionUnit& unit) {
-  for_tiles(unit, [&](int64_t head, int64_t first, int64_t count) {
-    forward_tile_of_pairs(unit, head, first, count, unit.scratch);
-  });
+  for_tiles(unit, [&](const Queries& tile) { forward_tile_of_pairs(unit, tile, unit.scratch); });
 }
 
 void backward_of_pairs(const AttentionUnit& unit) {
   const PairsSpace space = pairs_space(unit.scratch, unit.attention->shape);
-  add_gradients(unit, space, [&](int64_t head, int64_t first, int64_t count) {
-    backward_tile_of_pairs(unit, head, first, count, space);
-  });
+  add_gradients(unit, space, [&](const Queries& tile) { backward_tile_of_pairs(unit, tile, space); });
 }
 
 void attention_forward_of_any(const AttentionUnit& unit) {

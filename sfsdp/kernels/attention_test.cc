@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "sfsdp/base/half.h"
+#include "sfsdp/ir/parser.h"
 #include "sfsdp/kernels/family.h"
+#include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::kernels {
 namespace {
@@ -48,7 +50,16 @@ struct Tensor {
 
 struct Case {
   AttentionShape shape;
-  std::vector<int64_t> documents;  // [batch, queries]
+  std::vector<int64_t> documents;               // [batch, keys]
+  std::vector<ir::PositionRun> positions = {};  // of the queries of a part
+
+  int64_t position(int64_t query) const {
+    for (const ir::PositionRun& run : positions) {
+      if (query < run.count) return run.first + query;
+      query -= run.count;
+    }
+    return query;
+  }
 };
 
 struct Data {
@@ -70,11 +81,16 @@ struct Data {
   }
   Attention attention(const Case& given) {
     const AttentionShape& s = given.shape;
+    Attention attention = whole(s, given.documents);
+    std::ranges::copy(given.positions, attention.positions);
+    return attention;
+  }
+  Attention whole(const AttentionShape& s, const std::vector<int64_t>& documents) {
     return {s,
             query.view(),
             key.view(),
             value.view(),
-            given.documents.empty() ? nullptr : given.documents.data(),
+            documents.empty() ? nullptr : documents.data(),
             out.view(),
             {log_sum.data(), s.heads * s.queries, 1, s.heads},
             grad_out.view(),
@@ -112,8 +128,9 @@ Expected expected(const Case& given, const Data& d) {
         for (int64_t k = 0; k < s.keys; ++k) {
           double score = 0;
           for (int64_t i = 0; i < s.width; ++i) score += d.query.get(b, h, q, i) * d.key.get(b, g, k, i);
-          const auto document = [&](int64_t at) { return given.documents[static_cast<size_t>(b * s.queries + at)]; };
-          const bool hidden = (s.causal && k > q) || (!given.documents.empty() && document(q) != document(k));
+          const auto document = [&](int64_t at) { return given.documents[static_cast<size_t>(b * s.keys + at)]; };
+          const int64_t at = given.position(q);
+          const bool hidden = (s.causal && k > at) || (!given.documents.empty() && document(at) != document(k));
           p[static_cast<size_t>(k)] = hidden ? -std::numeric_limits<double>::infinity() : score * s.scale;
           most = std::max(most, p[static_cast<size_t>(k)]);
         }
@@ -168,9 +185,22 @@ std::vector<Case> cases() {
   Case packed = {{2, 4, 2, 200, 200, 32, true, 0.2F, ir::DType::f32}, {}};
   for (int64_t i = 0; i < 400; ++i) packed.documents.push_back(i % 200 < 30 ? 5 : i % 200 < 140 ? 8 : 9 + i / 200);
   cases.push_back(packed);
+  const std::vector<int64_t> blocks = packed.documents;  // of which a tile of queries sees no key of most
   for (size_t i = 0; i < packed.documents.size(); ++i) packed.documents[i] = static_cast<int64_t>(i * 7 % 3) - 1;
   packed.shape.dtype = ir::DType::bf16;
   cases.push_back(packed);  // documents that come again, in no order
+  // Parts of those 200 positions: within one tile of keys and over several, at the start, in the middle and at the end.
+  for (const auto dtype : {ir::DType::f32, ir::DType::bf16})
+    for (const auto& positions : std::vector<std::vector<ir::PositionRun>>{
+             {{0, 50}, {150, 50}}, {{50, 25}, {125, 25}}, {{64, 70}, {136, 64}}, {{0, 100}}, {{3, 130}}, {{199, 1}}})
+      for (const auto& documents : {std::vector<int64_t>(), packed.documents, blocks}) {
+        Case part = {packed.shape, documents, positions};
+        part.shape.dtype = dtype;
+        part.shape.is_part = true;
+        part.shape.queries = 0;
+        for (const ir::PositionRun& run : positions) part.shape.queries += run.count;
+        cases.push_back(part);
+      }
   return cases;
 }
 
@@ -181,7 +211,7 @@ void run_units(const Family& family, const Attention& attention, const std::vect
   float* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64 / sizeof(float);
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t g = 0; g < s.groups; ++g) {
-      const AttentionUnit unit = {&attention, b, g, documents.empty() ? nullptr : documents.data() + b * s.queries,
+      const AttentionUnit unit = {&attention, b, g, documents.empty() ? nullptr : documents.data() + b * s.keys,
                                   aligned};
       family.attend(unit);
       family.attend_backward(unit);
@@ -229,6 +259,47 @@ TEST_CASE("attention: units may be computed in parts, and by themselves have the
   CHECK(whole.grad_query.wide == parts.grad_query.wide);
 }
 
+TEST_CASE("attention: a part of all queries has the bits of the whole, one of some their results") {
+  const Case given = {{2, 4, 2, 200, 200, 32, true, 0.2F, ir::DType::f32}, {}};
+  Case all = given, late = given;
+  all.shape.is_part = late.shape.is_part = true;
+  all.positions = {{0, 200}};
+  late.shape.queries = 72;
+  late.positions = {{128, 72}};
+  Data whole(given.shape), as_part(given.shape), of_late(late.shape);
+  for (int64_t b = 0; b < 2; ++b)
+    for (int64_t r = 0; r < 72; ++r)
+      std::copy_n(whole.query.wide.data() + whole.query.at(b, 0, 128 + r, 0), whole.query.row(),
+                  of_late.query.wide.data() + of_late.query.at(b, 0, r, 0));
+  of_late.key = whole.key;
+  of_late.value = whole.value;
+  attend(whole.attention(given), 0, 4);
+  attend_backward(whole.attention(given), 0, 4);
+  attend(as_part.attention(all), 0, 4);
+  attend_backward(as_part.attention(all), 0, 4);
+  CHECK(whole.out.wide == as_part.out.wide);
+  CHECK(whole.log_sum == as_part.log_sum);
+  for (const auto grad : {&Data::grad_query, &Data::grad_key, &Data::grad_value})
+    CHECK((whole.*grad).wide == (as_part.*grad).wide);
+  attend(of_late.attention(late), 0, 4);  // begins with a tile, as the whole does there
+  for (int64_t b = 0; b < 2; ++b)
+    for (int64_t r = 0; r < 72; ++r)
+      for (int64_t i = 0; i < 32; ++i) REQUIRE(of_late.out.get(b, 3, r, i) == whole.out.get(b, 3, 128 + r, i));
+}
+
+TEST_CASE("attention: a part whose queries have no position, or one beyond the keys, is refused") {
+  Case given = {{1, 1, 1, 8, 20, 16, true, 1, ir::DType::f32}, {}, {{0, 4}, {16, 4}}};
+  given.shape.is_part = true;
+  Data d(given.shape);
+  attend(d.attention(given), 0, 1);
+  for (const auto& wrong : std::vector<std::vector<ir::PositionRun>>{
+           {{0, 4}, {17, 4}}, {{0, 4}, {16, 3}}, {{-1, 4}, {16, 4}}, {{0, 9}, {16, -1}}, {}}) {
+    given.positions = wrong;
+    CHECK_THROWS(attend(d.attention(given), 0, 1));
+    CHECK_THROWS(attend_backward(d.attention(given), 0, 1));
+  }
+}
+
 TEST_CASE("attention: a nan or an infinite score makes the results of its query nan, and no other's") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
     for (const Family& family : families()) {
@@ -257,9 +328,28 @@ TEST_CASE("attention: what it does not compute, it says") {
   CHECK_FALSE(with([](AttentionShape& s) { s.width = 24; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.width = 272; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.keys = 9; }));
+  CHECK(with([](AttentionShape& s) { s.keys = 9, s.is_part = true; }));
+  CHECK_FALSE(with([](AttentionShape& s) { s.keys = 7, s.is_part = true; }));
+  CHECK_FALSE(with([](AttentionShape& s) { s.is_part = true, s.causal = false; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.scale = -1; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.dtype = ir::DType::f64; }));
   CHECK_FALSE(with([](AttentionShape& s) { s.heads = 3, s.groups = 2; }));
+}
+
+TEST_CASE("attention of an op: a scale may be a whole number, queries may be a part, which only axis= makes them") {
+  const auto shape_of = [](const std::string& attrs) {
+    const ir::Graph graph = ir::parse_or_throw(
+        "graph mesh [cp=2] view local\n  %q = input name=q : f32[1, 2, 32, 16]\n  %k = input name=k : f32[1, 2, 64, "
+        "16]\n"
+        "fwd:\n  %o, %l = sdpa %q, %k, %k, none " +
+        attrs + " : f32[1, 2, 32, 16], f32[1, 2, 32]\n");
+    return attention_of(*graph.find_value("o")->producer());
+  };
+  CHECK(shape_of("scale=2").value().scale == 2);
+  CHECK(shape_of("scale=0.5").value().scale == 0.5F);
+  CHECK(shape_of("").value().scale == 0.25F);
+  CHECK(shape_of("axis=cp is_causal=true").value().is_part);
+  CHECK_FALSE(shape_of("is_causal=true"));
 }
 
 }  // namespace

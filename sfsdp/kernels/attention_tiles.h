@@ -23,6 +23,7 @@ void write_rows(const float* from, const float* factors, const Heads& heads, int
 }
 
 // Scores [keys][kTile] that a query may not see become -inf.
+//   first_query: the position of the first; the others of a tile follow it
 void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int64_t keys, float* scores) {
   const AttentionShape& shape = unit.attention->shape;
   const bool diagonal = shape.causal && first_key + keys - 1 > first_query;
@@ -36,7 +37,7 @@ void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int
       if (unit.documents) {
         I of_query;
         for (int i = 0; i < kLanes; ++i) {
-          const int64_t at = smaller(first_query + q + i, shape.queries - 1);
+          const int64_t at = smaller(first_query + q + i, shape.keys - 1);
           of_query[i] = unit.documents[at];
         }
         hidden |= of_query != unit.documents[first_key + k];
@@ -47,6 +48,7 @@ void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int
 }
 
 // Whether no query of the tile has a key of it in its document.
+//   first_query: its position
 bool is_hidden(const AttentionUnit& unit, int64_t first_query, int64_t queries, int64_t first_key, int64_t keys) {
   if (!unit.documents) return false;
   int32_t least_query = INT32_MAX, most_query = 0, least_key = INT32_MAX, most_key = 0;
@@ -110,13 +112,24 @@ void write_results(const AttentionUnit& unit, int64_t head, int64_t first, int64
   write_rows(result, softmax.shrink, a.out, unit.sample, head, first, count, a.shape);
 }
 
-// Calls tile(head, first query, queries) for all queries of the unit.
+// Queries first to first + count - 1 of a head, which stand at `position` and the next ones.
+struct Queries {
+  int64_t head, first, count, position;
+};
+
+// Calls tile(queries) for all queries of the unit, of one run of positions each, so that a tile's follow each other.
 template <class Tile>
 SFSDP_INLINE void for_tiles(const AttentionUnit& unit, const Tile& tile) {
   const AttentionShape& s = unit.attention->shape;
   const int64_t shared = s.heads / s.groups;
+  const ir::PositionRun whole[2] = {{0, s.queries}, {0, 0}};
+  const ir::PositionRun* runs = s.is_part ? unit.attention->positions : whole;
   for (int64_t head = unit.group * shared; head < (unit.group + 1) * shared; ++head)
-    for (int64_t q = 0; q < s.queries; q += kTile) tile(head, q, smaller(kTile, s.queries - q));
+    for (int64_t r = 0; r < 2; ++r) {
+      const int64_t before = r == 0 ? 0 : runs[0].count;
+      for (int64_t q = 0; q < runs[r].count; q += kTile)
+        tile(Queries{head, before + q, smaller(kTile, runs[r].count - q), runs[r].first + q});
+    }
 }
 
 // What backward reads of what forward has left: the logarithms of sums, and Σ result · gradient of each query; 0 beyond `count`.

@@ -23,7 +23,7 @@ inline constexpr int64_t kTile = 64;
 struct AttentionUnit {
   const Attention* attention = nullptr;
   int64_t sample = 0, group = 0;
-  const int32_t* documents = nullptr;  // by position: equal numbers are one document; null: all are
+  const int32_t* documents = nullptr;  // by key: equal numbers are one document; null: all are
   float* scratch = nullptr;            // scratch_floats() of them, 64-byte aligned
 };
 int64_t scratch_floats(const AttentionShape& shape, bool backward);

@@ -20,7 +20,8 @@ std::optional<AttentionShape> attention_of(const ir::Op& op) {
   if (masked || op.attr_or("dropout_p", 0.0) != 0) return std::nullopt;
   for (size_t i = 0; i < tensors; ++i)
     if (op.operands[i]->type().dtype != type.dtype) return std::nullopt;
-  const double* scale = op.find_attr<double>("scale");
+  const bool has_scale = op.find_attr<double>("scale") || op.find_attr<int64_t>("scale");
+  const double scale = has_scale ? ir::number_of(op, "scale") : 1 / std::sqrt(static_cast<double>(q[3]));
   const AttentionShape shape = {.batch = q[0],
                                 .heads = q[1],
                                 .groups = k[1],
@@ -28,8 +29,9 @@ std::optional<AttentionShape> attention_of(const ir::Op& op) {
                                 .keys = k[2],
                                 .width = q[3],
                                 .causal = op.attr_or("is_causal", false),
-                                .scale = static_cast<float>(scale ? *scale : 1 / std::sqrt(static_cast<double>(q[3]))),
-                                .dtype = type.dtype};
+                                .scale = static_cast<float>(scale),
+                                .dtype = type.dtype,
+                                .is_part = op.has_attr("axis")};
   return can_attend(shape) ? std::optional(shape) : std::nullopt;
 }
 

@@ -11,7 +11,7 @@
 namespace sfsdp::kernels {
 
 // sfsdp.flash: sdpa and sdpa_backward, all operands of one dtype, without dropout or a mask but that of documents, that can_attend
-// takes; else nullopt.
+// takes, of a part of the queries (axis=) too; else nullopt.
 std::optional<AttentionShape> attention_of(const ir::Op& op);
 
 // An op on elements as the block machine has it (pointwise.h): what it computes, of which operands. Tensors in float32 or bfloat16,

@@ -3,7 +3,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
+#include "sfsdp/exec/sequence.h"
 #include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
@@ -13,10 +16,11 @@ kernels::Heads heads_of(const at::Tensor& t) { return {t.data_ptr(), t.stride(0)
 
 }  // namespace
 
-AttentionCall::AttentionCall(const ir::Op& op) : OwnCall(op), backward_(op.is("sdpa_backward")) {
+AttentionCall::AttentionCall(const ir::Op& op, const Groups& groups) : OwnCall(op), backward_(op.is("sdpa_backward")) {
   const auto shape = kernels::attention_of(op);
   SFSDP_CHECK(shape, op.opcode, " %", op.result()->name(), " is not what sfsdp.flash computes");
   shape_ = *shape;
+  if (shape_.is_part) positions_ = own_positions(op, groups);
 }
 
 bool AttentionCall::can_write(size_t index, const at::Tensor& place) const {
@@ -44,6 +48,7 @@ std::span<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands, c
       .grad_query = {},
       .grad_key = {},
       .grad_value = {}};
+  std::ranges::copy(positions_, attention.positions);
   if (backward_) {
     grad = by_row(operands[0]);
     attention.grad_out = heads_of(grad);

@@ -2,6 +2,8 @@
 // Attention by sfsdp's own kernel (kernels/attention.h).
 #pragma once
 
+#include <vector>
+
 #include "sfsdp/exec/planned/own_call.h"
 #include "sfsdp/kernels/attention.h"
 
@@ -9,8 +11,9 @@ namespace sfsdp::exec {
 
 class AttentionCall final : public OwnCall {
  public:
-  //   op: sdpa or sdpa_backward with attention_kernel=sfsdp.flash
-  explicit AttentionCall(const ir::Op& op);
+  //   op:     sdpa or sdpa_backward with attention_kernel=sfsdp.flash
+  //   groups: with that of the op's axis=, if it has one
+  AttentionCall(const ir::Op& op, const Groups& groups);
 
   std::span<at::Tensor> run(std::span<const at::Tensor> operands, const StepScalars& scalars) override;
 
@@ -19,6 +22,7 @@ class AttentionCall final : public OwnCall {
 
   bool backward_;
   kernels::AttentionShape shape_;
+  std::vector<ir::PositionRun> positions_;  // of the rank's queries, with axis=
 };
 
 }  // namespace sfsdp::exec

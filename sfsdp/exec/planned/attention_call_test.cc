@@ -86,7 +86,7 @@ TEST_CASE("attention by sfsdp's kernel is no further from float64 than by LibTor
       return results;
     };
     using Operands = std::vector<at::Tensor>;
-    AttentionCall own_forward(forward), own_backward(backward);
+    AttentionCall own_forward(forward, {}), own_backward(backward, {});
     const auto own = run([&](const Operands& o) { return own_forward.run(o, {}); },
                          [&](const Operands& o) { return own_backward.run(o, {}); });
     CanonicalCall aten_forward(forward, {}, Rng::Counter), aten_backward(backward, {}, Rng::Counter);
@@ -107,7 +107,7 @@ TEST_CASE("attention by sfsdp's kernel writes where it is told, in the type's st
   const Case c = {1, 4, 2, 40, 16, at::kFloat, false};
   const ir::Graph graph = graph_of(c);
   const ir::Op& op = *graph.find_value("o")->producer();
-  AttentionCall call(op);
+  AttentionCall call(op, {});
   const auto make = [&](int64_t heads) { return at::randn({c.batch, c.length, heads, c.width}).transpose(1, 2); };
   const std::vector<at::Tensor> in = {make(4), make(2), make(2), at::Tensor()};
   const at::Tensor fresh_out = call.run(in, {})[0].clone(), fresh_sums = call.run(in, {})[1].clone();

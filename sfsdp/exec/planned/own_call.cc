@@ -51,7 +51,8 @@ at::Tensor by_row(const at::Tensor& tensor) {
 }
 
 std::unique_ptr<OwnCall> make_own_call(const ir::Op& op, const ir::Op* within, const Groups& groups) {
-  if (op.attr_or<std::string>("attention_kernel", "") == "sfsdp.flash") return std::make_unique<AttentionCall>(op);
+  if (op.attr_or<std::string>("attention_kernel", "") == "sfsdp.flash")
+    return std::make_unique<AttentionCall>(op, groups);
   if (op.attr_or<std::string>("row_kernel", "") != "sfsdp.rows") return nullptr;
   SFSDP_CHECK(kernels::computes_rows(op), op.opcode, " %", op.result()->name(), " is not what sfsdp.rows computes");
   if (op.is("adamw", "adam")) return std::make_unique<AdamCall>(op, within, groups);

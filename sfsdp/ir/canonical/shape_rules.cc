@@ -226,10 +226,32 @@ void check_documents(RuleContext& context, size_t index, size_t query) {
   if (!context.flag("is_causal"))
     context.stop("has documents=true without is_causal=true",
                  "expected both: a token attends to earlier ones of its document");
-  if (q[2] != k[2])
+  if (q[2] != k[2] && !context.op.has_attr("axis"))
     context.stop(concat("has ", q[2], " queries and ", k[2], " keys"), "expected as many: documents are of both");
   context.expect_dtype(DType::i64, context.operand(index).dtype, "the documents");
-  context.expect_shape({q[0], q[2]}, context.operand(index), "the documents");
+  context.expect_shape({q[0], k[2]}, context.operand(index), "the documents");
+}
+
+// Queries of the rank's part of a sequence, where axis= says so. Operands as in check_documents.
+void check_part(RuleContext& context, size_t mask, size_t query) {
+  const bool balanced = context.flag("balanced");
+  if (!context.op.has_attr("axis")) {
+    if (balanced) context.stop("has balanced=true", "expected axis= beside it, over which the queries are cut");
+    return;
+  }
+  const int64_t ranks = context.ranks();
+  if (!context.flag("is_causal"))
+    context.stop("has axis= without is_causal=true",
+                 "expected both: without a causal mask a part of the queries needs nothing to be said");
+  if (context.has_operand(mask) && !context.flag("documents"))
+    context.stop("has axis= and a mask", "expected none, or documents=true");
+  const int64_t rows = context.tensor(query, 4).shape()[2], length = context.tensor(query + 1, 4).shape()[2];
+  if (rows == 0 || length % ranks != 0 || length / ranks != rows)
+    context.stop(concat("has ", rows, " queries and ", length, " keys over ", ranks, " ranks"),
+                 "expected as many keys as all ranks have queries together");
+  if (balanced && rows % 2 != 0)
+    context.stop(concat("has balanced=true and ", rows, " queries"),
+                 "expected an even number: a rank has two equal chunks of the sequence");
 }
 
 }  // namespace
@@ -237,11 +259,13 @@ void check_documents(RuleContext& context, size_t index, size_t query) {
 void rule_sdpa(RuleContext& context) {
   aten_attention(context);
   check_documents(context, 3, 0);
+  check_part(context, 3, 0);
 }
 
 void rule_sdpa_backward(RuleContext& context) {
   aten_attention_backward(context);
   check_documents(context, 6, 1);
+  check_part(context, 6, 1);
 }
 
 // %weight [rows, width] %ids

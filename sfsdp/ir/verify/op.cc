@@ -31,10 +31,12 @@ void report_unknown(const Op& op, Report& report) {
                       : concat("did you mean ", near, '?'));
 }
 
-// What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it.
+// What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it, and attention over a
+// part of the queries as the whole one is, so that views of its results stay views.
 bool is_made_contiguous(const Op& op) {
   const OpRow* row = op.opcode.row();
-  return row && !is_aten(op.opcode) && row->alias == Alias::Fresh && !op.is("constant") && !is_canonical(op);
+  return row && row->cost != CostClass::Attention && !is_aten(op.opcode) && row->alias == Alias::Fresh &&
+         !op.is("constant") && !is_canonical(op);
 }
 
 // On every axis a value is in one state only.

@@ -417,17 +417,23 @@ struct Attention {
     const size_t batch = r / (heads * queries), head = r / queries % heads;
     return (batch * groups + head / (heads / groups)) * keys + j;
   }
+  // Where the query of row r of its head stands in the sequence, of which axis= cuts the queries.
+  size_t position(size_t r) const {
+    const auto rank = static_cast<size_t>(c.axis_rank), ranks = static_cast<size_t>(c.axis_ranks), half = queries / 2;
+    if (!c.op.attr_or("balanced", false)) return rank * queries + r;
+    return r < half ? rank * half + r : (2 * ranks - 1 - rank) * half + r - half;
+  }
   //   given: a mask, or with documents= the document of each position
   Softmax weights(size_t r, const Array* given) const {
     const Array* documents = c.op.attr_or("documents", false) ? given : nullptr;
     const Array* mask = documents ? nullptr : given;
-    const size_t row = r / (heads * queries) * keys;
+    const size_t row = r / (heads * queries) * keys, at = position(r % queries);
     std::vector<double> scores(keys);
     for (size_t j = 0; j < keys; ++j) {
       for (size_t d = 0; d < width; ++d) scores[j] += q.data[r * width + d] * k.data[key_row(r, j) * width + d];
       scores[j] *= scale();
-      if (c.op.attr_or("is_causal", false) && j > r % queries) scores[j] = -std::numeric_limits<double>::infinity();
-      if (documents && documents->data[row + j] != documents->data[row + r % queries])
+      if (c.op.attr_or("is_causal", false) && j > at) scores[j] = -std::numeric_limits<double>::infinity();
+      if (documents && documents->data[row + j] != documents->data[row + at])
         scores[j] = -std::numeric_limits<double>::infinity();
       if (mask) scores[j] += mask->data[(r % queries) * keys + j];
     }
