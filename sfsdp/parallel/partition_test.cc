@@ -166,7 +166,8 @@ TEST_CASE("partition: what must be whole is gathered before it") {
   )"));
 }
 
-// Views of a cut dimension: it may lead those it is joined with, or taken apart into, and moves with the others.
+// Views of a cut dimension: it may be joined with others, or taken apart, and moves with the others. Joined with what stands before it,
+// it is cut in blocks.
 TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
   const ir::Graph graph = cut(R"(
     graph mesh [] view global
@@ -191,13 +192,15 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %a = aten.view %h size=[2, 3, 2, 6] : f32[2, 3, 2/tp, 6]
       %b = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
       %c = aten.clone %b memory_format=0 : f32[2, 2/tp, 3, 6]
-      %c.parts = aten.view %c size=[2, 1, 2, 3, 6] : f32[2, 1/tp, 2, 3, 6]
-      %c.front = aten.permute %c.parts dims=[1, 0, 2, 3, 4] : f32[1/tp, 2, 2, 3, 6]
-      %c.all = all_gather %c.front axis=tp dim=0 : f32[2, 2, 2, 3, 6]
-      %c.back = aten.permute %c.all dims=[1, 0, 2, 3, 4] : f32[2, 2, 2, 3, 6]{36, 72, 18, 6, 1}
-      %c.dense = aten.clone %c.back memory_format=0 : f32[2, 2, 2, 3, 6]
-      %c.whole = aten.view %c.dense size=[2, 4, 3, 6] : f32[2, 4, 3, 6]
-      %d = aten.view %c.whole size=[8, 18] : f32[8, 18]
+      %d = aten.view %c size=[4, 18] : f32[4/tp:2, 18]
+      %d.blocks = aten.view %d size=[2, 2, 18] : f32[2, 2/tp, 18]
+      %d.blocks.parts = aten.view %d.blocks size=[2, 1, 2, 18] : f32[2, 1/tp, 2, 18]
+      %d.blocks.front = aten.permute %d.blocks.parts dims=[1, 0, 2, 3] : f32[1/tp, 2, 2, 18]
+      %d.blocks.all = all_gather %d.blocks.front axis=tp dim=0 : f32[2, 2, 2, 18]
+      %d.blocks.back = aten.permute %d.blocks.all dims=[1, 0, 2, 3] : f32[2, 2, 2, 18]{36, 72, 18, 1}
+      %d.blocks.dense = aten.clone %d.blocks.back memory_format=0 : f32[2, 2, 2, 18]
+      %d.blocks.whole = aten.view %d.blocks.dense size=[2, 4, 18] : f32[2, 4, 18]
+      %d.blocks.whole.whole = aten.view %d.blocks.whole size=[8, 18] : f32[8, 18]
       %n = aten.neg %b : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
       %n.flat = aten.permute %n dims=[0, 2, 1, 3] : f32[2, 3, 2/tp, 6]
       %n.flat.parts = aten.view %n.flat size=[2, 3, 1, 2, 6] : f32[2, 3, 1/tp, 2, 6]
@@ -207,7 +210,7 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %n.flat.dense = aten.clone %n.flat.back memory_format=0 : f32[2, 3, 2, 2, 6]
       %n.flat.whole = aten.view %n.flat.dense size=[2, 3, 4, 6] : f32[2, 3, 4, 6]
       %n.whole = aten.permute %n.flat.whole dims=[0, 2, 1, 3] : f32[2, 4, 3, 6]{72, 6, 24, 1}
-      return %d, %n.whole
+      return %d.blocks.whole.whole, %n.whole
   )"));
 }
 

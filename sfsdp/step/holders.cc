@@ -6,7 +6,7 @@
 namespace sfsdp::step {
 
 AxisList model_holder_axes(const Strategy& strategy, const StoredTensor& tensor) {
-  AxisList axes = strategy.model_axes();
+  AxisList axes = tensor.sharded ? strategy.tensor_axes() : strategy.model_axes();
   for (const plan::Cut& cut : tensor.cuts)
     std::erase_if(axes, [&](const std::string& axis) { return std::ranges::find(cut.axes, axis) != cut.axes.end(); });
   return axes;
