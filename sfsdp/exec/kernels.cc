@@ -65,6 +65,12 @@ Tensors own_part(const KernelContext& c) {
   return {c.operands[0].narrow(dim, c.group->group->rank() * size, size).contiguous()};
 }
 
+Tensors as_summand(const KernelContext& c) {
+  const bool is_first = !c.group || c.group->group->rank() == 0;
+  return {is_first ? c.operands[0].clone(at::MemoryFormat::Contiguous)
+                   : at::zeros(c.operands[0].sizes(), c.operands[0].options())};
+}
+
 // Chunks lie in memory as ranges, one for each index of the dimensions before.
 Tensors reorder(const KernelContext& c) {
   const at::Tensor from = c.operands[0].contiguous(), out = at::empty_like(from);
@@ -278,6 +284,7 @@ constexpr Row kKernels[] = {
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
+    {"as_summand", &as_summand},
     {"own_part", &own_part},
     {"reorder", &reorder},
     {"embedding", &embedding_of_part},

@@ -305,6 +305,11 @@ void rule_own_part(RuleContext& context) {
   context.expect_result(shape);
 }
 
+void rule_as_summand(RuleContext& context) {
+  context.ranks();
+  context.expect_like(0, context.operand());
+}
+
 void rule_reorder(RuleContext& context) {
   const size_t dim = context.dim();
   const Shape shape = context.operand().shape();

@@ -70,6 +70,7 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
   AxisList axes = any_sharded ? strategy.shard_axes() : AxisList{};
   const Type whole = Type::tensor(DType::f64, {static_cast<int64_t>(operands.size())});
   Type part = whole;
+  AxisList summed = any_sharded ? strategy.sequence_axes() : AxisList{};  // the model axes that say so in types
   if (const AxisList model = strategy.tensor_axes(); !model.empty()) {
     std::vector<bool> once;  // what no model axis cuts, all of their ranks have
     for (const Op* g : gradients)
@@ -77,8 +78,9 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
     attrs["counted_once"] = once;
     attrs["inner"] = strategy.mesh.group_size(model);
     axes.insert(axes.end(), model.begin(), model.end());
-    part.placements = {{ir::Placement::partial(ir::ReduceOp::Sum), model}};
+    summed.insert(summed.end(), model.begin(), model.end());
   }
+  if (!summed.empty()) part.placements = {{ir::Placement::partial(ir::ReduceOp::Sum), summed}};
   if (!axes.empty()) attrs["axis"] = axis_attr(axes);
   Value* value =
       build.at_end(Section::Clip).list("sum_squares", operands, part, "grad.squares", std::move(attrs))->result();

@@ -241,7 +241,9 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
                         {{"dim", int64_t{0}}, {"size", s.padded_rows}});
   const AxisList shards = strategy.shard_axes();
   const auto reduce_scatter = [&] {
-    value = place.value("reduce_scatter", {value}, reduced(with_rows(value->type(), s.rows), shards), name + ".rs",
+    Type part = reduced(with_rows(value->type(), s.rows), shards);
+    if (!strategy.sequence_axes().empty()) part.dims[0].split.insert(part.dims[0].split.end(), shards.begin(), shards.end());
+    value = place.value("reduce_scatter", {value}, part, name + ".rs",
                         {{"axis", attr_of(shards)}, {"dim", int64_t{0}}});
   };
   AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();

@@ -41,6 +41,11 @@ double cost_of(const Value& value, const Placement& from, const Placement& to) {
   return from == kWhole ? kCopy * bytes : from == kSum ? bytes : (1 + kCopy) * bytes;
 }
 
+ir::Type dense(ir::Type type) {
+  type.strides.clear();
+  return type;
+}
+
 std::string text_of(const Placement& placement) {
   if (placement.kind == Placement::Kind::Shard)
     return concat("cut in dimension ", placement.dim,
@@ -261,6 +266,13 @@ class Partitioner {
     Placement wanted = cut == cuts_.end() ? kWhole : Placement::shard(cut->second);
     if (wanted == kWhole && placement_of(op.operands[0]) == kSum) wanted = kSum;
     op.operands[0] = lying(op.operands[0], wanted, &op);
+    // Where the sequence is cut, data_parallel reduces all gradients over the axis; this one each rank has whole.
+    if (context_ && wanted == kWhole) {
+      Value* value = op.operands[0];
+      op.operands[0] = build_.before(&op).like(*value->producer()).value("as_summand", {value}, dense(value->type()), value->name() + ".once",
+                                                         {{"axis", axis_.name}});
+      placements_[op.operands[0]] = wanted = kSum;
+    }
     if (wanted != kWhole) placements_[op.result()] = wanted;
   }
 

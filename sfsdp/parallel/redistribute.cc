@@ -2,7 +2,6 @@
 #include "sfsdp/parallel/redistribute.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -16,8 +15,9 @@
 namespace sfsdp::parallel {
 namespace {
 
-using ir::Placement, ir::Type, ir::Value;
+using ir::Dim, ir::Placement, ir::Type, ir::Value;
 using Shape = std::vector<int64_t>;
+using Dims = std::vector<Dim>;
 
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 
@@ -45,17 +45,32 @@ Placement moved(const Placement& placement, const Shape& order) {
 
 Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& order, const std::string& name,
                 const Placement& placement, Placements& placements) {
-  const Shape sizes = value->type().shape(), strides = ir::strides_of(value->type());
-  Shape shape, steps;
+  const Shape strides = ir::strides_of(value->type());
+  Shape steps;
+  Type type = value->type();
+  type.dims.clear();
+  type.strides.clear();
   for (const int64_t dim : order) {
-    shape.push_back(sizes[static_cast<size_t>(dim)]);
+    type.dims.push_back(value->type().dims[static_cast<size_t>(dim)]);
     steps.push_back(strides[static_cast<size_t>(dim)]);
   }
-  Type type = Type::tensor(value->type().dtype, shape);
   if (!ir::same_places(type, steps)) type.strides = steps;
   Value* made = place.value("aten.permute", {value}, type, name, {{"dims", order}});
   if (placement != kWhole) placements[made] = placement;
   return made;
+}
+
+// A dimension as `outer` × the rest, how other axes cut it with it: within the outer ranges, or in all of them.
+Dims taken_apart(const Dim& dim, int64_t outer) {
+  Dims dims = {{.size = outer, .split = {}}, {.size = dim.size / outer, .split = {}}};
+  for (size_t i = 0; i < dim.split.size(); ++i) {
+    const int64_t blocks = dim.blocks_of(i);
+    const bool within = blocks % outer == 0 && blocks > 1;
+    SFSDP_CHECK(within || outer % blocks == 0, "a dimension in ", blocks, " blocks over ", dim.split[i], " as ", outer,
+                " ranges");
+    dims[within ? 1 : 0].add_axis(dim.split[i], within ? blocks / outer : blocks);
+  }
+  return dims;
 }
 
 const char* suffix_of(const Placement& from, const Placement& to) {
@@ -65,7 +80,7 @@ const char* suffix_of(const Placement& from, const Placement& to) {
 class Redistributor {
  public:
   Redistributor(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, Placements& placements)
-      : place_(place), value_(value), shape_(value->type().shape()), axis_(axis), placements_(placements) {}
+      : place_(place), value_(value), dims_(value->type().dims), axis_(axis), placements_(placements) {}
 
   // From the order of the sequence to rank after rank, head and tail; `back`: from there to that of the sequence.
   Value* reorder(int64_t dim, const Placement& placement, bool back) {
@@ -79,40 +94,36 @@ class Redistributor {
 
   Value* gather(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
-    if (leads(dim)) return send("all_gather", dense(value_, at_dim), shape_, value_->name() + ".whole", kWhole, dim);
-    Value* own = permute(view(dense(value_, at_dim), split(dim), at_dim, ".parts"), to_front(dim), Placement::shard(0),
+    if (leads(dim)) return send("all_gather", dense(value_, at_dim), dims_, value_->name() + ".whole", kWhole, dim);
+    Value* own = permute(view(dense(value_, at_dim), split(dim, axis_.size), at_dim, ".parts"), to_front(dim), Placement::shard(0),
                          ".front");
-    Value* all = send("all_gather", own, own->type().shape(), value_->name() + ".all", kWhole);
-    return view(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), shape_, kWhole, ".whole");
+    Value* all = send("all_gather", own, own->type().dims, value_->name() + ".all", kWhole);
+    return view(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), dims_, kWhole, ".whole");
   }
 
   Value* scatter_sum(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
-    if (leads(dim)) return send("reduce_scatter", dense(value_, kSum), shape_, value_->name() + ".part", at_dim, dim);
-    Value* front = permute(view(dense(value_, kSum), split(dim), kSum, ".parts"), to_front(dim), kSum, ".front");
+    if (leads(dim)) return send("reduce_scatter", dense(value_, kSum), dims_, value_->name() + ".part", at_dim, dim);
+    Value* front = permute(view(dense(value_, kSum), split(dim, axis_.size), kSum, ".parts"), to_front(dim), kSum, ".front");
     Value* parts = dense(front, kSum);
-    Value* own = send("reduce_scatter", parts, parts->type().shape(), value_->name() + ".own", Placement::shard(0));
-    return view(permute(own, to_back(dim), at_dim, ".back"), shape_, at_dim, ".part");
+    Value* own = send("reduce_scatter", parts, parts->type().dims, value_->name() + ".own", Placement::shard(0));
+    return view(permute(own, to_back(dim), at_dim, ".back"), dims_, at_dim, ".part");
   }
 
   Value* sum() {
-    return place_.value("all_reduce", {dense(value_, kSum)}, Type::tensor(value_->type().dtype, shape_),
-                        value_->name() + ".sum", {{"axis", axis_.name}});
+    return place_.value("all_reduce", {dense(value_, kSum)}, type_of(dims_), value_->name() + ".sum", {{"axis", axis_.name}});
   }
 
   Value* own_part(int64_t dim) {
-    return send("own_part", dense(value_, kWhole), shape_, value_->name() + ".part", Placement::shard(dim), dim);
+    return send("own_part", dense(value_, kWhole), dims_, value_->name() + ".part", Placement::shard(dim), dim);
   }
 
   // With the blocks of the dimension as a dimension of their own before it, and without them again.
   Value* with_blocks(const Placement& cut, const Placement& placement) {
-    Shape shape = shape_;
-    shape[static_cast<size_t>(cut.dim)] /= cut.blocks;
-    shape.insert(shape.begin() + cut.dim, cut.blocks);
-    return view(dense(value_, placement), shape, in_block(placement), ".blocks");
+    return view(dense(value_, placement), split(cut.dim, cut.blocks), in_block(placement), ".blocks");
   }
-  Value* without_blocks(const Shape& shape, const Placement& placement, const char* suffix) {
-    return view(dense(value_, in_block(placement)), shape, placement, suffix);
+  Value* without_blocks(const Dims& dims, const Placement& placement, const char* suffix) {
+    return view(dense(value_, in_block(placement)), dims, placement, suffix);
   }
   static Placement in_block(const Placement& placement) {
     return placement.kind == Placement::Kind::Shard ? Placement::shard(placement.dim + 1) : placement;
@@ -121,26 +132,27 @@ class Redistributor {
  private:
   // Whether the parts of the dimension lie one after the other, as what stands before it has one index.
   bool leads(int64_t dim) const {
-    return std::accumulate(shape_.begin(), shape_.begin() + dim, int64_t{1}, std::multiplies<>()) == 1;
+    return std::all_of(dims_.begin(), dims_.begin() + dim, [](const Dim& d) { return d.size == 1; });
   }
 
   // ---- the dimension as ranks × its part
 
-  Shape split(int64_t dim) const {
-    Shape shape = shape_;
-    shape[static_cast<size_t>(dim)] /= axis_.size;
-    shape.insert(shape.begin() + dim, axis_.size);
-    return shape;
+  Dims split(int64_t dim, int64_t outer) const {
+    Dims dims = dims_;
+    const Dims apart = taken_apart(dims_[static_cast<size_t>(dim)], outer);
+    dims[static_cast<size_t>(dim)] = apart[1];
+    dims.insert(dims.begin() + dim, apart[0]);
+    return dims;
   }
   Shape to_front(int64_t dim) const {
-    Shape order(shape_.size() + 1);
+    Shape order(dims_.size() + 1);
     std::iota(order.begin(), order.end(), 0);
     order.erase(order.begin() + dim);
     order.insert(order.begin(), dim);
     return order;
   }
   Shape to_back(int64_t dim) const {
-    Shape order(shape_.size() + 1);
+    Shape order(dims_.size() + 1);
     std::iota(order.begin(), order.end(), 0);
     order.erase(order.begin());
     order.insert(order.begin() + dim, 0);
@@ -149,26 +161,30 @@ class Redistributor {
 
   // ---- ops
 
+  // As other axes place the value.
+  Type type_of(const Dims& dims) const {
+    Type type = value_->type();
+    type.dims = dims;
+    type.strides.clear();
+    return type;
+  }
   Value* made(Value* value, const Placement& placement) {
     if (placement != kWhole) placements_[value] = placement;
     return value;
   }
-  Value* send(const char* opcode, Value* value, const Shape& shape, const std::string& name, const Placement& placement,
+  Value* send(const char* opcode, Value* value, const Dims& dims, const std::string& name, const Placement& placement,
               int64_t dim = 0) {
-    return made(place_.value(opcode, {value}, Type::tensor(value->type().dtype, shape), name,
-                             {{"axis", axis_.name}, {"dim", dim}}),
-                placement);
+    return made(place_.value(opcode, {value}, type_of(dims), name, {{"axis", axis_.name}, {"dim", dim}}), placement);
   }
   Value* dense(Value* value, const Placement& placement) {
     if (value->type().strides.empty()) return value;
-    return made(place_.value("aten.clone", {value}, Type::tensor(value->type().dtype, value->type().shape()),
-                             value_->name() + ".dense", {{"memory_format", int64_t{0}}}),
+    return made(place_.value("aten.clone", {value}, type_of(value->type().dims), value_->name() + ".dense",
+                             {{"memory_format", int64_t{0}}}),
                 placement);
   }
-  Value* view(Value* value, const Shape& shape, const Placement& placement, const char* suffix) {
-    return made(place_.value("aten.view", {value}, Type::tensor(value->type().dtype, shape), value_->name() + suffix,
-                             {{"size", shape}}),
-                placement);
+  Value* view(Value* value, const Dims& dims, const Placement& placement, const char* suffix) {
+    const Type type = type_of(dims);
+    return made(place_.value("aten.view", {value}, type, value_->name() + suffix, {{"size", type.shape()}}), placement);
   }
   Value* permute(Value* value, const Shape& order, const Placement& placement, const char* suffix) {
     return permuted(place_, value, order, value_->name() + suffix, placement, placements_);
@@ -176,7 +192,7 @@ class Redistributor {
 
   const ir::Builder::Place& place_;
   Value* const value_;
-  const Shape shape_;  // of the whole
+  const Dims dims_;  // of the whole
   const MeshAxis& axis_;
   Placements& placements_;
 };
@@ -195,7 +211,7 @@ Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxi
     const auto in_block = Redistributor::in_block;
     Value* made = redistribute(place, make.with_blocks(cut, from), axis, in_block(from), in_block(to), placements,
                               balanced);
-    return Redistributor(place, made, axis, placements).without_blocks(value->type().shape(), to, suffix_of(from, to));
+    return Redistributor(place, made, axis, placements).without_blocks(value->type().dims, to, suffix_of(from, to));
   }
   if (to == kWhole && from == kSum) return make.sum();
   if (to == kWhole) {

@@ -24,7 +24,8 @@ VocabularyCut cut(const Op& op, int operand, const Placement& lies, const Placem
 // What each rank knows of its classes in every row, in the order of the ranks.
 Value* gathered_parts(const Op& op, const ir::Builder::Place& before, const MeshAxis& axis, Placements& placements) {
   const Type& logits = op.operands[0]->type();
-  const Type type = Type::tensor(ir::wide(logits.dtype), {3 * axis.size, logits.dims[0].size});
+  Type type = Type::tensor(ir::wide(logits.dtype), {3 * axis.size, logits.dims[0].size});
+  type.dims[1] = logits.dims[0];  // rows may be cut over another axis
   ir::Attrs attrs = {{"axis", axis.name}};
   if (const auto ignored = op.attrs.find("ignore_index"); ignored != op.attrs.end())
     attrs["ignore_index"] = ignored->second;
@@ -57,7 +58,9 @@ void lower_to_own_part(Op& op, const ir::Builder::Place& before, const MeshAxis&
   op.opcode = "cross_entropy_of_parts";
   op.operands[0] = parts;
   op.attrs.erase("in_dtype");
-  op.result(2)->set_type(Type::tensor(parts->type().dtype, op.result(2)->type().shape()));
+  Type log_sums = op.result(2)->type();
+  log_sums.dtype = parts->type().dtype;
+  op.result(2)->set_type(log_sums);
 }
 
 }  // namespace sfsdp::parallel

@@ -39,6 +39,8 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
                                             "step_count",
                                             "store",
                                             "own_part",
+                                            "as_summand",
+                                            "reorder",
                                             "unpack",
                                             "loop",
                                             "when",

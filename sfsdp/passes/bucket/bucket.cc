@@ -194,6 +194,9 @@ class Rewriter {
       const auto place = ir::is_repeated(op->section) ? after : head.in(op->section);
       Type type = Type::tensor(op->result()->type().dtype, {size});
       type.placements = op->result()->type().placements;
+      // On a model axis every type says how the value lies.
+      if (size == b.shard && std::ranges::any_of(b.members[0].split, is_sequence_axis))
+        type.dims[0].split = b.members[0].split;
       value = place.value(op->opcode, {value}, type, b.name + suffix, op->attrs);
     }
     Value* flat = head.value("gradient", {value}, value->type(), b.name + ".grad", {{"param", b.name}});

@@ -194,6 +194,14 @@ class LayoutChecker {
     return set(op, Layout{Kind::Cut, op.attr<int64_t>("dim")});
   }
 
+  std::string as_summand(const Op& op) {
+    if (!over_this_axis(op)) return by_row(op);
+    const Layout before = layout_of(op.operands[0]);
+    if (before.kind != Kind::Whole)
+      return error(op, concat("a summand of what is ", to_text(before)), "expected what all ranks have");
+    return set(op, Layout{Kind::Summand});
+  }
+
   std::string update(const Op& op) {
     const Layout param = layout_of(op.operands[0]);
     for (size_t i = 1; i < op.operands.size(); ++i) {
@@ -290,6 +298,7 @@ class LayoutChecker {
     if (ir::is_root(op)) return root(op);
     if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
     if (op.is("own_part")) return own_part(op);
+    if (op.is("as_summand")) return as_summand(op);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
     if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);

@@ -13,7 +13,7 @@ namespace sfsdp::plan {
 // parts of several kinds. From the roots on:
 //   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
 //   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, no others
-//   own_part       over the axis: of what is whole, cut
+//   own_part       over the axis: of what is whole, cut; as_summand: a summand
 //   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with
 //   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,

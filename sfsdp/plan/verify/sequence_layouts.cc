@@ -39,7 +39,7 @@ RowLayouts loss(const Layout& logits, const Layout& targets, int64_t rows_at) {
 std::optional<RowLayouts> sequence_layouts(const Op& op, const std::vector<Layout>& operands, bool here) {
   constexpr int64_t kSum = 2;
   if (here && op.is("sdpa", "sdpa_backward")) return attention(op, operands);
-  if (op.is("embedding_backward") && !op.has_attr("axis") && !op.attr_or("scale_grad_by_freq", false) &&
+  if (!here && op.is("embedding_backward") && !op.attr_or("scale_grad_by_freq", false) &&
       operands[0].kind == Kind::Cut && operands[0].dim < std::ssize(op.operands[1]->type().dims)) {
     if (operands[1] != operands[0])
       return RowLayouts{{}, concat("the ids are ", to_text(operands[1]), " where gradients are ", to_text(operands[0]))};

@@ -13,7 +13,7 @@ namespace sfsdp::plan {
 //   sdpa, sdpa_backward with axis= this one: queries, and all that is as long, are cut in dimension 2, keys and values whole; the gradients
 //     of these are summands
 //   cross_entropy, cross_entropy_of_parts with reduction= the sum, of rows that are cut: the sum and the count are summands
-//   embedding_backward without axis=, of rows that are cut as their ids: a summand
+//   embedding_backward without axis= this one, of rows that are cut as their ids: a summand
 // nullopt: none of these.
 //   here: axis= names the axis
 std::optional<RowLayouts> sequence_layouts(const ir::Op& op, const std::vector<Layout>& operands, bool here);

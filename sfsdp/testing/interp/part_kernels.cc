@@ -100,6 +100,10 @@ Arrays own_part(const KernelContext& c) {
   return {part_of(c.in(), type, dim, static_cast<size_t>(c.axis_rank * type.dims[dim].size), 1)};
 }
 
+Arrays as_summand(const KernelContext& c) {
+  return {c.axis_rank == 0 ? c.in() : Array::zeros(c.in().dtype, c.in().shape)};
+}
+
 Arrays reorder(const KernelContext& c) {
   Array out = c.in();
   const size_t dim = dim_of(c.op, out.shape.size());
@@ -131,6 +135,7 @@ constexpr std::array kKernels = {
     Row{"aten.slice.Tensor", &slice},
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
+    Row{"as_summand", &as_summand},
     Row{"own_part", &own_part},
     Row{"reorder", &reorder},
 };
