@@ -58,6 +58,11 @@ inline Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& 
           part.reshape({-1}).narrow(0, box.flat.offset, box.flat.length)};
 }
 
+// Elements whose gradient is less than 1e-4 of the others', of which rounding is a good part: AdamW moves them as far as it moves others.
+inline at::Tensor decided_by_rounding(const at::Tensor& gradient) {
+  return gradient.abs().lt(1e-4 * gradient.square().mean().sqrt());
+}
+
 struct Case {
   DeviceMesh mesh;
   TensorParallel rules;
@@ -120,7 +125,10 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
       std::lock_guard lock(mutex);
       CAPTURE(name);
       CHECK(whole.sizes() == value.sizes());
-      CHECK((whole - value).abs().max().template item<double>() <= 1e-5);
+      at::Tensor error = (whole - value).abs();
+      if (const auto found = reference.gradients.find(name); found != reference.gradients.end())
+        error = error.masked_fill(decided_by_rounding(found->second), 0);
+      CHECK(error.max().template item<double>() <= 1e-5);
     }
   });
   for (const auto& [name, squares] : wrong) {
