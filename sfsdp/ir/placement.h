@@ -26,8 +26,8 @@ struct Placement {
   Kind kind = Kind::Replicate;
   int64_t dim = 0;
   ReduceOp reduce = ReduceOp::Sum;
-  // Of a Shard: the dimension is as many equal ranges, and each of them is cut, as rows are where a sequence is cut and samples
-  // were joined with it: [4, 12] cut in dimension 1 is [48] cut in 4 blocks. DTensor's strided shard.
+  // A Shard's dimension is as many equal ranges, each of which is cut: where a sequence is cut, and samples are joined with it to
+  // rows, [4, 12] cut in dimension 1 is [48] cut in 4 blocks. DTensor's strided shard.
   int64_t blocks = 1;
 
   static constexpr Placement replicate() { return {}; }

@@ -108,7 +108,7 @@ class Partitioner {
     if (size % granule() != 0)
       throw UserError(concat("context_parallel: the sequence of ", size, " tokens of %", op.result()->name(), " over ",
                              axis_.name, " = ", axis_.size, "\n  expected a multiple of ", granule(),
-                             context_->load_balance ? ", or ContextParallelOptions::load_balance = false" : ""));
+                             context_->load_balance ? ", or no ContextParallelOptions::load_balance" : ""));
     Value* whole = op.result();
     Value* part = lying(whole, Placement::shard(dim), first_);
     made_[part][key_of(kWhole)] = whole;

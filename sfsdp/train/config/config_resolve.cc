@@ -252,7 +252,7 @@ std::string with_keys(std::string message) {
       {"AdamW::", "optimizer."},
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
-      {"ContextParallelOptions::load_balance = false", "parallelism.context_parallel_load_balancer = none"},
+      {"ContextParallelOptions::load_balance", "parallelism.context_parallel_load_balancer"},
       {"ContextParallelOptions::sequence_dims", "the program's sequence_dims"},
       {"DataParallelOptions::batch_dims", "the program's batch_dims"},
       {"DataParallelOptions::layout", "parallelism.fsdp_layout"},
