@@ -273,6 +273,8 @@ constexpr const char* kOwnOps[] = {
     "%o1 = pad %x dim=0 size=8 : f32[8, 4]",
     "%o1 = narrow %x dim=0 length=3 start=2 : f32[3, 4]",
     "%o1 = own_part %x axis=a dim=0 : f32[6, 4]",
+    "%o1 = as_summand %x axis=a : f32[6, 4]",
+    "%o1 = reorder %x dim=0 order=[2, 0, 1] : f32[6, 4]",
     "%o1 = pack [%x, %w] offsets=[0, 24] : f32[28]",
     "%o1 = unpack %x offset=4 ranks=2 : f32[2, 4]",
     "%o1 = gradient %x param=x : f32[6, 4]",

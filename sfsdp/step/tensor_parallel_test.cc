@@ -19,6 +19,7 @@
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
+#include "sfsdp/testing/block_collectives.h"
 #include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/parity_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
@@ -225,28 +226,13 @@ TEST_CASE("fewer heads of keys than ranks: what they make is gathered") {
                 {init_device_mesh({{"tp", 4}}), rules}, reference);
 }
 
-// The collectives over tp of each block, forward and backward, by kind.
-std::map<std::string, std::string> collectives_by_block(const ir::Graph& graph) {
-  std::map<std::string, std::map<std::string, int>> counts;
-  for (const auto& op : graph.ops()) {
-    const auto axes = ir::is_collective(*op) ? ir::axes_of(*op) : std::nullopt;
-    if (axes != std::vector<std::string>{"tp"} || !ir::is_repeated(op->section)) continue;
-    const bool backward = op->section == ir::Section::Bwd;
-    ++counts[std::string(ir::block_of(op->module_path))][concat(backward ? "bwd " : "fwd ", ir::collective_kind(*op))];
-  }
-  std::map<std::string, std::string> texts;
-  for (const auto& [block, kinds] : counts)
-    for (const auto& [kind, count] : kinds) texts[block] += concat(texts[block].empty() ? "" : ", ", count, ' ', kind);
-  return texts;
-}
-
 std::map<std::string, std::string> collectives_of_llama(TensorParallelOptions options) {
   const TensorParallel rules = tensor_parallel(kLlamaRules.rules, options);
   const auto program =
       compile_program(meta_init(testing::make_llama), testing::loss_of, kOptimizer, testing::tokens(0, 0, 4),
                       data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, rules), {});
   const auto variant = program->first();
-  return collectives_by_block(variant->graph);
+  return testing::collectives_by_block(variant->graph, "tp");
 }
 
 using Counts = std::map<std::string, std::string>;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -24,9 +25,11 @@ constexpr Placement kSum = Placement::partial(ir::ReduceOp::Sum);
 std::string text_of(const parallel::OpCut& way, int64_t ranks) {
   std::string text;
   for (const auto& operand : way.operands)
-    text += concat(text.empty() ? "" : ", ", !operand                             ? "-"
-                                             : *operand == Placement::replicate() ? "whole"
-                                                                                  : concat(operand->dim));
+    text += concat(text.empty() ? "" : ", ", !operand ? "-"
+                                             : *operand == Placement::replicate()
+                                                 ? "whole"
+                                                 : concat(operand->dim, operand->blocks == 1 ? "" : ":",
+                                                          operand->blocks == 1 ? "" : concat(operand->blocks)));
   return concat(ranks, " ranks, operands cut in ", text);
 }
 
@@ -75,11 +78,18 @@ ir::Graph local_op(const ir::Op& op, const parallel::OpCut& way, int64_t ranks) 
   for (const auto& each : graph.ops())  // one rank's program knows no mesh
     for (const auto& result : each->results()) {
       ir::Type type = result->type();
-      for (ir::Dim& dim : type.dims) dim.split.clear();
+      for (ir::Dim& dim : type.dims) dim = ir::Dim{.size = dim.size, .split = {}};
       type.placements.clear();
       result->set_type(type);
     }
   return graph;
+}
+
+Tensor joined(const Tensors& parts, const Placement& placement) {
+  Tensors in_blocks;
+  for (const Tensor& part : parts)
+    in_blocks.push_back(part.unflatten(placement.dim, {placement.blocks, part.size(placement.dim) / placement.blocks}));
+  return at::cat(in_blocks, placement.dim + 1).flatten(placement.dim, placement.dim + 1);
 }
 
 Tensors clones(const Tensors& tensors) {
@@ -89,14 +99,15 @@ Tensors clones(const Tensors& tensors) {
 }
 
 // The rank's part, as its type lies in memory.
-Tensor part_of(const Tensor& whole, const ir::Value* operand, const ir::Value* local, int64_t ranks, int64_t rank) {
-  if (!operand || !whole.defined()) return whole;
+Tensor part_of(const Tensor& whole, const std::optional<Placement>& placement, const ir::Value* local, int64_t ranks,
+               int64_t rank) {
+  if (!local || !whole.defined()) return whole;
   Tensor part = whole;
-  for (size_t d = 0; d < operand->type().dims.size(); ++d)
-    if (const int64_t size = local->type().dims[d].size; size != operand->type().dims[d].size) {
-      SFSDP_CHECK(size * ranks == operand->type().dims[d].size, "part ", local->type(), " of ", operand->type());
-      part = part.narrow(static_cast<int64_t>(d), rank * size, size);
-    }
+  if (placement && placement->kind == Placement::Kind::Shard) {
+    const int64_t dim = placement->dim, blocks = placement->blocks, size = whole.size(dim) / blocks / ranks;
+    part = whole.unflatten(dim, {blocks, size * ranks}).narrow(dim + 1, rank * size, size).flatten(dim, dim + 1);
+  }
+  SFSDP_CHECK(part.sizes().vec() == local->type().shape(), "part ", local->type(), " of ", whole.sizes());
   if (local->type().strides.empty()) return part.contiguous();
   return at::empty_strided(part.sizes(), local->type().strides, part.options()).copy_(part);
 }
@@ -121,11 +132,13 @@ void CutProof::prove_wide(const ir::Op& op, const Tensors& operands, const Tenso
     for (size_t k = 0; k < operands.size(); ++k) {
       if (!operands[k].defined()) continue;
       for (int64_t d = 0; d < operands[k].dim(); ++d) {
-        if (operands[k].size(d) == 0 || operands[k].size(d) % ranks != 0) continue;
-        std::vector<Placement> placements(operands.size());
-        placements[k] = Placement::shard(d);
-        for (const parallel::OpCut& way : parallel::cuts_of(op, placements, ranks))
-          if (way.operands[k] && *way.operands[k] == placements[k]) cut(op, way, ranks, operands, whole, run);
+        for (const int64_t blocks : {1, 2}) {
+          if (operands[k].size(d) == 0 || operands[k].size(d) % (ranks * blocks) != 0) continue;
+          std::vector<Placement> placements(operands.size());
+          placements[k] = Placement::shard(d, blocks);
+          for (const parallel::OpCut& way : parallel::cuts_of(op, placements, ranks))
+            if (way.operands[k] && *way.operands[k] == placements[k]) cut(op, way, ranks, operands, whole, run);
+        }
       }
     }
   if (const ir::AccessMap* map = ir::map_of(op.opcode.row()))
@@ -142,7 +155,7 @@ void CutProof::cut(const ir::Op& op, const parallel::OpCut& way, int64_t ranks, 
     for (int64_t rank = 0; rank < ranks; ++rank) {
       Tensors parts;
       for (size_t k = 0; k < operands.size(); ++k)
-        parts.push_back(part_of(operands[k], op.operands[k], local.operands[k], ranks, rank));
+        parts.push_back(part_of(operands[k], way.operands[k], local.operands[k], ranks, rank));
       made.push_back(run(local, clones(parts)));
     }
   } catch (const UserError&) {  // gaps in memory; what is refused is not claimed
@@ -157,7 +170,7 @@ void CutProof::cut(const ir::Op& op, const parallel::OpCut& way, int64_t ranks, 
     Tensors parts;
     for (const Tensors& of_rank : made) parts.push_back(of_rank[r]);
     if (way.results[r].kind == Placement::Kind::Shard) {
-      compare(op, how, r, at::cat(parts, way.results[r].dim), whole[r]);
+      compare(op, how, r, joined(parts, way.results[r]), whole[r]);
     } else if (way.results[r] == kSum) {
       compare(op, how, r, at::stack(parts).sum(0), whole[r]);
     } else {
