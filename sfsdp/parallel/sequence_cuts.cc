@@ -20,6 +20,7 @@ std::optional<OpCut> attention(const Op& op, const std::vector<Placement>& opera
   const size_t q = backward ? 1 : 0, documents = backward ? 6 : 3;
   const Placement own = Placement::shard(2);
   if (operands[q] != own || !op.attr_or("is_causal", false)) return std::nullopt;
+  if (op.operands[q]->type().dims[2].size != op.operands[q + 1]->type().dims[2].size) return std::nullopt;
   if (operands.size() > documents && op.operands[documents] && !op.attr_or("documents", false)) return std::nullopt;
   OpCut way{.operands = std::vector<std::optional<Placement>>(operands.size(), own),
             .results = std::vector<Placement>(op.results().size(), own)};

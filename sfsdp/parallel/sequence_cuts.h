@@ -14,7 +14,7 @@
 
 namespace sfsdp::parallel {
 
-//   sdpa, causal         the rank's queries, and keys, values and documents of the whole sequence
+//   sdpa, causal, of as many keys as queries   the rank's queries, and keys, values and documents of the whole sequence
 //   sdpa_backward        the same, whose gradients of keys and values are summands
 //   cross_entropy, cross_entropy_of_parts   that reduce: the sum over the rank's rows, and their count, are summands
 //   embedding_backward   of the rank's tokens: a summand

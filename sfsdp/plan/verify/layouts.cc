@@ -187,8 +187,8 @@ class LayoutChecker {
   }
 
   std::string own_part(const Op& op) {
-    if (!over_this_axis(op)) return by_row(op);
     const Layout before = layout_of(op.operands[0]);
+    if (!over_this_axis(op)) return before.kind == Kind::Cut ? within(op, before) : by_row(op);
     if (before.kind != Kind::Whole)
       return error(op, concat("a part of what is ", to_text(before)), "expected what all ranks have");
     return set(op, Layout{Kind::Cut, op.attr<int64_t>("dim")});
