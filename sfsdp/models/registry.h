@@ -20,7 +20,7 @@ namespace sfsdp::models {
 using Arg = std::variant<bool, int64_t, double, std::string>;
 
 struct ModelSpec {
-  std::string name = "llama3";        // llama3, gpt
+  std::string name = "llama3";        // llama3, gpt, deepseek_v3
   std::string flavor = "debugmodel";  // "": the family's smallest, of which args override all that matters
   std::map<std::string, Arg> args;    // override the flavor's: dim, n_layers, …
 };

@@ -64,6 +64,7 @@ struct Case {
   DataParallelOptions options = {};
   int64_t micro_batches = 1;
   CompileOptions compile = {};  // but for what is named above
+  double weight_error = 1e-5;   // by which a weight may differ at the end
 };
 
 template <class Make, class Loss>
@@ -119,7 +120,7 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
       std::lock_guard lock(mutex);
       CAPTURE(name);
       CHECK(whole.sizes() == value.sizes());
-      CHECK((whole - value).abs().max().template item<double>() <= 1e-5);
+      CHECK((whole - value).abs().max().template item<double>() <= c.weight_error);
     }
   });
   for (const auto& [name, squares] : wrong) {
