@@ -33,7 +33,6 @@ models::DeepSeekV3Args like_v3() {
   args.route_scale = 2.5;
   args.n_expert_groups = 4;
   args.n_limited_groups = 2;
-  args.load_balance_coeff = 0;
   return args;
 }
 
@@ -62,7 +61,7 @@ void expect_parity_on(const models::DeepSeekV3Args& args, const std::vector<test
     testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
 }
 
-// Of a gradient that is rounding Adam makes steps of up to lr = 2e-3; over 20 steps weights may be a fortieth of one apart.
+// Where a gradient is rounding Adam makes steps of up to lr = 2e-3; over 20 steps weights may be a fortieth of one apart.
 testing::Case on(std::vector<MeshAxis> axes, int64_t micro_batches = 1, DataParallelOptions options = {},
                  CompileOptions compile = {}) {
   return {init_device_mesh(std::move(axes)), {}, std::move(options), micro_batches, std::move(compile), 5e-5};

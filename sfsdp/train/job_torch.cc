@@ -60,6 +60,12 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
     throw UserError(concat("model.name = ", config.model.name, ", but ", folder, "/config.json is a ", hf.model,
                            "\n  expected the same; set model.name = hf to take it from there"));
   for (const auto& [name, expected] : hf.args) {
+    if (const auto* text = std::get_if<std::string>(&expected)) {
+      if (const auto* ours = std::get_if<std::string>(&built.at(name)); ours && *ours == *text) continue;
+      throw UserError(concat("model.args.", name, " of flavor ", config.model.flavor, " is not that of ", folder,
+                             "/config.json, ", *text,
+                             "\n  expected the same; set model.name = hf to take them all from there"));
+    }
     const double has = number(built.at(name)), wants = number(expected);
     const bool derived = has == 0 && (name == "hidden_dim" || name == "head_dim");  // the tensors' shapes are checked
     if (has != wants && !derived)

@@ -19,6 +19,7 @@ struct Flavor {
 DeepSeekV3Args debugmodel() {
   DeepSeekV3Args args;
   args.yarn->mscale = args.yarn->mscale_all_dim = 0.7;
+  args.load_balance_coeff = 1e-3;
   return args;
 }
 
@@ -49,6 +50,7 @@ DeepSeekV3Args v2_236b() {
   args.n_expert_groups = 8;
   args.n_limited_groups = 3;
   args.scores_of_group = 1;
+  args.load_balance_coeff = 1e-3;
   return args;
 }
 

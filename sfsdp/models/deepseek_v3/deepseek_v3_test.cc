@@ -55,6 +55,7 @@ DeepSeekV3Args tiny() {
   args.moe_inter_dim = 8;
   args.num_experts = 12;
   args.top_k = 3;
+  args.load_balance_coeff = 1e-3;
   return args;
 }
 
