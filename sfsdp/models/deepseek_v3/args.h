@@ -56,8 +56,8 @@ struct DeepSeekV3Args {
   bool route_norm = false;  // a token's weights are divided by their sum
   double route_scale = 1;   // and multiplied by this
   int64_t n_expert_groups = 1;
-  int64_t n_limited_groups = 1;      // of which a token's experts come
-  int64_t scores_of_group = 2;       // a group counts as the sum of as many best scores: V3 takes 2, V2 1
+  int64_t n_limited_groups = 1;   // of which a token's experts come
+  int64_t scores_of_group = 2;    // a group counts as the sum of as many best scores: V3 takes 2, V2 1
   double load_balance_coeff = 0;  // by which expert_bias moves in a step; 0: it stays as it is
 
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }

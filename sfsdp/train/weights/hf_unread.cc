@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kOutput = "lm_head.weight";
 
-// Of a module that predicts further tokens: transformers leaves these out as well.
+// A tensor of a module that predicts further tokens: transformers leaves these out as well.
 bool is_after_last_layer(const std::string& name, const HfConfig& config) {
   constexpr std::string_view kLayers = "model.layers.";
   if (config.model != "deepseek_v3" || !name.starts_with(kLayers)) return false;
