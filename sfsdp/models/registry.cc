@@ -182,9 +182,13 @@ LanguageModel make_deepseek_v3(const ModelSpec& spec) {
   const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
     return model->forward(tokens, positions);
   };
-  return {
-      model.ptr(),     forward, args.vocab_size, {}, [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
-      values_of(slots)};
+  return {model.ptr(),
+          forward,
+          args.vocab_size,
+          {},
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+          values_of(slots),
+          args.load_balance_coeff};
 }
 
 }  // namespace

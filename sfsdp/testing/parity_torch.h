@@ -27,8 +27,10 @@ struct Reference {
   std::map<std::string, at::Tensor> start, state, gradients;
 };
 
+//   after: called with the eager module after each step
 template <class Make, class Loss>
-Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole, int64_t steps) {
+Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole, int64_t steps,
+                const std::function<void(torch::nn::Module&)>& after = {}) {
   Step one =
       compile(meta_init(make), loss, kParityOptimizer, whole(0), data_parallel(init_device_mesh({{"dp_shard", 1}})));
   auto model = make();
@@ -39,6 +41,7 @@ Reference eager(Make make, Loss loss, const std::function<Batch(int64_t)>& whole
   for (int64_t k = 0; k < steps; ++k) {
     reference.results.push_back(trainer.step([&] { return loss(model, whole(k)); }));
     if (k == 0) reference.gradients = trainer.gradients;
+    if (after) after(*model);
   }
   reference.state = trainer.state();
   return reference;

@@ -191,6 +191,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   job.shares = setup.shares;
   CompileOptions options;
   options.max_norm = setup.options.max_norm;
+  options.balance.rate = job.model.load_balance_coeff;
   options.uncast = job.uncast;
   options.micro_batches = setup.options.micro_batches;
   options.tune = setup.options.tune;
@@ -251,6 +252,7 @@ CapturedJob capture_job(const JobConfig& config) {
                        std::ranges::any_of(state, is_half, &capture::StateTensor::dtype);
   out.checkpointed_blocks = job.checkpointed_blocks;
   out.flops_per_token = job.model.flops_per_token(config.training.seq_len);
+  out.load_balance_coeff = job.model.load_balance_coeff;
   return out;
 }
 
