@@ -55,7 +55,9 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   if (training) graph.micro_batches = options.micro_batches;
   parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
-  if (training) return append_update(graph, options.optimizer, strategy, {options.max_norm, options.skip_non_finite});
+  if (training)
+    return append_update(graph, options.optimizer, strategy,
+                         {options.max_norm, options.skip_non_finite, options.balance});
   append_loss(graph, strategy);
   return {};
 }

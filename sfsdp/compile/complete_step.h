@@ -22,6 +22,7 @@ struct StepOptions {
   double max_norm = 0;  // as CompileOptions have these
   bool skip_non_finite = true;
   int64_t micro_batches = 1;
+  ExpertBalance balance = {};
   passes::PipelineOptions pipeline = {};  // storage options are the strategy's: pipeline_of
   tune::TuneOptions tune = {};
   cost::Target target = cost::cpu_target();

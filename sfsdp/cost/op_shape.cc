@@ -103,6 +103,14 @@ ProductShape product_shape(const Op& op) {
     for (size_t d = 1; d < weight.size(); ++d) s.k *= static_cast<double>(weight[d]);
     return s;
   }
+  if (op.is("aten._grouped_mm")) {  // each row, or each summand, belongs to one group: all groups are one product
+    const auto left = op.operands[0]->type().shape(), right = op.operands[1]->type().shape();
+    if (left.size() == 3) s.batch = static_cast<double>(left[0]);
+    s.m = static_cast<double>(left[left.size() - 2]);
+    s.k = static_cast<double>(left.back());
+    s.n = static_cast<double>(right.back());
+    return s;
+  }
   // Products side by side (joined_*) are as wide, or in their sum as deep, as all of them: the last operand says so, or as many
   // first ones do.
   auto factors = ir::factors_of(op, *ir::map_of(op.opcode.row()));

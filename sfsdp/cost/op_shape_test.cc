@@ -49,6 +49,14 @@ TEST_CASE("product shapes: of each form, as its access map says") {
   CHECK(sizes(shape_of(flat, "%y = aten.addmm %b, %a, %v : f32[3, 4]")) == Sizes{1, 3, 4, 5});
 }
 
+TEST_CASE("product shapes: of groups of rows each row meets one matrix") {
+  const std::string ends = input("e", "i32[4]");
+  CHECK(sizes(shape_of(input("x", "f32[24, 16]") + input("w", "f32[4, 16, 8]") + ends,
+                       "%y = aten._grouped_mm %x, %w, %e, none : f32[24, 8]")) == Sizes{1, 24, 8, 16});
+  CHECK(sizes(shape_of(input("g", "f32[8, 24]") + input("x", "f32[24, 16]") + ends,
+                       "%y = aten._grouped_mm %g, %x, %e, none : f32[4, 8, 16]")) == Sizes{1, 8, 16, 24});
+}
+
 TEST_CASE("product shapes: products side by side are as wide, or as deep, as all of them") {
   const std::string x = input("x", "f32[2, 3, 5]"), w = input("w", "f32[11, 5]");
   const std::string g = input("g", "f32[2, 3, 7]") + input("h", "f32[2, 3, 4]");

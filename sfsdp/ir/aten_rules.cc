@@ -213,6 +213,25 @@ void aten_add_product(RuleContext& context) {
   context.expect_result(shape);
 }
 
+// Offsets end groups of the first operand's rows, each with its matrix of the second, or of the depth of both.
+void aten_grouped_product(RuleContext& context) {
+  const Type& a = context.operand(0);
+  const Type& b = context.operand(1);
+  const Type& ends = context.operand(2);
+  if (a.dims.size() != 2 || b.dims.size() < 2 || b.dims.size() > 3 || a.dtype != b.dtype)
+    context.stop("multiplies other than a matrix by a matrix or a stack of them, of one dtype",
+                 concat("got ", a, " and ", b));
+  if (ends.dtype != DType::i32 || ends.dims.size() != 1)
+    context.stop("has other offsets than one row of i32", concat("got ", ends));
+  const Shape left = a.shape(), right = b.shape();
+  if (left[1] != right[right.size() - 2])
+    context.stop("sums over dimensions of different sizes", concat("got ", a, " and ", b));
+  const int64_t groups = ends.shape()[0];
+  if (right.size() == 2) return context.expect_result({groups, left[0], right[1]});
+  if (right[0] != groups) context.stop("has as many offsets as matrices", concat("got ", ends, " and ", b));
+  context.expect_result({left[0], right[2]});
+}
+
 namespace {
 
 // A list of one entry stands for all dimensions.

@@ -25,4 +25,7 @@ inline void trunc_normal_(at::Tensor tensor, double mean, double std, double low
   tensor.clamp_(std::max(low, mean - 6 * std), std::min(high, mean + 6 * std));
 }
 
+// A linear map's weights as TorchTitan's models begin: Normal(0, std), cut off at ±2.
+inline void init_linear(const at::Tensor& weight, double std) { trunc_normal_(weight, 0.0, std, -2.0, 2.0); }
+
 }  // namespace sfsdp::models

@@ -6,6 +6,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
 
@@ -15,7 +16,7 @@ namespace {
 // A named place for an argument; numbers convert where nothing is lost.
 struct Slot {
   std::string name;
-  std::variant<bool*, int64_t*, double*> target;
+  std::variant<bool*, int64_t*, double*, std::string*> target;
 };
 
 std::string text_of(const Arg& value) {
@@ -33,6 +34,9 @@ void assign(const Slot& slot, const Arg& value) {
   } else if (auto* integer = std::get_if<int64_t*>(&slot.target)) {
     if (!std::holds_alternative<int64_t>(value) || std::get<int64_t>(value) < 0) wrong("a whole number, not negative");
     **integer = std::get<int64_t>(value);
+  } else if (auto* text = std::get_if<std::string*>(&slot.target)) {
+    if (!std::holds_alternative<std::string>(value)) wrong("a text");
+    **text = std::get<std::string>(value);
   } else {
     double*& real = std::get<double*>(const_cast<Slot&>(slot).target);
     if (std::holds_alternative<int64_t>(value))
@@ -126,13 +130,75 @@ LanguageModel make_gpt(const ModelSpec& spec) {
           values_of(slots)};
 }
 
+RouterScore parse_score(const std::string& text) {
+  if (text == "softmax") return RouterScore::Softmax;
+  if (text == "sigmoid") return RouterScore::Sigmoid;
+  throw UserError(concat("ModelSpec::args.score_func = ", text, "\n  expected softmax or sigmoid",
+                         did_you_mean(text, {"softmax", "sigmoid"})));
+}
+
+LanguageModel make_deepseek_v3(const ModelSpec& spec) {
+  DeepSeekV3Args args = spec.flavor.empty() ? DeepSeekV3Args{} : deepseek_v3_args(spec.flavor);
+  Yarn yarn = args.yarn.value_or(Yarn{});
+  bool scaled = args.yarn.has_value();
+  std::string score = args.score_func == RouterScore::Sigmoid ? "sigmoid" : "softmax";
+  const std::vector<Slot> slots = {{"dim", &args.dim},
+                                   {"inter_dim", &args.inter_dim},
+                                   {"moe_inter_dim", &args.moe_inter_dim},
+                                   {"n_layers", &args.n_layers},
+                                   {"n_dense_layers", &args.n_dense_layers},
+                                   {"n_heads", &args.n_heads},
+                                   {"vocab_size", &args.vocab_size},
+                                   {"norm_eps", &args.norm_eps},
+                                   {"latent_norm_eps", &args.latent_norm_eps},
+                                   {"final_norm_eps", &args.final_norm_eps},
+                                   {"q_lora_rank", &args.q_lora_rank},
+                                   {"kv_lora_rank", &args.kv_lora_rank},
+                                   {"qk_nope_head_dim", &args.qk_nope_head_dim},
+                                   {"qk_rope_head_dim", &args.qk_rope_head_dim},
+                                   {"v_head_dim", &args.v_head_dim},
+                                   {"rope_theta", &args.rope_theta},
+                                   {"yarn", &scaled},
+                                   {"rope_factor", &yarn.factor},
+                                   {"original_seq_len", &yarn.original_seq_len},
+                                   {"beta_fast", &yarn.beta_fast},
+                                   {"beta_slow", &yarn.beta_slow},
+                                   {"mscale", &yarn.mscale},
+                                   {"mscale_all_dim", &yarn.mscale_all_dim},
+                                   {"num_experts", &args.num_experts},
+                                   {"num_shared_experts", &args.num_shared_experts},
+                                   {"top_k", &args.top_k},
+                                   {"score_func", &score},
+                                   {"route_norm", &args.route_norm},
+                                   {"route_scale", &args.route_scale},
+                                   {"n_expert_groups", &args.n_expert_groups},
+                                   {"n_limited_groups", &args.n_limited_groups},
+                                   {"scores_of_group", &args.scores_of_group},
+                                   {"load_balance_coeff", &args.load_balance_coeff}};
+  assign_all(slots, spec);
+  args.yarn = scaled ? std::optional(yarn) : std::nullopt;
+  args.score_func = parse_score(score);
+  DeepSeekV3 model(args);
+  const auto forward = [model](const at::Tensor& tokens, const at::Tensor& positions) mutable {
+    return model->forward(tokens, positions);
+  };
+  return {model.ptr(),
+          forward,
+          args.vocab_size,
+          {},
+          [args](int64_t seq_len) { return args.flops_per_token(seq_len); },
+          values_of(slots),
+          args.load_balance_coeff};
+}
+
 }  // namespace
 
 LanguageModel make_language_model(const ModelSpec& spec) {
   if (spec.name == "llama3") return make_llama3(spec);
   if (spec.name == "gpt") return make_gpt(spec);
-  throw UserError(concat("ModelSpec::name = ", spec.name, "\n  expected llama3 or gpt",
-                         did_you_mean(spec.name, {"llama3", "gpt"})));
+  if (spec.name == "deepseek_v3") return make_deepseek_v3(spec);
+  throw UserError(concat("ModelSpec::name = ", spec.name, "\n  expected llama3, gpt or deepseek_v3",
+                         did_you_mean(spec.name, {"llama3", "gpt", "deepseek_v3"})));
 }
 
 }  // namespace sfsdp::models

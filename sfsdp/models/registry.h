@@ -20,7 +20,7 @@ namespace sfsdp::models {
 using Arg = std::variant<bool, int64_t, double, std::string>;
 
 struct ModelSpec {
-  std::string name = "llama3";        // llama3, gpt
+  std::string name = "llama3";        // llama3, gpt, deepseek_v3
   std::string flavor = "debugmodel";  // "": the family's smallest, of which args override all that matters
   std::map<std::string, Arg> args;    // override the flavor's: dim, n_layers, …
 };
@@ -33,6 +33,7 @@ struct LanguageModel {
   std::optional<int64_t> max_length = {};          // of a sequence; none: any
   std::function<double(int64_t)> flops_per_token;  // by sequence length, forward and backward
   std::map<std::string, Arg> args;                 // all of the family's, as built
+  double load_balance_coeff = 0;  // by which biases of experts move in a step; 0: there are none, or they stay
 };
 
 // With real weights, unless it runs under meta_init. Throws UserError naming the nearest model, flavor or argument.

@@ -46,6 +46,7 @@ std::vector<OptimizerState> append_update(Graph& graph, const Optimizer& optimiz
     const Op& param = *params.at(g->attr<std::string>("param"));
     std::visit([&](const auto& o) { build_update(updates, param, g->result(), o); }, optimizer);
   }
+  if (options.balance.rate != 0) append_expert_balance(graph, build, strategy, options.balance, guard);
   build.apply();
   graph.outputs = {loss.mean, norm, non_finite};
   return updates.take_states();

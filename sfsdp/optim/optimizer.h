@@ -8,6 +8,7 @@
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/optim/adam.h"
+#include "sfsdp/optim/expert_balance.h"
 #include "sfsdp/optim/sgd.h"
 #include "sfsdp/optim/update_builder.h"
 #include "sfsdp/parallel/data_parallel.h"
@@ -26,6 +27,7 @@ struct UpdateOptions {
   double max_norm = 0;  // gradients are scaled to this global norm; 0: not clipped (the norm is still computed)
   // A norm that is not finite updates nothing: every update waits for the norm. false: no update does, if max_norm is 0.
   bool skip_non_finite = true;
+  ExpertBalance balance = {};
 };
 
 // Appends loss reduction, norm, clipping and update to a graph that data_parallel has made a rank's own. Outputs become

@@ -237,7 +237,8 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   const step::StepOptions step_options = {.optimizer = optimizer_,
                                           .max_norm = options_.max_norm,
                                           .skip_non_finite = options_.skip_non_finite,
-                                          .micro_batches = options_.micro_batches};
+                                          .micro_batches = options_.micro_batches,
+                                          .balance = options_.balance};
   const std::vector<step::OptimizerState> states =
       step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);

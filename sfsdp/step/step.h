@@ -53,6 +53,7 @@ struct CompileOptions {
   // A gradient norm that is not finite updates nothing. false: it is only reported, and with max_norm = 0 each update
   // follows its own reduction, without waiting for the others.
   bool skip_non_finite = true;
+  ExpertBalance balance = {};       // of the experts of mixtures that have such buffers; rate 0: their biases stay
   std::vector<size_t> uncast = {};  // tensors of a batch that mixed precision does not cast, by place, such as targets
   uint64_t seed = 0;                // of initialisation and of random ops
   exec::Rng rng = exec::Rng::Counter;

@@ -17,6 +17,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/models/gpt/gpt.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/testing.h"
@@ -213,6 +214,27 @@ TEST_CASE("Llama and GPT equal eager bit for bit") {
   gpt.rope = true;
   gpt.bias = false;
   expect_equals_eager([&] { return models::Gpt(gpt); }, token_batch);
+}
+
+TEST_CASE("DeepSeek-V3 equals eager bit for bit, the counts of its experts' tokens too") {
+  models::DeepSeekV3Args args;
+  args.dim = 24;
+  args.inter_dim = 40;
+  args.moe_inter_dim = 16;
+  args.n_layers = 2;
+  args.n_heads = 3;
+  args.vocab_size = 23;
+  args.q_lora_rank = 12;
+  args.kv_lora_rank = 10;
+  args.qk_nope_head_dim = 6;
+  args.qk_rope_head_dim = 4;
+  args.v_head_dim = 5;
+  args.score_func = models::RouterScore::Sigmoid;
+  args.route_norm = true;
+  args.n_expert_groups = 4;
+  args.n_limited_groups = 2;
+  args.load_balance_coeff = 1e-3;
+  expect_equals_eager([&] { return models::DeepSeekV3(args); }, token_batch);
 }
 
 // Eager: each linear layer reads its float32 parameters cast to the compute dtype, so gradients are made in it.

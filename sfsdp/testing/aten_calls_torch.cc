@@ -261,6 +261,17 @@ const std::vector<Call>& layer_calls() {
         const Tensor y = at::embedding(c.floats({rows, width}), i);
         at::embedding_dense_backward(y, i, rows, -1, false);
       },
+      [](Caller& c) {  // groups of as many rows each, as an end that is drawn may leave rows that no group has
+        const int64_t groups = c.in(1, 3), rows = groups * c.in(2, 3), k = 8, n = 8 * c.in(1, 2);
+        const auto dtype = c.floating();
+        const Tensor ends = at::arange(1, groups + 1, at::kInt).mul(rows / groups);
+        at::_grouped_mm(c.tensor({rows, k}, dtype), c.tensor({groups, k, n}, dtype), ends);
+        at::_grouped_mm(c.tensor({rows, k}, dtype).t(), c.tensor({rows, n}, dtype), ends);
+      },
+      [](Caller& c) {  // as mixtures of experts sort their rows
+        const Tensor x = c.tensor(c.sizes(), c.any());
+        at::floor_divide(x, 3), x.new_zeros({2, 3}, c.any());
+      },
   };
   return calls;
 }

@@ -25,6 +25,7 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
   train::follow_checkpoints(setup, config, entry->job->checkpointed_blocks);
   if (!entry->job->draws_wrong.empty() && setup.strategy.data_ranks() * setup.options.micro_batches > 1)
     throw UserError(entry->job->draws_wrong);
+  setup.options.balance.rate = entry->job->load_balance_coeff;
   if (canonical) pipeline.disable.emplace_back(kFirstPass);  // done
   return {step::complete_step(entry->job->graph.clone(), setup.strategy, setup.options, entry->job->half_precision),
           entry->job->flops_per_token};

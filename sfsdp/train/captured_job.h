@@ -11,10 +11,11 @@
 namespace sfsdp::train {
 
 struct CapturedJob {
-  ir::Graph graph;              // of a training step, whole parameters: step::complete_step makes it a rank's
-  bool half_precision = false;  // gradients are made in bf16
-  std::string draws_wrong;      // why its random draws hold on one rank with one micro-batch alone; "": on any
-  double flops_per_token = 0;   // forward and backward
+  ir::Graph graph;                // of a training step, whole parameters: step::complete_step makes it a rank's
+  bool half_precision = false;    // gradients are made in bf16
+  std::string draws_wrong;        // why its random draws hold on one rank with one micro-batch alone; "": on any
+  double flops_per_token = 0;     // forward and backward
+  double load_balance_coeff = 0;  // as models::LanguageModel has it
   std::vector<std::string> checkpointed_blocks;  // of an archive: activation_checkpoint.mode = as_exported
 };
 

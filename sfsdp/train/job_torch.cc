@@ -60,6 +60,12 @@ void check_flavor(const JobConfig& config, const std::map<std::string, models::A
     throw UserError(concat("model.name = ", config.model.name, ", but ", folder, "/config.json is a ", hf.model,
                            "\n  expected the same; set model.name = hf to take it from there"));
   for (const auto& [name, expected] : hf.args) {
+    if (const auto* text = std::get_if<std::string>(&expected)) {
+      if (const auto* ours = std::get_if<std::string>(&built.at(name)); ours && *ours == *text) continue;
+      throw UserError(concat("model.args.", name, " of flavor ", config.model.flavor, " is not that of ", folder,
+                             "/config.json, ", *text,
+                             "\n  expected the same; set model.name = hf to take them all from there"));
+    }
     const double has = number(built.at(name)), wants = number(expected);
     const bool derived = has == 0 && (name == "hidden_dim" || name == "head_dim");  // the tensors' shapes are checked
     if (has != wants && !derived)
@@ -185,6 +191,7 @@ CompiledJob make_job(const JobConfig& config, int64_t world_size, const JobOptio
   job.shares = setup.shares;
   CompileOptions options;
   options.max_norm = setup.options.max_norm;
+  options.balance.rate = job.model.load_balance_coeff;
   options.uncast = job.uncast;
   options.micro_batches = setup.options.micro_batches;
   options.tune = setup.options.tune;
@@ -245,6 +252,7 @@ CapturedJob capture_job(const JobConfig& config) {
                        std::ranges::any_of(state, is_half, &capture::StateTensor::dtype);
   out.checkpointed_blocks = job.checkpointed_blocks;
   out.flops_per_token = job.model.flops_per_token(config.training.seq_len);
+  out.load_balance_coeff = job.model.load_balance_coeff;
   return out;
 }
 

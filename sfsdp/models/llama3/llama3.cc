@@ -51,8 +51,6 @@ at::Tensor weight_parameter(torch::nn::Module& module, std::vector<int64_t> size
   return module.register_parameter("weight", torch::empty(sizes));
 }
 
-void init_linear(const at::Tensor& weight, double std) { trunc_normal_(weight, 0.0, std, -2.0, 2.0); }
-
 void check_args(const Llama3Args& args) {
   const std::pair<const char*, int64_t> sizes[] = {{"Llama3Args::dim", args.dim},
                                                    {"Llama3Args::n_layers", args.n_layers},
@@ -163,10 +161,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos
   return wo_(out.transpose(1, 2).reshape({B, S, heads_ * width_}));
 }
 
-FeedForwardImpl::FeedForwardImpl(const Llama3Args& args, double output_std) {
-  w1_ = register_module("w1", LinearMap(args.dim, args.ffn_width()));
-  w2_ = register_module("w2", LinearMap(args.ffn_width(), args.dim));
-  w3_ = register_module("w3", LinearMap(args.dim, args.ffn_width()));
+FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t hidden, double output_std) {
+  w1_ = register_module("w1", LinearMap(dim, hidden));
+  w2_ = register_module("w2", LinearMap(hidden, dim));
+  w3_ = register_module("w3", LinearMap(dim, hidden));
   init_linear(w1_->weight, 0.02);
   for (LinearMap* w : {&w2_, &w3_}) init_linear((*w)->weight, output_std);
 }
@@ -177,7 +175,7 @@ Llama3BlockImpl::Llama3BlockImpl(const Llama3Args& args, int64_t layer) {
   const double depth = static_cast<double>(args.depth_init ? layer + 1 : args.n_layers);
   const double output_std = 0.02 / std::sqrt(2.0 * depth);
   attention_ = register_module("attention", Attention(args, output_std));
-  feed_forward_ = register_module("feed_forward", FeedForward(args, output_std));
+  feed_forward_ = register_module("feed_forward", FeedForward(args.dim, args.ffn_width(), output_std));
   attention_norm_ = register_module("attention_norm", RMSNorm(args.dim, args.norm_eps));
   ffn_norm_ = register_module("ffn_norm", RMSNorm(args.dim, args.norm_eps));
 }

@@ -91,7 +91,7 @@ TORCH_MODULE(Attention);
 
 class FeedForwardImpl : public torch::nn::Module {
  public:
-  FeedForwardImpl(const Llama3Args& args, double output_std);
+  FeedForwardImpl(int64_t dim, int64_t hidden, double output_std);
   at::Tensor forward(const at::Tensor& x_BSD);
 
  private:

@@ -110,7 +110,8 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
   MergedReader merged(source, merge);
   std::vector<HfSource> parameters;
   for (const StoredTensor& t : source.manifest().tensors)
-    if (t.kind == TensorKind::Parameter && !is_adapter(t.name)) parameters.push_back({t.name, t.shape});
+    if ((t.kind == TensorKind::Parameter && !is_adapter(t.name)) || is_saved_buffer(t.name))
+      parameters.push_back({t.name, t.shape});
   const HfConfig config = read_hf_config(assets);
   const std::string file = assets + "/config.json";
   expect_parameters_of(config, parameters, from, file);
@@ -122,10 +123,12 @@ void convert_to_hf(const std::string& from, const std::string& folder, const std
     for (const HfPlaced& placed : writer.layout().tensors) {
       const StoredTensor& t = *source.manifest().find(placed.source.name);
       const int64_t at_once = kBlockBytes / ir::size_in_bytes(t.dtype);
-      for (int64_t begin = 0; begin < t.numel(); begin += at_once) {
-        const int64_t end = std::min(t.numel(), begin + at_once);
-        writer.write(placed, plan::whole_box(t.shape, {begin, end - begin}), merged.read(piece_of(t), begin, end),
-                     t.dtype);
+      const int64_t numel = plan::elements_of(plan::whole_box(placed.source.shape).dims);
+      const int64_t first = std::max<int64_t>(placed.slice, 0) * numel;
+      for (int64_t begin = 0; begin < numel; begin += at_once) {
+        const int64_t end = std::min(numel, begin + at_once);
+        writer.write(placed, plan::whole_box(placed.source.shape, {begin, end - begin}),
+                     merged.read(piece_of(t), first + begin, first + end), t.dtype);
       }
     }
     writer.flush();

@@ -42,22 +42,36 @@ ReadElements of_archive(const std::string& path) {
   };
 }
 
+// Elements `box` of one tensor of the folder, or of a slice, which has that shape here.
+void read_tensor(const SafetensorsCheckpoint& files, const HfTensor& place, const StoredTensor& t,
+                 const std::vector<int64_t>& shape, const plan::Box& box, std::span<std::byte> out) {
+  const TensorView* view = files.find(place.hf_name);
+  if (!view && !place.other_name.empty()) view = files.find(place.other_name);
+  if (!view || view->shape != hf_shape_of(place, shape) || !view->dtype || !is_weight_dtype(*view->dtype))
+    not_there(files.dir(), t);
+  std::array<std::byte, 65536> staging;
+  copy_from_hf(
+      place, shape, box, [&](uint64_t first, std::span<std::byte> bytes) { view->read(first, bytes); }, *view->dtype,
+      staging, out, t.dtype);
+}
+
 ReadElements of_hf_folder(const std::string& path) {
   auto config = std::make_shared<const HfConfig>(read_hf_config(path));
   auto files = std::make_shared<const SafetensorsCheckpoint>(SafetensorsCheckpoint::open(path));
   return [config, files](const StoredTensor& t, int64_t begin, std::span<std::byte> out) {
     const auto place = hf_tensor_of(config->model, t.name, *config);
-    const TensorView* view = place ? files->find(place->hf_name) : nullptr;
-    if (place && !view && !place->other_name.empty()) view = files->find(place->other_name);
-    if (!view || view->shape != hf_shape_of(*place, t.shape) || !view->dtype || !is_weight_dtype(*view->dtype) ||
-        !is_weight_dtype(t.dtype))
-      not_there(files->dir(), t);
-    std::array<std::byte, 65536> staging;
-    const auto count = static_cast<int64_t>(out.size()) / ir::size_in_bytes(t.dtype);
-    copy_from_hf(
-        *place, t.shape, plan::whole_box(t.shape, {begin, count}),
-        [&](uint64_t first, std::span<std::byte> bytes) { view->read(first, bytes); }, *view->dtype, staging, out,
-        t.dtype);
+    if (!place || !is_weight_dtype(t.dtype)) not_there(files->dir(), t);
+    const int64_t element = ir::size_in_bytes(t.dtype);
+    const plan::Box box = plan::whole_box(t.shape, {begin, static_cast<int64_t>(out.size()) / element});
+    if (place->slices == 0) return read_tensor(*files, *place, t, t.shape, box, out);
+    int64_t slice = 0;
+    for (const HfTensor& one : tensors_of(*place)) {
+      const SlicePart part = part_of_slice(box, slice++);
+      if (part.range.length > 0)
+        read_tensor(*files, one, t, {t.shape.begin() + 1, t.shape.end()}, part.box,
+                    out.subspan(static_cast<size_t>((part.range.offset - begin) * element),
+                                static_cast<size_t>(part.range.length * element)));
+    }
   };
 }
 

@@ -294,6 +294,89 @@ void read_llama(const Section& top, const Family& family, HfConfig& config) {
   config.sliding_window = read_sliding_window(top, family, layers);
 }
 
+constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM";
+
+// YaRN's numbers in rope_scaling (transformers 4) or rope_parameters (5); their defaults are transformers'.
+void read_yarn(const Section& top, std::map<std::string, HfConfig::Value>& args) {
+  const JsonValue* old_object = top.find("rope_scaling");
+  const JsonValue* new_object = top.find("rope_parameters");
+  if (old_object && new_object)
+    top.refuse("rope_scaling", "given beside rope_parameters", "one of them: transformers 4's or 5's");
+  const auto theta = top.find_number("rope_theta");
+  args["rope_theta"] = theta.value_or(10000);
+  args["yarn"] = false;
+  const JsonValue* object = old_object ? old_object : new_object;
+  if (!object) return;
+  const Section rope(*object, top.file(), old_object ? "rope_scaling." : "rope_parameters.");
+  const auto inside = rope.find_number("rope_theta");
+  if (theta && inside && *theta != *inside)
+    top.refuse("rope_theta", concat(*theta), concat("the same as inside the rope object, ", *inside));
+  if (inside) args["rope_theta"] = *inside;
+  const auto new_type = rope.find_text("rope_type"), old_type = rope.find_text("type");
+  const std::string type = new_type ? *new_type : old_type.value_or("missing");
+  if (type != "default" && type != "yarn")
+    rope.refuse("rope_type", quote_safe(type), "\"default\" or \"yarn\"; no other is supported");
+  rope.must_be_flag("truncate", true);
+  if (type == "yarn") {
+    args["yarn"] = true;
+    args["rope_factor"] = rope.number("factor");
+    args["original_seq_len"] = rope.number("original_max_position_embeddings");
+    args["beta_fast"] = rope.find_number("beta_fast").value_or(32);
+    args["beta_slow"] = rope.find_number("beta_slow").value_or(1);
+    args["mscale"] = rope.find_number("mscale", true).value_or(0);
+    args["mscale_all_dim"] = rope.find_number("mscale_all_dim", true).value_or(0);
+  }
+  for (const auto& [key, value] : rope.members())
+    if (!rope.was_asked_for(key) && !value.as<JsonNull>())
+      rope.refuse(quote_safe(key), describe(value), "only keys of the rope types default and yarn");
+}
+
+void read_deepseek_v3(const Section& top, HfConfig& config) {
+  top.must_be_text("model_type", "deepseek_v3");
+  top.must_be_text("hidden_act", "silu");
+  top.must_be_text("scoring_func", "sigmoid");
+  top.must_be_text("topk_method", "noaux_tc");
+  for (const char* key : {"attention_bias", "tie_word_embeddings"}) top.must_be_flag(key, false);
+  top.must_be_flag("rope_interleave", true);
+  top.must_be_number("attention_dropout", 0);
+  top.must_be_number("pretraining_tp", 1);
+  top.must_be_number("moe_layer_freq", 1);
+  const int64_t heads = top.integer("num_attention_heads");
+  if (const auto kv = top.find_integer("num_key_value_heads"); kv && *kv != heads)
+    top.refuse("num_key_value_heads", concat(*kv), concat("null or num_attention_heads = ", heads));
+  const std::pair<const char*, const char*> sizes[] = {{"dim", "hidden_size"},
+                                                       {"inter_dim", "intermediate_size"},
+                                                       {"moe_inter_dim", "moe_intermediate_size"},
+                                                       {"vocab_size", "vocab_size"},
+                                                       {"kv_lora_rank", "kv_lora_rank"},
+                                                       {"qk_nope_head_dim", "qk_nope_head_dim"},
+                                                       {"qk_rope_head_dim", "qk_rope_head_dim"},
+                                                       {"v_head_dim", "v_head_dim"},
+                                                       {"num_experts", "n_routed_experts"},
+                                                       {"top_k", "num_experts_per_tok"},
+                                                       {"n_expert_groups", "n_group"},
+                                                       {"n_limited_groups", "topk_group"}};
+  config.model = "deepseek_v3";
+  auto& args = config.args;
+  for (const auto& [ours, theirs] : sizes) args[ours] = top.integer(theirs);
+  args["n_heads"] = heads;
+  args["n_layers"] = top.integer("num_hidden_layers", kMaxLayers);
+  args["n_dense_layers"] = top.find_integer_or_zero("first_k_dense_replace").value_or(0);
+  args["q_lora_rank"] = top.find_integer("q_lora_rank").value_or(0);
+  args["num_shared_experts"] = top.find_integer_or_zero("n_shared_experts").value_or(0);
+  args["norm_eps"] = args["final_norm_eps"] = top.number("rms_norm_eps");
+  args["latent_norm_eps"] = 1e-6;  // whatever the file says
+  args["score_func"] = std::string("sigmoid");
+  args["scores_of_group"] = int64_t{2};
+  args["route_norm"] = top.flag("norm_topk_prob", true);
+  args["route_scale"] = top.find_number("routed_scaling_factor").value_or(1);
+  read_yarn(top, args);
+  for (const char* key : {"head_dim", "qk_head_dim", "num_local_experts"}) top.find_integer(key);  // said twice
+  if (const auto more = top.find_integer_or_zero("num_nextn_predict_layers"); more && *more > 0)
+    config.notices.push_back(concat(top.file(), ": num_nextn_predict_layers = ", *more,
+                                    " is not applied: modules that predict further tokens are not read"));
+}
+
 // The files that are published ask for 0.1 each, which is also the default: refused, no GPT-2 could be read.
 std::vector<std::string> gpt2_notices(const Section& top) {
   std::vector<std::string> asked;
@@ -342,7 +425,7 @@ std::string read_dtype(const Section& top) {
 }
 
 std::string read_architecture(const Section& top) {
-  std::vector<std::string> known = {std::string(kGpt2)};
+  std::vector<std::string> known = {std::string(kGpt2), std::string(kDeepSeekV3)};
   for (const Family& family : llama_families()) known.emplace_back(family.architecture);
   const std::string expected = concat("a list of one of ", join(known, ", "), "; no other is supported");
   const JsonValue* list = top.find("architectures");
@@ -358,13 +441,15 @@ std::string read_architecture(const Section& top) {
 
 // Keys that change no number of a forward and backward pass: ids, limits and defaults of generation, how a model was
 // initialised, where a file came from. GPT-2's head for summaries is not part of a GPT2LMHeadModel.
-constexpr std::array<std::string_view, 40> kHarmless = {"_attn_implementation",
+constexpr std::array<std::string_view, 44> kHarmless = {"_attn_implementation",
                                                         "_name_or_path",
+                                                        "aux_loss_alpha",
                                                         "bad_words_ids",
                                                         "bos_token_id",
                                                         "diversity_penalty",
                                                         "do_sample",
                                                         "early_stopping",
+                                                        "ep_size",
                                                         "eos_token_id",
                                                         "gradient_checkpointing",
                                                         "id2label",
@@ -382,10 +467,12 @@ constexpr std::array<std::string_view, 40> kHarmless = {"_attn_implementation",
                                                         "num_return_sequences",
                                                         "output_attentions",
                                                         "output_hidden_states",
+                                                        "output_router_logits",
                                                         "pad_token_id",
                                                         "reorder_and_upcast_attn",
                                                         "repetition_penalty",
                                                         "return_dict",
+                                                        "seq_aux",
                                                         "summary_activation",
                                                         "summary_first_dropout",
                                                         "summary_proj_to_labels",
@@ -435,6 +522,7 @@ HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
     top.refuse("quantization_config", describe(*quantized), "none: quantised weights are not supported");
   config.dtype = read_dtype(top);
   if (config.architecture == kGpt2) read_gpt2(top, config);
+  if (config.architecture == kDeepSeekV3) read_deepseek_v3(top, config);
   for (const Family& family : llama_families())
     if (family.architecture == config.architecture) read_llama(top, family, config);
   if (const auto names = keys_not_known(top); !names.empty())

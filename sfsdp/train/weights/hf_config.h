@@ -21,6 +21,7 @@ namespace sfsdp::train {
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
 //   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor
 //   rope_high_freq_factor, int64_t rope_original_max_position
+// For "deepseek_v3" (DeepseekV3ForCausalLM): all of models::DeepSeekV3Args, those of YaRN if yarn is true.
 // For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied, bias (always), rope (never)
 struct HfConfig {

@@ -91,11 +91,9 @@ void write_rope(const HfConfig& config, Document& out) {
 
 // What a class of transformers calls itself in model_type.
 const std::map<std::string, std::string>& model_types() {
-  static const std::map<std::string, std::string> kTypes = {{"LlamaForCausalLM", "llama"},
-                                                            {"MistralForCausalLM", "mistral"},
-                                                            {"Qwen2ForCausalLM", "qwen2"},
-                                                            {"Qwen3ForCausalLM", "qwen3"},
-                                                            {"GPT2LMHeadModel", "gpt2"}};
+  static const std::map<std::string, std::string> kTypes = {
+      {"LlamaForCausalLM", "llama"}, {"MistralForCausalLM", "mistral"}, {"Qwen2ForCausalLM", "qwen2"},
+      {"Qwen3ForCausalLM", "qwen3"}, {"GPT2LMHeadModel", "gpt2"},       {"DeepseekV3ForCausalLM", "deepseek_v3"}};
   return kTypes;
 }
 
@@ -131,6 +129,72 @@ void write_gpt(const HfConfig& config, Document& out) {
   out.set_text("activation_function", "gelu_new");
   out.set_flag("tie_word_embeddings", config.flag("tied"));
   for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out.set(key, 0.0);  // as it was trained
+}
+
+void write_yarn(const HfConfig& config, Document& out) {
+  out.remove("rope_parameters");
+  out.set("rope_theta", config.number("rope_theta"));
+  if (!config.flag("yarn")) {
+    out.set("rope_scaling", std::string("null"));
+    return;
+  }
+  std::string text =
+      concat("{\"rope_type\": \"yarn\", \"factor\": ", shortest(config.number("rope_factor")),
+             ", \"original_max_position_embeddings\": ", static_cast<int64_t>(config.number("original_seq_len")));
+  for (const char* key : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+    text += concat(", \"", key, "\": ", shortest(config.number(key)));
+  out.set("rope_scaling", text + "}");
+}
+
+void write_deepseek_v3(const HfConfig& config, int64_t max_positions, Document& out) {
+  const std::pair<const char*, const char*> sizes[] = {{"dim", "hidden_size"},
+                                                       {"inter_dim", "intermediate_size"},
+                                                       {"moe_inter_dim", "moe_intermediate_size"},
+                                                       {"n_layers", "num_hidden_layers"},
+                                                       {"n_dense_layers", "first_k_dense_replace"},
+                                                       {"n_heads", "num_attention_heads"},
+                                                       {"n_heads", "num_key_value_heads"},
+                                                       {"vocab_size", "vocab_size"},
+                                                       {"kv_lora_rank", "kv_lora_rank"},
+                                                       {"qk_nope_head_dim", "qk_nope_head_dim"},
+                                                       {"qk_rope_head_dim", "qk_rope_head_dim"},
+                                                       {"v_head_dim", "v_head_dim"},
+                                                       {"num_experts", "n_routed_experts"},
+                                                       {"num_shared_experts", "n_shared_experts"},
+                                                       {"top_k", "num_experts_per_tok"},
+                                                       {"n_expert_groups", "n_group"},
+                                                       {"n_limited_groups", "topk_group"}};
+  for (const auto& [ours, theirs] : sizes) out.set(theirs, config.integer(ours));
+  const int64_t rank = config.integer("q_lora_rank");
+  out.set("q_lora_rank", rank > 0 ? std::to_string(rank) : "null");
+  out.set("rms_norm_eps", config.number("norm_eps"));
+  out.set("routed_scaling_factor", config.number("route_scale"));
+  out.set_flag("norm_topk_prob", config.flag("route_norm"));
+  out.set("num_nextn_predict_layers", int64_t{0});
+  out.set_text("hidden_act", "silu");
+  out.set_text("scoring_func", "sigmoid");
+  out.set_text("topk_method", "noaux_tc");
+  out.set_flag("tie_word_embeddings", false);
+  out.set_flag("attention_bias", false);
+  out.set_if_absent("max_position_embeddings", max_positions);
+  write_yarn(config, out);
+}
+
+// What transformers' class computes, whatever its config.json says.
+void expect_deepseek_v3(const HfConfig& config) {
+  const auto refuse = [](const std::string& what, const std::string& expected) {
+    throw UserError(concat("model.args.", what, ", which no DeepSeek-V3 of transformers has\n  expected ", expected,
+                           " for a Hugging Face folder; without checkpoint.last_save_in_hf the model trains as it is"));
+  };
+  const std::string score = std::get<std::string>(config.args.at("score_func"));
+  if (score != "sigmoid") refuse("score_func = " + score, "sigmoid");
+  if (const int64_t scores = config.integer("scores_of_group"); scores != 2 && config.integer("n_expert_groups") > 1)
+    refuse(concat("scores_of_group = ", scores), "2");
+  constexpr double kLatentEps = 1e-6;
+  if (const double eps = config.number("latent_norm_eps"); eps != kLatentEps)
+    refuse(concat("latent_norm_eps = ", eps), concat(kLatentEps));
+  if (const double eps = config.number("final_norm_eps"); eps != config.number("norm_eps"))
+    refuse(concat("final_norm_eps = ", eps), concat("norm_eps, ", config.number("norm_eps")));
 }
 
 std::string_view name_of(ir::DType dtype) {
@@ -172,6 +236,11 @@ HfConfig hf_config_of_model(const std::string& model, const std::map<std::string
     config.architecture = "GPT2LMHeadModel";
     return config;
   }
+  if (model == "deepseek_v3") {
+    expect_deepseek_v3(config);
+    config.architecture = "DeepseekV3ForCausalLM";
+    return config;
+  }
   SFSDP_CHECK(model == "llama3", "model ", model);
   const bool bias = config.flag("qkv_bias"), norm = config.flag("qk_norm");
   if (bias && norm)
@@ -205,6 +274,8 @@ std::string hf_config_json(const HfConfig& config, ir::DType dtype, int64_t max_
   out.set_text("torch_dtype", name_of(dtype));
   if (config.model == "gpt")
     write_gpt(config, out);
+  else if (config.model == "deepseek_v3")
+    write_deepseek_v3(config, max_positions, out);
   else
     write_llama(config, max_positions, out);
   return out.text();

@@ -312,6 +312,19 @@ std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64
   return shape;
 }
 
+SlicePart part_of_slice(const plan::Box& box, int64_t slice) {
+  SFSDP_CHECK(!box.dims.empty(), "a number has no slices");
+  SlicePart part{{{box.dims.begin() + 1, box.dims.end()}, {}}, {box.flat.offset, 0}};
+  if (slice < box.dims[0].offset || slice >= box.dims[0].offset + box.dims[0].length) return part;
+  const int64_t numel = plan::elements_of(part.box.dims), first = (slice - box.dims[0].offset) * numel;
+  const int64_t begin = std::max(box.flat.offset, first);
+  const int64_t end = std::min(box.flat.offset + box.flat.length, first + numel);
+  if (begin >= end) return part;
+  part.range = {begin, end - begin};
+  part.box.flat = {begin - first, end - begin};
+  return part;
+}
+
 int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape, const plan::Box& box,
                      const HfRead& read, ir::DType their_dtype, std::span<std::byte> staging, std::span<std::byte> ours,
                      ir::DType our_dtype) {

@@ -15,8 +15,15 @@
 
 namespace sfsdp::train {
 
-// The checkpoint's shape for a parameter of ours: reversed for Transpose.
+// The checkpoint's shape for a parameter of ours, or for a slice of one: reversed for Transpose.
 std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64_t>& our_shape);
+
+// What a box has of one slice of a parameter along its first dimension.
+struct SlicePart {
+  plan::Box box;  // of the slice, which has a dimension less
+  Chunk range;    // which of the box's elements these are
+};
+SlicePart part_of_slice(const plan::Box& box, int64_t slice);
 
 // Fills `out` with bytes [first, first + out.size()) of the checkpoint's tensor. What it throws ends the copy.
 using HfRead = std::function<void(uint64_t first, std::span<std::byte> out)>;

@@ -167,9 +167,9 @@ void HfFolderWriter::write(const HfPlaced& tensor, const plan::Box& box, std::sp
     staging_size_ = std::min<size_t>(most_staging_, layout_.largest_tensor());
     staging_ = std::make_unique_for_overwrite<std::byte[]>(staging_size_);
   }
-  const auto element = static_cast<uint64_t>(ir::size_in_bytes(layout_.dtype));
+  const auto element = static_cast<uint64_t>(ir::size_in_bytes(tensor.dtype));
   const int64_t lost =
-      copy_to_hf(tensor.tensor, tensor.source.shape, box, values, dtype, layout_.dtype, {staging_.get(), staging_size_},
+      copy_to_hf(tensor.tensor, tensor.source.shape, box, values, dtype, tensor.dtype, {staging_.get(), staging_size_},
                  [&](int64_t first, std::span<const std::byte> bytes) {
                    const uint64_t at = static_cast<uint64_t>(first) * element;
                    SFSDP_CHECK(at + bytes.size() <= tensor.bytes, at, " + ", bytes.size(), " of ", tensor.bytes,
@@ -178,7 +178,7 @@ void HfFolderWriter::write(const HfPlaced& tensor, const plan::Box& box, std::sp
                  });
   if (lost > 0)
     throw UserError(concat(tensor.source.name, ": ", lost, " of the values become infinite as ",
-                           ir::to_string(layout_.dtype),
+                           ir::to_string(tensor.dtype),
                            "\n  expected values that it can hold; choose bfloat16 or"
                            " float32 for export_dtype"));
 }

@@ -41,12 +41,32 @@ void fill_files(HfLayout& layout, uint64_t max_file_bytes) {
 void write_headers(HfLayout& layout) {
   std::vector<SafetensorsHeader> headers(layout.files.size());
   for (const HfPlaced& tensor : layout.tensors)
-    headers[tensor.file].add(tensor.tensor.hf_name, layout.dtype, tensor.shape, tensor.bytes);
+    headers[tensor.file].add(tensor.tensor.hf_name, tensor.dtype, tensor.shape, tensor.bytes);
   for (size_t i = 0; i < headers.size(); ++i) {
     layout.files[i].header = headers[i].bytes();
     layout.files[i].bytes += layout.files[i].header.size();
   }
   for (HfPlaced& tensor : layout.tensors) tensor.begin += layout.files[tensor.file].header.size();
+}
+
+void place(const HfTensor& tensor, const HfSource& source, ir::DType dtype, HfLayout& layout) {
+  HfPlaced placed;
+  placed.source = source;
+  placed.dtype = dtype;
+  if (tensor.slices > 0) {
+    SFSDP_CHECK(!source.shape.empty() && source.shape[0] == tensor.slices, source.name, " of ", tensor.slices);
+    placed.source.shape.erase(placed.source.shape.begin());
+  }
+  int64_t bytes = ir::size_in_bytes(dtype);
+  for (const int64_t size : placed.source.shape) bytes = ir::saturating_product(bytes, size);
+  SFSDP_CHECK(bytes <= ir::kMaxBytes, source.name, " takes ", bytes, " bytes");
+  placed.bytes = static_cast<uint64_t>(bytes);
+  for (HfTensor& part : tensors_of(tensor)) {
+    if (tensor.slices > 0) ++placed.slice;
+    placed.shape = hf_shape_of(part, placed.source.shape);
+    placed.tensor = std::move(part);
+    layout.tensors.push_back(placed);
+  }
 }
 
 std::string index_of(const HfLayout& layout) {
@@ -77,7 +97,6 @@ HfLayout lay_out_hf(const std::vector<HfSource>& sources, const HfConfig& config
   if (dtype != ir::DType::f32 && dtype != ir::DType::bf16 && dtype != ir::DType::f16)
     throw UserError(concat("export_dtype is ", ir::to_string(dtype), "\n  expected float32, bfloat16 or float16"));
   HfLayout layout;
-  layout.dtype = dtype;
   std::set<std::string> names;
   for (const HfSource& source : sources) {
     const auto tensor = hf_tensor_of(config.model, source.name, config);
@@ -85,10 +104,7 @@ HfLayout lay_out_hf(const std::vector<HfSource>& sources, const HfConfig& config
       throw UserError(concat("parameter ", source.name, " has no place in a checkpoint of ", config.architecture,
                              "\n  expected a model of that architecture, as config.json describes it"));
     if (!names.insert(tensor->hf_name).second) continue;  // tied
-    int64_t bytes = ir::size_in_bytes(dtype);
-    for (const int64_t size : source.shape) bytes = ir::saturating_product(bytes, size);
-    SFSDP_CHECK(bytes <= ir::kMaxBytes, source.name, " takes ", bytes, " bytes");
-    layout.tensors.push_back({*tensor, source, hf_shape_of(*tensor, source.shape), 0, 0, static_cast<uint64_t>(bytes)});
+    place(*tensor, source, is_saved_buffer(source.name) ? ir::DType::f32 : dtype, layout);
   }
   fill_files(layout, max_file_bytes);
   write_headers(layout);

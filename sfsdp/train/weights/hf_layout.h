@@ -14,7 +14,7 @@
 
 namespace sfsdp::train {
 
-// A parameter of our model.
+// A parameter of our model, or a saved buffer.
 struct HfSource {
   std::string name;
   std::vector<int64_t> shape;
@@ -22,11 +22,13 @@ struct HfSource {
 
 struct HfPlaced {
   HfTensor tensor;             // its name there, and how its rows are ordered
-  HfSource source;             // ours
+  HfSource source;             // ours; of a slice the shape is its own
   std::vector<int64_t> shape;  // there
-  size_t file = 0;             // in HfLayout::files
-  uint64_t begin = 0;          // of its first byte in the file
+  ir::DType dtype = ir::DType::f32;
+  size_t file = 0;     // in HfLayout::files
+  uint64_t begin = 0;  // of its first byte in the file
   uint64_t bytes = 0;
+  int64_t slice = -1;  // of the source along its first dimension; -1: it is all of it
 };
 
 struct HfFile {
@@ -36,13 +38,12 @@ struct HfFile {
 };
 
 struct HfLayout {
-  ir::DType dtype = ir::DType::f32;  // of all tensors
-  std::vector<HfPlaced> tensors;     // in the order of files and bytes; a tied weight once
+  std::vector<HfPlaced> tensors;  // in the order of files and bytes; a tied weight once
   std::vector<HfFile> files;
   uint64_t tensor_bytes = 0;
   std::string index;  // model.safetensors.index.json; "" for one file
 
-  const HfPlaced* find(const std::string& source) const;  // by our name
+  const HfPlaced* find(const std::string& source) const;  // by our name; of slices the first
   uint64_t largest_tensor() const;                        // bytes
 };
 
@@ -50,7 +51,7 @@ inline constexpr uint64_t kHfFileBytes = 5'000'000'000;  // transformers' own ma
 
 // Files are filled in the order of `sources`. A new one begins where the next tensor would take the file's tensors above
 // max_file_bytes; a larger tensor has a file of its own. Source: huggingface_hub's split_torch_state_dict_into_shards.
-//   dtype:  f32, bf16 or f16
+//   dtype:  f32, bf16 or f16; saved buffers stay in f32, as transformers keeps them
 //   throws: UserError naming a source that the architecture has no tensor for
 HfLayout lay_out_hf(const std::vector<HfSource>& sources, const HfConfig& config, ir::DType dtype,
                     uint64_t max_file_bytes = kHfFileBytes);

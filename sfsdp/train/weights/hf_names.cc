@@ -38,6 +38,40 @@ constexpr std::array<LlamaRow, 14> kLlamaLayer = {{
     {"ffn_norm.weight", "post_attention_layernorm.weight"},
 }};
 
+// Which models and layers have a parameter.
+enum class Place : uint8_t { Everywhere, LatentQueries, WholeQueries, DenseLayers, Mixtures, SharedExperts, Experts };
+
+struct DeepSeekRow {
+  std::string_view ours;
+  std::string_view hf;
+  Place place = Place::Everywhere;
+};
+
+// As kLlamaLayer. Rows that are turned are pairs of neighbours on both sides.
+constexpr std::array<DeepSeekRow, 21> kDeepSeekLayer = {{
+    {"attention.wq.weight", "self_attn.q_proj.weight", Place::WholeQueries},
+    {"attention.wq_a.weight", "self_attn.q_a_proj.weight", Place::LatentQueries},
+    {"attention.q_norm.weight", "self_attn.q_a_layernorm.weight", Place::LatentQueries},
+    {"attention.wq_b.weight", "self_attn.q_b_proj.weight", Place::LatentQueries},
+    {"attention.wkv_a.weight", "self_attn.kv_a_proj_with_mqa.weight"},
+    {"attention.kv_norm.weight", "self_attn.kv_a_layernorm.weight"},
+    {"attention.wkv_b.weight", "self_attn.kv_b_proj.weight"},
+    {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"attention_norm.weight", "input_layernorm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+    {"feed_forward.w1.weight", "mlp.gate_proj.weight", Place::DenseLayers},
+    {"feed_forward.w2.weight", "mlp.down_proj.weight", Place::DenseLayers},
+    {"feed_forward.w3.weight", "mlp.up_proj.weight", Place::DenseLayers},
+    {"moe.router.gate.weight", "mlp.gate.weight", Place::Mixtures},
+    {"moe.expert_bias", "mlp.gate.e_score_correction_bias", Place::Mixtures},
+    {"moe.shared_experts.w1.weight", "mlp.shared_experts.gate_proj.weight", Place::SharedExperts},
+    {"moe.shared_experts.w2.weight", "mlp.shared_experts.down_proj.weight", Place::SharedExperts},
+    {"moe.shared_experts.w3.weight", "mlp.shared_experts.up_proj.weight", Place::SharedExperts},
+    {"moe.experts.w1", "mlp.experts.{}.gate_proj.weight", Place::Experts},
+    {"moe.experts.w2", "mlp.experts.{}.down_proj.weight", Place::Experts},
+    {"moe.experts.w3", "mlp.experts.{}.up_proj.weight", Place::Experts},
+}};
+
 struct GptRow {
   std::string_view name;
   bool transposed = false;
@@ -74,7 +108,11 @@ std::optional<std::string_view> after_layer(std::string_view name, std::string_v
   return name.substr(dot + 1);
 }
 
-HfTensor plain(std::string name) { return {std::move(name), HfTensor::None, 0, ""}; }
+HfTensor plain(std::string name) {
+  HfTensor tensor;
+  tensor.hf_name = std::move(name);
+  return tensor;
+}
 
 std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& config) {
   if (name == "tok_embeddings.weight") return plain("model.embed_tokens.weight");
@@ -95,9 +133,42 @@ std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& conf
   return std::nullopt;
 }
 
+bool has(Place place, int64_t layer, const HfConfig& config) {
+  const bool dense = layer < config.integer("n_dense_layers");
+  switch (place) {
+    case Place::Everywhere: return true;
+    case Place::LatentQueries: return config.integer("q_lora_rank") > 0;
+    case Place::WholeQueries: return config.integer("q_lora_rank") == 0;
+    case Place::DenseLayers: return dense;
+    case Place::SharedExperts: return !dense && config.integer("num_shared_experts") > 0;
+    case Place::Mixtures:
+    case Place::Experts: return !dense;
+  }
+  return false;
+}
+
+std::optional<HfTensor> deepseek_tensor(std::string_view name, const HfConfig& config) {
+  if (name == "tok_embeddings.weight") return plain("model.embed_tokens.weight");
+  if (name == "norm.weight") return plain("model.norm.weight");
+  if (name == "output.weight") return plain("lm_head.weight");
+  std::string layer;
+  const auto rest = after_layer(name, "layers.", config.integer("n_layers"), layer);
+  if (!rest) return std::nullopt;
+  for (const DeepSeekRow& row : kDeepSeekLayer) {
+    if (row.ours != *rest || !has(row.place, *parse_int(layer), config)) continue;
+    HfTensor tensor = plain("model.layers." + layer + "." + std::string(row.hf));
+    if (row.place == Place::Experts) tensor.slices = config.integer("num_experts");
+    return tensor;
+  }
+  return std::nullopt;
+}
+
 std::optional<HfTensor> gpt_tensor(std::string_view name, const HfConfig& config) {
   const auto named = [](const std::string& base, HfTensor::Transform transform) {
-    return HfTensor{"transformer." + base, transform, 0, base};
+    HfTensor tensor = plain("transformer." + base);
+    tensor.transform = transform;
+    tensor.other_name = base;
+    return tensor;
   };
   if (name == "lm_head.weight")
     return config.flag("tied") ? named("wte.weight", HfTensor::None) : plain("lm_head.weight");
@@ -119,9 +190,25 @@ std::optional<HfTensor> gpt_tensor(std::string_view name, const HfConfig& config
 std::optional<HfTensor> hf_tensor_of(std::string_view model, std::string_view our_name, const HfConfig& config) {
   SFSDP_CHECK(model == config.model, model, " with the config of ", config.model);
   if (model == "llama3") return llama_tensor(our_name, config);
+  if (model == "deepseek_v3") return deepseek_tensor(our_name, config);
   SFSDP_CHECK(model == "gpt", "model ", model);
   return gpt_tensor(our_name, config);
 }
+
+std::vector<HfTensor> tensors_of(const HfTensor& tensor) {
+  if (tensor.slices == 0) return {tensor};
+  const size_t at = tensor.hf_name.find("{}");
+  SFSDP_CHECK(at != std::string::npos, "slices of ", tensor.hf_name, " have no number in their names");
+  std::vector<HfTensor> all;
+  for (int64_t i = 0; i < tensor.slices; ++i) {
+    all.push_back(tensor);
+    all.back().slices = 0;
+    all.back().hf_name.replace(at, 2, std::to_string(i));
+  }
+  return all;
+}
+
+bool is_saved_buffer(std::string_view our_name) { return our_name.ends_with(".moe.expert_bias"); }
 
 int64_t source_row(const HfTensor& tensor, int64_t rows, int64_t row) {
   SFSDP_CHECK(row >= 0 && row < rows, "row ", row, " of ", rows, " of ", tensor.hf_name);

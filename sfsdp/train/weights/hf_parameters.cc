@@ -44,6 +44,46 @@ std::vector<HfSource> llama_rest(const HfConfig& c) {
   return all;
 }
 
+std::vector<HfSource> deepseek_layer(const HfConfig& c, int64_t layer) {
+  const int64_t dim = c.integer("dim"), heads = c.integer("n_heads"), latent = c.integer("kv_lora_rank");
+  const int64_t nope = c.integer("qk_nope_head_dim"), rope = c.integer("qk_rope_head_dim"), v = c.integer("v_head_dim");
+  const int64_t queries = ir::saturating_product(heads, nope + rope), rank = c.integer("q_lora_rank");
+  std::vector<HfSource> all = {{"attention.wkv_a.weight", {latent + rope, dim}},
+                               {"attention.kv_norm.weight", {latent}},
+                               {"attention.wkv_b.weight", {ir::saturating_product(heads, nope + v), latent}},
+                               {"attention.wo.weight", {dim, ir::saturating_product(heads, v)}},
+                               {"attention_norm.weight", {dim}},
+                               {"ffn_norm.weight", {dim}}};
+  if (rank == 0) {
+    all.push_back({"attention.wq.weight", {queries, dim}});
+  } else {
+    all.push_back({"attention.wq_a.weight", {rank, dim}});
+    all.push_back({"attention.q_norm.weight", {rank}});
+    all.push_back({"attention.wq_b.weight", {queries, rank}});
+  }
+  const auto add_feed_forward = [&](const std::string& path, int64_t hidden) {
+    for (const char* name : {"w1", "w3"}) all.push_back({concat(path, ".", name, ".weight"), {hidden, dim}});
+    all.push_back({path + ".w2.weight", {dim, hidden}});
+  };
+  if (layer < c.integer("n_dense_layers")) {
+    add_feed_forward("feed_forward", c.integer("inter_dim"));
+    return all;
+  }
+  const int64_t experts = c.integer("num_experts"), hidden = c.integer("moe_inter_dim");
+  const int64_t shared = c.integer("num_shared_experts");
+  if (shared > 0) add_feed_forward("moe.shared_experts", ir::saturating_product(shared, hidden));
+  all.push_back({"moe.router.gate.weight", {experts, dim}});
+  all.push_back({"moe.expert_bias", {experts}});
+  for (const char* name : {"w1", "w3"}) all.push_back({concat("moe.experts.", name), {experts, hidden, dim}});
+  all.push_back({"moe.experts.w2", {experts, dim, hidden}});
+  return all;
+}
+
+std::vector<HfSource> deepseek_rest(const HfConfig& c) {
+  const int64_t dim = c.integer("dim"), vocab = c.integer("vocab_size");
+  return {{"tok_embeddings.weight", {vocab, dim}}, {"norm.weight", {dim}}, {"output.weight", {vocab, dim}}};
+}
+
 std::vector<HfSource> gpt_layer(const HfConfig& c) {
   const int64_t dim = c.integer("dim"), three = ir::saturating_product(3, dim), four = ir::saturating_product(4, dim);
   std::vector<HfSource> all = {
@@ -95,6 +135,12 @@ void expect_parameters_of(const HfConfig& config, const std::vector<HfSource>& p
       throw UserError(concat(from, ": parameter ", name, " has shape ", text_of(*found->second), "\n  expected ",
                              text_of(shape), ", as ", file, " has it; give the config.json of the checkpoint's model"));
   };
+  if (config.model == "deepseek_v3") {
+    for (const HfSource& p : deepseek_rest(config)) expect(p.name, p.shape);
+    for (int64_t i = 0; i < config.integer("n_layers"); ++i)
+      for (const HfSource& p : deepseek_layer(config, i)) expect(concat("layers.", i, ".", p.name), p.shape);
+    return;
+  }
   const bool gpt = config.model == "gpt";
   SFSDP_CHECK(gpt || config.model == "llama3", "model ", config.model);
   for (const HfSource& p : gpt ? gpt_rest(config) : llama_rest(config)) expect(p.name, p.shape);

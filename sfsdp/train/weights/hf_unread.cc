@@ -15,7 +15,17 @@ namespace {
 
 constexpr const char* kOutput = "lm_head.weight";
 
+// A tensor of a module that predicts further tokens: transformers leaves these out as well.
+bool is_after_last_layer(const std::string& name, const HfConfig& config) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (config.model != "deepseek_v3" || !name.starts_with(kLayers)) return false;
+  const size_t end = name.find('.', kLayers.size());
+  const auto layer = parse_int(std::string_view(name).substr(kLayers.size(), end - kLayers.size()));
+  return end != std::string::npos && layer && *layer >= config.integer("n_layers");
+}
+
 bool is_saved_constant(const std::string& name, const HfConfig& config) {
+  if (is_after_last_layer(name, config)) return true;
   if (config.model == "gpt") return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   return name.ends_with(".rotary_emb.inv_freq");
 }
@@ -53,7 +63,7 @@ void expect_copy_of_embedding(const SafetensorsCheckpoint& checkpoint, const Ten
 void expect_all_read(const SafetensorsCheckpoint& checkpoint, const std::set<std::string>& read,
                      const HfConfig& config) {
   constexpr size_t kNamed = 8;
-  const bool tied = config.flag("tied");
+  const bool tied = config.model != "deepseek_v3" && config.flag("tied");
   std::vector<std::string> others;
   for (const std::string& name : checkpoint.names()) {
     if (read.contains(name) || is_saved_constant(name, config)) continue;

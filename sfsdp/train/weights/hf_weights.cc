@@ -36,26 +36,26 @@ void expect_floating(const TensorView& view, const std::string& file) {
                " are not supported, save the model as bfloat16 or float32"));
 }
 
-// On all threads of this rank, each its part of what the rank has. Returns how many values became infinite in the parameter's dtype.
-int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const StoredTensor& t, const plan::Box& box,
-                        std::span<std::byte> mine) {
+// On all threads of this rank, each its part of what the rank has of a tensor of that shape. Returns how many values became
+// infinite in our dtype.
+int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const std::vector<int64_t>& shape,
+                        const plan::Box& box, std::span<std::byte> mine, ir::DType dtype) {
   constexpr int64_t kLeast = 1 << 18;  // elements: what a thread costs is 1 % of copying these
   constexpr size_t kStaging = 256 << 10;
-  const ir::DType dtype = capture::dtype_of(t.dtype);
   const int64_t element = ir::size_in_bytes(dtype);
   const auto read = [&](uint64_t first, std::span<std::byte> out) { view.read(first, out); };
   std::atomic<int64_t> lost = 0;
   at::parallel_for(0, box.flat.length, kLeast, [&](int64_t begin, int64_t end) {
     const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
     std::vector<std::byte> staging(kStaging);
-    lost += copy_from_hf(place, t.global_shape, {box.dims, {box.flat.offset + begin, end - begin}}, read, *view.dtype,
-                         staging, part, dtype);
+    lost += copy_from_hf(place, shape, {box.dims, {box.flat.offset + begin, end - begin}}, read, *view.dtype, staging,
+                         part, dtype);
   });
   return lost;
 }
 
-bool is_parameter(const Program& program, const StoredTensor& t) {
-  return t.source >= 0 && !program.state()[static_cast<size_t>(t.source)].is_buffer;
+bool is_saved(const Program& program, const StoredTensor& t) {
+  return t.source >= 0 && (!program.state()[static_cast<size_t>(t.source)].is_buffer || is_saved_buffer(t.name));
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& t) {
@@ -68,6 +68,14 @@ const TensorView& find_view(const SafetensorsCheckpoint& checkpoint, const HfTen
   return view ? *view : checkpoint.at(place.hf_name);  // throws
 }
 
+// Elements `range` of a box that these bytes hold.
+std::span<std::byte> part_of_bytes(std::span<std::byte> bytes, const plan::Box& box, Chunk range,
+                                   const StoredTensor& t) {
+  const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+  return bytes.subspan(static_cast<size_t>((range.offset - box.flat.offset) * element),
+                       static_cast<size_t>(range.length * element));
+}
+
 // Ranks that hold the same elements write a share of them each: a range of what this one holds.
 Chunk share_of(const Step& step, const StoredTensor& t, int64_t held, int64_t rank) {
   const Strategy& strategy = step.program().strategy();
@@ -77,17 +85,40 @@ Chunk share_of(const Step& step, const StoredTensor& t, int64_t held, int64_t ra
 
 void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
   const auto state = step.state_dict();
-  for (const StoredTensor& t : step.program().tensors()) {
-    const HfPlaced* placed = is_parameter(step.program(), t) ? writer.layout().find(t.name) : nullptr;
-    if (!placed) continue;  // the optimizer's, a buffer, or a tied weight under its second name
+  for (const HfPlaced& placed : writer.layout().tensors) {
+    const StoredTensor& t = *std::ranges::find(step.program().tensors(), placed.source.name, &StoredTensor::name);
     const plan::Box box = step.box_of(t.name);
-    const Chunk mine = share_of(step, t, box.flat.length, rank);
-    const auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
-    const auto values =
-        bytes_of(state.at(t.name))
-            .subspan(static_cast<size_t>(mine.offset * element), static_cast<size_t>(mine.length * element));
-    writer.write(*placed, {box.dims, {box.flat.offset + mine.offset, mine.length}}, values, capture::dtype_of(t.dtype));
+    const Chunk share = share_of(step, t, box.flat.length, rank);
+    SlicePart part{{box.dims, {box.flat.offset + share.offset, share.length}}, {}};
+    part.range = part.box.flat;
+    if (placed.slice >= 0) part = part_of_slice(part.box, placed.slice);
+    writer.write(placed, part.box, part_of_bytes(bytes_of(state.at(t.name)), box, part.range, t),
+                 capture::dtype_of(t.dtype));
   }
+}
+
+// Reads our elements `box`, of a tensor of that shape, into `mine`. Returns the tensor's name in the checkpoint.
+std::string load_tensor(const SafetensorsCheckpoint& checkpoint, const HfTensor& place, const StoredTensor& t,
+                        const std::vector<int64_t>& shape, const plan::Box& box, std::span<std::byte> mine) {
+  const TensorView& view = find_view(checkpoint, place);
+  if (const auto expected = hf_shape_of(place, shape); view.shape != expected)
+    throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
+                           at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
+                           " by config.json; the two are not of one model"));
+  expect_floating(view, checkpoint.file_of(view.name));
+  const ir::DType dtype = capture::dtype_of(t.dtype);
+  const int64_t lost = copy_on_threads(view, place, shape, box, mine, dtype);
+  if (lost > 0)
+    throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
+                           " become infinite as ", t.dtype, ", which ", t.name,
+                           " is stored in\n  expected values that it can hold; store the model in float32"));
+  if (const auto first = first_not_finite(mine, dtype))
+    throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name,
+                           " holds infinite values or no numbers, the first of them element ",
+                           plan::place_in_whole(shape, box, *first), " of ", t.name,
+                           "\n  expected finite numbers; the file is damaged, or the run that wrote it "
+                           "had diverged"));
+  return view.name;
 }
 
 // Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call, which waits for a slow disk.
@@ -111,29 +142,21 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
   std::set<std::string> read;
   const auto state = step.state_dict();
   for (const StoredTensor& t : step.program().tensors()) {
-    if (!is_parameter(step.program(), t) || is_adapter(t.name)) continue;
+    if (!is_saved(step.program(), t) || is_adapter(t.name)) continue;
     const auto place = hf_tensor_of(config.model, t.name, config);
     SFSDP_CHECK(place, "parameter ", t.name, " of model ", config.model, " has no place in its checkpoints");
-    const TensorView& view = find_view(checkpoint, *place);
-    read.insert(view.name);
-    if (const auto expected = hf_shape_of(*place, t.global_shape); view.shape != expected)
-      throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
-                             at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
-                             " by config.json; the two are not of one model"));
-    expect_floating(view, checkpoint.file_of(view.name));
     const plan::Box box = step.box_of(t.name);
     const std::span<std::byte> mine = bytes_of(state.at(t.name));
-    const int64_t lost = copy_on_threads(view, *place, t, box, mine);
-    if (lost > 0)
-      throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
-                             " become infinite as ", t.dtype, ", which ", t.name,
-                             " is stored in\n  expected values that it can hold; store the model in float32"));
-    if (const auto first = first_not_finite(mine, capture::dtype_of(t.dtype)))
-      throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name,
-                             " holds infinite values or no numbers, the first of them element ",
-                             plan::place_in_whole(t.global_shape, box, *first), " of ", t.name,
-                             "\n  expected finite numbers; the file is damaged, or the run that wrote it "
-                             "had diverged"));
+    if (place->slices == 0) {
+      read.insert(load_tensor(checkpoint, *place, t, t.global_shape, box, mine));
+      continue;
+    }
+    const std::vector<int64_t> shape(t.global_shape.begin() + 1, t.global_shape.end());
+    int64_t slice = 0;
+    for (const HfTensor& one : tensors_of(*place)) {
+      const SlicePart part = part_of_slice(box, slice++);
+      read.insert(load_tensor(checkpoint, one, t, shape, part.box, part_of_bytes(mine, box, part.range, t)));
+    }
   }
   expect_all_read(checkpoint, read, config);
   step.load_state_dict({});  // whole copies are gathered anew from what was written
@@ -142,7 +165,7 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
 std::vector<HfSource> hf_sources(const Program& program) {
   std::vector<HfSource> sources;
   for (const StoredTensor& t : program.tensors())
-    if (is_parameter(program, t)) sources.push_back({t.name, t.global_shape});
+    if (is_saved(program, t)) sources.push_back({t.name, t.global_shape});
   return sources;
 }
 

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// DeepSeek-V3 on ranks that are threads trains as one eager process does on the same global batch, and on one rank to the bit.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/parity_torch.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+// As V3: latent queries, a dense layer, sigmoid scores, two of four groups, one shared expert.
+models::DeepSeekV3Args like_v3() {
+  models::DeepSeekV3Args args;
+  args.dim = 24;
+  args.inter_dim = 40;
+  args.moe_inter_dim = 16;
+  args.n_layers = 3;
+  args.n_heads = 3;
+  args.vocab_size = 29;
+  args.q_lora_rank = 12;
+  args.kv_lora_rank = 10;
+  args.qk_nope_head_dim = 6;
+  args.qk_rope_head_dim = 4;
+  args.v_head_dim = 5;
+  args.num_experts = 8;
+  args.num_shared_experts = 1;
+  args.top_k = 3;
+  args.score_func = models::RouterScore::Sigmoid;
+  args.route_norm = true;
+  args.route_scale = 2.5;
+  args.n_expert_groups = 4;
+  args.n_limited_groups = 2;
+  return args;
+}
+
+// As V2's small one: queries made at once, softmax scores, no groups, no norm, two shared experts.
+models::DeepSeekV3Args like_lite() {
+  models::DeepSeekV3Args args = like_v3();
+  args.n_layers = 2;
+  args.n_dense_layers = 0;
+  args.q_lora_rank = 0;
+  args.num_shared_experts = 2;
+  args.score_func = models::RouterScore::Softmax;
+  args.route_norm = false;
+  args.route_scale = 1;
+  args.n_expert_groups = args.n_limited_groups = 1;
+  return args;
+}
+
+Batch rows(int64_t step, int64_t first, int64_t count) { return testing::tokens(step, first, count); }
+
+// What the reports say, of each mixture by itself, in doubles.
+void balance_by_hand(torch::nn::Module& module, double rate) {
+  const at::NoGradGuard no_grad;
+  const auto buffers = module.named_buffers();
+  for (const auto& buffer : buffers) {
+    const size_t at = buffer.key().rfind("tokens_per_expert");
+    if (at == std::string::npos) continue;
+    at::Tensor counts = buffer.value(), bias = buffers[buffer.key().substr(0, at) + "expert_bias"];
+    const auto experts = static_cast<size_t>(counts.numel());
+    std::vector<double> change(experts);
+    const double mean = counts.sum().item<double>() / static_cast<double>(experts);
+    double centre = 0;
+    for (size_t e = 0; e < experts; ++e) {
+      const double n = counts[static_cast<int64_t>(e)].item<double>();
+      change[e] = n < mean ? rate : n > mean ? -rate : 0;
+      centre += change[e] / static_cast<double>(experts);
+    }
+    for (size_t e = 0; e < experts; ++e) bias[static_cast<int64_t>(e)] += change[e] - centre;
+    counts.zero_();
+  }
+}
+
+void expect_parity_on(const models::DeepSeekV3Args& args, const std::vector<testing::Case>& cases) {
+  constexpr int64_t kSteps = 20;
+  const auto make = [&] { return models::DeepSeekV3(args); };
+  const double rate = args.load_balance_coeff;
+  const testing::Reference reference = testing::eager(
+      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, kSteps,
+      [&](torch::nn::Module& module) { balance_by_hand(module, rate); });
+  for (const auto& [name, value] : reference.state)
+    if (name.ends_with("expert_bias")) CHECK((value.abs().max().item<double>() > rate / 2) == (rate > 0));
+  for (testing::Case c : cases) {
+    c.compile.balance.rate = rate;
+    testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
+  }
+}
+
+// Where a gradient is rounding Adam makes steps of up to lr = 2e-3; over 20 steps weights may be a fortieth of one apart.
+testing::Case on(std::vector<MeshAxis> axes, int64_t micro_batches = 1, DataParallelOptions options = {},
+                 CompileOptions compile = {}) {
+  return {init_device_mesh(std::move(axes)), {}, std::move(options), micro_batches, std::move(compile), 5e-5};
+}
+
+CompileOptions planned() {
+  CompileOptions options;
+  options.executor = ExecutorKind::Planned;
+  return options;
+}
+
+CompileOptions all_again() {
+  CompileOptions options;
+  options.pipeline.remat.mode = passes::RematMode::Full;
+  return options;
+}
+
+TEST_CASE("DeepSeek-V3 on 1, 2, 3 and 4 ranks trains as eager does over 20 steps") {
+  expect_parity_on(like_v3(), {on({{"dp_shard", 1}}), on({{"dp_shard", 2}}), on({{"dp_shard", 3}}, 2),
+                               on({{"dp_replicate", 2}, {"dp_shard", 2}}), on({{"dp_replicate", 2}}),
+                               on({{"dp_shard", 2}}, 1, {.layout = ParameterLayout::Dim0}),
+                               on({{"dp_shard", 2}}, 3, {}, planned()), on({{"dp_shard", 2}}, 1, {}, all_again())});
+}
+
+TEST_CASE("biases of experts move by the tokens of all ranks and micro-batches, as by hand") {
+  models::DeepSeekV3Args args = like_v3();
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(args, {on({{"dp_shard", 1}}), on({{"dp_shard", 2}}, 3), on({{"dp_replicate", 2}, {"dp_shard", 2}}),
+                          on({{"dp_shard", 2}}, 2, {}, planned()), on({{"dp_shard", 2}}, 1, {}, all_again())});
+}
+
+TEST_CASE("a step without a finite norm moves no bias of an expert") {
+  models::DeepSeekV3Args args = like_v3();
+  args.load_balance_coeff = 0.01;
+  const auto loss = [](models::DeepSeekV3& model, const Batch& b) {
+    return models::cross_entropy(model->forward(b[0]), b[1]) * b[2].sum();
+  };
+  const auto with_factor = [](double factor) {
+    Batch batch = rows(0, 0, 4);
+    batch.push_back(at::full({4}, factor));
+    return batch;
+  };
+  CompileOptions options;
+  options.balance.rate = args.load_balance_coeff;
+  Step step = compile(meta_init([&] { return models::DeepSeekV3(args); }), loss, testing::kAdamW, with_factor(1),
+                      data_parallel(init_device_mesh({{"dp_shard", 1}})), nullptr, options);
+  const auto bias = [&] { return step.gather("layers.1.moe.expert_bias").clone(); };
+  CHECK(step(with_factor(std::numeric_limits<double>::infinity())).skipped);
+  CHECK(bias().abs().max().item<double>() == 0);
+  CHECK_FALSE(step(with_factor(1)).skipped);
+  CHECK(bias().abs().max().item<double>() > 0);
+}
+
+TEST_CASE("DeepSeek-V2's small mixture on 1 and 2 ranks trains as eager does over 20 steps") {
+  expect_parity_on(like_lite(), {on({{"dp_shard", 1}}), on({{"dp_shard", 2}}), on({{"dp_shard", 2}}, 2),
+                                 on({{"dp_shard", 2}}, 1, {}, planned())});
+}
+
+}  // namespace
+}  // namespace sfsdp
