@@ -69,8 +69,7 @@ struct CompileOptions {
   // The kernels for products of the first training graph's shapes; what pipeline.kernels.products says is for all others. The same on all
   // ranks, as exec::choose_products is. Called by the constructor of Program, where name_kernels is not disabled.
   std::function<passes::ProductTable(const std::vector<ir::ProductShape>&)> choose_products = {};
-  // Takes what is to be said once, such as a batch shape that is compiled anew; unset: to stderr. May be called from any
-  // rank's thread.
+  // Takes what is to be said once, such as a batch shape that is compiled anew, on any rank's thread; unset: to stderr.
   std::function<void(const std::string&)> notify = {};
 };
 
