@@ -74,9 +74,13 @@ std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t 
 // wait for another one.
 std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
   std::vector<OpCut> cuts;
-  const auto* dim = op.find_attr<int64_t>("dim");
-  const bool sums = op.is("all_gather") || (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
-  const bool passes = operand.kind == Placement::Kind::Shard ? !dim || *dim != operand.dim : operand == kSum && sums;
+  const bool sums = op.is("all_gather", "all_to_all") || (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
+  const auto moves = [&](const char* key) {
+    const auto* dim = op.find_attr<int64_t>(key);
+    return dim && *dim == operand.dim;
+  };
+  const bool passes = operand.kind == Placement::Kind::Shard ? !moves("dim") && !moves("split") && !moves("join")
+                                                             : operand == kSum && sums;
   if (passes) cuts.push_back(like_first(op, operand, operand));
   cuts.push_back(like_first(op, kWhole, kWhole));
   return cuts;

@@ -29,16 +29,25 @@ using ir::Graph, ir::Op, ir::Placement, ir::Value;
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
+bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
+
+// What is cut in other blocks of the same dimension is whole in between.
+bool moves_by_exchange(const Placement& from, const Placement& to) {
+  return is_cut(from) && is_cut(to) && from.dim != to.dim;
+}
+
 // Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
 // is the last resort, however small it is.
-double cost_of(const Value& value, const Placement& from, const Placement& to) {
+double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
   constexpr double kCopy = 1e-3, kUndone = 1e6;
   if (from == to) return 0;
   if (to == kSum) return kImpossible;
   const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
   const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
   if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
-  return from == kWhole ? kCopy * bytes : from == kSum ? bytes : (1 + kCopy) * bytes;
+  if (from == kWhole) return kCopy * bytes;
+  if (from == kSum) return bytes;
+  return moves_by_exchange(from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
 std::string text_of(const Placement& placement) {
@@ -226,7 +235,7 @@ class Partitioner {
       const auto [first, is_first] = wanted.emplace(operand, *way.operands[k]);
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
       if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
-      if (is_first && !is_made(operand, *way.operands[k])) cost += cost_of(*operand, operands[k], *way.operands[k]);
+      if (is_first && !is_made(operand, *way.operands[k])) cost += cost_of(*operand, operands[k], *way.operands[k], axis_.size);
     }
     return cost;
   }
@@ -275,11 +284,12 @@ class Partitioner {
   }
 
   Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader) {
-    if (wanted != kWhole && from.kind == Placement::Kind::Shard)
+    if (is_cut(wanted) && is_cut(from) && !moves_by_exchange(from, wanted))
       return lying(lying(value, kWhole, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
+                         : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
     ++report_.made[opcode];
     report_.moves.push_back({.opcode = opcode,
@@ -288,7 +298,8 @@ class Partitioner {
                              .reader_path = reader ? reader->module_path : "",
                              .section = reader ? reader->section : value->producer()->section,
                              .bytes = value->type().bytes()});
-    return redistribute(here, value, axis_, from, wanted, placements_, context_ && context_->load_balance);
+    const bool balanced = context_ && context_->load_balance;
+    return redistribute(here, value, axis_, from, wanted, placements_, {.before = balanced, .after = balanced});
   }
 
   Graph& graph_;
