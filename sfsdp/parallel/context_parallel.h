@@ -10,8 +10,8 @@ namespace sfsdp {
 // What ranks exchange for attention over a sequence of which each has a part.
 enum class RotateMethod : uint8_t {
   AllGather,  // keys and values: each rank has the queries of its tokens, and all heads
-  AllToAll,   // heads: each rank has all tokens of its heads, whose number cp · tp divides. Source: DeepSpeed-Ulysses, arXiv:2309.14509
-  Auto,       // of each attention what sends less
+  AllToAll,  // heads: each rank has all tokens of its heads, whose number cp · tp divides. Source: DeepSpeed-Ulysses, arXiv:2309.14509
+  Auto,      // of each attention what sends less
 };
 
 struct ContextParallelOptions {

@@ -107,8 +107,8 @@ class Partitioner {
     if (given.empty()) return rank > 1 ? 1 : -1;
     const int64_t dim = index < given.size() ? given[index] : rank;
     if (dim >= -1 && dim < rank) return dim;
-    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given), ", and input ",
-                           index, " is ", input.type(),
+    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given),
+                           ", and input ", index, " is ", input.type(),
                            "\n  expected one of its dimensions for each tensor of the batch, or -1: none"));
   }
 
@@ -166,7 +166,8 @@ class Partitioner {
   // The mean over all ranks' rows, of sums and counts.
   void divide_by_count(Op& op) {
     Value *sum = lying(op.result(0), kWhole, nullptr), *count = lying(op.result(1), kWhole, nullptr);
-    instead_[op.result(0)] = build_.after(&op).like(op).value("div", {sum, count}, sum->type(), op.result(0)->name() + ".mean");
+    instead_[op.result(0)] =
+        build_.after(&op).like(op).value("div", {sum, count}, sum->type(), op.result(0)->name() + ".mean");
   }
 
   // Three numbers a row from each rank.
@@ -229,8 +230,9 @@ class Partitioner {
     const int64_t heads = op.operands[1]->type().dims[1].size;
     int64_t legal = axis_.size - 1;
     while (legal > 1 && heads % (legal * inner_) != 0) --legal;
-    throw UserError(concat("context_parallel: ", ir::opcode_at(op), " has ", heads, " heads of keys and values, of which ",
-                           axis_.name, " = ", axis_.size, inner_ > 1 ? concat(" times tp = ", inner_) : std::string(),
+    throw UserError(concat("context_parallel: ", ir::opcode_at(op), " has ", heads,
+                           " heads of keys and values, of which ", axis_.name, " = ", axis_.size,
+                           inner_ > 1 ? concat(" times tp = ", inner_) : std::string(),
                            " ranks cannot have equal parts\n  expected ", axis_.name, " = ", legal,
                            ", or ContextParallelOptions::rotate_method = AllGather"));
   }
@@ -277,7 +279,8 @@ class Partitioner {
       const auto [first, is_first] = wanted.emplace(operand, *way.operands[k]);
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
       if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
-      if (is_first && !is_made(operand, *way.operands[k], heads)) cost += cost_of(*operand, operands[k], *way.operands[k], axis_.size);
+      if (is_first && !is_made(operand, *way.operands[k], heads))
+        cost += cost_of(*operand, operands[k], *way.operands[k], axis_.size);
     }
     return cost;
   }
@@ -301,8 +304,9 @@ class Partitioner {
                    text_of(operands[k]), " over ", axis_.name,
                    ", and nothing says how this op may be cut\n  expected an access map in its row of ",
                    ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                   context_ ? ", or no axis " + axis_.name : ", or no rule for the weights of " +
-                              (op.module_path.empty() ? std::string("this module") : op.module_path),
+                   context_ ? ", or no axis " + axis_.name
+                            : ", or no rule for the weights of " +
+                                  (op.module_path.empty() ? std::string("this module") : op.module_path),
                    options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
   }
 
@@ -356,13 +360,13 @@ class Partitioner {
   const ContextParallelOptions* const context_;
   const int64_t inner_;
   ir::Builder build_;
-  Placements placements_;                                             // of what is not whole
+  Placements placements_;                                         // of what is not whole
   std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension, blocks, heads; -1: whole
   std::unordered_map<const Value*, Value*> instead_;
   std::unordered_map<const Value*, Placement> hints_;  // of summands
   std::unordered_set<const Value*> by_heads_;          // what is cut in heads, in their order
   Op* first_ = nullptr;                                // that is no root
-  size_t inputs_ = 0;  // of the step, that were met
+  size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
 };
 
@@ -402,7 +406,7 @@ PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std
 }
 
 std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& strategy,
-                                                   const passes::CanonicaliseOptions& canonical) {
+                                                  const passes::CanonicaliseOptions& canonical) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
   const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),

@@ -45,6 +45,6 @@ PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map
 // Both verbs: names what several ops compute together (canonicalise), then partitions over each model axis.
 //   returns: by model axis
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
-                                                   const passes::CanonicaliseOptions& canonical = {});
+                                                  const passes::CanonicaliseOptions& canonical = {});
 
 }  // namespace sfsdp::parallel

@@ -470,8 +470,7 @@ constexpr const char* kSentences = R"(
 )";
 
 // Gradients are left to data_parallel as summands; here each is added up where it is carried on.
-ir::Graph cut_sequence(std::string_view text, const ContextParallelOptions& options, int64_t ranks,
-                       int64_t inner = 1) {
+ir::Graph cut_sequence(std::string_view text, const ContextParallelOptions& options, int64_t ranks, int64_t inner = 1) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"cp", ranks}};
   graph.view = ir::Graph::View::Local;
@@ -531,7 +530,8 @@ TEST_CASE("partition: attention over exchanged heads gathers no keys, and gives 
     const ContextParallelOptions options = {.load_balance = balanced, .rotate_method = RotateMethod::AllToAll};
     const std::string got = ir::print(cut_sequence(text, options, 2));
     CAPTURE(got);
-    CHECK(count_in(got, "= all_to_all ") == 7);  // q, k and o forward; their gradients and that of v, which is k, backward
+    CHECK(count_in(got, "= all_to_all ") ==
+          7);  // q, k and o forward; their gradients and that of v, which is k, backward
     CHECK(count_in(got, "= all_gather ") == 1);  // for pos, what is cut in its rows
     CHECK(count_in(got, "= reduce_scatter ") == 0);
     CHECK(count_in(got, "axis=cp balanced") == 0);
@@ -556,8 +556,8 @@ TEST_CASE("partition: by cost heads are exchanged where that sends less than key
     expect_same_meaning(of, parts, ranks);
     return count_in(ir::print(parts), "= all_to_all ");
   };
-  CHECK(exchanges(text, 4) > 0);        // (q + k + o) / 4 < k, which is v too
-  CHECK(exchanges(text, 2) == 0);       // (q + k + o) / 2 > k
+  CHECK(exchanges(text, 4) > 0);         // (q + k + o) / 4 < k, which is v too
+  CHECK(exchanges(text, 2) == 0);        // (q + k + o) / 2 > k
   CHECK(exchanges(kSentences, 4) == 0);  // 2 heads
 }
 
@@ -566,10 +566,11 @@ TEST_CASE("partition: heads that the ranks do not divide are refused by name, wi
   ir::Graph graph = ir::parse_or_throw(testing::dedent(kSentences));
   graph.mesh = {{"cp", 4}};
   graph.view = ir::Graph::View::Local;
-  CHECK_THROWS_WITH_AS(partition(graph, {"cp", 4}, {}, {}, &options),
-                       doctest::Contains("has 2 heads of keys and values, of which cp = 4 ranks cannot have equal "
-                                         "parts\n  expected cp = 2, or ContextParallelOptions::rotate_method = AllGather"),
-                       UserError);
+  CHECK_THROWS_WITH_AS(
+      partition(graph, {"cp", 4}, {}, {}, &options),
+      doctest::Contains("has 2 heads of keys and values, of which cp = 4 ranks cannot have equal "
+                        "parts\n  expected cp = 2, or ContextParallelOptions::rotate_method = AllGather"),
+      UserError);
 }
 
 }  // namespace

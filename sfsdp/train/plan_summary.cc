@@ -13,7 +13,7 @@ namespace sfsdp::train {
 namespace {
 
 constexpr std::array<std::string_view, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
-                                                       "all_to_all"};
+                                                          "all_to_all"};
 
 }  // namespace
 

@@ -186,7 +186,9 @@ class LayoutChecker {
       const bool joins = op.is("all_gather");
       const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
       const auto axes = ir::axes_of(op);
-      const auto place = [&](const std::string& axis) { return std::ranges::find(cut.split, axis) - cut.split.begin(); };
+      const auto place = [&](const std::string& axis) {
+        return std::ranges::find(cut.split, axis) - cut.split.begin();
+      };
       for (const std::string& other : *axes)
         if (place(other) < place(axis_) || before.blocks != 1)
           return error(op, concat("what it ", joins ? "joins" : "cuts", " is ", to_text(before), ", within ", other),

@@ -149,8 +149,8 @@ TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that i
 
 TEST_CASE("verify_layouts: an all_to_all moves a cut, from the dimension that it joins to the one that it splits") {
   const auto verdict = [](const std::string& op, const char* x) {
-    return verify_layouts(ir::parse_or_throw(concat("graph mesh [dp_shard=2, tp=2] view local\n  %x = param name=x : ", x,
-                                                    "\nfwd:\n  ", op, "\n  carry %x = %x\n")));
+    return verify_layouts(ir::parse_or_throw(concat("graph mesh [dp_shard=2, tp=2] view local\n  %x = param name=x : ",
+                                                    x, "\nfwd:\n  ", op, "\n  carry %x = %x\n")));
   };
   const char* moved = "%y = all_to_all %x axis=tp split=1 join=0 : f32[8, 2/tp, 3]";
   CHECK(verdict(moved, "f32[4/tp, 4, 3]") == "");
