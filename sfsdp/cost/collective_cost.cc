@@ -98,6 +98,11 @@ CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape g
     return by_tree.seconds() < by_ring.seconds() ? by_tree : by_ring;
   }
   if (kind == "broadcast") return route_cost({n - k, k - 1, 1, 1}, bytes, l, bandwidth, machine);  // all of it
+  // Straight to each of the others: what goes to ranks of other nodes leaves by the sender's own link.
+  if (kind == "all_to_all")
+    return route_cost(
+        {l.in_node > 1 ? 1.0 : 0.0, k > 1 ? 1.0 : 0.0, (l.in_node - 1) / n, l.in_node * (n - l.in_node) / n}, bytes, l,
+        bandwidth, machine);
   SFSDP_CHECK(kind == "all_gather" || kind == "reduce_scatter", "collective ", kind);
   return route_cost(once, bytes, l, bandwidth, machine);
 }

@@ -74,6 +74,15 @@ TEST_CASE("collective cost: measured points hold for their numbers of ranks and 
   CHECK(collective_seconds("reduce_scatter", 1e6, {16, 1}, m) == doctest::Approx(50 + 14 * 2 + 7 + 1e6 * 15 / 16 / 80));
 }
 
+TEST_CASE("collective cost: of an all_to_all the part of each rank goes straight to it") {
+  const Machine m = small_machine();  // nodes of 8, 100 bytes a second inside, 10 between them for each device
+  CHECK(collective_cost("all_to_all", 8e6, {8, 1}, m).node == doctest::Approx(8e6 * 7 / 8 / 100));
+  CHECK(collective_cost("all_to_all", 8e6, {16, 1}, m).network == doctest::Approx(8e6 * 8 / 16 / 10));
+  CHECK(collective_cost("all_to_all", 8e6, {4, 8}, m).network == doctest::Approx(8e6 * 3 / 4 / 10));
+  CHECK(collective_cost("all_to_all", 8e6, {4, 8}, m).node == 0);
+  CHECK(collective_seconds("all_to_all", 8e6, {1, 1}, m) == 0);
+}
+
 TEST_CASE("collective cost: small ones take LL's latency and half of the bandwidth") {
   const Machine m = small_machine();
   CHECK(collective_seconds("all_gather", 8, {8, 1}, m) ==

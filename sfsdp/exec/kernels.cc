@@ -281,6 +281,7 @@ constexpr Row kKernels[] = {
     {"all_gather", &collective},
     {"reduce_scatter", &collective},
     {"all_reduce", &collective},
+    {"all_to_all", &collective},
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
@@ -304,6 +305,7 @@ constexpr Row kKernels[] = {
     {"all_gather.start", &collective},  // in order, op by op: done when it has started
     {"reduce_scatter.start", &collective},
     {"all_reduce.start", &collective},
+    {"all_to_all.start", &collective},
     {"wait", &identity},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
@@ -334,10 +336,32 @@ GroupCall::GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks
     call = comm::reduce_scatter_call(in_bytes, out_bytes, group->size(), out.dtype, ir::reduce_op(op), info);
   else if (kind == "all_reduce")
     call = comm::all_reduce_call(out_bytes, out.dtype, ir::reduce_op(op), info);
+  else if (kind == "all_to_all")
+    call = comm::all_to_all_call(in_bytes, out_bytes, group->size(), info);
 }
+
+namespace {
+
+// The dimension as ranks and a rank's part, ranks in front.
+at::Tensor by_rank(const at::Tensor& t, int64_t dim, int64_t ranks) {
+  return t.unflatten(dim, {ranks, t.size(dim) / ranks}).movedim(dim, 0);
+}
+
+// What goes to a rank, and what comes from one, lies together in memory: copies, but where the dimension leads.
+void exchange(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out) {
+  const int64_t ranks = group.group->size();
+  const at::Tensor sent = by_rank(in, op.attr<int64_t>("split"), ranks).contiguous();
+  const at::Tensor parts = by_rank(out, op.attr<int64_t>("join"), ranks);
+  const at::Tensor received = parts.is_contiguous() ? parts : at::empty(parts.sizes(), parts.options());
+  group.group->run(*group.call, bytes_of(sent), bytes_of(received));
+  if (!parts.is_contiguous()) parts.copy_(received);
+}
+
+}  // namespace
 
 void collective_into(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out) {
   SFSDP_CHECK(group.call, "no kernel for ", op.opcode);
+  if (group.call->kind() == comm::CallKind::AllToAll) return exchange(op, group, in, out);
   const bool in_place = group.call->kind() == comm::CallKind::AllReduce;
   if (in_place && in.const_data_ptr() != out.const_data_ptr()) out.view(in.sizes()).copy_(in);
   group.group->run(*group.call, bytes_of(in_place ? out : in), bytes_of(out));

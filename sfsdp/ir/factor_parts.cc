@@ -126,7 +126,8 @@ std::optional<FactorCut> cut_factor(const std::vector<FactorPart>& parts, size_t
 
 DimCut cut_dim(const std::vector<FactorPart>& parts, const FactorPart& part, int64_t blocks) {
   DimCut cut{part.dim, blocks};
-  for (size_t i = 0; i + 1 < part.rows.size() && cut.blocks > 1 && part.rows[i] > 0 && cut.blocks % part.rows[i] == 0; ++i) {
+  for (size_t i = 0; i + 1 < part.rows.size() && cut.blocks > 1 && part.rows[i] > 0 && cut.blocks % part.rows[i] == 0;
+       ++i) {
     cut.blocks /= part.rows[i];
     ++cut.dim;
   }

@@ -242,7 +242,7 @@ std::string call_text(const Op& op) {
   Type sent = op.operands[0]->type();
   sent.placements.clear();
   std::string text = concat(collective_kind(op), " of ", sent);
-  for (const char* key : {"op", "root", "dim"})
+  for (const char* key : {"op", "root", "dim", "split", "join"})
     if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
   return text;
 }

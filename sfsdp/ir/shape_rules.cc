@@ -422,6 +422,25 @@ void rule_broadcast(RuleContext& context) {
     context.report(concat("has root=", root), concat("expected an axis rank below ", ranks));
 }
 
+void rule_all_to_all(RuleContext& context) {
+  const auto rank = static_cast<int64_t>(context.operand().dims.size());
+  const int64_t ranks = context.ranks(), split = context.integer("split"), join = context.integer("join");
+  for (const int64_t dim : {split, join})
+    if (dim < 0 || dim >= rank || split == join)
+      context.stop(concat("has split=", split, " and join=", join),
+                   concat("expected two dimensions of ", context.operand(), ", counted from 0"));
+  const auto s = static_cast<size_t>(split), j = static_cast<size_t>(join);
+  Shape shape = context.operand().shape();
+  if (shape[s] % ranks != 0)
+    context.stop(concat("cannot cut dimension ", split, " of ", context.operand(), " into ", ranks),
+                 "expected a size that the ranks divide");
+  shape[s] /= ranks;
+  shape[j] = saturating_product(shape[j], ranks);
+  context.expect_result(shape);
+  check_gathered_split(context, context.result().dims[s], context.operand().dims[s], "the result's dimension");
+  check_gathered_split(context, context.operand().dims[j], context.result().dims[j], "the operand's dimension");
+}
+
 void rule_wait(RuleContext& context) {
   if (context.operand().kind != Type::Kind::Async) return;  // the verifier's own check says so
   Type expected = context.operand();

@@ -283,6 +283,13 @@ TEST_CASE("pad, narrow, view, pack, broadcast, scalar and constant keep to their
   expect("%y = broadcast %x axis=a root=1 : f32[6, 4]", "");
   expect("%y = broadcast %x axis=a root=2 : f32[6, 4]", "expected an axis rank below 2");
   expect("%y = reduce_scatter %x axis=a dim=0 : f32[3, 4]", "");
+  expect("%y = all_to_all %x axis=a split=0 join=1 : f32[3, 8]", "");
+  expect("%y = all_to_all %x axis=a split=1 join=0 : f32[12, 2]", "");
+  expect("%y = all_to_all %x axis=a split=1 join=0 : f32[6, 4]", "expected [12, 2]");
+  expect("%y = all_to_all %x axis=a split=0 join=0 : f32[6, 4]", "expected two dimensions");
+  expect("%y = all_to_all %x axis=a split=0 join=2 : f32[3, 8]", "expected two dimensions");
+  expect("%y = all_to_all %x axis=a split=0 : f32[3, 8]", "needs join=");
+  expect("%y = all_to_all %x axis=b split=0 join=1 : f32[3, 8]", "axis");
   expect("%y = scalar value=3 : f32[]", "");
   expect("%y = scalar : f32[]", "needs value=");
   expect("%y = constant index=0 : f32[7]", "");

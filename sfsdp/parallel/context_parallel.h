@@ -7,11 +7,19 @@
 
 namespace sfsdp {
 
+// What ranks exchange for attention over a sequence of which each has a part.
+enum class RotateMethod : uint8_t {
+  AllGather,  // keys and values: each rank has the queries of its tokens, and all heads
+  AllToAll,  // heads: each rank has all tokens of its heads, whose number cp · tp divides. Source: DeepSpeed-Ulysses, arXiv:2309.14509
+  Auto,      // of each attention what sends less
+};
+
 struct ContextParallelOptions {
   // Head-tail: of 2 · cp chunks of the sequence rank r has chunk r and chunk 2 · cp - 1 - r, so that causal attention is as much work
   // on every rank. false: each rank has one range.
   // Source: Llama 3, arXiv:2407.21783, section 3.3.2.
   bool load_balance = true;
+  RotateMethod rotate_method = RotateMethod::AllGather;
   // Which dimension of each tensor of the batch is the sequence, -1: none; empty: dimension 1 of those that have it. A model
   // and its loss see the whole tensors; each rank computes its part of what follows from them.
   std::vector<int64_t> sequence_dims = {};

@@ -161,7 +161,8 @@ AxisList summed_over(const Type& type, const Strategy& strategy, const AxisList&
 // Without what is added up over these axes.
 Type reduced(Type type, const AxisList& axes) {
   std::erase_if(type.placements, [&](const ir::AxisPlacement& p) {
-    return std::ranges::all_of(p.axes, [&](const std::string& axis) { return std::ranges::find(axes, axis) != axes.end(); });
+    return std::ranges::all_of(p.axes,
+                               [&](const std::string& axis) { return std::ranges::find(axes, axis) != axes.end(); });
   });
   return type;
 }

@@ -74,9 +74,14 @@ std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t 
 // wait for another one.
 std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
   std::vector<OpCut> cuts;
-  const auto* dim = op.find_attr<int64_t>("dim");
-  const bool sums = op.is("all_gather") || (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
-  const bool passes = operand.kind == Placement::Kind::Shard ? !dim || *dim != operand.dim : operand == kSum && sums;
+  const bool sums = op.is("all_gather", "all_to_all") ||
+                    (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
+  const auto moves = [&](const char* key) {
+    const auto* dim = op.find_attr<int64_t>(key);
+    return dim && *dim == operand.dim;
+  };
+  const bool passes = operand.kind == Placement::Kind::Shard ? !moves("dim") && !moves("split") && !moves("join")
+                                                             : operand == kSum && sums;
   if (passes) cuts.push_back(like_first(op, operand, operand));
   cuts.push_back(like_first(op, kWhole, kWhole));
   return cuts;
@@ -144,9 +149,7 @@ class Ways {
         const bool is_cut = operands_[k].kind == Placement::Kind::Shard;
         const auto cut =
             ir::cut_factor(*clause.operands[k], static_cast<size_t>(cut_dim(k)), is_cut ? operands_[k].blocks : 1);
-        const auto is_it = [&](const Cut& other) {
-          return other.factor.is(*cut->part) && other.blocks == cut->blocks;
-        };
+        const auto is_it = [&](const Cut& other) { return other.factor.is(*cut->part) && other.blocks == cut->blocks; };
         if (cut && std::ranges::none_of(met, is_it)) met.push_back({*cut->part, cut->blocks});
       }
     return met;
@@ -271,8 +274,6 @@ std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands,
   return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, cut_summands).all();
 }
 
-bool has_rule(const Op& op) {
-  return is_view(op) || ir::is_collective(op) || ir::map_of(op.opcode.row()) != nullptr;
-}
+bool has_rule(const Op& op) { return is_view(op) || ir::is_collective(op) || ir::map_of(op.opcode.row()) != nullptr; }
 
 }  // namespace sfsdp::parallel

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,16 +30,25 @@ using ir::Graph, ir::Op, ir::Placement, ir::Value;
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
+bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
+
+// What is cut in other blocks of the same dimension is whole in between.
+bool moves_by_exchange(const Placement& from, const Placement& to) {
+  return is_cut(from) && is_cut(to) && from.dim != to.dim;
+}
+
 // Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
 // is the last resort, however small it is.
-double cost_of(const Value& value, const Placement& from, const Placement& to) {
+double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
   constexpr double kCopy = 1e-3, kUndone = 1e6;
   if (from == to) return 0;
   if (to == kSum) return kImpossible;
   const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
   const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
   if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
-  return from == kWhole ? kCopy * bytes : from == kSum ? bytes : (1 + kCopy) * bytes;
+  if (from == kWhole) return kCopy * bytes;
+  if (from == kSum) return bytes;
+  return moves_by_exchange(from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
 ir::Type dense(ir::Type type) {
@@ -56,8 +66,14 @@ std::string text_of(const Placement& placement) {
 class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
-              const TensorParallelOptions& options, const ContextParallelOptions* context)
-      : graph_(graph), axis_(std::move(axis)), cuts_(cuts), options_(options), context_(context), build_(graph) {}
+              const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner)
+      : graph_(graph),
+        axis_(std::move(axis)),
+        cuts_(cuts),
+        options_(options),
+        context_(context),
+        inner_(inner),
+        build_(graph) {}
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -96,8 +112,8 @@ class Partitioner {
     if (given.empty()) return rank > 1 ? 1 : -1;
     const int64_t dim = index < given.size() ? given[index] : rank;
     if (dim >= -1 && dim < rank) return dim;
-    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given), ", and input ",
-                           index, " is ", input.type(),
+    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given),
+                           ", and input ", index, " is ", input.type(),
                            "\n  expected one of its dimensions for each tensor of the batch, or -1: none"));
   }
 
@@ -127,16 +143,22 @@ class Partitioner {
     }
     if (ir::is_root(op)) return;
     if (op.is("gradient")) return gradient(op);
+    if (!op.is("sdpa_backward"))
+      for (Value*& operand : op.operands)
+        if (by_heads_.contains(operand)) operand = lying(operand, Placement::shard(2), &op);
     std::vector<Placement> operands;
     for (const Value* operand : op.operands) operands.push_back(operand ? placement_of(operand) : kWhole);
     const Choice chosen = choose(op, operands);
     const OpCut& way = chosen.way;
     const std::vector<Value*> given = op.operands;
     for (size_t k = 0; k < op.operands.size(); ++k)
-      if (op.operands[k] && way.operands[k]) op.operands[k] = lying(op.operands[k], *way.operands[k], &op);
+      if (op.operands[k] && way.operands[k])
+        op.operands[k] = lying(op.operands[k], *way.operands[k], &op, chosen.named == Named::Heads);
     for (size_t r = 0; r < way.results.size(); ++r)
       if (way.results[r] != kWhole) placements_[op.results()[r].get()] = way.results[r];
     if (context_) set_hints(op, given, operands, way);
+    if (chosen.named == Named::Heads)
+      for (const auto& result : op.results()) by_heads_.insert(result.get());
     if (chosen.named == Named::Vocabulary) {
       if (op.is("cross_entropy")) count_parts_of_loss(op);
       lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
@@ -149,7 +171,8 @@ class Partitioner {
   // The mean over all ranks' rows, of sums and counts.
   void divide_by_count(Op& op) {
     Value *sum = lying(op.result(0), kWhole, nullptr), *count = lying(op.result(1), kWhole, nullptr);
-    instead_[op.result(0)] = build_.after(&op).like(op).value("div", {sum, count}, sum->type(), op.result(0)->name() + ".mean");
+    instead_[op.result(0)] =
+        build_.after(&op).like(op).value("div", {sum, count}, sum->type(), op.result(0)->name() + ".mean");
   }
 
   // Three numbers a row from each rank.
@@ -163,8 +186,8 @@ class Partitioner {
                              .bytes = 12 * axis_.size * op.operands[0]->type().dims[0].size});
   }
 
-  // The op becomes what vocabulary_cuts.h, or sequence_cuts.h, has.
-  enum class Named : uint8_t { No, Vocabulary, Sequence };
+  // The op becomes what vocabulary_cuts.h, or sequence_cuts.h, has; attention of a part of the heads stays what it is.
+  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads };
   struct Choice {
     OpCut way;
     Named named = Named::No;
@@ -173,6 +196,13 @@ class Partitioner {
   Choice choose(const Op& op, const std::vector<Placement>& operands) const {
     check_has_rule(op, operands);
     std::vector<Choice> ways;
+    if (context_ && op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
+      auto way = head_cut_of(op, axis_.size, inner_);
+      if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_heads(op);
+      if (way) ways.push_back({std::move(*way), Named::Heads});
+      if (way && (op.is("sdpa_backward") || context_->rotate_method == RotateMethod::AllToAll))
+        return std::move(ways[0]);
+    }
     const auto named = context_ ? std::nullopt : vocabulary_cut_of(op, operands, options_.loss_parallel);
     if (named) ways.push_back({named->way, Named::Vocabulary});
     if (context_)
@@ -184,13 +214,32 @@ class Partitioner {
     std::optional<Choice> best;
     double least = kImpossible;
     for (Choice& choice : ways) {
-      const double cost = cost_of_way(op, operands, choice.way);
+      const double cost = cost_of_way(op, operands, choice);
       if (cost >= least) continue;
       least = cost;
       best = std::move(choice);
     }
     SFSDP_CHECK(best, op.opcode, " cannot be cut, nor left whole");
     return std::move(*best);
+  }
+
+  // Backward as its forward has.
+  bool may_exchange_heads(const Op& op, const std::vector<Placement>& operands) const {
+    if (op.is("sdpa_backward")) return by_heads_.contains(op.operands[5]);
+    const auto tokens = [&](size_t k) { return op.operands[k]->type().dims[2].size; };
+    return context_->rotate_method != RotateMethod::AllGather && operands[0] == Placement::shard(2) &&
+           tokens(0) == tokens(1);
+  }
+
+  [[noreturn]] void throw_heads(const Op& op) const {
+    const int64_t heads = op.operands[1]->type().dims[1].size;
+    int64_t legal = axis_.size - 1;
+    while (legal > 1 && heads % (legal * inner_) != 0) --legal;
+    throw UserError(concat("context_parallel: ", ir::opcode_at(op), " has ", heads,
+                           " heads of keys and values, of which ", axis_.name, " = ", axis_.size,
+                           inner_ > 1 ? concat(" times tp = ", inner_) : std::string(),
+                           " ranks cannot have equal parts\n  expected ", axis_.name, " = ", legal,
+                           ", or ContextParallelOptions::rotate_method = AllGather"));
   }
 
   // Summands of keys and values are best reduced to a rank's part of the sequence; which dimension that is goes with them.
@@ -222,8 +271,12 @@ class Partitioner {
   }
 
   // What is added up, for another op or another operand, is not taken for a summand too: it would be added up twice.
-  double cost_of_way(const Op& op, const std::vector<Placement>& operands, const OpCut& way) const {
+  double cost_of_way(const Op& op, const std::vector<Placement>& operands, const Choice& choice) const {
+    const OpCut& way = choice.way;
+    const bool heads = choice.named == Named::Heads;
     double cost = 0;
+    if (heads)  // what attention gives goes back
+      cost += static_cast<double>(op.result(0)->type().bytes()) / static_cast<double>(axis_.size);
     std::map<const Value*, Placement> wanted;
     for (size_t k = 0; k < operands.size(); ++k) {
       const Value* operand = op.operands[k];
@@ -231,19 +284,20 @@ class Partitioner {
       const auto [first, is_first] = wanted.emplace(operand, *way.operands[k]);
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
       if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
-      if (is_first && !is_made(operand, *way.operands[k])) cost += cost_of(*operand, operands[k], *way.operands[k]);
+      if (is_first && !is_made(operand, *way.operands[k], heads))
+        cost += cost_of(*operand, operands[k], *way.operands[k], axis_.size);
     }
     return cost;
   }
 
   // Whether the value lies so already, for another op.
-  bool is_made(const Value* value, const Placement& wanted) const {
+  bool is_made(const Value* value, const Placement& wanted, bool heads) const {
     const auto found = made_.find(value);
-    return found != made_.end() && found->second.contains(key_of(wanted));
+    return found != made_.end() && found->second.contains(key_of(wanted, heads));
   }
-  using Key = std::pair<int64_t, int64_t>;
-  static Key key_of(const Placement& placement) {
-    return placement == kWhole ? Key{-1, 1} : Key{placement.dim, placement.blocks};
+  using Key = std::array<int64_t, 3>;
+  static Key key_of(const Placement& placement, bool heads = false) {
+    return placement == kWhole ? Key{-1, 1, 0} : Key{placement.dim, placement.blocks, heads ? 1 : 0};
   }
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
@@ -255,8 +309,9 @@ class Partitioner {
                    text_of(operands[k]), " over ", axis_.name,
                    ", and nothing says how this op may be cut\n  expected an access map in its row of ",
                    ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                   context_ ? ", or no axis " + axis_.name : ", or no rule for the weights of " +
-                              (op.module_path.empty() ? std::string("this module") : op.module_path),
+                   context_ ? ", or no axis " + axis_.name
+                            : ", or no rule for the weights of " +
+                                  (op.module_path.empty() ? std::string("this module") : op.module_path),
                    options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
   }
 
@@ -276,22 +331,25 @@ class Partitioner {
     if (wanted != kWhole) placements_[op.result()] = wanted;
   }
 
-  // The value as it has to lie, made where it is first asked for. reader: nullptr: the step, or the next one
-  Value* lying(Value* value, const Placement& wanted, Op* reader) {
+  // The value as it has to lie, made where it is first asked for. reader: nullptr: the step, or the next one; heads: a cut is one of
+  // heads, in their order, whatever parts of the sequence are
+  Value* lying(Value* value, const Placement& wanted, Op* reader, bool heads = false) {
     const Placement from = placement_of(value);
-    if (from == wanted) return value;
+    heads &= is_cut(wanted);
+    if (from == wanted && heads == by_heads_.contains(value)) return value;
     SFSDP_CHECK(wanted != kSum, "%", value->name(), " is ", text_of(from), ", and is to be a summand");
-    Value*& made = made_[value][key_of(wanted)];
-    if (!made) made = make(value, from, wanted, reader);
+    Value*& made = made_[value][key_of(wanted, heads)];
+    if (!made) made = make(value, from, wanted, reader, heads);
     return made;
   }
 
-  Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader) {
-    if (wanted != kWhole && from.kind == Placement::Kind::Shard)
-      return lying(lying(value, kWhole, reader), wanted, reader);
+  Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader, bool heads) {
+    if (is_cut(wanted) && is_cut(from) && !moves_by_exchange(from, wanted))
+      return lying(lying(value, kWhole, reader), wanted, reader, heads);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
+                         : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
     ++report_.made[opcode];
     report_.moves.push_back({.opcode = opcode,
@@ -300,7 +358,11 @@ class Partitioner {
                              .reader_path = reader ? reader->module_path : "",
                              .section = reader ? reader->section : value->producer()->section,
                              .bytes = value->type().bytes()});
-    return redistribute(here, value, axis_, from, wanted, placements_, context_ && context_->load_balance);
+    const bool balanced = context_ && context_->load_balance;
+    Value* made = redistribute(here, value, axis_, from, wanted, placements_,
+                               {.before = balanced && !by_heads_.contains(value), .after = balanced && !heads});
+    if (heads) by_heads_.insert(made);
+    return made;
   }
 
   Graph& graph_;
@@ -308,13 +370,15 @@ class Partitioner {
   const std::map<std::string, int64_t>& cuts_;
   const TensorParallelOptions& options_;
   const ContextParallelOptions* const context_;
+  const int64_t inner_;
   ir::Builder build_;
-  Placements placements_;                                             // of what is not whole
-  std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension and blocks, -1: whole
+  Placements placements_;                                         // of what is not whole
+  std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension, blocks, heads; -1: whole
   std::unordered_map<const Value*, Value*> instead_;
   std::unordered_map<const Value*, Placement> hints_;  // of summands
+  std::unordered_set<const Value*> by_heads_;          // what is cut in heads, in their order
   Op* first_ = nullptr;                                // that is no root
-  size_t inputs_ = 0;  // of the step, that were met
+  size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
 };
 
@@ -348,13 +412,13 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 }  // namespace
 
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
-                          const TensorParallelOptions& options, const ContextParallelOptions* context) {
+                          const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options, context).run();
+  return Partitioner(graph, axis, cuts, options, context, inner).run();
 }
 
 std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& strategy,
-                                                   const passes::CanonicaliseOptions& canonical) {
+                                                  const passes::CanonicaliseOptions& canonical) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
   const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
@@ -365,7 +429,7 @@ std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& 
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis);
     if (is_sequence_axis(axis))
-      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context));
+      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, strategy.mesh.size("tp")));
     else
       reports.push_back(
           partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));

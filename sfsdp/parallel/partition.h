@@ -35,13 +35,16 @@ struct PartitionReport {
 
 //   cuts:    which dimension of which parameters, by name (find_cuts)
 //   context: not nullptr: the axis cuts the sequence of the batch, and no parameter
-//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut
+//   inner:   ranks of the axis that will cut heads within what this one cuts
+//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, and where heads
+//           are to be exchanged that the ranks do not divide
 PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
-                          const TensorParallelOptions& options = {}, const ContextParallelOptions* context = nullptr);
+                          const TensorParallelOptions& options = {}, const ContextParallelOptions* context = nullptr,
+                          int64_t inner = 1);
 
 // Both verbs: names what several ops compute together (canonicalise), then partitions over each model axis.
 //   returns: by model axis
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
-                                                   const passes::CanonicaliseOptions& canonical = {});
+                                                  const passes::CanonicaliseOptions& canonical = {});
 
 }  // namespace sfsdp::parallel

@@ -416,11 +416,11 @@ TEST_CASE("partition: a vocabulary that the ranks do not divide is refused by na
 // ---- sequences
 
 // Gradients are left to data_parallel as summands; here each is added up where it is carried on.
-ir::Graph cut_sequence(std::string_view text, const ContextParallelOptions& options, int64_t ranks) {
+ir::Graph cut_sequence(std::string_view text, const ContextParallelOptions& options, int64_t ranks, int64_t inner = 1) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"cp", ranks}};
   graph.view = ir::Graph::View::Local;
-  partition(graph, {"cp", ranks}, {}, {}, &options);
+  partition(graph, {"cp", ranks}, {}, {}, &options, inner);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -450,6 +450,73 @@ TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives
       CAPTURE(balanced);
       expect_same_of_tokens(testing::kSentences, {.load_balance = balanced}, ranks);
     }
+}
+
+// Of four heads, of one element each.
+std::string sentences_of_four_heads() {
+  std::string text = kSentences;
+  const auto replace_all = [&](std::string_view from, std::string_view to) {
+    for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+  };
+  replace_all("[2, 8, 2, 2]", "[2, 8, 4, 1]");
+  replace_all("[2, 2, 8, 2]{32, 2, 4, 1}", "[2, 4, 8, 1]{32, 1, 4, 1}");
+  replace_all("[2, 2, 8]{16, 1, 2}", "[2, 4, 8]{32, 1, 4}");
+  return text;
+}
+
+int64_t count_in(const std::string& text, std::string_view what) {
+  int64_t found = 0;
+  for (size_t at = 0; (at = text.find(what, at)) != text.npos; ++at) ++found;
+  return found;
+}
+
+TEST_CASE("partition: attention over exchanged heads gathers no keys, and gives what the whole one does") {
+  const std::string text = sentences_of_four_heads();
+  for (const bool balanced : {false, true}) {
+    const ContextParallelOptions options = {.load_balance = balanced, .rotate_method = RotateMethod::AllToAll};
+    const std::string got = ir::print(cut_sequence(text, options, 2));
+    CAPTURE(got);
+    CHECK(count_in(got, "= all_to_all ") ==
+          7);  // q, k and o forward; their gradients and that of v, which is k, backward
+    CHECK(count_in(got, "= all_gather ") == 1);  // for pos, what is cut in its rows
+    CHECK(count_in(got, "= reduce_scatter ") == 0);
+    CHECK(count_in(got, "axis=cp balanced") == 0);
+    for (const int64_t ranks : {2, 4}) {
+      CAPTURE(ranks);
+      expect_same_of_tokens(text, options, ranks);
+    }
+    for (const int64_t ranges : {1, 2}) {
+      CAPTURE(ranges);
+      const ir::Graph parts = cut_sequence(text, options, 2, ranges);
+      CHECK((ir::print(parts).find("2/cp:2") == std::string::npos) == (ranges == 1));
+      expect_same_meaning(text, parts, 2);
+    }
+  }
+}
+
+TEST_CASE("partition: by cost heads are exchanged where that sends less than keys and values do") {
+  const std::string text = sentences_of_four_heads();
+  const auto exchanges = [&](const std::string& of, int64_t ranks) {
+    const ContextParallelOptions options = {.rotate_method = RotateMethod::Auto};
+    const ir::Graph parts = cut_sequence(of, options, ranks);
+    expect_same_meaning(of, parts, ranks);
+    return count_in(ir::print(parts), "= all_to_all ");
+  };
+  CHECK(exchanges(text, 4) > 0);         // (q + k + o) / 4 < k, which is v too
+  CHECK(exchanges(text, 2) == 0);        // (q + k + o) / 2 > k
+  CHECK(exchanges(kSentences, 4) == 0);  // 2 heads
+}
+
+TEST_CASE("partition: heads that the ranks do not divide are refused by name, with the nearest degree that does") {
+  const ContextParallelOptions options = {.load_balance = false, .rotate_method = RotateMethod::AllToAll};
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(kSentences));
+  graph.mesh = {{"cp", 4}};
+  graph.view = ir::Graph::View::Local;
+  CHECK_THROWS_WITH_AS(
+      partition(graph, {"cp", 4}, {}, {}, &options),
+      doctest::Contains("has 2 heads of keys and values, of which cp = 4 ranks cannot have equal "
+                        "parts\n  expected cp = 2, or ContextParallelOptions::rotate_method = AllGather"),
+      UserError);
 }
 
 }  // namespace

@@ -118,15 +118,25 @@ class Redistributor {
     return send("own_part", dense(value_, kWhole), dims_, value_->name() + ".part", Placement::shard(dim), dim);
   }
 
+  // What is cut in `join` is cut in `split` instead.
+  Value* exchange(int64_t join, int64_t split) {
+    Value* flat = dense(value_, Placement::shard(join));
+    return made(place_.value("all_to_all", {flat}, type_of(dims_), value_->name() + ".moved",
+                             {{"axis", axis_.name}, {"split", split}, {"join", join}}),
+                Placement::shard(split));
+  }
+
   // With the blocks of the dimension as a dimension of their own before it, and without them again.
   Value* with_blocks(const Placement& cut, const Placement& placement) {
-    return view(dense(value_, placement), split(cut.dim, cut.blocks), in_block(placement), ".blocks");
+    return view(dense(value_, placement), split(cut.dim, cut.blocks), in_block(cut, placement), ".blocks");
   }
-  Value* without_blocks(const Dims& dims, const Placement& placement, const char* suffix) {
-    return view(dense(value_, in_block(placement)), dims, placement, suffix);
+  Value* without_blocks(const Placement& cut, const Dims& dims, const Placement& placement, const char* suffix) {
+    return view(dense(value_, in_block(cut, placement)), dims, placement, suffix);
   }
-  static Placement in_block(const Placement& placement) {
-    return placement.kind == Placement::Kind::Shard ? Placement::shard(placement.dim + 1) : placement;
+  // How what lies so lies once the blocks of `cut` are a dimension.
+  static Placement in_block(const Placement& cut, const Placement& placement) {
+    if (placement.kind != Placement::Kind::Shard || placement.dim < cut.dim) return placement;
+    return Placement::shard(placement.dim + 1, placement.dim == cut.dim ? 1 : placement.blocks);
   }
 
  private:
@@ -200,28 +210,27 @@ class Redistributor {
 }  // namespace
 
 Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, const Placement& from,
-                    const Placement& to, Placements& placements, bool balanced) {
+                    const Placement& to, Placements& placements, HeadAndTail balanced) {
   if (const auto order = memory_order(value->type())) {  // readers expect it to lie in memory as it did
     Value* flat = permuted(place, value, *order, value->name() + ".flat", moved(from, *order), placements);
     Value* made = redistribute(place, flat, axis, moved(from, *order), moved(to, *order), placements, balanced);
     return permuted(place, made, inverse(*order), value->name() + suffix_of(from, to), to, placements);
   }
+  const bool is_cut = from.kind == Placement::Kind::Shard, is_to_be_cut = to.kind == Placement::Kind::Shard;
+  SFSDP_CHECK(!is_cut || !is_to_be_cut || from.dim != to.dim, "%", value->name());
   Redistributor make(place, value, axis, placements);
-  if (const Placement& cut = from.kind == Placement::Kind::Shard ? from : to; cut.blocks > 1) {
-    const auto in_block = Redistributor::in_block;
-    Value* made = redistribute(place, make.with_blocks(cut, from), axis, in_block(from), in_block(to), placements,
-                              balanced);
-    return Redistributor(place, made, axis, placements).without_blocks(value->type().dims, to, suffix_of(from, to));
+  if (const Placement& cut = is_cut && from.blocks > 1 ? from : is_to_be_cut ? to : from; cut.blocks > 1) {
+    const Placement before = Redistributor::in_block(cut, from), after = Redistributor::in_block(cut, to);
+    Value* made = redistribute(place, make.with_blocks(cut, from), axis, before, after, placements, balanced);
+    return Redistributor(place, made, axis, placements)
+        .without_blocks(cut, value->type().dims, to, suffix_of(from, to));
   }
   if (to == kWhole && from == kSum) return make.sum();
-  if (to == kWhole) {
-    Value* all = make.gather(from.dim);
-    return balanced ? Redistributor(place, all, axis, placements).reorder(from.dim, kWhole, true) : all;
-  }
-  SFSDP_CHECK(from.kind != Placement::Kind::Shard && to.kind == Placement::Kind::Shard, "%", value->name());
-  if (balanced) value = make.reorder(to.dim, from, false);
-  Redistributor part(place, value, axis, placements);
-  return from == kSum ? part.scatter_sum(to.dim) : part.own_part(to.dim);
+  if (is_to_be_cut && balanced.after) value = make.reorder(to.dim, from, false);
+  Redistributor send(place, value, axis, placements);
+  if (is_to_be_cut && !is_cut) return from == kSum ? send.scatter_sum(to.dim) : send.own_part(to.dim);
+  Value* joined = is_to_be_cut ? send.exchange(from.dim, to.dim) : send.gather(from.dim);
+  return balanced.before ? Redistributor(place, joined, axis, placements).reorder(from.dim, to, true) : joined;
 }
 
 }  // namespace sfsdp::parallel

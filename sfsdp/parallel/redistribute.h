@@ -9,15 +9,20 @@
 
 namespace sfsdp::parallel {
 
-// An all_gather of what is cut, a reduce_scatter or all_reduce of a summand, own_part of what is whole. Communicators exchange
-// what lies together in memory: a dimension that others stand before is brought to the front and back, which is one copy.
-//   to:         whole, or, unless `from` is cut, cut in a dimension that the axis divides
+// Whether the parts of a cut dimension are head and tail (ContextParallelOptions::load_balance), of the value and of what it is made.
+struct HeadAndTail {
+  bool before = false, after = false;
+};
+
+// An all_gather of what is cut, an all_to_all where it is to be cut in another dimension, a reduce_scatter or all_reduce of a
+// summand, own_part of what is whole. The first and the third exchange what lies together in memory: a dimension that others stand
+// before is brought to the front and back, which is one copy.
+//   to:         whole, or cut in a dimension that the axis divides, another one than `from`
 //   placements: of the graph's values; those that are made are added
-//   balanced:   the parts of a cut dimension are head and tail (ContextParallelOptions::load_balance); what is whole is in its
-//               natural order all the same
+//   balanced:   what is whole is in its natural order all the same
 //   returns:    the value, named after `value`, in memory in the order in which `value` lies there, without gaps
 ir::Value* redistribute(const ir::Builder::Place& place, ir::Value* value, const MeshAxis& axis,
                         const ir::Placement& from, const ir::Placement& to, Placements& placements,
-                        bool balanced = false);
+                        HeadAndTail balanced = {});
 
 }  // namespace sfsdp::parallel

@@ -51,6 +51,16 @@ std::optional<OpCut> sequence_cut_of(const Op& op, const std::vector<Placement>&
   return OpCut{.operands = {operands[0], own}, .results = {kSum, kSum, own}};
 }
 
+std::optional<OpCut> head_cut_of(const Op& op, int64_t ranks, int64_t blocks) {
+  if (!op.is("sdpa", "sdpa_backward")) return std::nullopt;
+  const Placement heads = Placement::shard(1, blocks);
+  std::vector<Placement> operands(op.operands.size(), kWhole);
+  operands[op.is("sdpa") ? 0 : 1] = heads;
+  for (OpCut& way : cuts_of(op, operands, ranks))
+    if (way.results[0] == heads) return std::move(way);
+  return std::nullopt;
+}
+
 void lower_to_own_tokens(Op& op, const MeshAxis& axis, const ContextParallelOptions& options) {
   if (is_loss(op)) op.attrs["reduction"] = kTotal;
   if (!op.is("sdpa", "sdpa_backward")) return;

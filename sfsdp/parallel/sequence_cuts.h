@@ -21,6 +21,11 @@ namespace sfsdp::parallel {
 // nullopt: the op is none of these, or its operands are not cut so.
 std::optional<OpCut> sequence_cut_of(const ir::Op& op, const std::vector<ir::Placement>& operands);
 
+// sdpa and sdpa_backward of a part of the heads, of all queries and keys, where the queries are cut in the sequence.
+//   blocks: in as many ranges of heads each rank has a part, so that an axis inside may cut whole ranges
+// nullopt: the op is none of these, or ranks and blocks do not divide its heads.
+std::optional<OpCut> head_cut_of(const ir::Op& op, int64_t ranks, int64_t blocks);
+
 // Makes `op` what it is on a rank: axis= of an attention, the sum in place of a mean.
 void lower_to_own_tokens(ir::Op& op, const MeshAxis& axis, const ContextParallelOptions& options);
 

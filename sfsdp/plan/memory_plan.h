@@ -96,7 +96,7 @@ struct MemoryPlan {
   int64_t live_bytes = 0;     // most of `buffers` that is alive at once: no arenas can be smaller together
   int64_t peak_position = 0;  // the first op at which that much is alive
   std::vector<int64_t>
-      workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each communicator
+      workspaces;  // bytes by lane: of the largest kernel of the compute lane, then of each lane of collectives
   int64_t workspace_bytes() const { return std::accumulate(workspaces.begin(), workspaces.end(), int64_t{0}); }
   int64_t peak() const { return state_bytes + program_bytes + arena_bytes + workspace_bytes(); }
 };

@@ -28,8 +28,8 @@ constexpr testing::Choice<8> kTensor = {3, 10, 2, 2, 4, 3, 2, 2};
 constexpr int64_t kTensorMeshes[][3] = {{1, 1, 2}, {1, 1, 4}, {1, 2, 2}, {2, 1, 2}, {1, 1, 8},
                                         {1, 2, 4}, {2, 1, 4}, {1, 4, 2}, {2, 2, 2}, {4, 1, 2}};
 
-// Model, mesh, order of the sequence, cut rows, ZeRO stage, what is computed again, micro-batches, executor.
-constexpr testing::Choice<8> kContext = {3, 12, 2, 2, 4, 3, 2, 2};
+// Model, mesh, order of the sequence and what attention exchanges, cut rows, ZeRO stage, what is computed again, micro-batches, executor.
+constexpr testing::Choice<8> kContext = {3, 12, 4, 2, 4, 3, 2, 2};
 
 // dp_replicate, dp_shard, cp, tp
 constexpr int64_t kContextMeshes[][4] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 2, 2, 1}, {2, 1, 2, 1},
@@ -101,7 +101,8 @@ testing::Case context_case(const testing::Choice<8>& choice, const Rules& rules)
   testing::Case c = {
       init_device_mesh({{"dp_replicate", sizes[0]}, {"dp_shard", sizes[1]}, {"cp", sizes[2]}, {"tp", sizes[3]}}),
       tensor_parallel(rules, {.sequence_parallel = rows == 1})};
-  c.context.load_balance = order == 1;
+  c.context.load_balance = order % 2 == 1;
+  if (order >= 2) c.context.rotate_method = RotateMethod::Auto;
   set_options(c, stage, remat, micro_batches, executor);
   return c;
 }

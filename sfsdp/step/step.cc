@@ -55,7 +55,8 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   };
   // Parameters are gathered over all that shards them. Sums of squares, and gradients of what a model axis leaves whole, are added
   // over these together.
-  for (const AxisList& all : {strategy.shard_axes(), strategy.replicate_axes(), joined(data, strategy.sequence_axes())}) {
+  for (const AxisList& all :
+       {strategy.shard_axes(), strategy.replicate_axes(), joined(data, strategy.sequence_axes())}) {
     once(all);
     if (!all.empty()) once(joined(all, strategy.tensor_axes()));
   }

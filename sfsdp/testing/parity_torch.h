@@ -73,7 +73,6 @@ struct Case {
   int64_t micro_batches = 1;
   CompileOptions compile = {};  // but for what is named above
   ContextParallelOptions context = {};
-  double weight_error = 1e-5;   // by which a weight may differ at the end
 };
 
 template <class Make, class Loss>
@@ -132,7 +131,7 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
       at::Tensor error = (whole - value).abs();
       if (const auto found = reference.gradients.find(name); found != reference.gradients.end())
         error = error.masked_fill(decided_by_rounding(found->second), 0);
-      CHECK(error.max().template item<double>() <= c.weight_error);
+      CHECK(error.max().template item<double>() <= 1e-5);
     }
   });
   for (const auto& [name, squares] : wrong) {

@@ -12,7 +12,8 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr std::array<std::string_view, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+constexpr std::array<std::string_view, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                                          "all_to_all"};
 
 }  // namespace
 

@@ -97,7 +97,8 @@ class Checker {
                   std::ranges::all_of(op.operands, agreed);
       if (ir::is_root(op)) same = leaf(op) == State::Replicate && !local_.contains(result);
       if (op.is("constant")) same = false;
-      if (ir::is_collective(op) && here) same = ir::collective_kind(op) != "reduce_scatter";
+      if (ir::is_collective(op) && here)
+        same = ir::collective_kind(op) != "reduce_scatter" && ir::collective_kind(op) != "all_to_all";
       if (ir::is_loop(op)) same = agreed(op.operands[0]) && agreed(op.operands[r + 1]) && !differing_.contains(result);
       if (op.is("end")) same = agreed(loop_of(op).begin->result(static_cast<int>(r))) && agreed(op.operands[r]);
       agreed_[result] = same ? 1 : 0;
@@ -209,6 +210,12 @@ class Checker {
       return "";
     }
     const auto kind = ir::collective_kind(op);
+    if (kind == "all_to_all") {
+      if (before == State::Shard)
+        return error(op, "parts of one whole are exchanged", "expected each rank's own, or what all have");
+      set(op, State::Own);
+      return "";
+    }
     const bool sums = !op.has_attr("op") || op.attr<std::string>("op") == "sum";
     if (kind == "broadcast" || kind == "all_gather") {
       set(op, State::Replicate);

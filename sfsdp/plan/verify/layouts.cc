@@ -157,6 +157,7 @@ class LayoutChecker {
       return within(op, before);
     }
     const auto* dim = op.find_attr<int64_t>("dim");
+    const auto* split = op.find_attr<int64_t>("split");
     const auto wrong = [&](const char* expected) {
       return error(op, concat(kind, " of what is ", to_text(before)), expected);
     };
@@ -164,6 +165,11 @@ class LayoutChecker {
     if (kind == "all_gather") {
       if (before != Layout{Kind::Cut, *dim}) return wrong("expected what is cut in the dimension that is gathered");
       return set(op, Layout());
+    }
+    if (kind == "all_to_all") {
+      if (before != Layout{Kind::Cut, op.attr<int64_t>("join")})
+        return wrong("expected what is cut in the dimension that is joined");
+      return set(op, Layout{Kind::Cut, *split});
     }
     if (before.kind == Kind::Whole && !sums) return set(op, before);
     if (before.kind != Kind::Summand || !sums) return wrong("expected a summand, and op=sum");
@@ -173,11 +179,16 @@ class LayoutChecker {
   // Over other axes: what is cut in the dimension that they join or cut must be cut first, or they would join parts of it.
   std::string within(const Op& op, const Layout& before) {
     const auto* dim = op.find_attr<int64_t>("dim");
+    for (const char* key : {"split", "join"})
+      if (const auto* moved = op.find_attr<int64_t>(key); moved && before.kind == Kind::Cut && before.dim == *moved)
+        return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     if (before.kind == Kind::Cut && dim && before.dim == *dim) {
       const bool joins = op.is("all_gather");
       const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
       const auto axes = ir::axes_of(op);
-      const auto place = [&](const std::string& axis) { return std::ranges::find(cut.split, axis) - cut.split.begin(); };
+      const auto place = [&](const std::string& axis) {
+        return std::ranges::find(cut.split, axis) - cut.split.begin();
+      };
       for (const std::string& other : *axes)
         if (place(other) < place(axis_) || before.blocks != 1)
           return error(op, concat("what it ", joins ? "joins" : "cuts", " is ", to_text(before), ", within ", other),

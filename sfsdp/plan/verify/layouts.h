@@ -12,7 +12,8 @@ namespace sfsdp::plan {
 // On a model axis (is_model_axis) a value is whole on every rank, cut evenly in one dimension, or a summand; a flat buffer holds
 // parts of several kinds. From the roots on:
 //   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
-//   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, no others
+//   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, all_to_all of
+//                  what is cut in join=, which is then cut in split=, no others
 //   own_part       over the axis: of what is whole, cut; as_summand: a summand
 //   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with

@@ -147,6 +147,24 @@ TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that i
   )") != "");
 }
 
+TEST_CASE("verify_layouts: an all_to_all moves a cut, from the dimension that it joins to the one that it splits") {
+  const auto verdict = [](const std::string& op, const char* x) {
+    return verify_layouts(ir::parse_or_throw(concat("graph mesh [dp_shard=2, tp=2] view local\n  %x = param name=x : ",
+                                                    x, "\nfwd:\n  ", op, "\n  carry %x = %x\n")));
+  };
+  const char* moved = "%y = all_to_all %x axis=tp split=1 join=0 : f32[8, 2/tp, 3]";
+  CHECK(verdict(moved, "f32[4/tp, 4, 3]") == "");
+  CHECK(verdict(moved, "f32[4, 4, 3]").find("all_to_all of what is whole") != std::string::npos);
+  CHECK(verdict(moved, "f32[4, 4/tp, 3]").find("all_to_all of what is cut in dimension 1") != std::string::npos);
+  CHECK(verdict(moved, "f32[4, 4, 3] sum(tp)").find("all_to_all of what is a summand") != std::string::npos);
+  CHECK(verdict("%y = all_to_all %x axis=tp split=1 join=0 : f32[8, 2, 3]", "f32[4/tp, 4, 3]").find("its type says") !=
+        std::string::npos);
+  // Over another axis: it passes what is cut elsewhere, and nothing else.
+  CHECK(verdict("%y = all_to_all %x axis=dp_shard split=1 join=0 : f32[8, 2, 3/tp]", "f32[4, 4, 3/tp]") == "");
+  CHECK(verdict("%y = all_to_all %x axis=dp_shard split=1 join=0 : f32[8/tp, 2, 3]", "f32[4/tp, 4, 3]")
+            .find("join=0 of what is cut in dimension 0") != std::string::npos);
+}
+
 TEST_CASE("verify_layouts: a summand may be cast to a wider dtype, which loses nothing, and to no other") {
   const auto wrong_of = [](const std::string& from, const std::string& to) {
     std::string text = testing::dedent(R"(

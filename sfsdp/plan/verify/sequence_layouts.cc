@@ -19,8 +19,9 @@ RowLayouts attention(const Op& op, const std::vector<Layout>& operands) {
   for (size_t k = 0; k < operands.size(); ++k) {
     const bool is_whole = k == keys || k == keys + 1 || k >= (backward ? 6U : 3U);  // keys, values, documents
     if (op.operands[k] && operands[k] != (is_whole ? kWhole : kQueries))
-      return {{}, concat("operand ", k, " is ", to_text(operands[k]), " where attention of a part of the queries has it ",
-                         is_whole ? "whole" : "cut in dimension 2")};
+      return {{},
+              concat("operand ", k, " is ", to_text(operands[k]), " where attention of a part of the queries has it ",
+                     is_whole ? "whole" : "cut in dimension 2")};
   }
   if (!backward) return {{kQueries, kQueries}, ""};
   return {{kQueries, {Kind::Summand}, {Kind::Summand}}, ""};
@@ -42,7 +43,8 @@ std::optional<RowLayouts> sequence_layouts(const Op& op, const std::vector<Layou
   if (!here && op.is("embedding_backward") && !op.attr_or("scale_grad_by_freq", false) &&
       operands[0].kind == Kind::Cut && operands[0].dim < std::ssize(op.operands[1]->type().dims)) {
     if (operands[1] != operands[0])
-      return RowLayouts{{}, concat("the ids are ", to_text(operands[1]), " where gradients are ", to_text(operands[0]))};
+      return RowLayouts{{},
+                        concat("the ids are ", to_text(operands[1]), " where gradients are ", to_text(operands[0]))};
     return RowLayouts{{{Kind::Summand}}, ""};
   }
   const bool is_loss = op.is("cross_entropy", "cross_entropy_of_parts");

@@ -57,6 +57,14 @@ Array run_on_rank(const Op& op, const std::vector<const Array*>& parts, size_t p
   const std::string_view kind = collective_kind(op);
   if (kind == "broadcast") return *parts[static_cast<size_t>(op.attr<int64_t>("root"))];
   if (kind == "all_reduce") return reduce(parts, op);
+  if (kind == "all_to_all") {
+    std::vector<Array> blocks;
+    for (const Array* part : parts)
+      blocks.push_back(cut(*part, static_cast<size_t>(op.attr<int64_t>("split")), place, parts.size()));
+    std::vector<const Array*> received;
+    for (const Array& block : blocks) received.push_back(&block);
+    return join(received, static_cast<size_t>(op.attr<int64_t>("join")));
+  }
   const auto dim = static_cast<size_t>(op.attr<int64_t>("dim"));
   if (kind == "all_gather") return join(parts, dim);
   if (kind == "reduce_scatter") return cut(reduce(parts, op), dim, place, parts.size());

@@ -47,6 +47,8 @@ TEST_CASE("collectives do what their names say") {
   CHECK(on_two_ranks("%y = all_reduce %x axis=a op=max : f32[2]") == std::vector<Data>{{3, 4}, {3, 4}});
   CHECK(on_two_ranks("%y = all_reduce %x axis=a op=min : f32[2]") == std::vector<Data>{{1, 2}, {1, 2}});
   CHECK(on_two_ranks("%y = broadcast %x axis=a root=1 : f32[2]") == std::vector<Data>{{3, 4}, {3, 4}});
+  CHECK(on_two_ranks("%v = view %x : f32[2, 1]\n  %y = all_to_all %v axis=a split=0 join=1 : f32[1, 2]") ==
+        std::vector<Data>{{1, 3}, {2, 4}});
   CHECK(on_two_ranks("%s = all_reduce.start %x axis=a : async f32[2]\n  %y = wait %s : f32[2]") ==
         std::vector<Data>{{4, 6}, {4, 6}});
 }
@@ -66,6 +68,27 @@ TEST_CASE("pack by rank puts each operand's shares side by side; unpack takes on
   CHECK(results[0].data == Data{1, 2, 0, 5, 0, 3, 4, 0, 6, 0});
   CHECK(results[1].data == Data{1, 2, 3, 4});
   CHECK(results[2].data == Data{5, 6});
+}
+
+TEST_CASE("an all_to_all moves a cut from one inner dimension to another, and back") {
+  // The whole is [2, 2, 4], elements numbered as they lie; the ranks have halves of the last dimension.
+  const auto half = [](double begin) {
+    Data data;
+    for (const double row : {0, 4, 8, 12}) data.insert(data.end(), {row + begin, row + begin + 1});
+    return Inputs{{"x", f32({2, 2, 2}, data)}};
+  };
+  const Graph graph = read("a=2", R"(
+      %x = input name=x : f32[2, 2, 2]
+    fwd:
+      %y = all_to_all %x axis=a split=1 join=2 : f32[2, 1, 4]
+      %z = all_to_all %y axis=a split=2 join=1 : f32[2, 2, 2]
+      return %y, %z
+  )");
+  const std::vector<Inputs> inputs = {half(0), half(2)};
+  const auto ranks = run(graph, inputs).ranks;
+  CHECK(ranks[0].outputs[0].data == Data{0, 1, 2, 3, 8, 9, 10, 11});
+  CHECK(ranks[1].outputs[0].data == Data{4, 5, 6, 7, 12, 13, 14, 15});
+  for (const size_t rank : {0, 1}) CHECK(ranks[rank].outputs[1].data == inputs[rank].at("x").data);
 }
 
 TEST_CASE("a gather along an inner dimension, before which all sizes are 1, puts the ranks' parts side by side") {

@@ -38,8 +38,8 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   if (shard == -1 || ir::saturating_product(others, shard) != world_size)
     throw UserError(concat("parallelism.data_parallel_replicate_degree = ", replicate,
                            ", parallelism.data_parallel_shard_degree = ", parallelism.data_parallel_shard_degree,
-                           degree_text("context", context), degree_text("tensor", tensor), " on ",
-                           world_size, " ranks\n  expected degrees that multiply to ", world_size,
+                           degree_text("context", context), degree_text("tensor", tensor), " on ", world_size,
+                           " ranks\n  expected degrees that multiply to ", world_size,
                            "; try --parallelism.data_parallel_replicate_degree 1 "
                            "--parallelism.data_parallel_shard_degree -1",
                            nearest_degree("context", context, world_size),
@@ -198,7 +198,11 @@ std::vector<ParamGroup> param_groups_of(const Optimizer& config) {
 }  // namespace
 
 ContextParallelOptions context_parallel_of(const JobConfig& config) {
-  return {.load_balance = config.parallelism.context_parallel_load_balancer == "headtail"};
+  const Parallelism& p = config.parallelism;
+  const RotateMethod method = p.context_parallel_rotate_method == "alltoall" ? RotateMethod::AllToAll
+                              : p.context_parallel_rotate_method == "auto"   ? RotateMethod::Auto
+                                                                             : RotateMethod::AllGather;
+  return {.load_balance = p.context_parallel_load_balancer == "headtail", .rotate_method = method};
 }
 
 TensorParallel tensor_parallel_of(const JobConfig& config) {
@@ -253,6 +257,7 @@ std::string with_keys(std::string message) {
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
       {"ContextParallelOptions::load_balance", "parallelism.context_parallel_load_balancer"},
+      {"ContextParallelOptions::rotate_method = AllGather", "parallelism.context_parallel_rotate_method = allgather"},
       {"ContextParallelOptions::sequence_dims", "the program's sequence_dims"},
       {"DataParallelOptions::batch_dims", "the program's batch_dims"},
       {"DataParallelOptions::layout", "parallelism.fsdp_layout"},
