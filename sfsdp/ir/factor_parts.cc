@@ -116,7 +116,7 @@ std::optional<FactorCut> cut_factor(const std::vector<FactorPart>& parts, size_t
     if (!spans) continue;
     int64_t ranges = blocks;
     for (size_t i = 0; i < part.rows.size() && part.dim + i < dim; ++i) ranges *= part.rows[i];
-    if (before == 0 || ranges % before != 0) return std::nullopt;
+    if (before == 0 || ranges < before || ranges % before != 0) return std::nullopt;
     ranges /= before;
     if (part.size > ranges) return part.size % ranges == 0 ? std::optional(FactorCut{&part, ranges}) : std::nullopt;
     before *= part.size;

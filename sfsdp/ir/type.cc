@@ -87,9 +87,13 @@ void Dim::cut(const std::string& axis, int64_t ranks, int64_t in_blocks) {
               " blocks over ", ranks);
   size /= ranks;
   // Ranges that other axes cut, within one that this one cuts, are fewer now.
-  for (int64_t& inner : blocks)
-    if (inner > in_blocks) inner /= ranks;
-  add_axis(axis, in_blocks);
+  size_t at = 0;
+  while (at < split.size() && blocks_of(at) <= in_blocks) ++at;
+  blocks.resize(split.size(), 1);
+  for (size_t i = at; i < split.size(); ++i) blocks[i] /= ranks;
+  split.insert(split.begin() + static_cast<std::ptrdiff_t>(at), axis);
+  blocks.insert(blocks.begin() + static_cast<std::ptrdiff_t>(at), in_blocks);
+  if (std::ranges::all_of(blocks, [](int64_t b) { return b == 1; })) blocks.clear();
 }
 
 void Dim::add_axis(const std::string& axis, int64_t in_blocks) {

@@ -42,9 +42,9 @@ struct Dim {
   bool operator==(const Dim&) const = default;
 
   int64_t blocks_of(size_t axis) const { return axis < blocks.size() ? blocks[axis] : 1; }
-  // By one more axis, within those that cut it already; `size` becomes a rank's.
+  // By one more axis: within those that cut it already, but for those that cut ranges of what this one cuts. `size` becomes a rank's.
   void cut(const std::string& axis, int64_t ranks, int64_t in_blocks = 1);
-  // The same where `size` is a rank's already.
+  // By an axis within all others, where `size` is a rank's already.
   void add_axis(const std::string& axis, int64_t in_blocks = 1);
 };
 

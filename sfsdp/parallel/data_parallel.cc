@@ -243,9 +243,10 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   const AxisList shards = strategy.shard_axes();
   const auto reduce_scatter = [&] {
     Type part = reduced(with_rows(value->type(), s.rows), shards);
-    if (!strategy.sequence_axes().empty()) part.dims[0].split.insert(part.dims[0].split.end(), shards.begin(), shards.end());
-    value = place.value("reduce_scatter", {value}, part, name + ".rs",
-                        {{"axis", attr_of(shards)}, {"dim", int64_t{0}}});
+    if (!strategy.sequence_axes().empty())
+      part.dims[0].split.insert(part.dims[0].split.end(), shards.begin(), shards.end());
+    value =
+        place.value("reduce_scatter", {value}, part, name + ".rs", {{"axis", attr_of(shards)}, {"dim", int64_t{0}}});
   };
   AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
   // On the shard: a gradient of what all ranks of a model axis have.

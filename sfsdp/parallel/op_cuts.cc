@@ -36,7 +36,7 @@ std::optional<Placement> reshaped(const Op& op, const Placement& cut, int64_t ra
   std::optional<Placement> found;
   for (int64_t d = 0; d < std::ssize(to); ++d) {
     const int64_t outer = before(to, d), size = to[static_cast<size_t>(d)];
-    if (size == 0 || outer == 0 || ranges % outer != 0) break;
+    if (size == 0 || outer == 0 || ranges < outer || ranges % outer != 0) break;
     const int64_t blocks = ranges / outer;
     if (size % (blocks * ranks) == 0 && (!found || blocks < found->blocks)) found = Placement::shard(d, blocks);
   }

@@ -239,7 +239,7 @@ class Partitioner {
                            " heads of keys and values, of which ", axis_.name, " = ", axis_.size,
                            inner_ > 1 ? concat(" times tp = ", inner_) : std::string(),
                            " ranks cannot have equal parts\n  expected ", axis_.name, " = ", legal,
-                           ", or ContextParallelOptions::rotate_method = AllGather"));
+                           ", or another ContextParallelOptions::rotate_method"));
   }
 
   // Summands of keys and values are best reduced to a rank's part of the sequence; which dimension that is goes with them.
@@ -324,8 +324,10 @@ class Partitioner {
     // Where the sequence is cut, data_parallel reduces all gradients over the axis; this one each rank has whole.
     if (context_ && wanted == kWhole) {
       Value* value = op.operands[0];
-      op.operands[0] = build_.before(&op).like(*value->producer()).value("as_summand", {value}, dense(value->type()), value->name() + ".once",
-                                                         {{"axis", axis_.name}});
+      op.operands[0] =
+          build_.before(&op)
+              .like(*value->producer())
+              .value("as_summand", {value}, dense(value->type()), value->name() + ".once", {{"axis", axis_.name}});
       placements_[op.operands[0]] = wanted = kSum;
     }
     if (wanted != kWhole) placements_[op.result()] = wanted;

@@ -95,8 +95,8 @@ class Redistributor {
   Value* gather(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
     if (leads(dim)) return send("all_gather", dense(value_, at_dim), dims_, value_->name() + ".whole", kWhole, dim);
-    Value* own = permute(view(dense(value_, at_dim), split(dim, axis_.size), at_dim, ".parts"), to_front(dim), Placement::shard(0),
-                         ".front");
+    Value* own = permute(view(dense(value_, at_dim), split(dim, axis_.size), at_dim, ".parts"), to_front(dim),
+                         Placement::shard(0), ".front");
     Value* all = send("all_gather", own, own->type().dims, value_->name() + ".all", kWhole);
     return view(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), dims_, kWhole, ".whole");
   }
@@ -104,14 +104,16 @@ class Redistributor {
   Value* scatter_sum(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
     if (leads(dim)) return send("reduce_scatter", dense(value_, kSum), dims_, value_->name() + ".part", at_dim, dim);
-    Value* front = permute(view(dense(value_, kSum), split(dim, axis_.size), kSum, ".parts"), to_front(dim), kSum, ".front");
+    Value* front =
+        permute(view(dense(value_, kSum), split(dim, axis_.size), kSum, ".parts"), to_front(dim), kSum, ".front");
     Value* parts = dense(front, kSum);
     Value* own = send("reduce_scatter", parts, parts->type().dims, value_->name() + ".own", Placement::shard(0));
     return view(permute(own, to_back(dim), at_dim, ".back"), dims_, at_dim, ".part");
   }
 
   Value* sum() {
-    return place_.value("all_reduce", {dense(value_, kSum)}, type_of(dims_), value_->name() + ".sum", {{"axis", axis_.name}});
+    return place_.value("all_reduce", {dense(value_, kSum)}, type_of(dims_), value_->name() + ".sum",
+                        {{"axis", axis_.name}});
   }
 
   Value* own_part(int64_t dim) {

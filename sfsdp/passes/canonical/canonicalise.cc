@@ -68,19 +68,26 @@ ir::Type placed_as(const ir::Type& made, ir::Type type) {
     for (size_t d = 0; d < dim; ++d) elements *= of.dims[d].size;
     return elements;
   };
-  const bool in_order = made.shape() == type.shape() || (made.strides.empty() && type.strides.empty());
   const auto set = [&](const std::string& axis, int64_t ranges) {
     for (size_t t = 0; t < type.dims.size(); ++t) {
-      const int64_t outer = before(type, t);
-      if (outer == 0 || ranges % outer != 0 || type.dims[t].size % (ranges / outer) != 0) continue;
-      if (type.dims[t].size <= ranges / outer && t + 1 < type.dims.size()) continue;
-      type.dims[t].add_axis(axis, ranges / outer);
+      const int64_t outer = before(type, t), blocks = outer == 0 ? 0 : ranges / outer;
+      if (blocks == 0 || ranges % outer != 0 || type.dims[t].size % blocks != 0) continue;
+      if (type.dims[t].size <= blocks && t + 1 < type.dims.size()) continue;
+      type.dims[t].add_axis(axis, blocks);
       return;
     }
   };
-  for (size_t d = 0; d < made.dims.size() && in_order; ++d)
-    for (size_t i = 0; i < made.dims[d].split.size(); ++i)
-      if (is_model_axis(made.dims[d].split[i])) set(made.dims[d].split[i], before(made, d) * made.dims[d].blocks_of(i));
+  const bool same_shape = made.shape() == type.shape(), in_order = made.strides.empty() && type.strides.empty();
+  for (size_t d = 0; d < made.dims.size() && (same_shape || in_order); ++d)
+    for (size_t i = 0; i < made.dims[d].split.size(); ++i) {
+      const std::string& axis = made.dims[d].split[i];
+      const int64_t blocks = made.dims[d].blocks_of(i);
+      if (!is_model_axis(axis)) continue;
+      if (same_shape)
+        type.dims[d].add_axis(axis, blocks);
+      else
+        set(axis, before(made, d) * blocks);
+    }
   for (const ir::AxisPlacement& placement : made.placements)
     if (std::ranges::all_of(placement.axes, is_model_axis)) type.placements.push_back(placement);
   return type;

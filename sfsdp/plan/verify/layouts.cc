@@ -176,25 +176,24 @@ class LayoutChecker {
     return set(op, kind == "all_reduce" ? Layout() : Layout{Kind::Cut, *dim});
   }
 
-  // Over other axes: what is cut in the dimension that they join or cut must be cut first, or they would join parts of it.
+  // Over other axes, in the dimension that is cut: what cuts it outside of this one makes fewer of its blocks, what cuts it within
+  // leaves their number.
   std::string within(const Op& op, const Layout& before) {
     const auto* dim = op.find_attr<int64_t>("dim");
-    for (const char* key : {"split", "join"})
-      if (const auto* moved = op.find_attr<int64_t>(key); moved && before.kind == Kind::Cut && before.dim == *moved)
-        return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
-    if (before.kind == Kind::Cut && dim && before.dim == *dim) {
-      const bool joins = op.is("all_gather");
-      const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
-      const auto axes = ir::axes_of(op);
-      const auto place = [&](const std::string& axis) {
-        return std::ranges::find(cut.split, axis) - cut.split.begin();
-      };
-      for (const std::string& other : *axes)
-        if (place(other) < place(axis_) || before.blocks != 1)
-          return error(op, concat("what it ", joins ? "joins" : "cuts", " is ", to_text(before), ", within ", other),
-                       "expected another dimension, or what is cut before");
-    }
-    return set(op, before);
+    if (before.kind != Kind::Cut || !dim || before.dim != *dim) return set(op, before);
+    const bool joins = op.is("all_gather");
+    const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
+    const auto place = [&](const std::string& axis) { return std::ranges::find(cut.split, axis) - cut.split.begin(); };
+    const std::vector<std::string> axes = *ir::axes_of(op);
+    const bool outside = std::ranges::all_of(axes, [&](const auto& axis) { return place(axis) < place(axis_); });
+    const bool inside = std::ranges::all_of(axes, [&](const auto& axis) { return place(axis) > place(axis_); });
+    const int64_t ranks = ir::axis_size(graph_, axes).value_or(1);
+    Layout after = before;
+    if (outside) after.blocks = joins ? before.blocks * ranks : before.blocks / ranks;
+    if ((!outside && !inside) || (outside && !joins && before.blocks % ranks != 0))
+      return error(op, concat("what it ", joins ? "joins" : "cuts", " is ", to_text(before), " over ", axis_),
+                   "expected another dimension, or whole blocks");
+    return set(op, after);
   }
 
   std::string own_part(const Op& op) {

@@ -36,7 +36,7 @@ RowLayouts reshaped(const Op& op, const Layout& operand, const Layout& named) {
   std::vector<Layout> fitting;
   for (size_t d = 0; d < to.size(); ++d) {
     const int64_t before = elements_before(to, d);
-    if (before == 0 || ranges % before != 0 || to[d] % (ranges / before) != 0) continue;
+    if (before == 0 || ranges < before || ranges % before != 0 || to[d] % (ranges / before) != 0) continue;
     fitting.push_back({Kind::Cut, static_cast<int64_t>(d), -1, ranges / before});
   }
   if (fitting.empty()) return {{}, "the ranges that are cut are not those of a dimension of the result"};
@@ -72,7 +72,7 @@ std::optional<int64_t> ranges_of(const std::vector<FactorPart>& parts, const Fac
   for (const FactorPart& other : parts)
     if (other.dim == part.dim && &other < &part) before *= other.size;
   for (int64_t d = first; d < layout.dim; ++d) ranges *= part.rows[static_cast<size_t>(d - first)];
-  if (before == 0 || ranges % before != 0) return std::nullopt;
+  if (before == 0 || ranges < before || ranges % before != 0) return std::nullopt;
   ranges /= before;
   return part.size % ranges == 0 ? std::optional(ranges) : std::nullopt;
 }

@@ -257,7 +257,7 @@ std::string with_keys(std::string message) {
       {"SGD::", "optimizer."},
       {"CompileOptions::max_norm", "training.max_norm"},
       {"ContextParallelOptions::load_balance", "parallelism.context_parallel_load_balancer"},
-      {"ContextParallelOptions::rotate_method = AllGather", "parallelism.context_parallel_rotate_method = allgather"},
+      {"ContextParallelOptions::rotate_method", "parallelism.context_parallel_rotate_method"},
       {"ContextParallelOptions::sequence_dims", "the program's sequence_dims"},
       {"DataParallelOptions::batch_dims", "the program's batch_dims"},
       {"DataParallelOptions::layout", "parallelism.fsdp_layout"},
