@@ -158,19 +158,31 @@ int64_t RuleContext::ranks() {
 
 namespace {
 
+// The shard's split once the axes are joined: those that cut blocks within theirs then cut as many more. nullopt: the axes do not stand
+// together in it.
+std::optional<Dim> joined_split(const Dim& shard, const std::vector<std::string>& axes, int64_t ranks) {
+  const auto first = std::ranges::search(shard.split, axes).begin();
+  if (first == shard.split.end()) return std::nullopt;
+  const auto at = static_cast<size_t>(first - shard.split.begin());
+  Dim joined{.size = shard.size, .split = {}};
+  for (size_t i = 0; i < shard.split.size(); ++i)
+    if (i < at || i >= at + axes.size()) joined.add_axis(shard.split[i], shard.blocks_of(i) * (i < at ? 1 : ranks));
+  return joined;
+}
+
 // Splits are what the graph says of shards; where it says nothing, as in a flat bucket, there is nothing to check.
 void check_gathered_split(RuleContext& context, const Dim& shard, const Dim& whole, std::string_view shard_name) {
   const auto axes = axes_of(context.op);
   if (shard.split.empty() || !axes) return;
-  std::vector<std::string> expected = whole.split;
-  expected.insert(expected.end(), axes->begin(), axes->end());
-  if (shard.split == expected) return;
+  const auto joined = joined_split(shard, *axes, axis_size(context.graph, *axes).value_or(1));
+  if (joined && joined->split == whole.split && joined->blocks == whole.blocks) return;
   const auto names_axis = [&](const std::string& axis) { return std::ranges::find(*axes, axis) != axes->end(); };
   if (std::ranges::none_of(shard.split, names_axis) && shard.split == whole.split) return;
   Type got;
   got.dims = {shard};
-  context.report(concat("has a split that does not fit its axes: ", shard_name, " is ", got),
-                 "expected the axes of the op as the innermost ones of the shard, and not in the whole");
+  context.report(
+      concat("has a split that does not fit its axes: ", shard_name, " is ", got),
+      "expected the axes of the op as the innermost ones of the shard, or blocks within theirs, and not in the whole");
 }
 
 void check_reduction(RuleContext& context) {
