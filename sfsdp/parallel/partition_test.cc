@@ -506,7 +506,7 @@ TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives
     }
 }
 
-// Of four heads, of one element each.
+// The same with four heads, of one element each.
 std::string sentences_of_four_heads() {
   std::string text = kSentences;
   const auto replace_all = [&](std::string_view from, std::string_view to) {
