@@ -429,9 +429,9 @@ std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& 
   graph.mesh = strategy.mesh.axes();
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
-    const int64_t ranks = strategy.mesh.size(axis);
+    const int64_t ranks = strategy.mesh.size(axis), inner = strategy.mesh.has("tp") ? strategy.mesh.size("tp") : 1;
     if (is_sequence_axis(axis))
-      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, strategy.mesh.size("tp")));
+      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
     else
       reports.push_back(
           partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));

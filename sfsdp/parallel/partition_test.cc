@@ -452,7 +452,7 @@ TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives
     }
 }
 
-// Four heads of one element each.
+// The same with four heads, of one element each.
 std::string sentences_of_four_heads() {
   std::string text = kSentences;
   const auto replace_all = [&](std::string_view from, std::string_view to) {
