@@ -20,6 +20,8 @@
 namespace sfsdp::parallel {
 namespace {
 
+using testing::kSentences;
+
 // y = w2(w1(x)²), the sum of its squares, and what autograd makes of it.
 constexpr const char* kMlp = R"(
   graph mesh [] view global
@@ -432,7 +434,7 @@ void expect_same_of_tokens(std::string_view text, const ContextParallelOptions& 
 
 TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives what the whole one does") {
   for (const bool balanced : {false, true}) {
-    const std::string got = ir::print(cut_sequence(testing::kSentences, {.load_balance = balanced}, 2));
+    const std::string got = ir::print(cut_sequence(kSentences, {.load_balance = balanced}, 2));
     CAPTURE(got);
     const auto count = [&](const std::string& what) {
       int64_t found = 0;
@@ -448,7 +450,7 @@ TEST_CASE("partition: a sequence in parts sends keys and values alone, and gives
     for (const bool balanced : {false, true}) {
       CAPTURE(ranks);
       CAPTURE(balanced);
-      expect_same_of_tokens(testing::kSentences, {.load_balance = balanced}, ranks);
+      expect_same_of_tokens(kSentences, {.load_balance = balanced}, ranks);
     }
 }
 
