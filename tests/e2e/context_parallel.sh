@@ -18,6 +18,7 @@ $sfsdp "${common[@]}" --training.steps 4 --training.local_batch_size 4 --job.dum
 run 2 cp "${cp[@]}" --training.local_batch_size 4
 run 2 sockets "${cp[@]}" --training.local_batch_size 4 --comm.shared_memory false
 run 2 ranges "${cp[@]}" --training.local_batch_size 4 --parallelism.context_parallel_load_balancer none
+run 2 heads "${cp[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method alltoall
 run 2 reference "${cp[@]}" --training.local_batch_size 4 --exec.executor reference
 run 4 fsdp "${cp[@]}" --training.local_batch_size 2
 run 4 tensor "${cp[@]}" --training.local_batch_size 4 --parallelism.tensor_parallel_degree 2
@@ -33,7 +34,7 @@ def rows(name):
     return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
 one = rows("one")
 assert len(one) == 4
-for name in ("cp", "sockets", "ranges", "reference", "fsdp", "tensor", "micro_batches", "moved"):
+for name in ("cp", "sockets", "ranges", "heads", "reference", "fsdp", "tensor", "micro_batches", "moved"):
     for a, b in zip(one, rows(name), strict=True):
         assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (name, a, b)
         assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (name, a, b)
