@@ -179,6 +179,9 @@ class LayoutChecker {
   // Over other axes, in the dimension that is cut: what cuts it outside of this one makes fewer of its blocks, what cuts it within
   // leaves their number.
   std::string within(const Op& op, const Layout& before) {
+    for (const char* key : {"split", "join"})
+      if (const auto* moved = op.find_attr<int64_t>(key); moved && before.kind == Kind::Cut && before.dim == *moved)
+        return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     const auto* dim = op.find_attr<int64_t>("dim");
     if (before.kind != Kind::Cut || !dim || before.dim != *dim) return set(op, before);
     const bool joins = op.is("all_gather");
