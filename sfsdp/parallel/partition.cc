@@ -13,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/builder.h"
+#include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/localise.h"
@@ -122,9 +123,10 @@ class Partitioner {
     if (dim < 0) return;
     const int64_t size = op.result()->type().dims[static_cast<size_t>(dim)].size;
     if (size % granule() != 0)
-      throw UserError(concat("context_parallel: the sequence of ", size, " tokens of %", op.result()->name(), " over ",
-                             axis_.name, " = ", axis_.size, "\n  expected a multiple of ", granule(),
-                             context_->load_balance ? ", or no ContextParallelOptions::load_balance" : ""));
+      throw UserError(concat(
+          "context_parallel: the sequence of ", size, " tokens of %", op.result()->name(), " over ", axis_.name, " = ",
+          axis_.size, "\n  expected a multiple of ", granule(),
+          context_->load_balance && size % axis_.size == 0 ? ", or no ContextParallelOptions::load_balance" : ""));
     Value* whole = op.result();
     Value* part = lying(whole, Placement::shard(dim), first_);
     made_[part][key_of(kWhole)] = whole;
@@ -274,6 +276,9 @@ class Partitioner {
   double cost_of_way(const Op& op, const std::vector<Placement>& operands, const Choice& choice) const {
     const OpCut& way = choice.way;
     const bool heads = choice.named == Named::Heads;
+    // What forward leaves for this op alone has a form of its own, of which its type says nothing: it stays as it lies.
+    const auto left = ir::operand_left_by_forward(op.opcode);
+    if (left && way.operands[*left] && *way.operands[*left] != operands[*left]) return kImpossible;
     double cost = 0;
     if (heads)  // what attention gives goes back
       cost += static_cast<double>(op.result(0)->type().bytes()) / static_cast<double>(axis_.size);
