@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/optim/own_loss.h"
 
+#include <algorithm>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::step {
 namespace {
 
-// What the ranks add up to `value`; `value` itself where they do not.
+// What ranks of other samples add up to `value`; `value` itself where they do not. Ranks along a model axis add up one loss.
 const ir::Value* before_reduction(const ir::Value* value) {
   const ir::Op* op = value->producer();
   if (op->is("wait")) op = op->operands[0]->producer();
-  return ir::collective_kind(*op) == "all_reduce" ? op->operands[0] : value;
+  if (ir::collective_kind(*op) != "all_reduce") return value;
+  const auto axes = ir::axes_of(*op);
+  return axes && std::ranges::any_of(*axes, is_model_axis) ? value : op->operands[0];
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ class LayoutChecker {
         return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     const auto* dim = op.find_attr<int64_t>("dim");
     if (before.kind != Kind::Cut || !dim || before.dim != *dim) return set(op, before);
-    const bool joins = op.is("all_gather");
+    const bool joins = ir::collective_kind(op) == "all_gather";
     const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
     const auto place = [&](const std::string& axis) { return std::ranges::find(cut.split, axis) - cut.split.begin(); };
     const std::vector<std::string> axes = *ir::axes_of(op);
