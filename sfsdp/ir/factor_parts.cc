@@ -52,17 +52,17 @@ std::vector<const FactorPart*> row_dims(const AccessMap& map, const std::vector<
 }
 
 // Whether one of two operands is not the other one with dimensions of 1 in front: then they count the same rows otherwise, as
-// [48, n] beside [4, 12, k] does. Cut by an axis, dimensions are not the same as uncut ones of that size.
+// [48, n] beside [4, 12, k] does. Cut by other axes, dimensions of one size are not the same.
 bool count_otherwise(const AccessMap& map, const Op& op, const ClauseParts& clause, size_t a, size_t b) {
   const auto left = row_dims(map, *clause.operands[a]), right = row_dims(map, *clause.operands[b]);
-  const auto cut = [&](size_t k, const FactorPart& part) {
-    return !op.operands[k]->type().dims[part.dim].split.empty();
+  const auto split = [&](size_t k, const FactorPart& part) -> const std::vector<std::string>& {
+    return op.operands[k]->type().dims[part.dim].split;
   };
   if (left.empty() || right.empty() || left.size() == right.size()) return false;
   if (rows_of(map, *clause.operands[a]).count != rows_of(map, *clause.operands[b]).count) return false;
   for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
     if (left[i]->size != right[i]->size) return true;
-    if (left[i]->size > 1 && cut(a, *left[i]) != cut(b, *right[i])) return true;
+    if (left[i]->size > 1 && split(a, *left[i]) != split(b, *right[i])) return true;
   }
   return false;
 }
