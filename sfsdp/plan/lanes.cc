@@ -80,7 +80,24 @@ class EdgeMaker {
   std::vector<Edge> edges_;
 };
 
+int64_t staging_bytes(const ir::Op& op) {
+  if (ir::collective_kind(op) != "all_to_all") return 0;
+  const auto copied = [&](const ir::Value* value, const char* key) {
+    const auto& dims = value->type().dims;
+    const bool leads = std::all_of(dims.begin(), dims.begin() + op.attr<int64_t>(key),
+                                   [](const ir::Dim& dim) { return dim.size == 1; });
+    return leads ? 0 : value->type().bytes();
+  };
+  return copied(op.operands[0], "split") + copied(op.result(), "join");
+}
+
 }  // namespace
+
+int64_t staging_bytes(const CommLane& lane) {
+  int64_t most = 0;
+  for (const ir::Op* op : lane.collectives) most = std::max(most, staging_bytes(*op));
+  return most;
+}
 
 std::vector<CommLane> communicators(const Graph& graph) {
   std::vector<CommLane> lanes;

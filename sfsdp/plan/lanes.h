@@ -23,6 +23,9 @@ struct CommLane {
 };
 
 std::vector<CommLane> communicators(const ir::Graph& graph);
+// Bytes that the largest of its all_to_alls is copied to and from: it sends and receives what lies together in memory, rank after
+// rank, as it lies where the dimension leads.
+int64_t staging_bytes(const CommLane& lane);
 // "compute", "dp_shard/0", "dp_replicate,dp_shard/0".
 std::string name_of(const CommLane& lane);
 

@@ -72,27 +72,6 @@ std::unordered_set<const Value*> touched_by_collectives(const Graph& graph) {
   return touched;
 }
 
-// An all_to_all sends and receives what lies together in memory, rank after rank: copies, but where the dimension leads.
-int64_t staging_bytes(const Op& op) {
-  if (ir::collective_kind(op) != "all_to_all") return 0;
-  const auto copied = [&](const Value* value, const char* key) {
-    const auto& dims = value->type().dims;
-    const bool leads = std::all_of(dims.begin(), dims.begin() + op.attr<int64_t>(key),
-                                   [](const ir::Dim& dim) { return dim.size == 1; });
-    return leads ? 0 : value->type().bytes();
-  };
-  return copied(op.operands[0], "split") + copied(op.result(), "join");
-}
-
-void add_staging(const Graph& graph, std::vector<int64_t>& workspaces) {
-  const std::vector<CommLane> lanes = communicators(graph);
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    int64_t most = 0;
-    for (const Op* op : lanes[i].collectives) most = std::max(most, staging_bytes(*op));
-    workspaces[i + 1] += most;
-  }
-}
-
 // Positions from the first op of a kernel to its last.
 struct Span {
   int64_t first = 0, last = 0;
@@ -276,9 +255,9 @@ MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) {
   plan.inside = std::move(lifetimes.inside);
   plan.views = find_views(graph);
   if (!options.blocking) {
-    plan.workspaces.assign(communicators(graph).size() + 1, options.target.communicator_bytes);
-    plan.workspaces[0] = cost::workspace_bytes(graph, cost::kernels_of(graph), options.target);
-    add_staging(graph, plan.workspaces);
+    plan.workspaces = {cost::workspace_bytes(graph, cost::kernels_of(graph), options.target)};
+    for (const CommLane& lane : communicators(graph))
+      plan.workspaces.push_back(options.target.communicator_bytes + staging_bytes(lane));
   }
   const Peak peak = live_peak(plan.buffers);
   plan.live_bytes = peak.bytes;

@@ -95,7 +95,6 @@ void expect_parity_on(const models::DeepSeekV3Args& args, const std::vector<test
   }
 }
 
-// Where a gradient is rounding Adam makes steps of up to lr = 2e-3; over 20 steps weights may be a fortieth of one apart.
 testing::Case on(std::vector<MeshAxis> axes, int64_t micro_batches = 1, DataParallelOptions options = {},
                  CompileOptions compile = {}) {
   return {init_device_mesh(std::move(axes)), {}, std::move(options), micro_batches, std::move(compile)};

@@ -132,7 +132,9 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
       at::Tensor error = (whole - value).abs();
       if (const auto found = reference.gradients.find(name); found != reference.gradients.end())
         error = error.masked_fill(decided_by_rounding(found->second), 0);
-      CHECK(error.max().template item<double>() <= 1e-5);
+      // Each step of AdamW adds to what the one before left.
+      const double steps = static_cast<double>(reference.results.size());
+      CHECK(error.max().template item<double>() <= 1e-5 * std::max(1.0, steps / 6));
     }
   });
   for (const auto& [name, squares] : wrong) {

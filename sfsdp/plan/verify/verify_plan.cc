@@ -62,7 +62,9 @@ void check_tasks(const StepPlan& plan, Notes& note) {
   const int64_t largest = cost::workspace_bytes(plan.graph, all, plan.target);
   for (size_t lane = 0; lane < plan.memory.workspaces.size(); ++lane)
     note.compare(lane == 0 ? "workspace of lane compute" : "workspace of a communicator", plan.memory.workspaces[lane],
-                 lane == 0 ? largest : plan.target.communicator_bytes);
+                 lane == 0 ? largest
+                           : plan.target.communicator_bytes +
+                                 (lane <= plan.lanes.size() ? staging_bytes(plan.lanes[lane - 1]) : 0));
   const size_t kernels = all.ops.size();
   const auto exists = [&](const Task& task) {
     return task.lane == 0
