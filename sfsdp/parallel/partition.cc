@@ -34,8 +34,10 @@ constexpr double kImpossible = std::numeric_limits<double>::infinity();
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 
 // What is cut in other blocks of the same dimension is whole in between.
-bool moves_by_exchange(const Placement& from, const Placement& to) {
-  return is_cut(from) && is_cut(to) && from.dim != to.dim;
+// Not where another axis cuts one of the dimensions too: its parts would be joined out of order.
+bool moves_by_exchange(const Value& value, const Placement& from, const Placement& to) {
+  const auto is_free = [&](int64_t dim) { return value.type().dims[static_cast<size_t>(dim)].split.empty(); };
+  return is_cut(from) && is_cut(to) && from.dim != to.dim && is_free(from.dim) && is_free(to.dim);
 }
 
 // Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
@@ -49,7 +51,7 @@ double cost_of(const Value& value, const Placement& from, const Placement& to, i
   if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
   if (from == kWhole) return kCopy * bytes;
   if (from == kSum) return bytes;
-  return moves_by_exchange(from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
+  return moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
 ir::Type dense(ir::Type type) {
@@ -351,7 +353,7 @@ class Partitioner {
   }
 
   Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader, bool heads) {
-    if (is_cut(wanted) && is_cut(from) && !moves_by_exchange(from, wanted))
+    if (is_cut(wanted) && is_cut(from) && !moves_by_exchange(*value, from, wanted))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
