@@ -40,7 +40,7 @@ bool moves_by_exchange(const Value& value, const Placement& from, const Placemen
   return is_cut(from) && is_cut(to) && from.dim != to.dim && is_free(from.dim) && is_free(to.dim);
 }
 
-// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
+// Bytes that pass a rank, where `ranks` exchange what is cut otherwise; 0: none does. A copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
 // is the last resort, however small it is.
 double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
   constexpr double kCopy = 1e-3, kUndone = 1e6;
@@ -51,7 +51,7 @@ double cost_of(const Value& value, const Placement& from, const Placement& to, i
   if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
   if (from == kWhole) return kCopy * bytes;
   if (from == kSum) return bytes;
-  return moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
+  return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
 ir::Type dense(ir::Type type) {
@@ -292,7 +292,7 @@ class Partitioner {
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
       if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
       if (is_first && !is_made(operand, *way.operands[k], heads))
-        cost += cost_of(*operand, operands[k], *way.operands[k], axis_.size);
+        cost += cost_of(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
     }
     return cost;
   }
@@ -353,7 +353,8 @@ class Partitioner {
   }
 
   Value* make(Value* value, const Placement& from, const Placement& wanted, Op* reader, bool heads) {
-    if (is_cut(wanted) && is_cut(from) && !moves_by_exchange(*value, from, wanted))
+    // Over a tensor axis a product of parts that were exchanged would leave a summand of a weight's gradient, which is sent too.
+    if (is_cut(wanted) && is_cut(from) && !(context_ && moves_by_exchange(*value, from, wanted)))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
