@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/axis_attr.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::ir {
@@ -56,8 +57,7 @@ void set_update_segments(Attrs& attrs, std::span<const UpdateSegment> segments, 
   if (factor != Attr(1.0)) attrs["lr_factor"] = factor;
   if (merged.size() == 1) return;
   attrs["begins"] = begins;
-  if (axes.size() == 1) attrs["axis"] = axes[0];
-  if (axes.size() > 1) attrs["axis"] = axes;
+  if (!axes.empty()) attrs["axis"] = axis_attr(axes);
 }
 
 }  // namespace sfsdp::ir

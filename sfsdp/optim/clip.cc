@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/axis_attr.h"
 
 namespace sfsdp::step {
 
@@ -18,16 +19,11 @@ Value* add(ir::Builder& build, Section section, const std::string& opcode, std::
   return build.at_end(section).value(opcode, std::move(operands), std::move(type), hint, std::move(attrs));
 }
 
-ir::Attr axis_attr(const std::vector<std::string>& axes) {
-  if (axes.size() == 1) return axes[0];
-  return axes;
-}
-
 Value* reduce_over_data(ir::Builder& build, Value* value, const Strategy& strategy) {
   const auto axes = strategy.data_axes();
   if (axes.empty()) return value;
   return add(build, Section::Clip, "all_reduce", {value}, value->type(), value->name() + ".all",
-             {{"axis", axis_attr(axes)}});
+             {{"axis", ir::axis_attr(axes)}});
 }
 
 }  // namespace
@@ -81,11 +77,12 @@ Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const 
     summed.insert(summed.end(), model.begin(), model.end());
   }
   if (!summed.empty()) part.placements = {{ir::Placement::partial(ir::ReduceOp::Sum), summed}};
-  if (!axes.empty()) attrs["axis"] = axis_attr(axes);
+  if (!axes.empty()) attrs["axis"] = ir::axis_attr(axes);
   Value* value =
       build.at_end(Section::Clip).list("sum_squares", operands, part, "grad.squares", std::move(attrs))->result();
   if (!axes.empty())
-    value = add(build, Section::Clip, "all_reduce", {value}, whole, "grad.squares.all", {{"axis", axis_attr(axes)}});
+    value =
+        add(build, Section::Clip, "all_reduce", {value}, whole, "grad.squares.all", {{"axis", ir::axis_attr(axes)}});
   std::vector<Value*> inputs = {value};
   if (count) inputs.push_back(count);
   return add(build, Section::Clip, "grad_norm", inputs, Type::tensor(DType::f64, {}), "grad_norm");

@@ -6,6 +6,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/axis_attr.h"
 
 namespace sfsdp::step {
 
@@ -89,8 +90,7 @@ void append_expert_balance(Graph& graph, ir::Builder& build, const Strategy& str
   const Type wide = Type::tensor(DType::f64, shape);  // exact below 2^53 tokens
   all = tail("cast", {all}, wide, "tokens.f64");
   if (const AxisList axes = strategy.data_axes(); !axes.empty())
-    all = tail("all_reduce", {all}, wide, "tokens.all",
-               {{"axis", axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes)}});
+    all = tail("all_reduce", {all}, wide, "tokens.all", {{"axis", ir::axis_attr(axes)}});
   Value* direction = tail("aten.sign", {tail.minus_row_mean(all, true, "tokens.fewer")}, wide, "tokens.sign");
   Value* moved = tail("aten.mul.Scalar", {direction}, wide, "bias.step", {{"other", balance.rate}});
   moved = tail.minus_row_mean(moved, false, "bias.centred");

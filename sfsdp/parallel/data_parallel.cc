@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/axis_attr.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/mesh/model_axis.h"
@@ -167,8 +168,6 @@ Type reduced(Type type, const AxisList& axes) {
   return type;
 }
 
-ir::Attr attr_of(const AxisList& axes) { return axes.size() == 1 ? ir::Attr(axes[0]) : ir::Attr(axes); }
-
 // What a model axis cuts stays cut.
 Type with_rows(Type type, int64_t rows) {
   type.strides.clear();
@@ -187,7 +186,7 @@ Value* materialise(const ir::Builder::Place& place, Value* stored, const Storage
   Value* value = cast(place, stored, full.dtype, name + ".cast");
   if (!s.sharded) return value;
   value = place.value("all_gather", {value}, with_rows(full, s.padded_rows), name + ".full",
-                      {{"axis", attr_of(over)}, {"dim", int64_t{0}}});
+                      {{"axis", ir::axis_attr(over)}, {"dim", int64_t{0}}});
   if (s.padded_rows == s.global_rows) return value;
   return place.value("narrow", {value}, full, name + ".unpad",
                      {{"dim", int64_t{0}}, {"start", int64_t{0}}, {"length", s.global_rows}});
@@ -245,8 +244,8 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     Type part = reduced(with_rows(value->type(), s.rows), shards);
     if (!strategy.sequence_axes().empty())
       part.dims[0].split.insert(part.dims[0].split.end(), shards.begin(), shards.end());
-    value =
-        place.value("reduce_scatter", {value}, part, name + ".rs", {{"axis", attr_of(shards)}, {"dim", int64_t{0}}});
+    value = place.value("reduce_scatter", {value}, part, name + ".rs",
+                        {{"axis", ir::axis_attr(shards)}, {"dim", int64_t{0}}});
   };
   AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
   // On the shard: a gradient of what all ranks of a model axis have.
@@ -271,7 +270,7 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   if (!axes.empty()) {
     Type type = plain(value->type(), reduce_dtype);
     type.placements.clear();
-    value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", attr_of(axes)}});
+    value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", ir::axis_attr(axes)}});
   }
   value = cast(place, value, kept_dtype, name + ".stored");
   if (options.factor != 1)

@@ -33,15 +33,16 @@ constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 
-// What is cut in other blocks of the same dimension is whole in between.
-// Not where another axis cuts one of the dimensions too: its parts would be joined out of order.
+// What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as
+// its parts would be joined out of order.
 bool moves_by_exchange(const Value& value, const Placement& from, const Placement& to) {
   const auto is_free = [&](int64_t dim) { return value.type().dims[static_cast<size_t>(dim)].split.empty(); };
   return is_cut(from) && is_cut(to) && from.dim != to.dim && is_free(from.dim) && is_free(to.dim);
 }
 
-// Bytes that pass a rank, where `ranks` exchange what is cut otherwise; 0: none does. A copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
+// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
 // is the last resort, however small it is.
+//   ranks: that exchange what is cut in one dimension for what is cut in another; 0: it is gathered
 double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
   constexpr double kCopy = 1e-3, kUndone = 1e6;
   if (from == to) return 0;
@@ -52,11 +53,6 @@ double cost_of(const Value& value, const Placement& from, const Placement& to, i
   if (from == kWhole) return kCopy * bytes;
   if (from == kSum) return bytes;
   return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
-}
-
-ir::Type dense(ir::Type type) {
-  type.strides.clear();
-  return type;
 }
 
 std::string text_of(const Placement& placement) {
@@ -181,7 +177,6 @@ class Partitioner {
 
   // Three numbers a row from each rank.
   void count_parts_of_loss(const Op& op) {
-    ++report_.made["all_gather"];
     report_.moves.push_back({.opcode = "all_gather",
                              .path = op.module_path,
                              .reader = "cross_entropy_of_parts",
@@ -331,10 +326,11 @@ class Partitioner {
     // Where the sequence is cut, data_parallel reduces all gradients over the axis; this one each rank has whole.
     if (context_ && wanted == kWhole) {
       Value* value = op.operands[0];
-      op.operands[0] =
-          build_.before(&op)
-              .like(*value->producer())
-              .value("as_summand", {value}, dense(value->type()), value->name() + ".once", {{"axis", axis_.name}});
+      ir::Type type = value->type();
+      type.strides.clear();
+      op.operands[0] = build_.before(&op)
+                           .like(*value->producer())
+                           .value("as_summand", {value}, type, value->name() + ".once", {{"axis", axis_.name}});
       placements_[op.operands[0]] = wanted = kSum;
     }
     if (wanted != kWhole) placements_[op.result()] = wanted;
@@ -361,7 +357,6 @@ class Partitioner {
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
-    ++report_.made[opcode];
     report_.moves.push_back({.opcode = opcode,
                              .path = value->producer()->module_path,
                              .reader = reader ? reader->opcode.str() : "the step",
@@ -437,7 +432,7 @@ std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& 
   graph.mesh = strategy.mesh.axes();
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
-    const int64_t ranks = strategy.mesh.size(axis), inner = strategy.mesh.has("tp") ? strategy.mesh.size("tp") : 1;
+    const int64_t ranks = strategy.mesh.size(axis), inner = strategy.axis_size("tp");
     if (is_sequence_axis(axis))
       reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
     else

@@ -29,7 +29,6 @@ struct PartitionReport {
     ir::Section section = ir::Section::Fwd;
     int64_t bytes = 0;  // of the whole value
   };
-  std::map<std::string, int64_t> made;  // by opcode
   std::vector<Move> moves;
 };
 

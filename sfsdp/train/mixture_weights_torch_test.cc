@@ -18,33 +18,20 @@
 #include "sfsdp/models/loss.h"
 #include "sfsdp/models/registry.h"
 #include "sfsdp/testing.h"
+#include "sfsdp/testing/fixture_torch.h"
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/hf_weights.h"
-#include "tests/fixtures/fixture.h"
 
 namespace sfsdp::train {
 namespace {
 
-using testing::Fixture;
+using testing::batch_of, testing::Fixture;
 
 models::LanguageModel model_of(const Fixture& fixture) {
   return models::make_language_model(
       {fixture.config.model, "", {fixture.config.args.begin(), fixture.config.args.end()}});
-}
-
-// Rows [first, first + rows) of a step.
-Batch batch_of(const Fixture& fixture, int64_t step, int64_t first, int64_t rows) {
-  const auto ids = testing::fixture_batch(fixture.training, step);
-  const int64_t length = fixture.training.seq_len;
-  Batch batch = {at::empty({rows, length}, at::kLong), at::empty({rows, length}, at::kLong)};
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < length; ++i)
-      for (size_t side : {0, 1})
-        batch[side].mutable_data_ptr<int64_t>()[r * length + i] =
-            ids[static_cast<size_t>(first + r)][static_cast<size_t>(i) + side];
-  return batch;
 }
 
 // A tensor of ours by its names in a checkpoint.

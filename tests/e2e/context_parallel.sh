@@ -8,24 +8,20 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 common=(train --job.config_file configs/llama3_debug.toml --training.seq_len 32 --model.args.n_layers 2
   --training.dataset_max_bytes 200000 --exec.products by_processor)
-cp=(--parallelism.context_parallel_degree 2)
-run() { # $1: ranks, $2: name, then flags
-  local ranks=$1 name=$2
-  shift 2
-  $sfsdp launch -n "$ranks" --log-rank 0 -- "${common[@]}" --training.steps 4 --job.dump_folder "$dir/$name" "$@" # the last flag of a name holds
-}
+axis=(--parallelism.context_parallel_degree 2)
+source tests/e2e/model_axes.bash
 $sfsdp "${common[@]}" --training.steps 4 --training.local_batch_size 4 --job.dump_folder "$dir/one"
-run 2 cp "${cp[@]}" --training.local_batch_size 4
-run 2 sockets "${cp[@]}" --training.local_batch_size 4 --comm.shared_memory false
-run 2 ranges "${cp[@]}" --training.local_batch_size 4 --parallelism.context_parallel_load_balancer none
-run 2 heads "${cp[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method alltoall
-run 2 reference "${cp[@]}" --training.local_batch_size 4 --exec.executor reference
-run 4 fsdp "${cp[@]}" --training.local_batch_size 2
-run 4 tensor "${cp[@]}" --training.local_batch_size 4 --parallelism.tensor_parallel_degree 2
-run 4 micro_batches "${cp[@]}" --training.local_batch_size 1 --training.global_batch_size 4
+run 2 cp "${axis[@]}" --training.local_batch_size 4
+run 2 sockets "${axis[@]}" --training.local_batch_size 4 --comm.shared_memory false
+run 2 ranges "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_load_balancer none
+run 2 heads "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method alltoall
+run 2 reference "${axis[@]}" --training.local_batch_size 4 --exec.executor reference
+run 4 fsdp "${axis[@]}" --training.local_batch_size 2
+run 4 tensor "${axis[@]}" --training.local_batch_size 4 --parallelism.tensor_parallel_degree 2
+run 4 micro_batches "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4
 # Two steps by two ranks of cp, which one process goes on from, and two of data parallelism from its checkpoint.
 saved=(--lr_scheduler.total_steps 4 --checkpoint.enable --checkpoint.interval 1 --checkpoint.no_last_save_model_only)
-run 2 moved "${cp[@]}" --training.local_batch_size 4 "${saved[@]}" --training.steps 2
+run 2 moved "${axis[@]}" --training.local_batch_size 4 "${saved[@]}" --training.steps 2
 $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/moved" "${saved[@]}" --training.steps 3
 run 2 moved --training.local_batch_size 2 "${saved[@]}"
 python3 - "$dir" <<'PY'
@@ -45,40 +41,16 @@ PY
 
 # What a plan says: parameters are sharded over cp too, and attention is that of a part of the queries.
 inspect() { $sfsdp inspect --config configs/llama3_debug.toml --training.seq_len 32 --model.args.n_layers 2 "$@"; }
-inspect "${cp[@]}" --world 4 --json | python3 -c '
+inspect "${axis[@]}" --world 4 --json | python3 -c '
 import json, sys
 r = json.load(sys.stdin)
 assert r["mesh"] == "[dp_shard=2, cp=2]", r["mesh"]
 '
 
 # Degrees and lengths that do not fit are told with the cure.
-expect() { # $1: in the message, then flags
-  local what=$1 out
-  shift
-  if out=$($sfsdp launch -n 2 --log-rank 0 -- "${common[@]}" --training.steps 1 --job.dump_folder "$dir/wrong" "$@" 2>&1); then
-    echo "not refused: $*"
-    exit 1
-  fi
-  grep -qF -- "$what" <<<"$out" || { echo "expected: $what"; echo "$out"; exit 1; }
-}
 expect "--parallelism.context_parallel_degree 2" --parallelism.context_parallel_degree 3
-expect "expected a multiple of 4, or no parallelism.context_parallel_load_balancer" "${cp[@]}" --training.seq_len 34
+expect "expected a multiple of 4, or no parallelism.context_parallel_load_balancer" "${axis[@]}" --training.seq_len 34
 
-# One rank is killed, or stops: the other one says which, and in which collective.
-fault() { # $1: signal
-  $sfsdp launch -n 2 -- "${common[@]}" "${cp[@]}" --training.steps 100000 --training.local_batch_size 4 --comm.train_timeout_seconds 5 \
-    --job.dump_folder "$dir/fault$1" >"$dir/fault$1.log" 2>&1 &
-  local launcher=$! rank1=
-  for _ in $(seq 300); do
-    [[ -e $dir/fault$1/metrics.jsonl && $(wc -l <"$dir/fault$1/metrics.jsonl") -ge 3 ]] && break
-    sleep 0.2
-  done
-  rank1=$(pgrep -P "$launcher" | tail -1)
-  kill -"$1" "$rank1"
-  if wait "$launcher"; then echo "a run without rank 1 ended well"; exit 1; fi
-  kill -KILL "$rank1" 2>/dev/null || true
-  grep -Eq "rank 1" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
-  grep -Eq "(all_gather|reduce_scatter|all_reduce) %|ended by SIGKILL" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
-}
+# One of two is killed, or stops.
 fault KILL
 fault STOP

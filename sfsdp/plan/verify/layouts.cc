@@ -199,20 +199,14 @@ class LayoutChecker {
     return set(op, after);
   }
 
-  std::string own_part(const Op& op) {
+  // What all ranks have, as parts or as summands.
+  std::string apart(const Op& op) {
     const Layout before = layout_of(op.operands[0]);
-    if (!over_this_axis(op)) return before.kind == Kind::Cut ? within(op, before) : by_row(op);
+    if (!over_this_axis(op)) return before.kind == Kind::Cut && op.is("own_part") ? within(op, before) : by_row(op);
     if (before.kind != Kind::Whole)
-      return error(op, concat("a part of what is ", to_text(before)), "expected what all ranks have");
-    return set(op, Layout{Kind::Cut, op.attr<int64_t>("dim")});
-  }
-
-  std::string as_summand(const Op& op) {
-    if (!over_this_axis(op)) return by_row(op);
-    const Layout before = layout_of(op.operands[0]);
-    if (before.kind != Kind::Whole)
-      return error(op, concat("a summand of what is ", to_text(before)), "expected what all ranks have");
-    return set(op, Layout{Kind::Summand});
+      return error(op, concat(op.is("own_part") ? "a part" : "a summand", " of what is ", to_text(before)),
+                   "expected what all ranks have");
+    return set(op, op.is("own_part") ? Layout{Kind::Cut, op.attr<int64_t>("dim")} : Layout{Kind::Summand});
   }
 
   std::string update(const Op& op) {
@@ -310,8 +304,7 @@ class LayoutChecker {
   std::string visit(const Op& op) {
     if (ir::is_root(op)) return root(op);
     if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
-    if (op.is("own_part")) return own_part(op);
-    if (op.is("as_summand")) return as_summand(op);
+    if (op.is("own_part", "as_summand")) return apart(op);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
     if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);
