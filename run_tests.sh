@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds, lints and tests all this machine can; last line: "N passed, N failed", a count of test cases, checks
-# and scripts of tests/e2e, and ", N skipped" of those that could not run here. Before it: the seconds of each part.
+# and scripts of tests/e2e, and ", N skipped" of those that could not run here. Before it: the seconds of each part, and
+# the first errors of what failed.
 #   ./run_tests.sh             everything; clang-tidy on what changed
 #   ./run_tests.sh --lint      everything; clang-tidy on every file
 #   ./run_tests.sh core        the checks and the torch-free tests; needs no LibTorch
@@ -8,13 +9,14 @@
 #   ./run_tests.sh --sanitize  all tests under ASan and UBSan, the torch-free ones under TSan too
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-passed=0 failed=0 skipped=0 failures=() skips=() times=()
+passed=0 failed=0 skipped=0 failures=() skips=() times=() errors=
 threads=${OMP_NUM_THREADS:-1} # of a rank in a test: ranks share the cores
 unset OMP_NUM_THREADS          # else nproc counts by it, and one file is compiled at a time
 
 finish() {
   printf '%6s s  %s\n' "${times[@]}" $SECONDS "in all"
   ((${#skips[@]})) && printf 'SKIPPED: %s\n' "${skips[@]}"
+  [[ $errors == *[![:space:]]* ]] && printf '%s\n' "$errors"
   ((${#failures[@]})) && printf 'FAILED: %s\n' "${failures[@]}"
   local summary="$passed passed, $failed failed"
   ((skipped)) && summary+=", $skipped skipped"
@@ -43,13 +45,27 @@ step() { # what must work before anything can be tested
 }
 
 check() { # one command, one test; exit status 77: it cannot run here
+  local log status
+  log=$(mktemp)
   echo "== $*"
-  timed "$@"
-  case $? in
+  timed "$@" > >(tee "$log") 2>&1
+  status=$?
+  case $status in
   0) passed=$((passed + 1)) ;;
   77) skips+=("$*") && skipped=$((skipped + 1)) ;;
-  *) fail "$*" ;;
+  *)
+    fail "$*"
+    sleep 1 # tee may still write
+    errors+="$* ended with $status, its last lines:"$'\n'"$(tail -12 "$log")"$'\n'
+    ;;
   esac
+  rm -f "$log"
+}
+
+first_errors() { # of the log of a binary: the cases that failed, each with its first errors, 40 lines at most
+  awk '/^TEST CASE:/ { name = $0; told = 0 }
+       /: (FATAL )?ERROR: / { if (!told++) print name; if (told <= 3) { print "  " $0; left = 3 } else left = 0; next }
+       left > 0 && NF { print "    " $0; --left }' "$1" | head -40
 }
 
 doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
@@ -62,6 +78,7 @@ doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
   status=${PIPESTATUS[0]}
   times+=($((SECONDS - start)) "$binary $*")
   summary=$(grep '^\[doctest\] test cases:' "$log" | tail -1)
+  errors+=$(first_errors "$log")$'\n'
   rm -f "$log"
   local good=0 bad=0
   if [[ $summary =~ ([0-9]+)\ passed\ \|\ +([0-9]+)\ failed ]]; then good=${BASH_REMATCH[1]} bad=${BASH_REMATCH[2]}; fi
