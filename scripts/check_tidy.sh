@@ -109,4 +109,7 @@ export -f check_one
 echo "tidy: $((${#changed[@]} / 2)) of $total files changed"
 ((unknown == 0)) || echo "tidy: $unknown files were never linted here, and did not change; --all lints them"
 ((${#changed[@]})) || exit 0
-printf '%s\0' "${changed[@]}" | xargs -0 -n 2 -P "$(nproc)" bash -c 'check_one "$@"' _ "$build" "$tidy" "$cache"
+printf '%s\0' "${changed[@]}" >"$scratch/changed"
+xargs -0 -n 2 -P "$(nproc)" bash -c 'check_one "$@"' _ "$build" "$tidy" "$cache" <"$scratch/changed" &
+trap 'kill $! 2>/dev/null; exit 143' TERM INT # else its units go on without us
+wait $!
