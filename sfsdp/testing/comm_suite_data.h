@@ -43,7 +43,8 @@ inline Bytes slice(const Bytes& data, size_t begin, size_t bytes) {
 }
 
 inline void check_equal(const Bytes& got, const Bytes& expected, const std::string& what) {
-  if (got.size() == expected.size() && (got.empty() || std::memcmp(got.data(), expected.data(), got.size()) == 0)) return;
+  if (got.size() == expected.size() && (got.empty() || std::memcmp(got.data(), expected.data(), got.size()) == 0))
+    return;
   const auto [g, e] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());
   SFSDP_CHECK(false, what, ": byte ", g - got.begin(), " of ", got.size(), " differs, ", expected.size(), " expected");
 }

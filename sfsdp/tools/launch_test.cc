@@ -26,6 +26,8 @@
 namespace sfsdp::tools {
 namespace {
 
+constexpr double kAtOnce = 20;  // seconds, of the 60 that ranks sleep here: a busy machine may hold up any process
+
 struct Result {
   int code = 0;
   std::string out, err;
@@ -191,19 +193,19 @@ TEST_CASE("launch: a rank that fails is named, with its last errors, and ends th
                                        "sleep 60 & " + pids.write_command("$!") + "wait",
                                    {"-n", "2"}));
   CHECK(result.code == 3);
-  CHECK(result.seconds < 4);
+  CHECK(result.seconds < kAtOnce);
   CHECK(contains(result.err, "launch: rank 1 of 2 (process "));
   CHECK(contains(result.err, ") exited with code 3; its last errors:\n  bad 3\n"));
   CHECK(contains(result.err, "\n  bad 12\n"));
   CHECK_FALSE(contains(result.err, "\n  bad 2\n"));
   REQUIRE(pids.get(0) > 0);
-  CHECK(within(std::chrono::seconds(2), [&] { return is_gone(pids.get(0)); }));  // the sleep that rank 0 had started
+  CHECK(within(std::chrono::seconds(20), [&] { return is_gone(pids.get(0)); }));  // the sleep that rank 0 had started
 }
 
 TEST_CASE("launch: a rank that a signal ends is named with the signal") {
   const auto result = launch(shell("if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 60", {"-n", "2"}));
   CHECK(result.code == 128 + SIGSEGV);
-  CHECK(result.seconds < 4);
+  CHECK(result.seconds < kAtOnce);
   CHECK(contains(result.err, "launch: rank 0 of 2 (process "));
   CHECK(contains(result.err, "was ended by SIGSEGV (Segmentation fault, signal 11); it wrote no errors"));
 }
@@ -233,7 +235,7 @@ TEST_CASE("launch: a rank that is stopped is named and ends the group, one that 
   CHECK(stopped.code == 1);
   CHECK(contains(stopped.err, "launch: rank 1 of 3 (process "));
   CHECK(contains(stopped.err, ") is stopped, by SIGSTOP or a debugger, and holds up the others\n"));
-  CHECK(stopped.seconds < 16);
+  CHECK(stopped.seconds < 30);
   const auto for_a_moment =
       launch(shell("[ $RANK = 1 ] && { (sleep 1; kill -CONT $$) & kill -STOP $$; }; exit 0", {"-n", "2"}));
   CHECK(for_a_moment.code == 0);
@@ -244,8 +246,8 @@ TEST_CASE("launch: what a rank leaves running does not keep the launcher waiting
   const PidFiles pids;
   const auto result = launch(shell("sleep 60 & " + pids.write_command("$!"), {"-n", "1"}));
   CHECK(result.code == 0);
-  CHECK(result.seconds < 4);
-  CHECK(within(std::chrono::seconds(2), [&] { return is_gone(pids.get(0)); }));
+  CHECK(result.seconds < kAtOnce);
+  CHECK(within(std::chrono::seconds(20), [&] { return is_gone(pids.get(0)); }));
 }
 
 TEST_CASE("launch: a program that does not exist is named") {
