@@ -18,7 +18,6 @@
 #include <iterator>
 #include <latch>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -37,11 +36,13 @@
 #include "sfsdp/comm/tcp/store_client.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
+#include "sfsdp/testing/comm_suite_data.h"
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::comm {
 namespace {
 
+using testing::all_ranks;
 using testing::comm_error_of;
 using testing::Mismatch;
 
@@ -117,12 +118,6 @@ std::vector<TcpOptions> all_ways(int world_size) {
                                   watched_by_store(tcp_options(world_size))};
   if (world_size > 2) ways.push_back(two_on_each_host(tcp_options(world_size)));
   return ways;
-}
-
-std::vector<int> all_ranks(const CommWorld& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 void expect_part(const std::string& text, const std::string& part) {
@@ -420,11 +415,9 @@ struct Signalled {
   int call = 3;         // in which the signal comes; 0: before the rank comes to the group
 };
 
-// Seconds from the signal until the last of the others says so, and until it has ended.
 struct Latency {
-  double told = 0, ended = 0;
+  double told = 0, ended = 0;  // seconds from the signal until the last of the others says so, until it has ended
 };
-
 Latency latency_of_signal(const Signalled& given) {
   const testing::TemporaryFolder folder;
   const std::string out = folder / "rank-";
