@@ -2,10 +2,8 @@
 // What the ranks of comm_suite contribute, by formula, and what must come of it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
 #include <span>
 #include <string>
@@ -26,28 +24,15 @@ inline std::vector<int> all_ranks(const comm::CommWorld& world) {
 }
 
 // What a rank contributes: any bits at all, nans and infinities too, so that equal results are equal bits.
-inline Bytes contribution(int rank, size_t bytes) {
-  uint64_t state = 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(rank + 1) + bytes;
-  Bytes data(bytes);
-  for (size_t at = 0; at < bytes; at += sizeof state) {  // eight bytes a step: large cases draw some GiB
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    const uint64_t drawn = state ^ state >> 32;  // low bits of the state alone have short periods
-    std::memcpy(data.data() + at, &drawn, std::min(sizeof drawn, bytes - at));
-  }
-  return data;
-}
+Bytes contribution(int rank, size_t bytes);
 
 inline Bytes slice(const Bytes& data, size_t begin, size_t bytes) {
   const auto first = data.begin() + static_cast<std::ptrdiff_t>(begin);
   return {first, first + static_cast<std::ptrdiff_t>(bytes)};
 }
 
-inline void check_equal(const Bytes& got, const Bytes& expected, const std::string& what) {
-  if (got.size() == expected.size() && (got.empty() || std::memcmp(got.data(), expected.data(), got.size()) == 0))
-    return;
-  const auto [g, e] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());
-  SFSDP_CHECK(false, what, ": byte ", g - got.begin(), " of ", got.size(), " differs, ", expected.size(), " expected");
-}
+//   throws: InternalError that names the first byte that differs
+void check_equal(const Bytes& got, const Bytes& expected, const std::string& what);
 
 // The sum over the ranks' contributions of `bytes`, cut to [begin, begin + out_bytes).
 inline Bytes expected_sum(const std::vector<int>& ranks, size_t bytes, size_t begin, size_t out_bytes, ir::DType dtype,
