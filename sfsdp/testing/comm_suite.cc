@@ -106,31 +106,29 @@ void check_windows(comm::CommWorld& world) {
       const std::span<std::byte> in(place, whole), out(place + whole, chunk), all(place + whole + chunk, whole);
       const Bytes mine = contribution(ranks[me], whole);
       const std::string what = concat(" of ", count, ", windows of ", with_window, " ranks");
-      const auto bytes_of = [](std::span<const std::byte> span) { return Bytes(span.begin(), span.end()); };
       std::ranges::copy(mine, in.begin());
       for (const DType dtype : {DType::f32, DType::bf16}) {
         group->reduce_scatter(in, out, dtype, ReduceOp::Sum, {"%g.rs", ""});
-        check_equal(bytes_of(out), expected_sum(ranks, whole, me * chunk, chunk, dtype, ReduceOp::Sum),
-                    "reduce_scatter" + what);
+        check_equal(out, expected_sum(ranks, whole, me * chunk, chunk, dtype, ReduceOp::Sum), "reduce_scatter" + what);
       }
-      check_equal(bytes_of(in), mine, "input of reduce_scatter" + what);
+      check_equal(in, mine, "input of reduce_scatter" + what);
       Bytes expected;
       for (const int r : ranks) {
         const Bytes part = slice(contribution(r, whole), 0, chunk);
         expected.insert(expected.end(), part.begin(), part.end());
       }
       group->all_gather(in.first(chunk), all, {"%w.full", ""});
-      check_equal(bytes_of(all), expected, "all_gather" + what);
+      check_equal(all, expected, "all_gather" + what);
       const auto own = all.subspan(me * chunk, chunk);
       std::ranges::fill(all, std::byte{7});
       std::ranges::copy(in.first(chunk), own.begin());
       group->all_gather(own, all, {"%w.full", ""});
-      check_equal(bytes_of(all), expected, "all_gather in place" + what);
+      check_equal(all, expected, "all_gather in place" + what);
       group->all_reduce(in, DType::f32, ReduceOp::Sum, {"%n", ""});
-      check_equal(bytes_of(in), expected_sum(ranks, whole, 0, whole, DType::f32, ReduceOp::Sum), "all_reduce" + what);
+      check_equal(in, expected_sum(ranks, whole, 0, whole, DType::f32, ReduceOp::Sum), "all_reduce" + what);
       std::ranges::copy(mine, in.begin());
       group->broadcast(in, static_cast<int>(n) - 1, {"%b", ""});
-      check_equal(bytes_of(in), contribution(ranks[n - 1], whole), "broadcast" + what);
+      check_equal(in, contribution(ranks[n - 1], whole), "broadcast" + what);
     }
 }
 

@@ -17,7 +17,7 @@ Bytes contribution(int rank, size_t bytes) {
   return data;
 }
 
-void check_equal(const Bytes& got, const Bytes& expected, const std::string& what) {
+void check_equal(std::span<const std::byte> got, const Bytes& expected, const std::string& what) {
   if (got.size() == expected.size() && (got.empty() || std::memcmp(got.data(), expected.data(), got.size()) == 0))
     return;
   const auto [g, e] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());

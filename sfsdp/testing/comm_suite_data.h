@@ -32,7 +32,7 @@ inline Bytes slice(const Bytes& data, size_t begin, size_t bytes) {
 }
 
 //   throws: InternalError that names the first byte that differs
-void check_equal(const Bytes& got, const Bytes& expected, const std::string& what);
+void check_equal(std::span<const std::byte> got, const Bytes& expected, const std::string& what);
 
 // The sum over the ranks' contributions of `bytes`, cut to [begin, begin + out_bytes).
 inline Bytes expected_sum(const std::vector<int>& ranks, size_t bytes, size_t begin, size_t out_bytes, ir::DType dtype,

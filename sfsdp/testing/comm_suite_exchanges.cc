@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // comm_suite.h, of what moves between pairs of ranks and in uneven parts.
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <functional>
@@ -62,10 +63,6 @@ void append(Bytes& data, const Bytes& more) { data.insert(data.end(), more.begin
 
 int64_t sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-void check_span(std::span<const std::byte> got, const Bytes& expected, const std::string& what) {
-  check_equal(Bytes(got.begin(), got.end()), expected, what);
-}
-
 // How many bytes rank i has for rank j.
 using CountOf = std::function<int64_t(size_t i, size_t j)>;
 
@@ -84,11 +81,11 @@ void check_all_to_alls(comm::Communicator& group, Arena& arena, const CountOf& c
   }
   auto in = arena.take(mine), out = arena.take(theirs.size());
   group.all_to_all_v(in, to, out, from, {"%tokens", "layers.0.experts"});
-  check_span(out, theirs, "all_to_all_v");
-  check_span(in, mine, "input of all_to_all_v");
+  check_equal(out, theirs, "all_to_all_v");
+  check_equal(in, mine, "input of all_to_all_v");
   in = arena.take(equal), out = arena.take(equal_theirs.size());
   group.all_to_all(in, out, {"%heads", "layers.0"});
-  check_span(out, equal_theirs, "all_to_all");
+  check_equal(out, equal_theirs, "all_to_all");
 }
 
 void check_permutes(comm::Communicator& group, Arena& arena, int64_t bytes) {
@@ -103,7 +100,7 @@ void check_permutes(comm::Communicator& group, Arena& arena, int64_t bytes) {
     for (const RankPair& pair : pairs)
       if (pair.to == me) expected = message(static_cast<size_t>(pair.from), 77, bytes);
     group.permute(in, out, pairs, {"%kv", "layers.0"});
-    check_span(out, expected, "permute");
+    check_equal(out, expected, "permute");
   }
 }
 
@@ -118,34 +115,34 @@ void check_gathers(comm::Communicator& group, Arena& arena, const Counts& counts
   const Bytes mine = message(me, 1, counts[me]);
   auto out = arena.take(all.size());
   group.all_gather_v(arena.take(mine), out, counts, {"%rows", ""});
-  check_span(out, all, "all_gather_v");
+  check_equal(out, all, "all_gather_v");
   out = arena.take(all.size());
   auto own = out.subspan(begins[me], mine.size());
   std::ranges::copy(mine, own.begin());
   group.all_gather_v(own, out, counts, {"%rows", ""});
-  check_span(out, all, "all_gather_v in place");
+  check_equal(out, all, "all_gather_v in place");
 
   for (int root = 0; root < group.size(); ++root) {
     const bool is_root = root == group.rank();
     out = arena.take(is_root ? all.size() : 0);
     group.gather_v(arena.take(mine), out, counts, root, {"%rows", ""});
-    if (is_root) check_span(out, all, "gather_v");
+    if (is_root) check_equal(out, all, "gather_v");
     if (is_root) {
       own = out.subspan(begins[me], mine.size());
       std::ranges::fill(out, kUntouched);
       std::ranges::copy(mine, own.begin());
     }
     group.gather_v(is_root ? own : arena.take(mine), out, counts, root, {"%rows", ""});
-    if (is_root) check_span(out, all, "gather_v in place");
+    if (is_root) check_equal(out, all, "gather_v in place");
 
     const auto whole = is_root ? arena.take(all) : arena.take(0);
     const auto part = arena.take(mine.size());
     group.scatter_v(whole, part, counts, root, {"%rows", ""});
-    check_span(part, mine, "scatter_v");
+    check_equal(part, mine, "scatter_v");
     own = is_root ? whole.subspan(begins[me], mine.size()) : arena.take(mine.size());
     group.scatter_v(whole, own, counts, root, {"%rows", ""});
-    check_span(own, mine, "scatter_v in place");
-    if (is_root) check_span(whole, all, "input of scatter_v");
+    check_equal(own, mine, "scatter_v in place");
+    if (is_root) check_equal(whole, all, "input of scatter_v");
   }
 }
 
@@ -167,10 +164,10 @@ void check_reductions(comm::Communicator& group, Arena& arena, const Counts& cou
     const auto out = arena.take(own);
     const Bytes expected = expected_sum(ranks, whole, begin, own, dtype, ReduceOp::Sum);
     group.reduce_scatter_v(in, out, bytes, dtype, ReduceOp::Sum, {"%g", ""});
-    check_span(out, expected, "reduce_scatter_v");
-    check_span(in, contribution(group.rank(), whole), "input of reduce_scatter_v");
+    check_equal(out, expected, "reduce_scatter_v");
+    check_equal(in, contribution(group.rank(), whole), "input of reduce_scatter_v");
     group.reduce_scatter_v(in, in.subspan(begin, own), bytes, dtype, ReduceOp::Sum, {"%g", ""});
-    check_span(in.subspan(begin, own), expected, "reduce_scatter_v in place");
+    check_equal(in.subspan(begin, own), expected, "reduce_scatter_v in place");
   }
   // By another formula than that of reduce.h: element i of rank r is (r + 1) (i + 3).
   Counts bytes;
