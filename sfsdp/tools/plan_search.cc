@@ -30,6 +30,7 @@ struct Found {
   Candidate candidate;
   tune::ScaledEstimate step;  // estimated, then of the best simulated
   bool fits = false;
+  bool refused = false;  // its axes do not fit the model
 };
 
 bool names_system(const Request& request) {
@@ -64,22 +65,17 @@ class Search {
         captures_(capture) {}
 
   void estimate() {
-    std::map<std::string, std::vector<size_t>> by_structure;
-    const bool third_alone = request_.get("simulate.system") == "deepspeed3";  // which has no other stage
-    for (const Candidate& c : search_space(base_, world_)) {
-      if (third_alone && c.stage != 3) continue;
-      by_structure[structure_of(c)].push_back(found_.size());
-      found_.push_back({c, {}});
-    }
     if (!estimates_) {  // what a mesh changes of another system's step is not known
+      const bool third_alone = request_.get("simulate.system") == "deepspeed3";  // which has no other stage
+      for (const Candidate& c : search_space(base_, world_, model_axes_of(base_)))
+        if (!third_alone || c.stage == 3) found_.push_back({c, {}});
       on_threads(threads_, found_.size(), [&](size_t i) { simulate(found_[i]); });
       sort(found_);
       return;
     }
-    std::vector<std::vector<size_t>> groups;
-    for (auto& [structure, members] : by_structure) groups.push_back(std::move(members));
-    on_threads(threads_, groups.size(), [&](size_t g) { estimate_group(groups[g]); });
-    sort(found_);
+    const ModelAxes axes = choose_axes();
+    std::erase_if(found_, [&](const Found& f) { return f.candidate.axes == axes; });
+    estimate(search_space(base_, world_, axes));
   }
 
   // The fastest that fit, in the simulator's order.
@@ -99,8 +95,80 @@ class Search {
   int64_t world() const { return world_; }
   bool estimates() const { return estimates_; }
   double estimate_seconds() const { return estimate_seconds_; }
+  // Numbers of ranks that an axis cannot have, by its name, and why.
+  const std::map<std::string, std::string>& left_out() const { return left_out_; }
 
  private:
+  // What the command line, or a config other than by 1, says of an axis holds; so does what no plan of the model cuts.
+  bool varies(const char* option, int64_t degree) const {
+    return degree == 1 &&
+           std::ranges::none_of(request_.config_args, [&](const std::string& arg) { return arg.starts_with(option); });
+  }
+  bool has_tensor_plan() const {
+    train::JobConfig two = base_;
+    two.parallelism.tensor_parallel_degree = 2;
+    try {
+      return !train::tensor_parallel_of(two).rules.empty();
+    } catch (const UserError&) {
+      return false;
+    }
+  }
+
+  // First tp, then cp beside it: all numbers of ranks, each by a few configurations.
+  ModelAxes choose_axes() {
+    const ModelAxes given = model_axes_of(base_);
+    ModelAxes best = given;
+    const auto choose = [&](int64_t ModelAxes::*axis, int64_t other) {
+      std::vector<Candidate> looks;
+      for (const int64_t degree : degrees_beside(other, world_, machine_.devices_per_node)) {
+        ModelAxes axes = best;
+        axes.*axis = degree;
+        const auto seen = [&](const Found& f) { return f.candidate.axes == axes; };
+        if (std::ranges::any_of(found_, seen)) continue;
+        try {
+          for (const Candidate& c : first_look(base_, world_, axes)) looks.push_back(c);
+        } catch (
+            const UserError& error) {  // fewer sequences than ranks that would have their own, which the axes may mend
+          leave_out(axes, error.what());
+        }
+      }
+      estimate(looks);
+      if (!found_.empty()) best = found_.front().candidate.axes;
+    };
+    if (varies("--parallelism.tensor_parallel_degree", given.tensor) && has_tensor_plan())
+      choose(&ModelAxes::tensor, best.context);
+    if (varies("--parallelism.context_parallel_degree", given.context)) choose(&ModelAxes::context, best.tensor);
+    return best;
+  }
+
+  // Those whose axes do not fit the model are left out, but for what the user has asked for.
+  void estimate(const std::vector<Candidate>& candidates) {
+    std::map<std::string, std::vector<size_t>> by_structure;
+    for (const Candidate& c : candidates) {
+      by_structure[structure_of(c)].push_back(found_.size());
+      found_.push_back({c, {}});
+    }
+    std::vector<std::vector<size_t>> groups;
+    for (auto& [structure, members] : by_structure) groups.push_back(std::move(members));
+    on_threads(threads_, groups.size(), [&](size_t g) {
+      const ModelAxes axes = found_[groups[g][0]].candidate.axes;
+      try {
+        estimate_group(groups[g]);
+      } catch (const UserError& error) {
+        if (axes == model_axes_of(base_)) throw;
+        leave_out(axes, error.what());
+        for (const size_t i : groups[g]) found_[i].refused = true;
+      }
+    });
+    std::erase_if(found_, [](const Found& f) { return f.refused; });
+    sort(found_);
+  }
+
+  void leave_out(const ModelAxes& axes, const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    left_out_.emplace(concat("cp=", axes.context, ",tp=", axes.tensor), why.substr(0, why.find('\n')));
+  }
+
   // Those that fit first, by time; then by memory.
   void sort(std::vector<Found>& all) const {
     std::ranges::stable_sort(all, [&](const Found& a, const Found& b) {
@@ -165,6 +233,7 @@ class Search {
   std::vector<Found> found_;
   std::mutex mutex_;
   double estimate_seconds_ = 0;
+  std::map<std::string, std::string> left_out_;
 };
 
 std::string padded(const std::string& text, size_t width) {
@@ -188,14 +257,17 @@ std::string difference(const tune::ScaledEstimate& other, const tune::ScaledEsti
 }
 
 void print_best(std::ostream& out, const Search& search, const std::vector<Found>& best) {
-  constexpr std::array<size_t, 5> kWidths = {29, 11, 13, 7, 9};
+  std::array<size_t, 5> widths = {0, 11, 13, 7, 9};
+  for (const Found& f : best) widths[0] = std::max(widths[0], choices_of(f.candidate)[0].second.size() + 1);
   size_t column = 0;
-  for (const auto& [name, value] : choices_of(best[0].candidate)) out << padded(name, kWidths.at(column++));
+  for (const auto& [name, value] : choices_of(best[0].candidate)) out << padded(name, widths.at(column++));
   out << "     step ms  tokens/s   exposed ms  peak GiB\n";
-  const auto sequences = [](const Candidate& c) { return static_cast<double>(c.local * c.accumulation); };
+  const auto sequences = [](const Candidate& c) {  // of a device
+    return static_cast<double>(c.local * c.accumulation) / static_cast<double>(c.axes.ranks());
+  };
   for (const Found& f : best) {
     column = 0;
-    for (const auto& [name, value] : choices_of(f.candidate)) out << padded(value, kWidths.at(column++));
+    for (const auto& [name, value] : choices_of(f.candidate)) out << padded(value, widths.at(column++));
     const double tokens =
         sequences(f.candidate) * static_cast<double>(search.config().training.seq_len) / f.step.seconds;
     const auto right = [](const std::string& text, size_t width) {
@@ -284,6 +356,7 @@ int run_search(const Request& request, const CaptureJob& capture, std::ostream& 
       << with_commas(seconds, 1) << " s\n";
   print_best(out, search, best);
   print_why(out, search, first);
+  for (const auto& [axes, why] : search.left_out()) out << "Left out " << axes << ": " << why << "\n";
   return 0;
 }
 

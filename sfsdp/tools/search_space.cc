@@ -19,13 +19,21 @@ std::vector<int64_t> divisors(int64_t n) {
 }
 
 std::string mesh_of(const Candidate& c) {
-  return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard, c.tensor > 1 ? concat(",tp=", c.tensor) : "");
+  return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard,
+                c.axes.context > 1 ? concat(",cp=", c.axes.context) : "",
+                c.axes.tensor > 1 ? concat(",tp=", c.axes.tensor) : "");
 }
 
 // Stages and whether parameters are gathered again: those that differ on a mesh of so many shards.
 std::vector<std::pair<int64_t, bool>> stages_of(int64_t shard) {
   if (shard == 1) return {{0, true}};
   return {{1, true}, {2, true}, {3, true}, {3, false}};
+}
+
+train::JobConfig with_axes(train::JobConfig config, const ModelAxes& axes) {
+  config.parallelism.tensor_parallel_degree = axes.tensor;
+  config.parallelism.context_parallel_degree = axes.context;
+  return config;
 }
 
 }  // namespace
@@ -40,27 +48,50 @@ Choices choices_of(const Candidate& c) {
                                    : "never"}}};
 }
 
-std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world) {
+ModelAxes model_axes_of(const train::JobConfig& config) {
+  return {config.parallelism.tensor_parallel_degree, config.parallelism.context_parallel_degree};
+}
+
+std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world, const ModelAxes& axes) {
   const train::Training& t = config.training;
-  const int64_t tensor = config.parallelism.tensor_parallel_degree,
-                model = ir::saturating_product(tensor, config.parallelism.context_parallel_degree),
-                ranks = world / model;                                  // that have samples of their own
-  if (world % model != 0) train::make_mesh(config.parallelism, world);  // says what fits
-  const int64_t global = t.global_batch_size == -1 ? t.local_batch_size * ranks : t.global_batch_size;
+  const auto data_ranks = [&](const ModelAxes& of) {
+    const int64_t model = ir::saturating_product(of.tensor, of.context);
+    if (world % model != 0) train::make_mesh(with_axes(config, of).parallelism, world);  // says what fits
+    return world / model;
+  };
+  const int64_t ranks = data_ranks(axes);  // that have samples of their own
+  const int64_t global =
+      t.global_batch_size == -1 ? t.local_batch_size * data_ranks(model_axes_of(config)) : t.global_batch_size;
   if (global % ranks != 0)
-    throw UserError(concat("training.global_batch_size = ", global, " on ", ranks, model > 1 ? " data-parallel" : "",
-                           " ranks\n  expected a multiple of the ranks; try ", (global / ranks + 1) * ranks));
+    throw UserError(concat("training.global_batch_size = ", global, " on ", ranks,
+                           axes.ranks() > 1 ? " data-parallel" : "", " ranks\n  expected a multiple of the ranks; try ",
+                           (global / ranks + 1) * ranks));
   std::vector<Candidate> all;
   for (const int64_t shard : divisors(ranks))
     for (const int64_t local : divisors(global / ranks))
       for (const auto& [stage, reshard] : stages_of(shard))
         for (const char* remat : {"none", "op", "full"})
-          all.push_back({ranks / shard, shard, tensor, stage, local, global / ranks / local, remat, reshard});
+          all.push_back({ranks / shard, shard, axes, stage, local, global / ranks / local, remat, reshard});
+  return all;
+}
+
+std::vector<Candidate> first_look(const train::JobConfig& config, int64_t world, const ModelAxes& axes) {
+  std::vector<Candidate> all = search_space(config, world, axes);
+  std::erase_if(all, [](const Candidate& c) {
+    return c.replicate > 1 || (c.shard > 1 && (c.stage != 3 || !c.reshard)) || c.remat == "op" ||
+           (c.local > 1 && c.accumulation > 1);
+  });
+  return all;
+}
+
+std::vector<int64_t> degrees_beside(int64_t other, int64_t world, int64_t ranks_of_node) {
+  std::vector<int64_t> all = divisors(ranks_of_node);
+  std::erase_if(all, [&](int64_t d) { return ranks_of_node % (d * other) != 0 || world % (d * other) != 0; });
   return all;
 }
 
 train::JobConfig config_of(const train::JobConfig& base, const Candidate& c) {
-  train::JobConfig config = base;
+  train::JobConfig config = with_axes(base, c.axes);
   config.parallelism.data_parallel_replicate_degree = c.replicate;
   config.parallelism.data_parallel_shard_degree = c.shard;
   config.parallelism.zero_stage = c.stage;
@@ -76,16 +107,17 @@ train::JobConfig config_of(const train::JobConfig& base, const Candidate& c) {
 std::string json_of(const train::JobConfig& base, const Candidate& c) {
   const train::JobConfig config = config_of(base, c);
   std::string text = concat("{\"mesh\": ", json_quoted(mesh_of(c)));
-  for (const char* key : {"parallelism.zero_stage", "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_wrap",
-                          "training.local_batch_size", "training.global_batch_size", "activation_checkpoint.mode",
-                          "activation_checkpoint.selective_ac_option"})
+  for (const char* key :
+       {"parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree", "parallelism.zero_stage",
+        "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_wrap", "training.local_batch_size",
+        "training.global_batch_size", "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"})
     text += concat(", ", json_quoted(key), ": ", train::literal(*train::find_field(key), config));
   return text + "}";
 }
 
 std::string structure_of(const Candidate& c) {
-  return concat(c.replicate > 1, c.shard > 1, c.accumulation > 1, ' ', c.stage, ' ', c.reshard, ' ', c.local, ' ',
-                c.remat);
+  return concat(c.axes.tensor, ' ', c.axes.context, ' ', c.replicate > 1, c.shard > 1, c.accumulation > 1, ' ', c.stage,
+                ' ', c.reshard, ' ', c.local, ' ', c.remat);
 }
 
 }  // namespace sfsdp::tools

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/sim/simulate.h"
 
 namespace sfsdp::tune {
@@ -11,11 +12,12 @@ namespace {
 
 using sim::RankProgram, sim::Task;
 
-// The axis that stored parameters are cut over; "": none.
+// The data axis that stored parameters are cut over, alone or with cp; "": none.
 std::string shard_axis(const ir::Graph& graph) {
   for (const auto& op : graph.ops())
     if (op->is("param") && !op->result()->type().dims.empty())
-      if (const auto& split = op->result()->type().dims[0].split; !split.empty()) return split.back();
+      for (const auto& axis : op->result()->type().dims[0].split)
+        if (!is_model_axis(axis)) return axis;
   return "";
 }
 

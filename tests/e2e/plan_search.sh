@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 base=(--config configs/llama3_debug.toml --machine a100_400g)
-search=(build/release/sfsdp plan --search "${base[@]}" --world 12 --training.global_batch_size 48)
+data_alone=(--parallelism.tensor_parallel_degree 1 --parallelism.context_parallel_degree=1)
+search=(build/release/sfsdp plan --search "${base[@]}" --world 12 --training.global_batch_size 48 "${data_alone[@]}")
 "${search[@]}" --json >"$dir/found.json"
 "${search[@]}" --json --threads 1 --top 3 >"$dir/top3.json"
 python3 - "$dir" "${base[@]}" <<'PY'
@@ -39,7 +40,7 @@ for c in found["estimated"]:
     assert 0.99 < c["step_seconds"] / saving["step_seconds"] < 1.03, (c, saving)
 PY
 # Another system's steps are not estimated: all are simulated, as `simulate` does with the same options.
-small=(build/release/sfsdp plan --search "${base[@]}" --world 2 --training.global_batch_size 4)
+small=(build/release/sfsdp plan --search "${base[@]}" --world 2 --training.global_batch_size 4 "${data_alone[@]}")
 system=(--simulate.execution eager --simulate.rope fused)
 "${small[@]}" --json >"$dir/ours.json"
 "${small[@]}" --json "${system[@]}" >"$dir/eager.json"
@@ -66,5 +67,43 @@ grep -q '^Model llama3 debugmodel on 12 × A100 .*, 48 sequences a step: 189 con
 grep -q '^  remat full: .* ms more compute' "$dir/text" || { cat "$dir/text"; exit 1; }
 "${search[@]}" --parallelism.fsdp_memory_gib 0.03 >"$dir/tight"
 grep -q 'does not fit, at least ' "$dir/tight" || { cat "$dir/tight"; exit 1; }
+# Model axes are chosen too: here 6 sequences a step are to be shared by 12 ranks. What is said of each is what `simulate` says. 6 does not
+# divide the heads.
+sed 's/^devices_per_node.*/devices_per_node = 12/' machines/a100_400g.toml >"$dir/twelve.toml"
+few=(build/release/sfsdp plan --search --config configs/llama3_debug.toml --machine "$dir/twelve.toml" --world 12 --training.global_batch_size 6
+  --training.seq_len 512)
+"${few[@]}" --json >"$dir/few.json"
+"${few[@]}" --json --parallelism.tensor_parallel_degree 4 >"$dir/four.json"
+python3 - "$dir" "${base[@]}" <<'PY'
+import json, subprocess, sys
+dir = sys.argv[1]
+few, four = (json.load(open(f"{dir}/{name}.json")) for name in ("few", "four"))
+def degrees(c):
+    return tuple(c["options"][f"parallelism.{axis}_parallel_degree"] for axis in ("tensor", "context"))
+seen = {degrees(c) for c in few["estimated"]}
+# A look at tp 2 and 4 and, beside the best, at each cp; the best wholly.
+best = degrees(few["best"][0])
+assert {(2, 1), (4, 1)} <= seen and all(tp * cp in (2, 4) for tp, cp in seen), seen
+wholly = [c for c in few["estimated"] if degrees(c) == best]
+assert len(wholly) >= 30 and all(len([c for c in few["estimated"] if degrees(c) == d]) <= 6 for d in seen - {best}), (best, seen)
+assert {degrees(c)[0] for c in four["estimated"]} == {4}
+assert few["best"][0]["step_seconds"] <= four["best"][0]["step_seconds"]
+with open(f"{dir}/few.jsonl", "w") as cases:
+    cases.writelines(json.dumps(c["options"]) + "\n" for c in few["estimated"])
+def sweep(*more):
+    lines = subprocess.run(["build/release/sfsdp", "simulate", "--config", "configs/llama3_debug.toml", "--machine", f"{dir}/twelve.toml",
+        "--world", "12", "--training.seq_len", "512", *more, "--sweep", cases.name], capture_output=True, text=True, check=True).stdout
+    return {json.dumps(l["case"], sort_keys=True): l for l in map(json.loads, lines.splitlines())}
+key = lambda c: json.dumps(c["options"], sort_keys=True)
+simulated, copying = sweep(), sweep("--debug.disable_pass", "write_in_buckets")
+for c in few["best"]:
+    assert simulated[key(c)]["step_seconds"] == c["step_seconds"] and simulated[key(c)]["peak_bytes"] == c["peak_bytes"], c
+for c in few["estimated"]:
+    exact = copying[key(c)]
+    assert abs(c["step_seconds"] / exact["step_seconds"] - 1) < 0.01 and abs(c["peak_bytes"] / exact["peak_bytes"] - 1) < 0.05, (c, exact)
+PY
+"${few[@]}" >"$dir/text"
+grep -q '^Left out cp=1,tp=6: tensor_parallel: ' "$dir/text" || { cat "$dir/text"; exit 1; }
+grep -q '^Left out cp=1,tp=1: training.global_batch_size = 6 on 12 ranks' "$dir/text" || { cat "$dir/text"; exit 1; }
 ! "${search[@]}" --training.global_batch_size 50 2>"$dir/err" && grep -q 'expected a multiple of the ranks; try 60' "$dir/err"
 ! build/release/sfsdp plan --search --config configs/llama3_debug.toml --world 2 2>"$dir/err" && grep -q 'expected --machine M' "$dir/err"
