@@ -56,7 +56,7 @@ class Resolver {
       dots |= is_dots(dim);
       ones |= is_ones(dim);
       any |= !is_ones(dim) && length == Length::Any;
-      if (!is_ones(dim) && (length == Length::One || length == Length::Counted)) fixed += count_of(dim);
+      if (!is_ones(dim) && length != Length::Dots && length != Length::Any) fixed += count_of(dim);
     }
     int open = rank - fixed;  // dimensions of what has no length of its own
     if (open > 0 && !dots && !any && !ones) return false;
@@ -98,7 +98,9 @@ class Resolver {
   int count_of(const AccessMap::Dimension& dim) const {
     if (length_of(dim) == Length::One) return 1;
     const std::string& name = factor_of(dim).attribute;
-    if (const auto* count = op_.find_attr<int64_t>(name)) return static_cast<int>(*count);
+    if (const auto* count =
+            op_.find_attr<int64_t>(name))  // "d" of d[dim], without ...: the one dimension that is listed
+      return length_of(dim) == Length::Listed ? 1 : static_cast<int>(*count);
     const auto* list = op_.find_attr<std::vector<int64_t>>(name);
     return list ? static_cast<int>(list->size()) : 0;
   }

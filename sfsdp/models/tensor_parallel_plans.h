@@ -14,6 +14,9 @@ namespace sfsdp::models {
 // its vocabulary, as GPT-2's is odd.
 inline std::vector<std::string> tensor_parallel_plan(std::string_view model) {
   if (model == "llama3") return {"*.wq|wk|wv|w1|w3=0", "*.wo|w2=1", "tok_embeddings|output=0"};
+  if (model == "deepseek_v3")  // every expert's width, so that all ranks route and sort alike; latents are whole
+    return {"*.wq|wq_b|wkv_b=0", "*.wo=1", "*.experts.w1|w3=1",      "*.experts.w2=2",
+            "*.w1|w3=0",         "*.w2=1", "tok_embeddings|output=0"};
   if (model == "gpt") return {"*.mlp.c_fc=0", "*.mlp.c_proj=1"};
   return {};
 }

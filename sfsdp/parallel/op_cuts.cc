@@ -121,12 +121,15 @@ class Ways {
   }
 
  private:
-  // An operand that is not read says how large the result is: it would have to be cut with it.
+  bool is_read(size_t k) const {
+    return clauses_.empty() ||
+           std::ranges::any_of(clauses_, [&](const ClauseParts& c) { return c.operands[k].has_value(); });
+  }
+
+  // An operand that is not read says how large the result is, unless an attribute does: it would have to be cut with it.
   bool reads_all() const {
     for (size_t k = 0; k < op_.operands.size(); ++k)
-      if (op_.operands[k] &&
-          std::ranges::none_of(clauses_, [&](const ClauseParts& c) { return c.operands[k].has_value(); }))
-        return false;
+      if (op_.operands[k] && !is_read(k)) return false;
     return true;
   }
 
@@ -159,7 +162,7 @@ class Ways {
     OpCut way{.operands = std::vector<std::optional<Placement>>(op_.operands.size()),
               .results = std::vector<Placement>(op_.results().size(), kWhole)};
     for (size_t k = 0; k < op_.operands.size(); ++k)
-      if (op_.operands[k]) way.operands[k] = kWhole;
+      if (op_.operands[k] && (is_read(k) || !op_.has_attr("size"))) way.operands[k] = kWhole;
     return way;
   }
 
@@ -226,18 +229,19 @@ class Ways {
     return false;
   }
 
-  // All summands are of one group in which the op is linear, and the group has no others. Products and reductions are left out:
-  // to wait there would cost more work, or more sums.
+  // All summands are of one group in which the op is linear, and the group has no others. Products are left out: to wait there would
+  // cost more work.
   std::optional<OpCut> of_summands() const {
-    if (!map_ || !is_light() || repeats()) return std::nullopt;
+    if (!map_ || (!is_light() && !adds_most()) || repeats()) return std::nullopt;
     for (const std::vector<size_t>& group : map_->linear) {
       OpCut way = whole();
       bool all = true, any = false;
       for (const size_t k : group) {
         if (k >= op_.operands.size() || !op_.operands[k]) continue;
-        all &= operands_[k] == kSum;
-        any = true;
-        way.operands[k] = kSum;
+        const bool is_summand = operands_[k] == kSum;
+        all &= is_summand || op_.operands[k]->producer()->is("aten.new_zeros");  // zeros on all ranks are a summand too
+        any |= is_summand;
+        if (is_summand) way.operands[k] = kSum;
       }
       if (!all || !any) continue;
       way.results.assign(op_.results().size(), kSum);
@@ -254,7 +258,19 @@ class Ways {
 
   bool is_light() const {
     const ir::OpRow* row = op_.opcode.row();
-    return row && (row->cost == ir::CostClass::Free || row->cost == ir::CostClass::Pointwise);
+    return row && (row->cost == ir::CostClass::Free || row->cost == ir::CostClass::Pointwise ||
+                   (row->flags & ir::kPicks) != 0);
+  }
+
+  // It leaves half at most, so that its result is sent in place of what it adds: the outputs of a token's experts, the gradients
+  // of a token's copies.
+  bool adds_most() const {
+    const ir::OpRow* row = op_.opcode.row();
+    if (!row || (row->cost != ir::CostClass::Reduction && !op_.is("aten.index_add"))) return false;
+    int64_t most = 0;
+    for (size_t k = 0; k < operands_.size(); ++k)
+      if (operands_[k] == kSum) most = std::max(most, op_.operands[k]->type().numel());
+    return 2 * op_.result()->type().numel() <= most;
   }
 
   const Op& op_;

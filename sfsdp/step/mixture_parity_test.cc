@@ -5,12 +5,14 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing/block_collectives.h"
 #include "sfsdp/testing/parity_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
@@ -151,6 +153,61 @@ TEST_CASE("a step without a finite norm moves no bias of an expert") {
 TEST_CASE("DeepSeek-V2's small mixture on 1 and 2 ranks trains as eager does over 20 steps") {
   expect_parity_on(like_lite(), {on({{"dp_shard", 1}}), on({{"dp_shard", 2}}), on({{"dp_shard", 2}}, 2),
                                  on({{"dp_shard", 2}}, 1, {}, planned())});
+}
+
+// models/tensor_parallel_plans.h
+const std::vector<TensorParallelRule> kRules = {
+    {"*.wq|wq_b|wkv_b", Shard(0)}, {"*.wo", Shard(1)}, {"*.experts.w1|w3", Shard(1)},       {"*.experts.w2", Shard(2)},
+    {"*.w1|w3", Shard(0)},         {"*.w2", Shard(1)}, {"tok_embeddings|output", Shard(0)},
+};
+
+testing::Case cut(std::vector<MeshAxis> axes, TensorParallelOptions tensor = {}, int64_t micro_batches = 1,
+                  DataParallelOptions options = {}, CompileOptions compile = {}) {
+  testing::Case c = on(std::move(axes), micro_batches, std::move(options), std::move(compile));
+  c.rules = tensor_parallel(kRules, tensor);
+  return c;
+}
+
+models::DeepSeekV3Args divisible(models::DeepSeekV3Args args) {
+  args.n_heads = 4;
+  args.vocab_size = 32;
+  return args;
+}
+
+TEST_CASE("DeepSeek-V3 over tp trains as eager does: heads, every expert's width and the vocabulary are cut") {
+  models::DeepSeekV3Args args = divisible(like_v3());
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(args, {cut({{"tp", 2}}), cut({{"tp", 4}}, {.sequence_parallel = true}),
+                          cut({{"dp_shard", 2}, {"tp", 2}}, {.loss_parallel = false}, 3),
+                          cut({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {}, 1, {.zero_stage = 1}),
+                          cut({{"dp_shard", 2}, {"tp", 2}}, {.sequence_parallel = true}, 1, {}, planned()),
+                          cut({{"tp", 2}}, {}, 2, {}, all_again())});
+}
+
+// Forward: attention, and the shared and the routed experts together. Backward: latents of queries and of keys, and the turned part of keys
+// that all heads share; then tokens, and in a mixture what the weights of a token's experts are owed.
+TEST_CASE(
+    "a block of DeepSeek-V3 over tp has 2 all_reduces forward, and 4 backward, with a mixture 5, and nothing else") {
+  const auto program = compile_program(
+      meta_init([] { return models::DeepSeekV3(divisible(like_v3())); }), testing::loss_of, testing::kAdamW,
+      rows(0, 0, 4), data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, tensor_parallel(kRules)), {});
+  const auto variant = program->first();
+  CHECK(testing::collectives_by_block(variant->graph, "tp") ==
+        std::map<std::string, std::string>{{"", "1 bwd all_reduce, 1 fwd all_gather, 1 fwd all_reduce"},
+                                           {"layers.0", "4 bwd all_reduce, 2 fwd all_reduce"},
+                                           {"layers.1", "5 bwd all_reduce, 2 fwd all_reduce"},
+                                           {"layers.2", "5 bwd all_reduce, 2 fwd all_reduce"}});
+}
+
+TEST_CASE("DeepSeek-V3 over cp trains as eager does") {
+  models::DeepSeekV3Args args = divisible(like_v3());
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(args, {cut({{"cp", 2}}), cut({{"dp_shard", 2}, {"cp", 2}}, {}, 3),
+                          cut({{"cp", 2}, {"tp", 2}}, {.sequence_parallel = true}, 1, {}, planned())});
+}
+
+TEST_CASE("DeepSeek-V2's small mixture over tp trains as eager does") {
+  expect_parity_on(divisible(like_lite()), {cut({{"tp", 2}}), cut({{"dp_shard", 2}, {"tp", 4}}, {}, 1, {}, planned())});
 }
 
 }  // namespace

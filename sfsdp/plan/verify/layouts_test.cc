@@ -115,6 +115,74 @@ TEST_CASE("verify_layouts: a step in buckets is sound, and each change that brea
   }
 }
 
+// A mixture whose experts are cut in their width: rows of all experts lie one after the other, %ends says where.
+constexpr std::string_view kExperts = R"(
+  graph mesh [tp=2] view local
+    %w1 = param name=w1 : f32[4, 6, 4/tp]
+    %w2 = param name=w2 : f32[4, 4/tp, 6]
+    %x = input name=x : f32[8, 6]
+    %order = input name=order : i64[8]
+    %ends = input name=ends : i32[4]
+  fwd:
+    %rows = aten.index_select %x, %order dim=0 : f32[8, 6]
+    %h = aten._grouped_mm %rows, %w1, %ends, none : f32[8, 4/tp]
+    %a = aten.silu %h : f32[8, 4/tp]
+    %y = aten._grouped_mm %a, %w2, %ends, none : f32[8, 6] sum(tp)
+    %y.back = aten.index_select %y, %order dim=0 : f32[8, 6] sum(tp)
+    %y.sum = all_reduce %y.back axis=tp : f32[8, 6]
+  bwd:
+    %at = aten.t %a : f32[4/tp, 8]
+    %dw2 = aten._grouped_mm %at, %y.sum, %ends, none : f32[4, 4/tp, 6]
+    %zeros = aten.new_zeros %y size=[8, 6] : f32[8, 6]
+    %dx = aten.index_add %zeros, %order, %y dim=0 : f32[8, 6] sum(tp)
+    %dx.sum = all_reduce %dx axis=tp : f32[8, 6]
+    return %y.sum, %dx.sum
+    carry %w2 = %dw2
+)";
+
+TEST_CASE("verify_layouts: experts that are cut in their width, and what breaks them") {
+  const auto verdict = [](const std::string& text) {
+    return verify_layouts(ir::parse_or_throw(testing::dedent(text)));
+  };
+  CHECK(verdict(std::string(kExperts)) == "");
+  const std::vector<Mutant> mutants = {
+      {"a sum is dropped", "return %y.sum", "return %y.back", "which is a summand"},
+      {"what every rank has is added by each", "aten.index_add %zeros", "aten.index_add %x",
+       "a summand is taken for the sum"},
+      {"zeros of a part", "aten.new_zeros %y size=[8, 6] : f32[8, 6]", "aten.new_zeros %y size=[8, 6] : f32[8/tp, 6]",
+       "%zeros is whole, its type says cut in dimension 0"},
+      {"what is not linear before the sum", "%y.sum = all_reduce %y.back",
+       "%s = aten.silu %y.back : f32[8, 6] sum(tp)\n    %y.sum = all_reduce %s", "a summand is taken for the sum"},
+      {"ends of a rank's experts", "%h = aten._grouped_mm %rows, %w1, %ends",
+       "%e = own_part %ends axis=tp dim=0 : i32[4/tp]\n    %h = aten._grouped_mm %rows, %w1, %e",
+       "operand 2 is cut in another factor"},
+      {"a rank's rows, ends of all", "%h = aten._grouped_mm %rows, %w1, %ends, none : f32[8, 4/tp]",
+       "%r = own_part %rows axis=tp dim=0 : f32[8/tp, 6]\n    %h = aten._grouped_mm %r, %w1, %ends, none : f32[8/tp, "
+       "4]",
+       "operand 0 is a part where the op reads the whole dimension"},
+      {"a gradient of a rank's rows", "%dw2 = aten._grouped_mm %at, %y.sum, %ends",
+       "%some = own_part %y.sum axis=tp dim=0 : f32[8/tp, 6]\n    %dw2 = aten._grouped_mm %at, %some, %ends",
+       "operand 1 is cut in another factor"},
+      {"rows picked of a part",
+       "%y.back = aten.index_select %y, %order dim=0 : f32[8, 6] sum(tp)\n    %y.sum = all_reduce %y.back axis=tp",
+       "%y.part = reduce_scatter %y axis=tp dim=0 : f32[8/tp, 6]\n    %y.back = aten.index_select %y.part, %order "
+       "dim=0 : f32[8/tp, 6]\n    %y.sum = all_gather %y.back axis=tp dim=0",
+       "operand 0 is a part where the op reads the whole dimension"},
+      {"an order of summands", "%y.back = aten.index_select %y, %order",
+       "%o = as_summand %order axis=tp : i64[8] sum(tp)\n    %y.back = aten.index_select %y, %o",
+       "a summand is taken for the sum"},
+  };
+  for (const Mutant& mutant : mutants) {
+    CAPTURE(mutant.what);
+    std::string text(kExperts);
+    const size_t at = text.find(mutant.from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, std::string(mutant.from).size(), mutant.to);
+    const std::string wrong = verdict(text);
+    CHECK_MESSAGE(wrong.find(mutant.expected) != std::string::npos, "\"", wrong, "\" lacks ", mutant.expected);
+  }
+}
+
 // What is left of one head, of one sample, of rows counted by other dimensions: sizes of 1 that are parts.
 TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that is broadcast") {
   const auto verdict = [](std::string_view ops) {

@@ -104,7 +104,13 @@ bool widens(const Op& op) {
 class ByMap {
  public:
   ByMap(const Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named)
-      : op_(op), operands_(operands), named_(named), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {}
+      : op_(op), operands_(operands), named_(named), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {
+    // Zeros of a size that is given are the same, however what is not read lies.
+    for (size_t k = 0; k < operands_.size(); ++k)
+      if (has(k) && op.has_attr("size") &&
+          std::ranges::none_of(clauses_, [&](const ClauseParts& c) { return c.operands[k].has_value(); }))
+        operands_[k] = {};
+  }
 
   RowLayouts layouts() const {
     if (clauses_.empty()) return {{}, concat("no row says how ", op_.opcode, " may be cut")};
@@ -115,12 +121,14 @@ class ByMap {
  private:
   bool has(size_t k) const { return k < op_.operands.size() && op_.operands[k] != nullptr; }
 
-  // Those of a group that are there are all the summands, and all else is whole.
+  // Those of a group that are there are all the summands, or zeros, which add up to zeros; all else is whole.
   RowLayouts of_summands() const {
     const auto is_group = [&](const std::vector<size_t>& group) {
-      for (size_t k = 0; k < op_.operands.size(); ++k)
-        if (has(k) && (std::ranges::find(group, k) != group.end()) != (operands_[k].kind == Kind::Summand))
-          return false;
+      for (size_t k = 0; k < op_.operands.size(); ++k) {
+        if (!has(k)) continue;
+        const bool in_group = std::ranges::find(group, k) != group.end(), summand = operands_[k].kind == Kind::Summand;
+        if (in_group != summand && !(in_group && op_.operands[k]->producer()->is("aten.new_zeros"))) return false;
+      }
       return true;
     };
     for (size_t k = 0; k < op_.operands.size(); ++k)
@@ -219,7 +227,7 @@ class ByMap {
   }
 
   const Op& op_;
-  const std::vector<Layout>& operands_;
+  std::vector<Layout> operands_;
   const std::vector<Layout>& named_;  // what the types of the results say
   const std::vector<ClauseParts> clauses_;
   const ir::AccessMap* map_;
