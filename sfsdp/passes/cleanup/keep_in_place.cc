@@ -53,7 +53,14 @@ Op* place_of(const Carry& carry, const ir::Index& index, bool repeats) {
   return index.at(index.position(last));
 }
 
-void check_not_needed(const Graph& graph, const Carry& carry) {
+void check_not_needed(const Graph& graph, const Carry& carry, const ir::Index& index) {
+  if (const Op* reader = last_reader(index, *carry.current))
+    for (const int64_t k : ir::donated_operands(*reader))
+      if (k >= 0 && ir::memory_of(reader->operands[static_cast<size_t>(k)]) == carry.current)
+        throw UserError(
+            concat(ir::name_of(*reader), " takes the memory of %", carry.current->name(), ", where %",
+                   carry.next->name(), " is left for the next step",
+                   "\n  expected what that op makes there to be carried on; or take the operand out of donates="));
   if (ir::memory_of(carry.next) == carry.current)
     throw UserError(concat("%", carry.next->name(), ", which the next step reads as %", carry.current->name(),
                            ", shows the same memory in another order\n  expected a copy of it; insert aten.clone"));
@@ -82,7 +89,7 @@ bool keep_in_place(Graph& graph, PassContext& ctx) {
       ctx.metrics.add("made_in_place", 1);
       continue;
     }
-    check_not_needed(graph, carry);
+    check_not_needed(graph, carry, index);
     Op* last = place_of(carry, index, graph.micro_batches > 1);
     const auto place = build.after(last).like(*last).at("");
     const bool of_batch = carry.next->producer()->is("input") && last->section == ir::Section::Init;

@@ -103,6 +103,22 @@ TEST_CASE("keep_in_place: a transposed view of what it replaces cannot be left t
                        UserError);
 }
 
+TEST_CASE("keep_in_place: what an op writes over is no place for another value") {
+  ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [dp_shard=2] view local
+      %m = state name=m : f32[4]
+      %x = input name=x : f32[4]
+    fwd:
+      %g = aten.relu %x : f32[4]
+      %n = aten.add.Tensor %m, %g donates=[0] : f32[4]
+      return %n
+      carry %m = %g
+  )");
+  const std::vector<PassCall> calls = {make_call("keep_in_place")};
+  CHECK_THROWS_WITH_AS(run_passes(graph, calls, {}), doctest::Contains("takes the memory of %m, where %g is left"),
+                       UserError);
+}
+
 TEST_CASE(
     "keep_in_place: a part of the batch that is carried on is stored in forward, after all that the graph is given") {
   expect_pass("keep_in_place", R"(
