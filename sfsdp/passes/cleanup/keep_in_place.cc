@@ -16,7 +16,7 @@ namespace {
 
 using ir::Carry, ir::Graph, ir::Op, ir::Value;
 
-// The last op that reads a value, itself or through views; nullptr: none does.
+// The last op that reads a value, itself, through views, or until its wait; nullptr: none does.
 const Op* last_reader(const ir::Index& index, const Value& value) {
   const Op* last = nullptr;
   const auto later = [&](const Op* op) {
@@ -24,7 +24,7 @@ const Op* last_reader(const ir::Index& index, const Value& value) {
   };
   for (const Op* reader : index.readers(&value)) {
     later(reader);
-    if (ir::aliased_operand(*reader) >= 0)
+    if (ir::aliased_operand(*reader) >= 0 || ir::is_start(*reader))
       for (const auto& result : reader->results()) later(last_reader(index, *result));
   }
   return last;

@@ -103,6 +103,34 @@ TEST_CASE("keep_in_place: a transposed view of what it replaces cannot be left t
                        UserError);
 }
 
+TEST_CASE("keep_in_place: what a collective reads is replaced after its wait") {
+  expect_pass("keep_in_place", R"(
+    graph mesh [dp_replicate=2] view local
+      %m = state name=m : f32[4]
+      %x = input name=x : f32[4] own(dp_replicate)
+    fwd:
+      %next = aten.relu %x : f32[4] own(dp_replicate)
+      %m.start = all_reduce.start %m axis=dp_replicate : async f32[4]
+      %y = aten.relu %next : f32[4] own(dp_replicate)
+      %m.sum = wait %m.start : f32[4]
+      return %m.sum, %y
+      carry %m = %next
+  )",
+              R"(
+    graph mesh [dp_replicate=2] view local
+      %m = state name=m : f32[4]
+      %x = input name=x : f32[4] own(dp_replicate)
+    fwd:
+      %next = aten.relu %x : f32[4] own(dp_replicate)
+      %m.start = all_reduce.start %m axis=dp_replicate : async f32[4]
+      %y = aten.relu %next : f32[4] own(dp_replicate)
+      %m.sum = wait %m.start : f32[4]
+      %m.stored = store %m, %next donates=[0] : f32[4]
+      return %m.sum, %y
+      carry %m = %m.stored
+  )");
+}
+
 TEST_CASE("keep_in_place: what an op writes over is no place for another value") {
   ir::Graph graph = ir::parse_or_throw(R"(
     graph mesh [dp_shard=2] view local
