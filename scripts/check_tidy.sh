@@ -66,7 +66,7 @@ base=$(git merge-base HEAD main 2>/dev/null || true)
 [[ -n $base && $base != "$(git rev-parse HEAD)" ]] || base=$(git rev-parse --verify --quiet HEAD~1 || true)
 declare -A edited
 if [[ -n $base ]]; then
-  while read -r file; do edited[${file%.*}]=yes; done < <(git diff --name-only "$base"; git ls-files --others --exclude-standard)
+  while read -r file; do edited[./${file%.*}]=yes; done < <(git diff --name-only "$base"; git ls-files --others --exclude-standard)
 fi
 
 total=0 changed=() unknown=0 clean=()
@@ -75,7 +75,7 @@ while read -r key unit; do
   total=$((total + 1))
   if [[ -e $cache/$unit/$key ]]; then
     clean+=("$cache/$unit/$key")
-  elif [[ -d $cache/$unit || -n $all || -n ${edited[${unit%.*}]:-} ]]; then
+  elif [[ -d $cache/$unit || -n $all || -n ${edited[./${unit%.*}]:-} ]]; then
     changed+=("$unit" "$key")
   else
     unknown=$((unknown + 1))
