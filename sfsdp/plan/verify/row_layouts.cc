@@ -103,8 +103,12 @@ bool widens(const Op& op) {
 
 class ByMap {
  public:
-  ByMap(const Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named)
-      : op_(op), operands_(operands), named_(named), clauses_(ir::parts_of(op)), map_(ir::map_of(op.opcode.row())) {
+  ByMap(const Op& op, std::vector<Layout> operands, const std::vector<Layout>& named)
+      : op_(op),
+        operands_(std::move(operands)),
+        named_(named),
+        clauses_(ir::parts_of(op)),
+        map_(ir::map_of(op.opcode.row())) {
     // Zeros of a size that is given are the same, however what is not read lies.
     for (size_t k = 0; k < operands_.size(); ++k)
       if (has(k) && op.has_attr("size") &&
