@@ -98,8 +98,8 @@ class Resolver {
   int count_of(const AccessMap::Dimension& dim) const {
     if (length_of(dim) == Length::One) return 1;
     const std::string& name = factor_of(dim).attribute;
-    if (const auto* count =
-            op_.find_attr<int64_t>(name))  // "d" of d[dim], without ...: the one dimension that is listed
+    // "d" of d[dim], without ...: the one dimension that is listed.
+    if (const auto* count = op_.find_attr<int64_t>(name))
       return length_of(dim) == Length::Listed ? 1 : static_cast<int>(*count);
     const auto* list = op_.find_attr<std::vector<int64_t>>(name);
     return list ? static_cast<int>(list->size()) : 0;

@@ -125,10 +125,10 @@ class Search {
         axes.*axis = degree;
         const auto seen = [&](const Found& f) { return f.candidate.axes == axes; };
         if (std::ranges::any_of(found_, seen)) continue;
+        // Fewer sequences than ranks that would have their own, which other axes may mend.
         try {
           for (const Candidate& c : first_look(base_, world_, axes)) looks.push_back(c);
-        } catch (
-            const UserError& error) {  // fewer sequences than ranks that would have their own, which the axes may mend
+        } catch (const UserError& error) {
           leave_out(axes, error.what());
         }
       }

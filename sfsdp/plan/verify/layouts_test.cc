@@ -9,6 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/layout_mutants.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -56,67 +57,56 @@ const std::string kStep = testing::dedent(R"(
     carry %flat.m = %flat.m.new
 )");
 
-struct Mutant {
-  const char *what, *from, *to, *expected;
-};
-
 TEST_CASE("verify_layouts: a step in buckets is sound, and each change that breaks it is found, with the op") {
-  CHECK(verify_layouts(ir::parse_or_throw(kStep)) == "");
-  const std::vector<Mutant> mutants = {
-      {"a sum is dropped", "%y = aten.add.Tensor %y1, %b2", "%y = aten.add.Tensor %y0, %b2",
-       "a summand is taken for the sum"},
-      {"a sum is made twice", "%dr = linear_dx %y, %w2",
-       "%y2 = all_reduce %y axis=tp : f32[6, 4]\n  %dr = linear_dx %y2, %w2", "all_reduce of what is whole"},
-      {"a sum over the wrong axis", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=dp_shard",
-       "%y1 is a summand, its type says whole"},
-      {"the largest in place of the sum", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=tp op=max",
-       "all_reduce of what is a summand"},
-      {"a part is gathered that is a summand", "%y1 = all_reduce %y0 axis=tp : f32[6, 4]",
-       "%y1 = all_gather %y0 axis=tp dim=0 : f32[12, 4]", "all_gather of what is a summand"},
-      {"a member is taken for another", "%w2 = view %full offset=16", "%w2 = view %full offset=0",
-       "%w2 is cut in dimension 0, its type says cut in dimension 1"},
-      {"a view over the border of members", "%b2 = view %full offset=32", "%b2 = view %full offset=31",
-       "no member of the buffer lies there"},
-      {"a type that says whole", "%h = linear %x, %w1 : f32[6, 4/tp]", "%h = linear %x, %w1 : f32[6, 4]",
-       "%h is cut in dimension 1, its type says whole"},
-      {"a type that says cut", "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4]",
-       "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4/tp]", "%db2 is whole, its type says cut in dimension 0"},
-      {"a bias that each rank adds", "%y0 = linear %r, %w2 :", "%y0 = linear %r, %w2, %b2 :",
-       "what is cut is added up, in what the op is not linear in"},
-      {"gradients that are packed in another order", "%packed = pack [%dw1, %dw2, %db2]",
-       "%packed = pack [%dw2, %dw1, %db2]", "expected it a buffer of parts, as the parameter"},
-      {"the norm counts a cut member once", "counted_once=[false, false, true]", "counted_once=[true, false, true]",
-       "sum 0 is of what is cut in dimension 0, and counts once"},
-      {"the norm counts a whole member on each rank", "counted_once=[false, false, true]",
-       "counted_once=[false, false, false]", "sum 2 is of what is whole"},
-      {"the norm is not summed over tp", "%squares.all = all_reduce %squares.g axis=[dp_shard, tp]",
-       "%squares.all = all_reduce %squares.g axis=dp_shard", "%squares.all is a summand, its type says whole"},
-      {"the whole buffer is read", "%h = linear %x, %w1", "%all = aten.neg %full : f32[36]\n  %h = linear %x, %w1",
-       "a buffer of parts is read as if it were one tensor"},
-      {"a rank's own batch", "%x = input name=x : f32[6, 4] own(dp_shard)",
-       "%x = input name=x : f32[6, 4] own(dp_shard, tp)", "each rank has its own"},
-      {"a dimension that must be whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
-       "%soft = aten._softmax %h dim=1 half_to_float=false : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : "
-       "f32[6, 4]",
-       "is a part where the op reads the whole dimension"},
-      {"a place in the whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
-       "%low = aten.tril %h : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]", "depends on its place"},
-      {"what is returned", "return %loss.all, %norm", "return %loss.all, %norm, %h",
-       "the step returns %h, which is cut in dimension 1"},
-  };
-  for (const Mutant& mutant : mutants) {
-    CAPTURE(mutant.what);
-    std::string text = kStep;
-    const size_t at = text.find(mutant.from);
-    REQUIRE(at != std::string::npos);
-    text.replace(at, std::string(mutant.from).size(), mutant.to);
-    const std::string wrong = verify_layouts(ir::parse_or_throw(text));
-    CHECK_MESSAGE(wrong.find(mutant.expected) != std::string::npos, "\"", wrong, "\" lacks ", mutant.expected);
-  }
+  testing::expect_refused(
+      kStep,
+      {
+          {"a sum is dropped", "%y = aten.add.Tensor %y1, %b2", "%y = aten.add.Tensor %y0, %b2",
+           "a summand is taken for the sum"},
+          {"a sum is made twice", "%dr = linear_dx %y, %w2",
+           "%y2 = all_reduce %y axis=tp : f32[6, 4]\n  %dr = linear_dx %y2, %w2", "all_reduce of what is whole"},
+          {"a sum over the wrong axis", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=dp_shard",
+           "%y1 is a summand, its type says whole"},
+          {"the largest in place of the sum", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=tp op=max",
+           "all_reduce of what is a summand"},
+          {"a part is gathered that is a summand", "%y1 = all_reduce %y0 axis=tp : f32[6, 4]",
+           "%y1 = all_gather %y0 axis=tp dim=0 : f32[12, 4]", "all_gather of what is a summand"},
+          {"a member is taken for another", "%w2 = view %full offset=16", "%w2 = view %full offset=0",
+           "%w2 is cut in dimension 0, its type says cut in dimension 1"},
+          {"a view over the border of members", "%b2 = view %full offset=32", "%b2 = view %full offset=31",
+           "no member of the buffer lies there"},
+          {"a type that says whole", "%h = linear %x, %w1 : f32[6, 4/tp]", "%h = linear %x, %w1 : f32[6, 4]",
+           "%h is cut in dimension 1, its type says whole"},
+          {"a type that says cut", "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4]",
+           "%db2 = aten.sum.dim_IntList %y dim=[0] : f32[4/tp]", "%db2 is whole, its type says cut in dimension 0"},
+          {"a bias that each rank adds", "%y0 = linear %r, %w2 :", "%y0 = linear %r, %w2, %b2 :",
+           "what is cut is added up, in what the op is not linear in"},
+          {"gradients that are packed in another order", "%packed = pack [%dw1, %dw2, %db2]",
+           "%packed = pack [%dw2, %dw1, %db2]", "expected it a buffer of parts, as the parameter"},
+          {"the norm counts a cut member once", "counted_once=[false, false, true]", "counted_once=[true, false, true]",
+           "sum 0 is of what is cut in dimension 0, and counts once"},
+          {"the norm counts a whole member on each rank", "counted_once=[false, false, true]",
+           "counted_once=[false, false, false]", "sum 2 is of what is whole"},
+          {"the norm is not summed over tp", "%squares.all = all_reduce %squares.g axis=[dp_shard, tp]",
+           "%squares.all = all_reduce %squares.g axis=dp_shard", "%squares.all is a summand, its type says whole"},
+          {"the whole buffer is read", "%h = linear %x, %w1", "%all = aten.neg %full : f32[36]\n  %h = linear %x, %w1",
+           "a buffer of parts is read as if it were one tensor"},
+          {"a rank's own batch", "%x = input name=x : f32[6, 4] own(dp_shard)",
+           "%x = input name=x : f32[6, 4] own(dp_shard, tp)", "each rank has its own"},
+          {"a dimension that must be whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+           "%soft = aten._softmax %h dim=1 half_to_float=false : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : "
+           "f32[6, 4]",
+           "is a part where the op reads the whole dimension"},
+          {"a place in the whole", "%squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+           "%low = aten.tril %h : f32[6, 4/tp]\n  %squares = aten.mul.Tensor %y, %y : f32[6, 4]",
+           "depends on its place"},
+          {"what is returned", "return %loss.all, %norm", "return %loss.all, %norm, %h",
+           "the step returns %h, which is cut in dimension 1"},
+      });
 }
 
 // A mixture whose experts are cut in their width: rows of all experts lie one after the other, %ends says where.
-constexpr std::string_view kExperts = R"(
+const std::string kExperts = testing::dedent(R"(
   graph mesh [tp=2] view local
     %w1 = param name=w1 : f32[4, 6, 4/tp]
     %w2 = param name=w2 : f32[4, 4/tp, 6]
@@ -138,49 +128,39 @@ constexpr std::string_view kExperts = R"(
     %dx.sum = all_reduce %dx axis=tp : f32[8, 6]
     return %y.sum, %dx.sum
     carry %w2 = %dw2
-)";
+)");
 
 TEST_CASE("verify_layouts: experts that are cut in their width, and what breaks them") {
-  const auto verdict = [](const std::string& text) {
-    return verify_layouts(ir::parse_or_throw(testing::dedent(text)));
-  };
-  CHECK(verdict(std::string(kExperts)) == "");
-  const std::vector<Mutant> mutants = {
-      {"a sum is dropped", "return %y.sum", "return %y.back", "which is a summand"},
-      {"what every rank has is added by each", "aten.index_add %zeros", "aten.index_add %x",
-       "a summand is taken for the sum"},
-      {"zeros of a part", "aten.new_zeros %y size=[8, 6] : f32[8, 6]", "aten.new_zeros %y size=[8, 6] : f32[8/tp, 6]",
-       "%zeros is whole, its type says cut in dimension 0"},
-      {"what is not linear before the sum", "%y.sum = all_reduce %y.back",
-       "%s = aten.silu %y.back : f32[8, 6] sum(tp)\n    %y.sum = all_reduce %s", "a summand is taken for the sum"},
-      {"ends of a rank's experts", "%h = aten._grouped_mm %rows, %w1, %ends",
-       "%e = own_part %ends axis=tp dim=0 : i32[4/tp]\n    %h = aten._grouped_mm %rows, %w1, %e",
-       "operand 2 is cut in another factor"},
-      {"a rank's rows, ends of all", "%h = aten._grouped_mm %rows, %w1, %ends, none : f32[8, 4/tp]",
-       "%r = own_part %rows axis=tp dim=0 : f32[8/tp, 6]\n    %h = aten._grouped_mm %r, %w1, %ends, none : f32[8/tp, "
-       "4]",
-       "operand 0 is a part where the op reads the whole dimension"},
-      {"a gradient of a rank's rows", "%dw2 = aten._grouped_mm %at, %y.sum, %ends",
-       "%some = own_part %y.sum axis=tp dim=0 : f32[8/tp, 6]\n    %dw2 = aten._grouped_mm %at, %some, %ends",
-       "operand 1 is cut in another factor"},
-      {"rows picked of a part",
-       "%y.back = aten.index_select %y, %order dim=0 : f32[8, 6] sum(tp)\n    %y.sum = all_reduce %y.back axis=tp",
-       "%y.part = reduce_scatter %y axis=tp dim=0 : f32[8/tp, 6]\n    %y.back = aten.index_select %y.part, %order "
-       "dim=0 : f32[8/tp, 6]\n    %y.sum = all_gather %y.back axis=tp dim=0",
-       "operand 0 is a part where the op reads the whole dimension"},
-      {"an order of summands", "%y.back = aten.index_select %y, %order",
-       "%o = as_summand %order axis=tp : i64[8] sum(tp)\n    %y.back = aten.index_select %y, %o",
-       "a summand is taken for the sum"},
-  };
-  for (const Mutant& mutant : mutants) {
-    CAPTURE(mutant.what);
-    std::string text(kExperts);
-    const size_t at = text.find(mutant.from);
-    REQUIRE(at != std::string::npos);
-    text.replace(at, std::string(mutant.from).size(), mutant.to);
-    const std::string wrong = verdict(text);
-    CHECK_MESSAGE(wrong.find(mutant.expected) != std::string::npos, "\"", wrong, "\" lacks ", mutant.expected);
-  }
+  testing::expect_refused(
+      kExperts,
+      {
+          {"a sum is dropped", "return %y.sum", "return %y.back", "which is a summand"},
+          {"what every rank has is added by each", "aten.index_add %zeros", "aten.index_add %x",
+           "a summand is taken for the sum"},
+          {"zeros of a part", "aten.new_zeros %y size=[8, 6] : f32[8, 6]",
+           "aten.new_zeros %y size=[8, 6] : f32[8/tp, 6]", "%zeros is whole, its type says cut in dimension 0"},
+          {"what is not linear before the sum", "%y.sum = all_reduce %y.back",
+           "%s = aten.silu %y.back : f32[8, 6] sum(tp)\n  %y.sum = all_reduce %s", "a summand is taken for the sum"},
+          {"ends of a rank's experts", "%h = aten._grouped_mm %rows, %w1, %ends",
+           "%e = own_part %ends axis=tp dim=0 : i32[4/tp]\n  %h = aten._grouped_mm %rows, %w1, %e",
+           "operand 2 is cut in another factor"},
+          {"a rank's rows, ends of all", "%h = aten._grouped_mm %rows, %w1, %ends, none : f32[8, 4/tp]",
+           "%r = own_part %rows axis=tp dim=0 : f32[8/tp, 6]\n  %h = aten._grouped_mm %r, %w1, %ends, none : "
+           "f32[8/tp, "
+           "4]",
+           "operand 0 is a part where the op reads the whole dimension"},
+          {"a gradient of a rank's rows", "%dw2 = aten._grouped_mm %at, %y.sum, %ends",
+           "%some = own_part %y.sum axis=tp dim=0 : f32[8/tp, 6]\n  %dw2 = aten._grouped_mm %at, %some, %ends",
+           "operand 1 is cut in another factor"},
+          {"rows picked of a part",
+           "%y.back = aten.index_select %y, %order dim=0 : f32[8, 6] sum(tp)\n  %y.sum = all_reduce %y.back axis=tp",
+           "%y.part = reduce_scatter %y axis=tp dim=0 : f32[8/tp, 6]\n  %y.back = aten.index_select %y.part, %order "
+           "dim=0 : f32[8/tp, 6]\n  %y.sum = all_gather %y.back axis=tp dim=0",
+           "operand 0 is a part where the op reads the whole dimension"},
+          {"an order of summands", "%y.back = aten.index_select %y, %order",
+           "%o = as_summand %order axis=tp : i64[8] sum(tp)\n  %y.back = aten.index_select %y, %o",
+           "a summand is taken for the sum"},
+      });
 }
 
 // What is left of one head, of one sample, of rows counted by other dimensions: sizes of 1 that are parts.
