@@ -63,7 +63,7 @@ check() { # one command, one test; exit status 77: it cannot run here
 }
 
 first_errors() { # of the log of a binary: the cases that failed, each with its first errors, 40 lines at most
-  awk '/^TEST CASE:/ { name = $0; told = 0 }
+  awk '/^===/ { left = 0 } /^TEST CASE:/ { name = $0; told = 0 }
        /: (FATAL )?ERROR: / { if (!told++) print name; if (told <= 3) { print "  " $0; left = 3 } else left = 0; next }
        left > 0 && NF { print "    " $0; --left }' "$1" | head -40
 }
