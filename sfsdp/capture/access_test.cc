@@ -276,6 +276,9 @@ constexpr const char* kOwnOps[] = {
     "%o1 = narrow %x dim=0 length=3 start=2 : f32[3, 4]",
     "%o1 = own_part %x axis=a dim=0 : f32[6, 4]",
     "%o1 = as_summand %x axis=a : f32[6, 4]",
+    "%ends = full value=3 : i32[2]\n  %o1 = own_rows %x, %ends axis=a dim=0 : f32[6, 4] rows0(a)",
+    "%ends = full value=3 : i32[2]\n  %o1 = spread_rows %x, %ends axis=a dim=0 : f32[6, 4]",
+    "%ends = full value=3 : i32[2]\n  %o1 = own_ends %ends axis=a : i32[2]",
     "%o1 = reorder %x dim=0 order=[2, 0, 1] : f32[6, 4]",
     "%o1 = pack [%x, %w] offsets=[0, 24] : f32[28]",
     "%o1 = unpack %x offset=4 ranks=2 : f32[2, 4]",
@@ -309,6 +312,11 @@ TEST_CASE("access maps of own ops hold for what they stand for, and admit no mor
   expect_unseen(proof, {{"cross_entropy_backward 4 -> 0", "eager leaves all probabilities in its place"},
                         {"cross_entropy 1 -> 1", "no target is ignored"},
                         {"own_part 0 -> 0, ~d", "one rank's part is all of it"},
+                        {"own_rows 0 -> 0, ~d", "one rank's rows stand where they stood"},
+                        {"own_rows 1 -> 0", "the ends are constants"},
+                        {"spread_rows 0 -> 0, ~d", "one rank's rows stand where they stood"},
+                        {"spread_rows 1 -> 0", "the ends are constants"},
+                        {"own_ends 0 -> 0", "the ends are constants"},
                         {"dropout_backward 1 -> 0", "eager keeps the mask in the place of its counter"},
                         {"pad 0 -> 0, ~d", "its zeros come at the end"}});
   for (const ir::OpRow& row : ir::opset())

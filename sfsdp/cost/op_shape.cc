@@ -66,6 +66,14 @@ ProductShape unresolved_shape(const Op& op) {
   return {.m = made, .k = made > 0 ? std::sqrt(numel(op.operands[0]) * numel(op.operands[1]) / made) : 0};
 }
 
+// Among how many ranks the groups are shared out; rows are taken to be spread evenly over all groups.
+double ranks_of_groups(const ir::Op& grouped) {
+  const ir::Value* ends = grouped.operands[2];
+  if (!ends || !ends->producer()->is("own_ends")) return 1;
+  return static_cast<double>(ends->producer()->operands[0]->type().numel()) /
+         static_cast<double>(std::max<int64_t>(ends->type().numel(), 1));
+}
+
 }  // namespace
 
 Class class_of(const Op& op) {
@@ -109,6 +117,7 @@ ProductShape product_shape(const Op& op) {
     s.m = static_cast<double>(left[left.size() - 2]);
     s.k = static_cast<double>(left.back());
     s.n = static_cast<double>(right.back());
+    (right.size() == 3 ? s.m : s.k) /= ranks_of_groups(op);
     return s;
   }
   // Products side by side (joined_*) are as wide, or in their sum as deep, as all of them: the last operand says so, or as many

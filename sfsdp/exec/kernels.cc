@@ -12,6 +12,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/capture/tensor_type.h"
+#include "sfsdp/exec/expert_rows.h"
 #include "sfsdp/exec/pack_into.h"
 #include "sfsdp/exec/sequence.h"
 #include "sfsdp/exec/vocabulary.h"
@@ -120,6 +121,8 @@ Tensors sum_squares(const KernelContext& c) {
   at::Tensor out = at::zeros(c.op.result()->type().shape(), at::kDouble);
   double* sums = out.mutable_data_ptr<double>();
   const auto once = c.op.attr_or("counted_once", std::vector<bool>());
+  const auto boxed = c.op.attr_or("boxed", std::vector<bool>(c.operands.size()));
+  const int64_t boxes = c.op.attr_or<int64_t>("boxes", 1);
   const int64_t place = c.group ? c.group->group->rank() : 0, inner = c.op.attr_or<int64_t>("inner", 1);
   const int64_t rank = place / inner;
   const bool first_of_inner = place % inner == 0;
@@ -127,7 +130,8 @@ Tensors sum_squares(const KernelContext& c) {
   for (size_t i = 0; i < c.operands.size(); ++i) {
     const at::Tensor g = c.operands[i].contiguous();
     const int64_t parts = segments.empty() ? 0 : segments[i];
-    const int64_t shard = replicated[i] ? 0 : rank * g.numel();  // where this rank's begins in the bucket
+    // Where this rank's begins in the bucket, or in its box of one.
+    const int64_t shard = replicated[i] ? 0 : (boxed[i] ? rank / boxes : rank) * g.numel();
     for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sums, ++sum) {
       int64_t begin = 0, end = g.numel();
       if (parts > 0) {
@@ -287,6 +291,9 @@ constexpr Row kKernels[] = {
     {"narrow", &narrow},
     {"as_summand", &as_summand},
     {"own_part", &own_part},
+    {"own_rows", &own_rows},
+    {"spread_rows", &spread_rows},
+    {"own_ends", &own_ends},
     {"reorder", &reorder},
     {"embedding", &embedding_of_part},
     {"embedding_backward", &embedding_backward_of_part},

@@ -520,20 +520,21 @@ void rule_sum_squares(RuleContext& context) {
     context.counts("numels", static_cast<size_t>(all));
   }
   context.expect(0, DType::f64, {sums});
-  if (context.find("counted_once")) {
-    const auto* once = context.op.find_attr<std::vector<bool>>("counted_once");
-    if (!once || std::ssize(*once) != sums)
-      context.report(concat("has counted_once=", context.op.attrs.at("counted_once")),
-                     concat("expected ", sums, " times true or false"));
-    const int64_t inner = context.integer("inner"), ranks = context.ranks();
-    if (inner < 1 || ranks % inner != 0)
-      context.report(concat("has inner=", inner), concat("expected a divisor of the ", ranks, " ranks over axis="));
-  }
-  if (!context.op.has_attr("replicated")) return;
-  const auto* flags = context.op.find_attr<std::vector<bool>>("replicated");
-  if (!flags || flags->size() != count)
-    context.report(concat("has replicated=", context.op.attrs.at("replicated")),
-                   concat("expected ", count, " times true or false"));
+  const auto check_flags = [&](const char* key, int64_t expected) {
+    const auto* flags = context.op.find_attr<std::vector<bool>>(key);
+    if (context.op.has_attr(key) && (!flags || std::ssize(*flags) != expected))
+      context.report(concat("has ", key, '=', context.op.attrs.at(key)),
+                     concat("expected ", expected, " times true or false"));
+  };
+  const auto check_ranks = [&](const char* key) {
+    const int64_t some = context.integer(key), ranks = context.ranks();
+    if (some < 1 || ranks % some != 0)
+      context.report(concat("has ", key, '=', some), concat("expected a divisor of the ", ranks, " ranks over axis="));
+  };
+  check_flags("counted_once", sums);
+  for (const char* key : {"replicated", "boxed"}) check_flags(key, static_cast<int64_t>(count));
+  if (context.find("counted_once")) check_ranks("inner");
+  if (context.find("boxed")) check_ranks("boxes");
 }
 
 void rule_to_scalar(RuleContext& context) { context.expect(0, std::nullopt, {}); }

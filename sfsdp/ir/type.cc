@@ -178,6 +178,16 @@ Placement Type::placement_on(std::string_view axis) const {
   return Placement::replicate();
 }
 
+namespace {
+
+std::string word_of(const Placement& placement) {
+  if (placement.kind == Placement::Kind::Own) return "own";
+  if (placement.kind == Placement::Kind::Rows) return concat("rows", placement.dim);
+  return std::string(to_string(placement.reduce));
+}
+
+}  // namespace
+
 std::ostream& operator<<(std::ostream& out, const Type& type) {
   if (type.kind == Type::Kind::Token) return out << "token";
   if (type.kind == Type::Kind::Async) out << "async ";
@@ -190,7 +200,7 @@ std::ostream& operator<<(std::ostream& out, const Type& type) {
     out << '}';
   }
   for (const auto& [placement, axes] : type.placements) {
-    out << ' ' << (placement.kind == Placement::Kind::Own ? "own" : to_string(placement.reduce)) << '(';
+    out << ' ' << word_of(placement) << '(';
     print_list(out, axes);
     out << ')';
   }

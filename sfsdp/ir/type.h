@@ -54,7 +54,7 @@ struct Type {
   Kind kind = Kind::Tensor;
   DType dtype = DType::f32;
   std::vector<Dim> dims;
-  std::vector<AxisPlacement> placements;  // Own and Partial; a split stands in its dimension
+  std::vector<AxisPlacement> placements;  // Own, Partial and Rows; a split stands in its dimension
   // In elements; empty means contiguous. Printed as f32[8, 4]{1, 8}.
   std::vector<int64_t> strides;
 

@@ -54,19 +54,26 @@ Loss reduce_loss(Graph& graph, ir::Builder& build, const Strategy& strategy) {
 
 Value* append_norm(ir::Builder& build, const std::vector<Op*>& gradients, const Strategy& strategy, Value* count) {
   std::vector<Value*> operands;
-  std::vector<bool> replicated;
-  bool any_sharded = false;
+  std::vector<bool> replicated, boxed;
+  bool any_sharded = false, any_boxed = false;
   for (Op* g : gradients) {
     operands.push_back(g->result());
     replicated.push_back(g->attr<bool>("replicated"));
+    boxed.push_back(g->has_attr("boxed"));
     any_sharded |= !replicated.back();
+    any_boxed |= boxed.back();
     g->attrs.erase("replicated");
+    g->attrs.erase("boxed");
   }
   ir::Attrs attrs = {{"replicated", replicated}};
+  if (any_boxed) {
+    attrs["boxed"] = boxed;
+    attrs["boxes"] = strategy.axis_size("ep");
+  }
   AxisList axes = any_sharded ? strategy.shard_axes() : AxisList{};
   const Type whole = Type::tensor(DType::f64, {static_cast<int64_t>(operands.size())});
   Type part = whole;
-  AxisList summed = any_sharded ? strategy.sequence_axes() : AxisList{};  // the model axes that say so in types
+  AxisList summed = any_sharded ? strategy.token_axes() : AxisList{};  // the model axes that say so in types
   if (const AxisList model = strategy.tensor_axes(); !model.empty()) {
     std::vector<bool> once;  // what no model axis cuts, all of their ranks have
     for (const Op* g : gradients)

@@ -31,10 +31,15 @@ int64_t Strategy::axis_size(const std::string& axis) const { return mesh.has(axi
 int64_t Strategy::data_ranks() const { return axis_size("dp_replicate") * axis_size("dp_shard"); }
 
 AxisList Strategy::data_axes() const { return above_one(mesh, {"dp_replicate", "dp_shard"}); }
-AxisList Strategy::shard_axes() const { return above_one(mesh, {"dp_shard", "cp"}); }
+AxisList Strategy::shard_axes() const {
+  AxisList axes = expert_shard_axes();
+  if (axis_size("ep") > 1) axes.push_back("ep");
+  return axes;
+}
+AxisList Strategy::expert_shard_axes() const { return above_one(mesh, {"dp_shard", "cp"}); }
 AxisList Strategy::replicate_axes() const { return above_one(mesh, {"dp_replicate"}); }
-AxisList Strategy::model_axes() const { return above_one(mesh, {"cp", "tp"}); }
-AxisList Strategy::sequence_axes() const { return above_one(mesh, {"cp"}); }
+AxisList Strategy::model_axes() const { return above_one(mesh, {"ep", "cp", "tp"}); }
+AxisList Strategy::token_axes() const { return above_one(mesh, {"ep", "cp"}); }
 AxisList Strategy::tensor_axes() const { return above_one(mesh, {"tp"}); }
 
 ZeroPlacements zero_placements(int64_t stage) {
@@ -57,6 +62,18 @@ void check_dtype(const char* name, const std::optional<ir::DType>& dtype) {
 
 namespace {
 
+// What is the same on ranks of dp_shard would have to be counted once there, and on each rank of ep.
+void check_experts(const Strategy& strategy, int64_t ep) {
+  const auto refuse = [&](const std::string& what, const char* expected) {
+    throw UserError(concat("data_parallel: ", what, " with mesh axis ep = ", ep, "\n  expected ", expected));
+  };
+  if (strategy.axis_size("tp") > 1)
+    refuse(concat("mesh axis tp = ", strategy.axis_size("tp")), "tp = 1: both at once are not supported yet");
+  if (strategy.options.mode == DataParallelMode::Replicate)
+    refuse("DataParallelOptions::mode = Replicate", "FullyShard or HybridShard, or no mode");
+  if (strategy.options.zero_stage == 0) refuse("DataParallelOptions::zero_stage = 0", "1, 2 or 3");
+}
+
 void check_axes(const Strategy& strategy) {
   for (const MeshAxis& a : strategy.mesh.axes()) {
     if (a.size < 1)
@@ -64,8 +81,9 @@ void check_axes(const Strategy& strategy) {
     if (a.size > 1 && a.name != "dp_replicate" && a.name != "dp_shard" && !is_model_axis(a.name))
       throw UserError(
           concat("data_parallel: mesh axis ", a.name, " = ", a.size,
-                 "\n  expected only dp_replicate, dp_shard, cp and tp above 1: other axes are not supported yet"));
+                 "\n  expected only dp_replicate, dp_shard, ep, cp and tp above 1: other axes are not supported yet"));
   }
+  if (const int64_t ep = strategy.axis_size("ep"); ep > 1) check_experts(strategy, ep);
   if (!strategy.tensor_axes().empty() && strategy.tensor.rules.empty())
     throw UserError(concat("data_parallel: mesh axis tp = ", strategy.axis_size("tp"),
                            ", and no parameter is cut over it",
@@ -79,8 +97,8 @@ void check_axes(const Strategy& strategy) {
 }  // namespace
 
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParallel tensor,
-                       ContextParallelOptions context) {
-  Strategy strategy{std::move(mesh), std::move(options), std::move(tensor), std::move(context)};
+                       ContextParallelOptions context, ExpertParallelOptions expert) {
+  Strategy strategy{std::move(mesh), std::move(options), std::move(tensor), std::move(context), std::move(expert)};
   check_axes(strategy);
   zero_placements(strategy.options.zero_stage);  // throws for an unknown stage
   check_dtype("param_dtype", strategy.options.mixed_precision.param_dtype);
@@ -89,8 +107,7 @@ Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options, TensorParal
   if (strategy.options.min_shard_numel < 0)
     throw UserError(concat("data_parallel: DataParallelOptions::min_shard_numel = ", strategy.options.min_shard_numel,
                            "\n  expected 0 or more elements"));
-  const int64_t shard = strategy.axis_size("dp_shard") * strategy.axis_size("cp"),
-                replicate = strategy.axis_size("dp_replicate");
+  const int64_t shard = strategy.mesh.group_size(strategy.shard_axes()), replicate = strategy.axis_size("dp_replicate");
   if (!strategy.options.mode)
     strategy.options.mode = replicate == 1 ? DataParallelMode::FullyShard
                             : shard == 1   ? DataParallelMode::Replicate
@@ -117,7 +134,9 @@ using ir::Value;
 
 // How one parameter is stored: `rows` of dimension 0 on each rank, the last ranks' padded.
 struct Storage {
-  bool sharded = false;  // the stored tensor
+  bool sharded = false;  // the stored tensor, over `axes`
+  bool boxed = false;    // experts, of which each rank of ep has others
+  AxisList axes = {};
   ZeroPlacements placements = {};
   int64_t global_rows = 0, rows = 0, padded_rows = 0;
   ir::DType dtype = ir::DType::f32;
@@ -125,15 +144,17 @@ struct Storage {
 
 Storage storage_of(const Op& param, const Strategy& strategy) {
   const Type& type = param.result()->type();
-  const int64_t world = strategy.mesh.group_size(strategy.shard_axes());
   Storage s;
+  s.boxed = param.has_attr("box");
+  s.axes = s.boxed ? strategy.expert_shard_axes() : strategy.shard_axes();
+  const int64_t world = strategy.mesh.group_size(s.axes);
   s.dtype = param.has_attr("storage") ? param.attr<ir::DType>("storage") : type.dtype;
   s.placements = zero_placements(strategy.options.zero_stage);
   const bool frozen = param.has_attr("trainable") && !param.attr<bool>("trainable");
   // A frozen parameter has no update to share out: it is cut only where gathering it at its readers is wanted.
   const ir::Placement stored = frozen ? s.placements.parameters : s.placements.state;
   s.sharded = stored == kShard && strategy.options.mode != DataParallelMode::Replicate && world > 1 &&
-              !type.dims.empty() && type.numel() > 0 && type.numel() >= strategy.options.min_shard_numel;
+              !type.dims.empty() && type.numel() > 0 && (s.boxed || type.numel() >= strategy.options.min_shard_numel);
   s.global_rows = type.dims.empty() ? 1 : type.dims[0].size;
   s.rows = s.sharded ? (s.global_rows + world - 1) / world : s.global_rows;
   s.padded_rows = s.sharded ? s.rows * world : s.global_rows;
@@ -202,7 +223,7 @@ void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers
   Type stored_type = plain(full, s.dtype);
   if (s.sharded) {
     stored_type = with_rows(stored_type, s.rows);
-    for (const std::string& axis : strategy.shard_axes()) stored_type.dims[0].split.push_back(axis);
+    for (const std::string& axis : s.axes) stored_type.dims[0].split.push_back(axis);
     stored_type.dims[0].padded = s.padded_rows != s.global_rows;
   }
   stored->set_type(stored_type);
@@ -216,7 +237,7 @@ void shard_parameter(ir::Builder& build, Op* param, std::span<Op* const> readers
                        is_backward(*reader) && !in_backward;
     if (!materialised || again) {
       in_backward = is_backward(*reader);
-      materialised = materialise(build.before(reader).at(param->module_path), stored, s, full, strategy.shard_axes());
+      materialised = materialise(build.before(reader).at(param->module_path), stored, s, full, s.axes);
     }
     for (Value*& operand : reader->operands)
       if (operand == stored) operand = materialised;
@@ -239,10 +260,10 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   if (s.sharded && s.padded_rows != s.global_rows)
     value = place.value("pad", {value}, with_rows(value->type(), s.padded_rows), name + ".pad",
                         {{"dim", int64_t{0}}, {"size", s.padded_rows}});
-  const AxisList shards = strategy.shard_axes();
+  const AxisList& shards = s.axes;
   const auto reduce_scatter = [&] {
     Type part = reduced(with_rows(value->type(), s.rows), shards);
-    if (!strategy.sequence_axes().empty())
+    if (!strategy.token_axes().empty())
       part.dims[0].split.insert(part.dims[0].split.end(), shards.begin(), shards.end());
     value = place.value("reduce_scatter", {value}, part, name + ".rs",
                         {{"axis", ir::axis_attr(shards)}, {"dim", int64_t{0}}});
@@ -279,7 +300,8 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   gradient->operands[0] = value;
   gradient->section = Section::Clip;
   gradient->result()->set_type(value->type());
-  gradient->attrs["replicated"] = !s.sharded;
+  gradient->attrs["replicated"] = !s.sharded && !s.boxed;
+  if (s.boxed) gradient->attrs["boxed"] = true;
 }
 
 void mark_inputs(Graph& graph, const Strategy& strategy) {

@@ -17,6 +17,7 @@
 #include "sfsdp/ir/placement.h"
 #include "sfsdp/mesh/device_mesh.h"
 #include "sfsdp/parallel/context_parallel.h"
+#include "sfsdp/parallel/expert_parallel.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 
 namespace sfsdp {
@@ -76,30 +77,32 @@ struct DataParallelOptions {
   std::string units = {};
 };
 
-// A mesh and what its axes do: dp_replicate and dp_shard, of which one may be absent, cp and tp.
+// A mesh and what its axes do: dp_replicate and dp_shard, of which one may be absent, ep, cp and tp.
 struct Strategy {
   DeviceMesh mesh;
   DataParallelOptions options;
   TensorParallel tensor = {};
   ContextParallelOptions context = {};
+  ExpertParallelOptions expert = {};
 
   int64_t axis_size(const std::string& axis) const;  // 1 when the mesh has no such axis
   int64_t data_ranks() const;                        // dp_replicate × dp_shard
-  // Axes of size > 1, outer first. Each rank on data_axes has its own batch. Stored parameters are cut over shard_axes, dp_shard and
-  // cp, and the same over replicate_axes.
+  // Axes of size > 1, outer first. Each rank on data_axes has its own batch. Stored parameters are cut over shard_axes, dp_shard, cp
+  // and innermost ep, and the same over replicate_axes; experts, which ep has cut, over expert_shard_axes, dp_shard and cp.
   AxisList data_axes() const;
   AxisList shard_axes() const;
+  AxisList expert_shard_axes() const;
   AxisList replicate_axes() const;
-  // Those that cut the model: ranks along them have the same batch. sequence_axes cut tokens, tensor_axes parameters.
+  // Those that cut the model: ranks along them are given the same batch. token_axes, ep and cp, cut it, tensor_axes parameters.
   AxisList model_axes() const;
-  AxisList sequence_axes() const;
+  AxisList token_axes() const;
   AxisList tensor_axes() const;
 };
 
 // Fills in the mode. Throws UserError for an option out of range, and when mode and axes do not fit (FullyShard with
-// dp_replicate above 1, Replicate with dp_shard above 1, tp above 1 with nothing to cut, other axes above 1).
+// dp_replicate above 1, Replicate with dp_shard above 1, tp above 1 with nothing to cut, ep beside tp, other axes above 1).
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {}, TensorParallel tensor = {},
-                       ContextParallelOptions context = {});
+                       ContextParallelOptions context = {}, ExpertParallelOptions expert = {});
 
 namespace parallel {
 

@@ -62,6 +62,7 @@ void set_strides(const Op& op, int result, const Type& whole, Type& part, std::s
 }  // namespace
 
 std::string_view verb_of(std::string_view axis) {
+  if (is_expert_axis(axis)) return "expert_parallel: ";
   return is_sequence_axis(axis) ? "context_parallel: " : "tensor_parallel: ";
 }
 
@@ -78,6 +79,8 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
       if (placement.kind == Placement::Kind::Shard) {
         type.dims[static_cast<size_t>(placement.dim)].cut(axis.name, axis.size, placement.blocks);
         any = true;
+      } else if (placement.kind == Placement::Kind::Rows) {
+        type.placements.push_back({Placement::rows(placement.dim), {axis.name}});
       } else {
         type.placements.push_back({placement, {axis.name}});
       }

@@ -55,9 +55,23 @@ int64_t permuted(const Op& op, int64_t dim) {
   return dim == a ? b : dim == b ? a : dim;
 }
 
+// A rank's rows stay those of a dimension that stays what it is.
+std::optional<Placement> rows_of_view(const Op& op, const Placement& rows) {
+  if (ir::has_flag(op, ir::kPermute)) return Placement::rows(permuted(op, rows.dim), rows.blocks);
+  const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
+  int64_t before = 1, outer = 1;
+  for (int64_t d = 0; d < rows.dim; ++d) before *= from[static_cast<size_t>(d)];
+  for (int64_t d = 0; d < std::ssize(to); outer *= to[static_cast<size_t>(d++)])
+    if (outer == before && to[static_cast<size_t>(d)] == from[static_cast<size_t>(rows.dim)])
+      return Placement::rows(d, rows.blocks);
+  return std::nullopt;
+}
+
 std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t ranks) {
   std::vector<OpCut> cuts;
   if (operand == kSum) cuts.push_back(like_first(op, kSum, kSum));
+  if (operand.kind == Placement::Kind::Rows && !op.has_attr("stride"))
+    if (const auto rows = rows_of_view(op, operand)) cuts.push_back(like_first(op, operand, *rows));
   if (operand.kind == Placement::Kind::Shard && !op.has_attr("stride")) {  // strides are the whole's
     const auto result = ir::has_flag(op, ir::kPermute)
                             ? std::optional(Placement::shard(permuted(op, operand.dim), operand.blocks))
@@ -80,8 +94,8 @@ std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
     const auto* dim = op.find_attr<int64_t>(key);
     return dim && *dim == operand.dim;
   };
-  const bool passes = operand.kind == Placement::Kind::Shard ? !moves("dim") && !moves("split") && !moves("join")
-                                                             : operand == kSum && sums;
+  const bool is_part = operand.kind == Placement::Kind::Shard || operand.kind == Placement::Kind::Rows;
+  const bool passes = is_part ? !moves("dim") && !moves("split") && !moves("join") : operand == kSum && sums;
   if (passes) cuts.push_back(like_first(op, operand, operand));
   cuts.push_back(like_first(op, kWhole, kWhole));
   return cuts;
@@ -115,6 +129,8 @@ class Ways {
     if (!(map_ && map_->by_place) && !ir::draws(op_) && reads_all())
       for (const Cut& cut : cuts_met())
         if (auto way = by_cut(cut)) ways.push_back(std::move(*way));
+    if (!(map_ && map_->by_place) && !ir::draws(op_) && reads_all())
+      if (auto way = of_rows()) ways.push_back(std::move(*way));
     if (auto way = of_summands()) ways.push_back(std::move(*way));
     ways.push_back(whole());
     return ways;
@@ -227,6 +243,45 @@ class Ways {
       if (all) return true;
     }
     return false;
+  }
+
+  // The rank's rows alone, where the op makes each row of results of the same row of operands: what stands after them is nothing.
+  std::optional<OpCut> of_rows() const {
+    for (const ClauseParts& clause : clauses_)
+      for (size_t k = 0; k < operands_.size(); ++k) {
+        if (!op_.operands[k] || !clause.operands[k] || operands_[k].kind != Placement::Kind::Rows) continue;
+        const auto cut = ir::cut_factor(*clause.operands[k], static_cast<size_t>(operands_[k].dim), 1);
+        return cut ? by_rows(*cut->part, operands_[k].blocks) : std::nullopt;
+      }
+    return std::nullopt;
+  }
+
+  std::optional<OpCut> by_rows(const FactorPart& factor, int64_t offsets) const {
+    OpCut way = whole();
+    const auto rows_of = [&](const ir::Value& value, const std::vector<FactorPart>& parts) -> std::optional<Placement> {
+      const FactorPart* part = find(parts, factor);
+      if (!part || part->mark != ' ' || part->size != factor.size) return std::nullopt;
+      const ir::DimCut cut = ir::cut_dim(parts, *part, 1);
+      if (cut.blocks != 1 || value.type().dims[cut.dim].size != factor.size) return std::nullopt;
+      return Placement::rows(static_cast<int64_t>(cut.dim), offsets);
+    };
+    for (const ClauseParts& clause : clauses_) {
+      bool met = false;
+      for (size_t k = 0; k < op_.operands.size(); ++k) {
+        if (!op_.operands[k] || !clause.operands[k]) continue;
+        const FactorPart* part = find(*clause.operands[k], factor);
+        if (!part || part->size == 1) continue;
+        met = true;
+        if (!(way.operands[k] = rows_of(*op_.operands[k], *clause.operands[k]))) return std::nullopt;
+      }
+      for (size_t r = 0; met && r < clause.results.size(); ++r) {
+        const size_t index = clause.first_result + r;
+        const auto rows = rows_of(*op_.results()[index], clause.results[r]);
+        if (!rows) return std::nullopt;
+        way.results[index] = *rows;
+      }
+    }
+    return way;
   }
 
   // All summands are of one group in which the op is linear, and the group has no others. Products are left out: to wait there would

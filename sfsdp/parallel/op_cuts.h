@@ -19,7 +19,7 @@ struct OpCut {
 };
 
 // Every way that leaves one operand at least as it is, and last that of whole operands, which any op has.
-//   operands: what they are
+//   operands: what they are; of an operand of rows that only memory says (Rows), what makes each row of the same one
 //   ranks:    of the axis, which has to divide what it cuts
 //   cut_summands: one of 3 dimensions or more may be cut instead of being whole, in dimension 0 where the ranks divide it, else in 1
 std::vector<OpCut> cuts_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t ranks,

@@ -16,6 +16,7 @@
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/parallel/expert_cuts.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
@@ -32,6 +33,7 @@ constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(i
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
+bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
 // What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as
 // its parts would be joined out of order.
@@ -46,12 +48,13 @@ bool moves_by_exchange(const Value& value, const Placement& from, const Placemen
 double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
   constexpr double kCopy = 1e-3, kUndone = 1e6;
   if (from == to) return 0;
-  if (to == kSum) return kImpossible;
+  if (to == kSum) return is_rows(from) ? kCopy * static_cast<double>(value.type().bytes()) : kImpossible;
+  if (is_rows(to) && from != kWhole) return cost_of(value, from, kWhole, ranks) + cost_of(value, kWhole, to, ranks);
   const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
   const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
-  if (to == kWhole) return from == kSum ? 2 * bytes : bytes;
+  if (to == kWhole) return is_cut(from) ? bytes : 2 * bytes;
   if (from == kWhole) return kCopy * bytes;
-  if (from == kSum) return bytes;
+  if (from == kSum || is_rows(from)) return bytes;
   return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
@@ -59,7 +62,7 @@ std::string text_of(const Placement& placement) {
   if (placement.kind == Placement::Kind::Shard)
     return concat("cut in dimension ", placement.dim,
                   placement.blocks == 1 ? "" : concat(", in ", placement.blocks, " blocks"));
-  return placement == kSum ? "a summand" : "whole";
+  return placement == kSum ? "a summand" : is_rows(placement) ? "a rank's rows" : "whole";
 }
 
 class Partitioner {
@@ -103,27 +106,33 @@ class Partitioner {
     return found == instead_.end() ? value : found->second;
   }
 
-  // The dimension that is the sequence of the step's next input; -1: none.
-  int64_t sequence_dim(const Value& input) {
+  // The dimension that is the sequence of the step's next input, or the batch; -1: none.
+  int64_t token_dim(const Value& input) {
     const std::vector<int64_t>& given = context_->sequence_dims;
     const auto rank = std::ssize(input.type().dims);
     const size_t index = inputs_++;
-    if (given.empty()) return rank > 1 ? 1 : -1;
+    const int64_t usual = is_expert_axis(axis_.name) ? 0 : 1;
+    if (given.empty()) return rank > usual ? usual : -1;
     const int64_t dim = index < given.size() ? given[index] : rank;
     if (dim >= -1 && dim < rank) return dim;
-    throw UserError(concat("context_parallel: ContextParallelOptions::sequence_dims = ", ir::Attr(given),
-                           ", and input ", index, " is ", input.type(),
-                           "\n  expected one of its dimensions for each tensor of the batch, or -1: none"));
+    throw UserError(concat(
+        verb_of(axis_.name),
+        is_expert_axis(axis_.name) ? "DataParallelOptions::batch_dims = " : "ContextParallelOptions::sequence_dims = ",
+        ir::Attr(given), ", and input ", index, " is ", input.type(),
+        "\n  expected one of its dimensions for each tensor of the batch, or -1: none"));
   }
 
-  void cut_sequence(Op& op) {
-    const int64_t dim = sequence_dim(*op.result());
+  void cut_tokens(Op& op) {
+    const int64_t dim = token_dim(*op.result());
     if (dim < 0) return;
     const int64_t size = op.result()->type().dims[static_cast<size_t>(dim)].size;
     if (size % granule() != 0)
       throw UserError(concat(
-          "context_parallel: the sequence of ", size, " tokens of %", op.result()->name(), " over ", axis_.name, " = ",
-          axis_.size, "\n  expected a multiple of ", granule(),
+          verb_of(axis_.name),
+          is_expert_axis(axis_.name) ? concat("the batch of ", size, " samples")
+                                     : concat("the sequence of ", size, " tokens"),
+          " of %", op.result()->name(), " over ", axis_.name, " = ", axis_.size, "\n  expected a multiple of ",
+          granule(),
           context_->load_balance && size % axis_.size == 0 ? ", or no ContextParallelOptions::load_balance" : ""));
     Value* whole = op.result();
     Value* part = lying(whole, Placement::shard(dim), first_);
@@ -135,10 +144,12 @@ class Partitioner {
   int64_t granule() const { return context_ && context_->load_balance ? 2 * axis_.size : axis_.size; }
 
   void visit(Op& op) {
-    if (context_ && first_ && op.is("input")) return cut_sequence(op);
+    if (context_ && first_ && op.is("input")) return cut_tokens(op);
     if (op.is("param")) {
       const auto cut = cuts_.find(op.attr<std::string>("name"));
-      if (cut != cuts_.end()) placements_[op.result()] = Placement::shard(cut->second);
+      if (cut == cuts_.end()) return;
+      placements_[op.result()] = Placement::shard(cut->second);
+      if (context_) op.attrs["box"] = axis_.name;
       return;
     }
     if (ir::is_root(op)) return;
@@ -159,6 +170,7 @@ class Partitioner {
     if (context_) set_hints(op, given, operands, way);
     if (chosen.named == Named::Heads)
       for (const auto& result : op.results()) by_heads_.insert(result.get());
+    if (chosen.named == Named::Experts) op.operands[2] = own_ends(op.operands[2], op);
     if (chosen.named == Named::Vocabulary) {
       if (op.is("cross_entropy")) count_parts_of_loss(op);
       lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
@@ -185,16 +197,38 @@ class Partitioner {
                              .bytes = 12 * axis_.size * op.operands[0]->type().dims[0].size});
   }
 
-  // The op becomes what vocabulary_cuts.h, or sequence_cuts.h, has; attention of a part of the heads stays what it is.
-  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads };
+  // Which of the graph's offsets these are, from 1 on.
+  int64_t number_of(Value* ends) {
+    const auto found = std::ranges::find(ends_, ends);
+    if (found != ends_.end()) return found - ends_.begin() + 1;
+    ends_.push_back(ends);
+    return std::ssize(ends_);
+  }
+
+  // Where the groups of a rank end within its rows.
+  Value* own_ends(Value* ends, const Op& reader) {
+    Value*& made = own_ends_[ends];
+    if (made) return made;
+    made = build_.after(ends->producer())
+               .like(reader)
+               .in(ends->producer()->section)
+               .value("own_ends", {ends}, ends->type(), ends->name() + ".own", {{"axis", axis_.name}});
+    placements_[made] = Placement::shard(0);
+    return made;
+  }
+
+  // The op becomes what vocabulary_cuts.h, sequence_cuts.h or expert_cuts.h has; attention of a part of the heads stays what it is.
+  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads, Experts };
   struct Choice {
     OpCut way;
     Named named = Named::No;
   };
 
-  Choice choose(const Op& op, const std::vector<Placement>& operands) const {
+  Choice choose(const Op& op, const std::vector<Placement>& operands) {
     check_has_rule(op, operands);
     std::vector<Choice> ways;
+    if (context_ && op.is("aten._grouped_mm") && op.operands[2] && placement_of(op.operands[2]) == kWhole)
+      if (auto way = expert_cut_of(op, operands, number_of(op.operands[2]))) return {std::move(*way), Named::Experts};
     if (context_ && op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
       if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_heads(op);
@@ -210,6 +244,8 @@ class Partitioner {
       for (OpCut& way : cuts_of(op, operands, granule(), options_.sequence_parallel)) ways.push_back({std::move(way)});
     if (const auto hinted = with_hints(op.operands, operands))
       for (OpCut& way : cuts_of(op, *hinted, granule())) ways.push_back({std::move(way)});
+    if (std::ranges::any_of(operands, is_rows))
+      for (OpCut& way : cuts_of(op, with_rows_as_summands(operands), granule())) ways.push_back({std::move(way)});
     std::optional<Choice> best;
     double least = kImpossible;
     for (Choice& choice : ways) {
@@ -241,7 +277,13 @@ class Partitioner {
                            ", or another ContextParallelOptions::rotate_method"));
   }
 
-  // Summands of keys and values are best reduced to a rank's part of the sequence; which dimension that is goes with them.
+  static std::vector<Placement> with_rows_as_summands(std::vector<Placement> operands) {
+    std::ranges::replace_if(operands, is_rows, kSum);
+    return operands;
+  }
+
+  // Summands of keys and values are best reduced to a rank's part of the sequence, what experts give to its tokens; which dimension
+  // that is goes with them.
   std::optional<std::vector<Placement>> with_hints(const std::vector<Value*>& values,
                                                    const std::vector<Placement>& operands) const {
     std::vector<Placement> hinted = operands;
@@ -261,6 +303,9 @@ class Partitioner {
       for (const int r : {1, 2}) hints_[op.result(r)] = Placement::shard(2);
       return;
     }
+    for (size_t k = 0; k < operands.size(); ++k)  // rows that are put in the order of the tokens
+      if (is_rows(operands[k]) && way.operands[k] == kSum && way.results[0] == kSum)
+        hints_[op.result(0)] = Placement::shard(0);
     const auto hinted = with_hints(values, operands);
     if (!hinted) return;
     for (const OpCut& cut : cuts_of(op, *hinted, granule()))
@@ -285,7 +330,7 @@ class Partitioner {
       if (!operand || !way.operands[k]) continue;
       const auto [first, is_first] = wanted.emplace(operand, *way.operands[k]);
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
-      if (*way.operands[k] == kSum && made_.contains(operand)) return kImpossible;
+      if (*way.operands[k] == kSum && operands[k] == kSum && made_.contains(operand)) return kImpossible;
       if (is_first && !is_made(operand, *way.operands[k], heads))
         cost += cost_of(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
     }
@@ -299,7 +344,8 @@ class Partitioner {
   }
   using Key = std::array<int64_t, 3>;
   static Key key_of(const Placement& placement, bool heads = false) {
-    return placement == kWhole ? Key{-1, 1, 0} : Key{placement.dim, placement.blocks, heads ? 1 : 0};
+    if (placement == kWhole || placement == kSum) return {placement == kWhole ? -1 : -2, 1, 0};
+    return {placement.dim, placement.blocks, is_rows(placement) ? 2 : heads ? 1 : 0};
   }
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
@@ -342,7 +388,7 @@ class Partitioner {
     const Placement from = placement_of(value);
     heads &= is_cut(wanted);
     if (from == wanted && heads == by_heads_.contains(value)) return value;
-    SFSDP_CHECK(wanted != kSum, "%", value->name(), " is ", text_of(from), ", and is to be a summand");
+    SFSDP_CHECK(wanted != kSum || is_rows(from), "%", value->name(), " is ", text_of(from), ", and is to be a summand");
     Value*& made = made_[value][key_of(wanted, heads)];
     if (!made) made = make(value, from, wanted, reader, heads);
     return made;
@@ -352,8 +398,11 @@ class Partitioner {
     // Over a tensor axis a product of parts that were exchanged would leave a summand of a weight's gradient, which is sent too.
     if (is_cut(wanted) && is_cut(from) && !(context_ && moves_by_exchange(*value, from, wanted)))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
+    if (is_rows(wanted) && from != kWhole) return lying(lying(value, kWhole, reader), wanted, reader);
+    if (is_rows(from) && wanted != kSum) return lying(lying(value, kSum, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
+    if (is_rows(from) || is_rows(wanted)) return take_rows(here, value, from, wanted);
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
@@ -370,6 +419,19 @@ class Partitioner {
     return made;
   }
 
+  // A rank's rows of what is whole, or a summand of its rows.
+  Value* take_rows(const ir::Builder::Place& place, Value* value, const Placement& from, const Placement& wanted) {
+    const Placement& rows = is_rows(from) ? from : wanted;
+    ir::Type type = value->type();
+    type.strides.clear();
+    Value* ends = ends_[static_cast<size_t>(rows.blocks - 1)];
+    Value* made =
+        place.value(is_rows(from) ? "spread_rows" : "own_rows", {value, ends}, type,
+                    value->name() + (is_rows(from) ? ".spread" : ".own"), {{"axis", axis_.name}, {"dim", rows.dim}});
+    placements_[made] = wanted;
+    return made;
+  }
+
   Graph& graph_;
   const MeshAxis axis_;
   const std::map<std::string, int64_t>& cuts_;
@@ -382,6 +444,8 @@ class Partitioner {
   std::unordered_map<const Value*, Value*> instead_;
   std::unordered_map<const Value*, Placement> hints_;  // of summands
   std::unordered_set<const Value*> by_heads_;          // what is cut in heads, in their order
+  std::vector<Value*> ends_;                           // of groups, whole: those that a rank has some of
+  std::unordered_map<const Value*, Value*> own_ends_;  // by these
   Op* first_ = nullptr;                                // that is no root
   size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
@@ -433,7 +497,11 @@ std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& 
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis), inner = strategy.axis_size("tp");
-    if (is_sequence_axis(axis))
+    if (is_expert_axis(axis)) {
+      const ContextParallelOptions batch = {.load_balance = false, .sequence_dims = strategy.options.batch_dims};
+      reports.push_back(
+          partition(graph, {axis, ranks}, find_experts(graph, strategy.expert, ranks), {}, &batch, inner));
+    } else if (is_sequence_axis(axis))
       reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
     else
       reports.push_back(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   cuts a captured step over a model axis: parameters as the user named them, or the sequence, and all that follows from it.
+// What:   cuts a captured step over a model axis: parameters as the user named them, the sequence, or the batch and experts, and all
+//         that follows from it.
 // Why:    a rank holds and computes its part of every wide product; forward, backward and gradients are one graph, so one walk
 //         places them all.
 // How:    each op is asked, in order, in which ways its row lets it be cut, given how its operands lie; the way that sends
@@ -33,7 +34,8 @@ struct PartitionReport {
 };
 
 //   cuts:    which dimension of which parameters, by name (find_cuts)
-//   context: not nullptr: the axis cuts the sequence of the batch, and no parameter
+//   context: not nullptr: the axis cuts tokens, the sequence of the batch or, an expert axis, the batch itself (sequence_dims says which
+//           dimension that is); of parameters only experts
 //   inner:   ranks of the axis that will cut heads within what this one cuts
 //   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, and where heads
 //           are to be exchanged that the ranks do not divide

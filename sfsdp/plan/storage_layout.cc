@@ -78,7 +78,7 @@ std::vector<int64_t> global_shape(const Op& op, const Op& param, const DeviceMes
   if (shape.empty() || !param.has_attr("rows")) return shape;
   shape[0] = param.attr<int64_t>("rows");  // of what model axes have left
   for (const std::string& axis : op.result()->type().dims[0].split)
-    if (is_tensor_axis(axis)) shape[0] *= mesh.size(axis);
+    if (is_tensor_axis(axis) || axis == param.attr_or<std::string>("box", "")) shape[0] *= mesh.size(axis);
   return shape;
 }
 

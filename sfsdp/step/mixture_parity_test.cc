@@ -206,6 +206,42 @@ TEST_CASE("DeepSeek-V3 over cp trains as eager does") {
                           cut({{"cp", 2}, {"tp", 2}}, {.sequence_parallel = true}, 1, {}, planned())});
 }
 
+TEST_CASE("DeepSeek-V3 over ep trains as eager does: each rank has some samples and some experts") {
+  models::DeepSeekV3Args args = like_v3();
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(args, {on({{"ep", 2}}), on({{"ep", 8}}), on({{"dp_shard", 2}, {"ep", 2}}, 3),
+                          on({{"dp_replicate", 2}, {"ep", 4}}, 1, {.zero_stage = 1}),
+                          on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned()), on({{"ep", 4}}, 2, {}, all_again()),
+                          on({{"dp_shard", 3}, {"ep", 2}}, 1, {.reduce_once = true, .min_shard_numel = 1000})});
+}
+
+TEST_CASE("DeepSeek-V3 over ep and cp trains as eager does") {
+  expect_parity_on(divisible(like_v3()),
+                   {on({{"ep", 2}, {"cp", 2}}), on({{"dp_shard", 2}, {"cp", 2}, {"ep", 2}}, 3, {}, planned()),
+                    on({{"cp", 2}, {"ep", 2}}, 1, {.min_shard_numel = 1000})});
+}
+
+// A router of zeros takes the same experts for every token: most ranks have no rows, one has them all.
+TEST_CASE("DeepSeek-V3 over ep trains as eager does where all tokens choose the experts of one rank") {
+  const models::DeepSeekV3Args args = like_v3();
+  const auto make = [&] {
+    models::DeepSeekV3 model(args);
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : model->named_parameters())
+      if (parameter.key().find("router") != std::string::npos) parameter.value().zero_();
+    return model;
+  };
+  const testing::Reference reference = testing::eager(
+      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 3,
+      [](torch::nn::Module&) {});
+  for (const testing::Case& c : {on({{"ep", 2}}), on({{"ep", 8}}, 1, {}, planned())})
+    testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
+}
+
+TEST_CASE("DeepSeek-V2's small mixture over ep trains as eager does") {
+  expect_parity_on(like_lite(), {on({{"ep", 2}}), on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned())});
+}
+
 TEST_CASE("DeepSeek-V2's small mixture over tp trains as eager does") {
   expect_parity_on(divisible(like_lite()), {cut({{"tp", 2}}), cut({{"dp_shard", 2}, {"tp", 4}}, {}, 1, {}, planned())});
 }

@@ -303,6 +303,7 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
     t.buffer = op->attr<std::string>("name");
     t.shard = op->result()->type().numel();
     t.sharded = op->has_attr("rows");
+    if (!op->result()->type().dims.empty()) t.shard_axes = op->result()->type().dims[0].split;
     if (!op->has_attr("members")) {
       places[t.buffer] = t;
       continue;

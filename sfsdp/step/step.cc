@@ -55,8 +55,8 @@ exec::Groups make_groups(const Strategy& strategy, comm::CommWorld& world) {
   };
   // Parameters are gathered over all that shards them. Sums of squares, and gradients of what a model axis leaves whole, are added
   // over these together.
-  for (const AxisList& all :
-       {strategy.shard_axes(), strategy.replicate_axes(), joined(data, strategy.sequence_axes())}) {
+  for (const AxisList& all : {strategy.shard_axes(), strategy.expert_shard_axes(), strategy.replicate_axes(),
+                              joined(data, strategy.token_axes())}) {
     once(all);
     if (!all.empty()) once(joined(all, strategy.tensor_axes()));
   }
@@ -146,7 +146,6 @@ struct Step::Impl {
   exec::DataPosition position;
   DeviceMesh mesh;
   int64_t rank = 0;
-  std::shared_ptr<comm::Communicator> shards;            // those who share out the state; null: each rank has all of it
   std::map<std::string, at::Tensor, std::less<>> state;  // this rank's buffers, with padding
   std::shared_ptr<exec::RankMemory> memory;              // of the plans, if they are run
   struct Running {
@@ -158,7 +157,9 @@ struct Step::Impl {
   double agree_seconds = 0;  // that the last agree() took to compare what ranks are about to run
 
   // The place of this rank's part in the whole buffer.
-  int64_t begin_of(const StoredTensor& t) const { return t.sharded ? shards->rank() * t.shard : 0; }
+  int64_t begin_of(const StoredTensor& t) const {
+    return t.sharded ? mesh.group_rank(rank, t.shard_axes) * t.shard : 0;
+  }
   // What of the tensor this rank holds: all that lies in the box that model axes leave it, or a range of that, which may be empty.
   plan::Box box(const StoredTensor& t) const {
     plan::Box box = plan::box_of(t.global_shape, t.cuts, mesh, rank);
@@ -276,8 +277,6 @@ Step::Step(std::shared_ptr<Program> program, comm::CommWorld* world)
   impl_->mesh = strategy.mesh;
   impl_->rank = rank;
   impl_->position = {strategy.mesh.group_rank(rank, strategy.data_axes()), strategy.data_ranks()};
-  if (const AxisList axes = strategy.shard_axes(); !axes.empty())
-    impl_->shards = impl_->groups.at(exec::axis_key(ir::Attr(axes)));
   make_state(sharing);
 }
 
@@ -358,8 +357,9 @@ at::Tensor Step::gather(const std::string& name) {
   at::Tensor part = impl_->local(t);
   if (t.sharded) {
     const at::Tensor& buffer = impl_->state.at(t.buffer);
-    const at::Tensor whole = at::empty({t.shard * impl_->shards->size()}, buffer.options());
-    impl_->shards->all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
+    comm::Communicator& shards = *impl_->groups.at(exec::axis_key(ir::Attr(t.shard_axes)));
+    const at::Tensor whole = at::empty({t.shard * shards.size()}, buffer.options());
+    shards.all_gather(bytes_of(buffer), bytes_of(whole), {"gather " + name, ""});
     part = whole.narrow(0, t.offset, c10::multiply_integers(shape));
   }
   part = part.view(shape).clone();

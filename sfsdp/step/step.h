@@ -28,6 +28,7 @@
 #include "sfsdp/plan/bucket_layout.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/plan/storage_layout.h"
+#include "sfsdp/step/stored_tensor.h"
 #include "sfsdp/tune/remat_share.h"
 
 namespace sfsdp {
@@ -79,20 +80,6 @@ struct StepResult {
   bool skipped = false;           // the norm was not finite: nothing was updated, unless skip_non_finite is off
   double own_loss = 0;            // mean of this rank's samples; 0 where the loss counts none of their targets
   exec::RunSeconds seconds = {};  // of this rank; what ranks compare before the step counts as communication
-};
-
-// How one parameter, buffer or optimizer tensor is stored: in a flat buffer of the program, alone or with others.
-struct StoredTensor {
-  std::string name;
-  std::vector<int64_t> global_shape;
-  c10::ScalarType dtype = c10::ScalarType::Float;
-  bool trainable = false;
-  int64_t source = -1;               // index in Program::state, -1 for the optimizer's
-  std::string buffer;                // the param or state of the graph that holds it
-  int64_t offset = 0;                // of its first element in the whole buffer
-  std::vector<plan::Cut> cuts = {};  // of the tensor, by dimension, over model axes: the buffer holds a box of it
-  int64_t shard = 0;  // elements of the buffer that a rank holds: all of them, or from its place on dp_shard × shard
-  bool sharded = false, in_bucket = false;  // in a flat buffer: a rank's part need not be whole rows
 };
 
 // What is the same on all ranks: the module, its captured graphs, the layout of the state. Share one between the ranks

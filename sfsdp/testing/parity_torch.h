@@ -117,8 +117,7 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
     }
     for (const auto& [name, whole] : reference.gradients) {
       const StoredTensor& t = *std::ranges::find(program->tensors(), name, &StoredTensor::name);
-      const AxisList shards = strategy.shard_axes();
-      const int64_t begin = t.sharded ? c.mesh.group_rank(world.rank(), shards) * t.shard : 0;
+      const int64_t begin = t.sharded ? c.mesh.group_rank(world.rank(), t.shard_axes) * t.shard : 0;
       const auto [mine, expected] = pieces(step, t, gradients.at(t.buffer), whole, begin);
       std::lock_guard lock(mutex);
       wrong[name] += sum_of_squares(mine - expected);

@@ -110,7 +110,7 @@ TEST_CASE("a mesh is short for the degrees, and the world where none is given") 
   CHECK(parse("plan", {"--mesh=dp_replicate=2", "--world", "8"}).world == 8);
   CHECK_THROWS_WITH_AS(
       parse("plan", {"--mesh", "dp_shart=4"}),
-      "--mesh dp_shart=4: no axis dp_shart\n  expected dp_replicate, dp_shard, cp or tp; did you mean dp_shard?",
+      "--mesh dp_shart=4: no axis dp_shart\n  expected dp_replicate, dp_shard, ep, cp or tp; did you mean dp_shard?",
       UserError);
   for (const char* mesh : {"dp_shard=0", "dp_shard"})
     CHECK_THROWS_WITH_AS(parse("plan", {"--mesh", mesh}),

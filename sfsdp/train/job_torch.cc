@@ -142,7 +142,7 @@ Batch example_of(const JobConfig& config, const CompiledJob& job) {
   Batch batch;
   for (const std::string& name : job.batch) {
     const SampleTensor& tensor = layout[place_in(layout, name)];
-    batch.push_back(at::empty(rows_of(tensor, config.training.local_batch_size),
+    batch.push_back(at::empty(rows_of(tensor, given_rows(config.parallelism, config.training.local_batch_size)),
                               at::TensorOptions(capture::scalar_type_of(tensor.dtype)).device(at::kMeta)));
   }
   return batch;

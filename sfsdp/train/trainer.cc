@@ -229,8 +229,8 @@ class TrainingData {
       : config_(config),
         job_(job),
         loader_(open_job_sources(config, data_options(job)),
-                {config.training.local_batch_size, job.shares.accumulation, data_rank_of(job, rank),
-                 job.program->strategy().data_ranks()}),
+                {given_rows(config.parallelism, config.training.local_batch_size), job.shares.accumulation,
+                 data_rank_of(job, rank), job.program->strategy().data_ranks()}),
         id_counts_(static_cast<size_t>(job.model.vocab_size)) {}
 
   Loader& loader() { return loader_; }
@@ -463,7 +463,8 @@ class Trainer {
                               "targets of validation");
       };
     const ValidationResult result = validate(
-        *validation_, {v.local_batch_size, data_rank_of(job_, rank()), data_ranks(), v.steps},
+        *validation_,
+        {given_rows(config_.parallelism, v.local_batch_size), data_rank_of(job_, rank()), data_ranks(), v.steps},
         [&](const MicroBatch& rows) { return step_->eval(to_batch(job_, rows, validation_->layout())); }, count);
     ValidationMetrics metrics;
     metrics.step = k;

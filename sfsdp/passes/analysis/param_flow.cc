@@ -100,7 +100,7 @@ ParamFlow ParamReader::read(Op* param) const {
   if (!flow.whole.dims.empty()) {
     std::vector<std::string> model;  // axes that cut the whole as readers see it
     for (const std::string& axis : flow.whole.dims[0].split)
-      (is_tensor_axis(axis) ? model : flow.split).push_back(axis);
+      (is_tensor_axis(axis) || axis == param->attr_or<std::string>("box", "") ? model : flow.split).push_back(axis);
     if (param->has_attr("rows")) flow.whole.dims[0] = ir::Dim{param->attr<int64_t>("rows"), std::move(model), false};
   }
   for (Op* reader : index_.readers(param->result())) {

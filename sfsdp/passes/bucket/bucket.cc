@@ -33,7 +33,7 @@ std::string key_of(const ParamFlow& m) {
   std::ostringstream key;
   const Type& stored = m.param->result()->type();
   key << m.unit << '|' << ir::to_string(stored.dtype) << '|' << ir::to_string(m.whole.dtype) << '|'
-      << join(m.split, ",") << '|' << m.param->has_attr("trainable");
+      << join(m.split, ",") << '|' << m.param->has_attr("trainable") << '|' << m.param->attr_or<std::string>("box", "");
   if (m.path) {
     for (const Op* op : m.path->ops) {
       if (op->is("pad")) continue;
@@ -110,7 +110,7 @@ class Rewriter {
       plan::MemberCut cut;
       for (size_t d = 0; d < m.whole.dims.size(); ++d)
         for (const std::string& axis : m.whole.dims[d].split)
-          if (is_tensor_axis(axis)) cut = {static_cast<int64_t>(d), axis};
+          if (is_tensor_axis(axis) || is_expert_axis(axis)) cut = {static_cast<int64_t>(d), axis};
       any |= cut.dim >= 0;
       cuts.push_back(plan::to_string(cut));
     }
@@ -195,7 +195,7 @@ class Rewriter {
       Type type = Type::tensor(op->result()->type().dtype, {size});
       type.placements = op->result()->type().placements;
       // On a model axis every type says how the value lies.
-      if (size == b.shard && std::ranges::any_of(b.members[0].split, is_sequence_axis))
+      if (size == b.shard && std::ranges::any_of(b.members[0].split, is_token_axis))
         type.dims[0].split = b.members[0].split;
       value = place.value(op->opcode, {value}, type, b.name + suffix, op->attrs);
     }
@@ -263,10 +263,11 @@ class Rewriter {
       std::vector<bool> replicated(op->operands.size());
       if (op->has_attr("replicated")) replicated = op->attr<std::vector<bool>>("replicated");
       const auto once = op->attr_or<std::vector<bool>>("counted_once", {});
+      const auto boxed = op->attr_or<std::vector<bool>>("boxed", {});
       std::map<const Value*, bool> once_of;
       for (size_t i = 0; i < once.size(); ++i) once_of[op->operands[i]] = once[i];
       std::vector<Value*> operands;
-      std::vector<bool> flags, once_flags;
+      std::vector<bool> flags, once_flags, boxed_flags;
       std::vector<int64_t> segments, offsets, numels;
       std::set<const Value*> seen;
       for (size_t i = 0; i < op->operands.size(); ++i) {
@@ -275,6 +276,7 @@ class Rewriter {
         if (!seen.insert(value).second) continue;
         operands.push_back(value);
         flags.push_back(replicated[i]);
+        if (!boxed.empty()) boxed_flags.push_back(boxed[i]);
         const auto found = bucket_of_gradient.find(value);
         segments.push_back(found == bucket_of_gradient.end() ? 0 : static_cast<int64_t>(found->second->members.size()));
         if (found == bucket_of_gradient.end()) {
@@ -291,6 +293,7 @@ class Rewriter {
       op->operands = std::move(operands);
       op->attrs["replicated"] = flags;
       if (!once.empty()) op->attrs["counted_once"] = once_flags;
+      if (!boxed.empty()) op->attrs["boxed"] = boxed_flags;
       op->attrs["segments"] = segments;
       op->attrs["offsets"] = offsets;
       op->attrs["numels"] = numels;

@@ -28,6 +28,7 @@ const char* to_text(State state) {
     case State::Shard: return "a shard";
     case State::Partial: return "a part of a sum";
     case State::Own: return "each rank's own";
+    case State::Rows: return "a rank's rows";
   }
   return "";
 }

@@ -66,7 +66,9 @@ class LayoutChecker {
       const Value* value = op.results()[r].get();
       layouts_[value] = results[r];
       if (results[r].kind == Kind::Flat) continue;
-      if (const Layout named = named_by(*value); named != results[r] && value->type().kind != ir::Type::Kind::Token)
+      Layout told = results[r];
+      if (told.kind == Kind::Rows) told.flat = -1;  // by which offsets no type says
+      if (const Layout named = named_by(*value); named != told && value->type().kind != ir::Type::Kind::Token)
         return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),
                      "expected the type to say how the value lies");
     }
@@ -81,6 +83,7 @@ class LayoutChecker {
     switch (placement.kind) {
       case ir::Placement::Kind::Shard: return {Kind::Cut, placement.dim, -1, placement.blocks};
       case ir::Placement::Kind::Partial: return {Kind::Summand};
+      case ir::Placement::Kind::Rows: return {Kind::Rows, placement.dim};
       default: return {};
     }
   }
@@ -123,7 +126,8 @@ class LayoutChecker {
       segments.push_back({offsets[i], op.operands[i]->type().numel(), layout_of(op.operands[i])});
     const Layout made = flat(segments);
     for (size_t i = 0; i < segments.size(); ++i)
-      if (const Kind kind = segments[i].layout.kind; kind == Kind::Flat || (kind == Kind::Summand && made.kind != kind))
+      if (const Kind kind = segments[i].layout.kind;
+          kind == Kind::Flat || kind == Kind::Rows || (kind == Kind::Summand && made.kind != kind))
         return error(op, concat("operand ", i, " is ", to_text(segments[i].layout)),
                      "expected what is whole or cut; reduce it");
     if (made.kind == Kind::Flat && op.has_attr("ranks"))
@@ -183,6 +187,10 @@ class LayoutChecker {
       if (const auto* moved = op.find_attr<int64_t>(key); moved && before.kind == Kind::Cut && before.dim == *moved)
         return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     const auto* dim = op.find_attr<int64_t>("dim");
+    if (before.kind == Kind::Rows)
+      for (const char* key : {"dim", "split", "join"})
+        if (const auto* moved = op.find_attr<int64_t>(key); moved && before.dim == *moved)
+          return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     if (before.kind != Kind::Cut || !dim || before.dim != *dim) return set(op, before);
     const bool joins = ir::collective_kind(op) == "all_gather";
     const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
@@ -209,6 +217,46 @@ class LayoutChecker {
     return set(op, op.is("own_part") ? Layout{Kind::Cut, op.attr<int64_t>("dim")} : Layout{Kind::Summand});
   }
 
+  int offsets_of(const Value* ends) {
+    const auto found = std::ranges::find(offsets_, ends);
+    if (found != offsets_.end()) return static_cast<int>(found - offsets_.begin());
+    offsets_.push_back(ends);
+    return static_cast<int>(offsets_.size()) - 1;
+  }
+
+  // What a rank of this axis has of groups side by side.
+  std::string rows(const Op& op) {
+    const Value* ends = op.operands.back();
+    if (layout_of(ends).kind != Kind::Whole)
+      return error(op, concat("the offsets are ", to_text(layout_of(ends))), "expected what all ranks have");
+    if (op.is("own_ends")) return set(op, Layout{Kind::Cut, 0});
+    const Layout own = {Kind::Rows, op.attr<int64_t>("dim"), offsets_of(ends)};
+    const Layout before = layout_of(op.operands[0]), expected = op.is("own_rows") ? Layout() : own;
+    if (before != expected)
+      return error(op,
+                   concat(op.opcode, " of what is ", to_text(before), before.kind == Kind::Rows ? " by others" : ""),
+                   concat("expected it ", to_text(expected), op.is("own_rows") ? "" : ", by these offsets"));
+    return set(op, op.is("own_rows") ? own : Layout{Kind::Summand});
+  }
+
+  // A product of the groups that a rank has: by the offsets within its rows, with its matrices or of its rows.
+  std::string product_of_own_groups(const Op& op) {
+    const int by = offsets_of(op.operands[2]->producer()->operands[0]);
+    const bool is_stack = op.operands[1]->type().dims.size() == 3;
+    const Layout rows = {Kind::Rows, 0, by}, columns = {Kind::Rows, 1, by}, groups = {Kind::Cut, 0};
+    const Layout expected[] = {is_stack ? rows : columns, is_stack ? groups : rows};
+    for (size_t k = 0; k < 2; ++k)
+      if (const Layout is = layout_of(op.operands[k]); is != expected[k])
+        return error(op, concat("operand ", k, " is ", to_text(is), is.kind == Kind::Rows ? " by others" : ""),
+                     concat("expected it ", to_text(expected[k]), ", as a rank's groups are"));
+    return set(op, is_stack ? rows : groups);
+  }
+  bool has_own_groups(const Op& op) const {
+    if (!op.is("aten._grouped_mm") || !op.operands[2]) return false;
+    const Op& ends = *op.operands[2]->producer();
+    return ends.is("own_ends") && over_this_axis(ends);
+  }
+
   std::string update(const Op& op) {
     const Layout param = layout_of(op.operands[0]);
     for (size_t i = 1; i < op.operands.size(); ++i) {
@@ -228,9 +276,13 @@ class LayoutChecker {
     const auto offsets = op.attr_or<Integers>("offsets", {}), numels = op.attr_or<Integers>("numels", {});
     const auto once = op.attr_or<std::vector<bool>>(is_tensor_axis(axis_) ? "counted_once" : "replicated", {});
     const bool here = over_this_axis(op);
+    const auto boxed = op.attr_or<std::vector<bool>>("boxed", std::vector<bool>(op.operands.size()));
     size_t sum = 0, at = 0;
     for (size_t i = 0; i < op.operands.size(); ++i) {
       const Layout& operand = layout_of(op.operands[i]);
+      if (is_expert_axis(axis_) && segments[i] > 0 && boxed[i] != (operand.kind == Kind::Flat))
+        return error(op, concat("operand ", i, " is ", to_text(operand), boxed[i] ? ", and boxed" : ", and not boxed"),
+                     "expected boxed= buffers of a rank's experts alone");
       for (int64_t part = 0; part < std::max<int64_t>(segments[i], 1); ++part, ++sum) {
         Layout layout = operand;
         if (operand.kind == Kind::Flat) {
@@ -239,9 +291,10 @@ class LayoutChecker {
           layout = segment->layout;
         }
         at += segments[i] > 0 ? 1 : 0;
-        const bool is_once = here && sum < once.size() && once[sum];
-        if (layout.kind == Kind::Summand || (layout.kind == Kind::Cut && (!here || is_once)) ||
-            (layout.kind == Kind::Whole && here && !is_once))
+        const size_t flag = is_tensor_axis(axis_) ? sum : i;  // counted_once= is by sum, replicated= by operand
+        const bool is_once = here && flag < once.size() && once[flag];
+        if (layout.kind == Kind::Summand || layout.kind == Kind::Rows ||
+            (layout.kind == Kind::Cut && (!here || is_once)) || (layout.kind == Kind::Whole && here && !is_once))
           return error(op, concat("sum ", sum, " is of what is ", to_text(layout), is_once ? ", and counts once" : ""),
                        concat("expected axis= to name ", axis_, ", and ",
                               is_tensor_axis(axis_) ? "counted_once" : "replicated", "= what is whole"));
@@ -260,11 +313,19 @@ class LayoutChecker {
           if (op->operands[i]) param_of_[op->operands[i]] = op->operands[0];
   }
 
+  // Whether this axis cuts members of the flat buffer, and not the buffer.
+  bool holds_boxes(const Op& param) const {
+    const auto* cuts = param.find_attr<std::vector<std::string>>("cuts");
+    return cuts && (is_tensor_axis(axis_) || std::ranges::any_of(*cuts, [&](const std::string& cut) {
+                      return parse_member_cut(cut).axis == axis_;
+                    }));
+  }
+
   std::string root(const Op& op) {
     const Value* value = op.result();
     const auto param = param_of_.find(value);
     const Value* like = param == param_of_.end() ? value : param->second;
-    if (like->producer()->has_attr("cuts") && is_tensor_axis(axis_)) return set(op, bucket(*like->producer()));
+    if (holds_boxes(*like->producer())) return set(op, bucket(*like->producer()));
     if (value->type().placement_on(axis_).kind == ir::Placement::Kind::Own)
       return error(op, "each rank has its own", "expected all ranks of a model axis to have the same samples");
     return set(op, named_by(*value));
@@ -305,6 +366,8 @@ class LayoutChecker {
     if (ir::is_root(op)) return root(op);
     if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
     if (op.is("own_part", "as_summand")) return apart(op);
+    if (op.is("own_rows", "spread_rows", "own_ends") && over_this_axis(op)) return rows(op);
+    if (has_own_groups(op)) return product_of_own_groups(op);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
     if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);
@@ -339,6 +402,7 @@ class LayoutChecker {
   std::string axis_;
   ir::ValueTable<Layout> layouts_;
   std::vector<Segments> flats_;
+  std::vector<const Value*> offsets_;                        // of groups of which each rank has some
   std::unordered_map<const Value*, const Value*> param_of_;  // by moment
 };
 

@@ -9,12 +9,16 @@
 
 namespace sfsdp::plan {
 
-// On a model axis (is_model_axis) a value is whole on every rank, cut evenly in one dimension, or a summand; a flat buffer holds
-// parts of several kinds. From the roots on:
+// On a model axis (is_model_axis) a value is whole on every rank, cut evenly in one dimension, a summand, or the rows of a rank's
+// groups; a flat buffer holds parts of several kinds. From the roots on:
 //   param, state   as the type says, a bucket as cuts= says of its members; a moment as its parameter; inputs and constants whole
 //   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, all_to_all of
 //                  what is cut in join=, which is then cut in split=, no others
 //   own_part       over the axis: of what is whole, cut; as_summand: a summand
+//   own_rows       over the axis: of what is whole, a rank's rows by its operand's offsets; spread_rows of such, by the same: a summand;
+//                  own_ends of what is whole: cut in dimension 0
+//   aten._grouped_mm by own_ends over the axis: of a rank's rows and matrices cut in dimension 0, a rank's rows; of rows by rows, cut there;
+//                  elsewhere a rank's rows pass where each row is made of the same one, by the same offsets
 //   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with
 //   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,

@@ -28,8 +28,19 @@ int64_t elements_before(const std::vector<int64_t>& shape, size_t dim) {
                          std::multiplies<>());
 }
 
+// The dimension that the rows are of has to be there as it was.
+RowLayouts rows_reshaped(const Op& op, const Layout& operand) {
+  const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
+  const auto dim = static_cast<size_t>(operand.dim);
+  for (size_t d = 0; d < to.size(); ++d)
+    if (to[d] == from[dim] && elements_before(to, d) == elements_before(from, dim))
+      return all_results(op, {Kind::Rows, static_cast<int64_t>(d), operand.flat});
+  return {{}, "the dimension of a rank's rows is joined or taken apart"};
+}
+
 // The rank's elements are as many ranges as there are blocks, and indexes before the cut dimension, in both shapes the same.
 RowLayouts reshaped(const Op& op, const Layout& operand, const Layout& named) {
+  if (operand.kind == Kind::Rows) return rows_reshaped(op, operand);
   if (operand.kind != Kind::Cut) return all_results(op, operand);
   const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
   const int64_t ranges = elements_before(from, static_cast<size_t>(operand.dim)) * operand.blocks;
@@ -45,7 +56,7 @@ RowLayouts reshaped(const Op& op, const Layout& operand, const Layout& named) {
 }
 
 RowLayouts permuted(const Op& op, const Layout& operand) {
-  if (operand.kind != Kind::Cut) return all_results(op, operand);
+  if (operand.kind != Kind::Cut && operand.kind != Kind::Rows) return all_results(op, operand);
   const auto rank = static_cast<int64_t>(op.operands[0]->type().dims.size());
   const auto wrapped = [&](int64_t dim) { return dim < 0 ? dim + rank : dim; };
   int64_t dim = -1;
@@ -57,7 +68,7 @@ RowLayouts permuted(const Op& op, const Layout& operand) {
     const int64_t a = named ? wrapped(op.attr<int64_t>("dim0")) : 0, b = named ? wrapped(op.attr<int64_t>("dim1")) : 1;
     dim = operand.dim == a ? b : operand.dim == b ? a : operand.dim;
   }
-  return all_results(op, {Kind::Cut, dim, -1, operand.blocks});
+  return all_results(op, {operand.kind, dim, operand.flat, operand.blocks});
 }
 
 // ---- by access map ----------------------------------------------------------------------------------------------------
@@ -118,6 +129,8 @@ class ByMap {
 
   RowLayouts layouts() const {
     if (clauses_.empty()) return {{}, concat("no row says how ", op_.opcode, " may be cut")};
+    if (const auto rows = std::ranges::find(operands_, Kind::Rows, &Layout::kind); rows != operands_.end())
+      return of_rows(*rows);
     const bool summands = std::ranges::find(operands_, Kind::Summand, &Layout::kind) != operands_.end();
     return summands ? of_summands() : of_cuts();
   }
@@ -146,6 +159,46 @@ class ByMap {
         if (has(k) && operands_[k].kind == Kind::Summand && clause.operands[k])
           for (size_t r = 0; r < clause.results.size(); ++r) made.results[clause.first_result + r] = {Kind::Summand};
     return made;
+  }
+
+  // What has the rows' factor has it as a dimension of its own, by the same offsets, and makes each row of the same row.
+  RowLayouts of_rows(const Layout& rows) const {
+    if (map_->by_place || ir::draws(op_))
+      return {{}, "what it makes of an element depends on its place, which a rank's rows do not have"};
+    const FactorPart* factor = nullptr;
+    for (const ClauseParts& clause : clauses_)
+      for (size_t k = 0; k < operands_.size() && !factor; ++k)
+        if (has(k) && operands_[k].kind == Kind::Rows && clause.operands[k])
+          for (const FactorPart& part : *clause.operands[k])
+            if (stands_alone(*op_.operands[k], part, operands_[k].dim)) factor = &part;
+    if (!factor) return {{}, "a rank's rows are read as if they were all"};
+    RowLayouts made = all_results(op_, {});
+    for (const ClauseParts& clause : clauses_) {
+      bool met = false;
+      for (size_t k = 0; k < op_.operands.size(); ++k) {
+        if (!has(k)) continue;
+        const FactorPart* part = clause.operands[k] ? find(*clause.operands[k], *factor) : nullptr;
+        const bool has_rows = part && part->size > 1;
+        const Layout expected = has_rows ? Layout{Kind::Rows, static_cast<int64_t>(part->dim), rows.flat} : Layout();
+        if (clause.operands[k] && operands_[k] != expected)
+          return {{}, concat("operand ", k, " is ", to_text(operands_[k]), " where others are a rank's rows")};
+        if (has_rows && (part->mark != ' ' || !stands_alone(*op_.operands[k], *part, operands_[k].dim)))
+          return {{}, concat("operand ", k, " is a rank's rows where the op reads others")};
+        met |= has_rows;
+      }
+      for (size_t r = 0; met && r < clause.results.size(); ++r) {
+        const ir::Value& result = *op_.results()[clause.first_result + r];
+        const FactorPart* part = find(clause.results[r], *factor);
+        if (!part || !stands_alone(result, *part, static_cast<int64_t>(part->dim)))
+          return {{}, "a rank's rows are added up, or joined with others"};
+        made.results[clause.first_result + r] = {Kind::Rows, static_cast<int64_t>(part->dim), rows.flat};
+      }
+    }
+    return made;
+  }
+
+  static bool stands_alone(const ir::Value& value, const FactorPart& part, int64_t dim) {
+    return static_cast<int64_t>(part.dim) == dim && part.size == value.type().dims[part.dim].size;
   }
 
   // Which factor is cut: the first of the cut dimension that all operands agree on.
@@ -247,6 +300,7 @@ std::string to_text(const Layout& layout) {
                     layout.blocks == 1 ? "" : concat(", in ", layout.blocks, " blocks"));
     case Kind::Summand: return "a summand";
     case Kind::Flat: return "a buffer of parts";
+    case Kind::Rows: return concat("a rank's rows, in dimension ", layout.dim);
   }
   return "";
 }

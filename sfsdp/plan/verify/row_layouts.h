@@ -18,10 +18,11 @@ struct Layout {
     Cut,      // evenly in dimension `dim`, of which each of `blocks` equal ranges
     Summand,  // the sum over the axis is the value
     Flat,     // a buffer of parts of several kinds
+    Rows,  // of dimension `dim` a rank has a range in front, as offsets in memory say; what stands after it is nothing
   };
   Kind kind = Kind::Whole;
   int64_t dim = -1;
-  int flat = -1;  // which, of those that the checker knows
+  int flat = -1;  // which buffer, or which offsets, of those that the checker knows
   int64_t blocks = 1;
   bool operator==(const Layout&) const = default;
 };

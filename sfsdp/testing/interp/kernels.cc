@@ -143,7 +143,8 @@ Arrays sum_squares(const KernelContext& c) {
     const std::vector<double>& data = c.in(i).data;
     const auto whole = static_cast<int64_t>(data.size());
     const int64_t parts = segments.empty() ? 0 : segments[i];
-    const int64_t shard = replicated ? 0 : outer_rank * whole;  // where this rank's begins
+    const bool boxed = c.op.has_attr("boxed") && c.op.attr<std::vector<bool>>("boxed")[i];
+    const int64_t shard = replicated ? 0 : outer_rank / (boxed ? c.op.attr<int64_t>("boxes") : 1) * whole;  // its begin
     for (int64_t part = 0; part < std::max<int64_t>(parts, 1); ++part, ++sum) {
       const bool is_once = sum < once.size() && once[sum];
       const bool counts = (!replicated || outer_rank == 0) && (!is_once || c.axis_rank % inner == 0);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/philox.h"
@@ -104,6 +105,52 @@ Arrays as_summand(const KernelContext& c) {
   return {c.axis_rank == 0 ? c.in() : Array::zeros(c.in().dtype, c.in().shape)};
 }
 
+// The rows [begin, end) of the groups that a rank has.
+struct OwnRows {
+  size_t begin = 0, end = 0, first = 0, groups = 0;
+};
+OwnRows own_rows_of(const KernelContext& c, const Array& ends, size_t rows) {
+  const size_t groups = ends.data.size() / static_cast<size_t>(c.axis_ranks);
+  OwnRows own{.first = groups * static_cast<size_t>(c.axis_rank), .groups = groups};
+  const auto at = [&](size_t i) { return i == 0 ? size_t{0} : static_cast<size_t>(ends.data[i - 1]); };
+  own.begin = at(own.first);
+  own.end = at(own.first + groups);
+  SFSDP_CHECK(own.begin <= own.end && own.end <= rows, "groups end at ", own.end, " of ", rows, " rows");
+  return own;
+}
+
+Arrays own_rows(const KernelContext& c) {
+  const size_t dim = dim_of(c.op, c.in().shape.size());
+  const OwnRows own = own_rows_of(c, c.in(1), static_cast<size_t>(c.in().shape[dim]));
+  Array out = Array::zeros(c.in().dtype, c.in().shape);
+  const Around around(out.shape, dim);
+  for (size_t o = 0; o < around.outer; ++o)
+    for (size_t j = own.begin; j < own.end; ++j)
+      for (size_t i = 0; i < around.inner; ++i)
+        out.data[around.at(o, j - own.begin, i)] = c.in().data[around.at(o, j, i)];
+  return {out};
+}
+
+Arrays spread_rows(const KernelContext& c) {
+  const size_t dim = dim_of(c.op, c.in().shape.size());
+  const OwnRows own = own_rows_of(c, c.in(1), static_cast<size_t>(c.in().shape[dim]));
+  Array out = Array::zeros(c.in().dtype, c.in().shape);
+  const Around around(out.shape, dim);
+  for (size_t o = 0; o < around.outer; ++o)
+    for (size_t j = own.begin; j < own.end; ++j)
+      for (size_t i = 0; i < around.inner; ++i)
+        out.data[around.at(o, j, i)] = c.in().data[around.at(o, j - own.begin, i)];
+  return {out};
+}
+
+Arrays own_ends(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const OwnRows own = own_rows_of(c, c.in(), std::numeric_limits<size_t>::max());
+  for (size_t i = 0; i < out.data.size(); ++i)
+    out.data[i] = c.in().data[own.first + i] - static_cast<double>(own.begin);
+  return {out};
+}
+
 Arrays reorder(const KernelContext& c) {
   Array out = c.in();
   const size_t dim = dim_of(c.op, out.shape.size());
@@ -136,8 +183,11 @@ constexpr std::array kKernels = {
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
     Row{"as_summand", &as_summand},
+    Row{"own_ends", &own_ends},
     Row{"own_part", &own_part},
+    Row{"own_rows", &own_rows},
     Row{"reorder", &reorder},
+    Row{"spread_rows", &spread_rows},
 };
 
 }  // namespace

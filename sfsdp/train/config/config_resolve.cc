@@ -31,7 +31,7 @@ std::string degree_text(const char* key, int64_t degree) {
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   SFSDP_CHECK(world_size >= 1, "world_size ", world_size);
   const int64_t replicate = parallelism.data_parallel_replicate_degree, tensor = parallelism.tensor_parallel_degree,
-                context = parallelism.context_parallel_degree;
+                context = parallelism.context_parallel_degree, expert = parallelism.expert_parallel_degree;
   int64_t shard = parallelism.data_parallel_shard_degree;
   const int64_t others = ir::saturating_product(replicate, ir::saturating_product(context, tensor));
   if (shard == -1 && world_size % others == 0) shard = world_size / others;
@@ -50,9 +50,18 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
     axes.push_back({"dp_replicate", replicate});
     data_axes.push_back("dp_replicate");
   }
-  axes.push_back({"dp_shard", shard});
+  if (shard % expert != 0) {
+    int64_t nearest = std::min(expert, shard);
+    while (shard % nearest != 0) --nearest;
+    throw UserError(concat("parallelism.expert_parallel_degree = ", expert, ", and ", shard,
+                           " ranks share out parameters\n  expected a divisor of them; try "
+                           "--parallelism.expert_parallel_degree ",
+                           nearest));
+  }
+  axes.push_back({"dp_shard", shard / expert});
   data_axes.push_back("dp_shard");
   if (context > 1) axes.push_back({"cp", context});
+  if (expert > 1) axes.push_back({"ep", expert});
   if (tensor > 1)
     axes.push_back({"tp", tensor});  // innermost: what it sends is the most, and in the way of each product
   DeviceMesh mesh(std::move(axes));
@@ -61,7 +70,7 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
 }
 
 MeshFlags mesh_flags(const std::string& text) {
-  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard", "cp", "tp"};
+  static const std::vector<std::string> kAxes = {"dp_replicate", "dp_shard", "ep", "cp", "tp"};
   const auto fail = [&](const std::string& what, const std::string& expected) {
     throw UserError(concat("--mesh ", text, ": ", what, "\n  expected ", expected));
   };
@@ -72,23 +81,39 @@ MeshFlags mesh_flags(const std::string& text) {
     const size_t equals = part.find('=');
     const std::string axis(trim(part.substr(0, equals)));
     if (std::ranges::find(kAxes, axis) == kAxes.end())
-      fail(concat("no axis ", axis), std::string("dp_replicate, dp_shard, cp or tp") + did_you_mean(axis, kAxes));
+      fail(concat("no axis ", axis), std::string("dp_replicate, dp_shard, ep, cp or tp") + did_you_mean(axis, kAxes));
     if (std::ranges::find(seen, axis) != seen.end()) fail(axis + " twice", "each axis once");
     seen.push_back(axis);
     const std::string size(equals == std::string::npos ? "" : trim(std::string_view(part).substr(equals + 1)));
     const auto ranks = parse_int(size);
     if (!ranks || *ranks < 1) fail(concat(axis, " = ", size), concat("a number of at least 1, as in ", axis, "=4"));
     axes.push_back({axis, *ranks});
-    const std::string key = axis == "tp"   ? "tensor_parallel"
-                            : axis == "cp" ? "context_parallel"
-                                           : concat("data_parallel_", axis.substr(axis.find('_') + 1));
-    mesh.flags.push_back(concat("--parallelism.", key, "_degree=", size));
+  }
+  const auto ranks_of = [&](const char* axis) {
+    const auto found = std::ranges::find(axes, axis, &MeshAxis::name);
+    return found == axes.end() ? int64_t{1} : found->size;
+  };
+  const auto add = [&](std::string_view key, int64_t degree) {
+    mesh.flags.push_back(concat("--parallelism.", key, "_degree=", degree));
+  };
+  const int64_t shards = ir::saturating_product(ranks_of("dp_shard"), ranks_of("ep"));
+  for (const MeshAxis& axis : axes) {
+    if (axis.name == "dp_shard") add("data_parallel_shard", shards);
+    if (axis.name == "dp_replicate") add("data_parallel_replicate", axis.size);
+    if (axis.name == "ep") add("expert_parallel", axis.size);
+    if (axis.name == "ep" && std::ranges::find(seen, "dp_shard") == seen.end()) add("data_parallel_shard", shards);
+    if (axis.name == "cp") add("context_parallel", axis.size);
+    if (axis.name == "tp") add("tensor_parallel", axis.size);
   }
   mesh.world = init_device_mesh(std::move(axes)).world_size();
   return mesh;
 }
 
 constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;  // the verifier takes no more
+
+int64_t given_rows(const Parallelism& parallelism, int64_t local_batch_size) {
+  return local_batch_size * parallelism.expert_parallel_degree;
+}
 
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks) {
   const int64_t at_once = training.local_batch_size * data_parallel_ranks;
@@ -283,6 +308,8 @@ std::string with_keys(std::string message) {
       {"the sequence length", "training.seq_len"},
       {"PipelineOptions::loss_chunks", "training.loss_chunks"},
       {"context_parallel: ", "parallelism.context_parallel_degree: "},
+      {"expert_parallel: ", "parallelism.expert_parallel_degree: "},
+      {"ExpertParallelOptions::experts", "the program's experts"},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},

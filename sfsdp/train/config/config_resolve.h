@@ -18,8 +18,9 @@
 
 namespace sfsdp::train {
 
-// Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there), tp (left out when 1); view "dp" over the first two.
-//   throws: UserError if the degrees do not multiply to world_size
+// Axes outer to inner: dp_replicate (left out when 1), dp_shard (always there; less what ep takes of it), ep, cp and tp (left out when
+// 1); view "dp" over the first two.
+//   throws: UserError if the degrees do not multiply to world_size, or the experts' is no divisor of the shards'
 DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size);
 
 // dp_replicate=2,dp_shard=4,tp=2: the degrees of [parallelism] as flags, and the ranks that they multiply to.
@@ -37,6 +38,9 @@ struct BatchShares {
   int64_t accumulation = 1;  // micro-batches per rank and step
   bool operator==(const BatchShares&) const = default;
 };
+
+// Sequences that a rank is given at once, of local_batch_size: those of all ranks of ep, of which it takes its own.
+int64_t given_rows(const Parallelism& parallelism, int64_t local_batch_size);
 
 //   throws: UserError if training.global_batch_size is no multiple of local_batch_size * data_parallel_ranks
 BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);

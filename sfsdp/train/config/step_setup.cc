@@ -34,7 +34,7 @@ MixedPrecisionPolicy mixed_precision_of(const Training& training) {
 
 StepSetup step_setup(const JobConfig& config, int64_t world_size) {
   StepSetup setup = {strategy_of(config, world_size), {}, {}};
-  setup.shares = share_batch(config.training, setup.strategy.data_ranks());
+  setup.shares = share_batch(config.training, setup.strategy.data_ranks() * setup.strategy.axis_size("ep"));
   if (setup.shares.accumulation == 1) setup.strategy.options.reduce_once = false;  // the only one is the last
   step::StepOptions& options = setup.options;
   options.optimizer = optimizer_of(config.optimizer);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/exec/expert_rows.h"
+
+#include <ATen/ATen.h>
+
+#include <span>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/graph.h"
+
+namespace sfsdp::exec {
+namespace {
+
+struct OwnGroups {
+  std::span<const int32_t> ends;
+  int64_t begin = 0;  // the first row of the rank's groups
+  int64_t rows() const { return ends.empty() ? 0 : ends.back() - begin; }
+};
+
+// rows: how many there are; -1: not known here
+OwnGroups own_groups(const KernelContext& c, const at::Tensor& ends, int64_t rows) {
+  const std::span<const int32_t> all(ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel()));
+  int32_t before = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < before || (rows >= 0 && all[i] > rows))
+      throw UserError(concat(ir::opcode_at(c.op), ": group ", i, " ends at row ", all[i], ", the one before it at ",
+                             before, rows >= 0 ? concat(", of ", rows, " rows") : std::string(),
+                             "\n  expected groups of rows side by side, as a cumulative sum of their sizes says"));
+    before = all[i];
+  }
+  if (!c.group) return {all, 0};
+  const size_t count = all.size() / static_cast<size_t>(c.group->group->size()),
+               first = count * static_cast<size_t>(c.group->group->rank());
+  return {all.subspan(first, count), first == 0 ? 0 : all[first - 1]};
+}
+
+}  // namespace
+
+std::vector<at::Tensor> own_rows(const KernelContext& c) {
+  const auto dim = c.op.attr<int64_t>("dim");
+  const at::Tensor &rows = c.operands[0], ends = c.operands[1].contiguous();
+  const OwnGroups own = own_groups(c, ends, rows.size(dim));
+  at::Tensor out = at::zeros(rows.sizes(), rows.options());
+  out.narrow(dim, 0, own.rows()).copy_(rows.narrow(dim, own.begin, own.rows()));
+  return {out};
+}
+
+std::vector<at::Tensor> spread_rows(const KernelContext& c) {
+  const auto dim = c.op.attr<int64_t>("dim");
+  const at::Tensor &rows = c.operands[0], ends = c.operands[1].contiguous();
+  const OwnGroups own = own_groups(c, ends, rows.size(dim));
+  at::Tensor out = at::zeros(rows.sizes(), rows.options());
+  out.narrow(dim, own.begin, own.rows()).copy_(rows.narrow(dim, 0, own.rows()));
+  return {out};
+}
+
+std::vector<at::Tensor> own_ends(const KernelContext& c) {
+  const at::Tensor ends = c.operands[0].contiguous();
+  const OwnGroups own = own_groups(c, ends, -1);
+  at::Tensor out = at::empty({static_cast<int64_t>(own.ends.size())}, ends.options());
+  for (size_t i = 0; i < own.ends.size(); ++i)
+    out.mutable_data_ptr<int32_t>()[i] = own.ends[i] - static_cast<int32_t>(own.begin);
+  return {out};
+}
+
+}  // namespace sfsdp::exec

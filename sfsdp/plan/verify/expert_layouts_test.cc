@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Experts that are cut over ep: rows of which each rank has a range that only memory says.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/layout_mutants.h"
+
+namespace sfsdp::plan {
+namespace {
+
+// Tokens of all ranks are gathered, and each rank's experts compute those that chose them; the bucket holds a rank's experts.
+const std::string kStep = testing::dedent(R"(
+  graph mesh [dp_shard=2, ep=2] view local
+    %flat = param cuts=["0/ep", "0/ep"] members=[w1, w2] name=flat numels=[24, 24] offsets=[0, 24] size=48 : f32[24/dp_shard]
+    %x = input name=x : f32[8, 3] own(dp_shard)
+    %order = input name=order : i64[8] own(dp_shard)
+    %ends = input name=ends : i32[4] own(dp_shard)
+    %a.all = input name=a_all : f32[8, 4] own(dp_shard)
+    %others = input name=others : i32[4] own(dp_shard)
+  fwd:
+    %full = all_gather %flat axis=dp_shard dim=0 : f32[48]
+    %w1 = view %full offset=0 : f32[2/ep, 3, 4]
+    %w2 = view %full offset=24 : f32[2/ep, 4, 3]
+    %own = own_ends %ends axis=ep : i32[2/ep]
+    %sorted = aten.index_select %x, %order dim=0 : f32[8, 3]
+    %rows = own_rows %sorted, %ends axis=ep dim=0 : f32[8, 3] rows0(ep)
+    %h = aten._grouped_mm %rows, %w1, %own, none : f32[8, 4] rows0(ep)
+    %a = aten.silu %h : f32[8, 4] rows0(ep)
+    %gated = aten.mul.Tensor %a, %h : f32[8, 4] rows0(ep)
+    %y = aten._grouped_mm %gated, %w2, %own, none : f32[8, 3] rows0(ep)
+    %spread = spread_rows %y, %ends axis=ep dim=0 : f32[8, 3] sum(ep)
+    %back = aten.index_select %spread, %order dim=0 : f32[8, 3] sum(ep)
+    %part = reduce_scatter %back axis=ep dim=0 : f32[4/ep, 3]
+    %all = all_gather %part axis=ep dim=0 : f32[8, 3]
+  bwd:
+    %dy = own_rows %all, %ends axis=ep dim=0 : f32[8, 3] rows0(ep)
+    %at = aten.t %gated : f32[4, 8]{1, 4} rows1(ep)
+    %dw2 = aten._grouped_mm %at, %dy, %own, none : f32[2/ep, 4, 3]
+    %rt = aten.t %rows : f32[3, 8]{1, 3} rows1(ep)
+    %dw1 = aten._grouped_mm %rt, %a, %own, none : f32[2/ep, 3, 4]
+    %packed = pack [%dw1, %dw2] offsets=[0, 24] : f32[48]
+    %rs = reduce_scatter %packed axis=dp_shard dim=0 : f32[24]
+    %zeros = aten.new_zeros %y size=[8, 3] : f32[8, 3]
+    %dx = aten.index_add %zeros, %order, %spread dim=0 : f32[8, 3] sum(ep)
+    %dx.sum = all_reduce %dx axis=ep : f32[8, 3]
+  clip:
+    %g = gradient %rs param=flat : f32[24]
+    %squares = sum_squares [%g] axis=[dp_shard, ep] boxed=[true] boxes=2 numels=[24, 24] offsets=[0, 24] replicated=[false] segments=[2] : f64[2] sum(ep)
+    %squares.all = all_reduce %squares axis=[dp_shard, ep] : f64[2]
+    %norm = grad_norm %squares.all : f64[]
+    %bad = non_finite %norm : f32[]
+  opt:
+    %flat.new = sgd %flat, none, %g, %bad donates=[0] momentum=0.0 weight_decay=0.1 : f32[24/dp_shard]
+    return %norm, %all, %dx.sum
+    carry %flat = %flat.new
+)");
+
+TEST_CASE("verify_layouts: experts of a rank, and what breaks them") {
+  testing::expect_refused(
+      kStep,
+      {
+          {"all rows by a rank's experts", "%h = aten._grouped_mm %rows,", "%h = aten._grouped_mm %sorted,",
+           "operand 0 is whole"},
+          {"a rank's rows by the ends of all", "%h = aten._grouped_mm %rows, %w1, %own",
+           "%h = aten._grouped_mm %rows, %w1, %ends", "operand 0 is a rank's rows where the op reads others"},
+          {"a rank's rows by other offsets", "%rows = own_rows %sorted, %ends", "%rows = own_rows %sorted, %others",
+           "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"other ends within a rank's rows", "%own = own_ends %ends", "%own = own_ends %others",
+           "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"rows go back to other places", "%spread = spread_rows %y, %ends", "%spread = spread_rows %y, %others",
+           "by these offsets"},
+          {"rows stay in front", "%back = aten.index_select %spread, %order", "%back = aten.index_select %y, %order",
+           "a rank's rows where the op reads others"},
+          {"rows that are no rows", "%spread = spread_rows %y,", "%spread = spread_rows %x,",
+           "spread_rows of what is whole"},
+          {"rows of rows", "%rows = own_rows %sorted,",
+           "%r = own_rows %sorted, %ends axis=ep dim=0 : f32[8, 3] rows0(ep)\n  %rows = own_rows %r,",
+           "own_rows of what is a rank's rows"},
+          {"another rank's rows in one product", "%gated = aten.mul.Tensor %a, %h",
+           "%q = own_rows %a.all, %others axis=ep dim=0 : f32[8, 4] rows0(ep)\n  %gated = aten.mul.Tensor %a, %q",
+           "operand 1 is a rank's rows, in dimension 0 where others are a rank's rows"},
+          {"a rank's rows beside all", "%gated = aten.mul.Tensor %a, %h", "%gated = aten.mul.Tensor %a, %a.all",
+           "operand 1 is whole where others are a rank's rows"},
+          {"a sum over a rank's rows", "return %norm,",
+           "%s = aten.sum.dim_IntList %h dim=[0] : f32[4] sum(ep)\n  return %norm,", "where the op reads others"},
+          {"rows that are joined", "return %norm,", "%v = view %h : f32[32] rows0(ep)\n  return %norm,",
+           "joined or taken apart"},
+          {"the step returns a rank's rows", "return %norm,", "return %y, %norm,",
+           "which is a rank's rows, in dimension 0"},
+          {"a type that says whole", "%a = aten.silu %h : f32[8, 4] rows0(ep)", "%a = aten.silu %h : f32[8, 4]",
+           "its type says whole"},
+          {"a type that says another dimension", "%at = aten.t %gated : f32[4, 8]{1, 4} rows1(ep)",
+           "%at = aten.t %gated : f32[4, 8]{1, 4} rows0(ep)", "its type says a rank's rows, in dimension 0"},
+          {"a gradient of all rows by a rank's", "%dw2 = aten._grouped_mm %at, %dy,",
+           "%dw2 = aten._grouped_mm %at, %all,", "operand 1 is whole"},
+          {"rows are summed as they lie", "%back = aten.index_select %spread, %order dim=0 : f32[8, 3] sum(ep)",
+           "%back = all_reduce %y axis=ep : f32[8, 3]\n  %b = aten.index_select %spread, %order dim=0 : f32[8, 3] "
+           "sum(ep)",
+           "all_reduce of what is a rank's rows"},
+          {"experts' gradients are summed over ep", "%rs = reduce_scatter %packed axis=dp_shard",
+           "%rs = reduce_scatter %packed axis=ep", "reduce_scatter of what is a buffer of parts"},
+          {"the norm counts a rank's experts once", "replicated=[false]", "replicated=[true]",
+           "sum 0 is of what is cut in dimension 0, and counts once"},
+          {"the norm takes a rank's experts for a part of all", "boxed=[true]", "boxed=[false]",
+           "operand 0 is a buffer of parts, and not boxed"},
+          {"a member that nobody cuts", "cuts=[\"0/ep\", \"0/ep\"]", "cuts=[\"0/ep\", \"\"]",
+           "%w2 is whole, its type says cut in dimension 0"},
+      });
+}
+
+}  // namespace
+}  // namespace sfsdp::plan
